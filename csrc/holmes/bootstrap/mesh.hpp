@@ -1,0 +1,50 @@
+// Mesh: connects every pair of ranks of a communicator over the chosen NICs, with proof of the job's secret.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "holmes/bootstrap/store.hpp"
+#include "holmes/comm/options.hpp"
+#include "holmes/core/unique_fd.hpp"
+
+namespace holmes {
+
+// What a connection is used for. Values are part of the handshake.
+enum class Purpose : std::uint8_t { control = 0, collective = 1, p2p = 2 };
+
+// One connected, authenticated, non-blocking TCP socket (TCP_NODELAY set), bound to one rail.
+struct MeshSocket {
+  UniqueFd fd;
+  int rail = 0;         // index into CommunicatorOptions::nics
+  ConnectionInfo info;  // peer, host, transport, purpose, interface, both addresses, device_bound
+};
+
+// Everything two ranks share. `control` always exists. Where both ranks are on one host and shared memory is used,
+// control is a Unix socket and `shared_memory` a sealed memfd of `shared_memory_bytes` that both sides hold (zeroed; made by
+// the lower rank, passed with SCM_RIGHTS; no name anywhere); else `collective` and `p2p` hold one socket per rail.
+struct PeerLink {
+  int peer = -1;
+  std::string host;  // host name of the peer
+  std::string nic;   // local interface of rail 0, or "shm"
+  MeshSocket control;
+  std::vector<MeshSocket> collective;
+  std::vector<MeshSocket> p2p;
+  UniqueFd shared_memory;
+  std::size_t shared_memory_bytes = 0;
+
+  bool uses_shared_memory() const { return static_cast<bool>(shared_memory); }
+};
+
+struct Mesh {
+  std::vector<PeerLink> links;          // indexed by rank; links[own rank] is empty
+  std::vector<std::string> hosts;       // host name of every rank
+};
+
+// Collective over all ranks that use the same store and options.name. Binds every socket, listening and connecting, to
+// its NIC's address and, where the kernel permits, to the device. Strangers and garbage are dropped and logged. On failure
+// every rank throws: NicError, UnreachableError, ProtocolError, TimeoutError or SystemError, naming the culprit.
+// `shared_memory_bytes` is the size of each pair's segment.
+Mesh connect_mesh(Store& store, const CommunicatorOptions& options, std::size_t shared_memory_bytes);
+
+}  // namespace holmes

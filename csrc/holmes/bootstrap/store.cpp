@@ -1,0 +1,67 @@
+#include "holmes/bootstrap/store.hpp"
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+namespace {
+
+class LocalStore final : public Store {
+public:
+  void set(const std::string& key, const std::string& value) override {
+    {
+      const std::lock_guard lock(mutex_);
+      values_[key] = value;
+    }
+    changed_.notify_all();
+  }
+
+  std::string get(const std::string& key, Duration timeout) override {
+    std::unique_lock lock(mutex_);
+    wait_for_key(lock, key, timeout);
+    return values_.at(key);
+  }
+
+  void wait(const std::string& key, Duration timeout) override {
+    std::unique_lock lock(mutex_);
+    wait_for_key(lock, key, timeout);
+  }
+
+private:
+  void wait_for_key(std::unique_lock<std::mutex>& lock, const std::string& key, Duration timeout) {
+    const auto deadline = Clock::now() + timeout;
+    if (!changed_.wait_until(lock, deadline, [&] { return values_.contains(key); })) throw store_timeout(key, timeout);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+}  // namespace
+
+TimeoutError store_timeout(const std::string& key, Duration timeout) {
+  const double seconds = std::chrono::duration<double>(timeout).count();
+  return TimeoutError("nobody set the store key '" + key + "' within " + std::to_string(seconds) +
+                      " s; check that every rank was started and uses the same store");
+}
+
+PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> base)
+    : prefix_(std::move(prefix)), base_(std::move(base)) {
+  if (base_ == nullptr) throw UsageError("PrefixStore needs a store to put the prefix '" + prefix_ + "' on");
+}
+
+void PrefixStore::set(const std::string& key, const std::string& value) { base_->set(prefix_ + "/" + key, value); }
+
+std::string PrefixStore::get(const std::string& key, Duration timeout) {
+  return base_->get(prefix_ + "/" + key, timeout);
+}
+
+void PrefixStore::wait(const std::string& key, Duration timeout) { base_->wait(prefix_ + "/" + key, timeout); }
+
+std::shared_ptr<Store> make_local_store() { return std::make_shared<LocalStore>(); }
+
+}  // namespace holmes

@@ -1,0 +1,43 @@
+// Store: the rendezvous that bootstraps a communicator. Three methods, so that any key-value store will do.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "holmes/core/error.hpp"
+#include "holmes/core/work.hpp"
+
+namespace holmes {
+
+// Keys are text, values are bytes. Every method may be called from any thread; implementations lock.
+class Store {
+public:
+  virtual ~Store() = default;
+  // Sets `key`; overwrites.
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  // Returns the value of `key`, waiting until somebody sets it. Throws TimeoutError naming the key after `timeout`.
+  virtual std::string get(const std::string& key, Duration timeout) = 0;
+  // Waits until `key` exists. Throws TimeoutError naming the key after `timeout`.
+  virtual void wait(const std::string& key, Duration timeout) = 0;
+};
+
+// A view of `base` in which every key gets `prefix` and a slash in front.
+class PrefixStore final : public Store {
+public:
+  PrefixStore(std::string prefix, std::shared_ptr<Store> base);
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, Duration timeout) override;
+  void wait(const std::string& key, Duration timeout) override;
+
+private:
+  std::string prefix_;
+  std::shared_ptr<Store> base_;
+};
+
+// The error every store throws where `key` was not set within `timeout`.
+TimeoutError store_timeout(const std::string& key, Duration timeout);
+
+// In memory, for ranks that are threads of one process.
+std::shared_ptr<Store> make_local_store();
+
+}  // namespace holmes

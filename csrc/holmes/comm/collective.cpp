@@ -1,0 +1,222 @@
+#include "holmes/comm/collective.hpp"
+
+#include <algorithm>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr std::uint32_t header_magic = 0x484c4d31;  // "HLM1"
+constexpr std::uint8_t no_reduction = 255;
+
+}  // namespace
+
+std::string_view name(OpCode op) {
+  switch (op) {
+    case OpCode::all_reduce:
+      return "all_reduce";
+    case OpCode::reduce_scatter:
+      return "reduce_scatter";
+    case OpCode::all_gather:
+      return "all_gather";
+    case OpCode::broadcast:
+      return "broadcast";
+    case OpCode::reduce:
+      return "reduce";
+    case OpCode::gather:
+      return "gather";
+    case OpCode::scatter:
+      return "scatter";
+    case OpCode::all_to_all:
+      return "all_to_all";
+    case OpCode::barrier:
+      return "barrier";
+  }
+  return "unknown operation";
+}
+
+std::byte* Group::staging_bytes(std::size_t bytes) {
+  constexpr std::size_t alignment = 64;
+  if (staging.size() < bytes + alignment) staging.resize(bytes + alignment);
+  const auto address = reinterpret_cast<std::uintptr_t>(staging.data());
+  return staging.data() + (alignment - address % alignment) % alignment;
+}
+
+Collective::Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline)
+    : group_(group), signature_(signature), work_(std::move(work)), deadline_(deadline) {}
+
+Collective::Header Collective::make_header(int peer) const {
+  return {header_magic,
+          signature_.op,
+          signature_.dtype,
+          signature_.reduction ? static_cast<std::uint8_t>(*signature_.reduction) : no_reduction,
+          0,
+          signature_.root.value_or(-1),
+          static_cast<std::uint32_t>(group_.slice_bytes),
+          signature_.sequence,
+          send_total_bytes(peer),
+          recv_total_bytes(peer)};
+}
+
+bool Collective::advance() {
+  if (!prepared_) {
+    prepared_ = true;
+    flows_.resize(static_cast<std::size_t>(group_.size));
+    for (int peer = 0; peer < group_.size; ++peer) {
+      if (peer == group_.rank) continue;
+      Flow& flow = flows_[peer];
+      flow.out = make_header(peer);
+      flow.out_total = sizeof(Header) + send_total_bytes(peer);
+      flow.in_total = sizeof(Header) + recv_total_bytes(peer);
+      open_flows_ += 2;
+    }
+  }
+  bool moved = false;
+  // Each rank starts with another peer, so that not all send to the same one.
+  for (int step = 1; step < group_.size; ++step) moved |= send_to((group_.rank + step) % group_.size);
+  for (int step = 1; step < group_.size; ++step) moved |= recv_from((group_.rank + group_.size - step) % group_.size);
+  moved |= compute();
+  return moved;
+}
+
+bool Collective::is_done() const { return prepared_ && open_flows_ == 0 && is_computed(); }
+
+bool Collective::send_to(int peer) {
+  Flow& flow = flows_[peer];
+  if (flow.out_bytes == flow.out_total) return false;
+  iovec pieces[2];
+  std::size_t count = 0;
+  std::size_t done = 0;
+  if (flow.out_bytes < sizeof(Header)) {
+    pieces[count++] = {reinterpret_cast<std::byte*>(&flow.out) + flow.out_bytes, sizeof(Header) - flow.out_bytes};
+  } else {
+    done = flow.out_bytes - sizeof(Header);
+  }
+  if (flow.out_total > sizeof(Header)) {
+    pieces[count] = next_send(peer, done);
+    if (pieces[count].iov_len) ++count;
+  }
+  if (count == 0) return false;
+  const std::size_t bytes = group_.channels[peer]->try_send({pieces, count});
+  flow.out_bytes += bytes;
+  if (flow.out_bytes == flow.out_total) --open_flows_;
+  return bytes > 0;
+}
+
+bool Collective::recv_from(int peer) {
+  Flow& flow = flows_[peer];
+  if (flow.in_bytes == flow.in_total) return false;
+  iovec pieces[2];
+  std::size_t count = 0;
+  const std::size_t before = flow.in_bytes;
+  if (before < sizeof(Header))
+    pieces[count++] = {reinterpret_cast<std::byte*>(&flow.in) + before, sizeof(Header) - before};
+  if (flow.in_total > sizeof(Header)) {
+    pieces[count] = next_recv(peer, before < sizeof(Header) ? 0 : before - sizeof(Header));
+    if (pieces[count].iov_len) ++count;
+  }
+  if (count == 0) return false;
+  const std::size_t bytes = group_.channels[peer]->try_recv({pieces, count});
+  if (bytes == 0) return false;
+  flow.in_bytes += bytes;
+  if (before < sizeof(Header) && flow.in_bytes >= sizeof(Header)) check_header(peer);
+  if (flow.in_bytes == flow.in_total) --open_flows_;
+  return true;
+}
+
+std::size_t Collective::received_bytes(int peer) const {
+  const Flow& flow = flows_[peer];
+  return flow.in_bytes > sizeof(Header) ? flow.in_bytes - sizeof(Header) : 0;
+}
+
+bool Collective::header_received(int peer) const { return flows_[peer].in_bytes >= sizeof(Header); }
+
+void Collective::count_received(int peer, std::size_t bytes) {
+  Flow& flow = flows_[peer];
+  flow.in_bytes += bytes;
+  if (flow.in_bytes == flow.in_total) --open_flows_;
+}
+
+bool Collective::awaits_recv(int peer) {
+  const Flow& flow = flows_[peer];
+  if (flow.in_bytes == flow.in_total) return false;
+  if (flow.in_bytes < sizeof(Header) || awaits_peek(peer)) return true;
+  return next_recv(peer, flow.in_bytes - sizeof(Header)).iov_len > 0;
+}
+
+bool Collective::awaits_send(int peer) {
+  const Flow& flow = flows_[peer];
+  if (flow.out_bytes == flow.out_total) return false;
+  if (flow.out_bytes < sizeof(Header)) return true;
+  return next_send(peer, flow.out_bytes - sizeof(Header)).iov_len > 0;
+}
+
+bool Collective::involves(int peer) const {
+  if (flows_.empty()) return true;
+  return flows_[peer].in_bytes < flows_[peer].in_total || flows_[peer].out_bytes < flows_[peer].out_total;
+}
+
+std::string Collective::describe() const {
+  std::string text(name(signature_.op));
+  text += " #" + std::to_string(signature_.sequence) + " (" + std::string(holmes::name(signature_.dtype));
+  if (signature_.reduction) text += ", " + std::string(holmes::name(*signature_.reduction));
+  if (signature_.root) text += ", root " + std::to_string(*signature_.root);
+  return text + ") of communicator '" + group_.name + "'";
+}
+
+std::string Collective::describe(const Header& header) const {
+  std::string text(name(header.op));
+  text += " #" + std::to_string(header.sequence);
+  if (static_cast<int>(header.dtype) < dtype_count) text += " " + std::string(holmes::name(header.dtype));
+  if (header.reduction < reduce_op_count)
+    text += " " + std::string(holmes::name(static_cast<ReduceOp>(header.reduction)));
+  if (header.root >= 0) text += " root " + std::to_string(header.root);
+  return text + ", sending " + std::to_string(header.payload_bytes) + " and expecting " +
+         std::to_string(header.expected_bytes) + " bytes";
+}
+
+void Collective::check_header(int peer) const {
+  const Header& theirs = flows_[peer].in;
+  const Header& mine = flows_[peer].out;
+  const ControlLink& control = *group_.controls[peer];
+  const ErrorContext context{.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
+  if (theirs.magic != header_magic)
+    throw ProtocolError("communicator '" + group_.name + "': the stream of " + control.describe() +
+                            " does not hold an operation where one is due; all processes must run the same version",
+                        context);
+  const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.reduction == mine.reduction &&
+                    theirs.root == mine.root && theirs.sequence == mine.sequence &&
+                    theirs.slice_bytes == mine.slice_bytes && theirs.payload_bytes == mine.expected_bytes &&
+                    theirs.expected_bytes == mine.payload_bytes;
+  if (same) return;
+  throw MismatchError("communicator '" + group_.name + "': " + control.describe() + " called " + describe(theirs) +
+                          ", but rank " + std::to_string(group_.rank) + " called " + describe(mine) +
+                          " with it; all ranks must call the same operations in the same order with the same dtype, "
+                          "count, reduction and root",
+                      context);
+}
+
+std::string Collective::describe_wait() const {
+  std::string text;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank || flows_.empty()) continue;
+    const Flow& flow = flows_[peer];
+    std::string what;
+    if (flow.in_bytes < sizeof(Header)) {
+      what = "has not entered it";
+    } else if (flow.in_bytes < flow.in_total) {
+      what = std::to_string(received_bytes(peer)) + " of " + std::to_string(flow.in_total - sizeof(Header)) +
+             " bytes received";
+    } else if (flow.out_bytes < flow.out_total) {
+      what = "takes no more data (" + std::to_string(flow.out_bytes) + " of " + std::to_string(flow.out_total) +
+             " bytes sent)";
+    } else {
+      continue;
+    }
+    text += (text.empty() ? "" : "; ") + group_.controls[peer]->describe() + ": " + what;
+  }
+  return text.empty() ? "nobody" : text;
+}
+
+}  // namespace holmes

@@ -1,0 +1,141 @@
+// Collective: one collective operation as a state machine over the channels to all peers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "holmes/comm/control.hpp"
+#include "holmes/core/types.hpp"
+#include "holmes/core/work.hpp"
+#include "holmes/transport/channel.hpp"
+
+namespace holmes {
+
+// Values are part of the wire protocol.
+enum class OpCode : std::uint8_t {
+  all_reduce = 1,
+  reduce_scatter = 2,
+  all_gather = 3,
+  broadcast = 4,
+  reduce = 5,
+  gather = 6,
+  scatter = 7,
+  all_to_all = 8,
+  barrier = 9,
+};
+std::string_view name(OpCode op);
+
+// What all ranks must agree on; it travels in front of every collective, on every pair.
+struct Signature {
+  OpCode op = OpCode::barrier;
+  DType dtype = DType::uint8;
+  std::optional<ReduceOp> reduction;
+  std::optional<int> root;
+  std::uint64_t sequence = 0;
+};
+
+// What a collective sees of its communicator. Only the driver touches it while an operation runs.
+struct Group {
+  int rank = 0;
+  int size = 1;
+  std::string name;
+  std::vector<std::unique_ptr<Channel>> channels;      // for collectives, by rank; own is null
+  std::vector<std::unique_ptr<ControlLink>> controls;  // by rank; own is null
+  std::size_t slice_bytes = 64 * 1024;                 // unit of pipelining, agreed at set-up
+  std::size_t one_step_bytes = 64 * 1024;              // all_reduce in one step where that costs no more bytes than this
+  bool all_peekable = false;                           // every channel can show received bytes in place
+  std::vector<std::byte> staging;                      // memory for the one collective that runs; grows, never shrinks
+
+  // 64-byte aligned, valid for the running collective.
+  std::byte* staging_bytes(std::size_t bytes);
+};
+
+class Collective {
+public:
+  Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline);
+  virtual ~Collective() = default;
+  Collective(const Collective&) = delete;
+  Collective& operator=(const Collective&) = delete;
+
+  // Called once, when the operation becomes the running one.
+  virtual void start() {}
+  // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
+  bool advance();
+  bool is_done() const;
+  // What to wait for before calling advance again.
+  bool awaits_recv(int peer);
+  bool awaits_send(int peer);
+  // Whether bytes to or from `peer` are missing yet.
+  bool involves(int peer) const;
+  // "rank 2 (host b0) on NIC eth0 has not entered it; rank 3 ...: 12 of 4096 bytes received": whom it waits for.
+  std::string describe_wait() const;
+  // "all_reduce #17 (float32, sum) of communicator 'dp0'".
+  std::string describe() const;
+
+  Work& work() const { return *work_; }
+  Clock::time_point deadline() const { return deadline_; }
+  std::uint64_t sequence() const { return signature_.sequence; }
+  void set_sequence(std::uint64_t sequence) { signature_.sequence = sequence; }
+
+protected:
+  // Payload bytes that go to / come from `peer` in total.
+  virtual std::size_t send_total_bytes(int peer) const = 0;
+  virtual std::size_t recv_total_bytes(int peer) const = 0;
+  // The next contiguous bytes, given how many are done; empty where none can move now.
+  virtual iovec next_send(int peer, std::size_t done_bytes) = 0;
+  virtual iovec next_recv(int peer, std::size_t done_bytes) = 0;
+  // Local work between the transfers. Returns whether anything was done.
+  virtual bool compute() { return false; }
+  // Whether local work is finished too.
+  virtual bool is_computed() const { return true; }
+  // Whether compute() waits to peek at bytes of `peer`.
+  virtual bool awaits_peek(int /*peer*/) const { return false; }
+
+  std::size_t received_bytes(int peer) const;
+  void count_received(int peer, std::size_t bytes);  // for peeked bytes
+  bool header_received(int peer) const;
+
+  Group& group_;
+  Signature signature_;
+
+private:
+  bool send_to(int peer);
+  bool recv_from(int peer);
+  void check_header(int peer) const;
+
+  // What travels in front of the payload, in host byte order (little-endian machines only; checked by the handshake).
+  struct Header {
+    std::uint32_t magic;
+    OpCode op;
+    DType dtype;
+    std::uint8_t reduction;  // 255: none
+    std::uint8_t unused;
+    std::int32_t root;  // -1: none (on the wire only)
+    std::uint32_t slice_bytes;
+    std::uint64_t sequence;
+    std::uint64_t payload_bytes;   // that follow
+    std::uint64_t expected_bytes;  // that the sender of this header expects back
+  };
+  struct Flow {
+    Header out;
+    Header in;
+    std::size_t out_bytes = 0;  // header included
+    std::size_t in_bytes = 0;
+    std::size_t out_total = 0;
+    std::size_t in_total = 0;
+  };
+  Header make_header(int peer) const;
+  std::string describe(const Header& header) const;
+
+  std::shared_ptr<Work> work_;
+  Clock::time_point deadline_;
+  std::vector<Flow> flows_;
+  int open_flows_ = 0;  // directions that are not finished
+  bool prepared_ = false;
+};
+
+}  // namespace holmes

@@ -1,0 +1,85 @@
+// Communicator: the one interface. Backends implement it and nothing else.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "holmes/bootstrap/store.hpp"
+#include "holmes/comm/options.hpp"
+#include "holmes/core/types.hpp"
+#include "holmes/core/work.hpp"
+
+namespace holmes {
+
+using WorkPtr = std::shared_ptr<Work>;
+
+// A send or a receive of a batch.
+struct P2pCall {
+  bool is_send = true;
+  Buffer buffer;
+  int peer = 0;
+  std::uint32_t tag = 0;
+};
+
+// A group of ranks bound to their NICs.
+//
+// Order: every rank calls the same collectives in the same order; sends and receives match per pair and tag, in order,
+// and are independent of the collectives.
+//   right:  rank 0: all_reduce(a), all_reduce(b)    rank 1: all_reduce(a), all_reduce(b)
+//   wrong:  rank 0: all_reduce(a), all_gather(b)    rank 1: all_gather(b), all_reduce(a)   -> MismatchError on all ranks
+// A collective is complete on a rank when its result is there and every rank has entered it.
+// Every call returns a Work; with CallOptions::async false it is final on return. Bad arguments throw UsageError from
+// the call itself and leave the communicator usable; every other error makes the communicator dead: it says so in each
+// later call. Input and output may be the same memory where a method says so and must not overlap otherwise.
+// Thread-safe: calls of several threads are put in some order.
+class Communicator {
+public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::string& name() const = 0;
+
+  // In place: `data` (count equal on all ranks) becomes the reduction over all ranks, bit-identical on all of them.
+  virtual WorkPtr all_reduce(Buffer data, ReduceOp op, CallOptions call = {}) = 0;
+  // `inputs[r]` goes to rank r, reduced over all ranks; this rank's lands in `output` (count = inputs[rank].count).
+  // inputs[r].count may differ between r, but is the same on all ranks. `output` may be `inputs[rank]`.
+  virtual WorkPtr reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions call = {}) = 0;
+  // `outputs[r]` becomes rank r's `input`. Counts may differ between ranks. `input` may be `outputs[rank]`.
+  virtual WorkPtr all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions call = {}) = 0;
+  // In place on every rank but the root.
+  virtual WorkPtr broadcast(Buffer data, int root, CallOptions call = {}) = 0;
+  // `data` of the root becomes the reduction; the other ranks' is unchanged.
+  virtual WorkPtr reduce(Buffer data, int root, ReduceOp op, CallOptions call = {}) = 0;
+  // `outputs` is used on the root only: one buffer per rank.
+  virtual WorkPtr gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions call = {}) = 0;
+  // `inputs` is used on the root only: one buffer per rank.
+  virtual WorkPtr scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions call = {}) = 0;
+  // `outputs[r]` becomes what rank r has in its inputs[this rank]; counts may all differ but must agree pairwise.
+  virtual WorkPtr all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions call = {}) = 0;
+  virtual WorkPtr barrier(CallOptions call = {}) = 0;
+
+  // A send is complete when its buffer may be reused, a receive when the message is there.
+  virtual WorkPtr send(Buffer data, int peer, std::uint32_t tag = 0, CallOptions call = {}) = 0;
+  virtual WorkPtr recv(Buffer data, int peer, std::uint32_t tag = 0, CallOptions call = {}) = 0;
+  // From whoever sends a message with this tag first; Work::source_rank tells who.
+  virtual WorkPtr recv_any(Buffer data, std::uint32_t tag = 0, CallOptions call = {}) = 0;
+  // All at once, no order between them: complete when all are.
+  virtual std::vector<WorkPtr> batch(std::vector<P2pCall> calls, CallOptions call = {}) = 0;
+
+  // Collective. Ranks of equal `color` (>= 0) form a communicator, ordered by (key, rank); color -1 gets null.
+  virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
+
+  // Local, from any thread, never blocks: every pending and later operation fails with AbortedError, here and (told by a
+  // control message) on the peers.
+  virtual void abort(const std::string& reason) = 0;
+  virtual bool is_dead() const = 0;
+  virtual std::vector<ConnectionInfo> connections() const = 0;
+};
+
+// Collective over the `size` ranks that share `store`: connects them over the given NICs and returns when all are
+// connected. Throws NicError (interface missing, down, address not on it), UnreachableError (naming the peer, its host
+// and both addresses), ProtocolError (wrong secret or version), TimeoutError.
+std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options);
+
+}  // namespace holmes

@@ -1,0 +1,103 @@
+#include "holmes/comm/control.hpp"
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace holmes {
+namespace {
+
+enum FrameType : std::uint32_t { doorbell = 1, abort_frame = 2, bye = 3 };
+
+struct FrameHeader {
+  std::uint32_t type;
+  std::uint32_t payload_bytes;
+};
+
+constexpr std::size_t max_payload_bytes = 8192;
+constexpr std::size_t max_text_bytes = 4096;
+
+// Numbers of an abort frame: kind, rank, peer, errno; -1 stands for "absent" on the wire only.
+using Numbers = std::array<std::int32_t, 4>;
+
+std::optional<int> from_wire(std::int32_t value) { return value < 0 ? std::nullopt : std::optional<int>(value); }
+
+}  // namespace
+
+void ControlLink::send_frame(std::uint32_t type, const std::string& payload) noexcept {
+  const FrameHeader header{type, static_cast<std::uint32_t>(payload.size())};
+  iovec pieces[2] = {{const_cast<FrameHeader*>(&header), sizeof header},
+                     {const_cast<char*>(payload.data()), payload.size()}};
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = 2;
+  // Not sent where the socket is full or gone: see the header.
+  [[maybe_unused]] const ssize_t sent = ::sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void ControlLink::send_doorbell() noexcept { send_frame(doorbell, {}); }
+void ControlLink::send_bye() noexcept { send_frame(bye, {}); }
+
+void ControlLink::send_abort(const Failure& failure) noexcept {
+  const Numbers numbers = {static_cast<std::int32_t>(failure.kind), failure.context.rank.value_or(-1),
+                           failure.context.peer.value_or(-1), failure.context.system_errno.value_or(-1)};
+  std::string payload(reinterpret_cast<const char*>(numbers.data()), sizeof numbers);
+  // Strings end with a zero byte each: host, NIC, message.
+  payload += failure.context.host + '\0' + failure.context.nic + '\0' + failure.message.substr(0, max_text_bytes) + '\0';
+  send_frame(abort_frame, payload);
+}
+
+std::optional<Failure> ControlLink::drain() {
+  std::array<char, 4096> buffer;
+  while (!closed_) {
+    const ssize_t bytes = ::recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (bytes > 0) {
+      received_.append(buffer.data(), static_cast<std::size_t>(bytes));
+      if (auto failure = parse()) return failure;
+    } else if (bytes == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+      closed_ = true;
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  return parse();
+}
+
+std::optional<Failure> ControlLink::parse() {
+  while (received_.size() >= sizeof(FrameHeader)) {
+    FrameHeader header;
+    std::memcpy(&header, received_.data(), sizeof header);
+    const bool known = header.type == doorbell || header.type == abort_frame || header.type == bye;
+    if (!known || header.payload_bytes > max_payload_bytes)
+      return Failure{ErrorKind::protocol,
+                     describe() + " sent a control frame of type " + std::to_string(header.type) + " and " +
+                         std::to_string(header.payload_bytes) + " bytes, which this version does not know",
+                     {.rank = {}, .peer = peer_, .host = host_, .nic = nic_, .system_errno = {}}};
+    if (received_.size() < sizeof header + header.payload_bytes) return std::nullopt;
+    const std::string payload = received_.substr(sizeof header, header.payload_bytes);
+    received_.erase(0, sizeof header + header.payload_bytes);
+    if (header.type == bye) bye_ = true;
+    if (header.type != abort_frame || payload.size() < sizeof(Numbers)) continue;
+    Numbers numbers;
+    std::memcpy(numbers.data(), payload.data(), sizeof numbers);
+    std::array<std::string, 3> texts;
+    std::size_t at = sizeof numbers;
+    for (std::string& text : texts) {
+      const std::size_t end = std::min(payload.find('\0', at), payload.size());
+      text = payload.substr(std::min(at, payload.size()), end - std::min(at, payload.size()));
+      at = end + 1;
+    }
+    return Failure{static_cast<ErrorKind>(numbers[0]),
+                   texts[2],
+                   {.rank = from_wire(numbers[1]),
+                    .peer = from_wire(numbers[2]),
+                    .host = texts[0],
+                    .nic = texts[1],
+                    .system_errno = from_wire(numbers[3])}};
+  }
+  return std::nullopt;
+}
+
+}  // namespace holmes

@@ -1,0 +1,56 @@
+// ControlLink: the small connection of a pair that tells of failures and wakes sleepers. It is never blocked by data.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "holmes/bootstrap/mesh.hpp"
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+
+// Why a communicator failed: what an abort frame carries.
+struct Failure {
+  ErrorKind kind = ErrorKind::communicator;
+  std::string message;
+  ErrorContext context;
+};
+
+class ControlLink {
+public:
+  ControlLink(int peer, std::string host, std::string nic, MeshSocket socket)
+      : peer_(peer), host_(std::move(host)), nic_(std::move(nic)), socket_(std::move(socket)) {}
+
+  // Non-blocking, from any thread. A full socket is fine: the peer has been told already, or no longer listens.
+  void send_doorbell() noexcept;
+  void send_abort(const Failure& failure) noexcept;
+  void send_bye() noexcept;
+
+  // Reads what is there. Returns the failure the peer reported, if any. After it `is_closed` tells whether the peer is gone.
+  std::optional<Failure> drain();
+  bool is_closed() const { return closed_; }
+  // The peer said it destroyed its communicator before it closed.
+  bool said_bye() const { return bye_; }
+
+  int fd() const { return socket_.fd.get(); }
+  int peer() const { return peer_; }
+  const std::string& host() const { return host_; }
+  const std::string& nic() const { return nic_; }
+  const ConnectionInfo& info() const { return socket_.info; }
+  // "rank 3 (host b1) on NIC roce0".
+  std::string describe() const { return describe_peer(peer_, host_, nic_); }
+
+private:
+  void send_frame(std::uint32_t type, const std::string& payload) noexcept;
+  std::optional<Failure> parse();
+
+  int peer_;
+  std::string host_;
+  std::string nic_;
+  MeshSocket socket_;
+  std::string received_;
+  bool closed_ = false;
+  bool bye_ = false;
+};
+
+}  // namespace holmes

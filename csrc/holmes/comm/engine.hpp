@@ -1,0 +1,89 @@
+// Engine: drives the operations of one communicator. Whoever holds the drive lock moves the bytes: the calling thread of a
+// synchronous operation (lowest latency), else the process's I/O thread.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <variant>
+
+#include "holmes/comm/p2p.hpp"
+
+namespace holmes {
+
+// Thread-safe except where "driver" is said: that needs the drive lock.
+class Engine : public std::enable_shared_from_this<Engine> {
+public:
+  Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
+         Duration spin);
+  ~Engine();
+
+  // Queues an operation; its sequence number is set here. Throws the failure where the communicator is dead.
+  void submit(std::unique_ptr<Collective> collective);
+  void submit(std::vector<P2pEngine::Request> requests);
+  // Gives what is queued to the I/O thread.
+  void run_in_background();
+  // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives.
+  void help(const Work& work, std::optional<Clock::time_point> until);
+
+  void abort(const std::string& reason);
+  // Tells the peers and ends everything; pending operations fail with AbortedError.
+  void close();
+  bool is_dead() const { return dead_.load(std::memory_order_acquire); }
+  void throw_if_dead() const;
+  Group& group() { return *group_; }
+  std::vector<ConnectionInfo> connections() const;
+
+  // --- for the I/O thread and help: the drive lock and what it protects ---
+  std::mutex& drive_lock() { return drive_; }
+  bool has_pending() const;
+  // Driver. One round; returns whether anything moved. Errors make the communicator dead, they are not thrown.
+  bool progress();
+  // Driver. Appends what to poll for; false: something is ready, do not block.
+  bool prepare_wait(std::vector<pollfd>& fds);
+  // Driver. After blocking: looks at the control connections and deadlines.
+  void finish_wait();
+  // Driver. The earliest deadline of what is pending.
+  std::optional<Clock::time_point> next_deadline() const;
+
+private:
+  using Submission = std::variant<std::unique_ptr<Collective>, P2pEngine::Request>;
+
+  bool progress_or_throw();
+  void take_inbox();
+  void check_controls();
+  void check_deadlines();
+  [[noreturn]] void throw_peer_lost(int peer, int system_errno);
+  [[noreturn]] void throw_stream_closed(const StreamClosed& closed);
+  std::string describe_running() const;
+  bool involves(int peer) const;
+  void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
+  void drive_until(const Work& work, std::optional<Clock::time_point> until);
+  void wake() const;
+
+  std::unique_ptr<Group> group_;
+  P2pEngine p2p_;
+  std::string own_place_;  // "rank 0 (host a0)"
+  Duration spin_;
+  UniqueFd wake_fd_;
+
+  std::mutex drive_;
+  std::deque<std::unique_ptr<Collective>> queue_;  // driver; the front one runs
+  bool front_started_ = false;
+  std::vector<char> lost_;  // driver; by rank: the control connection ended
+  unsigned spin_misses_ = 0;
+  std::vector<pollfd> fds_;  // driver of help
+
+  mutable std::mutex mutex_;  // protects what follows
+  std::deque<Submission> inbox_;
+  std::uint64_t next_sequence_ = 0;
+  Failure failure_;
+  std::optional<Failure> requested_failure_;
+  std::atomic<bool> inbox_filled_{false};
+  std::atomic<bool> failure_requested_{false};
+  std::atomic<bool> dead_{false};
+  std::atomic<int> driver_pending_{0};  // operations the driver holds
+};
+
+}  // namespace holmes

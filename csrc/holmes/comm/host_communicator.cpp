@@ -1,0 +1,355 @@
+#include "holmes/comm/host_communicator.hpp"
+
+#include <algorithm>
+
+#include "holmes/comm/all_reduce.hpp"
+#include "holmes/comm/exchange.hpp"
+#include "holmes/comm/reduce_scatter.hpp"
+#include "holmes/core/env.hpp"
+#include "holmes/core/error.hpp"
+#include "holmes/transport/shm_channel.hpp"
+#include "holmes/transport/tcp_channel.hpp"
+
+namespace holmes {
+namespace {
+
+// A blocked thread wakes 25 to 35 us after its event (measured in a VM); what comes sooner is worth spinning for.
+constexpr auto default_spin = std::chrono::microseconds(150);
+
+// A Work whose waiter moves the bytes itself where nobody else does.
+class HostWork final : public Work {
+public:
+  explicit HostWork(std::weak_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  void wait(std::optional<Duration> timeout) override {
+    const auto start = Clock::now();
+    help(timeout ? std::optional(start + *timeout) : std::nullopt);
+    if (!timeout || is_final()) return Work::wait(std::nullopt);
+    Work::wait(std::max(*timeout - (Clock::now() - start), Duration::zero()));
+  }
+  void help(std::optional<Clock::time_point> until) {
+    if (is_final()) return;
+    if (const auto engine = engine_.lock()) engine->help(*this, until);
+  }
+  // Until final, without raising.
+  void finish_here() {
+    help(std::nullopt);
+    if (is_final()) return;
+    try {
+      Work::wait(std::nullopt);
+    } catch (...) {
+      // A failed work raises in the caller's wait.
+    }
+  }
+
+private:
+  std::weak_ptr<Engine> engine_;
+};
+
+// The channels of a pair. `p2p` is returned beside the collective one.
+struct ChannelPair {
+  std::unique_ptr<Channel> collective;
+  std::unique_ptr<Channel> p2p;
+};
+
+ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control) {
+  if (!link.uses_shared_memory()) {
+    return {std::make_unique<TcpChannel>(link.peer, std::move(link.collective.front())),
+            std::make_unique<TcpChannel>(link.peer, std::move(link.p2p.front()))};
+  }
+  auto segment = std::make_shared<ShmSegment>(link.shared_memory.get(), link.shared_memory_bytes);
+  link.shared_memory.reset();
+  const int lower = own_rank < link.peer ? 0 : 1;  // ring 0 and 2 go from the lower to the higher rank
+  const auto make = [&](int first_ring, const char* purpose) {
+    ConnectionInfo info;
+    info.peer = link.peer;
+    info.host = link.host;
+    info.transport = "shm";
+    info.purpose = purpose;
+    return std::make_unique<ShmChannel>(link.peer, segment, first_ring + lower, first_ring + 1 - lower,
+                                        [&control] { control.send_doorbell(); }, std::move(info));
+  };
+  return {make(0, "collective"), make(2, "p2p")};
+}
+
+// Unit of pipelining: what keeps two slices of every peer in the L2 cache.
+std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_bytes) {
+  constexpr std::size_t staging_goal_bytes = 1024 * 1024;
+  const bool any_shared = std::any_of(mesh.links.begin(), mesh.links.end(),
+                                      [](const PeerLink& link) { return link.uses_shared_memory(); });
+  if (any_shared) return std::min<std::size_t>(ring_bytes / 2, 64 * 1024);
+  const std::size_t share = staging_goal_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
+  return std::clamp<std::size_t>(share / 4096 * 4096, 64 * 1024, 256 * 1024);
+}
+
+}  // namespace
+
+HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
+    : store_(std::move(store)), options_(std::move(options)) {
+  const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
+  Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
+
+  auto group = std::make_unique<Group>();
+  group->rank = options_.rank;
+  group->size = options_.size;
+  group->name = options_.name;
+  group->channels.resize(mesh.links.size());
+  group->controls.resize(mesh.links.size());
+  std::vector<std::unique_ptr<Channel>> p2p(mesh.links.size());
+  const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes);
+  for (PeerLink& link : mesh.links) {
+    if (link.peer < 0) continue;
+    auto control = std::make_unique<ControlLink>(link.peer, link.host, link.nic, std::move(link.control));
+    ChannelPair channels = make_channels(link, options_.rank, *control);
+    group->controls[link.peer] = std::move(control);
+    group->channels[link.peer] = std::move(channels.collective);
+    p2p[link.peer] = std::move(channels.p2p);
+  }
+  const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
+  engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
+                                     "rank " + std::to_string(options_.rank) + " (host " + host + ")",
+                                     Env::read().spin.value_or(default_spin));
+
+  // The first operation: the slice size all ranks can work with.
+  std::vector<std::uint64_t> wishes(static_cast<std::size_t>(options_.size), slice_bytes);
+  std::vector<Buffer> outputs;
+  for (auto& wish : wishes) outputs.push_back({&wish, 1, DType::int64, nullptr});
+  const Buffer own = outputs[options_.rank];
+  CallOptions call;
+  call.timeout = options_.connect_timeout;
+  all_gather(std::move(outputs), own, call)->wait();
+  engine_->group().slice_bytes = *std::min_element(wishes.begin(), wishes.end());
+}
+
+HostCommunicator::~HostCommunicator() { engine_->close(); }
+
+// What every operation starts with.
+struct HostCommunicator::Call {
+  std::shared_ptr<HostWork> work;
+  Clock::time_point deadline;
+  bool async;
+};
+
+HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const {
+  return {std::make_shared<HostWork>(engine_), Clock::now() + options.timeout.value_or(options_.timeout), options.async};
+}
+
+WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
+  engine_->submit(std::move(collective));
+  if (call.async) {
+    engine_->run_in_background();
+  } else {
+    call.work->finish_here();
+  }
+  return call.work;
+}
+
+void HostCommunicator::check_rank(const char* what, int value) const {
+  if (value >= 0 && value < options_.size) return;
+  throw UsageError(std::string(what) + " " + std::to_string(value) + " is not a rank of communicator '" + options_.name +
+                   "'; it has ranks 0 to " + std::to_string(options_.size - 1));
+}
+
+void HostCommunicator::check_one_per_rank(const char* what, const std::vector<Buffer>& buffers, DType dtype) const {
+  if (static_cast<int>(buffers.size()) != options_.size)
+    throw UsageError(std::string(what) + " holds " + std::to_string(buffers.size()) + " buffers; communicator '" +
+                     options_.name + "' needs one for each of its " + std::to_string(options_.size) + " ranks");
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    if (buffers[i].dtype != dtype)
+      throw UsageError(std::string(what) + "[" + std::to_string(i) + "] is " + std::string(holmes::name(buffers[i].dtype)) +
+                       ", the other side of the call is " + std::string(holmes::name(dtype)) + "; use one dtype");
+}
+
+void HostCommunicator::check_equal_count(const char* operation, const Buffer& output, const Buffer& input) const {
+  if (output.count == input.count && output.dtype == input.dtype) return;
+  throw UsageError(std::string(operation) + ": the output holds " + std::to_string(output.count) + " " +
+                   std::string(holmes::name(output.dtype)) + ", this rank's part of the input " +
+                   std::to_string(input.count) + " " + std::string(holmes::name(input.dtype)) + "; they must be equal");
+}
+
+std::vector<Buffer> HostCommunicator::nothing(DType dtype) const {
+  return std::vector<Buffer>(static_cast<std::size_t>(options_.size), Buffer{nullptr, 0, dtype, nullptr});
+}
+
+WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions options) {
+  check_reduction(data.dtype, op);
+  Call call = begin(options);
+  const Signature signature{OpCode::all_reduce, data.dtype, op, std::nullopt, 0};
+  const std::size_t one_step_bytes = data.bytes() * static_cast<std::size_t>(options_.size - 1);
+  std::unique_ptr<Collective> collective;
+  if (one_step_bytes <= engine_->group().one_step_bytes) {
+    collective = std::make_unique<OneStepAllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
+  } else {
+    collective = std::make_unique<AllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
+  }
+  return finish(std::move(call), std::move(collective));
+}
+
+WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions options) {
+  check_reduction(output.dtype, op);
+  check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
+  check_equal_count("reduce_scatter", output, inputs[options_.rank]);
+  Call call = begin(options);
+  auto collective = std::make_unique<ReduceScatter>(
+      engine_->group(), Signature{OpCode::reduce_scatter, output.dtype, op, std::nullopt, 0}, call.work, call.deadline,
+      std::move(output), std::move(inputs));
+  return finish(std::move(call), std::move(collective));
+}
+
+WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions options) {
+  check_reduction(data.dtype, op);
+  check_rank("reduce: root", root);
+  Call call = begin(options);
+  const Signature signature{OpCode::reduce, data.dtype, op, root, 0};
+  std::vector<Buffer> inputs = nothing(data.dtype);
+  Buffer output = root == options_.rank ? data : inputs[options_.rank];
+  inputs[root] = std::move(data);
+  auto collective = std::make_unique<ReduceScatter>(engine_->group(), signature, call.work, call.deadline,
+                                                    std::move(output), std::move(inputs));
+  return finish(std::move(call), std::move(collective));
+}
+
+WorkPtr HostCommunicator::exchange(OpCode op, DType dtype, std::optional<int> root, std::vector<Buffer> sends,
+                                   std::vector<Buffer> recvs, const CallOptions& options) {
+  Call call = begin(options);
+  auto collective =
+      std::make_unique<Exchange>(engine_->group(), Signature{op, dtype, std::nullopt, root, 0}, call.work, call.deadline,
+                                 std::move(sends), std::move(recvs));
+  return finish(std::move(call), std::move(collective));
+}
+
+WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions options) {
+  check_one_per_rank("all_gather: outputs", outputs, input.dtype);
+  check_equal_count("all_gather", outputs[options_.rank], input);
+  const DType dtype = input.dtype;
+  std::vector<Buffer> sends(static_cast<std::size_t>(options_.size), std::move(input));
+  return exchange(OpCode::all_gather, dtype, std::nullopt, std::move(sends), std::move(outputs), options);
+}
+
+WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) {
+  check_rank("broadcast: root", root);
+  const DType dtype = data.dtype;
+  std::vector<Buffer> sends = nothing(dtype);
+  std::vector<Buffer> recvs = nothing(dtype);
+  if (root == options_.rank) {
+    std::fill(sends.begin(), sends.end(), data);
+    sends[root] = recvs[root];
+  } else {
+    recvs[root] = std::move(data);
+  }
+  return exchange(OpCode::broadcast, dtype, root, std::move(sends), std::move(recvs), options);
+}
+
+WorkPtr HostCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions options) {
+  check_rank("gather: root", root);
+  const DType dtype = input.dtype;
+  std::vector<Buffer> sends = nothing(dtype);
+  if (root == options_.rank) {
+    check_one_per_rank("gather: outputs", outputs, dtype);
+    check_equal_count("gather", outputs[root], input);
+  } else {
+    outputs = nothing(dtype);
+  }
+  sends[root] = std::move(input);
+  return exchange(OpCode::gather, dtype, root, std::move(sends), std::move(outputs), options);
+}
+
+WorkPtr HostCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions options) {
+  check_rank("scatter: root", root);
+  const DType dtype = output.dtype;
+  std::vector<Buffer> recvs = nothing(dtype);
+  if (root == options_.rank) {
+    check_one_per_rank("scatter: inputs", inputs, dtype);
+    check_equal_count("scatter", output, inputs[root]);
+  } else {
+    inputs = nothing(dtype);
+  }
+  recvs[root] = std::move(output);
+  return exchange(OpCode::scatter, dtype, root, std::move(inputs), std::move(recvs), options);
+}
+
+WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions options) {
+  const DType dtype = inputs.empty() ? DType::uint8 : inputs.front().dtype;
+  check_one_per_rank("all_to_all: inputs", inputs, dtype);
+  check_one_per_rank("all_to_all: outputs", outputs, dtype);
+  check_equal_count("all_to_all", outputs[options_.rank], inputs[options_.rank]);
+  return exchange(OpCode::all_to_all, dtype, std::nullopt, std::move(inputs), std::move(outputs), options);
+}
+
+WorkPtr HostCommunicator::barrier(CallOptions options) {
+  return exchange(OpCode::barrier, DType::uint8, std::nullopt, nothing(DType::uint8), nothing(DType::uint8), options);
+}
+
+P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
+                                             const CallOptions& options) const {
+  if (peer) {
+    check_rank(is_send ? "send: destination" : "recv: source", *peer);
+    if (*peer == options_.rank)
+      throw UsageError("rank " + std::to_string(*peer) + " of communicator '" + options_.name +
+                       "' cannot send to or receive from itself; copy the buffer instead");
+  }
+  Call call = begin(options);
+  return {is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline};
+}
+
+std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request> requests, const CallOptions& options) {
+  std::vector<WorkPtr> works;
+  for (const auto& request : requests) works.push_back(request.work);
+  engine_->submit(std::move(requests));
+  if (options.async) {
+    engine_->run_in_background();
+  } else {
+    for (const auto& work : works) static_cast<HostWork&>(*work).finish_here();
+  }
+  return works;
+}
+
+WorkPtr HostCommunicator::send(Buffer data, int peer, std::uint32_t tag, CallOptions options) {
+  return finish_p2p({request(true, std::move(data), peer, tag, options)}, options).front();
+}
+
+WorkPtr HostCommunicator::recv(Buffer data, int peer, std::uint32_t tag, CallOptions options) {
+  return finish_p2p({request(false, std::move(data), peer, tag, options)}, options).front();
+}
+
+WorkPtr HostCommunicator::recv_any(Buffer data, std::uint32_t tag, CallOptions options) {
+  return finish_p2p({request(false, std::move(data), std::nullopt, tag, options)}, options).front();
+}
+
+std::vector<WorkPtr> HostCommunicator::batch(std::vector<P2pCall> calls, CallOptions options) {
+  std::vector<P2pEngine::Request> requests;
+  for (auto& call : calls) requests.push_back(request(call.is_send, std::move(call.buffer), call.peer, call.tag, options));
+  return finish_p2p(std::move(requests), options);
+}
+
+std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
+  if (color < -1)
+    throw UsageError("split: color " + std::to_string(color) + " must be 0 or more, or -1 to take no part");
+  // Who wants what.
+  std::vector<std::int64_t> wishes(2 * static_cast<std::size_t>(options_.size));
+  std::vector<Buffer> outputs;
+  for (int peer = 0; peer < options_.size; ++peer) outputs.push_back({&wishes[2 * static_cast<std::size_t>(peer)], 2, DType::int64, nullptr});
+  std::int64_t own[2] = {color, key};
+  all_gather(std::move(outputs), {own, 2, DType::int64, nullptr}, {})->wait();
+
+  const int split = splits_++;
+  if (color < 0) return nullptr;
+  std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
+  for (int peer = 0; peer < options_.size; ++peer)
+    if (wishes[2 * static_cast<std::size_t>(peer)] == color) members.emplace_back(wishes[2 * static_cast<std::size_t>(peer) + 1], peer);
+  std::sort(members.begin(), members.end());
+  CommunicatorOptions options = options_;
+  options.size = static_cast<int>(members.size());
+  const auto self = std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.second == options_.rank; });
+  options.rank = static_cast<int>(self - members.begin());
+  options.name = options_.name + "/split" + std::to_string(split) + "." + std::to_string(color);
+  return make_communicator(store_, std::move(options));
+}
+
+std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
+    throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
+                     " is not possible; size must be at least 1 and rank from 0 to size - 1");
+  return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+}
+
+}  // namespace holmes

@@ -1,0 +1,56 @@
+// HostCommunicator: the Communicator for host memory, over TCP and shared memory (chosen per pair of ranks).
+#pragma once
+
+#include "holmes/comm/communicator.hpp"
+#include "holmes/comm/engine.hpp"
+
+namespace holmes {
+
+class HostCommunicator final : public Communicator {
+public:
+  HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options);
+  ~HostCommunicator() override;
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+  const std::string& name() const override { return options_.name; }
+
+  WorkPtr all_reduce(Buffer data, ReduceOp op, CallOptions call) override;
+  WorkPtr reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions call) override;
+  WorkPtr all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions call) override;
+  WorkPtr broadcast(Buffer data, int root, CallOptions call) override;
+  WorkPtr reduce(Buffer data, int root, ReduceOp op, CallOptions call) override;
+  WorkPtr gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions call) override;
+  WorkPtr scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions call) override;
+  WorkPtr all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions call) override;
+  WorkPtr barrier(CallOptions call) override;
+  WorkPtr send(Buffer data, int peer, std::uint32_t tag, CallOptions call) override;
+  WorkPtr recv(Buffer data, int peer, std::uint32_t tag, CallOptions call) override;
+  WorkPtr recv_any(Buffer data, std::uint32_t tag, CallOptions call) override;
+  std::vector<WorkPtr> batch(std::vector<P2pCall> calls, CallOptions call) override;
+  std::shared_ptr<Communicator> split(int color, int key) override;
+  void abort(const std::string& reason) override { engine_->abort(reason); }
+  bool is_dead() const override { return engine_->is_dead(); }
+  std::vector<ConnectionInfo> connections() const override { return engine_->connections(); }
+
+private:
+  struct Call;
+  Call begin(const CallOptions& options) const;
+  WorkPtr finish(Call call, std::unique_ptr<Collective> collective);
+  std::vector<WorkPtr> finish_p2p(std::vector<P2pEngine::Request> requests, const CallOptions& call);
+  WorkPtr exchange(OpCode op, DType dtype, std::optional<int> root, std::vector<Buffer> sends,
+                   std::vector<Buffer> recvs, const CallOptions& options);
+  P2pEngine::Request request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
+                             const CallOptions& call) const;
+  std::vector<Buffer> nothing(DType dtype) const;
+  void check_rank(const char* what, int value) const;
+  void check_one_per_rank(const char* what, const std::vector<Buffer>& buffers, DType dtype) const;
+  void check_equal_count(const char* operation, const Buffer& output, const Buffer& input) const;
+
+  std::shared_ptr<Store> store_;
+  CommunicatorOptions options_;
+  std::shared_ptr<Engine> engine_;
+  int splits_ = 0;
+};
+
+}  // namespace holmes

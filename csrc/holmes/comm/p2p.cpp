@@ -1,0 +1,215 @@
+#include "holmes/comm/p2p.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr std::uint32_t message_magic = 0x484c4d32;  // "HLM2"
+// A message without a matching receive is taken into memory up to this size; a larger one is a mismatch.
+constexpr std::uint64_t max_stray_bytes = std::uint64_t{1} << 30;
+
+}  // namespace
+
+P2pEngine::P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels)
+    : group_(group), channels_(std::move(channels)), peers_(static_cast<std::size_t>(group.size)) {}
+
+void P2pEngine::submit(Request request) {
+  request.work->mark_running();
+  ++pending_;
+  if (request.is_send) {
+    const Header header{message_magic, request.tag, request.buffer.bytes(), request.buffer.dtype, {}};
+    peers_[*request.peer].sends.push_back({std::move(request), header, 0});
+    return;
+  }
+  // A message may be waiting for it.
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank || (request.peer && *request.peer != peer)) continue;
+    for (auto it = peers_[peer].unexpected.begin(); it != peers_[peer].unexpected.end(); ++it) {
+      if (it->header.tag != request.tag) continue;
+      Unexpected message = std::move(*it);
+      peers_[peer].unexpected.erase(it);
+      check_sizes(request, peer, message.header);
+      std::copy(message.payload.begin(), message.payload.end(), request.buffer.begin());
+      finish(request, peer);
+      return;
+    }
+  }
+  if (request.peer) {
+    peers_[*request.peer].receives.push_back(std::move(request));
+  } else {
+    any_receives_.push_back(std::move(request));
+  }
+}
+
+bool P2pEngine::advance() {
+  if (pending_ == 0) return false;
+  bool moved = false;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    moved |= send_to(peer);
+    moved |= recv_from(peer);
+  }
+  return moved;
+}
+
+bool P2pEngine::send_to(int peer) {
+  auto& sends = peers_[peer].sends;
+  bool moved = false;
+  while (!sends.empty()) {
+    Sending& sending = sends.front();
+    iovec pieces[2];
+    std::size_t count = 0;
+    std::size_t payload_done = 0;
+    if (sending.done_bytes < sizeof(Header)) {
+      pieces[count++] = {reinterpret_cast<std::byte*>(&sending.header) + sending.done_bytes,
+                         sizeof(Header) - sending.done_bytes};
+    } else {
+      payload_done = sending.done_bytes - sizeof(Header);
+    }
+    pieces[count++] = {sending.request.buffer.begin() + payload_done, sending.header.bytes - payload_done};
+    const std::size_t bytes = channels_[peer]->try_send({pieces, count});
+    if (bytes == 0) return moved;
+    moved = true;
+    sending.done_bytes += bytes;
+    if (sending.done_bytes < sizeof(Header) + sending.header.bytes) return moved;
+    finish(sending.request, -1);
+    sends.pop_front();
+  }
+  return moved;
+}
+
+bool P2pEngine::awaits_recv(int peer) const {
+  return peers_[peer].is_arriving() || !peers_[peer].receives.empty() || !any_receives_.empty();
+}
+
+bool P2pEngine::awaits_send(int peer) const { return !peers_[peer].sends.empty(); }
+
+bool P2pEngine::recv_from(int peer) {
+  Peer& state = peers_[peer];
+  bool moved = false;
+  while (awaits_recv(peer)) {
+    if (state.header_bytes < sizeof(Header)) {
+      const iovec piece{reinterpret_cast<std::byte*>(&state.header) + state.header_bytes,
+                        sizeof(Header) - state.header_bytes};
+      const std::size_t bytes = channels_[peer]->try_recv({&piece, 1});
+      if (bytes == 0) return moved;
+      moved = true;
+      state.header_bytes += bytes;
+      if (state.header_bytes < sizeof(Header)) continue;
+      match(peer);
+    }
+    std::byte* into = state.target ? state.target->buffer.begin() : state.stray.data();
+    if (state.payload_bytes < state.header.bytes) {
+      const iovec piece{into + state.payload_bytes, state.header.bytes - state.payload_bytes};
+      const std::size_t bytes = channels_[peer]->try_recv({&piece, 1});
+      if (bytes == 0) return moved;
+      moved = true;
+      state.payload_bytes += bytes;
+      if (state.payload_bytes < state.header.bytes) return moved;
+    }
+    if (state.target) {
+      finish(*state.target, peer);
+    } else {
+      state.unexpected.push_back({state.header, std::move(state.stray)});
+    }
+    state.target.reset();
+    state.stray = {};
+    state.header_bytes = 0;
+    state.payload_bytes = 0;
+  }
+  return moved;
+}
+
+void P2pEngine::match(int peer) {
+  Peer& state = peers_[peer];
+  const ControlLink& control = *group_.controls[peer];
+  const ErrorContext context{.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
+  if (state.header.magic != message_magic)
+    throw ProtocolError("communicator '" + group_.name + "': the stream of " + control.describe() +
+                            " does not hold a message where one is due; all processes must run the same version",
+                        context);
+  const auto take = [&](std::list<Request>& receives) {
+    const auto it = std::find_if(receives.begin(), receives.end(),
+                                 [&](const Request& request) { return request.tag == state.header.tag; });
+    if (it == receives.end()) return false;
+    check_sizes(*it, peer, state.header);
+    state.target = std::move(*it);
+    receives.erase(it);
+    return true;
+  };
+  if (take(state.receives) || take(any_receives_)) return;
+  if (state.header.bytes > max_stray_bytes)
+    throw MismatchError("communicator '" + group_.name + "': " + control.describe() + " sent " +
+                            std::to_string(state.header.bytes) + " bytes with tag " + std::to_string(state.header.tag) +
+                            ", for which rank " + std::to_string(group_.rank) +
+                            " has posted no receive; post it, or send smaller messages out of order (limit " +
+                            std::to_string(max_stray_bytes) + " bytes)",
+                        context);
+  state.stray.resize(state.header.bytes);
+}
+
+void P2pEngine::check_sizes(const Request& request, int peer, const Header& header) const {
+  if (header.bytes == request.buffer.bytes() && header.dtype == request.buffer.dtype) return;
+  const ControlLink& control = *group_.controls[peer];
+  const auto describe = [](std::uint64_t bytes, DType dtype) {
+    const bool known = static_cast<int>(dtype) < dtype_count;
+    return std::to_string(bytes) + " bytes of " + (known ? std::string(name(dtype)) : "an unknown dtype");
+  };
+  throw MismatchError("communicator '" + group_.name + "': " + control.describe() + " sent " +
+                          describe(header.bytes, header.dtype) + " with tag " + std::to_string(header.tag) +
+                          ", but the receive of rank " + std::to_string(group_.rank) + " takes " +
+                          describe(request.buffer.bytes(), request.buffer.dtype) +
+                          "; dtype and count of a send and its receive must be equal",
+                      {.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}});
+}
+
+void P2pEngine::finish(Request& request, int source) {
+  --pending_;
+  if (!request.is_send) request.work->set_source_rank(source);
+  request.work->complete();
+}
+
+template <typename Visit>
+void P2pEngine::for_each_pending(Visit visit) const {
+  for (const Peer& peer : peers_) {
+    for (const Sending& sending : peer.sends) visit(sending.request, sending.done_bytes);
+    if (peer.target) visit(*peer.target, peer.payload_bytes);
+    for (const Request& request : peer.receives) visit(request, 0);
+  }
+  for (const Request& request : any_receives_) visit(request, 0);
+}
+
+std::vector<std::shared_ptr<Work>> P2pEngine::take_pending() {
+  std::vector<std::shared_ptr<Work>> works;
+  for_each_pending([&](const Request& request, std::size_t) { works.push_back(request.work); });
+  for (Peer& peer : peers_) peer = {};
+  any_receives_.clear();
+  pending_ = 0;
+  return works;
+}
+
+std::optional<Clock::time_point> P2pEngine::next_deadline() const {
+  std::optional<Clock::time_point> next;
+  for_each_pending([&](const Request& request, std::size_t) {
+    if (!next || request.deadline < *next) next = request.deadline;
+  });
+  return next;
+}
+
+std::string P2pEngine::describe_overdue(Clock::time_point now) const {
+  std::string text;
+  for_each_pending([&](const Request& request, std::size_t done_bytes) {
+    if (request.deadline > now) return;
+    text += (text.empty() ? "" : "; ") + std::string(request.is_send ? "send of " : "recv of ") +
+            std::to_string(request.buffer.bytes()) + (request.is_send ? " bytes to " : " bytes from ") +
+            (request.peer ? group_.controls[*request.peer]->describe() : std::string("any rank")) + ", tag " +
+            std::to_string(request.tag) + ": " + std::to_string(done_bytes) + " bytes moved";
+  });
+  return text;
+}
+
+}  // namespace holmes

@@ -1,0 +1,86 @@
+// P2pEngine: sends and receives of a communicator. Messages of a pair match by tag, in order.
+#pragma once
+
+#include <deque>
+#include <list>
+
+#include "holmes/comm/collective.hpp"
+
+namespace holmes {
+
+// Only the driver calls it, except where noted.
+class P2pEngine {
+public:
+  struct Request {
+    bool is_send = true;
+    Buffer buffer;
+    std::optional<int> peer;  // absent: receive from any rank
+    std::uint32_t tag = 0;
+    std::shared_ptr<Work> work;
+    Clock::time_point deadline;
+  };
+
+  P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels);
+
+  void submit(Request request);
+  // Moves what can be moved without blocking. Returns whether anything moved.
+  bool advance();
+  bool is_idle() const { return pending_ == 0; }
+  std::size_t pending() const { return pending_; }
+  // The works that are not final, taken out (to fail them).
+  std::vector<std::shared_ptr<Work>> take_pending();
+  std::optional<Clock::time_point> next_deadline() const;
+  // "recv of 4096 bytes from rank 2 (host b0) on NIC eth0, tag 0: nothing received": what is not finished by `now`.
+  std::string describe_overdue(Clock::time_point now) const;
+
+  bool awaits_recv(int peer) const;
+  bool awaits_send(int peer) const;
+  const std::vector<std::unique_ptr<Channel>>& channels() const { return channels_; }
+
+private:
+  struct Header {
+    std::uint32_t magic = 0;
+    std::uint32_t tag = 0;
+    std::uint64_t bytes = 0;
+    DType dtype = DType::uint8;
+    std::uint8_t unused[7] = {};
+  };
+  struct Sending {
+    Request request;
+    Header header;
+    std::size_t done_bytes = 0;  // header included
+  };
+  // A message that came before its receive was posted, while another receive waits on the same peer.
+  struct Unexpected {
+    Header header;
+    std::vector<std::byte> payload;
+  };
+  struct Peer {
+    std::deque<Sending> sends;
+    std::list<Request> receives;  // posted, in order
+    std::deque<Unexpected> unexpected;
+    // The message that is arriving.
+    Header header;
+    std::size_t header_bytes = 0;
+    std::optional<Request> target;   // where its payload goes; absent: `stray`
+    std::vector<std::byte> stray;
+    std::size_t payload_bytes = 0;
+    bool is_arriving() const { return header_bytes > 0; }
+  };
+
+  bool send_to(int peer);
+  bool recv_from(int peer);
+  void match(int peer);
+  void check_sizes(const Request& request, int peer, const Header& header) const;
+  void finish(Request& request, int source);
+  template <typename Visit>
+  void for_each_pending(Visit visit) const;
+
+  Group& group_;
+  std::vector<std::unique_ptr<Channel>> channels_;
+  std::vector<Peer> peers_;
+  std::list<Request> any_receives_;
+  std::size_t pending_ = 0;
+};
+
+}  // namespace holmes

@@ -1,0 +1,94 @@
+#include "holmes/comm/progress.hpp"
+
+#include <sys/eventfd.h>
+
+#include <algorithm>
+
+#include "holmes/comm/engine.hpp"
+
+namespace holmes {
+
+void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until) {
+  if (!until) {
+    ::poll(fds.data(), fds.size(), -1);
+    return;
+  }
+  const auto left = std::max(*until - Clock::now(), Clock::duration::zero());
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
+  const timespec timeout{static_cast<time_t>(seconds.count()),
+                         static_cast<long>(std::chrono::nanoseconds(left - seconds).count())};
+  ::ppoll(fds.data(), fds.size(), &timeout, nullptr);
+}
+
+IoThread& IoThread::instance() {
+  // Never destroyed: communicators may outlive static destruction, and the thread holds no unfinished business then.
+  static IoThread* thread = new IoThread();
+  return *thread;
+}
+
+IoThread::IoThread() : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  thread_ = std::thread([this] { run(); });
+  thread_.detach();
+}
+
+void IoThread::add(std::shared_ptr<Engine> engine) {
+  {
+    std::lock_guard lock(mutex_);
+    added_.push_back(std::move(engine));
+  }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t bytes = ::write(wake_fd_.get(), &one, sizeof one);
+}
+
+void IoThread::run() {
+  std::vector<pollfd> fds;
+  while (true) {
+    {
+      std::lock_guard lock(mutex_);
+      for (auto& engine : added_)
+        if (std::find(active_.begin(), active_.end(), engine) == active_.end()) active_.push_back(std::move(engine));
+      added_.clear();
+    }
+    fds.clear();
+    std::optional<Clock::time_point> wake_at;
+    waiting_.clear();
+    if (round(fds, wake_at)) {
+      fds.push_back({wake_fd_.get(), POLLIN, 0});
+      poll_until(fds, wake_at);
+      std::uint64_t ignored;
+      [[maybe_unused]] const ssize_t bytes = ::read(wake_fd_.get(), &ignored, sizeof ignored);
+    }
+    for (const auto& engine : waiting_) {
+      std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
+      if (drive) engine->finish_wait();
+    }
+  }
+}
+
+// Moves every active engine once. Returns whether to block on `fds` until `wake_at`.
+bool IoThread::round(std::vector<pollfd>& fds, std::optional<Clock::time_point>& wake_at) {
+  bool block = true;
+  for (auto& engine : active_) {
+    std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
+    // Driven by the thread that waits for it, which gives it back here when it leaves work behind.
+    if (!drive) {
+      engine.reset();
+      continue;
+    }
+    if (engine->progress()) {
+      block = false;
+    } else if (engine->has_pending()) {
+      block &= engine->prepare_wait(fds);
+      waiting_.push_back(engine);
+      const auto deadline = engine->next_deadline();
+      if (deadline && (!wake_at || *deadline < *wake_at)) wake_at = deadline;
+    }
+    const bool pending = engine->has_pending();
+    drive.unlock();
+    if (!pending) engine.reset();
+  }
+  std::erase(active_, nullptr);
+  return block;
+}
+
+}  // namespace holmes

@@ -1,0 +1,43 @@
+// IoThread: moves the bytes of asynchronous operations. One per process, shared by all communicators, asleep when idle.
+#pragma once
+
+#include <poll.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/work.hpp"
+
+namespace holmes {
+
+class Engine;
+
+// poll() until something is ready or `until` (absent: no limit).
+void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until);
+
+// Thread-safe.
+class IoThread {
+public:
+  static IoThread& instance();
+  // Drives `engine` until it has nothing pending.
+  void add(std::shared_ptr<Engine> engine);
+
+private:
+  IoThread();
+  void run();
+  bool round(std::vector<pollfd>& fds, std::optional<Clock::time_point>& wake_at);
+
+  UniqueFd wake_fd_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Engine>> added_;
+  std::vector<std::shared_ptr<Engine>> active_;   // the thread's own
+  std::vector<std::shared_ptr<Engine>> waiting_;  // of these, the ones that prepared to wait in this round
+  std::thread thread_;
+};
+
+}  // namespace holmes

@@ -1,0 +1,106 @@
+#include "holmes/core/env.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+namespace {
+
+std::optional<std::string> text_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  return std::string(text);
+}
+
+[[noreturn]] void refuse(const std::string& variable, const std::string& value, const std::string& rule,
+                         const std::string& fix) {
+  throw UsageError(variable + "='" + value + "' is not allowed: it must be " + rule + "; " + fix + " or unset it");
+}
+
+template <class Number>
+std::optional<Number> number_from(const std::string& text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+std::pair<std::uint16_t, std::uint16_t> port_range_from(const std::string& text) {
+  const auto dash = text.find('-');
+  if (dash != std::string::npos) {
+    const auto first = number_from<std::uint16_t>(text.substr(0, dash));
+    const auto last = number_from<std::uint16_t>(text.substr(dash + 1));
+    if (first && last && *first > 0 && *first <= *last) return {*first, *last};
+  }
+  refuse("HOLMES_PORT_RANGE", text, "two ports from 1 to 65535, 'first-last'", "say for example 40000-40100");
+}
+
+}  // namespace
+
+Env Env::read() {
+  Env env;
+  if (const auto text = text_of("HOLMES_LOG")) {
+    const auto level = log_level_from_name(*text);
+    if (!level) refuse("HOLMES_LOG", *text, "error, warn, info or debug", "say for example info");
+    env.log = *level;
+  }
+  env.secret = text_of("HOLMES_SECRET");
+  env.secret_file = text_of("HOLMES_SECRET_FILE");
+  env.hostname = text_of("HOLMES_HOSTNAME");
+  if (const auto text = text_of("HOLMES_PORT_RANGE")) env.port_range = port_range_from(*text);
+  if (const auto text = text_of("HOLMES_CONNECT_TIMEOUT_S")) {
+    const auto seconds = number_from<double>(*text);
+    if (!seconds || !std::isfinite(*seconds) || *seconds <= 0 || *seconds > 1e6) {
+      refuse("HOLMES_CONNECT_TIMEOUT_S", *text, "a number of seconds above 0 and at most 1000000", "say for example 60");
+    }
+    env.connect_timeout =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(*seconds));
+  }
+  if (const auto text = text_of("HOLMES_SHM")) {
+    if (*text != "0" && *text != "1") refuse("HOLMES_SHM", *text, "0 or 1", "say 0 to use TCP inside a host");
+    env.shm = *text == "1";
+  }
+  if (const auto text = text_of("HOLMES_SPIN_US")) {
+    const auto microseconds = number_from<int>(*text);
+    if (!microseconds || *microseconds < 0 || *microseconds > 1'000'000) {
+      refuse("HOLMES_SPIN_US", *text, "a whole number of microseconds from 0 to 1000000", "say for example 50");
+    }
+    env.spin = std::chrono::microseconds(*microseconds);
+  }
+  env.tcp_congestion = text_of("HOLMES_TCP_CONGESTION");
+  return env;
+}
+
+const std::vector<EnvVariable>& env_variables() {
+  static const std::vector<EnvVariable> variables = {
+      {"HOLMES_LOG", "error, warn, info, debug", "warn", "What is written to stderr; read once per process."},
+      {"HOLMES_SECRET", "text", "HOLMES_SECRET_FILE", "The job's secret, the same on all ranks."},
+      {"HOLMES_SECRET_FILE", "path", "rank 0 makes a secret and shares it through the Store",
+       "File whose content, less a final newline, is the job's secret."},
+      {"HOLMES_HOSTNAME", "text", "gethostname", "Name of this host in messages."},
+      {"HOLMES_PORT_RANGE", "first-last, 1 to 65535", "the kernel chooses", "Ports of listening sockets."},
+      {"HOLMES_CONNECT_TIMEOUT_S", "seconds, above 0", "the communicator's options",
+       "Deadline of a communicator's set-up, in place of the one its options say."},
+      {"HOLMES_SHM", "0 or 1", "1", "0: ranks of one host use TCP too."},
+      {"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "the engine's choice",
+       "How long a waiting thread polls before it blocks."},
+      {"HOLMES_TCP_CONGESTION", "a name in tcp_allowed_congestion_control",
+       "the system's; reno between ranks of one host", "Congestion control of every data socket."},
+  };
+  return variables;
+}
+
+std::string host_name() {
+  if (const auto name = text_of("HOLMES_HOSTNAME")) return *name;
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+}  // namespace holmes

@@ -1,0 +1,63 @@
+// Env: every environment variable the engine reads.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "holmes/core/log.hpp"
+
+namespace holmes {
+
+// One field per variable. `Env::read()` looks when it is called (a communicator, when it is made).
+struct Env {
+  // HOLMES_LOG = error | warn | info | debug. What is written to stderr. Default warn. Read once per process.
+  LogLevel log = LogLevel::warn;
+
+  // HOLMES_SECRET = text. The job's secret, the same on all ranks. Default: HOLMES_SECRET_FILE.
+  std::optional<std::string> secret;
+  // HOLMES_SECRET_FILE = path. A file whose content (less a final newline) is the secret. Default: rank 0 makes one and
+  // shares it through the Store.
+  std::optional<std::string> secret_file;
+
+  // HOLMES_HOSTNAME = text. Name of this host in messages. Default: what gethostname says.
+  std::optional<std::string> hostname;
+
+  // HOLMES_PORT_RANGE = first-last (1 to 65535). Ports of listening sockets. Default: the kernel chooses.
+  std::optional<std::pair<std::uint16_t, std::uint16_t>> port_range;
+
+  // HOLMES_CONNECT_TIMEOUT_S = seconds (> 0, fractions allowed). Deadline of a communicator's set-up, in place of the one
+  // its options say. Default: the options.
+  std::optional<std::chrono::nanoseconds> connect_timeout;
+
+  // HOLMES_SHM = 0 | 1. 0: ranks of one host use TCP too. Default 1.
+  bool shm = true;
+
+  // HOLMES_SPIN_US = microseconds (0 to 1000000). How long a waiting thread polls before it blocks. Default: measured
+  // choice of the engine.
+  std::optional<std::chrono::microseconds> spin;
+
+  // HOLMES_TCP_CONGESTION = name. Congestion control of every data socket, one of tcp_allowed_congestion_control.
+  // Default: the system's; reno between ranks of one host.
+  std::optional<std::string> tcp_congestion;
+
+  // Throws UsageError naming variable, value, rule and fix.
+  static Env read();
+};
+
+// What `Env` documents, as data: for help texts and for the test that every variable is documented.
+struct EnvVariable {
+  std::string name;
+  std::string values;
+  std::string default_value;
+  std::string meaning;
+};
+const std::vector<EnvVariable>& env_variables();
+
+// HOLMES_HOSTNAME, else the system's host name.
+std::string host_name();
+
+}  // namespace holmes

@@ -1,0 +1,44 @@
+#include "holmes/core/error.hpp"
+
+#include <cstring>
+
+namespace holmes {
+
+void throw_error(ErrorKind kind, const std::string& message, const ErrorContext& context) {
+  switch (kind) {
+    case ErrorKind::usage:
+      throw UsageError(message, context);
+    case ErrorKind::nic:
+      throw NicError(message, context);
+    case ErrorKind::mismatch:
+      throw MismatchError(message, context);
+    case ErrorKind::communicator:
+      throw CommunicatorError(message, context);
+    case ErrorKind::peer_lost:
+      throw PeerLostError(message, context);
+    case ErrorKind::timeout:
+      throw TimeoutError(message, context);
+    case ErrorKind::aborted:
+      throw AbortedError(message, context);
+    case ErrorKind::unreachable:
+      throw UnreachableError(message, context);
+    case ErrorKind::job:
+      throw JobError(message, context);
+    case ErrorKind::protocol:
+      throw ProtocolError(message, context);
+    case ErrorKind::system:
+      throw SystemError(message, context);
+  }
+  throw ProtocolError("unknown error kind " + std::to_string(static_cast<int>(kind)) + ": " + message, context);
+}
+
+std::string errno_text(int system_errno) {
+  return std::string(std::strerror(system_errno)) + " (errno " + std::to_string(system_errno) + ")";
+}
+
+std::string describe_peer(int peer, const std::string& host, const std::string& nic) {
+  return "rank " + std::to_string(peer) + " (host " + (host.empty() ? "unknown" : host) + ") on NIC " +
+         (nic.empty() ? "unknown" : nic);
+}
+
+}  // namespace holmes

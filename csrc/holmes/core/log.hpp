@@ -1,0 +1,21 @@
+// Log: levelled lines on stderr. HOLMES_LOG chooses the level.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace holmes {
+
+enum class LogLevel : int { error = 0, warn = 1, info = 2, debug = 3 };
+
+// "error", "warn", "info", "debug"; nothing for any other text.
+std::optional<LogLevel> log_level_from_name(const std::string& text);
+// True where a line of `level` is written: use it where making the text is costly.
+bool log_enabled(LogLevel level);
+// Changes the level of this process (starts as HOLMES_LOG says, else warn).
+void set_log_level(LogLevel level);
+
+// Writes "[holmes rank 3/host] warn: text" in one piece; absent rank: "[holmes host] ...". Thread-safe, never throws.
+void log(LogLevel level, std::optional<int> rank, const std::string& text) noexcept;
+
+}  // namespace holmes

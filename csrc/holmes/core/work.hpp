@@ -1,0 +1,70 @@
+// Work: the handle of an asynchronous operation.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace holmes {
+
+using Clock = std::chrono::steady_clock;
+using Duration = std::chrono::nanoseconds;
+
+// State of a Work. It only moves forward; the last two are final.
+enum class WorkState : int {
+  queued = 0,     // accepted, an earlier operation of the communicator still runs
+  running = 1,    // bytes are moving
+  completed = 2,  // done; the buffers hold the result
+  failed = 3,     // done; every wait raises the error, the buffers' contents are undefined
+};
+
+// One asynchronous operation. It holds the operation's buffers until it is final.
+// Thread-safe: any thread may query and wait.
+class Work {
+public:
+  Work() = default;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  virtual ~Work() = default;
+
+  WorkState state() const { return state_.load(std::memory_order_acquire); }
+  bool is_final() const { return state() >= WorkState::completed; }
+
+  // Blocks the calling thread until the work is final. A failed work always throws its error; where `timeout`
+  // passes first, throws TimeoutError and leaves the work running (its buffers stay in use).
+  virtual void wait(std::optional<Duration> timeout = std::nullopt);
+  // The error of a failed work, else null.
+  std::exception_ptr error() const;
+  // Rank the message of a recv (also from any source) came from; -1 for other operations and before the end.
+  int source_rank() const { return source_rank_.load(std::memory_order_acquire); }
+  // Time from submission to the final state (to now where it is not final yet).
+  Duration elapsed() const;
+  // Runs `callback` once when the work is final: now where it already is, else in the thread that finishes it.
+  // It must not block.
+  void on_final(std::function<void()> callback);
+
+  // --- for the engine ---
+  void mark_running();
+  void complete();
+  void fail(std::exception_ptr error);
+  void set_source_rank(int rank) { source_rank_.store(rank, std::memory_order_release); }
+
+private:
+  void finish(WorkState state, std::exception_ptr error);
+
+  std::atomic<WorkState> state_{WorkState::queued};
+  std::atomic<int> source_rank_{-1};
+  mutable std::mutex mutex_;
+  std::condition_variable final_;
+  std::exception_ptr error_;
+  std::vector<std::function<void()>> callbacks_;
+  Clock::time_point submitted_{Clock::now()};
+  std::optional<Clock::time_point> finished_;
+};
+
+}  // namespace holmes

@@ -1,0 +1,68 @@
+// Channel: a full-duplex byte stream to one peer. TCP and shared memory implement it; collectives know nothing else.
+#pragma once
+
+#include <poll.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "holmes/bootstrap/mesh.hpp"
+
+namespace holmes {
+
+// The peer closed the stream, or the system failed it. Internal: the communicator turns it into the error that names
+// rank, host and NIC, after asking the control connections what happened.
+struct StreamClosed {
+  int peer = -1;
+  int system_errno = 0;  // 0: orderly end of stream
+};
+
+// Non-blocking. One thread at a time (the communicator's driver), counters excepted.
+class Channel {
+public:
+  explicit Channel(int peer) : peer_(peer) {}
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+  virtual ~Channel() = default;
+
+  int peer() const { return peer_; }
+  // Sends from `pieces`, in order, what fits now. Returns the bytes taken, 0 where it would block. Throws StreamClosed.
+  virtual std::size_t try_send(std::span<const iovec> pieces) = 0;
+  // Receives into `pieces`, in order, what is there. Returns the bytes written, 0 where it would block. Throws StreamClosed.
+  virtual std::size_t try_recv(std::span<const iovec> pieces) = 0;
+
+  // Largest number of bytes try_peek can give; 0 where the transport has none.
+  virtual std::size_t max_peek_bytes() const { return 0; }
+  // Received bytes in place, without a copy: `bytes` contiguous ones, or null while fewer are there. Valid until `consume`.
+  virtual const std::byte* try_peek(std::size_t /*bytes*/) { return nullptr; }
+  virtual void consume(std::size_t /*bytes*/) {}
+
+  // Before blocking: asks to be woken when the stream can be received from / sent to, through descriptors appended to
+  // `fds`. Returns false where it is ready already (then do not block).
+  virtual bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) = 0;
+  // After blocking (or not): withdraws what prepare_wait asked for.
+  virtual void finish_wait() {}
+  // Ends the stream in both directions; the peer sees StreamClosed. Safe from any thread, does not block.
+  virtual void shutdown() = 0;
+
+  std::uint64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
+  std::uint64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
+  virtual void append_info(std::vector<ConnectionInfo>& infos) const = 0;
+
+protected:
+  // Only the driver writes, so a plain load and store is enough.
+  void count_sent(std::size_t bytes) { sent_bytes_.store(sent_bytes() + bytes, std::memory_order_relaxed); }
+  void count_received(std::size_t bytes) { received_bytes_.store(received_bytes() + bytes, std::memory_order_relaxed); }
+
+private:
+  int peer_;
+  std::atomic<std::uint64_t> sent_bytes_{0};
+  std::atomic<std::uint64_t> received_bytes_{0};
+};
+
+}  // namespace holmes

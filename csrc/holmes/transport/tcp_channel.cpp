@@ -1,0 +1,80 @@
+#include "holmes/transport/tcp_channel.hpp"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+namespace holmes {
+namespace {
+
+// Bytes one system call moves at most: enough to amortise the call, little enough to stay in the L2 cache and to be
+// fair between peers (measured: 256 KiB to 512 KiB best, 64 KiB 10 to 35 % slower).
+constexpr std::size_t max_call_bytes = 512 * 1024;
+constexpr std::size_t max_pieces = 8;
+
+// Calls `transfer` with a msghdr over the first max_call_bytes of `pieces`.
+template <typename Transfer>
+ssize_t transfer_limited(std::span<const iovec> pieces, Transfer transfer) {
+  std::array<iovec, max_pieces> limited;
+  std::size_t used = 0;
+  std::size_t left = max_call_bytes;
+  for (const iovec& piece : pieces) {
+    if (left == 0 || used == max_pieces) break;
+    if (piece.iov_len == 0) continue;
+    limited[used] = {piece.iov_base, std::min(piece.iov_len, left)};
+    left -= limited[used++].iov_len;
+  }
+  if (used == 0) return 0;
+  msghdr message{};
+  message.msg_iov = limited.data();
+  message.msg_iovlen = used;
+  return transfer(message);
+}
+
+bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+std::size_t TcpChannel::try_send(std::span<const iovec> pieces) {
+  const ssize_t sent = transfer_limited(
+      pieces, [&](msghdr& message) { return ::sendmsg(socket_.fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL); });
+  if (sent < 0) {
+    if (would_block(errno)) return 0;
+    throw StreamClosed{peer(), errno};
+  }
+  count_sent(static_cast<std::size_t>(sent));
+  return static_cast<std::size_t>(sent);
+}
+
+std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
+  bool asked = false;
+  const ssize_t received = transfer_limited(pieces, [&](msghdr& message) {
+    asked = true;
+    return ::recvmsg(socket_.fd.get(), &message, MSG_DONTWAIT);
+  });
+  if (received < 0) {
+    if (would_block(errno)) return 0;
+    throw StreamClosed{peer(), errno};
+  }
+  if (received == 0 && asked) throw StreamClosed{peer(), 0};
+  count_received(static_cast<std::size_t>(received));
+  return static_cast<std::size_t>(received);
+}
+
+bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
+  const short events = static_cast<short>((for_recv ? POLLIN : 0) | (for_send ? POLLOUT : 0));
+  fds.push_back({socket_.fd.get(), events, 0});
+  return true;
+}
+
+void TcpChannel::shutdown() { ::shutdown(socket_.fd.get(), SHUT_RDWR); }
+
+void TcpChannel::append_info(std::vector<ConnectionInfo>& infos) const {
+  infos.push_back(socket_.info);
+  infos.back().sent_bytes = sent_bytes();
+  infos.back().received_bytes = received_bytes();
+}
+
+}  // namespace holmes

@@ -1,0 +1,22 @@
+// TcpChannel: a byte stream over one TCP connection that is bound to a NIC.
+#pragma once
+
+#include "holmes/transport/channel.hpp"
+
+namespace holmes {
+
+class TcpChannel final : public Channel {
+public:
+  TcpChannel(int peer, MeshSocket socket) : Channel(peer), socket_(std::move(socket)) {}
+
+  std::size_t try_send(std::span<const iovec> pieces) override;
+  std::size_t try_recv(std::span<const iovec> pieces) override;
+  bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
+  void shutdown() override;
+  void append_info(std::vector<ConnectionInfo>& infos) const override;
+
+private:
+  MeshSocket socket_;
+};
+
+}  // namespace holmes

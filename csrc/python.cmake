@@ -1,0 +1,17 @@
+# The Python modules: _C (pybind11), and _c10d where torch is importable.
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+find_package(pybind11 CONFIG REQUIRED)
+pybind11_add_module(_C
+  bindings/module.cpp
+  bindings/dlpack.cpp
+  bindings/bind_buffer.cpp
+  bindings/bind_comm.cpp
+  bindings/bind_discover.cpp
+  bindings/bind_error.cpp
+  bindings/bind_store.cpp)
+target_link_libraries(_C PRIVATE holmes)
+set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
+install(TARGETS _C LIBRARY DESTINATION .)
+if(HOLMES_TORCH)
+  include(torch.cmake)
+endif()
