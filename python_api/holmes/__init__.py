@@ -1,0 +1,43 @@
+"""Holmes: training over clusters whose network cards differ. What training frameworks and the command line call."""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holmes.plan import Plan, plan_for
+    from holmes.session import gather_topology, make_plan
+    from holmes.topology import Topology
+    from holmes.torch_groups import ProcessGroups, process_groups
+
+try:
+    __version__ = version("holmes-comm")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+source"
+
+_HOMES = {  # imported when first used: planning needs no torch
+    "Plan": "holmes.plan",
+    "ProcessGroups": "holmes.torch_groups",
+    "Topology": "holmes.topology",
+    "gather_topology": "holmes.session",
+    "make_plan": "holmes.session",
+    "plan_for": "holmes.plan",
+    "process_groups": "holmes.torch_groups",
+}
+
+__all__ = [
+    "Plan",
+    "ProcessGroups",
+    "Topology",
+    "__version__",
+    "gather_topology",
+    "make_plan",
+    "plan_for",
+    "process_groups",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'holmes' has no attribute {name!r}")

@@ -1,0 +1,77 @@
+"""The `holmes` command. Subcommands are imported when they are used, so that none needs what only another one needs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from holmes import __version__
+
+#: Subcommand: where it is (a typer app or a function) and what `holmes --help` says about it.
+SUBCOMMANDS = {
+    "nics": ("holmes.cli_nics:nics", "The NICs of this host, as Holmes sees them."),
+    "topology": ("holmes.cli_topology:topology", "All hosts' NICs, who reaches whom, and the clusters that follow."),
+    "testbed": ("holmes.testbed.cli:app", "Run a command on emulated nodes and clusters, without root."),
+    "bench": ("holmes.cli_bench:bench", "Latency and bandwidth of the collectives, per NIC."),
+    "demo": ("holmes.cli_demo:demo", "Train a small GPT over two emulated clusters, with and without Holmes."),
+}
+
+app = typer.Typer(no_args_is_help=True, help="Training over clusters whose network cards differ.")
+
+
+def load(target: str) -> typer.Typer:
+    """Imports a subcommand, "module:name", and returns it as a typer app."""
+    module, _, attribute = target.partition(":")
+    loaded = getattr(importlib.import_module(module), attribute)
+    if isinstance(loaded, typer.Typer):
+        return loaded
+    single = typer.Typer()
+    single.command()(loaded)
+    return single
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of the `holmes` command; `args` default to the command line's."""
+    args = list(sys.argv[1:] if args is None else args)
+    if args and args[0] in SUBCOMMANDS:
+        try:
+            command = load(SUBCOMMANDS[args[0]][0])
+        except ModuleNotFoundError as error:
+            typer.echo(f"holmes {args[0]} needs Python module {error.name}, which is not installed", err=True)
+            sys.exit(2)
+        command(args=args[1:], prog_name=f"holmes {args[0]}")
+    else:
+        app(args=args, prog_name="holmes")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holmes {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _forward(target: str) -> Callable[[typer.Context], Any]:
+    def command(ctx: typer.Context) -> None:
+        load(target)(args=ctx.args, prog_name=ctx.command_path)
+
+    return command
+
+
+for _name, (_target, _help) in SUBCOMMANDS.items():
+    # Listed for `holmes --help` and completion; main() goes to the subcommand directly.
+    app.command(_name, help=_help, add_help_option=False, context_settings={"allow_extra_args": True})(
+        _forward(_target)
+    )

@@ -1,0 +1,175 @@
+"""From a Spec to namespaces and links: the commands that build them, for the testbed's first process to run.
+
+A node is a network, a hostname and an IPC namespace, kept by bind mounts (the network one where `ip netns` looks for
+it). Its processes add a mount namespace, for a /sys that shows the node's own NICs and a /dev/shm of its own. A fabric
+is a bridge without address in the namespace around the nodes, so nothing routes between fabrics.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from holmes.testbed.errors import SpecError
+from holmes.testbed.spec import Nic, Node, Spec
+
+_ROOT = PurePosixPath("/run/holmes")
+# A token bucket must hold one interrupt's worth of data, and one TCP super-packet at a high rate; a larger bucket would
+# let short messages through faster than the link.
+_BURST_S = 0.001
+_MIN_BURST_BYTES = 16384
+
+_SET_HOSTNAME = "import socket, sys; socket.sethostname(sys.argv[1])"
+# A container may forbid mounting sysfs; the old one then shows the outer machine's NICs, which is harmless.
+_ENTER = 'mount -t sysfs sysfs /sys 2>/dev/null; mount --bind "$1" /dev/shm && cd "$2" && shift 2 && exec "$@"'
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command, what it is for (after "cannot ..."), and what it reads."""
+
+    purpose: str
+    argv: Sequence[str]
+    stdin: str = ""
+
+
+def node_dir(node: str) -> PurePosixPath:
+    """The node's folder inside the testbed: namespaces, shared memory, fake sysfs."""
+    return _ROOT / "nodes" / node
+
+
+def sysfs_root(node: str) -> PurePosixPath:
+    """Where the node's fake sysfs is."""
+    return node_dir(node) / "sys"
+
+
+def enter_node(node: str, cwd: str, argv: Sequence[str]) -> list[str]:
+    """The command that runs `argv` on a node, in place of itself: the process number stays."""
+    folder = node_dir(node)
+    namespaces = [f"--net=/run/netns/{node}", f"--uts={folder}/uts", f"--ipc={folder}/ipc"]
+    return ["nsenter", *namespaces, "unshare", "--mount", "sh", "-c", _ENTER, "sh", f"{folder}/shm", cwd, *argv]
+
+
+def node_env(node: Node) -> dict[str, str]:
+    """What every process of a node finds in its environment."""
+    return {
+        "HOLMES_TESTBED": "1",
+        "HOLMES_HOSTNAME": node.name,
+        "HOLMES_SYSFS_ROOT": str(sysfs_root(node.name)),
+    }
+
+
+def build(spec: Spec) -> list[Step]:
+    """All commands that make the testbed, in order."""
+    bridges = [_bridge(index, spec.networks[name].mtu) for index, name in enumerate(spec.networks)]
+    links = [line for node in spec.nodes for line in _links(spec, node)]
+    shapes = [_shape(_port(spec, node, nic), nic, spec) for node in spec.nodes for nic in node.nics]
+    return [
+        *(Step(f"make node {node.name}", ["sh", "-ec", _node_script(node.name)]) for node in spec.nodes),
+        Step("write the nodes' /etc/hosts", ["sh", "-ec", _hosts_script()], _hosts(spec)),
+        Step("make the links", ["ip", "-batch", "-"], "\n".join(bridges + links)),
+        *(
+            Step(f"configure the NICs of node {node.name}", ["sh", "-ec", _node_network_script(spec, node)])
+            for node in spec.nodes
+        ),
+        Step("limit the links to their rates", ["tc", "-batch", "-"], "\n".join(shapes)),
+    ]
+
+
+def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
+    """The commands that change the rate of one NIC's link, both directions."""
+    if not rate_gbps > 0:
+        raise SpecError(f"rate_gbps is {rate_gbps!r}; it must be above 0 (set_link(..., up=False) cuts a link)")
+    where = spec.node(node)
+    link = where.nic(nic)
+    purpose, tc = f"set the rate of {node}'s {nic}", ["tc", "-batch", "-"]
+    return [
+        Step(purpose, tc, _shape(_port(spec, where, link), link, spec, rate_gbps)),
+        Step(purpose, ["nsenter", f"--net=/run/netns/{node}", *tc], _shape(nic, link, spec, rate_gbps)),
+    ]
+
+
+def _port(spec: Spec, node: Node, nic: Nic) -> str:
+    """The bridge's end of a link; numbered, because interface names hold 15 characters."""
+    return f"p{spec.nodes.index(node)}-{node.nics.index(nic)}"
+
+
+def _bridge(index: int, mtu: int) -> str:
+    return f"link add name br{index} type bridge mcast_snooping 0\nlink set dev br{index} mtu {mtu} up"
+
+
+def _links(spec: Spec, node: Node) -> list[str]:
+    networks = list(spec.networks)
+    lines = []
+    for nic in node.nics:
+        port = _port(spec, node, nic)
+        lines += [
+            f"link add name {port} mtu {nic.mtu} type veth peer name {nic.name} mtu {nic.mtu} netns {node.name}",
+            f"link set dev {port} master br{networks.index(nic.network)} up",
+        ]
+    return lines
+
+
+def _shape(device: str, nic: Nic, spec: Spec, rate_gbps: float | None = None) -> str:
+    rate_bits_per_s = round((rate_gbps or nic.rate_gbps) * 1e9)
+    burst_bytes = max(round(rate_bits_per_s / 8 * _BURST_S), _MIN_BURST_BYTES)
+    queue_us = round(spec.networks[nic.network].queue_ms * 1000)
+    return f"qdisc replace dev {device} root tbf rate {rate_bits_per_s}bit burst {burst_bytes} latency {queue_us}us"
+
+
+def _node_script(name: str) -> str:
+    folder = node_dir(name)
+    binds = {"net": f"/run/netns/{name}", "uts": f"{folder}/uts", "ipc": f"{folder}/ipc"}
+    hostname = shlex.join([sys.executable, "-IS", "-c", _SET_HOSTNAME, name])
+    # /proc/self: right even where /proc is of another PID namespace.
+    inner = " && ".join([hostname, *(f"mount --bind /proc/self/ns/{kind} {path}" for kind, path in binds.items())])
+    return (
+        f"mkdir -p /run/netns {folder}/shm {folder}/sys\n"
+        f"touch {' '.join(binds.values())}\n"
+        f"unshare --net --uts --ipc sh -c {shlex.quote(inner)}\n"
+    )
+
+
+def _hosts(spec: Spec) -> str:
+    """Every node's /etc/hosts: node names at their common address, and node-nic names for all."""
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    for node in spec.nodes:
+        for nic in node.nics:
+            common = nic is node.nic_on(spec.common_network)
+            name = f"{node.name}-{nic.name}"
+            lines.append(f"{nic.address.ip} {f'{node.name} ' if common else ''}{name}")
+            # For dual-stack sockets that ask who their peer is; a name apart, so that "a0" stays an IPv4 address.
+            lines.append(f"::ffff:{nic.address.ip} {name}.testbed")
+    return "\n".join(lines) + "\n"
+
+
+def _hosts_script() -> str:
+    return f"cat > {_ROOT}/hosts\n[ ! -e /etc/hosts ] || mount --bind {_ROOT}/hosts /etc/hosts\n"
+
+
+def _node_network_script(spec: Spec, node: Node) -> str:
+    enter = f"nsenter --net=/run/netns/{node.name}"
+    ip = ["link set dev lo up"]
+    tc = []
+    for nic in node.nics:
+        ip += [f"address add {nic.address} broadcast + dev {nic.name}", f"link set dev {nic.name} up"]
+        tc.append(_shape(nic.name, nic, spec))
+    # Namespaces inherit the host's forwarding, which container engines switch on. A read-only /proc/sys is fine where
+    # there is nothing to change.
+    settings = "for f in /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv6/conf/all/forwarding; do\n"
+    settings += '[ ! -e $f ] || [ "$(cat $f)" = 0 ] || echo 0 > $f\ndone\n'
+    if spec.congestion_control:
+        wanted, file = shlex.quote(spec.congestion_control), "/proc/sys/net/ipv4/tcp_{}congestion_control"
+        settings += (
+            f"echo {wanted} 2>/dev/null > {file.format('')} || {{\n"
+            f"echo congestion_control {wanted} is not allowed here, only: $(cat {file.format('allowed_')})\n"
+            "exit 1\n}\n"
+        )
+    return (
+        f"{enter} sh -ec {shlex.quote(settings)}\n"
+        f"{enter} ip -batch - <<'END'\n" + "\n".join(ip) + "\nEND\n"
+        f"{enter} tc -batch - <<'END'\n" + "\n".join(tc) + "\nEND\n"
+    )

@@ -1,0 +1,155 @@
+"""What a testbed's description allows, where ranks go, and the commands that build nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from holmes.testbed import SpecError, Testbed, TestbedError, builtin_specs, load_spec
+from holmes.testbed.cli import app
+from holmes.testbed.launch import place_ranks, rank_environment
+from holmes.testbed.spec import parse_spec
+from holmes.testbed.sysfs import node_sysfs
+
+
+@pytest.mark.parametrize("name", builtin_specs())
+def test_builtin_specs_load(name: str) -> None:
+    spec = load_spec(name)
+    assert spec.nodes
+    assert spec.description
+    addresses = [nic.address for node in spec.nodes for nic in node.nics]
+    assert len(set(addresses)) == len(addresses)
+    assert all(node.nic_on(spec.common_network) for node in spec.nodes)
+
+
+def test_two_clusters_share_only_ethernet_a_tenth_as_fast() -> None:
+    spec = load_spec("two-clusters")
+    assert [node.name for node in spec.nodes] == ["a0", "a1", "b0", "b1"]
+    assert spec.common_network == "eth"
+    assert spec.node("a0").nic("ib0").nic_class == "infiniband"
+    assert spec.node("b0").nic("roce0").nic_class == "roce_v2"
+    assert spec.networks["eth"].rate_gbps == pytest.approx(spec.networks["ib"].rate_gbps / 10)
+
+
+_SMALL = {
+    "networks": {"eth": {"class": "ethernet", "rate_gbps": 1}, "ib": {"class": "infiniband", "rate_gbps": 2}},
+    "clusters": {
+        "a": {
+            "nodes": {"n0": {}, "n1": {"ib0": {"name": "ibp9", "hca": "mlx5_7", "rate_gbps": 1}}},
+            "gpus_per_node": 2,
+            "nics": [{"name": "ib0", "network": "ib", "hca": "mlx5_0"}, {"name": "eth0", "network": "eth"}],
+        }
+    },
+}
+
+
+def test_names_and_rates_may_differ_per_node(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(_SMALL))
+    spec = load_spec(tmp_path / "mine.yaml")
+    assert spec.name == "mine"
+    assert [(nic.name, nic.hca, nic.rate_gbps) for nic in spec.node("n1").nics] == [
+        ("ibp9", "mlx5_7", 1.0),
+        ("eth0", None, 1.0),
+    ]
+    assert spec.node("n0").nic("ib0").rate_gbps == 2.0
+    described = node_sysfs(spec.node("n1"))
+    assert described["interfaces"][0]["nic_class"] == "infiniband"
+    assert described["interfaces"][0]["speed_gbps"] == 1.0
+    assert len(described["gpus"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("networks", "eth", "rate_gbps"), -1, "networks.eth.rate_gbps is -1; it must be a number above 0"),
+        (("networks", "eth", "class"), "token-ring", "must be one of infiniband, roce_v2, roce_v1, ethernet"),
+        (("networks", "eth", "mtu"), 100, "integer from 576 to 9000"),
+        (("networks", "eth", "speed"), 1, "unknown key 'speed'"),
+        (("clusters", "a", "nodes"), 0, "clusters.a.nodes is 0; it must be a mapping"),
+        (("clusters", "a", "nodes"), {"Bad_Name": {}}, "host name"),
+        (("clusters", "a", "nodes"), {"n0": {"ib9": {}}}, "unknown key 'ib9'; allowed are ib0, eth0"),
+        (("clusters", "a", "nics"), [{"name": "ib0", "network": "ib"}], "needs an hca"),
+        (("clusters", "a", "nics"), [{"name": "eth0", "network": "wan"}], "network is 'wan'; networks are eth, ib"),
+        (("clusters", "a", "nics"), [{"name": "a" * 16, "network": "eth"}], "1 to 15 characters"),
+        (("clusters", "b"), {"nodes": 1, "nics": [{"name": "x", "network": "e"}]}, "network is 'e'"),
+    ],
+)
+def test_bad_spec_is_refused(path: tuple[str, ...], value: object, message: str) -> None:
+    data = json.loads(json.dumps(_SMALL))
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(SpecError, match=message):
+        parse_spec("bad", data)
+
+
+def test_nodes_without_a_common_network_are_refused() -> None:
+    data = json.loads(json.dumps(_SMALL))
+    data["clusters"]["b"] = {"nodes": 1, "nics": [{"name": "x0", "network": "ib", "hca": "h"}]}
+    data["clusters"]["a"]["nics"] = data["clusters"]["a"]["nics"][1:]
+    data["clusters"]["a"]["nodes"] = 1
+    with pytest.raises(SpecError, match="no network joins all nodes"):
+        parse_spec("bad", data)
+
+
+def test_unknown_spec_names_the_builtin_ones() -> None:
+    with pytest.raises(SpecError, match="two-clusters"):
+        load_spec("no-such-spec")
+
+
+def test_ranks_fill_nodes_in_order_or_shuffled() -> None:
+    spec = load_spec("two-clusters")
+    assert place_ranks(spec, 2)[:3] == [("a0", 0), ("a0", 1), ("a1", 0)]
+    shuffled = place_ranks(spec, 2, shuffle_seed=3)
+    assert shuffled != place_ranks(spec, 2)
+    assert sorted(shuffled) == sorted(place_ranks(spec, 2))
+    assert shuffled == place_ranks(spec, 2, shuffle_seed=3)
+    master = spec.node(shuffled[0][0]).nic("eth0").address.ip
+    assert rank_environment(spec, shuffled, 5)["MASTER_ADDR"] == str(master)
+
+
+def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda tool, path=None: None if tool in ("ip", "tc") else f"/bin/{tool}")
+    with pytest.raises(TestbedError, match=r"`ip` from iproute2, `tc` from iproute2.*apt install iproute2"):
+        Testbed("pair").run(["true"])
+
+
+def _invoke(*args: str) -> str:
+    result = CliRunner().invoke(app, list(args))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_show_lists_every_nic() -> None:
+    output = _invoke("show", "--spec", "rails")
+    for text in ("roce0 (mlx5_0)", "roce1 (mlx5_1)", "10.11.0.2/16", "0.25"):
+        assert text in output
+
+
+def test_show_yaml_is_a_spec() -> None:
+    output = _invoke("show", "--spec", "two-clusters", "--yaml")
+    assert parse_spec("two-clusters", yaml.safe_load(output)) == load_spec("two-clusters")
+
+
+def test_specs_lists_the_builtin_ones() -> None:
+    output = _invoke("specs")
+    for name in builtin_specs():
+        assert name in output
+
+
+def test_help_imports_no_subcommand() -> None:
+    code = "import sys; from holmes.cli import main\ntry: main(['--help'])\nexcept SystemExit as e: pass\n"
+    code += "print([m for m in sys.modules if m.startswith(('torch', 'numpy', 'holmes.testbed', 'holmes_comm'))])"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    for name in ("nics", "topology", "testbed", "bench", "demo"):
+        assert name in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
