@@ -4,7 +4,7 @@
 #include <map>
 #include <mutex>
 
-#include "holmes/core/error.hpp"
+#include "holmes/bootstrap/record.hpp"
 
 namespace holmes {
 namespace {
@@ -44,9 +44,8 @@ private:
 }  // namespace
 
 TimeoutError store_timeout(const std::string& key, Duration timeout) {
-  const double seconds = std::chrono::duration<double>(timeout).count();
-  return TimeoutError("nobody set the store key '" + key + "' within " + std::to_string(seconds) +
-                      " s; check that every rank was started and uses the same store");
+  return TimeoutError("nobody set the store key '" + key + "' within " + seconds_text(timeout) +
+                      "; check that every rank was started and uses the same store");
 }
 
 PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> base)

@@ -269,8 +269,8 @@ void Engine::finish_wait() {
 }
 
 bool Engine::involves(int peer) const {
-  return (!queue_.empty() && front_started_ && queue_.front()->involves(peer)) || p2p_.awaits_recv(peer) ||
-         p2p_.awaits_send(peer);
+  return (!queue_.empty() && front_started_ && queue_.front()->involves(peer)) ||
+         p2p_.needs(peer, group_->controls[peer]->said_bye());
 }
 
 void Engine::check_controls() {

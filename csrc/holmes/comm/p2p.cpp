@@ -51,7 +51,7 @@ bool P2pEngine::advance() {
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;
     moved |= send_to(peer);
-    moved |= recv_from(peer);
+    moved |= recv_or_end(peer);
   }
   return moved;
 }
@@ -83,7 +83,28 @@ bool P2pEngine::send_to(int peer) {
 }
 
 bool P2pEngine::awaits_recv(int peer) const {
-  return peers_[peer].is_arriving() || !peers_[peer].receives.empty() || !any_receives_.empty();
+  const Peer& state = peers_[peer];
+  return state.is_arriving() || !state.receives.empty() || (!any_receives_.empty() && !state.ended);
+}
+
+bool P2pEngine::needs(int peer, bool left_in_order) const {
+  const Peer& state = peers_[peer];
+  if (state.is_arriving() || !state.receives.empty() || !state.sends.empty()) return true;
+  if (any_receives_.empty()) return false;
+  const auto is_open = [this](int other) { return other != group_.rank && !peers_[other].ended; };
+  for (int other = 0; other < group_.size && left_in_order; ++other)
+    if (other != peer && is_open(other)) return false;
+  return true;
+}
+
+bool P2pEngine::recv_or_end(int peer) {
+  try {
+    return recv_from(peer);
+  } catch (const StreamClosed&) {
+    if (needs(peer, true)) throw;
+    peers_[peer].ended = true;
+    return false;
+  }
 }
 
 bool P2pEngine::awaits_send(int peer) const { return !peers_[peer].sends.empty(); }

@@ -1,0 +1,121 @@
+#include "bindings/bind_buffer.hpp"
+
+#include <string>
+#include <unordered_map>
+
+#include "bindings/dlpack.hpp"
+#include "holmes/core/error.hpp"
+
+namespace py = pybind11;
+
+namespace holmes {
+namespace {
+
+// Keeps a Python object alive; may be dropped in a thread without the GIL.
+std::shared_ptr<void> keep_alive(const py::handle& object) {
+  object.inc_ref();
+  return {object.ptr(), [](void* pointer) {
+            if (!Py_IsInitialized()) return;
+            py::gil_scoped_acquire gil;
+            Py_DECREF(static_cast<PyObject*>(pointer));
+          }};
+}
+
+std::string type_name(const py::handle& object) { return py::str(py::type::handle_of(object).attr("__name__")); }
+
+[[noreturn]] void refuse(const char* what, const py::handle& object, const std::string& reason) {
+  throw UsageError(std::string(what) + " (" + type_name(object) + "): " + reason);
+}
+
+DType dtype_of_format(const char* what, const py::handle& object, const std::string& format, py::ssize_t item_bytes) {
+  char code = format.empty() ? 'B' : format.back();
+  // One letter, perhaps behind a byte order; more is a structure, a complex number, ...
+  const std::string byte_orders = "@=<|>!";
+  if (format.size() > 2 || (format.size() == 2 && byte_orders.find(format.front()) == std::string::npos)) code = '\0';
+  if (format.size() > 1 && (format.front() == '>' || format.front() == '!'))
+    refuse(what, object, "big-endian data (format '" + format + "'); convert it to the machine's byte order");
+  const std::string signed_codes = "bhilqn";
+  const std::string unsigned_bytes = "Bc";
+  if (code == '?') return DType::boolean;
+  if (code && unsigned_bytes.find(code) != std::string::npos) return DType::uint8;
+  if (code == 'e') return DType::float16;
+  if (code == 'f') return DType::float32;
+  if (code == 'd') return DType::float64;
+  if (code && signed_codes.find(code) != std::string::npos) {
+    switch (item_bytes) {
+      case 1:
+        return DType::int8;
+      case 2:
+        return DType::int16;
+      case 4:
+        return DType::int32;
+      case 8:
+        return DType::int64;
+    }
+  }
+  refuse(what, object, "dtype with format '" + format + "' is not supported; use one of float64, float32, float16, "
+                       "bfloat16, int8, int16, int32, int64, uint8, bool");
+}
+
+// torch is asked through its own attributes: no DLPack capsule, and the lowest latency.
+Buffer from_torch(const py::handle& tensor, const char* what) {
+  // torch.dtype objects are singletons.
+  static const auto* dtypes = [] {
+    auto* map = new std::unordered_map<PyObject*, DType>();
+    const py::module_ torch = py::module_::import("torch");
+    for (int i = 0; i < dtype_count; ++i) {
+      const auto dtype = static_cast<DType>(i);
+      (*map)[torch.attr(std::string(name(dtype)).c_str()).ptr()] = dtype;
+    }
+    return map;
+  }();
+  const py::object dtype = tensor.attr("dtype");
+  const auto found = dtypes->find(dtype.ptr());
+  if (!tensor.attr("is_cpu").cast<bool>())
+    refuse(what, tensor, "it lives on device '" + std::string(py::str(tensor.attr("device"))) +
+                         "', this communicator moves host memory; use a CPU tensor (tensor.cpu())");
+  if (tensor.attr("is_sparse").cast<bool>()) refuse(what, tensor, "sparse tensors are not supported; use to_dense()");
+  if (found == dtypes->end())
+    refuse(what, tensor, std::string(py::str(dtype)) + " is not supported; view it as one of the supported dtypes");
+  if (!tensor.attr("is_contiguous")().cast<bool>())
+    refuse(what, tensor, "it is not contiguous (shape " + std::string(py::str(tensor.attr("shape"))) + ", strides " +
+                         std::string(py::str(tensor.attr("stride")())) + "); pass tensor.contiguous()");
+  return {reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<std::uintptr_t>()),
+          tensor.attr("numel")().cast<std::size_t>(), found->second, keep_alive(tensor)};
+}
+
+Buffer from_buffer_protocol(const py::handle& object, const char* what, bool writable) {
+  auto view = std::make_unique<Py_buffer>();
+  const int flags = PyBUF_FORMAT | PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object.ptr(), view.get(), flags) != 0) {
+    PyErr_Clear();
+    if (writable) refuse(what, object, "its memory is read-only (or has no plain layout); pass a writable array");
+    refuse(what, object, "it gives no access to its memory as a plain array");
+  }
+  const bool contiguous = PyBuffer_IsContiguous(view.get(), 'C') != 0;
+  std::shared_ptr<void> owner(view.get(), [](void* pointer) {
+    auto* held = static_cast<Py_buffer*>(pointer);
+    if (Py_IsInitialized()) {
+      py::gil_scoped_acquire gil;
+      PyBuffer_Release(held);
+    }
+    delete held;
+  });
+  const Py_buffer& held = *view.release();
+  if (!contiguous) refuse(what, object, "it is not contiguous; pass numpy.ascontiguousarray(array)");
+  const DType dtype = dtype_of_format(what, object, held.format ? held.format : "B", held.itemsize);
+  return {held.buf, static_cast<std::size_t>(held.len) / size_bytes(dtype), dtype, std::move(owner)};
+}
+
+}  // namespace
+
+Buffer to_buffer(const py::handle& object, const char* what, bool writable) {
+  if (PyObject_HasAttrString(object.ptr(), "data_ptr") && PyObject_HasAttrString(object.ptr(), "is_cpu"))
+    return from_torch(object, what);
+  if (PyObject_CheckBuffer(object.ptr())) return from_buffer_protocol(object, what, writable);
+  if (PyObject_HasAttrString(object.ptr(), "__dlpack__")) return from_dlpack(object, what);
+  refuse(what, object, "not a tensor or array; pass a torch tensor, a numpy array, or an object with DLPack or the buffer "
+                       "protocol");
+}
+
+}  // namespace holmes

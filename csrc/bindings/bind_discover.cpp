@@ -1,0 +1,136 @@
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "bindings.hpp"
+#include "holmes/core/error.hpp"
+#include "holmes/discover/nic.hpp"
+
+namespace py = pybind11;
+using holmes::Nic;
+
+namespace {
+
+std::vector<std::string> address_texts(const Nic& nic) {
+  std::vector<std::string> texts;
+  for (const auto& address : nic.addresses)
+    texts.push_back(address.address + "/" + std::to_string(address.prefix_length));
+  return texts;
+}
+
+py::dict to_dict(const Nic& nic) {
+  py::list gids;
+  for (const auto& gid : nic.gids) {
+    py::dict entry;
+    entry["index"] = gid.index;
+    entry["gid"] = gid.gid;
+    entry["type"] = gid.type;
+    entry["netdev"] = gid.netdev;
+    gids.append(entry);
+  }
+  py::dict result;
+  result["name"] = nic.name;
+  result["nic_class"] = to_string(nic.nic_class);
+  result["kind"] = to_string(nic.kind);
+  result["netdev"] = nic.netdev;
+  result["hca"] = nic.hca;
+  result["port"] = nic.port;
+  result["link_layer"] = nic.link_layer;
+  result["state"] = nic.state;
+  result["is_up"] = nic.is_up;
+  result["is_netdev_up"] = nic.is_netdev_up;
+  result["addresses"] = address_texts(nic);
+  result["has_gateway"] = nic.has_gateway;
+  result["speed_gbps"] = nic.speed_gbps;
+  result["mtu"] = nic.mtu;
+  result["numa_node"] = nic.numa_node;
+  result["pci_address"] = nic.pci_address;
+  result["pci_path"] = nic.pci_path;
+  result["gids"] = gids;
+  result["gid_index"] = nic.gid_index;
+  result["nearest_gpus"] = nic.nearest_gpus;
+  result["members"] = nic.members;
+  result["master"] = nic.master;
+  result["parent"] = nic.parent;
+  result["vlan_id"] = nic.vlan_id;
+  result["physical_function"] = nic.physical_function;
+  return result;
+}
+
+// A copy whose first address is `address`, the one to bind.
+Nic with_address(Nic nic, const std::string& address) {
+  const auto found = std::ranges::find(nic.addresses, address, &holmes::IpAddress::address);
+  if (found == nic.addresses.end())
+    throw holmes::UsageError("NIC " + nic.name + " does not have the address '" + address + "'");
+  std::rotate(nic.addresses.begin(), found, found + 1);
+  return nic;
+}
+
+std::string repr(const Nic& nic) {
+  std::string text = "<Nic " + nic.name + ": " + to_string(nic.nic_class);
+  if (!nic.hca.empty() && nic.port_name() != nic.name) text += " " + nic.port_name();
+  text += ", " + nic.state;
+  for (const auto& address : address_texts(nic)) text += ", " + address;
+  return text + ">";
+}
+
+}  // namespace
+
+void bind_discover(py::module_& m) {
+  py::class_<Nic>(m, "Nic",
+                  "One way out of this host: a network interface with the RDMA port below it, or a port without an "
+                  "interface. Immutable data; absent values are None or empty.")
+      .def_readonly("name", &Nic::name, "The interface ('ib0', 'eth1'); of an RDMA port without one 'mlx5_0:1'.")
+      .def_property_readonly(
+          "nic_class", [](const Nic& nic) { return std::string(to_string(nic.nic_class)); },
+          "'infiniband', 'roce_v2', 'roce_v1', 'ethernet' or 'loopback'.")
+      .def_property_readonly(
+          "kind", [](const Nic& nic) { return std::string(to_string(nic.kind)); },
+          "'physical', 'virtual_function', 'bond', 'vlan', 'bridge', 'virtual', 'wireless', 'ipoib' or 'loopback'.")
+      .def_readonly("netdev", &Nic::netdev, "Network interface; empty if none.")
+      .def_readonly("hca", &Nic::hca, "RDMA device; empty if none.")
+      .def_readonly("port", &Nic::port, "Port of the RDMA device.")
+      .def_property_readonly("port_name", &Nic::port_name, "'mlx5_0:1'; empty without an RDMA port.")
+      .def_readonly("link_layer", &Nic::link_layer, "'InfiniBand', 'Ethernet' or 'Loopback'.")
+      .def_readonly("state", &Nic::state, "Of the RDMA port ('active', 'down', 'init'), else of the interface.")
+      .def_readonly("is_up", &Nic::is_up, "The RDMA port is active; without one, the interface is up.")
+      .def_readonly("is_netdev_up", &Nic::is_netdev_up, "The interface carries packets.")
+      .def_property_readonly("addresses", &address_texts, "['10.0.0.1/24', ...]: IPv4 first, link-local last.")
+      .def_property_readonly(
+          "address",
+          [](const Nic& nic) {
+            return nic.addresses.empty() ? std::optional<std::string>() : nic.addresses.front().address;
+          },
+          "The address to bind, without prefix length: the first of `addresses`.")
+      .def_readonly("has_gateway", &Nic::has_gateway, "A route through it uses a gateway.")
+      .def_readonly("speed_gbps", &Nic::speed_gbps, "Line rate in Gbit/s.")
+      .def_readonly("mtu", &Nic::mtu, "Largest packet in bytes.")
+      .def_readonly("numa_node", &Nic::numa_node, "NUMA node; None where unknown or where members differ.")
+      .def_readonly("pci_address", &Nic::pci_address, "'0000:16:00.0'; empty for software interfaces.")
+      .def_readonly("pci_path", &Nic::pci_path, "Path of the device below the sysfs root.")
+      .def_property_readonly(
+          "gids", [](const Nic& nic) { return py::list(to_dict(nic)["gids"]); },
+          "GID table of this interface: dicts of index, gid, type, netdev.")
+      .def_readonly("gid_index", &Nic::gid_index, "Index of the GID to use.")
+      .def_readonly("nearest_gpus", &Nic::nearest_gpus, "PCI addresses of the GPUs at the smallest PCI distance.")
+      .def_readonly("members", &Nic::members, "Members of a bond or bridge.")
+      .def_readonly("master", &Nic::master, "The bond or bridge it belongs to.")
+      .def_readonly("parent", &Nic::parent, "Parent of a VLAN or an IPoIB child.")
+      .def_readonly("vlan_id", &Nic::vlan_id, "VLAN id.")
+      .def_readonly("physical_function", &Nic::physical_function,
+                    "PCI address of a virtual function's parent, if shown.")
+      .def("with_address", &with_address, py::arg("address"),
+           "A copy whose first address is `address` (without prefix length). Raises UsageError if it has no such one.")
+      .def("to_dict", &to_dict, "All attributes as plain data, ready for JSON.")
+      .def("__repr__", &repr);
+  m.def(
+      "discover_nics",
+      [](const std::optional<std::string>& sysfs_root) {
+        const std::string root = sysfs_root.value_or(holmes::default_sysfs_root());
+        py::gil_scoped_release release;
+        return holmes::discover_nics(root);
+      },
+      py::arg("sysfs_root") = py::none(),
+      "All NICs of this host, by class and name. Local. `sysfs_root`: None means HOLMES_SYSFS_ROOT, else /sys. Raises "
+      "UsageError where it is no folder.");
+}

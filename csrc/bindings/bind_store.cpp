@@ -1,0 +1,165 @@
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <variant>
+
+#include "bindings/bindings.hpp"
+#include "bindings/py_store.hpp"
+#include "holmes/bootstrap/tcp_store.hpp"
+#include "holmes/core/error.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace holmes {
+namespace {
+
+// Holds the GIL only inside its methods. What the object raises passes through, but for "not there in time".
+class PyStore final : public Store {
+public:
+  explicit PyStore(py::object store) : store_(std::move(store)) {}
+  ~PyStore() override {
+    if (Py_IsInitialized() == 0) {
+      store_.release();  // the interpreter is gone, and the object with it
+      return;
+    }
+    py::gil_scoped_acquire gil;
+    store_ = py::object();
+  }
+
+  void set(const std::string& key, const std::string& value) override {
+    py::gil_scoped_acquire gil;
+    raise_signals();
+    store_.attr("set")(key, py::bytes(value));
+  }
+
+  std::string get(const std::string& key, Duration timeout) override {
+    wait(key, timeout);
+    py::gil_scoped_acquire gil;
+    return store_.attr("get")(key).cast<std::string>();
+  }
+
+  void wait(const std::string& key, Duration timeout) override {
+    py::gil_scoped_acquire gil;
+    raise_signals();
+    // A c10d store counts milliseconds and takes 0 for "for ever".
+    const auto limit = std::max(std::chrono::ceil<std::chrono::milliseconds>(timeout), std::chrono::milliseconds(1));
+    const auto started = Clock::now();
+    const auto keys = std::vector<std::string>{key};
+    try {
+      if (takes_timeout_) {
+        try {
+          store_.attr("wait")(keys, limit);
+          return;
+        } catch (py::error_already_set& error) {
+          if (!error.matches(PyExc_TypeError)) throw;
+          takes_timeout_ = false;
+        }
+      }
+      store_.attr("wait")(keys);  // has a timeout of its own
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt, SystemExit
+      // Stores disagree on the class: the clock or the text tells.
+      const auto text = std::string(py::str(error.value()).attr("lower")().cast<std::string>());
+      const bool is_timeout = Clock::now() - started >= limit || error.matches(PyExc_TimeoutError) ||
+                              text.find("timeout") != std::string::npos || text.find("timed out") != std::string::npos;
+      if (!is_timeout) throw;
+      throw store_timeout(key, timeout);
+    }
+  }
+
+private:
+  // So that Ctrl-C ends a set-up.
+  static void raise_signals() {
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+
+  py::object store_;
+  std::atomic<bool> takes_timeout_{true};
+};
+
+Duration seconds(double value) {
+  constexpr double longest_s = 1e8;  // three years; a Duration overflows at 292
+  if (!(value >= 0)) {
+    throw UsageError("timeout " + std::to_string(value) + " s is not possible: give a number of seconds, 0 or more");
+  }
+  value = std::min(value, longest_s);
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(value));
+}
+
+constexpr double default_timeout_s = 300.0;
+
+// The wait of torch.distributed: a list of keys and a timedelta; also one key and seconds.
+void wait_keys(Store& store, const std::variant<std::string, std::vector<std::string>>& keys,
+               const std::variant<std::chrono::microseconds, double>& timeout) {
+  const Duration limit = std::holds_alternative<double>(timeout) ? seconds(std::get<double>(timeout))
+                                                                 : seconds(std::chrono::duration<double>(std::get<std::chrono::microseconds>(timeout)).count());
+  py::gil_scoped_release no_gil;
+  const auto end = Clock::now() + limit;
+  const auto wait_one = [&](const std::string& key) { store.wait(key, std::max(end - Clock::now(), Duration::zero())); };
+  if (const auto* key = std::get_if<std::string>(&keys)) return wait_one(*key);
+  for (const std::string& key : std::get<std::vector<std::string>>(keys)) wait_one(key);
+}
+
+}  // namespace
+
+std::shared_ptr<Store> to_store(const py::object& object) {
+  if (py::isinstance<Store>(object)) return object.cast<std::shared_ptr<Store>>();
+  for (const char* method : {"set", "get", "wait"})
+    if (!py::hasattr(object, method))
+      throw UsageError("a store needs the methods set, get and wait; " +
+                       std::string(py::str(py::type::handle_of(object).attr("__name__"))) + " has no " + method);
+  return std::make_shared<PyStore>(object);
+}
+
+namespace {
+
+void bind(py::module_& module) {
+  py::class_<Store, std::shared_ptr<Store>>(module, "Store", "A key-value rendezvous: set, get, wait. Thread-safe.")
+      .def(
+          "set",
+          [](Store& store, const std::string& key, const std::string& value) {
+            py::gil_scoped_release no_gil;
+            store.set(key, value);
+          },
+          "key"_a, "value"_a, "Sets `key` to bytes or text; overwrites.")
+      .def(
+          "get",
+          [](Store& store, const std::string& key, double timeout_s) {
+            std::string value;
+            {
+              py::gil_scoped_release no_gil;
+              value = store.get(key, seconds(timeout_s));
+            }
+            return py::bytes(value);
+          },
+          "key"_a, "timeout_s"_a = default_timeout_s,
+          "The bytes of `key`, waiting until somebody sets it. Raises TimeoutError naming the key after `timeout_s` seconds.")
+      .def("wait", &wait_keys, "keys"_a, "timeout"_a = default_timeout_s,
+           "Waits until `keys` (one or a list) exist. `timeout`: seconds or a timedelta. Raises TimeoutError naming the key.");
+  module.def("LocalStore", &make_local_store, "A store in memory, for ranks that are threads of one process.");
+  py::class_<PrefixStore, Store, std::shared_ptr<PrefixStore>>(module, "PrefixStore",
+                                                              "A view of a store in which every key has a prefix.")
+      .def(py::init([](const std::string& prefix, const py::object& store) {
+             return std::make_shared<PrefixStore>(prefix, to_store(store));
+           }),
+           "prefix"_a, "store"_a);
+  py::class_<TcpStore, Store, std::shared_ptr<TcpStore>>(
+      module, "TcpStore",
+      "A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the others\n"
+      "connect, waiting up to `timeout_s` seconds for it. Who reaches the port can read and write it.")
+      .def(py::init([](const std::string& host, std::uint16_t port, bool is_server, double timeout_s) {
+             py::gil_scoped_release no_gil;
+             return std::make_shared<TcpStore>(host, port, is_server, seconds(timeout_s));
+           }),
+           "host"_a, "port"_a, "is_server"_a = false, "timeout_s"_a = 60.0)
+      .def_property_readonly("host", &TcpStore::host, "Host it listens on or connects to.")
+      .def_property_readonly("port", &TcpStore::port, "Port it listens on or connects to.");
+}
+
+}  // namespace
+}  // namespace holmes
+
+void bind_store(py::module_& module) { holmes::bind(module); }

@@ -1,0 +1,9 @@
+// The parts of the module holmes_comm._C, one per concept.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+void bind_comm(pybind11::module_& module);
+void bind_discover(pybind11::module_& module);
+void bind_error(pybind11::module_& module);
+void bind_store(pybind11::module_& module);

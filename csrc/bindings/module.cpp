@@ -1,0 +1,10 @@
+// holmes_comm._C: the engine for Python.
+#include "bindings/bindings.hpp"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The Holmes engine: NIC discovery, stores and communicators. Use it through holmes_comm.";
+  bind_error(module);
+  bind_discover(module);
+  bind_store(module);
+  bind_comm(module);
+}

@@ -1,0 +1,175 @@
+#include "holmes/bootstrap/mesh.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "holmes/bootstrap/mesh_builder.hpp"
+#include "holmes/bootstrap/rendezvous.hpp"
+#include "holmes/bootstrap/secret.hpp"
+#include "holmes/core/env.hpp"
+#include "holmes/core/log.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr std::size_t secret_bytes = 32;
+constexpr std::size_t token_bytes = 16;
+
+void check_options(const CommunicatorOptions& options, const Env& env) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
+    throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
+                     " ranks is not possible: it must be from 0 to size - 1; check RANK and WORLD_SIZE");
+  }
+  if (options.nics.size() > max_rails) {
+    throw UsageError(std::to_string(options.nics.size()) + " NICs are too many: a communicator uses at most " +
+                     std::to_string(max_rails) + "; name fewer");
+  }
+  if (options.transport == Transport::shm && !env.shm) {
+    throw UsageError("transport shm is asked for, but HOLMES_SHM=0 forbids shared memory; unset it or use tcp");
+  }
+}
+
+std::string label(const std::vector<RankRecord>& records, std::size_t rank) {
+  return "rank " + std::to_string(rank) + " (host " + records[rank].host + ")";
+}
+
+// Throws where the NICs cannot join ranks that are on different hosts.
+void check_nics_across_hosts(const std::vector<RankRecord>& records, std::size_t rank, std::size_t other) {
+  const auto both = label(records, rank) + " and " + label(records, other) + " are on different hosts, but ";
+  ErrorContext context{.peer = static_cast<int>(rank), .host = records[rank].host};
+  if (!records[rank].chose_nics) {
+    throw UsageError(both + label(records, rank) + " was given no NIC; name the NICs of every rank", context);
+  }
+  for (const auto& rail : records[rank].rails) {
+    if (!is_loopback(rail.address)) continue;
+    context.nic = rail.interface;
+    throw NicError(both + label(records, rank) + " uses " + rail.interface + " " + rail.address +
+                       ", which no other host can reach; choose a NIC that joins them",
+                   context);
+  }
+}
+
+// Throws where the ranks' records do not fit together. All ranks see the same records, hence the same error.
+void check_records(const std::vector<RankRecord>& records, Transport transport) {
+  const auto& first = records.front();
+  std::optional<std::size_t> elsewhere;  // a rank on another host than rank 0
+  for (std::size_t r = 1; r < records.size(); ++r) {
+    const auto& record = records[r];
+    const auto both = label(records, 0) + " and " + label(records, r);
+    const auto require = [&](bool holds, const std::string& problem_and_fix) {
+      if (!holds) throw UsageError(both + problem_and_fix, {.peer = static_cast<int>(r), .host = record.host});
+    };
+    require(record.has_secret == first.has_secret,
+            ": only one of them was given a secret; give every rank the same HOLMES_SECRET or HOLMES_SECRET_FILE, or none");
+    require(record.transport == first.transport, " ask for different transports; use the same on all ranks");
+    require(record.shared_memory_bytes == first.shared_memory_bytes,
+            " ask for shared memory of " + std::to_string(first.shared_memory_bytes) + " and " +
+                std::to_string(record.shared_memory_bytes) + " bytes; use the same on all ranks");
+    require(record.rails.size() == first.rails.size(), " use " + std::to_string(first.rails.size()) + " and " +
+                                                           std::to_string(record.rails.size()) +
+                                                           " NICs; give every rank the same number");
+    for (std::size_t i = 0; i < record.rails.size(); ++i) {
+      const auto is_ipv6 = [](const RailRecord& rail) { return rail.address.find(':') != std::string::npos; };
+      require(is_ipv6(record.rails[i]) == is_ipv6(first.rails[i]),
+              " use the addresses " + first.rails[i].address + " and " + record.rails[i].address +
+                  " for one NIC, of different families; use IPv4 or IPv6 on all ranks");
+    }
+    require(transport != Transport::shm || record.can_share_memory(first),
+            " cannot share memory: they do not share a host (its kernel, network namespace and user); use transport "
+            "automatic or tcp");
+    if (!elsewhere && !record.same_machine(first)) elsewhere = r;
+  }
+  for (std::size_t r = 0; elsewhere && r < records.size(); ++r) {
+    check_nics_across_hosts(records, r, records[r].same_machine(first) ? *elsewhere : 0);
+  }
+}
+
+// Says whose failure it is, for the ranks that hear of it.
+[[noreturn]] void throw_as_own(const HolmesError& error, int rank, const std::string& host) {
+  auto context = error.context();
+  context.rank = rank;
+  if (context.host.empty()) context.host = host;
+  throw_error(error.kind(), "rank " + std::to_string(rank) + " (host " + host + "): " + error.what(), context);
+}
+
+std::vector<NicBinding> checked_nics(const CommunicatorOptions& options) {
+  if (options.nics.empty() && options.transport == Transport::shm) return {{"lo", "127.0.0.1"}};  // not used
+  auto nics = options.nics.empty() ? std::vector<NicBinding>{{"lo", "127.0.0.1"}} : options.nics;
+  for (const auto& nic : nics) check_nic(nic);
+  return nics;
+}
+
+Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env& env,
+           std::size_t shared_memory_bytes, Clock::time_point deadline) {
+  RankRecord own;
+  own.host = host_name();
+  own.machine = machine_identity();
+  own.user = std::to_string(::getuid());
+  own.shared_memory_bytes = shared_memory_bytes;
+  own.transport = options.transport;
+  own.chose_nics = !options.nics.empty();
+  std::optional<MeshBuilder> builder;
+  std::optional<std::string> secret;
+  try {
+    secret = given_secret(options.secret, env);
+    own.has_secret = secret.has_value();
+    // As text, so that any store can hold it.
+    if (!secret && options.rank == 0) own.made_secret = to_hex(random_bytes(secret_bytes));
+    if (options.transport != Transport::tcp && env.shm) own.unix_token = "holmes-" + to_hex(random_bytes(token_bytes));
+    builder.emplace(options, env, checked_nics(options), shared_memory_bytes);
+    if (options.size > 1) builder->listen(own);
+  } catch (const HolmesError& error) {
+    throw_as_own(error, options.rank, own.host);
+  }
+  if (options.size == 1) {
+    Mesh alone;
+    alone.links.resize(1);
+    alone.hosts = {own.host};
+    return alone;
+  }
+  rendezvous.publish(own);
+  const auto records = rendezvous.gather();
+  check_records(records, options.transport);
+  if (!secret) secret = records.front().made_secret;
+  return builder->connect(records, *secret, deadline, [&] { rendezvous.look_for_alarm(); });
+}
+
+}  // namespace
+
+Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::size_t shared_memory_bytes) {
+  const auto env = Env::read();
+  check_options(given_options, env);
+  auto options = given_options;
+  if (env.connect_timeout) options.connect_timeout = *env.connect_timeout;
+  const auto deadline = Clock::now() + options.connect_timeout;
+  Rendezvous rendezvous(store, options, deadline);
+  if (options.size == 1) return build(rendezvous, options, env, shared_memory_bytes, deadline);
+
+  std::optional<Mesh> mesh;
+  std::optional<Failure> failure;
+  try {
+    mesh = build(rendezvous, options, env, shared_memory_bytes, deadline);
+  } catch (const HolmesError& error) {
+    failure.emplace(error);
+  } catch (const std::exception& error) {  // not ours: of the store, or an interrupt
+    try {
+      rendezvous.raise_alarm({ErrorKind::job, "rank " + std::to_string(options.rank) + " (host " + host_name() +
+                                                  ") gave up the set-up: " + error.what()});
+    } catch (const std::exception&) {  // the store is gone: nobody to tell
+    }
+    throw;
+  }
+  if (failure) log(LogLevel::info, options.rank, failure->message);
+  std::optional<Failure> verdict;
+  try {
+    verdict = rendezvous.agree(failure);
+  } catch (const HolmesError&) {
+    if (!failure) throw;
+    verdict = failure;  // the store is gone: the own failure says more
+  }
+  if (verdict) verdict->raise();
+  return std::move(*mesh);
+}
+
+}  // namespace holmes

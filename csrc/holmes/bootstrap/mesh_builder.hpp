@@ -1,0 +1,111 @@
+// MeshBuilder: one rank's sockets while a mesh is set up. Listens, connects, accepts, in one poll loop.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "holmes/bootstrap/handshake.hpp"
+#include "holmes/bootstrap/mesh.hpp"
+#include "holmes/bootstrap/record.hpp"
+#include "holmes/core/env.hpp"
+#include "holmes/transport/socket.hpp"
+
+namespace holmes {
+
+// One thread. Closes whatever it opened when it goes, on success all but the mesh.
+class MeshBuilder {
+public:
+  // `nics` are checked. Throws NicError, SystemError.
+  MeshBuilder(const CommunicatorOptions& options, const Env& env, std::vector<NicBinding> nics,
+              std::size_t shared_memory_bytes);
+
+  // Opens the listening sockets and writes them into `record`.
+  void listen(RankRecord& record);
+  // Connects to every lower rank and accepts every higher one; `records` holds all ranks', checked by check_records.
+  // `look_around` is called about once a second, and soon after a connection failed; it may throw to end the set-up.
+  Mesh connect(const std::vector<RankRecord>& records, const std::string& secret, Clock::time_point deadline,
+               const std::function<void()>& look_around);
+
+private:
+  // Of one connection, from connect or accept until the peer has answered and proved the secret.
+  static constexpr Duration handshake_timeout = std::chrono::seconds(5);
+  // After a connection failed.
+  static constexpr Duration look_around_soon = std::chrono::milliseconds(100);
+
+  // A connection to a lower rank, tried until it stands.
+  struct Attempt {
+    int peer = 0;
+    Purpose purpose = Purpose::control;
+    int rail = 0;
+    bool over_unix = false;
+    BoundSocket socket{};
+    bool is_connected = false;
+    std::optional<Handshake> handshake{};
+    Clock::time_point deadline{};  // of the try under way
+    Clock::time_point retry_at{};
+    Duration retry_delay{};
+    int refusals = 0;  // of the proof
+    std::optional<Clock::time_point> first_failure{};
+    std::string last_failure{};
+    int last_errno = 0;
+    bool is_done = false;
+  };
+  // A listening socket.
+  struct Listener {
+    BoundSocket socket{};
+    int rail = 0;
+    bool is_unix = false;
+  };
+  // An accepted connection that has not proved the secret yet.
+  struct Stranger {
+    UniqueFd fd{};
+    const Listener* listener = nullptr;
+    Handshake handshake;
+    Clock::time_point deadline{};
+    std::string address{};
+    bool is_done = false;
+  };
+
+  MeshSocket& slot(int peer, Purpose purpose, int rail);
+  void prepare_slots();
+  void poll_once(Clock::time_point deadline);
+
+  void start(Attempt& attempt);
+  void advance(Attempt& attempt);
+  void retry(Attempt& attempt, const std::string& failure, int system_errno = 0);
+  [[noreturn]] void give_up(const Attempt& attempt) const;
+
+  void accept_all(const Listener& listener);
+  std::string check_hello(const Hello& hello, const Listener& listener) const;
+  void advance(Stranger& stranger);
+  void drop(Stranger& stranger, const std::string& reason);
+  [[noreturn]] void throw_incomplete() const;
+
+  void fill(int peer, Purpose purpose, int rail, UniqueFd fd, bool over_unix, bool device_bound);
+  std::string describe(int peer) const;
+  bool shares_memory(int peer) const;
+  bool is_same_machine(int peer) const;
+
+  const CommunicatorOptions& options_;
+  const Env& env_;
+  std::vector<NicBinding> nics_;
+  std::size_t shared_memory_bytes_;
+  std::vector<Listener> listeners_;
+
+  const std::vector<RankRecord>* records_ = nullptr;
+  std::string secret_;
+  Mesh mesh_;
+  int missing_ = 0;  // sockets that do not stand yet
+  std::vector<Attempt> attempts_;
+  std::vector<Stranger> strangers_;
+  int drops_ = 0;
+  Clock::time_point look_around_at_;
+};
+
+// 127.0.0.0/8 or ::1.
+bool is_loopback(const std::string& address);
+// An address that routing protocols announce may sit on lo; its packets come in by another device.
+bool can_bind_device(const NicBinding& nic);
+
+}  // namespace holmes

@@ -1,0 +1,68 @@
+// Record: what ranks tell each other through the Store while a communicator is set up.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "holmes/comm/options.hpp"
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+
+// An error on its way to the other ranks.
+struct Failure {
+  ErrorKind kind = ErrorKind::job;
+  std::string message;
+  ErrorContext context;
+
+  explicit Failure(const HolmesError& error) : kind(error.kind()), message(error.what()), context(error.context()) {}
+  Failure(ErrorKind kind, std::string message) : kind(kind), message(std::move(message)) {}
+  [[noreturn]] void raise() const { throw_error(kind, message, context); }
+};
+
+// Where a rank listens on one rail.
+struct RailRecord {
+  std::string interface;
+  std::string address;
+  std::uint16_t port = 0;
+  // Port for ranks of the same machine where `port` is tied to a device: their packets do not come in by it.
+  std::uint16_t local_port = 0;
+};
+
+// Everything the others need to connect to a rank.
+struct RankRecord {
+  std::string host;         // for messages
+  std::string machine;      // equal on ranks that share a kernel and a network namespace; empty: unknown
+  std::string user;         // user id
+  std::string unix_token;   // abstract Unix socket; empty: shared memory is off
+  std::uint64_t shared_memory_bytes = 0;
+  Transport transport = Transport::automatic;
+  bool chose_nics = true;   // false: loopback by default
+  bool has_secret = false;  // was given one
+  std::string made_secret;  // by rank 0, where it was given none
+  std::vector<RailRecord> rails;
+
+  bool same_machine(const RankRecord& other) const { return !machine.empty() && machine == other.machine; }
+  bool can_share_memory(const RankRecord& other) const {
+    return same_machine(other) && user == other.user && !unix_token.empty() && !other.unix_token.empty();
+  }
+};
+
+// Values of the Store. A record starts with the protocol version; `decode_*` throw ProtocolError naming `writer` where the
+// version differs or the bytes make no sense. A rank that failed writes its failure instead: decode_rank raises it.
+std::string encode(const RankRecord& record);
+std::string encode(const Failure& failure);
+std::string encode_success();
+RankRecord decode_rank(const std::string& bytes, const std::string& writer);
+// Nothing: success.
+std::optional<Failure> decode_outcome(const std::string& bytes, const std::string& writer);
+
+// Boot and network namespace of this thread: what RankRecord::machine holds.
+std::string machine_identity();
+
+// "60 s", "0.250 s".
+std::string seconds_text(Duration duration);
+
+}  // namespace holmes

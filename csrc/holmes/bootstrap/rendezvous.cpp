@@ -1,0 +1,151 @@
+#include "holmes/bootstrap/rendezvous.hpp"
+
+#include <algorithm>
+
+#include "holmes/core/log.hpp"
+
+namespace holmes {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Duration look_interval = 1s;  // how often a rank that waits for a record looks for an alarm
+constexpr Duration alarm_wait = 5ms;    // how long it waits for one
+// Past the deadline: for the outcomes to arrive, and for the verdict on them.
+constexpr Duration outcome_grace = 1s;
+constexpr Duration verdict_grace = 1500ms;
+// The same after a failure, where the deadline is far.
+constexpr Duration outcome_wait = 3s;
+constexpr Duration verdict_wait = 5s;
+
+// Causes before consequences: the failure that all ranks raise is the one that comes first here.
+int order_of(const Failure& failure) {
+  switch (failure.kind) {
+    case ErrorKind::usage:
+    case ErrorKind::nic:
+    case ErrorKind::mismatch:
+      return 0;
+    case ErrorKind::protocol:
+      return 1;
+    case ErrorKind::system:
+      return 2;
+    case ErrorKind::unreachable:
+      return failure.context.system_errno ? 3 : 4;
+    case ErrorKind::timeout:
+      return 6;
+    default:
+      return 5;
+  }
+}
+
+}  // namespace
+
+void Rendezvous::publish(const RankRecord& record) {
+  store_.set(rank_key(options_.rank), encode(record));
+  has_published_ = true;
+}
+
+std::vector<RankRecord> Rendezvous::gather() {
+  std::vector<RankRecord> records;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const auto bytes = await(rank_key(rank));
+    if (!bytes) throw_missing(rank);
+    records.push_back(decode_rank(*bytes, "rank " + std::to_string(rank)));
+  }
+  return records;
+}
+
+void Rendezvous::look_for_alarm() {
+  const auto bytes = get(key("alarm"), alarm_wait);
+  if (!bytes) return;
+  if (const auto failure = decode_outcome(*bytes, "another rank")) failure->raise();
+}
+
+void Rendezvous::raise_alarm(const Failure& own) {
+  if (!has_published_) store_.set(rank_key(options_.rank), encode(own));
+  store_.set(key("alarm"), encode(own));
+  store_.set(ok_key(options_.rank), encode(own));
+}
+
+std::optional<Failure> Rendezvous::agree(const std::optional<Failure>& own) {
+  if (own) {
+    raise_alarm(*own);
+  } else if (options_.rank != 0) {
+    store_.set(ok_key(options_.rank), encode_success());
+  }
+  if (options_.rank == 0) {
+    const auto verdict = collect(own);
+    store_.set(key("verdict"), verdict ? encode(*verdict) : encode_success());
+    return verdict;
+  }
+  if (is_missing(0)) return own;
+  const auto now = Clock::now();
+  const auto until = own ? std::min(deadline_ + verdict_grace, now + verdict_wait) : deadline_ + verdict_grace;
+  if (const auto bytes = get(key("verdict"), std::max(Duration(until - now), alarm_wait))) {
+    return decode_outcome(*bytes, "rank 0");
+  }
+  if (own) return own;
+  return Failure(TimeoutError("rank 0 of communicator '" + options_.name +
+                                  "' did not say how the set-up ended; check that it still runs",
+                              {.rank = options_.rank, .peer = 0}));
+}
+
+std::optional<std::string> Rendezvous::get(const std::string& name, Duration timeout) {
+  try {
+    return store_.get(name, timeout);
+  } catch (const TimeoutError&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<std::string> Rendezvous::await(const std::string& name) {
+  while (true) {
+    if (auto bytes = get(name, std::clamp(Duration(deadline_ - Clock::now()), alarm_wait, look_interval))) return bytes;
+    look_for_alarm();
+    if (Clock::now() >= deadline_) return std::nullopt;
+  }
+}
+
+bool Rendezvous::is_missing(int rank) const { return std::ranges::find(missing_, rank) != missing_.end(); }
+
+void Rendezvous::throw_missing(int first) {
+  missing_ = {first};
+  for (int rank = first + 1; rank < options_.size && Clock::now() < deadline_ + outcome_grace / 2; ++rank) {
+    if (!get(rank_key(rank), 1ms)) missing_.push_back(rank);
+  }
+  std::string text = missing_.size() == 1 ? "rank " : "ranks ";
+  for (const int rank : missing_) text += (rank == first ? "" : ", ") + std::to_string(rank);
+  throw TimeoutError(text + " of communicator '" + options_.name + "' (" + std::to_string(options_.size) +
+                         " ranks) did not show up within " + seconds_text(options_.connect_timeout) +
+                         "; check that every rank was started, uses the same store and makes this communicator, or raise "
+                         "the connect timeout",
+                     {.rank = options_.rank, .peer = first});
+}
+
+std::optional<Failure> Rendezvous::collect(const std::optional<Failure>& own) {
+  std::vector<Failure> failures;
+  auto until = deadline_ + outcome_grace;
+  const auto add = [&](const Failure& failure) {
+    failures.push_back(failure);
+    until = std::min(until, Clock::now() + outcome_wait);  // the others have an alarm to follow
+  };
+  if (own) add(*own);
+  for (int rank = 1; rank < options_.size; ++rank) {
+    if (is_missing(rank)) continue;
+    const auto bytes = get(ok_key(rank), std::max(Duration(until - Clock::now()), alarm_wait));
+    try {
+      if (!bytes) {
+        throw TimeoutError("rank " + std::to_string(rank) + " of communicator '" + options_.name +
+                               "' did not finish the set-up; check that it still runs",
+                           {.rank = 0, .peer = rank});
+      }
+      if (const auto failure = decode_outcome(*bytes, "rank " + std::to_string(rank))) add(*failure);
+    } catch (const HolmesError& error) {
+      add(Failure(error));
+    }
+  }
+  const auto cause = std::ranges::min_element(failures, {}, order_of);
+  return cause == failures.end() ? std::nullopt : std::optional(*cause);
+}
+
+}  // namespace holmes

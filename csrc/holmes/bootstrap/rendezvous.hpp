@@ -1,0 +1,51 @@
+// Rendezvous: what the ranks of one communicator say to each other through the Store while it is set up.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/store.hpp"
+
+namespace holmes {
+
+// Keys, below the communicator's name:
+//   rank/<r>  how to reach rank r, or why it failed
+//   alarm     a failure of some rank: end the set-up
+//   ok/<r>    how the set-up ended on rank r
+//   verdict   by rank 0: success of all, or the failure that all raise
+// A rank sets at most four keys and reads one per rank (rank 0: two). One thread.
+class Rendezvous {
+public:
+  Rendezvous(Store& store, const CommunicatorOptions& options, Clock::time_point deadline)
+      : store_(store), options_(options), deadline_(deadline) {}
+
+  void publish(const RankRecord& record);
+  // All ranks' records. Throws the failure of a rank that wrote one, TimeoutError naming the ranks that never came.
+  std::vector<RankRecord> gather();
+  // Throws the failure that another rank raised the alarm with.
+  void look_for_alarm();
+  // Tells how this rank fared; returns the failure all ranks raise, nothing where all succeeded.
+  std::optional<Failure> agree(const std::optional<Failure>& own);
+  // Raises the alarm and does not wait.
+  void raise_alarm(const Failure& own);
+
+private:
+  std::string key(const std::string& end) const { return options_.name + "/" + end; }
+  std::string rank_key(int rank) const { return key("rank/" + std::to_string(rank)); }
+  std::string ok_key(int rank) const { return key("ok/" + std::to_string(rank)); }
+  std::optional<std::string> get(const std::string& name, Duration timeout);
+  std::optional<std::string> await(const std::string& name);
+  [[noreturn]] void throw_missing(int first);
+  std::optional<Failure> collect(const std::optional<Failure>& own);
+  bool is_missing(int rank) const;
+
+  Store& store_;
+  const CommunicatorOptions& options_;
+  Clock::time_point deadline_;
+  bool has_published_ = false;
+  std::vector<int> missing_;  // ranks that did not show up
+};
+
+}  // namespace holmes

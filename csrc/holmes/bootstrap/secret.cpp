@@ -1,0 +1,51 @@
+#include "holmes/bootstrap/secret.hpp"
+
+#include <sys/random.h>
+
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+
+std::string random_bytes(std::size_t count) {
+  std::string bytes(count, '\0');
+  std::size_t filled = 0;
+  while (filled < count) {
+    const ssize_t got = ::getrandom(bytes.data() + filled, count - filled, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw SystemError("the kernel gives no random bytes: " + errno_text(errno), {.system_errno = errno});
+    filled += static_cast<std::size_t>(got);
+  }
+  return bytes;
+}
+
+std::string to_hex(const std::string& bytes) {
+  constexpr const char* digits = "0123456789abcdef";
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += digits[byte >> 4];
+    text += digits[byte & 15];
+  }
+  return text;
+}
+
+std::optional<std::string> given_secret(const std::string& option, const Env& env) {
+  if (!option.empty()) return option;
+  if (env.secret) return env.secret;
+  if (!env.secret_file) return std::nullopt;
+  std::ifstream file(*env.secret_file, std::ios::binary);
+  std::string secret{std::istreambuf_iterator<char>(file), {}};
+  if (secret.ends_with('\n')) secret.pop_back();
+  if (!file.is_open() || file.bad() || secret.empty()) {
+    throw UsageError("HOLMES_SECRET_FILE='" + *env.secret_file +
+                     "' cannot be used: it must be a readable file that is not empty; write the secret into it or unset the "
+                     "variable");
+  }
+  return secret;
+}
+
+}  // namespace holmes

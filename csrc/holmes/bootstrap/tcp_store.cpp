@@ -1,0 +1,176 @@
+#include "holmes/bootstrap/tcp_store.hpp"
+
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+
+#include "holmes/bootstrap/tcp_store_server.hpp"
+#include "holmes/transport/socket.hpp"
+
+namespace holmes {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace store_protocol;
+
+constexpr Duration reply_grace = 5s;  // the server's clock ends a wait; past this it is lost
+constexpr Duration retry_delay = 50ms;
+constexpr Duration max_wait = std::chrono::hours(24 * 300);
+
+// False where the deadline passes first.
+bool wait_for(int fd, short events, Clock::time_point deadline) {
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    pollfd entry{fd, events, 0};
+    const int ready = ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000)));
+    if (ready > 0) return true;
+    if (left <= 0) return false;
+  }
+}
+
+// Sends or receives all of `size` bytes; returns 0 or the errno.
+template <class Transfer>
+int transfer_all(int fd, short events, std::size_t size, Clock::time_point deadline, Transfer transfer) {
+  std::size_t done = 0;
+  while (done < size) {
+    const ssize_t moved = transfer(done);
+    if (moved > 0) {
+      done += static_cast<std::size_t>(moved);
+    } else if (moved == 0) {
+      return ECONNRESET;
+    } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+      return errno;
+    } else if (!wait_for(fd, events, deadline)) {
+      return ETIMEDOUT;
+    }
+  }
+  return 0;
+}
+
+int receive_all(int fd, std::string& bytes, Clock::time_point deadline) {
+  return transfer_all(fd, POLLIN, bytes.size(), deadline,
+                      [&](std::size_t done) { return ::recv(fd, bytes.data() + done, bytes.size() - done, 0); });
+}
+
+int send_all(int fd, const std::string& bytes, Clock::time_point deadline) {
+  return transfer_all(fd, POLLOUT, bytes.size(), deadline, [&](std::size_t done) {
+    return ::send(fd, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+  });
+}
+
+// One try over all addresses of the host. No socket where it fails; `problem` says why.
+UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_point deadline, std::string& problem) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) {
+    problem = ::gai_strerror(error);
+    return {};
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    UniqueFd fd(::socket(entry->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!fd) throw SystemError("cannot open a socket: " + errno_text(errno), {.system_errno = errno});
+    int error = ::connect(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      error = wait_for(fd.get(), POLLOUT, deadline) ? socket_error(fd.get()) : ETIMEDOUT;
+    }
+    if (error == 0) {
+      tune_socket(fd.get(), std::nullopt);
+      return fd;
+    }
+    problem = errno_text(error);
+  }
+  return {};
+}
+
+}  // namespace
+
+TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duration timeout)
+    : host_(std::move(host)), port_(port), timeout_(std::min(timeout, max_wait)) {
+  if (is_server) {
+    server_ = std::make_unique<TcpStoreServer>(host_, port_);
+    port_ = server_->port();
+  }
+  idle_.push_back(connect(timeout_));
+}
+
+TcpStore::~TcpStore() = default;
+
+UniqueFd TcpStore::connect(Duration timeout) {
+  const auto deadline = Clock::now() + timeout;
+  std::string problem;
+  while (true) {
+    if (auto fd = connect_once(host_, port_, deadline, problem)) return fd;
+    if (Clock::now() + retry_delay >= deadline) break;
+    std::this_thread::sleep_for(retry_delay);
+  }
+  throw UnreachableError("the store at " + host_ + ":" + std::to_string(port_) + " cannot be reached: " + problem +
+                         "; check the address and that the process that serves it runs");
+}
+
+std::string TcpStore::call(char operation, const std::string& key, const std::string& value, Duration timeout) {
+  if (key.size() > max_key_bytes || value.size() > max_value_bytes) {
+    throw UsageError("the store takes keys up to " + std::to_string(max_key_bytes) + " bytes and values up to " +
+                     std::to_string(max_value_bytes) + " bytes; this key has " + std::to_string(key.size()) +
+                     ", its value " + std::to_string(value.size()));
+  }
+  UniqueFd fd;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      fd = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (!fd) fd = connect(timeout_);
+  const auto wait = std::clamp(timeout, Duration::zero(), max_wait);
+  const auto deadline = Clock::now() + wait + reply_grace;
+  std::string request(magic);
+  request += operation;
+  put_number(request, key.size(), 4);
+  put_number(request, value.size(), 4);
+  put_number(request, static_cast<std::uint64_t>(std::chrono::ceil<std::chrono::milliseconds>(wait).count()), 8);
+  request += key + value;
+
+  std::string header(reply_header_bytes, '\0'), result;
+  int error = send_all(fd.get(), request, deadline);
+  if (error == 0) error = receive_all(fd.get(), header, deadline);
+  if (error == 0) {
+    const auto bytes = number_at(header, 1, 4);
+    if (bytes > max_value_bytes) throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
+    result.resize(bytes);
+    error = receive_all(fd.get(), result, deadline);
+  }
+  if (error != 0) {
+    throw UnreachableError("the store at " + host_ + ":" + std::to_string(port_) + " is lost: " + errno_text(error) +
+                               "; check that the process that serves it runs",
+                           {.system_errno = error});
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(fd));
+  }
+  switch (header[0]) {
+    case status_ok:
+      return result;
+    case status_timeout:
+      throw store_timeout(key, timeout);
+    case status_full:
+      throw UsageError("the store is full: key '" + key + "' does not fit; store less");
+    default:
+      throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
+  }
+}
+
+void TcpStore::set(const std::string& key, const std::string& value) { call(op_set, key, value, Duration::zero()); }
+
+std::string TcpStore::get(const std::string& key, Duration timeout) { return call(op_get, key, "", timeout); }
+
+void TcpStore::wait(const std::string& key, Duration timeout) { call(op_wait, key, "", timeout); }
+
+}  // namespace holmes

@@ -1,0 +1,48 @@
+// TcpStore: a Store over TCP, for jobs that have no torch.distributed Store.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "holmes/bootstrap/store.hpp"
+#include "holmes/core/unique_fd.hpp"
+
+namespace holmes {
+
+class TcpStoreServer;
+
+// A key-value store that one process serves and all others reach. No authentication: who reaches the port can read and
+// write, so let it listen where only the job is. Frames that make no sense are dropped with their connection. Thread-safe.
+class TcpStore final : public Store {
+public:
+  // Longest key and largest value, in bytes; longer ones are refused with UsageError.
+  static constexpr std::size_t max_key_bytes = 4096;
+  static constexpr std::size_t max_value_bytes = std::size_t{16} << 20;
+
+  // `is_server`: serves on `host`:`port` (port 0: the kernel chooses, see port()) until it is destroyed. Else connects,
+  // trying until the server is there or `timeout` has passed (UnreachableError).
+  TcpStore(std::string host, std::uint16_t port, bool is_server, Duration timeout = std::chrono::seconds(60));
+  ~TcpStore() override;
+
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, Duration timeout) override;
+  void wait(const std::string& key, Duration timeout) override;
+  const std::string& host() const { return host_; }
+  std::uint16_t port() const { return port_; }
+
+private:
+  std::string call(char operation, const std::string& key, const std::string& value, Duration timeout);
+  UniqueFd connect(Duration timeout);
+
+  std::string host_;
+  std::uint16_t port_;
+  std::unique_ptr<TcpStoreServer> server_;
+  Duration timeout_;
+  std::mutex mutex_;
+  std::vector<UniqueFd> idle_;  // connections no call uses; a call that waits does not hold up the others
+};
+
+}  // namespace holmes

@@ -1,0 +1,80 @@
+// Socket: addresses, and sockets bound to one NIC (its address and, where permitted, its device).
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "holmes/comm/options.hpp"
+#include "holmes/core/unique_fd.hpp"
+
+namespace holmes {
+
+// A numeric IPv4 or IPv6 address with a port.
+class SocketAddress {
+public:
+  // `interface` scopes an IPv6 link-local address. Throws UsageError where `address` is not numeric.
+  static SocketAddress parse(const std::string& address, std::uint16_t port, const std::string& interface = "");
+  // What getsockname and getpeername say; nothing where they fail.
+  static std::optional<SocketAddress> local_of(int fd);
+  static std::optional<SocketAddress> remote_of(int fd);
+  static SocketAddress from(const sockaddr* address, socklen_t length);
+
+  const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t length() const { return length_; }
+  int family() const { return storage_.ss_family; }
+  std::uint16_t port() const;
+  std::string host() const;  // "10.0.0.1", "fe80::1%eth0"
+  std::string text() const;  // "10.0.0.1:40000", "[fe80::1%eth0]:40000", "unix" for a Unix socket
+  bool same_host(const SocketAddress& other) const;
+
+private:
+  sockaddr_storage storage_{};
+  socklen_t length_ = 0;
+};
+
+// Throws NicError where the interface does not exist, is down, has no carrier or does not have the address; it names the
+// value, what there is, and the fix.
+void check_nic(const NicBinding& nic);
+
+// Ties a socket to a device. False where the system does not permit it to this user.
+bool bind_to_device(int fd, const std::string& interface);
+
+// A socket, and whether it is tied to its NIC's device.
+struct BoundSocket {
+  UniqueFd fd;
+  bool device_bound = false;
+};
+
+// A non-blocking listening TCP socket on the NIC's address. Throws NicError, or SystemError where no port of
+// `port_range` is free.
+BoundSocket listen_on_nic(const NicBinding& nic, bool bind_device,
+                          const std::optional<std::pair<std::uint16_t, std::uint16_t>>& port_range);
+
+// A non-blocking TCP socket on the NIC's address whose connection to `remote` is under way or made; where it failed at once,
+// no socket and the errno. Throws SystemError where no socket can be had.
+BoundSocket connect_from_nic(const NicBinding& nic, bool bind_device, const SocketAddress& remote, int& system_errno);
+
+// Abstract Unix sockets (no name in the file system): seen by processes of the same network namespace only.
+UniqueFd listen_on_unix(const std::string& token);
+UniqueFd connect_to_unix(const std::string& token, int& system_errno);
+
+// Accepts one connection, non-blocking and close-on-exec; no socket where there is none or it has gone already. Throws
+// SystemError where descriptors or memory are short.
+UniqueFd accept_one(int listener);
+
+// TCP_NODELAY and keepalive: a dead host is noticed within about a minute, also by a rank that only receives. A dead
+// peer may hold sent data back for `unacknowledged` at most; absent: as long as the system tries. (Not for a socket whose peer may stop
+// reading: the limit also counts while its window is closed.)
+void tune_socket(int fd, std::optional<std::chrono::milliseconds> unacknowledged);
+// False where the system does not know the algorithm or does not permit it.
+bool set_congestion_control(int fd, const std::string& algorithm);
+
+// The pending error of a socket (SO_ERROR), 0 where there is none.
+int socket_error(int fd);
+
+}  // namespace holmes

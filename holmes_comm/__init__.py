@@ -1,0 +1,86 @@
+"""The Holmes communication library: NICs, communicators bound to them, and the c10d backend "holmes".
+
+    import holmes_comm
+    comm = holmes_comm.init(store, rank, size, nics=holmes_comm.NicSelection(nic_class="infiniband"))
+    comm.all_reduce(array)
+
+Importing it also makes ``torch.distributed.init_process_group("holmes")`` work, where torch is installed. Names are loaded
+on first use: torch imports this package when it starts, and must not pay for (or depend on) the engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holmes_comm._C import Communicator, LocalStore, PrefixStore, Store, TcpStore, Work
+    from holmes_comm.communicator import init
+    from holmes_comm.errors import (
+        AbortedError,
+        CommunicatorError,
+        HolmesError,
+        JobError,
+        MismatchError,
+        NicError,
+        PeerLostError,
+        ProtocolError,
+        SystemError,
+        TimeoutError,
+        UnreachableError,
+        UsageError,
+    )
+    from holmes_comm.nics import Nic, NicSelection, discover_nics
+
+__all__ = [
+    "AbortedError",
+    "Communicator",
+    "CommunicatorError",
+    "HolmesError",
+    "JobError",
+    "LocalStore",
+    "MismatchError",
+    "Nic",
+    "NicError",
+    "NicSelection",
+    "PeerLostError",
+    "PrefixStore",
+    "ProtocolError",
+    "Store",
+    "SystemError",
+    "TcpStore",
+    "TimeoutError",
+    "UnreachableError",
+    "UsageError",
+    "Work",
+    "discover_nics",
+    "init",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "_C": ("Communicator", "LocalStore", "PrefixStore", "Store", "TcpStore", "Work"),
+    "communicator": ("init",),
+    "nics": ("Nic", "NicSelection", "discover_nics"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), "errors")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if "torch" in sys.modules:
+    from holmes_comm import torch_backend
+
+    torch_backend.autoload()

@@ -1,0 +1,170 @@
+"""The torch.distributed backend ``holmes``: CPU tensors, every group on the NICs chosen for it.
+
+``import torch`` registers it (entry point ``torch.backends``), so scripts that cannot be edited need no import::
+
+    torch.distributed.init_process_group("holmes")  # or "cpu:holmes,cuda:nccl"
+    group = torch.distributed.new_group(ranks, pg_options=NicSelection(...))
+
+Collectives and point-to-point calls take what Gloo takes. Tensors that are not contiguous go through a contiguous copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from holmes_comm.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["NAME", "autoload", "connections", "nic_reason", "register"]
+
+NAME = "holmes"
+_CONNECT_TIMEOUT = timedelta(seconds=60)
+
+
+def autoload() -> None:
+    """Entry point that ``import torch`` calls: registers the backend; a failure is a warning, never an error. Local."""
+    try:
+        register()
+    except Exception as error:
+        warnings.warn(f"torch.distributed backend '{NAME}' is not available: {error!r}", RuntimeWarning, stacklevel=2)
+
+
+def register() -> None:
+    """Makes ``holmes`` known to torch.distributed, once; does nothing where torch has no distributed. Local."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    _extend("monitored_barrier", _monitored_barrier)
+    _extend("_set_pg_timeout", _set_pg_timeout)
+
+
+def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
+    """What each connection of ``group`` (default: the world) really uses; one dict per connection. Local.
+
+    Keys: peer (group rank), host, transport ("tcp" or "shm"), purpose, interface, local_address, remote_address,
+    device_bound, sent_bytes, received_bytes. Raises UsageError where the group's CPU backend is not holmes.
+    """
+    rows: list[dict[str, Any]] = _backend(group).connections()
+    return rows
+
+
+def nic_reason(group: ProcessGroup | None = None) -> str:
+    """Why ``group`` (default: the world) is on its NICs, in a sentence. Local.
+
+    Raises UsageError where the group's CPU backend is not holmes.
+    """
+    reason: str = _backend(group).nic_reason
+    return reason
+
+
+def _create(options: Any, pg_options: Any) -> Any:
+    """torch's creator function: agrees on the NICs, then connects. Collective over the group."""
+    import torch.distributed as dist
+
+    from holmes_comm._c10d import ProcessGroupHolmes
+    from holmes_comm.nics import NicSelection, agree_nics
+
+    if pg_options is not None and not isinstance(pg_options, NicSelection):
+        raise UsageError(
+            f"pg_options is a {type(pg_options).__name__}; the {NAME} backend takes a NicSelection or None"
+        )
+    selection = pg_options if pg_options is not None else NicSelection.from_env()
+    rank, size = options.group_rank, options.group_size
+    connect_timeout = min(options.timeout, _CONNECT_TIMEOUT)
+    arrivals = f"{NAME}/arrivals"
+    # A store may outlive a group of this name: every `size` arrivals are one incarnation, with keys of its own.
+    incarnation = (options.store.add(arrivals, 1) - 1) // size
+    store = dist.PrefixStore(f"{NAME}/{incarnation}", options.store)
+    try:
+        nics, reason = agree_nics(
+            store, rank, size, selection, timeout_s=connect_timeout.total_seconds(), key_prefix="nics"
+        )
+        return ProcessGroupHolmes(
+            store,
+            rank,
+            size,
+            timeout=options.timeout,
+            connect_timeout=connect_timeout,
+            name=options.group_id,
+            nics=[(nic.netdev, nic.address) for nic in nics],
+            transport=selection.transport,
+            global_ranks=options.global_ranks_in_group,
+            nic_reason=reason,
+        )
+    except Exception:
+        # Somebody never came: not counting this attempt lets the next one meet him.
+        if options.store.add(arrivals, 0) < (incarnation + 1) * size:
+            options.store.add(arrivals, -1)
+        raise
+
+
+def _find_backend(group: ProcessGroup | None) -> Any:
+    """The group's ProcessGroupHolmes, or None where its CPU backend is another one."""
+    import torch
+    import torch.distributed as dist
+
+    pg = group if group is not None else dist.distributed_c10d._get_default_group()
+    if not isinstance(pg, dist.ProcessGroup) or torch.device("cpu") not in pg._device_types:
+        return None
+    backend = pg._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
+    return backend if backend.name() == NAME else None
+
+
+def _backend(group: ProcessGroup | None) -> Any:
+    backend = _find_backend(group)
+    if backend is None:
+        raise UsageError(f"this group's CPU backend is not '{NAME}'; make it with backend='{NAME}' or 'cpu:{NAME}'")
+    return backend
+
+
+def _extend(name: str, function: Any) -> None:
+    """Puts ``function`` before torch's own ``name``, which knows the built-in backends by name only."""
+    import torch.distributed as dist
+
+    original = getattr(dist.distributed_c10d, name)
+    wrapper = functools.wraps(original)(functools.partial(function, original))
+    for module in (dist.distributed_c10d, dist):
+        if getattr(module, name, None) is original:
+            setattr(module, name, wrapper)
+
+
+def _monitored_barrier(
+    original: Any,
+    group: ProcessGroup | None = None,
+    timeout: timedelta | float | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """As torch.distributed.monitored_barrier. Every rank that arrived raises TimeoutError naming all that did not."""
+    backend = _find_backend(group)
+    if backend is None:
+        original(group, timeout, wait_all_ranks)
+        return
+    if timeout is None:
+        timeout = backend.options._timeout
+    elif not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)
+    import torch.distributed as dist
+
+    pg: Any = group if group is not None else dist.distributed_c10d._get_default_group()
+    pg.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+
+def _set_pg_timeout(original: Any, timeout: timedelta, group: ProcessGroup | None = None) -> None:
+    """As torch's: the deadline of later operations of ``group`` that give none."""
+    import torch
+    import torch.distributed as dist
+
+    backend = _find_backend(group)
+    if backend is not None:
+        backend.set_timeout(timeout)
+    pg: Any = group if group is not None else dist.distributed_c10d._get_default_group()
+    if backend is None or torch.device("cuda") in pg._device_types:
+        original(timeout, group)

@@ -1,0 +1,103 @@
+"""`holmes nics`: the NICs of this host, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holmes_comm.errors import HolmesError
+from holmes_comm.nics import Nic, discover_nics
+
+_CLASS_TEXT = {
+    "infiniband": "InfiniBand",
+    "roce_v2": "RoCE v2",
+    "roce_v1": "RoCE v1",
+    "ethernet": "Ethernet",
+    "loopback": "loopback",
+}
+
+
+def nics(
+    as_json: Annotated[bool, typer.Option("--json", help="Print all attributes as JSON.")] = False,
+    sysfs_root: Annotated[
+        Path | None, typer.Option(help="Read this folder instead of HOLMES_SYSFS_ROOT or /sys.")
+    ] = None,
+) -> None:
+    """Lists this host's NICs: class, speed, state, addresses, GID, PCI place and nearest GPUs."""
+    try:
+        found = discover_nics(None if sysfs_root is None else str(sysfs_root))
+    except HolmesError as error:
+        typer.echo(f"holmes nics: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps([nic.to_dict() for nic in found], indent=2))
+    else:
+        Console().print(nic_table(found))
+
+
+def nic_table(found: Iterable[Nic]) -> Table:
+    """A rich table of `found`, one NIC a row."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("NIC", "class", "state", "Gbit/s", "MTU", "NUMA", "PCI", "addresses", "GID", "nearest GPUs"):
+        numeric = header in ("Gbit/s", "MTU", "NUMA", "GID")
+        table.add_column(header, justify="right" if numeric else "left", no_wrap=header == "NIC", overflow="fold")
+    for nic in found:
+        table.add_row(
+            Text(f"{nic.name}\n{_port(nic)}".rstrip()),
+            Text(f"{_CLASS_TEXT[nic.nic_class]}\n{_kind(nic)}".rstrip()),
+            _state(nic),
+            _or_dash(None if nic.speed_gbps is None else f"{nic.speed_gbps:g}"),
+            _or_dash(nic.mtu),
+            _or_dash(nic.numa_node),
+            _or_dash(_short_pci(nic.pci_address)),
+            _or_dash("\n".join(nic.addresses)),
+            _or_dash(nic.gid_index),
+            _or_dash("\n".join(" ".join(row) for row in _in_pairs([_short_pci(gpu) for gpu in nic.nearest_gpus]))),
+            style=None if nic.is_up else "dim",
+        )
+    return table
+
+
+def _port(nic: Nic) -> str:
+    return nic.port_name if nic.port_name != nic.name else ""
+
+
+def _kind(nic: Nic) -> str:
+    """What the NIC is beside a plain physical one."""
+    if nic.kind == "bond" or nic.kind == "bridge":
+        return f"{nic.kind} of {', '.join(nic.members)}" if nic.members else str(nic.kind)
+    if nic.kind == "vlan":
+        return f"VLAN {nic.vlan_id if nic.vlan_id is not None else ''} on {nic.parent}"
+    if nic.kind == "virtual_function":
+        return f"virtual function{f' of {_short_pci(nic.physical_function)}' if nic.physical_function else ''}"
+    if nic.kind == "ipoib":
+        return f"IPoIB on {nic.parent}"
+    plain = nic.kind in ("physical", "loopback")
+    return f"in {nic.master}" if nic.master and plain else "" if plain else str(nic.kind)
+
+
+def _state(nic: Nic) -> Text:
+    text = Text(nic.state, style="green" if nic.is_up else "red")
+    if nic.is_up and nic.netdev and not nic.is_netdev_up:
+        text.append(f"\n{nic.netdev} down", style="red")
+    return text
+
+
+def _short_pci(address: str) -> str:
+    """Without the domain where it is the first one."""
+    return address.removeprefix("0000:")
+
+
+def _in_pairs(items: list[str]) -> list[list[str]]:
+    return [items[i : i + 2] for i in range(0, len(items), 2)]
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)

@@ -1,0 +1,69 @@
+// Ranks as threads over an in-memory store, and checks that name what failed.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "holmes/comm/communicator.hpp"
+
+namespace holmes::test {
+
+#define CHECK(condition)                                                                     \
+  do {                                                                                       \
+    if (!(condition)) {                                                                      \
+      std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition);     \
+      std::abort();                                                                          \
+    }                                                                                        \
+  } while (false)
+
+// Runs `body(rank)` in `size` threads. An exception that leaves a body fails the test.
+inline void run_ranks(int size, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %d of %d: %s\n", rank, size, error.what());
+        std::abort();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+}
+
+// `body(communicator)` on every one of `size` thread ranks.
+inline void run_communicators(int size, Transport transport, const std::function<void(Communicator&)>& body,
+                              Duration timeout = std::chrono::seconds(60)) {
+  const auto store = make_local_store();
+  run_ranks(size, [&](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.size = size;
+    options.name = "test";
+    options.transport = transport;
+    options.timeout = timeout;
+    options.connect_timeout = std::chrono::seconds(20);
+    if (transport == Transport::tcp) options.nics = {{"lo", "127.0.0.1"}};
+    const auto communicator = make_communicator(store, options);
+    body(*communicator);
+  });
+}
+
+template <typename T>
+Buffer buffer(std::vector<T>& values, DType dtype) {
+  return {values.data(), values.size(), dtype, nullptr};
+}
+
+template <typename T>
+Buffer part(std::vector<T>& values, std::size_t begin, std::size_t count, DType dtype) {
+  return {values.data() + begin, count, dtype, nullptr};
+}
+
+}  // namespace holmes::test

@@ -1,0 +1,133 @@
+"""One rank of a failure scenario: ``python failure_worker.py SCENARIO PORT RANK SIZE TRANSPORT``. Prints its outcome as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import holmes_comm
+
+TIMEOUT_S = 5.0
+VICTIM = 1
+
+
+def forever(call) -> None:
+    """Repeats ``call`` until it raises; bounded."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        call()
+
+
+def killed(comm) -> None:
+    """The victim dies inside an all_reduce of the others."""
+    data = np.ones(4_000_000, "float32")
+    comm.all_reduce(data)
+    if comm.rank == VICTIM:
+        work = comm.all_reduce(data, async_op=True)
+        time.sleep(0.005)
+        print(json.dumps({"state": work.state}), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    forever(lambda: comm.all_reduce(data))
+
+
+def stopped(comm) -> None:
+    """The victim stops answering without closing anything."""
+    comm.barrier()
+    if comm.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    forever(lambda: comm.all_reduce(np.ones(1000)))
+
+
+def killed_in_p2p(comm) -> None:
+    """The victim dies while rank 0 waits for its message."""
+    comm.barrier()
+    if comm.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank == 0:
+        comm.recv(np.empty(10), VICTIM)
+    forever(comm.barrier)
+
+
+def wrong_operation(comm) -> None:
+    comm.barrier()
+    data = np.ones(1000, "float32")
+    if comm.rank == VICTIM:
+        comm.broadcast(data, 0)
+    else:
+        comm.all_reduce(data)
+    forever(comm.barrier)
+
+
+def wrong_count(comm) -> None:
+    comm.all_reduce(np.ones(1001 if comm.rank == VICTIM else 1000, "float32"))
+
+
+def wrong_dtype(comm) -> None:
+    comm.all_reduce(np.ones(1000, "int32" if comm.rank == VICTIM else "float32"))
+
+
+def wrong_root(comm) -> None:
+    comm.broadcast(np.ones(1000), 1 if comm.rank == VICTIM else 0)
+
+
+def wrong_message(comm) -> None:
+    if comm.rank == VICTIM:
+        comm.send(np.ones(10), 0)
+    if comm.rank == 0:
+        comm.recv(np.ones(11), VICTIM)
+    forever(comm.barrier)
+
+
+def aborted(comm) -> None:
+    comm.barrier()
+    if comm.rank == VICTIM:
+        time.sleep(0.3)
+        comm.abort("the test says so")
+    forever(lambda: comm.all_reduce(np.ones(100_000)))
+
+
+def left(comm) -> None:
+    """The victim destroys its communicator in good order while the others go on."""
+    comm.barrier()
+    if comm.rank == VICTIM:
+        return
+    forever(lambda: comm.all_reduce(np.ones(1000)))
+
+
+def main() -> None:
+    scenario, port, rank, size, transport = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+    store = holmes_comm.TcpStore("127.0.0.1", port, is_server=False, timeout_s=20.0)
+    comm = holmes_comm.init(store, rank, size, transport=transport, name=scenario, timeout_s=TIMEOUT_S, connect_timeout_s=20.0)
+    start = time.monotonic()
+    outcome: dict[str, object] = {"rank": rank}
+    try:
+        globals()[scenario](comm)
+    except holmes_comm.HolmesError as error:
+        outcome |= {
+            "error": type(error).__name__,
+            "message": str(error),
+            "peer": error.peer,
+            "host": error.host,
+            "nic": error.nic,
+            "seconds": time.monotonic() - start,
+            "dead": comm.is_dead,
+        }
+        # A new communicator of the survivors can be made in the same process.
+        if scenario == "killed":
+            survivors = [r for r in range(size) if r != VICTIM]
+            again = holmes_comm.init(
+                store, survivors.index(rank), len(survivors), transport=transport, name="again", connect_timeout_s=20.0
+            )
+            data = np.ones(10)
+            again.all_reduce(data)
+            outcome["rebuilt_sum"] = float(data[0])
+            again.barrier()
+    print(json.dumps(outcome), flush=True)
+
+
+main()

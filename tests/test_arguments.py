@@ -1,0 +1,61 @@
+"""Bad input gets an error that names the value, the rule and the fix, and leaves the communicator usable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ranks import run_communicators
+
+import holmes_comm
+
+
+def refused(comm, pattern: str, call) -> None:
+    with pytest.raises(holmes_comm.UsageError, match=pattern):
+        call()
+    assert not comm.is_dead
+
+
+def test_bad_arguments_are_refused_and_the_communicator_lives_on() -> None:
+    def body(comm):
+        data = np.zeros((4, 4), "float32")
+        refused(comm, "not contiguous.*ascontiguousarray", lambda: comm.all_reduce(data.T[1:]))
+        refused(comm, "'median' is not supported; use one of: sum, avg", lambda: comm.all_reduce(data, "median"))
+        refused(comm, "'avg' is not defined for int32", lambda: comm.all_reduce(np.zeros(3, "int32"), "avg"))
+        refused(comm, "'band' is not defined for float32", lambda: comm.all_reduce(data, "band"))
+        refused(comm, "format 'Zd' is not supported", lambda: comm.all_reduce(np.zeros(3, "complex128")))
+        refused(comm, "big-endian", lambda: comm.all_reduce(np.zeros(3, ">f4")))
+        refused(comm, "not a tensor or array", lambda: comm.all_reduce([1.0, 2.0]))
+        refused(comm, "root 7 is not a rank.*ranks 0 to 1", lambda: comm.broadcast(data, 7))
+        refused(comm, "-1 is not a rank", lambda: comm.send(data, -1))
+        refused(comm, "cannot send to or receive from itself", lambda: comm.send(data, comm.rank))
+        refused(comm, "15 elements cannot be cut into 2 equal parts", lambda: comm.all_gather(np.zeros(15), np.zeros(7)))
+        refused(comm, "output holds 3 float32.*input 8 float32", lambda: comm.reduce_scatter(np.zeros(3, "f4"), data))
+        refused(comm, "holds 1 buffers.*each of its 2 ranks", lambda: comm.all_gather([data], data))
+        refused(comm, "timeout_s is -1", lambda: comm.all_reduce(data, timeout_s=-1))
+        read_only = np.zeros(4)
+        read_only.flags.writeable = False
+        refused(comm, "read-only", lambda: comm.all_reduce(read_only))
+        comm.all_reduce(data)
+        comm.barrier()
+
+    run_communicators(2, body)
+
+
+def test_torch_tensors_on_another_device_or_layout_are_refused() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+
+    def body(comm):
+        refused(comm, "device 'meta'.*CPU tensor", lambda: comm.all_reduce(torch.empty(3, device="meta")))
+        refused(comm, "not contiguous.*contiguous", lambda: comm.all_reduce(torch.zeros(4, 4).t()[1:]))
+        refused(comm, "complex64 is not supported", lambda: comm.all_reduce(torch.zeros(3, dtype=torch.complex64)))
+        comm.barrier()
+
+    run_communicators(2, body)
+
+
+def test_impossible_rank_and_transport() -> None:
+    store = holmes_comm.LocalStore()
+    with pytest.raises(holmes_comm.UsageError, match="rank 3 of 2 is not possible"):
+        holmes_comm._C.make_communicator(store, 3, 2, "x", [], "tcp", 10.0, 10.0)
+    with pytest.raises(holmes_comm.UsageError, match="transport 'udp' does not exist; use one of: auto, tcp, shm"):
+        holmes_comm._C.make_communicator(store, 0, 1, "x", [], "udp", 10.0, 10.0)

@@ -1,0 +1,199 @@
+"""`holmes bench`: sizes, expected results, statistics, and the whole command with Gloo beside it."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import holmes_comm
+from holmes.bench import OPERATIONS, Case, Control, Peer, Settings, measure, parse_bytes
+from holmes.bench.operations import DTYPES, REDUCTIONS
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("8", 8), ("64K", 65536), ("1.5M", 1572864), ("1GiB", 1 << 30), ("2kb", 2048)]
+)
+def test_parse_bytes(text, expected):
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "8Q", "1 2"])
+def test_parse_bytes_names_what_is_wrong(text):
+    with pytest.raises(ValueError, match="is not a number of bytes"):
+        parse_bytes(text)
+
+
+def test_sizes_are_geometric_and_end_at_the_end():
+    settings = Settings(("all_reduce",), begin_bytes=8, end_bytes=100, factor=2)
+    assert settings.sizes_bytes() == [8, 16, 32, 64]
+    assert Settings(("all_reduce",), begin_bytes=8, end_bytes=8).sizes_bytes() == [8]
+
+
+def test_settings_travel_as_json():
+    settings = Settings(("all_reduce", "barrier"), nics=("class:infiniband", "eth1"), gloo=False)
+    assert Settings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"operations": ("all_rduce",)}, "all_rduce.*known are all_reduce"),
+        ({"dtype": "float8"}, "float8.*float16"),
+        ({"begin_bytes": 0}, "0 < begin"),
+        ({"factor": 1.0}, "greater than 1"),
+        ({"rounds": 0}, "at least one round"),
+        ({"gloo": False, "holmes": False}, "nothing to measure"),
+        ({"dtype": "int8", "op": "avg"}, "avg of int8"),
+        ({"op": "bxor"}, "bxor of float32"),
+    ],
+)
+def test_wrong_settings_are_named(change, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(Settings(("all_reduce",)), **change)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_bus_factors_are_those_of_nccl_tests(name):
+    expected = {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75}
+    assert OPERATIONS[name].bus_factor(4) == expected.get(name, 1.0)
+
+
+def simulate(cases, name, op):
+    """Fills every rank's output as the operation is defined; shares nothing with what `Case` expects."""
+    buffers = [case.make_buffers() for case in cases]
+    dtype, n = cases[0].dtype, len(cases)
+    inputs = [dtype.decode(source) for source, _ in buffers]
+    if dtype.kind == "bool":
+        inputs = [values.astype(bool) for values in inputs]
+    total = REDUCTIONS[op](np.stack(inputs))
+    for rank, (_, output) in enumerate(buffers):
+        part = len(output) // n
+        if name == "all_reduce" or (name == "reduce" and rank == 0):
+            output[:] = dtype.encode(total)
+        elif name == "reduce_scatter":
+            output[:] = dtype.encode(total[rank * len(output) : (rank + 1) * len(output)])
+        elif name == "all_gather":
+            output[:] = dtype.encode(np.concatenate(inputs))
+        elif name == "all_to_all":
+            output[:] = dtype.encode(np.concatenate([v[rank * part : (rank + 1) * part] for v in inputs]))
+        elif name == "broadcast":
+            output[:] = dtype.encode(inputs[0])
+        elif name == "send_recv":
+            output[:] = dtype.encode(inputs[rank - 1])
+    return [output for _, output in buffers]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if OPERATIONS[name].has_data])
+@pytest.mark.parametrize(("ranks", "size_bytes"), [(1, 40), (3, 8), (4, 30000)])
+def test_wrong_elements_counts_exactly_what_is_wrong(name, dtype, ranks, size_bytes):
+    ops = ["sum", "max"] if OPERATIONS[name].reduces else ["sum"]
+    for op in ops + (["avg"] if OPERATIONS[name].reduces and DTYPES[dtype].kind == "float" else []):
+        cases = [Case(OPERATIONS[name], size_bytes, DTYPES[dtype], op, rank, ranks) for rank in range(ranks)]
+        outputs = simulate(cases, name, op)
+        for case, output in zip(cases, outputs, strict=True):
+            assert case.wrong_elements(output) == 0
+        outputs[0][-1] = ~outputs[0][-1] if dtype == "bool" else outputs[0][-1] + 2  # of bfloat16: bits
+        assert cases[0].wrong_elements(outputs[0]) == 1
+
+
+class SleepingPeer(Peer):
+    """Does the all-reduce right or wrong, in a known time."""
+
+    def __init__(self, name, delay_s, wrong):
+        self.name, self.delay_s, self.wrong = name, delay_s, wrong
+
+    def setup(self, context):
+        pass
+
+    def prepare(self, case, source, output):
+        expected = case._expected()
+        expected[: self.wrong] += 1
+        calls = iter([expected])
+        event = threading.Event()
+
+        def call():
+            output[:] = next(calls, source)
+            event.wait(self.delay_s)
+
+        return call
+
+    def teardown(self):
+        pass
+
+
+def test_measure_compares_peers_and_counts_errors():
+    settings = Settings(("all_reduce",), rounds=3, seconds=0.2, warmup=1)
+    store = holmes_comm.LocalStore()
+    results = {}
+
+    def run(rank):
+        peers = [SleepingPeer("fast", 0.005, 0), SleepingPeer("slow", 0.02, 3)]
+        case = Case(OPERATIONS["all_reduce"], 400, DTYPES["float32"], "sum", rank, 2)
+        results[rank] = measure(case, peers, Control(store, rank, 2), settings, "slow")
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(2):
+        fast, slow = results[rank]
+        assert (fast.wrong_elements, slow.wrong_elements) == (0, 6)
+        assert len(fast.round_medians_s) == 3
+        assert len(fast.samples_s) >= 6
+        assert 0.005 <= fast.p50_s <= fast.p99_s
+        assert slow.ratio is None
+        assert 1.5 < fast.ratio < 8
+        assert fast.algorithm_gb_per_s == pytest.approx(400 / fast.p50_s / 1e9)
+    # Every rank holds the same samples: iterations were agreed and the slowest rank counts.
+    assert np.array_equal(results[0][0].samples_s, results[1][0].samples_s)
+
+
+def bench(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "holmes", "bench", *arguments], capture_output=True, text=True, timeout=150
+    )
+
+
+@pytest.mark.parametrize("through", ["api", "torch"])
+def test_bench_with_gloo_beside(tmp_path, through):
+    pytest.importorskip("torch")
+    path = tmp_path / "result.json"
+    sizes = ["-b", "1000", "-e", "64K", "-f", "65", "--seconds", "0.02", "--rounds", "2"]
+    run = bench(*sizes, "--ranks", "2", "--through", through, "--json", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = json.loads(path.read_text())
+    assert {row["operation"] for row in result["rows"]} == set(OPERATIONS)
+    assert {row["peer"] for row in result["rows"]} == {"holmes", "gloo"}
+    for row in result["rows"]:
+        assert row["wrong_elements"] == 0
+        assert 0 < row["p50_us"] <= row["p99_us"]
+        assert (row["ratio"] is None) == (row["peer"] == "gloo")
+    assert result["command"].startswith("holmes bench -b 1000")
+    assert {"processor", "cores", "memory_gib"} <= result["hardware"].keys()
+    assert {"python", "holmes-comm", "torch"} <= result["versions"].keys()
+
+
+def test_bench_without_torch_on_named_nic_and_shared_memory(tmp_path):
+    path = tmp_path / "result.json"
+    sizes = ["-b", "4K", "-e", "4K", "--seconds", "0.02", "--rounds", "1", "--no-gloo", "--ranks", "3"]
+    run = bench("all_reduce", *sizes, "--transport", "tcp", "--nics", "lo", "--json", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["peer"] == "holmes[lo]"
+    assert json.loads(path.read_text())["peers"]["holmes[lo]"]["paths"] == [{"transport": "tcp", "interface": "lo"}]
+    assert bench("all_reduce", *sizes, "--transport", "shm").returncode == 0
+
+
+def test_bench_failure_of_set_up_is_reported_and_ends():
+    run = bench("all_reduce", "-b", "8", "-e", "8", "--ranks", "2", "--no-gloo", "--nics", "no_such_nic")
+    assert run.returncode != 0
+    assert "no_such_nic" in run.stderr
+    run = bench("all_rduce")
+    assert run.returncode == 2
+    assert "all_rduce" in run.stderr

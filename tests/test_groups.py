@@ -1,0 +1,254 @@
+"""Topology, clusters, groups and the reachability check, without torch."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from holmes.groups import make_grouping, possible_pipelines
+from holmes.partition import split_evenly
+from holmes.probe import Exchange, Responder, confirm_fabrics, reaches, usable_ports
+from holmes.topology import (
+    Host,
+    NodeInventory,
+    Port,
+    Topology,
+    candidate_fabrics,
+    find_clusters,
+    make_topology,
+    merge_hosts,
+)
+
+
+def port(nic_class: str, address: str, speed_gbps: float = 200.0, name: str = "", gateway: bool = False) -> Port:
+    subnet = address.rsplit(".", 1)[0] + ".0/24"
+    return Port(name or {"infiniband": "ib0", "roce_v2": "roce0"}.get(nic_class, "eth0"), nic_class, address, subnet,
+                speed_gbps, gateway)  # fmt: skip
+
+
+def hosts_of(*ports_by_host: list[Port], ranks_per_host: int = 1) -> tuple[Host, ...]:
+    return merge_hosts(
+        [
+            NodeInventory(host * ranks_per_host + local, f"n{host}", f"id{host}", tuple(ports))
+            for host, ports in enumerate(ports_by_host)
+            for local in range(ranks_per_host)
+        ]
+    )
+
+
+def ib(host: int) -> list[Port]:
+    return [port("infiniband", f"10.1.0.{host}"), port("ethernet", f"10.9.0.{host}", 25)]
+
+
+def roce(host: int) -> list[Port]:
+    return [port("roce_v2", f"10.2.0.{host}"), port("ethernet", f"10.9.0.{host}", 25)]
+
+
+def assumed(hosts: tuple[Host, ...]) -> Topology:
+    return make_topology(hosts, candidate_fabrics(hosts))
+
+
+def two_clusters(ranks_per_host: int = 1) -> Topology:
+    return assumed(hosts_of(ib(1), ib(2), roce(3), roce(4), ranks_per_host=ranks_per_host))
+
+
+def test_clusters_follow_from_the_nics() -> None:
+    clusters = two_clusters().clusters
+    assert [(c.ranks, c.nic_class) for c in clusters] == [((0, 1), "infiniband"), ((2, 3), "roce_v2")]
+
+
+def test_ranks_in_any_order_over_the_hosts() -> None:
+    ports = {"a0": ib(1), "b0": roce(3), "a1": ib(2), "b1": roce(4)}
+    order = ["b0", "a0", "a1", "b1", "a1", "b0", "b1", "a0"]
+    hosts = merge_hosts([NodeInventory(rank, host, host, tuple(ports[host])) for rank, host in enumerate(order)])
+    topology = assumed(hosts)
+    assert [c.ranks for c in topology.clusters] == [(0, 5, 3, 6), (1, 7, 2, 4)]
+    grouping = make_grouping(topology, tensor=2, pipeline=2)
+    assert grouping.stages == (((0, 5), (3, 6)), ((1, 7), (2, 4)))
+    assert [g.ranks for g in grouping.groups if g.kind == "dp"] == [(0, 3), (5, 6), (1, 2), (7, 4)]
+    assert [g.ranks for g in grouping.groups if g.kind == "pp"] == [(0, 1), (5, 7), (3, 2), (6, 4)]
+
+
+def test_every_group_is_on_the_best_nic_its_ranks_share() -> None:
+    groups = make_grouping(two_clusters(ranks_per_host=2), tensor=2, pipeline=2).groups
+    chosen = {(g.kind, g.ranks): (g.nic_class, dict(g.nics)) for g in groups}
+    assert chosen["tp", (0, 1)] == (None, {})
+    assert chosen["dp", (0, 2)] == ("infiniband", {0: ("ib0",), 2: ("ib0",)})
+    assert chosen["dp", (5, 7)] == ("roce_v2", {5: ("roce0",), 7: ("roce0",)})
+    assert chosen["pp", (0, 4)] == ("ethernet", {0: ("eth0",), 4: ("eth0",)})
+    reasons = {g.kind: g.reason for g in groups}
+    assert "10.9.0.0/24, 25 Gbit/s" in reasons["pp"]
+    assert "shared memory" in reasons["tp"]
+
+
+def test_rails_of_equal_speed_serve_a_group_together() -> None:
+    ports = [[port("roce_v2", f"10.{rail}.0.{host}", name=f"rdma{rail}") for rail in (1, 2)] for host in (1, 2)]
+    group = next(g for g in make_grouping(assumed(hosts_of(*ports)), 1, 1).groups if g.kind == "dp")
+    assert group.nics == {0: ("rdma1", "rdma2"), 1: ("rdma1", "rdma2")}
+
+
+def test_a_roce_nic_on_the_common_ethernet_counts_as_ethernet_too() -> None:
+    roce_only = [[port("roce_v2", f"10.9.0.{host}")] for host in (3, 4)]
+    topology = assumed(hosts_of(ib(1), ib(2), *roce_only))
+    assert [c.nic_class for c in topology.clusters] == ["infiniband", "roce_v2"]
+    group = next(g for g in make_grouping(topology, 1, 2).groups if g.kind == "pp")
+    assert (group.nic_class, dict(group.nics)) == ("ethernet", {0: ("eth0",), 2: ("roce0",)})
+
+
+def test_clusters_joined_by_routers() -> None:
+    ports = [
+        [port("infiniband", f"10.{1 + site}.0.{host}"), port("ethernet", f"10.{8 + site}.0.{host}", 25, gateway=True)]
+        for site in (0, 1)
+        for host in (1, 2)
+    ]
+    topology = assumed(hosts_of(*ports))
+    assert [c.ranks for c in topology.clusters] == [(0, 1), (2, 3)]
+    group = next(g for g in make_grouping(topology, 1, 2).groups if g.kind == "pp")
+    assert "routed" in group.reason
+
+
+def test_ethernet_only_hosts_form_a_cluster_of_their_own() -> None:
+    ethernet = [[port("ethernet", f"10.9.0.{host}", 25)] for host in (5, 6)]
+    clusters = assumed(hosts_of(ib(1), ib(2), *ethernet)).clusters
+    assert [(c.ranks, c.nic_class) for c in clusters] == [((0, 1), "infiniband"), ((2, 3), "ethernet")]
+
+
+def test_clusters_of_different_size() -> None:
+    topology = assumed(hosts_of(*[ib(h) for h in range(1, 5)], *[roce(h) for h in (5, 6)]))
+    assert possible_pipelines(topology, 1) == [3, 6]
+    assert make_grouping(topology, 1, 3).stages == (((0,), (1,)), ((2,), (3,)), ((4,), (5,)))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "message"),
+    [
+        (3, 2, r"tensor=3 must divide the ranks of every host \(n0: 2, .*nearest size that does: tensor=2"),
+        (
+            1,
+            3,
+            r"8 ranks / \(tensor=1 \* pipeline=3\).*cluster 0: 4, cluster 1: 4.*fits: pipeline=2 \(all: \[2, 4, 8\]",
+        ),
+        (1, 1, r"a stage of 8 ranks does not divide.*nearest size that fits: pipeline=2"),
+        (0, 2, r"tensor=0 must divide.*tensor=1"),
+        (2, 0, r"pipeline=0 does not fit.*pipeline=2"),
+    ],
+)
+def test_sizes_that_do_not_fit_name_numbers_and_fix(tensor: int, pipeline: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_grouping(two_clusters(ranks_per_host=2), tensor, pipeline)
+
+
+def test_no_shared_network_is_an_error() -> None:
+    topology = assumed(hosts_of(ib(1), ib(2), [port("roce_v2", "10.2.0.3")], [port("roce_v2", "10.2.0.4")]))
+    with pytest.raises(ValueError, match=r"ranks \[0, 2\] of a pipeline group share no network \(n0: ib0 .*n2: roce0"):
+        make_grouping(topology, 1, 2)
+
+
+def test_layers_split_evenly() -> None:
+    assert split_evenly(30, 4) == (8, 8, 7, 7)
+    with pytest.raises(ValueError, match=r"3 layers cannot fill 4 pipeline stages; use pipeline=3"):
+        split_evenly(3, 4)
+
+
+def test_wrong_ranks_in_inventories() -> None:
+    with pytest.raises(ValueError, match=r"ranks 0 to 1, once each; got \[0, 0\]"):
+        merge_hosts([NodeInventory(0, "a", "a", ()), NodeInventory(0, "b", "b", ())])
+
+
+def test_usable_ports() -> None:
+    nics = [
+        {"name": "lo", "nic_class": "loopback", "is_netdev_up": True, "addresses": ["127.0.0.1/8"]},
+        {"name": "eth1", "nic_class": "ethernet", "is_netdev_up": False, "addresses": ["10.0.0.1/24"]},
+        {"name": "ib0", "nic_class": "infiniband", "is_netdev_up": True, "addresses": []},
+        {"name": "eth2", "nic_class": "ethernet", "is_netdev_up": True, "addresses": ["fe80::1/64", "10.0.0.2/24"]},
+    ]
+    found = usable_ports([{"speed_gbps": 25.0, "has_gateway": True, **nic} for nic in nics])
+    assert found == (Port("eth2", "ethernet", "10.0.0.2", "10.0.0.0/24", 25.0, True),)
+
+
+class MemoryStore:
+    """A store for ranks that are threads."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.values[key] = value.encode()
+            self.changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self.changed:
+            assert self.changed.wait_for(lambda: key in self.values, 20)
+            return self.values[key]
+
+
+def confirmed_by_threads(hosts: tuple[Host, ...], timeout_s: float = 0.5) -> list[tuple[str, set[str]]]:
+    """confirm_fabrics on one thread per rank; every rank must find the same."""
+    store, results = MemoryStore(), {}
+
+    def rank_main(rank: int, size: int) -> None:
+        exchange = Exchange(store, rank, size, "probe")
+        results[rank] = confirm_fabrics(exchange, hosts, candidate_fabrics(hosts), timeout_s)
+
+    size = sum(len(host.ranks) for host in hosts)
+    threads = [threading.Thread(target=rank_main, args=(rank, size)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert all(results[rank] == results[0] for rank in range(size))
+    assert all(fabric.confirmed for fabric in results[0])
+    return [(fabric.name, set(fabric.ports)) for fabric in results[0]]
+
+
+def loopback(host: int, nic_class: str = "roce_v2") -> Port:
+    return Port("nic0", nic_class, f"127.0.1.{host}", "127.0.1.0/24", 1.0)
+
+
+def test_reachable_fabrics_are_confirmed() -> None:
+    hosts = hosts_of([loopback(1)], [loopback(2)], [loopback(3)], ranks_per_host=2)
+    assert confirmed_by_threads(hosts) == [("roce_v2 127.0.1.0/24", {"id0", "id1", "id2"})]
+
+
+def test_a_host_that_cannot_be_reached_is_left_out() -> None:
+    nowhere = Port("nic0", "roce_v2", "192.0.2.7", "127.0.1.0/24", 1.0)  # an address this machine does not have
+    hosts = hosts_of([loopback(1)], [nowhere], [loopback(3)])
+    assert confirmed_by_threads(hosts) == [("roce_v2 127.0.1.0/24", {"id0", "id2"})]
+
+
+def test_one_subnet_on_two_wires_becomes_two_fabrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    wires = [{"127.0.1.1", "127.0.1.3"}, {"127.0.1.2", "127.0.1.4"}]
+
+    def same_wire(source: str, target: tuple[str, int], token: str, timeout_s: float) -> bool:
+        return any({source, target[0]} <= wire for wire in wires) and reaches(source, target, token, timeout_s)
+
+    monkeypatch.setattr("holmes.probe.reaches", same_wire)
+    hosts = hosts_of(*([loopback(host)] for host in (1, 2, 3, 4)))
+    found = confirmed_by_threads(hosts)
+    assert [members for _, members in found] == [{"id0", "id2"}, {"id1", "id3"}]
+    assert len({name for name, _ in found}) == 2
+
+
+def test_the_same_address_on_two_hosts_is_no_connection() -> None:
+    assert confirmed_by_threads(hosts_of([loopback(1)], [loopback(1)])) == []
+
+
+def test_reaches_is_bounded_and_checks_who_answers() -> None:
+    with Responder(["127.0.0.1"]) as responder:
+        door = ("127.0.0.1", responder.doors["127.0.0.1"])
+        assert reaches("127.0.0.1", door, responder.token, 1.0)
+        assert not reaches("127.0.0.1", door, "another token...", 1.0)
+        assert not reaches("192.0.2.7", door, responder.token, 1.0)  # source address not of this host
+    assert not reaches("127.0.0.1", door, responder.token, 1.0)  # closed
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        assert not reaches("127.0.0.1", ("127.0.0.1", silent.getsockname()[1]), responder.token, 0.3)
+        assert time.monotonic() - started < 2.0
+
+
+def test_hosts_without_a_fabric_are_clusters_of_one() -> None:
+    clusters = find_clusters(hosts_of([], [], ranks_per_host=2), [])
+    assert [(c.ranks, c.fabric) for c in clusters] == [((0, 1), None), ((2, 3), None)]

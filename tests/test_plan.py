@@ -1,0 +1,77 @@
+"""Plan: what it says, and that its file says the same."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from test_groups import two_clusters
+
+from holmes.plan import Plan, plan_for
+from holmes.topology import Topology
+
+
+def test_plan_of_two_clusters() -> None:
+    plan = plan_for(two_clusters(), model_layers=5, pipeline=2)
+    assert (plan.tensor, plan.data, plan.pipeline, plan.layers_per_stage) == (1, 2, 2, (3, 2))
+    assert [plan.stage_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert plan.layers_of(1) == range(3, 5)
+    assert plan.group_of("dp", 3).ranks == (2, 3)
+    assert "dp [2, 3]: 2: roce0, 3: roce0; best network that all 2 ranks share" in plan.describe()
+    with pytest.raises(ValueError, match=r"no 'xx' group of rank 9; kinds are \['tp', 'dp', 'pp'\], ranks 0 to 3"):
+        plan.group_of("xx", 9)
+
+
+def test_as_few_stages_as_fit_by_default() -> None:
+    assert plan_for(two_clusters(ranks_per_host=2), model_layers=8, tensor=2).pipeline == 2
+
+
+def test_more_stages_than_layers() -> None:
+    with pytest.raises(ValueError, match="1 layers cannot fill 2 pipeline stages"):
+        plan_for(two_clusters(), model_layers=1, pipeline=2)
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
+def test_saved_and_loaded(tmp_path: Path, suffix: str) -> None:
+    topology = two_clusters(ranks_per_host=2)
+    plan = plan_for(topology, model_layers=12, pipeline=4, tensor=2)
+    plan.save(tmp_path / f"plan.{suffix}")
+    assert Plan.load(tmp_path / f"plan.{suffix}") == plan
+    topology.save(tmp_path / f"topology.{suffix}")
+    assert Topology.load(tmp_path / f"topology.{suffix}") == topology
+
+
+def test_files_that_are_no_plan(tmp_path: Path) -> None:
+    plan = plan_for(two_clusters(), model_layers=4)
+    with pytest.raises(ValueError, match=r"must end in one of \.yaml, \.yml, \.json"):
+        plan.save(tmp_path / "plan.txt")
+    two_clusters().save(tmp_path / "topology.yaml")
+    with pytest.raises(ValueError, match="expected a 'holmes plan' file, but it says kind: 'holmes topology'"):
+        Plan.load(tmp_path / "topology.yaml")
+    with pytest.raises(ValueError, match="holmes plan version 2 is unknown; this release reads version 1"):
+        Plan.from_dict({**plan.to_dict(), "version": 2})
+    with pytest.raises(ValueError, match=r"not a plan: .*colour"):
+        Plan.from_dict({**plan.to_dict(), "colour": "red"})
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ValueError, match=r"broken\.json cannot be read as json"):
+        Plan.load(tmp_path / "broken.json")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ValueError, match="must hold a mapping, but holds list"):
+        Plan.load(tmp_path / "list.yaml")
+
+
+def test_a_plan_that_contradicts_itself() -> None:
+    plan = plan_for(two_clusters(), model_layers=4)
+    with pytest.raises(ValueError, match=r"tensor=1 \* data=2 \* pipeline=3 = 6, but the plan has 4 ranks"):
+        dataclasses.replace(plan, pipeline=3)
+    with pytest.raises(ValueError, match=r"layers_per_stage=\[4\] must have pipeline=2 entries"):
+        dataclasses.replace(plan, layers_per_stage=(4,))
+    with pytest.raises(ValueError, match=r"the pp groups must hold each of 4 ranks once, but hold \[0, 2\]"):
+        dataclasses.replace(plan, groups=plan.groups[:-1])
+
+
+def test_planning_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, holmes.plan, holmes.probe, holmes; holmes.plan_for; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
