@@ -19,11 +19,12 @@ from rich.console import Console
 
 from holmes.demo.report import check_runs, largest_difference
 from holmes.demo.run_demo import run_demo
-from holmes.demo.runs import Run, RunFailed
+from holmes.demo.runs import Run, RunFailed, launch_here
 from holmes.demo.settings import Settings
 
 TINY = Settings(layers=3, width=32, heads=2, sequence=16, global_batch=8, steps=6)
 TIMEOUT_S = 100
+SHUFFLE = 7  # places the ranks on nodes b1, a1, a0, b0
 
 
 def launch_on_loopback(command: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
@@ -131,3 +132,29 @@ def test_demo_on_the_testbed(tmp_path: Path) -> None:
         (["a0", "a1"], "infiniband"),
         (["b0", "b1"], "roce_v2"),
     ]
+
+
+def test_ranks_in_any_order_over_the_nodes() -> None:
+    """Group rank = stage although torch would sort ranks: pipeline group [3, 2] has the second stage on rank 2."""
+    from holmes.testbed import Testbed, TestbedError
+
+    def launch(command: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
+        try:
+            with Testbed("two-clusters").session() as session:
+                job = session.launch(command, env=env, on_line=lambda r, n, line: on_line(line), shuffle_seed=SHUFFLE)
+                return job.wait(TIMEOUT_S).returncode
+        except TestbedError as error:
+            pytest.skip(str(error))
+
+    single = Run("single", "single", "holmes.demo.train_single", "none", ranks=1)
+    ours = Run("holmes", "Holmes", "holmes.demo.train_holmes", "holmes", ranks=4)
+    single.execute(TINY, launch_here, lambda done: None)
+    ours.execute(TINY, launch, lambda done: None)
+    plan = ours.plan()
+    assert plan is not None
+    assert [group["ranks"] for group in plan["groups"] if group["kind"] == "pp"] == [[0, 1], [3, 2]]
+    assert {tuple(cluster["ranks"]): cluster["nic_class"] for cluster in plan["clusters"]} == {
+        (0, 3): "roce_v2",
+        (1, 2): "infiniband",
+    }
+    assert largest_difference(ours, single) < 1e-4

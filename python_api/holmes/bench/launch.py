@@ -1,0 +1,80 @@
+"""Starts the ranks of a benchmark as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holmes.bench.settings import Settings
+
+_POLL_S = 0.05
+_STOP_S = 5.0
+
+
+def _serve_store(settings: Settings) -> tuple[Any, int]:
+    """Returns a store that this process serves on loopback for its ranks, and its port."""
+    if settings.needs_torch:
+        import torch.distributed as dist
+
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return store, int(store.port)
+    import holmes_comm
+
+    own = holmes_comm.TcpStore("127.0.0.1", 0, True)
+    return own, int(own.port)
+
+
+def launch(settings: Settings, ranks: int, command: str, json_path: Path | None) -> int:
+    """Runs `ranks` processes of `python -m holmes.bench` and returns the first exit status that is not 0, else 0.
+
+    When one rank fails the others are ended: they would wait for it until their deadline.
+    """
+    store, port = _serve_store(settings)
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 is a client: this process serves
+        # Loopback for both: Gloo would take whatever interface the host name leads to.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    arguments = [sys.executable, "-m", "holmes.bench", settings.to_json(), command, str(json_path or "")]
+    processes = [
+        subprocess.Popen(arguments, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(ranks)
+    ]
+    try:
+        return _wait(processes)
+    finally:
+        _stop(processes)
+        del store
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
+    """Returns 0 when all have ended well, else the status of the first that has not, at once."""
+    while True:
+        states = [process.poll() for process in processes]
+        failed = [state for state in states if state]
+        if failed or None not in states:
+            return failed[0] if failed else 0
+        time.sleep(_POLL_S)
+
+
+def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Ends what still runs: politely, then not."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

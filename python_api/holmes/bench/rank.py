@@ -1,0 +1,106 @@
+"""One rank of the benchmark: connects the peers, walks operations and sizes, reports on rank 0."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from holmes.bench import report
+from holmes.bench.harness import Control, Measurement, measure
+from holmes.bench.operations import DTYPES, OPERATIONS, Case
+from holmes.bench.peer import Context, Peer, PeerError
+from holmes.bench.settings import Settings
+
+BASELINE = "gloo"
+
+
+def make_peers(settings: Settings) -> list[Peer]:
+    """Returns the peers that the settings ask for, Holmes first."""
+    peers: list[Peer] = []
+    if settings.holmes:
+        for nics in settings.nics or (None,):
+            peers.append(_holmes(settings, nics))
+    if settings.gloo:
+        from holmes.bench.peer_torch import TorchPeer
+
+        peers.append(TorchPeer(BASELINE))
+    return peers
+
+
+def _holmes(settings: Settings, nics: str | None) -> Peer:
+    if settings.through == "api":
+        from holmes.bench.peer_holmes import HolmesPeer
+
+        return HolmesPeer(settings.transport, nics)
+    import holmes_comm
+    from holmes.bench.peer_torch import TorchPeer
+
+    selection = holmes_comm.NicSelection.parse(nics or "", settings.transport)
+    return TorchPeer("holmes", f"holmes[{nics}]" if nics else "holmes", selection)
+
+
+def open_store(settings: Settings, rank: int, ranks: int) -> Any:
+    """Returns the store all ranks share, at MASTER_ADDR and MASTER_PORT as torchrun and the testbed set them."""
+    if settings.needs_torch:
+        import torch.distributed as dist
+
+        store, _, _ = next(dist.rendezvous("env://", rank, ranks))
+        return store
+    import holmes_comm
+
+    # Where a launcher serves the store already, rank 0 is a client like the others.
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), serves)
+
+
+def run_rank(settings: Settings, command: str, json_path: Path | None) -> bool:
+    """Collective. Runs this process's rank (RANK, WORLD_SIZE); returns whether every result was right.
+
+    A peer that cannot be used is said on stderr.
+    """
+    try:
+        return _run_rank(settings, command, json_path)
+    except PeerError as error:
+        print(f"holmes bench: rank {os.environ['RANK']}: {error}", file=sys.stderr, flush=True)
+        return False
+
+
+def _run_rank(settings: Settings, command: str, json_path: Path | None) -> bool:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = open_store(settings, rank, ranks)
+    control = Control(store, rank, ranks)
+    peers = make_peers(settings)
+    for peer in peers:
+        peer.setup(Context(rank, ranks, store, settings.timeout_s))
+    facts = {peer.name: peer.describe() for peer in peers}
+    measurements: list[Measurement] = []
+    for name in settings.operations:
+        operation = OPERATIONS[name]
+        if rank == 0:
+            print(report.header(name, ranks), flush=True)
+            for peer in peers:
+                if reason := peer.unsupported(Case(operation, 0, DTYPES[settings.dtype], settings.op, rank, ranks)):
+                    print(f"# {peer.name}: skipped, {reason}", flush=True)
+        for size_bytes in settings.sizes_bytes() if operation.has_data else [0]:
+            case = Case(operation, size_bytes, DTYPES[settings.dtype], settings.op, rank, ranks)
+            done = measure(case, peers, control, settings, BASELINE if settings.gloo else None)
+            measurements += done
+            if rank == 0:
+                for measurement in done:
+                    print(report.line(measurement), flush=True)
+    wrong = sum(measurement.wrong_elements for measurement in measurements)
+    good = bool(measurements) and wrong == 0
+    if rank == 0:
+        verdict = "OK" if good else "FAILED"
+        print(f"# {len(measurements)} measurements, {wrong} wrong elements: {verdict}", flush=True)
+        if json_path is not None:
+            text = report.document(command, dataclasses.asdict(settings), ranks, facts, measurements)
+            json_path.write_text(json.dumps(text, indent=1) + "\n")
+    control.barrier()
+    for peer in peers:
+        peer.teardown()
+    return good

@@ -1,0 +1,111 @@
+"""Output: nccl-tests' columns, one line a measurement, and JSON that states hardware, versions and command."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from holmes.bench.harness import Measurement
+
+_COLUMNS = [
+    ("size", "(B)", 11),
+    ("count", "(elements)", 11),
+    ("type", "", 9),
+    ("op", "", 8),
+    ("peer", "", 22),
+    ("p50", "(us)", 11),
+    ("p99", "(us)", 11),
+    ("algbw", "(GB/s)", 8),
+    ("busbw", "(GB/s)", 8),
+    ("#wrong", "", 7),
+    ("ratio", "", 7),
+]
+
+
+def header(operation: str, ranks: int) -> str:
+    """Returns the heading of one operation's lines."""
+    names = " ".join(f"{name:>{width}}" for name, _, width in _COLUMNS)
+    units = " ".join(f"{unit:>{width}}" for _, unit, width in _COLUMNS)
+    return f"\n# {operation}, {ranks} ranks\n#{names}\n#{units}"
+
+
+def line(measurement: Measurement) -> str:
+    """Returns one measurement's line."""
+    case = measurement.case
+    cells = [
+        str(case.size_bytes),
+        str(case.count),
+        case.dtype.name if case.operation.has_data else "-",
+        case.op if case.operation.reduces else "-",
+        measurement.peer,
+        f"{measurement.p50_s * 1e6:.1f}",
+        f"{measurement.p99_s * 1e6:.1f}",
+        f"{measurement.algorithm_gb_per_s:.3f}",
+        f"{measurement.bus_gb_per_s:.3f}",
+        str(measurement.wrong_elements),
+        "-" if measurement.ratio is None else f"{measurement.ratio:.2f}x",
+    ]
+    return " " + " ".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True))
+
+
+def row(measurement: Measurement) -> dict[str, Any]:
+    """Returns one measurement for the JSON output."""
+    case = measurement.case
+    return {
+        "operation": case.operation.name,
+        "peer": measurement.peer,
+        "size_bytes": case.size_bytes,
+        "count": case.count,
+        "dtype": case.dtype.name,
+        "op": case.op if case.operation.reduces else None,
+        "p50_us": measurement.p50_s * 1e6,
+        "p99_us": measurement.p99_s * 1e6,
+        "algorithm_gb_per_s": measurement.algorithm_gb_per_s,
+        "bus_gb_per_s": measurement.bus_gb_per_s,
+        "wrong_elements": measurement.wrong_elements,
+        "ratio": measurement.ratio,
+        "calls": len(measurement.samples_s),
+        "round_medians_us": [median * 1e6 for median in measurement.round_medians_s],
+    }
+
+
+def _hardware() -> dict[str, Any]:
+    """Returns the processor, the usable cores and the memory of this machine; no names that identify it."""
+    with open("/proc/cpuinfo") as lines:
+        model = next((text.split(":", 1)[1].strip() for text in lines if text.startswith("model name")), None)
+    return {
+        "processor": model or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release().split("-")[0],
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ["holmes-comm", "numpy", "torch"]:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def document(
+    command: str, settings: dict[str, Any], ranks: int, peers: dict[str, Any], measurements: Sequence[Measurement]
+) -> dict[str, Any]:
+    """Returns the whole JSON output: the facts a result must state, then one row for each measurement."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "command": command,
+        "hardware": _hardware(),
+        "versions": _versions(),
+        "ranks": ranks,
+        "settings": settings,
+        "peers": peers,
+        "rows": [row(measurement) for measurement in measurements],
+    }

@@ -1,0 +1,83 @@
+"""`holmes bench`: measures collectives, nccl-tests style, with Gloo beside in the same run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from holmes.bench import OPERATIONS, Settings, launch, parse_bytes, run_rank
+
+
+def bench(
+    operations: Annotated[
+        Optional[list[str]],  # noqa: UP045 (typer reads it at run time)
+        typer.Argument(help=f"What to measure (default: all): {', '.join(OPERATIONS)}.", show_default=False),
+    ] = None,
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 1M, 1G (units of 1024).")] = "8",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
+    factor: Annotated[float, typer.Option("-f", "--factor", help="Each size is the one before times this.")] = 2.0,
+    dtype: Annotated[
+        str, typer.Option("-d", "--dtype", help="Element type: float32, bfloat16, int64, ...")
+    ] = "float32",
+    op: Annotated[str, typer.Option("-o", "--op", help="Reduction: sum, avg, min, max, product, band, ...")] = "sum",
+    ranks: Annotated[int, typer.Option(help="Processes started here; under torchrun or the testbed theirs count.")] = 4,
+    transport: Annotated[str, typer.Option(help="Ours: auto, tcp or shm.")] = "auto",
+    nics: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Ours: a NIC selection such as class:infiniband or eth1; give it again to compare several."),
+    ] = None,
+    through: Annotated[str, typer.Option(help="Ours: through its own api, or through torch.distributed.")] = "api",
+    gloo: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option("--gloo/--no-gloo", help="Gloo beside it, in turns (default: where torch is installed)."),
+    ] = None,
+    holmes: Annotated[bool, typer.Option("--holmes/--no-holmes", help="Ours.")] = True,
+    rounds: Annotated[int, typer.Option(help="How often the peers take turns.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Timed work for each peer, operation and size.")] = 1.0,
+    warmup: Annotated[int, typer.Option(help="Untimed calls for each peer, operation and size.")] = 5,
+    timeout_s: Annotated[float, typer.Option(help="Deadline of one operation in seconds.")] = 300.0,
+    json_path: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--json", help="Also write the results, with hardware, versions and command, to this file."),
+    ] = None,
+) -> None:
+    """Time, bandwidth and correctness of each operation and size.
+
+    Columns are nccl-tests': bus bandwidth is algorithm bandwidth times 2(n-1)/n (all_reduce), (n-1)/n (reduce_scatter,
+    all_gather, all_to_all) or 1. #wrong counts elements of the first call that differ from numpy's. ratio says how many
+    times faster than Gloo, as the median over rounds that ran in turns.
+    """
+    try:
+        settings = Settings(
+            operations=tuple(operations or OPERATIONS),
+            begin_bytes=parse_bytes(begin),
+            end_bytes=parse_bytes(end),
+            factor=factor,
+            dtype=dtype,
+            op=op,
+            through=through,
+            transport=transport,
+            nics=tuple(nics or ()),
+            gloo=find_spec("torch") is not None if gloo is None else gloo,
+            holmes=holmes,
+            rounds=rounds,
+            seconds=seconds,
+            warmup=warmup,
+            timeout_s=timeout_s,
+        )
+        if ranks < 1:
+            raise ValueError(f"ranks is {ranks}; at least one is needed")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    command = shlex.join(["holmes", *sys.argv[1:]])
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        status = 0 if run_rank(settings, command, json_path) else 1
+    else:
+        status = launch(settings, ranks, command, json_path)
+    raise typer.Exit(status)

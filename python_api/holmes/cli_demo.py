@@ -1,0 +1,49 @@
+"""`holmes demo`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("demo-output"),
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 20,
+    testbed: Annotated[str, typer.Option(help="Spec of 4 nodes: a built-in name or a YAML file.")] = "two-clusters",
+    ethernet: Annotated[str, typer.Option(help="The interface that all nodes share.")] = "eth0",
+    backend: Annotated[str, typer.Option(help="torch.distributed backend of the Holmes run.")] = "holmes",
+) -> None:
+    """Train a small GPT over two emulated clusters: one process, torch DDP over Gloo, and Holmes.
+
+    Exit code 1 where losses differ or bytes took a wrong NIC, 2 where a run cannot be made.
+    """
+    from holmes.demo.run_demo import EMULATED, run_demo, testbed_launch
+    from holmes.demo.runs import RunFailed
+    from holmes.demo.settings import Settings
+    from holmes.testbed import TestbedError
+
+    console = Console()
+    if missing := [name for name in ("torch", "matplotlib") if find_spec(name) is None]:
+        needed = f"the demo needs {' and '.join(missing)}; run: pip install 'holmes-comm[torch,plot]'"
+        console.print(needed, markup=False)
+        raise typer.Exit(2)
+    try:
+        with testbed_launch(testbed) as launch:
+            checks = run_demo(
+                Settings(steps=steps),
+                out,
+                console,
+                backend=backend,
+                launch=launch,
+                ethernet=ethernet,
+                emulated=EMULATED,
+            )
+    except (RunFailed, TestbedError) as error:
+        console.print(str(error), style="red", highlight=False, markup=False)
+        raise typer.Exit(2) from error
+    if any(check.required and not check.passed for check in checks):
+        raise typer.Exit(1)

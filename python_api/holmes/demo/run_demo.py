@@ -1,0 +1,94 @@
+"""The demo itself: three runs, their comparison, the files."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from holmes.demo.report import Check, check_runs, print_report, write_result
+from holmes.demo.runs import Launch, Run, launch_here
+from holmes.demo.settings import Settings
+from holmes.demo.timeline import draw_timeline
+from holmes.plan import Plan
+
+RANKS = 4
+RUN_TIMEOUT_S = 240.0
+
+EMULATED = (
+    "Emulated: the 4 nodes are network namespaces of this machine, their links veth pairs limited by tc tbf "
+    "(InfiniBand-like and RoCE-like: 1 Gbit/s, Ethernet: 0.1 Gbit/s); the NIC classes come from a fake sysfs, the fast "
+    "links carry TCP, not RDMA; all compute runs on this machine's CPU cores, which the nodes share."
+)
+
+
+def make_runs(backend: str, ethernet: str | None) -> list[Run]:
+    """The single process, Gloo on the network all share (`ethernet`; None: its default) and Holmes."""
+    gloo_title, env = "DDP over Gloo", {}
+    if ethernet:
+        gloo_title, env = f"DDP over Gloo, {ethernet}", {"GLOO_SOCKET_IFNAME": ethernet}
+    return [
+        Run("single", "one process", "holmes.demo.train_single", "none", ranks=1),
+        Run("gloo", gloo_title, "holmes.demo.train_gloo", "gloo", RANKS, env),
+        Run("holmes", "Holmes", "holmes.demo.train_holmes", backend, RANKS),
+    ]
+
+
+@contextmanager
+def testbed_launch(spec: str) -> Iterator[Launch]:
+    """A testbed, up for the duration of the context; yields what runs a command on each of its nodes.
+
+    Raises TestbedError, which says what to do, where this machine forbids it.
+    """
+    from holmes.testbed import Testbed
+
+    with Testbed(spec).session() as session:
+
+        def launch(command: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
+            job = session.launch(command, env=env, on_line=lambda rank, node, line: on_line(line))
+            return job.wait(RUN_TIMEOUT_S).returncode
+
+        yield launch
+
+
+def run_demo(
+    settings: Settings,
+    out: Path,
+    console: Console,
+    *,
+    backend: str,
+    launch: Launch,
+    ethernet: str | None,
+    emulated: str,
+) -> list[Check]:
+    """Trains three times, prints the tables and writes `out`/timeline.png and `out`/result.json; returns the checks.
+
+    Raises RunFailed where a run ends with an error.
+    """
+    console.print(emulated, highlight=False)
+    runs = make_runs(backend, ethernet)
+    note = TextColumn("{task.fields[note]}")
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), note)
+    with Progress(*columns, console=console) as progress:
+        for run in runs:
+            task = progress.add_task(run.title, total=settings.steps, note="starting")
+
+            def show(done: int, run: Run = run, task: int = task) -> None:
+                loss = next(report["loss"] for report in reversed(run.steps) if report["loss"] is not None)
+                recent = statistics.median(report["step_s"] for report in run.steps[-RANKS:])
+                progress.update(task, completed=done, note=f"loss {loss:.3f}, {1000 * recent:.0f} ms/step")  # type: ignore[arg-type]
+
+            run.execute(settings, launch_here if run.ranks == 1 else launch, show)
+    single, gloo, ours = runs
+    console.print(Plan.from_dict(ours.plan() or {}).describe(), highlight=False, markup=False)
+    checks = check_runs(settings, single, gloo, ours)
+    print_report(console, settings, runs, checks)
+    out.mkdir(parents=True, exist_ok=True)
+    draw_timeline(out / "timeline.png", gloo, ours)
+    write_result(out / "result.json", settings, runs, checks, emulated)
+    console.print(f"picture: {out / 'timeline.png'}   numbers: {out / 'result.json'}", highlight=False)
+    return checks

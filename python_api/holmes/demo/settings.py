@@ -1,0 +1,54 @@
+"""Settings: everything the three runs share."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from dataclasses import dataclass
+
+MARK = "HOLMES-DEMO "  # begins a rank's line that is meant for the demo
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Model, data and optimizer, equal in all runs. Batch sizes in samples, `sequence` in characters."""
+
+    layers: int = 8
+    width: int = 256
+    heads: int = 4
+    sequence: int = 32
+    global_batch: int = 8
+    micro_batches: int = 2
+    pipeline: int = 2
+    steps: int = 20
+    learning_rate: float = 1e-3
+    bucket_mib: float = 4.0
+    seed: int = 1234
+
+    @property
+    def timeline_step(self) -> int:
+        """The step that the picture shows: a late one, past all warm-up."""
+        return max(0, self.steps - 2)
+
+    def to_json(self) -> str:
+        """One line of JSON, as the rank scripts take it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    def share(self, parts: int, what: str) -> int:
+        """Samples of one of `parts` equal shares of the global batch. Raises ValueError where it does not divide."""
+        if self.global_batch % parts:
+            raise ValueError(
+                f"global_batch={self.global_batch} does not divide by {parts} ({what}); "
+                f"use {self.global_batch // parts * parts or parts} or {(self.global_batch // parts + 1) * parts}"
+            )
+        return self.global_batch // parts
+
+
+def rank_arguments() -> tuple[Settings, str]:
+    """The settings and the backend of a rank script's command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--settings", type=lambda text: Settings(**json.loads(text)), default=Settings())
+    parser.add_argument("--backend", default="holmes")
+    arguments = parser.parse_args()
+    return arguments.settings, arguments.backend

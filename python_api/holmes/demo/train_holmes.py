@@ -1,0 +1,111 @@
+"""With Holmes: discovery -> clusters -> plan -> process groups, then torch's own DDP and pipeline on those groups."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+import holmes
+from holmes.demo.data import Batches
+from holmes.demo.data_parallel import DataParallel
+from holmes.demo.model import Stage, loss_of, make_optimizer
+from holmes.demo.record import Recorder
+from holmes.demo.settings import Settings, rank_arguments
+
+
+class TimedStage(PipelineStage):
+    """torch's stage; records when it computes and when it waits for the pipeline."""
+
+    recorder: Recorder
+    posted = 0.0
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """The schedule posts a receive."""
+        self.posted = time.monotonic()
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """The schedule posts a receive."""
+        self.posted = time.monotonic()
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """The input is there: computes."""
+        if not self.is_first:
+            self.recorder.add("pipeline wait", self.posted)
+        with self.recorder.span("forward"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """The gradient is there: computes."""
+        if not self.is_last:
+            self.recorder.add("pipeline wait", self.posted)
+        with self.recorder.span("backward"):
+            return super().backward_one_chunk(*args, **kwargs)
+
+
+def example(settings: Settings, vocabulary: int, samples: int, boundary: int) -> torch.Tensor:
+    """A tensor such as enters stage `boundary`: token ids, activations or, behind the last stage, logits."""
+    if boundary == 0:
+        return torch.zeros(samples, settings.sequence, dtype=torch.int64)
+    width = settings.width if boundary < settings.pipeline else vocabulary
+    return torch.zeros(samples, settings.sequence, width, requires_grad=True)
+
+
+def main() -> None:
+    """Pipeline across the clusters, data parallel inside each."""
+    settings, backend = rank_arguments()
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    plan = holmes.make_plan(model_layers=settings.layers, pipeline=settings.pipeline)
+    groups = holmes.process_groups(plan, backend)
+    rank = dist.get_rank()
+    stage_index, replica = plan.stage_of(rank), dist.get_rank(groups.dp)
+    micro_batch = settings.share(plan.data * settings.micro_batches, "data-parallel ranks * micro-batches")
+    share = micro_batch * settings.micro_batches
+
+    batches = Batches(settings)
+    recorder = Recorder(settings, vars(groups) if backend == "holmes" else None, plan.to_dict() if rank == 0 else None)
+    model = Stage(settings, batches.vocabulary, plan.layers_of(stage_index))
+    parallel = DataParallel(model, groups.dp, settings, recorder)
+    optimizer = make_optimizer(model, settings)
+    stage = TimedStage(
+        parallel.module,
+        stage_index,
+        plan.pipeline,
+        torch.device("cpu"),
+        # Shapes are given because torch's inference of them by a trial step confuses DDP's bucket order.
+        input_args=example(settings, batches.vocabulary, micro_batch, stage_index),
+        output_args=example(settings, batches.vocabulary, micro_batch, stage_index + 1),
+        group=groups.pp,
+    )
+    stage.recorder = recorder
+
+    def share_of_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_of(logits, targets) / settings.micro_batches
+
+    # The loss is scaled, not the gradients after the backward pass: they are on their way then.
+    schedule = ScheduleGPipe(stage, settings.micro_batches, share_of_loss, scale_grads=False)
+
+    def step(number: int) -> float | None:
+        inputs, targets = (tensor[replica * share :][:share] for tensor in batches.batch(number))
+        losses: list[torch.Tensor] = []
+        schedule.step(*([inputs] if stage.is_first else []), target=targets if stage.is_last else None, losses=losses)
+        parallel.wait()
+        with recorder.span("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.stack(losses).sum().item() if stage.is_last else None
+
+    dist.barrier()
+    recorder.train(step)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

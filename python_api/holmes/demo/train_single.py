@@ -1,0 +1,37 @@
+"""The reference: one process, no communication."""
+
+from __future__ import annotations
+
+import torch
+
+from holmes.demo.data import Batches
+from holmes.demo.model import Stage, loss_of, make_optimizer
+from holmes.demo.record import Recorder
+from holmes.demo.settings import rank_arguments
+
+
+def main() -> None:
+    """Trains the whole model on the whole batch."""
+    settings, _ = rank_arguments()
+    torch.set_num_threads(1)
+    batches = Batches(settings)
+    model = Stage(settings, batches.vocabulary, range(settings.layers))
+    optimizer = make_optimizer(model, settings)
+    recorder = Recorder(settings)
+
+    def step(number: int) -> float:
+        inputs, targets = batches.batch(number)
+        with recorder.span("forward"):
+            loss = loss_of(model(inputs), targets)
+        with recorder.span("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        with recorder.span("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    recorder.train(step)
+
+
+if __name__ == "__main__":
+    main()

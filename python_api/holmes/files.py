@@ -1,0 +1,60 @@
+"""Reading and writing plans and topologies: YAML or JSON by the name's ending, with a kind and a version inside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, tuples and mappings as dicts and lists that YAML and JSON can write."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def save(data: Mapping[str, Any], path: str | Path) -> None:
+    """Writes `data` to a .yaml, .yml or .json file. Raises ValueError for another ending."""
+    path = _checked(path)
+    if path.suffix == ".json":
+        path.write_text(json.dumps(data, indent=2) + "\n")
+    else:
+        path.write_text(yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=120))
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """The mapping in a .yaml, .yml or .json file. Raises ValueError naming the file where it holds none."""
+    path = _checked(path)
+    try:
+        data = json.loads(path.read_text()) if path.suffix == ".json" else yaml.safe_load(path.read_text())
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a mapping, but holds {type(data).__name__}")
+    return data
+
+
+def check_kind(data: Mapping[str, Any], kind: str, version: int) -> None:
+    """Raises ValueError unless `data` says it is a `kind` of this version."""
+    if data.get("kind") != kind:
+        raise ValueError(f"expected a '{kind}' file, but it says kind: {data.get('kind')!r}")
+    if data.get("version") != version:
+        raise ValueError(f"{kind} version {data.get('version')!r} is unknown; this release reads version {version}")
+
+
+def _checked(path: str | Path) -> Path:
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path}: the name must end in one of {', '.join(SUFFIXES)}")
+    return path

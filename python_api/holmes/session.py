@@ -1,0 +1,36 @@
+"""Session: from a running torch.distributed job to a plan, in one collective call."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from holmes.plan import Plan, plan_for
+from holmes.probe import discover_topology
+from holmes.topology import Topology
+
+_calls = itertools.count()
+
+
+def gather_topology(timeout_s: float = 3.0) -> Topology:
+    """Collective over the default group: what all ranks discover, every fabric confirmed; equal on all ranks.
+
+    `timeout_s` bounds one connection attempt. Raises RuntimeError before `init_process_group`.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError('no process group yet; call torch.distributed.init_process_group("holmes") first')
+    name = f"holmes/topology/{next(_calls)}"
+    return discover_topology(_get_default_store(), dist.get_rank(), dist.get_world_size(), name, timeout_s)
+
+
+def make_plan(
+    *, model_layers: int, pipeline: int | None = None, tensor: int = 1, topology: Topology | None = None
+) -> Plan:
+    """Collective over the default group (local when `topology` is given): discovers, checks who reaches whom, groups.
+
+    `pipeline=None` takes as few stages as fit the clusters. Equal on all ranks. Raises ValueError, with all numbers and
+    the nearest fix, where sizes do not fit, and RuntimeError before `init_process_group`.
+    """
+    return plan_for(topology or gather_topology(), model_layers=model_layers, pipeline=pipeline, tensor=tensor)
