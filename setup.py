@@ -16,8 +16,8 @@ def has_torch() -> bool:
     """Whether the environment that Holmes is installed into has torch.
 
     -E: pip's build isolation hides that environment's packages behind PYTHONPATH, and the c10d backend must be built
-    against exactly its torch. AUTOLOAD=0: torch would import a Holmes that is just being built. csrc/torch.cmake asks in
-    the same way.
+    against exactly its torch. AUTOLOAD=0: torch would import a Holmes that is just being built. csrc/torch.cmake
+    asks in the same way.
     """
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     query = [sys.executable, "-E", "-c", "import torch"]

@@ -14,6 +14,7 @@ __all__: list[str] = [
     "Nic",
     "PrefixStore",
     "Store",
+    "TcpStore",
     "Work",
     "discover_nics",
     "make_communicator",
@@ -194,6 +195,29 @@ class PrefixStore(Store):
     A view of a store in which every key has a prefix.
     """
     def __init__(self, prefix: str, store: typing.Any) -> None: ...
+
+class TcpStore(Store):
+    """
+    A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the others
+    connect, waiting up to `timeout_s` seconds for it. Who reaches the port can read and write it.
+    """
+    def __init__(
+        self,
+        host: str,
+        port: typing.SupportsInt | typing.SupportsIndex,
+        is_server: bool = False,
+        timeout_s: typing.SupportsFloat | typing.SupportsIndex = 60.0,
+    ) -> None: ...
+    @property
+    def host(self) -> str:
+        """
+        Host it listens on or connects to.
+        """
+    @property
+    def port(self) -> int:
+        """
+        Port it listens on or connects to.
+        """
 
 class Work:
     """

@@ -4,8 +4,8 @@
     comm = holmes_comm.init(store, rank, size, nics=holmes_comm.NicSelection(nic_class="infiniband"))
     comm.all_reduce(array)
 
-Importing it also makes ``torch.distributed.init_process_group("holmes")`` work, where torch is installed. Names are loaded
-on first use: torch imports this package when it starts, and must not pay for (or depend on) the engine.
+Importing it also makes ``torch.distributed.init_process_group("holmes")`` work, where torch is installed. Names are
+loaded on first use: torch imports this package when it starts, and must not pay for (or depend on) the engine.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def init(
     """Make a communicator. Collective over all ranks that share the store.
 
     Args:
-        store: any object with ``set(key, bytes)``, ``get(key)`` and ``wait``: a :class:`TcpStore`, a :class:`LocalStore`, a
-            torch.distributed store. None: a TcpStore at MASTER_ADDR:MASTER_PORT, served by rank 0.
+        store: any object with ``set(key, bytes)``, ``get(key)`` and ``wait``: a :class:`TcpStore`, a
+            :class:`LocalStore`, a torch.distributed store. None: a TcpStore at MASTER_ADDR:MASTER_PORT, served by rank 0.
         rank: this process's rank; None: the environment's RANK.
         size: number of ranks; None: the environment's WORLD_SIZE.
         nics: which NICs to use; None: HOLMES_NICS, else the fastest NIC that all ranks share.
@@ -46,7 +46,8 @@ def init(
         name: appears in errors; must be the same on all ranks and unique in the store. None: counted.
         timeout_s: deadline of an operation in seconds unless its call gives one.
         connect_timeout_s: deadline of the set-up in seconds.
-        secret: per-job secret, the same on all ranks; empty: HOLMES_SECRET, else made by rank 0 and shared by the store.
+        secret: per-job secret, the same on all ranks; empty: HOLMES_SECRET, else made by rank 0 and shared by the
+            store.
 
     Raises:
         NicError: a rank has no NIC that fits; names rank, host and interface, on all ranks.
@@ -72,7 +73,7 @@ def init(
         rank,
         size,
         f"holmes/{name}",
-        [(nic.netdev, nic.address) for nic in chosen],
+        [(nic.netdev, nic.address or "") for nic in chosen],
         transport,
         timeout_s,
         connect_timeout_s,

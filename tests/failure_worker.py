@@ -1,4 +1,4 @@
-"""One rank of a failure scenario: ``python failure_worker.py SCENARIO PORT RANK SIZE TRANSPORT``. Prints its outcome as JSON."""
+"""One rank of a failure scenario; prints its outcome as JSON: ``failure_worker.py SCENARIO PORT RANK SIZE TRANSPORT``."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def left(comm) -> None:
 def main() -> None:
     scenario, port, rank, size, transport = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
     store = holmes_comm.TcpStore("127.0.0.1", port, is_server=False, timeout_s=20.0)
-    comm = holmes_comm.init(store, rank, size, transport=transport, name=scenario, timeout_s=TIMEOUT_S, connect_timeout_s=20.0)
+    comm = holmes_comm.init(
+        store, rank, size, transport=transport, name=scenario, timeout_s=TIMEOUT_S, connect_timeout_s=20.0
+    )
     start = time.monotonic()
     outcome: dict[str, object] = {"rank": rank}
     try:

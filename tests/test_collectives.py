@@ -226,9 +226,7 @@ def test_point_to_point() -> None:
         right, left = (rank + 1) % size, (rank - 1) % size
         for count in COUNTS:
             got = np.empty(count, "float32")
-            works = comm.batch(
-                [("send", np.full(count, rank, "float32"), right, 3), ("recv", got, left, 3)]
-            )
+            works = comm.batch([("send", np.full(count, rank, "float32"), right, 3), ("recv", got, left, 3)])
             for work in works:
                 work.wait()
             assert (got == left).all()

@@ -53,8 +53,10 @@ DType dtype_of_format(const char* what, const py::handle& object, const std::str
         return DType::int64;
     }
   }
-  refuse(what, object, "dtype with format '" + format + "' is not supported; use one of float64, float32, float16, "
-                       "bfloat16, int8, int16, int32, int64, uint8, bool");
+  refuse(what, object,
+         "dtype with format '" + format +
+             "' is not supported; use one of float64, float32, float16, "
+             "bfloat16, int8, int16, int32, int64, uint8, bool");
 }
 
 // torch is asked through its own attributes: no DLPack capsule, and the lowest latency.
@@ -72,14 +74,16 @@ Buffer from_torch(const py::handle& tensor, const char* what) {
   const py::object dtype = tensor.attr("dtype");
   const auto found = dtypes->find(dtype.ptr());
   if (!tensor.attr("is_cpu").cast<bool>())
-    refuse(what, tensor, "it lives on device '" + std::string(py::str(tensor.attr("device"))) +
-                         "', this communicator moves host memory; use a CPU tensor (tensor.cpu())");
+    refuse(what, tensor,
+           "it lives on device '" + std::string(py::str(tensor.attr("device"))) +
+               "', this communicator moves host memory; use a CPU tensor (tensor.cpu())");
   if (tensor.attr("is_sparse").cast<bool>()) refuse(what, tensor, "sparse tensors are not supported; use to_dense()");
   if (found == dtypes->end())
     refuse(what, tensor, std::string(py::str(dtype)) + " is not supported; view it as one of the supported dtypes");
   if (!tensor.attr("is_contiguous")().cast<bool>())
-    refuse(what, tensor, "it is not contiguous (shape " + std::string(py::str(tensor.attr("shape"))) + ", strides " +
-                         std::string(py::str(tensor.attr("stride")())) + "); pass tensor.contiguous()");
+    refuse(what, tensor,
+           "it is not contiguous (shape " + std::string(py::str(tensor.attr("shape"))) + ", strides " +
+               std::string(py::str(tensor.attr("stride")())) + "); pass tensor.contiguous()");
   return {reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<std::uintptr_t>()),
           tensor.attr("numel")().cast<std::size_t>(), found->second, keep_alive(tensor)};
 }
@@ -114,8 +118,9 @@ Buffer to_buffer(const py::handle& object, const char* what, bool writable) {
     return from_torch(object, what);
   if (PyObject_CheckBuffer(object.ptr())) return from_buffer_protocol(object, what, writable);
   if (PyObject_HasAttrString(object.ptr(), "__dlpack__")) return from_dlpack(object, what);
-  refuse(what, object, "not a tensor or array; pass a torch tensor, a numpy array, or an object with DLPack or the buffer "
-                       "protocol");
+  refuse(what, object,
+         "not a tensor or array; pass a torch tensor, a numpy array, or an object with DLPack or the buffer "
+         "protocol");
 }
 
 }  // namespace holmes

@@ -1,4 +1,5 @@
-// Python objects as buffers: torch CPU tensors, anything with DLPack (CPU), anything with the buffer protocol (numpy, ...).
+// Python objects as buffers: torch CPU tensors, anything with DLPack (CPU), anything with the buffer protocol (numpy,
+// ...).
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -19,7 +19,8 @@ using TimeoutSeconds = std::optional<double>;
 Duration to_duration(const char* what, double seconds) {
   constexpr double max_seconds = 1e9;
   if (!(seconds > 0) || seconds > max_seconds)
-    throw UsageError(std::string(what) + " is " + std::to_string(seconds) + "; it must be more than 0 and at most 1e9 seconds");
+    throw UsageError(std::string(what) + " is " + std::to_string(seconds) +
+                     "; it must be more than 0 and at most 1e9 seconds");
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
@@ -51,11 +52,12 @@ std::vector<Buffer> list_buffers(const py::handle& list, const char* what, bool 
 }
 
 // Cuts `whole` into one part per rank: equal ones, or as `splits` (in rows of the first dimension) say.
-std::vector<Buffer> cut(const Buffer& whole, int size, const std::optional<std::vector<std::size_t>>& splits, const char* what) {
+std::vector<Buffer> cut(const Buffer& whole, int size, const std::optional<std::vector<std::size_t>>& splits,
+                        const char* what) {
   std::vector<std::size_t> rows = splits.value_or(std::vector<std::size_t>(static_cast<std::size_t>(size), 1));
   if (static_cast<int>(rows.size()) != size)
-    throw UsageError(std::string(what) + ": " + std::to_string(rows.size()) + " split sizes for " + std::to_string(size) +
-                     " ranks; give one for each rank");
+    throw UsageError(std::string(what) + ": " + std::to_string(rows.size()) + " split sizes for " +
+                     std::to_string(size) + " ranks; give one for each rank");
   std::size_t total_rows = 0;
   for (const std::size_t n : rows) total_rows += n;
   if (total_rows == 0 ? whole.count != 0 : whole.count % total_rows != 0)
@@ -81,8 +83,8 @@ std::vector<Buffer> per_rank(const py::handle& object, int size, const char* wha
 }
 
 py::dict to_dict(const ConnectionInfo& info) {
-  return py::dict("peer"_a = info.peer, "host"_a = info.host, "transport"_a = info.transport, "purpose"_a = info.purpose,
-                  "interface"_a = info.interface, "local_address"_a = info.local_address,
+  return py::dict("peer"_a = info.peer, "host"_a = info.host, "transport"_a = info.transport,
+                  "purpose"_a = info.purpose, "interface"_a = info.interface, "local_address"_a = info.local_address,
                   "remote_address"_a = info.remote_address, "device_bound"_a = info.device_bound,
                   "sent_bytes"_a = info.sent_bytes, "received_bytes"_a = info.received_bytes);
 }
@@ -102,8 +104,8 @@ const char* state_name(WorkState state) {
 }
 
 void bind_work(py::module_& module) {
-  py::class_<Work, WorkPtr>(module, "Work",
-                            "An asynchronous operation. It holds the operation's buffers until it is final. Thread-safe.")
+  py::class_<Work, WorkPtr>(
+      module, "Work", "An asynchronous operation. It holds the operation's buffers until it is final. Thread-safe.")
       .def(
           "wait",
           [](Work& work, const TimeoutSeconds& timeout_s) {
@@ -116,10 +118,13 @@ void bind_work(py::module_& module) {
           },
           "timeout_s"_a = py::none(),
           "Blocks until the operation is final. Raises its error where it failed, always; raises TimeoutError after\n"
-          "`timeout_s` seconds (None: no limit but the operation's own deadline) and leaves the operation running. Local.")
-      .def_property_readonly("state", [](const Work& work) { return state_name(work.state()); },
-                             "'queued', 'running', 'completed' or 'failed'.")
-      .def("is_completed", &Work::is_final, "Whether the operation is final, successfully or not. Local, does not block.")
+          "`timeout_s` seconds (None: no limit but the operation's own deadline) and leaves the operation running. "
+          "Local.")
+      .def_property_readonly(
+          "state", [](const Work& work) { return state_name(work.state()); },
+          "'queued', 'running', 'completed' or 'failed'.")
+      .def("is_completed", &Work::is_final,
+           "Whether the operation is final, successfully or not. Local, does not block.")
       .def_property_readonly("source_rank", &Work::source_rank,
                              "Rank a received message came from; -1 for other operations and before the end.")
       .def_property_readonly(
@@ -154,8 +159,10 @@ std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, 
 
 constexpr const char* common_doc =
     "\n\nAll buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer\n"
-    "protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work\n"
-    "at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for\n"
+    "protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns "
+    "a Work\n"
+    "at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises "
+    "UsageError for\n"
     "bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.";
 
 std::string doc(const char* text) { return std::string(text) + common_doc; }
@@ -166,7 +173,8 @@ void bind_communicator(py::module_& module) {
   bind_work(module);
   py::class_<Communicator, std::shared_ptr<Communicator>>(
       module, "Communicator",
-      "A group of ranks bound to their NICs. All ranks call the same collectives in the same order; sends and receives match\n"
+      "A group of ranks bound to their NICs. All ranks call the same collectives in the same order; sends and receives "
+      "match\n"
       "per pair and tag. Thread-safe. Make one with holmes_comm.init.")
       .def_property_readonly("rank", &Communicator::rank, "This process's rank in the communicator.")
       .def_property_readonly("size", &Communicator::size, "Number of ranks.")
@@ -174,18 +182,22 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("is_dead", &Communicator::is_dead, "Whether an error, abort or close ended it.")
       .def(
           "all_reduce",
-          [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op, const TimeoutSeconds& timeout_s) {
+          [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op,
+             const TimeoutSeconds& timeout_s) {
             Buffer data = to_buffer(tensor, "all_reduce: tensor", true);
             const ReduceOp reduction = reduce_op_from_name(op);
-            return run(async_op, [&] { return self.all_reduce(std::move(data), reduction, call_options(async_op, timeout_s)); });
+            return run(async_op,
+                       [&] { return self.all_reduce(std::move(data), reduction, call_options(async_op, timeout_s)); });
           },
           "tensor"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective, in place: `tensor` (any shape, count and dtype equal on all ranks) becomes the reduction over all\n"
-              "ranks, bit-identical on all of them.").c_str())
+          doc("Collective, in place: `tensor` (any shape, count and dtype equal on all ranks) becomes the reduction "
+              "over all\n"
+              "ranks, bit-identical on all of them.")
+              .c_str())
       .def(
           "reduce_scatter",
-          [](Communicator& self, const py::object& output, const py::object& input, const std::string& op, bool async_op,
-             const TimeoutSeconds& timeout_s) {
+          [](Communicator& self, const py::object& output, const py::object& input, const std::string& op,
+             bool async_op, const TimeoutSeconds& timeout_s) {
             Buffer out = to_buffer(output, "reduce_scatter: output", true);
             std::vector<Buffer> in = per_rank(input, self.size(), "reduce_scatter: input", false);
             const ReduceOp reduction = reduce_op_from_name(op);
@@ -194,36 +206,48 @@ void bind_communicator(py::module_& module) {
             });
           },
           "output"_a, "input"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective: `input` is one buffer, cut into `size` equal parts, or a list of `size` buffers (which may differ in\n"
-              "count); part r, reduced over all ranks, lands in `output` of rank r. `output` may be this rank's part of\n"
-              "`input`, else they must not overlap.").c_str())
+          doc("Collective: `input` is one buffer, cut into `size` equal parts, or a list of `size` buffers (which may "
+              "differ in\n"
+              "count); part r, reduced over all ranks, lands in `output` of rank r. `output` may be this rank's part "
+              "of\n"
+              "`input`, else they must not overlap.")
+              .c_str())
       .def(
           "all_gather",
-          [](Communicator& self, const py::object& output, const py::object& input, bool async_op, const TimeoutSeconds& timeout_s) {
+          [](Communicator& self, const py::object& output, const py::object& input, bool async_op,
+             const TimeoutSeconds& timeout_s) {
             std::vector<Buffer> out = per_rank(output, self.size(), "all_gather: output", true);
             Buffer in = to_buffer(input, "all_gather: input", false);
-            return run(async_op, [&] { return self.all_gather(std::move(out), std::move(in), call_options(async_op, timeout_s)); });
+            return run(async_op, [&] {
+              return self.all_gather(std::move(out), std::move(in), call_options(async_op, timeout_s));
+            });
           },
           "output"_a, "input"_a, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective: `output` is one buffer of `size` equal parts, or a list of `size` buffers (which may differ in count:\n"
-              "the uneven form); part r becomes rank r's `input`. `input` may be this rank's part of `output`.").c_str())
+          doc("Collective: `output` is one buffer of `size` equal parts, or a list of `size` buffers (which may differ "
+              "in count:\n"
+              "the uneven form); part r becomes rank r's `input`. `input` may be this rank's part of `output`.")
+              .c_str())
       .def(
           "broadcast",
           [](Communicator& self, const py::object& tensor, int src, bool async_op, const TimeoutSeconds& timeout_s) {
             Buffer data = to_buffer(tensor, "broadcast: tensor", src != self.rank());
-            return run(async_op, [&] { return self.broadcast(std::move(data), src, call_options(async_op, timeout_s)); });
+            return run(async_op,
+                       [&] { return self.broadcast(std::move(data), src, call_options(async_op, timeout_s)); });
           },
           "tensor"_a, "src"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
           doc("Collective, in place: `tensor` of every rank becomes that of rank `src`.").c_str())
       .def(
           "reduce",
-          [](Communicator& self, const py::object& tensor, int dst, const std::string& op, bool async_op, const TimeoutSeconds& timeout_s) {
+          [](Communicator& self, const py::object& tensor, int dst, const std::string& op, bool async_op,
+             const TimeoutSeconds& timeout_s) {
             Buffer data = to_buffer(tensor, "reduce: tensor", dst == self.rank());
             const ReduceOp reduction = reduce_op_from_name(op);
-            return run(async_op, [&] { return self.reduce(std::move(data), dst, reduction, call_options(async_op, timeout_s)); });
+            return run(async_op,
+                       [&] { return self.reduce(std::move(data), dst, reduction, call_options(async_op, timeout_s)); });
           },
           "tensor"_a, "dst"_a = 0, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective, in place on rank `dst`, whose `tensor` becomes the reduction; the others' is unchanged.").c_str())
+          doc("Collective, in place on rank `dst`, whose `tensor` becomes the reduction; the others' is unchanged.")
+              .c_str())
       .def(
           "gather",
           [](Communicator& self, const py::object& tensor, const py::object& gather_list, int dst, bool async_op,
@@ -231,14 +255,19 @@ void bind_communicator(py::module_& module) {
             Buffer in = to_buffer(tensor, "gather: tensor", false);
             std::vector<Buffer> out;
             if (dst == self.rank()) {
-              if (gather_list.is_none()) throw UsageError("gather: rank " + std::to_string(dst) + " is the root, gather_list must be given");
+              if (gather_list.is_none())
+                throw UsageError("gather: rank " + std::to_string(dst) + " is the root, gather_list must be given");
               out = per_rank(gather_list, self.size(), "gather: gather_list", true);
             }
-            return run(async_op, [&] { return self.gather(std::move(out), std::move(in), dst, call_options(async_op, timeout_s)); });
+            return run(async_op, [&] {
+              return self.gather(std::move(out), std::move(in), dst, call_options(async_op, timeout_s));
+            });
           },
           "tensor"_a, "gather_list"_a = py::none(), "dst"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective: `gather_list` of rank `dst` (list, or one buffer of equal parts) gets every rank's `tensor`; counts\n"
-              "may differ.").c_str())
+          doc("Collective: `gather_list` of rank `dst` (list, or one buffer of equal parts) gets every rank's "
+              "`tensor`; counts\n"
+              "may differ.")
+              .c_str())
       .def(
           "scatter",
           [](Communicator& self, const py::object& tensor, const py::object& scatter_list, int src, bool async_op,
@@ -246,71 +275,90 @@ void bind_communicator(py::module_& module) {
             Buffer out = to_buffer(tensor, "scatter: tensor", true);
             std::vector<Buffer> in;
             if (src == self.rank()) {
-              if (scatter_list.is_none()) throw UsageError("scatter: rank " + std::to_string(src) + " is the root, scatter_list must be given");
+              if (scatter_list.is_none())
+                throw UsageError("scatter: rank " + std::to_string(src) + " is the root, scatter_list must be given");
               in = per_rank(scatter_list, self.size(), "scatter: scatter_list", false);
             }
-            return run(async_op, [&] { return self.scatter(std::move(out), std::move(in), src, call_options(async_op, timeout_s)); });
+            return run(async_op, [&] {
+              return self.scatter(std::move(out), std::move(in), src, call_options(async_op, timeout_s));
+            });
           },
           "tensor"_a, "scatter_list"_a = py::none(), "src"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective: `tensor` of rank r becomes part r of `scatter_list` of rank `src`; counts may differ.").c_str())
+          doc("Collective: `tensor` of rank r becomes part r of `scatter_list` of rank `src`; counts may differ.")
+              .c_str())
       .def(
           "all_to_all",
           [](Communicator& self, const py::object& output, const py::object& input,
              const std::optional<std::vector<std::size_t>>& output_split_sizes,
-             const std::optional<std::vector<std::size_t>>& input_split_sizes, bool async_op, const TimeoutSeconds& timeout_s) {
+             const std::optional<std::vector<std::size_t>>& input_split_sizes, bool async_op,
+             const TimeoutSeconds& timeout_s) {
             std::vector<Buffer> out = per_rank(output, self.size(), "all_to_all: output", true, output_split_sizes);
             std::vector<Buffer> in = per_rank(input, self.size(), "all_to_all: input", false, input_split_sizes);
-            return run(async_op, [&] { return self.all_to_all(std::move(out), std::move(in), call_options(async_op, timeout_s)); });
+            return run(async_op, [&] {
+              return self.all_to_all(std::move(out), std::move(in), call_options(async_op, timeout_s));
+            });
           },
-          "output"_a, "input"_a, "output_split_sizes"_a = py::none(), "input_split_sizes"_a = py::none(), "async_op"_a = false,
-          "timeout_s"_a = py::none(),
-          doc("Collective: part r of `output` becomes this rank's part of rank r's `input`. Both are lists of `size` buffers, or\n"
-              "one buffer cut into equal parts or by split sizes (rows of the first dimension, one per rank).").c_str())
+          "output"_a, "input"_a, "output_split_sizes"_a = py::none(), "input_split_sizes"_a = py::none(),
+          "async_op"_a = false, "timeout_s"_a = py::none(),
+          doc("Collective: part r of `output` becomes this rank's part of rank r's `input`. Both are lists of `size` "
+              "buffers, or\n"
+              "one buffer cut into equal parts or by split sizes (rows of the first dimension, one per rank).")
+              .c_str())
       .def(
           "barrier",
           [](Communicator& self, bool async_op, const TimeoutSeconds& timeout_s) {
             return run(async_op, [&] { return self.barrier(call_options(async_op, timeout_s)); });
           },
-          "async_op"_a = false, "timeout_s"_a = py::none(), doc("Collective: returns when every rank has entered it.").c_str())
+          "async_op"_a = false, "timeout_s"_a = py::none(),
+          doc("Collective: returns when every rank has entered it.").c_str())
       .def(
           "send",
-          [](Communicator& self, const py::object& tensor, int dst, std::uint32_t tag, bool async_op, const TimeoutSeconds& timeout_s) {
+          [](Communicator& self, const py::object& tensor, int dst, std::uint32_t tag, bool async_op,
+             const TimeoutSeconds& timeout_s) {
             Buffer data = to_buffer(tensor, "send: tensor", false);
-            return run(async_op, [&] { return self.send(std::move(data), dst, tag, call_options(async_op, timeout_s)); });
+            return run(async_op,
+                       [&] { return self.send(std::move(data), dst, tag, call_options(async_op, timeout_s)); });
           },
           "tensor"_a, "dst"_a, "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take it.").c_str())
+          doc("Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take "
+              "it.")
+              .c_str())
       .def(
           "recv",
-          [](Communicator& self, const py::object& tensor, const std::optional<int>& src, std::uint32_t tag, bool async_op,
-             const TimeoutSeconds& timeout_s) -> py::object {
+          [](Communicator& self, const py::object& tensor, const std::optional<int>& src, std::uint32_t tag,
+             bool async_op, const TimeoutSeconds& timeout_s) -> py::object {
             Buffer data = to_buffer(tensor, "recv: tensor", true);
             WorkPtr work;
             {
               py::gil_scoped_release no_gil;
               const CallOptions options = call_options(async_op, timeout_s);
-              work = src ? self.recv(std::move(data), *src, tag, options) : self.recv_any(std::move(data), tag, options);
+              work =
+                  src ? self.recv(std::move(data), *src, tag, options) : self.recv_any(std::move(data), tag, options);
               if (!async_op) work->wait();
             }
             return async_op ? py::cast(work) : py::cast(work->source_rank());
           },
           "tensor"_a, "src"_a = py::none(), "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Receives into `tensor` from rank `src` (None: whoever sends with this tag first). Returns the source rank where\n"
-              "async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's.").c_str())
+          doc("Receives into `tensor` from rank `src` (None: whoever sends with this tag first). Returns the source "
+              "rank where\n"
+              "async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's.")
+              .c_str())
       .def(
           "batch",
           [](Communicator& self, const std::vector<std::tuple<std::string, py::object, int, std::uint32_t>>& calls,
              const TimeoutSeconds& timeout_s) {
             std::vector<P2pCall> p2p;
             for (const auto& [kind, tensor, peer, tag] : calls) {
-              if (kind != "send" && kind != "recv") throw UsageError("batch: '" + kind + "' is not a call; use 'send' or 'recv'");
+              if (kind != "send" && kind != "recv")
+                throw UsageError("batch: '" + kind + "' is not a call; use 'send' or 'recv'");
               p2p.push_back({kind == "send", to_buffer(tensor, "batch: tensor", kind == "recv"), peer, tag});
             }
             py::gil_scoped_release no_gil;
             return self.batch(std::move(p2p), call_options(true, timeout_s));
           },
           "calls"_a, "timeout_s"_a = py::none(),
-          "Starts sends and receives at once: `calls` is a list of ('send' or 'recv', tensor, peer, tag). Returns a Work for each.\n"
+          "Starts sends and receives at once: `calls` is a list of ('send' or 'recv', tensor, peer, tag). Returns a "
+          "Work for each.\n"
           "No order between them, so a ring of ranks that all send first does not deadlock.")
       .def(
           "split",
@@ -319,10 +367,12 @@ void bind_communicator(py::module_& module) {
             return self.split(color, key);
           },
           "color"_a, "key"_a = 0,
-          "Collective: ranks of equal `color` (0 or more) form a new communicator on the same NICs, ordered by (key, rank). Color -1\n"
+          "Collective: ranks of equal `color` (0 or more) form a new communicator on the same NICs, ordered by (key, "
+          "rank). Color -1\n"
           "takes no part and gets None.")
       .def("abort", &Communicator::abort, "reason"_a = "abort was called", py::call_guard<py::gil_scoped_release>(),
-           "Local, from any thread, does not block: every pending and later operation raises AbortedError here and on the peers.")
+           "Local, from any thread, does not block: every pending and later operation raises AbortedError here and on "
+           "the peers.")
       .def(
           "connections",
           [](const Communicator& self) {
@@ -330,11 +380,13 @@ void bind_communicator(py::module_& module) {
             for (const ConnectionInfo& info : self.connections()) list.append(to_dict(info));
             return list;
           },
-          "Every established connection as a dict: peer, host, transport, purpose, interface, local_address, remote_address,\n"
+          "Every established connection as a dict: peer, host, transport, purpose, interface, local_address, "
+          "remote_address,\n"
           "device_bound, sent_bytes, received_bytes. Local.");
-  module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a, "timeout_s"_a,
-             "connect_timeout_s"_a, "secret"_a = "",
-             "Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in the same order\n"
+  module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a,
+             "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "",
+             "Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in "
+             "the same order\n"
              "on every rank. holmes_comm.init chooses the NICs and calls this.");
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 #include <variant>
 
 #include "bindings/bindings.hpp"
@@ -19,7 +20,7 @@ namespace {
 // Holds the GIL only inside its methods. What the object raises passes through, but for "not there in time".
 class PyStore final : public Store {
 public:
-  explicit PyStore(py::object store) : store_(std::move(store)) {}
+  explicit PyStore(py::object store) : store_(std::move(store)), has_check_(py::hasattr(store_, "check")) {}
   ~PyStore() override {
     if (Py_IsInitialized() == 0) {
       store_.release();  // the interpreter is gone, and the object with it
@@ -42,6 +43,42 @@ public:
   }
 
   void wait(const std::string& key, Duration timeout) override {
+    const auto deadline = Clock::now() + timeout;
+    for (auto pause = first_pause; has_check_; pause = std::min(2 * pause, longest_pause)) {
+      if (check(key)) return;
+      if (!has_check_) break;
+      const auto left = deadline - Clock::now();
+      if (left <= Duration::zero()) throw store_timeout(key, timeout);
+      std::this_thread::sleep_for(std::min<Duration>(pause, left));
+    }
+    wait_inside(key, timeout);
+  }
+
+private:
+  static constexpr auto first_pause = std::chrono::milliseconds(1);
+  static constexpr auto longest_pause = std::chrono::milliseconds(50);
+
+  // So that Ctrl-C ends a set-up.
+  static void raise_signals() {
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+
+  // Asking now and then is better than torch's wait: that one keeps other threads off the store, and complains on
+  // stderr of every wait that ends without the key.
+  bool check(const std::string& key) {
+    py::gil_scoped_acquire gil;
+    raise_signals();
+    try {
+      return store_.attr("check")(std::vector<std::string>{key}).cast<bool>();
+    } catch (const py::cast_error&) {
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) throw;
+    }
+    has_check_ = false;  // some stores lack it
+    return false;
+  }
+
+  void wait_inside(const std::string& key, Duration timeout) {
     py::gil_scoped_acquire gil;
     raise_signals();
     // A c10d store counts milliseconds and takes 0 for "for ever".
@@ -62,7 +99,7 @@ public:
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt, SystemExit
       // Stores disagree on the class: the clock or the text tells.
-      const auto text = std::string(py::str(error.value()).attr("lower")().cast<std::string>());
+      const auto text = py::str(error.value()).attr("lower")().cast<std::string>();
       const bool is_timeout = Clock::now() - started >= limit || error.matches(PyExc_TimeoutError) ||
                               text.find("timeout") != std::string::npos || text.find("timed out") != std::string::npos;
       if (!is_timeout) throw;
@@ -70,13 +107,8 @@ public:
     }
   }
 
-private:
-  // So that Ctrl-C ends a set-up.
-  static void raise_signals() {
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
-
   py::object store_;
+  std::atomic<bool> has_check_;
   std::atomic<bool> takes_timeout_{true};
 };
 
@@ -94,11 +126,15 @@ constexpr double default_timeout_s = 300.0;
 // The wait of torch.distributed: a list of keys and a timedelta; also one key and seconds.
 void wait_keys(Store& store, const std::variant<std::string, std::vector<std::string>>& keys,
                const std::variant<std::chrono::microseconds, double>& timeout) {
-  const Duration limit = std::holds_alternative<double>(timeout) ? seconds(std::get<double>(timeout))
-                                                                 : seconds(std::chrono::duration<double>(std::get<std::chrono::microseconds>(timeout)).count());
+  const Duration limit =
+      std::holds_alternative<double>(timeout)
+          ? seconds(std::get<double>(timeout))
+          : seconds(std::chrono::duration<double>(std::get<std::chrono::microseconds>(timeout)).count());
   py::gil_scoped_release no_gil;
   const auto end = Clock::now() + limit;
-  const auto wait_one = [&](const std::string& key) { store.wait(key, std::max(end - Clock::now(), Duration::zero())); };
+  const auto wait_one = [&](const std::string& key) {
+    store.wait(key, std::max(end - Clock::now(), Duration::zero()));
+  };
   if (const auto* key = std::get_if<std::string>(&keys)) return wait_one(*key);
   for (const std::string& key : std::get<std::vector<std::string>>(keys)) wait_one(key);
 }
@@ -136,19 +172,22 @@ void bind(py::module_& module) {
             return py::bytes(value);
           },
           "key"_a, "timeout_s"_a = default_timeout_s,
-          "The bytes of `key`, waiting until somebody sets it. Raises TimeoutError naming the key after `timeout_s` seconds.")
+          "The bytes of `key`, waiting until somebody sets it. Raises TimeoutError naming the key after `timeout_s` "
+          "seconds.")
       .def("wait", &wait_keys, "keys"_a, "timeout"_a = default_timeout_s,
-           "Waits until `keys` (one or a list) exist. `timeout`: seconds or a timedelta. Raises TimeoutError naming the key.");
+           "Waits until `keys` (one or a list) exist. `timeout`: seconds or a timedelta. Raises TimeoutError naming "
+           "the key.");
   module.def("LocalStore", &make_local_store, "A store in memory, for ranks that are threads of one process.");
   py::class_<PrefixStore, Store, std::shared_ptr<PrefixStore>>(module, "PrefixStore",
-                                                              "A view of a store in which every key has a prefix.")
+                                                               "A view of a store in which every key has a prefix.")
       .def(py::init([](const std::string& prefix, const py::object& store) {
              return std::make_shared<PrefixStore>(prefix, to_store(store));
            }),
            "prefix"_a, "store"_a);
   py::class_<TcpStore, Store, std::shared_ptr<TcpStore>>(
       module, "TcpStore",
-      "A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the others\n"
+      "A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the "
+      "others\n"
       "connect, waiting up to `timeout_s` seconds for it. Who reaches the port can read and write it.")
       .def(py::init([](const std::string& host, std::uint16_t port, bool is_server, double timeout_s) {
              py::gil_scoped_release no_gil;

@@ -44,10 +44,9 @@ inline void set_python_error(const HolmesError& error) {
     return value ? py::object(py::int_(*value)) : py::object(py::none());
   };
   const py::object type = py::module_::import("holmes_comm.errors").attr(python_name(error.kind()));
-  const py::object value =
-      type(error.what(), py::arg("rank") = optional(context.rank), py::arg("peer") = optional(context.peer),
-           py::arg("host") = context.host, py::arg("nic") = context.nic,
-           py::arg("system_errno") = optional(context.system_errno));
+  const py::object value = type(error.what(), py::arg("rank") = optional(context.rank),
+                                py::arg("peer") = optional(context.peer), py::arg("host") = context.host,
+                                py::arg("nic") = context.nic, py::arg("system_errno") = optional(context.system_errno));
   PyErr_SetObject(type.ptr(), value.ptr());
 }
 

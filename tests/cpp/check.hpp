@@ -12,12 +12,12 @@ namespace holmes::test {
 
 inline std::atomic<int> failures{0};
 
-#define CHECK(condition)                                                             \
-  do {                                                                               \
-    if (!(condition)) {                                                              \
+#define CHECK(condition)                                                                 \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
       std::fprintf(stderr, "%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition); \
-      ++::holmes::test::failures;                                                    \
-    }                                                                                \
+      ++::holmes::test::failures;                                                        \
+    }                                                                                    \
   } while (false)
 
 // Runs `call`, which must throw an `Error`; returns its message.

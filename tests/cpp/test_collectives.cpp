@@ -10,7 +10,9 @@ using namespace holmes::test;
 
 namespace {
 
-std::int64_t value(int rank, std::size_t index) { return static_cast<std::int64_t>(index * 7 + 1) * (rank + 1) % 1000003; }
+std::int64_t value(int rank, std::size_t index) {
+  return static_cast<std::int64_t>(index * 7 + 1) * (rank + 1) % 1000003;
+}
 
 std::int64_t sum_value(int size, std::size_t index) {
   std::int64_t sum = 0;
@@ -161,8 +163,8 @@ int main() {
   for (const Transport transport : {Transport::tcp, Transport::automatic}) {
     for (int size = 1; size <= 5; ++size) {
       run_communicators(size, transport, [&](Communicator& comm) {
-        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{1000}, std::size_t{8193},
-                                        std::size_t{40001}, std::size_t{300007}}) {
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{1000},
+                                        std::size_t{8193}, std::size_t{40001}, std::size_t{300007}}) {
           check_all_reduce(comm, count);
           check_reduce_scatter(comm, count);
           check_all_gather(comm, count);

@@ -99,14 +99,10 @@ void test_tcp_strangers() {
     for (int i = 0; i < 8; ++i) bytes += static_cast<char>(wait >> (8 * i));
     return bytes;
   };
-  const std::vector<std::string> garbage = {"GET / HTTP/1.1\r\n\r\n",
-                                            std::string(1 << 16, '\0'),
-                                            header('s', 0xffffffff, 1, 0),
-                                            header('s', 1, 0xffffffff, 0),
-                                            header('g', 1, 5, 0),
-                                            header('g', 1, 0, ~std::uint64_t{0}),
-                                            header('?', 1, 0, 0) + "k",
-                                            header('g', 1, 0, 0) + "k and more"};
+  const std::vector<std::string> garbage = {"GET / HTTP/1.1\r\n\r\n",      std::string(1 << 16, '\0'),
+                                            header('s', 0xffffffff, 1, 0), header('s', 1, 0xffffffff, 0),
+                                            header('g', 1, 5, 0),          header('g', 1, 0, ~std::uint64_t{0}),
+                                            header('?', 1, 0, 0) + "k",    header('g', 1, 0, 0) + "k and more"};
   for (const auto& bytes : garbage) {
     const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     CHECK(::connect(fd.get(), address.data(), address.length()) == 0);

@@ -75,7 +75,7 @@ private:
   enum class State { hello, proof, verified, last_words, done, failed };
 
   Handshake(bool is_listening, std::string secret) : is_listening_(is_listening), secret_(std::move(secret)) {}
-  bool flush(int fd);                  // false: not all sent yet, or failed
+  bool flush(int fd);                    // false: not all sent yet, or failed
   bool fill(int fd, std::size_t bytes);  // false: not all received yet, or failed
   void fail(std::string reason);
   void take_hello();

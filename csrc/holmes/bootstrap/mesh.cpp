@@ -60,8 +60,9 @@ void check_records(const std::vector<RankRecord>& records, Transport transport) 
     const auto require = [&](bool holds, const std::string& problem_and_fix) {
       if (!holds) throw UsageError(both + problem_and_fix, {.peer = static_cast<int>(r), .host = record.host});
     };
-    require(record.has_secret == first.has_secret,
-            ": only one of them was given a secret; give every rank the same HOLMES_SECRET or HOLMES_SECRET_FILE, or none");
+    require(
+        record.has_secret == first.has_secret,
+        ": only one of them was given a secret; give every rank the same HOLMES_SECRET or HOLMES_SECRET_FILE, or none");
     require(record.transport == first.transport, " ask for different transports; use the same on all ranks");
     require(record.shared_memory_bytes == first.shared_memory_bytes,
             " ask for shared memory of " + std::to_string(first.shared_memory_bytes) + " and " +
@@ -100,8 +101,8 @@ std::vector<NicBinding> checked_nics(const CommunicatorOptions& options) {
   return nics;
 }
 
-Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env& env,
-           std::size_t shared_memory_bytes, Clock::time_point deadline) {
+Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env& env, std::size_t shared_memory_bytes,
+           Clock::time_point deadline) {
   RankRecord own;
   own.host = host_name();
   own.machine = machine_identity();

@@ -21,8 +21,9 @@ struct MeshSocket {
 };
 
 // Everything two ranks share. `control` always exists. Where both ranks are on one host and shared memory is used,
-// control is a Unix socket and `shared_memory` a sealed memfd of `shared_memory_bytes` that both sides hold (zeroed; made by
-// the lower rank, passed with SCM_RIGHTS; no name anywhere); else `collective` and `p2p` hold one socket per rail.
+// control is a Unix socket and `shared_memory` a sealed memfd of `shared_memory_bytes` that both sides hold (zeroed;
+// made by the lower rank, passed with SCM_RIGHTS; no name anywhere); else `collective` and `p2p` hold one socket per
+// rail.
 struct PeerLink {
   int peer = -1;
   std::string host;  // host name of the peer
@@ -37,14 +38,14 @@ struct PeerLink {
 };
 
 struct Mesh {
-  std::vector<PeerLink> links;          // indexed by rank; links[own rank] is empty
-  std::vector<std::string> hosts;       // host name of every rank
+  std::vector<PeerLink> links;     // indexed by rank; links[own rank] is empty
+  std::vector<std::string> hosts;  // host name of every rank
 };
 
 // Collective over all ranks that use the same store and options.name. Binds every socket, listening and connecting, to
-// its NIC's address and, where the kernel permits, to the device. Strangers and garbage are dropped and logged. On failure
-// every rank throws: NicError, UnreachableError, ProtocolError, TimeoutError or SystemError, naming the culprit.
-// `shared_memory_bytes` is the size of each pair's segment.
+// its NIC's address and, where the kernel permits, to the device. Strangers and garbage are dropped and logged. On
+// failure every rank throws: NicError, UnreachableError, ProtocolError, TimeoutError or SystemError, naming the
+// culprit. `shared_memory_bytes` is the size of each pair's segment.
 Mesh connect_mesh(Store& store, const CommunicatorOptions& options, std::size_t shared_memory_bytes);
 
 }  // namespace holmes

@@ -50,7 +50,8 @@ void MeshBuilder::start(Attempt& attempt) {
     // Between addresses of one machine packets travel by lo, whatever the NIC.
     const bool stays_here = is_same_machine(attempt.peer) && !is_loopback(nic.address);
     const auto remote = SocketAddress::parse(rail.address, stays_here ? rail.local_port : rail.port, nic.interface);
-    attempt.socket = connect_from_nic(nic, !stays_here && can_bind_device(nic), remote, system_errno);
+    attempt.socket = connect_from_nic(nic, !stays_here && can_bind_device(nic), remote,
+                                      congestion_control(attempt.peer), system_errno);
   }
   if (!attempt.socket.fd) return retry(attempt, errno_text(system_errno), system_errno);
   Hello hello;
@@ -113,7 +114,8 @@ void MeshBuilder::retry(Attempt& attempt, const std::string& failure, int system
 
 void MeshBuilder::give_up(const Attempt& attempt) const {
   const auto& peer = (*records_)[static_cast<std::size_t>(attempt.peer)];
-  const auto own = "rank " + std::to_string(options_.rank) + " (host " + mesh_.hosts[static_cast<std::size_t>(options_.rank)] + ")";
+  const auto own =
+      "rank " + std::to_string(options_.rank) + " (host " + mesh_.hosts[static_cast<std::size_t>(options_.rank)] + ")";
   ErrorContext context{.rank = options_.rank, .peer = attempt.peer, .host = peer.host};
   std::string path = "a Unix socket";
   if (!attempt.over_unix) {
@@ -134,11 +136,11 @@ void MeshBuilder::give_up(const Attempt& attempt) const {
                         context);
   }
   if (attempt.last_errno != 0) context.system_errno = attempt.last_errno;
-  throw UnreachableError(describe(attempt.peer) + " cannot be reached from " + own + " over " + path + ": " +
-                             attempt.last_failure +
-                             "; check that this NIC has a route to that address and no firewall is in the way, or choose a "
-                             "NIC that all ranks of the communicator share",
-                         context);
+  throw UnreachableError(
+      describe(attempt.peer) + " cannot be reached from " + own + " over " + path + ": " + attempt.last_failure +
+          "; check that this NIC has a route to that address and no firewall is in the way, or choose a "
+          "NIC that all ranks of the communicator share",
+      context);
 }
 
 void MeshBuilder::throw_incomplete() const {
@@ -157,8 +159,9 @@ void MeshBuilder::throw_incomplete() const {
   for (int peer = options_.rank + 1; peer < options_.size; ++peer) {
     const auto& link = mesh_.links[static_cast<std::size_t>(peer)];
     for (std::size_t rail = 0; rail < nics_.size(); ++rail) {
-      const bool stands = shares_memory(peer) ? static_cast<bool>(link.control.fd)
-                                              : (rail > 0 || link.control.fd) && link.collective[rail].fd && link.p2p[rail].fd;
+      const bool stands = shares_memory(peer)
+                              ? static_cast<bool>(link.control.fd)
+                              : (rail > 0 || link.control.fd) && link.collective[rail].fd && link.p2p[rail].fd;
       if (stands) continue;
       const auto& record = (*records_)[static_cast<std::size_t>(peer)];
       const bool shm = shares_memory(peer);
@@ -166,7 +169,8 @@ void MeshBuilder::throw_incomplete() const {
       throw UnreachableError(
           describe(peer) + " did not connect to rank " + std::to_string(options_.rank) + " (host " +
               mesh_.hosts[static_cast<std::size_t>(options_.rank)] + ") over " +
-              (shm ? "a Unix socket" : "NIC " + nic.interface + ": " + record.rails[rail].address + " -> " + nic.address) +
+              (shm ? "a Unix socket"
+                   : "NIC " + nic.interface + ": " + record.rails[rail].address + " -> " + nic.address) +
               " within " + seconds_text(options_.connect_timeout) +
               "; check that it still runs, that this NIC has a route to that address and no firewall is in the way, or "
               "choose a NIC that all ranks of the communicator share",

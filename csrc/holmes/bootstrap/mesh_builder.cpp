@@ -31,8 +31,8 @@ UniqueFd make_shared_memory(std::size_t bytes) {
   UniqueFd fd(::memfd_create("holmes", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    throw SystemError("cannot make a shared memory segment of " + std::to_string(bytes) + " bytes: " + errno_text(errno) +
-                          "; set HOLMES_SHM=0 to use TCP inside a host",
+    throw SystemError("cannot make a shared memory segment of " + std::to_string(bytes) +
+                          " bytes: " + errno_text(errno) + "; set HOLMES_SHM=0 to use TCP inside a host",
                       {.system_errno = errno});
   }
   return fd;
@@ -43,6 +43,10 @@ bool is_closed_by_peer(int fd) {
   const ssize_t got = ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
+
+// Between ranks of one kernel no wire limits the rate, and a pacing algorithm (bbr) costs up to half of it. It must be
+// set before the connection stands: a socket that was paced once stays paced.
+constexpr const char* unpaced = "reno";
 
 }  // namespace
 
@@ -57,9 +61,11 @@ void MeshBuilder::listen(RankRecord& record) {
     auto socket = listen_on_nic(nic, can_bind_device(nic), env_.port_range);
     published.port = published.local_port = SocketAddress::local_of(socket.fd.get()).value().port();
     const bool shuts_out_local = socket.device_bound && !is_loopback(nic.address);
+    set_congestion_control(socket.fd.get(), env_.tcp_congestion.value_or(unpaced));
     listeners_.push_back({std::move(socket), rail});
     if (shuts_out_local) {
       auto local = listen_on_nic(nic, false, env_.port_range);
+      set_congestion_control(local.fd.get(), env_.tcp_congestion.value_or(unpaced));
       published.local_port = SocketAddress::local_of(local.fd.get()).value().port();
       listeners_.push_back({std::move(local), rail});
     }
@@ -70,6 +76,14 @@ void MeshBuilder::listen(RankRecord& record) {
 bool MeshBuilder::is_same_machine(int peer) const {
   const auto& records = *records_;
   return records[static_cast<std::size_t>(peer)].same_machine(records[static_cast<std::size_t>(options_.rank)]);
+}
+
+std::string MeshBuilder::congestion_control(int peer) const {
+  if (env_.tcp_congestion) return *env_.tcp_congestion;
+  const auto& records = *records_;
+  const bool same_kernel =
+      records[static_cast<std::size_t>(peer)].same_kernel(records[static_cast<std::size_t>(options_.rank)]);
+  return same_kernel ? unpaced : "";
 }
 
 bool MeshBuilder::shares_memory(int peer) const {
@@ -109,8 +123,8 @@ void MeshBuilder::prepare_slots() {
   }
 }
 
-Mesh MeshBuilder::connect(const std::vector<RankRecord>& records, const std::string& secret,
-                          Clock::time_point deadline, const std::function<void()>& look_around) {
+Mesh MeshBuilder::connect(const std::vector<RankRecord>& records, const std::string& secret, Clock::time_point deadline,
+                          const std::function<void()>& look_around) {
   records_ = &records;
   secret_ = secret;
   prepare_slots();
@@ -190,12 +204,14 @@ void MeshBuilder::accept_all(const Listener& listener) {
 
 std::string MeshBuilder::check_hello(const Hello& hello, const Listener& listener) const {
   if (hello.group != group_hash(options_.name)) return "it belongs to another communicator";
-  if (hello.rank >= static_cast<std::uint32_t>(options_.size) || hello.rank <= static_cast<std::uint32_t>(options_.rank)) {
+  if (hello.rank >= static_cast<std::uint32_t>(options_.size) ||
+      hello.rank <= static_cast<std::uint32_t>(options_.rank)) {
     return "it says it is rank " + std::to_string(hello.rank) + ", which does not connect here";
   }
   if (listener.is_unix != shares_memory(static_cast<int>(hello.rank))) return "it uses the wrong transport";
   if (hello.rail != listener.rail || hello.purpose > Purpose::p2p ||
-      (hello.purpose == Purpose::control && hello.rail != 0) || (listener.is_unix && hello.purpose != Purpose::control)) {
+      (hello.purpose == Purpose::control && hello.rail != 0) ||
+      (listener.is_unix && hello.purpose != Purpose::control)) {
     return "it asks for a connection that does not exist";
   }
   return "";
@@ -256,11 +272,9 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, UniqueFd fd, bool ov
   if (!over_unix) {
     using Limit = std::optional<std::chrono::milliseconds>;
     tune_socket(fd.get(), purpose == Purpose::control ? Limit(control_unacknowledged) : std::nullopt);
-    if (env_.tcp_congestion) {
-      set_congestion_control(fd.get(), *env_.tcp_congestion);
-    } else if (is_same_machine(peer)) {
-      set_congestion_control(fd.get(), "reno");
-    }
+    // What was accepted has its listener's, which suits ranks of this kernel.
+    const std::string congestion = congestion_control(peer);
+    if (congestion.empty()) set_congestion_control(fd.get(), default_congestion_control());
   }
   socket.fd = std::move(fd);
 }

@@ -85,6 +85,8 @@ private:
   void fill(int peer, Purpose purpose, int rail, UniqueFd fd, bool over_unix, bool device_bound);
   std::string describe(int peer) const;
   bool shares_memory(int peer) const;
+  // Of the connections to `peer`; empty: the system's.
+  std::string congestion_control(int peer) const;
   bool is_same_machine(int peer) const;
 
   const CommunicatorOptions& options_;

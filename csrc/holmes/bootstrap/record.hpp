@@ -33,10 +33,10 @@ struct RailRecord {
 
 // Everything the others need to connect to a rank.
 struct RankRecord {
-  std::string host;         // for messages
-  std::string machine;      // equal on ranks that share a kernel and a network namespace; empty: unknown
-  std::string user;         // user id
-  std::string unix_token;   // abstract Unix socket; empty: shared memory is off
+  std::string host;        // for messages
+  std::string machine;     // equal on ranks that share a kernel and a network namespace; empty: unknown
+  std::string user;        // user id
+  std::string unix_token;  // abstract Unix socket; empty: shared memory is off
   std::uint64_t shared_memory_bytes = 0;
   Transport transport = Transport::automatic;
   bool chose_nics = true;   // false: loopback by default
@@ -45,13 +45,16 @@ struct RankRecord {
   std::vector<RailRecord> rails;
 
   bool same_machine(const RankRecord& other) const { return !machine.empty() && machine == other.machine; }
+  bool same_kernel(const RankRecord& other) const {
+    return !machine.empty() && machine.substr(0, machine.find(':')) == other.machine.substr(0, other.machine.find(':'));
+  }
   bool can_share_memory(const RankRecord& other) const {
     return same_machine(other) && user == other.user && !unix_token.empty() && !other.unix_token.empty();
   }
 };
 
-// Values of the Store. A record starts with the protocol version; `decode_*` throw ProtocolError naming `writer` where the
-// version differs or the bytes make no sense. A rank that failed writes its failure instead: decode_rank raises it.
+// Values of the Store. A record starts with the protocol version; `decode_*` throw ProtocolError naming `writer` where
+// the version differs or the bytes make no sense. A rank that failed writes its failure instead: decode_rank raises it.
 std::string encode(const RankRecord& record);
 std::string encode(const Failure& failure);
 std::string encode_success();

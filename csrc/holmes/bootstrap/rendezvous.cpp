@@ -85,9 +85,9 @@ std::optional<Failure> Rendezvous::agree(const std::optional<Failure>& own) {
     return decode_outcome(*bytes, "rank 0");
   }
   if (own) return own;
-  return Failure(TimeoutError("rank 0 of communicator '" + options_.name +
-                                  "' did not say how the set-up ended; check that it still runs",
-                              {.rank = options_.rank, .peer = 0}));
+  return Failure(TimeoutError(
+      "rank 0 of communicator '" + options_.name + "' did not say how the set-up ended; check that it still runs",
+      {.rank = options_.rank, .peer = 0}));
 }
 
 std::optional<std::string> Rendezvous::get(const std::string& name, Duration timeout) {
@@ -115,11 +115,12 @@ void Rendezvous::throw_missing(int first) {
   }
   std::string text = missing_.size() == 1 ? "rank " : "ranks ";
   for (const int rank : missing_) text += (rank == first ? "" : ", ") + std::to_string(rank);
-  throw TimeoutError(text + " of communicator '" + options_.name + "' (" + std::to_string(options_.size) +
-                         " ranks) did not show up within " + seconds_text(options_.connect_timeout) +
-                         "; check that every rank was started, uses the same store and makes this communicator, or raise "
-                         "the connect timeout",
-                     {.rank = options_.rank, .peer = first});
+  throw TimeoutError(
+      text + " of communicator '" + options_.name + "' (" + std::to_string(options_.size) +
+          " ranks) did not show up within " + seconds_text(options_.connect_timeout) +
+          "; check that every rank was started, uses the same store and makes this communicator, or raise "
+          "the connect timeout",
+      {.rank = options_.rank, .peer = first});
 }
 
 std::optional<Failure> Rendezvous::collect(const std::optional<Failure>& own) {

@@ -41,9 +41,10 @@ std::optional<std::string> given_secret(const std::string& option, const Env& en
   std::string secret{std::istreambuf_iterator<char>(file), {}};
   if (secret.ends_with('\n')) secret.pop_back();
   if (!file.is_open() || file.bad() || secret.empty()) {
-    throw UsageError("HOLMES_SECRET_FILE='" + *env.secret_file +
-                     "' cannot be used: it must be a readable file that is not empty; write the secret into it or unset the "
-                     "variable");
+    throw UsageError(
+        "HOLMES_SECRET_FILE='" + *env.secret_file +
+        "' cannot be used: it must be a readable file that is not empty; write the secret into it or unset the "
+        "variable");
   }
   return secret;
 }

@@ -41,9 +41,7 @@ void add_block(std::array<std::uint32_t, 8>& state, const std::uint8_t* block) {
   for (std::size_t i = 0; i < 8; ++i) state[i] += sum[i];
 }
 
-std::string_view as_text(const Digest& digest) {
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
-}
+std::string_view as_text(const Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
 
 }  // namespace
 

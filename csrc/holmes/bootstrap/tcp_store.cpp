@@ -142,7 +142,8 @@ std::string TcpStore::call(char operation, const std::string& key, const std::st
   if (error == 0) error = receive_all(fd.get(), header, deadline);
   if (error == 0) {
     const auto bytes = number_at(header, 1, 4);
-    if (bytes > max_value_bytes) throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
+    if (bytes > max_value_bytes)
+      throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
     result.resize(bytes);
     error = receive_all(fd.get(), result, deadline);
   }

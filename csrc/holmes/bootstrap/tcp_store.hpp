@@ -15,7 +15,8 @@ namespace holmes {
 class TcpStoreServer;
 
 // A key-value store that one process serves and all others reach. No authentication: who reaches the port can read and
-// write, so let it listen where only the job is. Frames that make no sense are dropped with their connection. Thread-safe.
+// write, so let it listen where only the job is. Frames that make no sense are dropped with their connection.
+// Thread-safe.
 class TcpStore final : public Store {
 public:
   // Longest key and largest value, in bytes; longer ones are refused with UsageError.

@@ -128,7 +128,8 @@ void TcpStoreServer::poll_once() {
 void TcpStoreServer::accept_all() {
   while (auto fd = accept_one(listener_.get())) {
     if (clients_.size() >= max_clients) {
-      log(LogLevel::warn, std::nullopt, "store: dropped a connection: " + std::to_string(max_clients) + " are open already");
+      log(LogLevel::warn, std::nullopt,
+          "store: dropped a connection: " + std::to_string(max_clients) + " are open already");
       continue;
     }
     tune_socket(fd.get(), std::nullopt);
@@ -161,8 +162,8 @@ bool TcpStoreServer::handle_request(Client& client) {
   const char operation = input[4];
   const auto key_bytes = number_at(input, 5, 4), value_bytes = number_at(input, 9, 4);
   const auto wait_ms = number_at(input, 13, 8);
-  if (client.awaited || !client.output.empty() || key_bytes > TcpStore::max_key_bytes || value_bytes > TcpStore::max_value_bytes ||
-      wait_ms > max_wait_ms || (operation != op_set && value_bytes != 0)) {
+  if (client.awaited || !client.output.empty() || key_bytes > TcpStore::max_key_bytes ||
+      value_bytes > TcpStore::max_value_bytes || wait_ms > max_wait_ms || (operation != op_set && value_bytes != 0)) {
     return false;
   }
   const auto request_bytes = request_header_bytes + key_bytes + value_bytes;
@@ -192,7 +193,8 @@ bool TcpStoreServer::handle_request(Client& client) {
 
 void TcpStoreServer::set(Client& client, const std::string& key, std::string value) {
   const auto old = values_.find(key);
-  const auto bytes = stored_bytes_ + key.size() + value.size() - (old == values_.end() ? 0 : key.size() + old->second.size());
+  const auto bytes =
+      stored_bytes_ + key.size() + value.size() - (old == values_.end() ? 0 : key.size() + old->second.size());
   if (bytes > max_stored_bytes) return reply(client, status_full);
   stored_bytes_ = bytes;
   const auto& stored = values_.insert_or_assign(key, std::move(value)).first->second;

@@ -13,8 +13,8 @@
 
 namespace holmes {
 
-// A request: magic (4 bytes), operation (1), length of the key (4), of the value (4), milliseconds to wait (8), key, value.
-// A reply: status (1), length of the value (4), value. Numbers are little endian.
+// A request: magic (4 bytes), operation (1), length of the key (4), of the value (4), milliseconds to wait (8), key,
+// value. A reply: status (1), length of the value (4), value. Numbers are little endian.
 namespace store_protocol {
 inline constexpr std::string_view magic = "HST1";
 inline constexpr std::size_t request_header_bytes = 21;

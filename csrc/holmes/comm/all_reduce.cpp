@@ -10,7 +10,8 @@ AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> wo
       data_(std::move(data)),
       own_(block(group.rank)),
       reducer_(group, data_.begin() + own_.begin_bytes, data_.begin() + own_.begin_bytes,
-               own_.bytes() / size_bytes(data_.dtype), data_.dtype, *signature.reduction),
+               own_.bytes() / size_bytes(data_.dtype), data_.dtype, *signature.reduction,
+               /*bypass_cache=*/false),
       done_bytes_(static_cast<std::size_t>(group.size)) {}
 
 AllReduce::Block AllReduce::block(int rank) const {
@@ -63,8 +64,7 @@ AllReduce::Position AllReduce::position(std::size_t contributions, std::size_t r
 iovec AllReduce::next_send(int peer, std::size_t done_bytes) {
   const Block theirs = block(peer);
   const Position at = position(theirs.bytes(), own_.bytes(), done_bytes);
-  if (at.next_is_contribution)
-    return {data_.begin() + theirs.begin_bytes + at.contribution_bytes, at.run_bytes};
+  if (at.next_is_contribution) return {data_.begin() + theirs.begin_bytes + at.contribution_bytes, at.run_bytes};
   const std::size_t ready = reducer_.reduced_bytes() - std::min(reducer_.reduced_bytes(), at.result_bytes);
   return {data_.begin() + own_.begin_bytes + at.result_bytes, std::min(at.run_bytes, ready)};
 }

@@ -1,5 +1,6 @@
-// AllReduce: reduce-scatter and all-gather in one pipeline. Between two ranks travels one stream of slices: contributions to
-// the receiver's block, and, `lag` slices behind, results of the sender's block. No step waits for another to end.
+// AllReduce: reduce-scatter and all-gather in one pipeline. Between two ranks travels one stream of slices:
+// contributions to the receiver's block, and, `lag` slices behind, results of the sender's block. No step waits for
+// another to end.
 #pragma once
 
 #include "holmes/comm/slice_reducer.hpp"

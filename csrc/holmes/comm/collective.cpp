@@ -180,7 +180,8 @@ void Collective::check_header(int peer) const {
   const Header& theirs = flows_[peer].in;
   const Header& mine = flows_[peer].out;
   const ControlLink& control = *group_.controls[peer];
-  const ErrorContext context{.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
+  const ErrorContext context{
+      .rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
   if (theirs.magic != header_magic)
     throw ProtocolError("communicator '" + group_.name + "': the stream of " + control.describe() +
                             " does not hold an operation where one is due; all processes must run the same version",

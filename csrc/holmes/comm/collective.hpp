@@ -46,13 +46,16 @@ struct Group {
   std::vector<std::unique_ptr<Channel>> channels;      // for collectives, by rank; own is null
   std::vector<std::unique_ptr<ControlLink>> controls;  // by rank; own is null
   std::size_t slice_bytes = 64 * 1024;                 // unit of pipelining, agreed at set-up
-  std::size_t one_step_bytes = 64 * 1024;              // all_reduce in one step where that costs no more bytes than this
-  bool all_peekable = false;                           // every channel can show received bytes in place
-  std::vector<std::byte> staging;                      // memory for the one collective that runs; grows, never shrinks
+  std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
+  bool all_peekable = false;               // every channel can show received bytes in place
+  std::vector<std::byte> staging;          // memory for the one collective that runs; grows, never shrinks
 
   // 64-byte aligned, valid for the running collective.
   std::byte* staging_bytes(std::size_t bytes);
 };
+
+// Outputs of at least this size are written past the cache, which could not hold them anyway (measured: +10 to 20 %).
+inline constexpr std::size_t cache_bypass_bytes = 16 * 1024 * 1024;
 
 class Collective {
 public:

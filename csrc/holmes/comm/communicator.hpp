@@ -27,7 +27,8 @@ struct P2pCall {
 // Order: every rank calls the same collectives in the same order; sends and receives match per pair and tag, in order,
 // and are independent of the collectives.
 //   right:  rank 0: all_reduce(a), all_reduce(b)    rank 1: all_reduce(a), all_reduce(b)
-//   wrong:  rank 0: all_reduce(a), all_gather(b)    rank 1: all_gather(b), all_reduce(a)   -> MismatchError on all ranks
+//   wrong:  rank 0: all_reduce(a), all_gather(b)    rank 1: all_gather(b), all_reduce(a)   -> MismatchError on all
+//   ranks
 // A collective is complete on a rank when its result is there and every rank has entered it.
 // Every call returns a Work; with CallOptions::async false it is final on return. Bad arguments throw UsageError from
 // the call itself and leave the communicator usable; every other error makes the communicator dead: it says so in each
@@ -70,8 +71,8 @@ public:
   // Collective. Ranks of equal `color` (>= 0) form a communicator, ordered by (key, rank); color -1 gets null.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
-  // Local, from any thread, never blocks: every pending and later operation fails with AbortedError, here and (told by a
-  // control message) on the peers.
+  // Local, from any thread, never blocks: every pending and later operation fails with AbortedError, here and (told by
+  // a control message) on the peers.
   virtual void abort(const std::string& reason) = 0;
   virtual bool is_dead() const = 0;
   virtual std::vector<ConnectionInfo> connections() const = 0;

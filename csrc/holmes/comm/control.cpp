@@ -45,7 +45,8 @@ void ControlLink::send_abort(const Failure& failure) noexcept {
                            failure.context.peer.value_or(-1), failure.context.system_errno.value_or(-1)};
   std::string payload(reinterpret_cast<const char*>(numbers.data()), sizeof numbers);
   // Strings end with a zero byte each: host, NIC, message.
-  payload += failure.context.host + '\0' + failure.context.nic + '\0' + failure.message.substr(0, max_text_bytes) + '\0';
+  payload +=
+      failure.context.host + '\0' + failure.context.nic + '\0' + failure.message.substr(0, max_text_bytes) + '\0';
   send_frame(abort_frame, payload);
 }
 

@@ -26,7 +26,8 @@ public:
   void send_abort(const Failure& failure) noexcept;
   void send_bye() noexcept;
 
-  // Reads what is there. Returns the failure the peer reported, if any. After it `is_closed` tells whether the peer is gone.
+  // Reads what is there. Returns the failure the peer reported, if any. After it `is_closed` tells whether the peer is
+  // gone.
   std::optional<Failure> drain();
   bool is_closed() const { return closed_; }
   // The peer said it destroyed its communicator before it closed.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 
 #include "holmes/comm/progress.hpp"
 #include "holmes/core/error.hpp"
@@ -13,13 +14,19 @@
 namespace holmes {
 namespace {
 
-// How long to look for the reason after a stream ended: the abort frame of the peer may come a little later.
-constexpr auto reason_grace = std::chrono::milliseconds(300);
 // Rounds without blocking after which deadlines are looked at.
 constexpr unsigned rounds_per_deadline_check = 512;
 // After this many waits that outlived the spin, spin only in one wait of `spin_retry`.
 constexpr unsigned spin_miss_limit = 4;
 constexpr unsigned spin_retry = 16;
+
+// What this thread has used of a processor. Waiting is bounded in it: where ranks share processors, a thread that
+// yields lets the others run and burns little; where it has a processor to itself, it burns what it waits.
+Duration thread_cpu_time() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
 
 Failure failure_of(const HolmesError& error) { return {error.kind(), error.what(), error.context()}; }
 
@@ -43,7 +50,8 @@ Engine::~Engine() = default;
 void Engine::throw_if_dead() const {
   if (!is_dead()) return;
   std::lock_guard lock(mutex_);
-  throw_error(failure_.kind, "communicator '" + group_->name + "' is dead, make a new one. It failed with: " + failure_.message,
+  throw_error(failure_.kind,
+              "communicator '" + group_->name + "' is dead, make a new one. It failed with: " + failure_.message,
               failure_.context);
 }
 
@@ -87,7 +95,7 @@ void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
 }
 
 void Engine::drive_until(const Work& work, std::optional<Clock::time_point> until) {
-  std::optional<Clock::time_point> spin_end;
+  std::optional<Duration> spin_end;
   unsigned rounds = 0;
   unsigned waits = 0;
   while (true) {
@@ -103,9 +111,9 @@ void Engine::drive_until(const Work& work, std::optional<Clock::time_point> unti
       continue;
     }
     if (spin_misses_ < spin_miss_limit || waits % spin_retry == 0) {
-      const auto now = Clock::now();
-      if (!spin_end) spin_end = now + spin_;
-      if (now < *spin_end) {
+      const auto used = thread_cpu_time();
+      if (!spin_end) spin_end = used + spin_;
+      if (used < *spin_end) {
         ::sched_yield();
         continue;
       }
@@ -266,168 +274,6 @@ void Engine::finish_wait() {
     fail(failure_of(error));
   }
   check_deadlines();
-}
-
-bool Engine::involves(int peer) const {
-  return (!queue_.empty() && front_started_ && queue_.front()->involves(peer)) ||
-         p2p_.needs(peer, group_->controls[peer]->said_bye());
-}
-
-void Engine::check_controls() {
-  for (int peer = 0; peer < group_->size; ++peer) {
-    if (peer == group_->rank || lost_[peer]) continue;
-    ControlLink& control = *group_->controls[peer];
-    if (const auto failure = control.drain())
-      throw_error(failure->kind, failure->message + " [reported by " + control.describe() + "]", failure->context);
-    if (control.is_closed()) lost_[peer] = 1;
-  }
-}
-
-void Engine::throw_stream_closed(const StreamClosed& closed) {
-  // The stream ended, but why? Somebody may be telling already.
-  const auto end = Clock::now() + reason_grace;
-  while (true) {
-    check_controls();
-    if (lost_[closed.peer] || Clock::now() >= end) break;
-    std::vector<pollfd> fds;
-    for (int peer = 0; peer < group_->size; ++peer)
-      if (peer != group_->rank && !lost_[peer]) fds.push_back({group_->controls[peer]->fd(), POLLIN, 0});
-    poll_until(fds, end);
-  }
-  throw_peer_lost(closed.peer, closed.system_errno);
-}
-
-void Engine::throw_peer_lost(int peer, int system_errno) {
-  const ControlLink& control = *group_->controls[peer];
-  const std::string how = control.said_bye()  ? "destroyed its communicator"
-                          : system_errno != 0 ? "is lost: " + errno_text(system_errno)
-                                              : "is lost: it closed its connections (its process ended?)";
-  ErrorContext context{.rank = group_->rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
-  if (system_errno != 0) context.system_errno = system_errno;
-  throw PeerLostError(control.describe() + " " + how + " during " + describe_running() + ", seen by " + own_place_,
-                      context);
-}
-
-std::string Engine::describe_running() const {
-  return queue_.empty() ? "point-to-point operations of communicator '" + group_->name + "'"
-                        : queue_.front()->describe();
-}
-
-std::optional<Clock::time_point> Engine::next_deadline() const {
-  std::optional<Clock::time_point> next = p2p_.next_deadline();
-  for (const auto& collective : queue_)
-    if (!next || collective->deadline() < *next) next = collective->deadline();
-  return next;
-}
-
-void Engine::check_deadlines() {
-  const auto now = Clock::now();
-  if (is_dead()) return;
-  const bool late = std::any_of(queue_.begin(), queue_.end(), [&](const auto& op) { return op->deadline() <= now; });
-  const std::string overdue = p2p_.describe_overdue(now);
-  if (!late && overdue.empty()) return;
-  std::string text = own_place_ + ": the deadline passed in ";
-  if (late) {
-    text += queue_.front()->describe() + ", waiting for " + queue_.front()->describe_wait();
-  } else {
-    text += "communicator '" + group_->name + "': " + overdue;
-  }
-  ErrorContext context{.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = {}};
-  for (int peer = 0; peer < group_->size; ++peer) {
-    if (peer == group_->rank || !involves(peer)) continue;
-    context.peer = peer;
-    context.host = group_->controls[peer]->host();
-    context.nic = group_->controls[peer]->nic();
-    break;
-  }
-  fail({ErrorKind::timeout, text + "; raise the timeout if this is expected", context});
-}
-
-void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {
-  std::deque<Submission> unstarted;
-  {
-    std::lock_guard lock(mutex_);
-    if (is_dead()) return;
-    failure_ = failure;
-    unstarted.swap(inbox_);
-    inbox_filled_.store(false);
-    dead_.store(true, std::memory_order_release);
-  }
-  log(LogLevel::info, group_->rank, "communicator '" + group_->name + "' failed: " + failure.message);
-  for (int peer = 0; peer < group_->size; ++peer) {
-    if (peer == group_->rank) continue;
-    group_->controls[peer]->send_abort(failure);
-    group_->channels[peer]->shutdown();
-    p2p_.channels()[peer]->shutdown();
-  }
-  std::exception_ptr error;
-  try {
-    throw_error(failure.kind, failure.message, failure.context);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();
-  std::deque<std::unique_ptr<Collective>> collectives;
-  collectives.swap(queue_);
-  for (Submission& submission : unstarted) {
-    if (auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission)) {
-      collectives.push_back(std::move(*collective));
-    } else {
-      works.push_back(std::get<P2pEngine::Request>(submission).work);
-    }
-  }
-  driver_pending_.store(0);
-  if (also) also->fail(error);
-  for (const auto& collective : collectives) collective->work().fail(error);
-  for (const auto& work : works) work->fail(error);
-}
-
-void Engine::wake() const {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t bytes = ::write(wake_fd_.get(), &one, sizeof one);
-}
-
-void Engine::abort(const std::string& reason) {
-  if (is_dead()) return;
-  {
-    std::lock_guard lock(mutex_);
-    requested_failure_ = Failure{
-        ErrorKind::aborted,
-        "communicator '" + group_->name + "' was aborted by " + own_place_ + ": " + reason,
-        {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = {}}};
-    failure_requested_.store(true, std::memory_order_release);
-  }
-  wake();
-  {
-    std::unique_lock drive(drive_, std::try_to_lock);
-    if (drive) progress();
-  }
-  if (has_pending()) run_in_background();
-}
-
-void Engine::close() {
-  wake();
-  std::lock_guard drive(drive_);
-  if (is_dead()) return;
-  if (has_pending()) {
-    take_inbox();
-    fail({ErrorKind::aborted, "communicator '" + group_->name + "' was destroyed by " + own_place_ + " with operations pending",
-          {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = {}}});
-    return;
-  }
-  {
-    std::lock_guard lock(mutex_);
-    failure_ = {ErrorKind::usage, "it was destroyed", {}};
-    dead_.store(true, std::memory_order_release);
-  }
-  for (int peer = 0; peer < group_->size; ++peer) {
-    if (peer == group_->rank) continue;
-    group_->controls[peer]->send_bye();
-    // Unread bytes would turn the orderly end into a reset.
-    [[maybe_unused]] const auto ignored = group_->controls[peer]->drain();
-    group_->channels[peer]->shutdown();
-    p2p_.channels()[peer]->shutdown();
-  }
 }
 
 std::vector<ConnectionInfo> Engine::connections() const {

@@ -1,5 +1,5 @@
-// Engine: drives the operations of one communicator. Whoever holds the drive lock moves the bytes: the calling thread of a
-// synchronous operation (lowest latency), else the process's I/O thread.
+// Engine: drives the operations of one communicator. Whoever holds the drive lock moves the bytes: the calling thread
+// of a synchronous operation (lowest latency), else the process's I/O thread.
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,6 @@
 #include "holmes/comm/exchange.hpp"
 
-#include <cstring>
-
+#include "holmes/reduce/copy.hpp"
 #include "holmes/reduce/reduce.hpp"
 
 namespace holmes {
@@ -23,7 +22,7 @@ bool Exchange::compute() {
   copied_ = true;
   const Buffer& from = sends_[group_.rank];
   const Buffer& to = recvs_[group_.rank];
-  if (to.bytes() && from.data != to.data) std::memcpy(to.data, from.data, to.bytes());
+  if (to.bytes() && from.data != to.data) copy_stream(to.data, from.data, to.bytes(), to.bytes() >= cache_bypass_bytes);
   return true;
 }
 

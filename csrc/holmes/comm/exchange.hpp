@@ -1,5 +1,5 @@
-// Exchange: every rank sends one buffer to and receives one from each other rank. All collectives without arithmetic are
-// exchanges (all_gather, all_to_all, broadcast, gather, scatter, barrier), and so is a small all_reduce.
+// Exchange: every rank sends one buffer to and receives one from each other rank. All collectives without arithmetic
+// are exchanges (all_gather, all_to_all, broadcast, gather, scatter, barrier), and so is a small all_reduce.
 #pragma once
 
 #include "holmes/comm/collective.hpp"
@@ -27,10 +27,12 @@ private:
   bool copied_ = false;
 };
 
-// all_reduce in one step: everybody sends all of it to everybody and reduces on its own, in rank order. For small counts.
+// all_reduce in one step: everybody sends all of it to everybody and reduces on its own, in rank order. For small
+// counts.
 class OneStepAllReduce final : public Exchange {
 public:
-  OneStepAllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline, Buffer data);
+  OneStepAllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
+                   Buffer data);
   void start() override;
 
 protected:

@@ -65,8 +65,9 @@ ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control) {
     info.host = link.host;
     info.transport = "shm";
     info.purpose = purpose;
-    return std::make_unique<ShmChannel>(link.peer, segment, first_ring + lower, first_ring + 1 - lower,
-                                        [&control] { control.send_doorbell(); }, std::move(info));
+    return std::make_unique<ShmChannel>(
+        link.peer, segment, first_ring + lower, first_ring + 1 - lower, [&control] { control.send_doorbell(); },
+        std::move(info));
   };
   return {make(0, "collective"), make(2, "p2p")};
 }
@@ -74,8 +75,8 @@ ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control) {
 // Unit of pipelining: what keeps two slices of every peer in the L2 cache.
 std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_bytes) {
   constexpr std::size_t staging_goal_bytes = 1024 * 1024;
-  const bool any_shared = std::any_of(mesh.links.begin(), mesh.links.end(),
-                                      [](const PeerLink& link) { return link.uses_shared_memory(); });
+  const bool any_shared =
+      std::any_of(mesh.links.begin(), mesh.links.end(), [](const PeerLink& link) { return link.uses_shared_memory(); });
   if (any_shared) return std::min<std::size_t>(ring_bytes / 2, 64 * 1024);
   const std::size_t share = staging_goal_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
   return std::clamp<std::size_t>(share / 4096 * 4096, 64 * 1024, 256 * 1024);
@@ -130,7 +131,8 @@ struct HostCommunicator::Call {
 };
 
 HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const {
-  return {std::make_shared<HostWork>(engine_), Clock::now() + options.timeout.value_or(options_.timeout), options.async};
+  return {std::make_shared<HostWork>(engine_), Clock::now() + options.timeout.value_or(options_.timeout),
+          options.async};
 }
 
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
@@ -145,8 +147,8 @@ WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collecti
 
 void HostCommunicator::check_rank(const char* what, int value) const {
   if (value >= 0 && value < options_.size) return;
-  throw UsageError(std::string(what) + " " + std::to_string(value) + " is not a rank of communicator '" + options_.name +
-                   "'; it has ranks 0 to " + std::to_string(options_.size - 1));
+  throw UsageError(std::string(what) + " " + std::to_string(value) + " is not a rank of communicator '" +
+                   options_.name + "'; it has ranks 0 to " + std::to_string(options_.size - 1));
 }
 
 void HostCommunicator::check_one_per_rank(const char* what, const std::vector<Buffer>& buffers, DType dtype) const {
@@ -155,8 +157,9 @@ void HostCommunicator::check_one_per_rank(const char* what, const std::vector<Bu
                      options_.name + "' needs one for each of its " + std::to_string(options_.size) + " ranks");
   for (std::size_t i = 0; i < buffers.size(); ++i)
     if (buffers[i].dtype != dtype)
-      throw UsageError(std::string(what) + "[" + std::to_string(i) + "] is " + std::string(holmes::name(buffers[i].dtype)) +
-                       ", the other side of the call is " + std::string(holmes::name(dtype)) + "; use one dtype");
+      throw UsageError(std::string(what) + "[" + std::to_string(i) + "] is " +
+                       std::string(holmes::name(buffers[i].dtype)) + ", the other side of the call is " +
+                       std::string(holmes::name(dtype)) + "; use one dtype");
 }
 
 void HostCommunicator::check_equal_count(const char* operation, const Buffer& output, const Buffer& input) const {
@@ -177,7 +180,8 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
   const std::size_t one_step_bytes = data.bytes() * static_cast<std::size_t>(options_.size - 1);
   std::unique_ptr<Collective> collective;
   if (one_step_bytes <= engine_->group().one_step_bytes) {
-    collective = std::make_unique<OneStepAllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
+    collective =
+        std::make_unique<OneStepAllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
   } else {
     collective = std::make_unique<AllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
   }
@@ -211,9 +215,8 @@ WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
 WorkPtr HostCommunicator::exchange(OpCode op, DType dtype, std::optional<int> root, std::vector<Buffer> sends,
                                    std::vector<Buffer> recvs, const CallOptions& options) {
   Call call = begin(options);
-  auto collective =
-      std::make_unique<Exchange>(engine_->group(), Signature{op, dtype, std::nullopt, root, 0}, call.work, call.deadline,
-                                 std::move(sends), std::move(recvs));
+  auto collective = std::make_unique<Exchange>(engine_->group(), Signature{op, dtype, std::nullopt, root, 0}, call.work,
+                                               call.deadline, std::move(sends), std::move(recvs));
   return finish(std::move(call), std::move(collective));
 }
 
@@ -291,7 +294,8 @@ P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::o
   return {is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline};
 }
 
-std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request> requests, const CallOptions& options) {
+std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request> requests,
+                                                  const CallOptions& options) {
   std::vector<WorkPtr> works;
   for (const auto& request : requests) works.push_back(request.work);
   engine_->submit(std::move(requests));
@@ -317,7 +321,8 @@ WorkPtr HostCommunicator::recv_any(Buffer data, std::uint32_t tag, CallOptions o
 
 std::vector<WorkPtr> HostCommunicator::batch(std::vector<P2pCall> calls, CallOptions options) {
   std::vector<P2pEngine::Request> requests;
-  for (auto& call : calls) requests.push_back(request(call.is_send, std::move(call.buffer), call.peer, call.tag, options));
+  for (auto& call : calls)
+    requests.push_back(request(call.is_send, std::move(call.buffer), call.peer, call.tag, options));
   return finish_p2p(std::move(requests), options);
 }
 
@@ -327,7 +332,8 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   // Who wants what.
   std::vector<std::int64_t> wishes(2 * static_cast<std::size_t>(options_.size));
   std::vector<Buffer> outputs;
-  for (int peer = 0; peer < options_.size; ++peer) outputs.push_back({&wishes[2 * static_cast<std::size_t>(peer)], 2, DType::int64, nullptr});
+  for (int peer = 0; peer < options_.size; ++peer)
+    outputs.push_back({&wishes[2 * static_cast<std::size_t>(peer)], 2, DType::int64, nullptr});
   std::int64_t own[2] = {color, key};
   all_gather(std::move(outputs), {own, 2, DType::int64, nullptr}, {})->wait();
 
@@ -335,11 +341,13 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   if (color < 0) return nullptr;
   std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
   for (int peer = 0; peer < options_.size; ++peer)
-    if (wishes[2 * static_cast<std::size_t>(peer)] == color) members.emplace_back(wishes[2 * static_cast<std::size_t>(peer) + 1], peer);
+    if (wishes[2 * static_cast<std::size_t>(peer)] == color)
+      members.emplace_back(wishes[2 * static_cast<std::size_t>(peer) + 1], peer);
   std::sort(members.begin(), members.end());
   CommunicatorOptions options = options_;
   options.size = static_cast<int>(members.size());
-  const auto self = std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.second == options_.rank; });
+  const auto self =
+      std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.second == options_.rank; });
   options.rank = static_cast<int>(self - members.begin());
   options.name = options_.name + "/split" + std::to_string(split) + "." + std::to_string(color);
   return make_communicator(store_, std::move(options));

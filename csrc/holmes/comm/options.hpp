@@ -27,12 +27,12 @@ enum class Transport {
 struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
-  std::string name = "world";       // appears in every error and log line; the same on all ranks, unique in the store
-  std::vector<NicBinding> nics{};     // rails, in the same order on every rank; empty: loopback (one host only)
+  std::string name = "world";      // appears in every error and log line; the same on all ranks, unique in the store
+  std::vector<NicBinding> nics{};  // rails, in the same order on every rank; empty: loopback (one host only)
   Transport transport = Transport::automatic;
   Duration timeout = std::chrono::minutes(30);          // deadline of an operation unless the call gives one
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
-  std::string secret{};               // per-job secret; empty: HOLMES_SECRET, else made by rank 0 and shared by the Store
+  std::string secret{};  // per-job secret; empty: HOLMES_SECRET, else made by rank 0 and shared by the Store
 };
 
 // Options every operation takes.

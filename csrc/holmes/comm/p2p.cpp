@@ -148,7 +148,8 @@ bool P2pEngine::recv_from(int peer) {
 void P2pEngine::match(int peer) {
   Peer& state = peers_[peer];
   const ControlLink& control = *group_.controls[peer];
-  const ErrorContext context{.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
+  const ErrorContext context{
+      .rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
   if (state.header.magic != message_magic)
     throw ProtocolError("communicator '" + group_.name + "': the stream of " + control.describe() +
                             " does not hold a message where one is due; all processes must run the same version",
@@ -180,12 +181,12 @@ void P2pEngine::check_sizes(const Request& request, int peer, const Header& head
     const bool known = static_cast<int>(dtype) < dtype_count;
     return std::to_string(bytes) + " bytes of " + (known ? std::string(name(dtype)) : "an unknown dtype");
   };
-  throw MismatchError("communicator '" + group_.name + "': " + control.describe() + " sent " +
-                          describe(header.bytes, header.dtype) + " with tag " + std::to_string(header.tag) +
-                          ", but the receive of rank " + std::to_string(group_.rank) + " takes " +
-                          describe(request.buffer.bytes(), request.buffer.dtype) +
-                          "; dtype and count of a send and its receive must be equal",
-                      {.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}});
+  throw MismatchError(
+      "communicator '" + group_.name + "': " + control.describe() + " sent " + describe(header.bytes, header.dtype) +
+          " with tag " + std::to_string(header.tag) + ", but the receive of rank " + std::to_string(group_.rank) +
+          " takes " + describe(request.buffer.bytes(), request.buffer.dtype) +
+          "; dtype and count of a send and its receive must be equal",
+      {.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}});
 }
 
 void P2pEngine::finish(Request& request, int source) {

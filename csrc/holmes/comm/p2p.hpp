@@ -34,8 +34,8 @@ public:
   std::string describe_overdue(Clock::time_point now) const;
 
   bool awaits_recv(int peer) const;
-  // Whether what is pending cannot end without `peer`. A receive from any rank can do without one that left in order, as
-  // long as others are there.
+  // Whether what is pending cannot end without `peer`. A receive from any rank can do without one that left in order,
+  // as long as others are there.
   bool needs(int peer, bool left_in_order) const;
   bool awaits_send(int peer) const;
   const std::vector<std::unique_ptr<Channel>>& channels() const { return channels_; }
@@ -65,7 +65,7 @@ private:
     // The message that is arriving.
     Header header;
     std::size_t header_bytes = 0;
-    std::optional<Request> target;   // where its payload goes; absent: `stray`
+    std::optional<Request> target;  // where its payload goes; absent: `stray`
     std::vector<std::byte> stray;
     std::size_t payload_bytes = 0;
     bool ended = false;  // its stream closed while only receives from any rank looked at it

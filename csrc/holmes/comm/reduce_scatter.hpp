@@ -1,6 +1,6 @@
-// ReduceScatter: block r of every rank goes straight to rank r, which reduces them slice by slice in rank order. It moves
-// the fewest bytes possible, each block is summed on one rank only, and 16-bit sums are rounded once.
-// reduce is the case in which only the root has a block.
+// ReduceScatter: block r of every rank goes straight to rank r, which reduces them slice by slice in rank order. It
+// moves the fewest bytes possible, each block is summed on one rank only, and 16-bit sums are rounded once. reduce is
+// the case in which only the root has a block.
 #pragma once
 
 #include "holmes/comm/slice_reducer.hpp"
@@ -9,8 +9,8 @@ namespace holmes {
 
 class ReduceScatter final : public Collective {
 public:
-  ReduceScatter(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline, Buffer output,
-                std::vector<Buffer> inputs);
+  ReduceScatter(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
+                Buffer output, std::vector<Buffer> inputs);
   void start() override { reducer_.start(); }
 
 protected:

@@ -7,8 +7,14 @@
 namespace holmes {
 
 SliceReducer::SliceReducer(Group& group, const std::byte* own, std::byte* destination, std::size_t count, DType dtype,
-                           ReduceOp op)
-    : group_(group), own_(own), destination_(destination), count_(count), dtype_(dtype), op_(op) {
+                           ReduceOp op, bool bypass_cache)
+    : group_(group),
+      own_(own),
+      destination_(destination),
+      count_(count),
+      dtype_(dtype),
+      op_(op),
+      bypass_cache_(bypass_cache) {
   peeked_.resize(static_cast<std::size_t>(group.size));
   sources_.resize(static_cast<std::size_t>(group.size));
   for (int peer = 0; peer < group.size; ++peer)
@@ -19,9 +25,7 @@ void SliceReducer::start() {
   staging_ = group_.staging_bytes(static_cast<std::size_t>(group_.size) * slots_per_peer * group_.slice_bytes);
 }
 
-std::size_t SliceReducer::slice_bytes() const {
-  return std::min(group_.slice_bytes, block_bytes() - reduced_bytes_);
-}
+std::size_t SliceReducer::slice_bytes() const { return std::min(group_.slice_bytes, block_bytes() - reduced_bytes_); }
 
 std::byte* SliceReducer::slot(int peer, std::size_t offset_bytes) const {
   const std::size_t index = (offset_bytes / group_.slice_bytes) % slots_per_peer;
@@ -57,7 +61,7 @@ std::size_t SliceReducer::reduce_next(const std::vector<std::size_t>& done_bytes
     }
   }
   reduce(destination_ + reduced_bytes_, sources_.data(), group_.size, bytes / size_bytes(dtype_), dtype_, op_,
-         group_.size);
+         group_.size, bypass_cache_);
   for (int peer = 0; peer < group_.size; ++peer)
     if (peeked_[peer]) group_.channels[peer]->consume(bytes);
   reduced_bytes_ += bytes;

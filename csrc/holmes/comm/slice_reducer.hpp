@@ -1,5 +1,5 @@
-// SliceReducer: reduces one block, slice by slice, from the contributions of all ranks. Contributions of peers are either
-// received into cache-sized staging or, where the channel can show them in place, never copied.
+// SliceReducer: reduces one block, slice by slice, from the contributions of all ranks. Contributions of peers are
+// either received into cache-sized staging or, where the channel can show them in place, never copied.
 #pragma once
 
 #include "holmes/comm/collective.hpp"
@@ -9,7 +9,9 @@ namespace holmes {
 class SliceReducer {
 public:
   // `own` is this rank's contribution to the block, `destination` (may be equal) gets the result.
-  SliceReducer(Group& group, const std::byte* own, std::byte* destination, std::size_t count, DType dtype, ReduceOp op);
+  // `bypass_cache`: the result is large and not read again soon.
+  SliceReducer(Group& group, const std::byte* own, std::byte* destination, std::size_t count, DType dtype, ReduceOp op,
+               bool bypass_cache);
   // Takes staging from the group; call when the collective starts.
   void start();
 
@@ -18,8 +20,8 @@ public:
   iovec next_recv(int peer, std::size_t done_bytes) const;
   // True where the next slice of `peer` is to be peeked at.
   bool awaits_peek(int peer, std::size_t done_bytes) const;
-  // Reduces the next slice if all contributions are there; `done_bytes[r]` is what came from rank r. Returns the bytes of
-  // the slice, which must be counted as received for every peer in `peeked`, or 0.
+  // Reduces the next slice if all contributions are there; `done_bytes[r]` is what came from rank r. Returns the bytes
+  // of the slice, which must be counted as received for every peer in `peeked`, or 0.
   std::size_t reduce_next(const std::vector<std::size_t>& done_bytes);
 
   std::size_t block_bytes() const { return count_ * size_bytes(dtype_); }
@@ -39,10 +41,11 @@ private:
   std::size_t count_;
   DType dtype_;
   ReduceOp op_;
+  bool bypass_cache_;
   std::byte* staging_ = nullptr;
   std::size_t reduced_bytes_ = 0;
-  std::vector<char> peeked_;           // by rank
-  std::vector<const void*> sources_;   // of the slice being reduced, in rank order
+  std::vector<char> peeked_;          // by rank
+  std::vector<const void*> sources_;  // of the slice being reduced, in rank order
 };
 
 }  // namespace holmes

@@ -57,10 +57,10 @@ Env Env::read() {
   if (const auto text = text_of("HOLMES_CONNECT_TIMEOUT_S")) {
     const auto seconds = number_from<double>(*text);
     if (!seconds || !std::isfinite(*seconds) || *seconds <= 0 || *seconds > 1e6) {
-      refuse("HOLMES_CONNECT_TIMEOUT_S", *text, "a number of seconds above 0 and at most 1000000", "say for example 60");
+      refuse("HOLMES_CONNECT_TIMEOUT_S", *text, "a number of seconds above 0 and at most 1000000",
+             "say for example 60");
     }
-    env.connect_timeout =
-        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(*seconds));
+    env.connect_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(*seconds));
   }
   if (const auto text = text_of("HOLMES_SHM")) {
     if (*text != "0" && *text != "1") refuse("HOLMES_SHM", *text, "0 or 1", "say 0 to use TCP inside a host");

@@ -29,8 +29,8 @@ struct Env {
   // HOLMES_PORT_RANGE = first-last (1 to 65535). Ports of listening sockets. Default: the kernel chooses.
   std::optional<std::pair<std::uint16_t, std::uint16_t>> port_range;
 
-  // HOLMES_CONNECT_TIMEOUT_S = seconds (> 0, fractions allowed). Deadline of a communicator's set-up, in place of the one
-  // its options say. Default: the options.
+  // HOLMES_CONNECT_TIMEOUT_S = seconds (> 0, fractions allowed). Deadline of a communicator's set-up, in place of the
+  // one its options say. Default: the options.
   std::optional<std::chrono::nanoseconds> connect_timeout;
 
   // HOLMES_SHM = 0 | 1. 0: ranks of one host use TCP too. Default 1.

@@ -9,11 +9,11 @@ namespace holmes {
 
 // What an error knows about its place. Absent means "does not apply", never a sentinel.
 struct ErrorContext {
-  std::optional<int> rank{};         // rank that reports the error, in the communicator it happened on
-  std::optional<int> peer{};         // rank the error is about
-  std::string host{};                // host of `peer` (of `rank` where there is no peer)
-  std::string nic{};                 // NIC (interface name) the connection uses
-  std::optional<int> system_errno{}; // errno of the failed system call
+  std::optional<int> rank{};          // rank that reports the error, in the communicator it happened on
+  std::optional<int> peer{};          // rank the error is about
+  std::string host{};                 // host of `peer` (of `rank` where there is no peer)
+  std::string nic{};                  // NIC (interface name) the connection uses
+  std::optional<int> system_errno{};  // errno of the failed system call
 };
 
 // The kinds an abort frame carries over the wire; values are part of the protocol.
@@ -45,15 +45,15 @@ private:
 };
 
 // One constructor for every subclass: its kind is fixed, its parent is named.
-#define HOLMES_DEFINE_ERROR(Name, Parent, kind_value)                                                                  \
-  class Name : public Parent {                                                                                         \
-  public:                                                                                                              \
-    explicit Name(const std::string& message, ErrorContext context = {})                                               \
-        : Parent(ErrorKind::kind_value, message, std::move(context)) {}                                                \
-                                                                                                                       \
-  protected:                                                                                                           \
-    Name(ErrorKind kind, const std::string& message, ErrorContext context)                                             \
-        : Parent(kind, message, std::move(context)) {}                                                                 \
+#define HOLMES_DEFINE_ERROR(Name, Parent, kind_value)                      \
+  class Name : public Parent {                                             \
+  public:                                                                  \
+    explicit Name(const std::string& message, ErrorContext context = {})   \
+        : Parent(ErrorKind::kind_value, message, std::move(context)) {}    \
+                                                                           \
+  protected:                                                               \
+    Name(ErrorKind kind, const std::string& message, ErrorContext context) \
+        : Parent(kind, message, std::move(context)) {}                     \
   }
 
 // Fix the call: an argument, a NIC selection or the order of calls is wrong.

@@ -7,8 +7,8 @@
 namespace holmes {
 namespace {
 
-constexpr std::array<std::string_view, dtype_count> dtype_names = {
-    "float64", "float32", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool"};
+constexpr std::array<std::string_view, dtype_count> dtype_names = {"float64", "float32", "float16", "bfloat16", "int8",
+                                                                   "int16",   "int32",   "int64",   "uint8",    "bool"};
 constexpr std::array<std::string_view, reduce_op_count> reduce_op_names = {"sum",     "avg",  "min", "max",
                                                                            "product", "band", "bor", "bxor"};
 
@@ -28,9 +28,7 @@ std::string_view name(DType dtype) { return dtype_names[static_cast<std::size_t>
 std::string_view name(ReduceOp op) { return reduce_op_names[static_cast<std::size_t>(op)]; }
 
 DType dtype_from_name(std::string_view text) { return from_name<DType>(text, dtype_names, "dtype"); }
-ReduceOp reduce_op_from_name(std::string_view text) {
-  return from_name<ReduceOp>(text, reduce_op_names, "reduction");
-}
+ReduceOp reduce_op_from_name(std::string_view text) { return from_name<ReduceOp>(text, reduce_op_names, "reduction"); }
 
 void check_reduction(DType dtype, ReduceOp op) {
   const bool bitwise = op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;

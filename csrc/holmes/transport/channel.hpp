@@ -33,12 +33,14 @@ public:
   int peer() const { return peer_; }
   // Sends from `pieces`, in order, what fits now. Returns the bytes taken, 0 where it would block. Throws StreamClosed.
   virtual std::size_t try_send(std::span<const iovec> pieces) = 0;
-  // Receives into `pieces`, in order, what is there. Returns the bytes written, 0 where it would block. Throws StreamClosed.
+  // Receives into `pieces`, in order, what is there. Returns the bytes written, 0 where it would block. Throws
+  // StreamClosed.
   virtual std::size_t try_recv(std::span<const iovec> pieces) = 0;
 
   // Largest number of bytes try_peek can give; 0 where the transport has none.
   virtual std::size_t max_peek_bytes() const { return 0; }
-  // Received bytes in place, without a copy: `bytes` contiguous ones, or null while fewer are there. Valid until `consume`.
+  // Received bytes in place, without a copy: `bytes` contiguous ones, or null while fewer are there. Valid until
+  // `consume`.
   virtual const std::byte* try_peek(std::size_t /*bytes*/) { return nullptr; }
   virtual void consume(std::size_t /*bytes*/) {}
 

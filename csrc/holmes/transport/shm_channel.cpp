@@ -35,7 +35,8 @@ struct ShmSegment::Ring {
 std::size_t ShmSegment::segment_bytes(std::size_t ring_bytes) { return page_bytes() + ring_count * ring_bytes; }
 
 std::size_t ShmSegment::ring_bytes_for(int size) {
-  // 1 MiB of rings per direction over all peers, between 64 KiB and 256 KiB each (slices of 64 KiB: see limits, section 2).
+  // 1 MiB of rings per direction over all peers, between 64 KiB and 256 KiB each (slices of 64 KiB: see limits, section
+  // 2).
   const std::size_t share = (std::size_t{1} << 20) / static_cast<std::size_t>(std::max(size - 1, 1));
   return std::bit_floor(std::clamp<std::size_t>(share, 64 * 1024, 256 * 1024));
 }
@@ -84,8 +85,9 @@ ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender
 std::size_t ShmChannel::readable_bytes() const {
   const std::uint64_t bytes = in_.produced.load(std::memory_order_acquire) - consumed_;
   if (bytes > segment_->ring_bytes())
-    throw ProtocolError("the shared-memory ring of rank " + std::to_string(peer()) + " is corrupt: " +
-                        std::to_string(bytes) + " bytes claimed in a ring of " + std::to_string(segment_->ring_bytes()));
+    throw ProtocolError("the shared-memory ring of rank " + std::to_string(peer()) +
+                        " is corrupt: " + std::to_string(bytes) + " bytes claimed in a ring of " +
+                        std::to_string(segment_->ring_bytes()));
   return bytes;
 }
 

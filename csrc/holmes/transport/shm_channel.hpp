@@ -7,8 +7,8 @@
 
 namespace holmes {
 
-// The memory two ranks share: four rings (collective and p2p, each way). Every ring is mapped twice in a row, so that any
-// part of it is contiguous. The channels of one pair share ownership; the descriptor is closed after mapping.
+// The memory two ranks share: four rings (collective and p2p, each way). Every ring is mapped twice in a row, so that
+// any part of it is contiguous. The channels of one pair share ownership; the descriptor is closed after mapping.
 class ShmSegment {
 public:
   // Bytes a segment with rings of `ring_bytes` (a multiple of the page size) needs.
@@ -36,8 +36,8 @@ private:
 class ShmChannel final : public Channel {
 public:
   // `sender` and `receiver` are ring indices; `ring_doorbell` wakes the peer where it sleeps (any thread).
-  ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver, std::function<void()> ring_doorbell,
-             ConnectionInfo info);
+  ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver,
+             std::function<void()> ring_doorbell, ConnectionInfo info);
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;

@@ -5,15 +5,19 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/un.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "holmes/core/error.hpp"
 
@@ -43,8 +47,25 @@ UniqueFd open_socket(int family) {
 }
 
 [[noreturn]] void throw_nic_error(const NicBinding& nic, const std::string& text, int system_errno) {
-  throw NicError("NIC " + nic.interface + " with address " + nic.address + ": " + text + ": " + errno_text(system_errno),
-                 {.nic = nic.interface, .system_errno = system_errno});
+  throw NicError(
+      "NIC " + nic.interface + " with address " + nic.address + ": " + text + ": " + errno_text(system_errno),
+      {.nic = nic.interface, .system_errno = system_errno});
+}
+
+// The kernel tells of a carrier up to a second after an interface came up.
+bool wait_for_carrier(const std::string& interface) {
+  constexpr auto patience = std::chrono::seconds(2);
+  constexpr auto interval = std::chrono::milliseconds(20);
+  const auto deadline = Clock::now() + patience;
+  const auto fd = open_socket(AF_INET);
+  ifreq request{};
+  interface.copy(request.ifr_name, sizeof(request.ifr_name) - 1);
+  while (::ioctl(fd.get(), SIOCGIFFLAGS, &request) == 0) {
+    if ((request.ifr_flags & IFF_RUNNING) != 0) return true;
+    if (Clock::now() >= deadline) break;
+    std::this_thread::sleep_for(interval);
+  }
+  return false;
 }
 
 std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& token) {
@@ -120,9 +141,9 @@ bool SocketAddress::same_host(const SocketAddress& other) const {
     return reinterpret_cast<const sockaddr_in&>(storage_).sin_addr.s_addr ==
            reinterpret_cast<const sockaddr_in&>(other.storage_).sin_addr.s_addr;
   }
-  return family() == AF_INET6 && std::memcmp(&reinterpret_cast<const sockaddr_in6&>(storage_).sin6_addr,
-                                             &reinterpret_cast<const sockaddr_in6&>(other.storage_).sin6_addr,
-                                             sizeof(in6_addr)) == 0;
+  return family() == AF_INET6 &&
+         std::memcmp(&reinterpret_cast<const sockaddr_in6&>(storage_).sin6_addr,
+                     &reinterpret_cast<const sockaddr_in6&>(other.storage_).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
 void check_nic(const NicBinding& nic) {
@@ -154,8 +175,8 @@ void check_nic(const NicBinding& nic) {
     if (address.same_host(wanted)) holders.insert(entry->ifa_name);
   }
   if (!interfaces.contains(nic.interface)) {
-    throw NicError("there is no network interface '" + nic.interface + "' on this host; there are " + joined(interfaces) +
-                       "; choose one of these (a name may differ per host)",
+    throw NicError("there is no network interface '" + nic.interface + "' on this host; there are " +
+                       joined(interfaces) + "; choose one of these (a name may differ per host)",
                    context);
   }
   if ((flags & IFF_UP) == 0) {
@@ -163,7 +184,7 @@ void check_nic(const NicBinding& nic) {
                        " up) or choose another NIC",
                    context);
   }
-  if ((flags & IFF_RUNNING) == 0) {
+  if ((flags & IFF_RUNNING) == 0 && !wait_for_carrier(nic.interface)) {
     throw NicError("network interface '" + nic.interface +
                        "' is up but has no carrier; check its cable and switch port or choose another NIC",
                    context);
@@ -193,23 +214,25 @@ BoundSocket listen_on_nic(const NicBinding& nic, bool bind_device,
     const auto address = SocketAddress::parse(nic.address, port, nic.interface);
     BoundSocket result{open_socket(address.family())};
     if (bind_device) result.device_bound = bind_to_device(result.fd.get(), nic.interface);
-    if (::bind(result.fd.get(), address.data(), address.length()) == 0 &&
-        ::listen(result.fd.get(), SOMAXCONN) == 0) {
+    if (::bind(result.fd.get(), address.data(), address.length()) == 0 && ::listen(result.fd.get(), SOMAXCONN) == 0) {
       return result;
     }
     if (errno != EADDRINUSE) throw_nic_error(nic, "cannot listen on " + address.text(), errno);
   }
-  const auto ports = port_range ? "HOLMES_PORT_RANGE " + std::to_string(first) + "-" + std::to_string(last) : "any port";
+  const auto ports =
+      port_range ? "HOLMES_PORT_RANGE " + std::to_string(first) + "-" + std::to_string(last) : "any port";
   throw SystemError("no free port on " + nic.address + " (NIC " + nic.interface + ") in " + ports +
                         "; widen the range or stop other jobs",
                     {.nic = nic.interface, .system_errno = EADDRINUSE});
 }
 
-BoundSocket connect_from_nic(const NicBinding& nic, bool bind_device, const SocketAddress& remote, int& system_errno) {
+BoundSocket connect_from_nic(const NicBinding& nic, bool bind_device, const SocketAddress& remote,
+                             const std::string& congestion, int& system_errno) {
   const auto local = SocketAddress::parse(nic.address, 0, nic.interface);
   BoundSocket result{open_socket(local.family())};
   const int fd = result.fd.get();
   if (bind_device) result.device_bound = bind_to_device(fd, nic.interface);
+  if (!congestion.empty()) set_congestion_control(fd, congestion);
   // The port is chosen at connect, so that it need be unique only together with the remote address.
   set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
   system_errno = 0;
@@ -226,8 +249,9 @@ UniqueFd listen_on_unix(const std::string& token) {
   const auto [address, length] = abstract_address(token);
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       ::listen(fd.get(), SOMAXCONN) != 0) {
-    throw SystemError("cannot listen on an abstract Unix socket: " + errno_text(errno) + "; set HOLMES_SHM=0 to use TCP",
-                      {.system_errno = errno});
+    throw SystemError(
+        "cannot listen on an abstract Unix socket: " + errno_text(errno) + "; set HOLMES_SHM=0 to use TCP",
+        {.system_errno = errno});
   }
   return fd;
 }
@@ -247,8 +271,9 @@ UniqueFd accept_one(int listener) {
   UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
     const int error = errno;
-    throw SystemError("cannot accept a connection: " + errno_text(error) + "; raise the limit of open files (ulimit -n)",
-                      {.system_errno = error});
+    throw SystemError(
+        "cannot accept a connection: " + errno_text(error) + "; raise the limit of open files (ulimit -n)",
+        {.system_errno = error});
   }
   return fd;  // every other error concerns the one connection that was to be accepted
 }
@@ -267,6 +292,13 @@ void tune_socket(int fd, std::optional<std::chrono::milliseconds> unacknowledged
 
 bool set_congestion_control(int fd, const std::string& algorithm) {
   return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, algorithm.data(), static_cast<socklen_t>(algorithm.size())) == 0;
+}
+
+std::string default_congestion_control() {
+  std::ifstream file("/proc/sys/net/ipv4/tcp_congestion_control");
+  std::string algorithm;
+  file >> algorithm;
+  return algorithm;
 }
 
 int socket_error(int fd) {

@@ -37,8 +37,8 @@ private:
   socklen_t length_ = 0;
 };
 
-// Throws NicError where the interface does not exist, is down, has no carrier or does not have the address; it names the
-// value, what there is, and the fix.
+// Throws NicError where the interface does not exist, is down, has no carrier or does not have the address; it names
+// the value, what there is, and the fix.
 void check_nic(const NicBinding& nic);
 
 // Ties a socket to a device. False where the system does not permit it to this user.
@@ -55,9 +55,11 @@ struct BoundSocket {
 BoundSocket listen_on_nic(const NicBinding& nic, bool bind_device,
                           const std::optional<std::pair<std::uint16_t, std::uint16_t>>& port_range);
 
-// A non-blocking TCP socket on the NIC's address whose connection to `remote` is under way or made; where it failed at once,
-// no socket and the errno. Throws SystemError where no socket can be had.
-BoundSocket connect_from_nic(const NicBinding& nic, bool bind_device, const SocketAddress& remote, int& system_errno);
+// A non-blocking TCP socket on the NIC's address whose connection to `remote` is under way or made; where it failed at
+// once, no socket and the errno. `congestion`: see set_congestion_control; empty: the system's. Throws SystemError
+// where no socket can be had.
+BoundSocket connect_from_nic(const NicBinding& nic, bool bind_device, const SocketAddress& remote,
+                             const std::string& congestion, int& system_errno);
 
 // Abstract Unix sockets (no name in the file system): seen by processes of the same network namespace only.
 UniqueFd listen_on_unix(const std::string& token);
@@ -68,11 +70,13 @@ UniqueFd connect_to_unix(const std::string& token, int& system_errno);
 UniqueFd accept_one(int listener);
 
 // TCP_NODELAY and keepalive: a dead host is noticed within about a minute, also by a rank that only receives. A dead
-// peer may hold sent data back for `unacknowledged` at most; absent: as long as the system tries. (Not for a socket whose peer may stop
-// reading: the limit also counts while its window is closed.)
+// peer may hold sent data back for `unacknowledged` at most; absent: as long as the system tries. (Not for a socket
+// whose peer may stop reading: the limit also counts while its window is closed.)
 void tune_socket(int fd, std::optional<std::chrono::milliseconds> unacknowledged);
 // False where the system does not know the algorithm or does not permit it.
 bool set_congestion_control(int fd, const std::string& algorithm);
+// What new sockets get; empty where the system does not tell.
+std::string default_congestion_control();
 
 // The pending error of a socket (SO_ERROR), 0 where there is none.
 int socket_error(int fd);

@@ -45,6 +45,13 @@ class Control:
         """Collective. Returns when every rank has come here."""
         self.gather(np.zeros(1))
 
+    def leave(self) -> None:
+        """Collective. The last call: rank 0, which may serve the store, returns after all others are done with it."""
+        self._store.set(f"bench/left/{self.rank}", b"1")
+        if self.rank == 0:
+            for rank in range(self.ranks):
+                self._store.get(f"bench/left/{rank}")
+
 
 @dataclass(frozen=True)
 class Measurement:

@@ -100,7 +100,7 @@ def _run_rank(settings: Settings, command: str, json_path: Path | None) -> bool:
         if json_path is not None:
             text = report.document(command, dataclasses.asdict(settings), ranks, facts, measurements)
             json_path.write_text(json.dumps(text, indent=1) + "\n")
-    control.barrier()
     for peer in peers:
         peer.teardown()
+    control.leave()
     return good

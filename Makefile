@@ -1,0 +1,93 @@
+# Every target sets itself up. Needed on a fresh machine: Python >= 3.10 with venv, g++ and make; pip brings the rest
+# (CMake and ninja too). `make demo` shows what Holmes does, `make test` proves it.
+PYTHON ?= python3
+TORCH ?= 2.13.0
+# pip options for torch, such as the CPU wheels' index that pytorch.org names (--index-url ...). Without one, pip's
+# configured indexes decide; the public one has only the CUDA build, which works without a GPU too but is gigabytes.
+TORCH_PIP_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD := build/$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+SOURCES := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f)
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+# The tools of the environment, and no other environment's.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+
+.PHONY: help build demo test test-cpp test-python lint fmt stubs bench sanitize clean
+help:
+	@echo "make demo      train across two emulated clusters, with and without Holmes"
+	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/test_x.py -k name')"
+	@echo "make lint fmt  check / fix formatting, style and types"
+	@echo "make bench     collectives beside Gloo (BENCH_ARGS='all_reduce -b 1M -e 64M')"
+	@echo "make sanitize  C++ tests under the address, undefined and thread sanitizers"
+	@echo "make stubs     regenerate holmes_comm/_C.pyi"
+	@echo "make build     environment and in-place build;  make clean removes both"
+
+# --- set-up: each stamp is redone when what it depends on changed ---
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Holmes needs Python >= 3.10, $(PYTHON) is " + sys.version.split()[0] + "; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The CPU build where there is no NVIDIA GPU: a tenth of the download.
+$(VENV)/.torch-$(TORCH): $(VENV)/.created
+	@echo "installing torch $(TORCH)"
+	@if [ -e /dev/nvidia0 ] || nvidia-smi >/dev/null 2>&1; then \
+	  $(PIP) torch==$(TORCH) $(TORCH_PIP_ARGS); \
+	else \
+	  $(PIP) torch==$(TORCH)+cpu $(TORCH_PIP_ARGS) 2>/dev/null || $(PIP) torch==$(TORCH) $(TORCH_PIP_ARGS); \
+	fi
+	@touch $@
+
+$(VENV)/.requirements: requirements-dev.txt $(VENV)/.created
+	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.requirements $(VENV)/.torch-$(TORCH) $(SOURCES)
+	$(PIP) --no-build-isolation -e .
+	@touch $@
+
+build: $(VENV)/.built
+
+# --- run ---
+demo: build
+	$(BIN)/holmes demo
+
+bench: build
+	$(BIN)/holmes bench $(BENCH_ARGS)
+
+# --- prove ---
+test: test-cpp test-python
+
+# In the same build tree as the modules, so that the library is compiled once.
+test-cpp: build
+	$(BIN)/cmake -S . -B $(BUILD) -DHOLMES_TESTS=ON >/dev/null
+	$(BIN)/cmake --build $(BUILD)
+	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --timeout 120
+
+test-python: build
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+sanitize: $(VENV)/.requirements
+	@for sanitizer in address undefined thread; do \
+	  dir=build/sanitize-$$sanitizer; \
+	  $(BIN)/cmake -S . -B $$dir -GNinja -DHOLMES_TESTS=ON -DHOLMES_CUDA=OFF -DHOLMES_SANITIZE=$$sanitizer >/dev/null && \
+	  $(BIN)/cmake --build $$dir && \
+	  $(BIN)/ctest --test-dir $$dir --output-on-failure --timeout 300 || exit 1; \
+	done
+
+# mypy reads torch's types, so lint needs torch too.
+lint: $(VENV)/.requirements $(VENV)/.torch-$(TORCH)
+	@tools/lint.sh
+fmt: $(VENV)/.requirements $(VENV)/.torch-$(TORCH)
+	@tools/lint.sh --fix
+
+stubs: build
+	$(BIN)/python tools/make_stubs.py holmes_comm/_C.pyi
+
+clean:
+	rm -rf build dist *.egg-info $(VENV) holmes_comm/lib holmes_comm/include holmes_comm/*.so

@@ -1,0 +1,58 @@
+#include "background.hpp"
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+namespace holmes::torch_backend {
+namespace {
+
+// Grows when a task comes and nobody is free; a thread that finds nothing to do for a while ends.
+class Pool {
+public:
+  void run(std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+    if (tasks_.size() <= idle_) {
+      filled_.notify_one();
+    } else {
+      std::thread([this] { serve(); }).detach();
+    }
+  }
+
+private:
+  void serve() {
+    constexpr std::chrono::seconds linger{10};
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      while (!tasks_.empty()) {
+        auto task = std::move(tasks_.front());
+        tasks_.pop_front();
+        lock.unlock();
+        task();
+        task = nullptr;  // what it holds may need the GIL to go
+        lock.lock();
+      }
+      ++idle_;
+      const bool is_filled = filled_.wait_for(lock, linger, [this] { return !tasks_.empty(); });
+      --idle_;
+      if (!is_filled) return;
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable filled_;
+  std::deque<std::function<void()>> tasks_;
+  std::size_t idle_ = 0;
+};
+
+}  // namespace
+
+void run_in_background(std::function<void()> task) {
+  static auto& pool = *new Pool;  // its threads may outlive static destruction
+  pool.run(std::move(task));
+}
+
+}  // namespace holmes::torch_backend

@@ -1,0 +1,80 @@
+// The Python module holmes_comm._c10d. Import torch first: its libraries are found in the process, not on disk.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "process_group_holmes.hpp"
+
+namespace py = pybind11;
+
+namespace holmes::torch_backend {
+namespace {
+
+Transport transport_from_name(const std::string& name) {
+  if (name == "auto") return Transport::automatic;
+  if (name == "tcp") return Transport::tcp;
+  if (name == "shm") return Transport::shm;
+  throw UsageError("transport '" + name + "' is not known; use one of: auto, tcp, shm");
+}
+
+c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
+                                              std::chrono::milliseconds timeout,
+                                              std::chrono::milliseconds connect_timeout, const std::string& name,
+                                              const std::vector<std::pair<std::string, std::string>>& nics,
+                                              const std::string& transport, std::vector<std::uint64_t> global_ranks,
+                                              std::string nic_reason) {
+  CommunicatorOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.name = name;
+  for (const auto& [interface, address] : nics) options.nics.push_back({interface, address});
+  options.transport = transport_from_name(transport);
+  options.timeout = timeout;
+  options.connect_timeout = connect_timeout;
+  return c10::make_intrusive<ProcessGroupHolmes>(store, std::move(options), std::move(global_ranks),
+                                                 std::move(nic_reason));
+}
+
+py::list connections(const ProcessGroupHolmes& group) {
+  const auto infos = [&] {
+    const py::gil_scoped_release no_gil;
+    return group.communicator()->connections();
+  }();
+  py::list rows;
+  for (const auto& info : infos) {
+    py::dict row;
+    row["peer"] = info.peer;
+    row["host"] = info.host;
+    row["transport"] = info.transport;
+    row["purpose"] = info.purpose;
+    row["interface"] = info.interface;
+    row["local_address"] = info.local_address;
+    row["remote_address"] = info.remote_address;
+    row["device_bound"] = info.device_bound;
+    row["sent_bytes"] = info.sent_bytes;
+    row["received_bytes"] = info.received_bytes;
+    rows.append(row);
+  }
+  return rows;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_c10d, m) {
+  m.doc() = "The c10d backend 'holmes' (see holmes_comm.torch_backend).";
+  py::module_::import("torch.distributed");
+  register_translator();
+  py::class_<ProcessGroupHolmes, ::c10d::Backend, c10::intrusive_ptr<ProcessGroupHolmes>>(
+      m, "ProcessGroupHolmes", "CPU tensors over one Holmes communicator.")
+      .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"),
+           py::arg("connect_timeout"), py::arg("name"), py::arg("nics"), py::arg("transport"), py::arg("global_ranks"),
+           py::arg("nic_reason"), py::call_guard<py::gil_scoped_release>(),
+           "Collective over the group: connects it over `nics`, pairs of interface and address.")
+      .def_property_readonly("nic_reason", &ProcessGroupHolmes::nic_reason, "Why the group is on these NICs.")
+      .def_property_readonly("options", &ProcessGroupHolmes::getBackendOptions,
+                             "Backend options: timeout, name, ranks.")
+      .def("_set_default_timeout", &ProcessGroupHolmes::setTimeout, py::arg("timeout"), "As the built-in backends'.")
+      .def("connections", &connections, "One dict per connection, as ConnectionInfo.");
+}
+
+}  // namespace holmes::torch_backend

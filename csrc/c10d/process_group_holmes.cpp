@@ -1,0 +1,215 @@
+// Life cycle, coalescing, send and receive, barriers. The collectives are in collectives.cpp.
+#include "process_group_holmes.hpp"
+
+#include <Python.h>
+
+#include "store_adapter.hpp"
+
+namespace holmes::torch_backend {
+namespace {
+
+// Lets go of the GIL where this thread has it: the engine's last callbacks may need it while we wait for its threads.
+class ScopedGilRelease {
+public:
+  ScopedGilRelease() {
+    if (Py_IsInitialized() && PyGILState_Check()) state_ = PyEval_SaveThread();
+  }
+  ~ScopedGilRelease() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  ScopedGilRelease(const ScopedGilRelease&) = delete;
+  ScopedGilRelease& operator=(const ScopedGilRelease&) = delete;
+
+private:
+  PyThreadState* state_ = nullptr;
+};
+
+at::Tensor& only_tensor(Tensors& tensors, const char* what) {
+  if (tensors.size() != 1)
+    throw UsageError(std::string(what) + " got " + std::to_string(tensors.size()) + " tensors; it takes exactly one");
+  return tensors.front();
+}
+
+std::uint32_t checked_tag(int tag) {
+  if (tag < 0) throw UsageError("tag " + std::to_string(tag) + " is negative; use 0 or more");
+  return static_cast<std::uint32_t>(tag);
+}
+
+}  // namespace
+
+ProcessGroupHolmes::ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, CommunicatorOptions options,
+                                       std::vector<std::uint64_t> global_ranks, std::string nic_reason)
+    : ::c10d::Backend(options.rank, options.size),
+      store_(std::move(store)),
+      name_(options.name),
+      nic_reason_(std::move(nic_reason)),
+      timeout_(std::chrono::ceil<std::chrono::milliseconds>(options.timeout)) {
+  init();
+  options_ = c10::make_intrusive<Options>("holmes", timeout_);
+  options_->group_name = name_;
+  options_->global_ranks_in_group = std::move(global_ranks);
+  translated([&] { communicator_ = make_communicator(std::make_shared<StoreAdapter>(store_), std::move(options)); });
+}
+
+ProcessGroupHolmes::~ProcessGroupHolmes() {
+  const ScopedGilRelease no_gil;
+  batch_.reset();
+  communicator_.reset();
+}
+
+ErrorContext ProcessGroupHolmes::here() const {
+  ErrorContext context;
+  context.rank = rank_;
+  return context;
+}
+
+std::shared_ptr<Communicator> ProcessGroupHolmes::communicator() const {
+  const std::lock_guard lock(mutex_);
+  if (!communicator_) throw CommunicatorError("process group '" + name_ + "' is shut down; make a new one", here());
+  return communicator_;
+}
+
+void ProcessGroupHolmes::setTimeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout;
+  options_->timeout = timeout;
+}
+
+::c10d::ErrorType ProcessGroupHolmes::getError() {
+  const std::lock_guard lock(mutex_);
+  return communicator_ && communicator_->is_dead() ? ::c10d::ErrorType::COMM_ERROR : ::c10d::ErrorType::SUCCESS;
+}
+
+void ProcessGroupHolmes::abort() {
+  std::shared_ptr<Communicator> communicator;
+  {
+    const std::lock_guard lock(mutex_);
+    communicator = communicator_;
+  }
+  if (communicator) communicator->abort("process group '" + name_ + "' was aborted by rank " + std::to_string(rank_));
+}
+
+void ProcessGroupHolmes::shutdown() {
+  const ScopedGilRelease no_gil;
+  std::shared_ptr<Communicator> communicator;  // closed after the lock is released
+  const std::lock_guard lock(mutex_);
+  batch_.reset();
+  communicator.swap(communicator_);
+}
+
+Duration ProcessGroupHolmes::timeout_or_default(std::chrono::milliseconds timeout) const {
+  return timeout == ::c10d::kUnsetTimeout ? timeout_.load() : timeout;
+}
+
+ProcessGroupHolmes::Batch* ProcessGroupHolmes::batch_of_this_thread() {
+  const std::lock_guard lock(mutex_);
+  return batch_ && batch_->thread == std::this_thread::get_id() ? &*batch_ : nullptr;
+}
+
+void ProcessGroupHolmes::startCoalescing() {
+  auto work = c10::make_intrusive<WorkHolmes>(rank_, OpType::COALESCED, "holmes:coalesced");
+  const std::lock_guard lock(mutex_);
+  // A block that an exception left open is dropped: nothing of it has started.
+  batch_ = Batch{std::this_thread::get_id(), std::move(work), {}, {}};
+}
+
+TorchWork ProcessGroupHolmes::endCoalescing() {
+  return translated([&]() -> TorchWork {
+    std::optional<Batch> batch;
+    {
+      const std::lock_guard lock(mutex_);
+      batch.swap(batch_);
+    }
+    if (!batch) throw UsageError("end of a coalescing block that was not started");
+    std::vector<WorkPtr> works = std::move(batch->started);
+    if (!batch->calls.empty()) {
+      const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
+      auto transfers = communicator()->batch(std::move(batch->calls), call);
+      works.insert(works.end(), transfers.begin(), transfers.end());
+    }
+    batch->work->start(std::move(works), sequence_);
+    return batch->work;
+  });
+}
+
+TorchWork ProcessGroupHolmes::point_to_point(OpType type, const char* title, at::Tensor& tensor, bool is_send, int peer,
+                                             int tag) {
+  const std::uint32_t wire_tag = checked_tag(tag);
+  Operands operands;
+  Buffer buffer = is_send ? operands.input(tensor) : operands.output(tensor);
+  if (Batch* batch = batch_of_this_thread()) {
+    if (peer < 0 || peer >= size_)
+      throw UsageError("peer rank " + std::to_string(peer) + " is not in 0.." + std::to_string(size_ - 1));
+    batch->calls.push_back({is_send, std::move(buffer), peer, wire_tag});
+    batch->work->add(std::move(operands));
+    return batch->work;
+  }
+  const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
+  const auto communicator = this->communicator();
+  auto work = c10::make_intrusive<WorkHolmes>(rank_, type, title);
+  work->add(std::move(operands));
+  work->start({is_send ? communicator->send(std::move(buffer), peer, wire_tag, call)
+                       : communicator->recv(std::move(buffer), peer, wire_tag, call)},
+              sequence_);
+  return work;
+}
+
+TorchWork ProcessGroupHolmes::send(Tensors& tensors, int peer, int tag) {
+  return translated(
+      [&] { return point_to_point(OpType::SEND, "holmes:send", only_tensor(tensors, "send"), true, peer, tag); });
+}
+
+TorchWork ProcessGroupHolmes::recv(Tensors& tensors, int peer, int tag) {
+  return translated(
+      [&] { return point_to_point(OpType::RECV, "holmes:recv", only_tensor(tensors, "recv"), false, peer, tag); });
+}
+
+TorchWork ProcessGroupHolmes::recvAnysource(Tensors& tensors, int tag) {
+  const struct {
+    std::chrono::milliseconds timeout = ::c10d::kUnsetTimeout;
+    bool asyncOp = true;
+  } opts;
+  return run(OpType::RECVANYSOURCE, "holmes:recv_any", opts, [&](Operands& operands, Communicator& comm, auto& call) {
+    Buffer buffer = operands.output(only_tensor(tensors, "recv"));
+    return std::vector{comm.recv_any(std::move(buffer), checked_tag(tag), call)};
+  });
+}
+
+TorchWork ProcessGroupHolmes::barrier(const ::c10d::BarrierOptions& opts) {
+  return run(OpType::BARRIER, "holmes:barrier", opts,
+             [](Operands&, Communicator& comm, auto& call) { return std::vector{comm.barrier(call)}; });
+}
+
+std::string ProcessGroupHolmes::arrival_key(std::uint64_t round, int rank) const {
+  return "monitored_barrier/" + std::to_string(round) + "/" + std::to_string(rank);
+}
+
+void ProcessGroupHolmes::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {
+  translated([&] {
+    const std::uint64_t round = barrier_round_++;
+    const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(timeout_or_default(opts.timeout));
+    const std::string verdict_key = "monitored_barrier/" + std::to_string(round) + "/missing";
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < size_; ++rank) keys.push_back(arrival_key(round, rank));
+    store_->set(keys[static_cast<std::size_t>(rank_)], "");
+    std::string missing;
+    try {
+      store_->wait(keys, std::max(timeout, std::chrono::milliseconds(1)));
+    } catch (const std::exception&) {
+      for (int rank = 0; rank < size_; ++rank)
+        if (!store_->check({keys[static_cast<std::size_t>(rank)]}))
+          missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+      // Tells those that arrive after we gave up.
+      if (!missing.empty()) store_->set(verdict_key, missing);
+    }
+    if (missing.empty() && store_->check({verdict_key})) missing = store_->get_to_str(verdict_key);
+    if (!missing.empty())
+      throw TimeoutError("monitored_barrier " + std::to_string(round) + " of process group '" + name_ + "': rank(s) " +
+                             missing + " did not arrive within " +
+                             std::to_string(std::chrono::duration<double>(timeout).count()) + " s",
+                         here());
+    // Everybody who is here has left the round before.
+    if (round > 0) store_->deleteKey(arrival_key(round - 1, rank_));
+  });
+}
+
+}  // namespace holmes::torch_backend

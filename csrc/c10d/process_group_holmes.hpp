@@ -1,0 +1,128 @@
+// ProcessGroupHolmes: a Communicator as the c10d backend "holmes".
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "holmes/comm/communicator.hpp"
+#include "tensor_buffer.hpp"
+#include "torch_error.hpp"
+#include "work_holmes.hpp"
+
+namespace holmes::torch_backend {
+
+using ::c10d::OpType;
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<std::vector<at::Tensor>>;
+using TorchWork = c10::intrusive_ptr<::c10d::Work>;
+
+// CPU tensors over one Communicator. Operations with `asyncOp` false run in the calling thread and are done on return;
+// the others, and send and receive (c10d does not tell their two forms apart), run in the engine. Thread-safe; a
+// coalescing block belongs to the thread that started it.
+class ProcessGroupHolmes final : public ::c10d::Backend {
+public:
+  // Collective over the group: connects it. `global_ranks` and `nic_reason` are only information.
+  ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, CommunicatorOptions options,
+                     std::vector<std::uint64_t> global_ranks, std::string nic_reason);
+  ~ProcessGroupHolmes() override;
+
+  // Throws CommunicatorError after shutdown.
+  std::shared_ptr<Communicator> communicator() const;
+
+  // Why the group is on these NICs.
+  const std::string& nic_reason() const { return nic_reason_; }
+
+  const std::string getBackendName() const override { return "holmes"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  bool supportsCoalescing() const override { return true; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}  // counted from 0 on every rank
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  ::c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+  void startCoalescing() override;
+  TorchWork endCoalescing() override;
+
+  TorchWork broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& opts) override;
+  TorchWork allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& opts) override;
+  TorchWork allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
+  TorchWork reduce(Tensors& tensors, const ::c10d::ReduceOptions& opts) override;
+  TorchWork allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) override;
+  TorchWork _allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) override;
+  TorchWork allgather_coalesced(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) override;
+  TorchWork allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                            const ::c10d::AllgatherOptions& opts) override;
+  TorchWork gather(TensorLists& outputs, Tensors& inputs, const ::c10d::GatherOptions& opts) override;
+  TorchWork scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& opts) override;
+  TorchWork reduce_scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ReduceScatterOptions& opts) override;
+  TorchWork _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                 const ::c10d::ReduceScatterOptions& opts) override;
+  TorchWork reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                            const ::c10d::ReduceScatterOptions& opts) override;
+  TorchWork alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
+                          std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) override;
+  TorchWork alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& opts) override;
+  TorchWork barrier(const ::c10d::BarrierOptions& opts) override;
+  // Goes through the store, so that it works where the group is stuck and leaves the group usable. Every rank that
+  // arrived throws TimeoutError naming all that did not (`wait_all_ranks` is always done).
+  void monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  TorchWork send(Tensors& tensors, int peer, int tag) override;
+  TorchWork recv(Tensors& tensors, int peer, int tag) override;
+  TorchWork recvAnysource(Tensors& tensors, int tag) override;
+
+private:
+  // A coalescing block: sends and receives are collected and start together at its end; collectives start in order.
+  struct Batch {
+    std::thread::id thread;
+    c10::intrusive_ptr<WorkHolmes> work;
+    std::vector<P2pCall> calls;
+    std::vector<WorkPtr> started;
+  };
+
+  ErrorContext here() const;
+  Duration timeout_or_default(std::chrono::milliseconds timeout) const;
+  Batch* batch_of_this_thread();
+  TorchWork point_to_point(OpType type, const char* title, at::Tensor& tensor, bool is_send, int peer, int tag);
+  // Whether rank `rank`'s process arrived, as a store key.
+  std::string arrival_key(std::uint64_t round, int rank) const;
+
+  // Runs `body(operands, communicator, call)`, which returns a vector of works, as one c10d operation.
+  template <typename Opts, typename Body>
+  TorchWork run(OpType type, const char* title, const Opts& opts, Body&& body) {
+    return translated([&]() -> TorchWork {
+      Batch* batch = batch_of_this_thread();
+      CallOptions call;
+      call.timeout = timeout_or_default(opts.timeout);
+      call.async = opts.asyncOp || batch != nullptr;
+      auto work = c10::make_intrusive<WorkHolmes>(rank_, type, title);
+      Operands operands;
+      std::vector<WorkPtr> parts = body(operands, *communicator(), call);
+      work->add(std::move(operands));
+      if (batch != nullptr) batch->started.insert(batch->started.end(), parts.begin(), parts.end());
+      work->start(std::move(parts), sequence_++);
+      if (!call.async) work->wait();  // all of them are final: raises their error, delivers staged results
+      return work;
+    });
+  }
+
+  const c10::intrusive_ptr<::c10d::Store> store_;
+  const std::string name_;
+  const std::string nic_reason_;
+  c10::intrusive_ptr<Options> options_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<std::uint64_t> sequence_{0};
+  std::atomic<std::uint64_t> barrier_round_{0};
+  mutable std::mutex mutex_;  // guards the two below
+  std::shared_ptr<Communicator> communicator_;
+  std::optional<Batch> batch_;
+};
+
+}  // namespace holmes::torch_backend

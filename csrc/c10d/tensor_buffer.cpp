@@ -1,0 +1,146 @@
+#include "tensor_buffer.hpp"
+
+#include <numeric>
+#include <optional>
+#include <string>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes::torch_backend {
+namespace {
+
+std::optional<DType> known_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return DType::float64;
+    case at::kFloat:
+      return DType::float32;
+    case at::kHalf:
+      return DType::float16;
+    case at::kBFloat16:
+      return DType::bfloat16;
+    case at::kChar:
+      return DType::int8;
+    case at::kShort:
+      return DType::int16;
+    case at::kInt:
+      return DType::int32;
+    case at::kLong:
+      return DType::int64;
+    case at::kByte:
+      return DType::uint8;
+    case at::kBool:
+      return DType::boolean;
+    default:
+      return std::nullopt;
+  }
+}
+
+void check_tensor(const at::Tensor& tensor, Payload payload) {
+  if (!tensor.defined()) throw UsageError("the tensor is undefined; pass a CPU tensor");
+  if (tensor.layout() != at::kStrided)
+    throw UsageError("a tensor of layout " + c10::str(tensor.layout()) +
+                     " cannot be communicated; Holmes takes dense tensors: call to_dense() first");
+  if (!tensor.device().is_cpu())
+    throw UsageError("the tensor is on device " + tensor.device().str() +
+                     "; the holmes backend takes CPU tensors: call .cpu() or give that device its own backend "
+                     "(init_process_group(\"cpu:holmes,cuda:nccl\"))");
+  if (payload == Payload::reduce && !known_dtype(tensor.scalar_type()))
+    throw UsageError("dtype " + std::string(c10::toString(tensor.scalar_type())) +
+                     " cannot be reduced; use float64, float32, float16, bfloat16, int8 to int64, uint8 or bool");
+}
+
+Buffer contiguous_buffer(const at::Tensor& tensor) {
+  Buffer buffer;
+  buffer.data = tensor.data_ptr();
+  if (const auto dtype = known_dtype(tensor.scalar_type())) {
+    buffer.dtype = *dtype;
+    buffer.count = static_cast<std::size_t>(tensor.numel());
+  } else {
+    buffer.count = tensor.nbytes();
+  }
+  buffer.owner = std::make_shared<c10::Storage>(tensor.storage());
+  return buffer;
+}
+
+}  // namespace
+
+Buffer Operands::stage(const at::Tensor& tensor, Payload payload, bool is_read, bool is_written) {
+  check_tensor(tensor, payload);
+  if (is_written) written.push_back(tensor);
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return contiguous_buffer(tensor);
+  const at::NoGradGuard no_grad;
+  at::Tensor copy = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  if (is_read) copy.copy_(tensor);
+  if (is_written) copies.push_back({tensor, copy});
+  return contiguous_buffer(copy);
+}
+
+Buffer Operands::input(const at::Tensor& tensor, Payload payload) { return stage(tensor, payload, true, false); }
+Buffer Operands::output(const at::Tensor& tensor, Payload payload) { return stage(tensor, payload, false, true); }
+Buffer Operands::in_place(const at::Tensor& tensor, Payload payload) { return stage(tensor, payload, true, true); }
+
+std::vector<Buffer> Operands::in_place(at::TensorList tensors, Payload payload) {
+  return stage_all(tensors, payload, true, true);
+}
+std::vector<Buffer> Operands::inputs(at::TensorList tensors, Payload payload) {
+  return stage_all(tensors, payload, true, false);
+}
+std::vector<Buffer> Operands::outputs(at::TensorList tensors, Payload payload) {
+  return stage_all(tensors, payload, false, true);
+}
+
+std::vector<Buffer> Operands::stage_all(at::TensorList tensors, Payload payload, bool is_read, bool is_written) {
+  std::vector<Buffer> buffers;
+  for (const auto& tensor : tensors) buffers.push_back(stage(tensor, payload, is_read, is_written));
+  return buffers;
+}
+
+std::vector<Buffer> pieces(const Buffer& whole, std::span<const std::size_t> counts) {
+  std::vector<Buffer> parts;
+  std::size_t offset_bytes = 0;
+  for (const std::size_t count : counts) {
+    Buffer part = whole;
+    part.data = whole.begin() + offset_bytes;
+    part.count = count;
+    offset_bytes += part.bytes();
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+std::vector<Buffer> equal_pieces(const Buffer& whole, int n, const char* what) {
+  const auto parts = static_cast<std::size_t>(n);
+  if (whole.count % parts != 0)
+    throw UsageError(std::string(what) + " has " + std::to_string(whole.count) + " elements, which " +
+                     std::to_string(n) + " ranks cannot share evenly; pad it or use the list form");
+  return pieces(whole, std::vector<std::size_t>(parts, whole.count / parts));
+}
+
+std::vector<std::size_t> split_counts(const at::Tensor& tensor, std::span<const std::int64_t> splits, int n,
+                                      const char* what) {
+  const std::int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  // Elements of a dtype that travels as bytes are counted in bytes.
+  const std::size_t elements = contiguous_buffer(tensor).count;
+  const std::size_t row_elements = rows == 0 ? 0 : elements / static_cast<std::size_t>(rows);
+  std::vector<std::int64_t> row_splits(splits.begin(), splits.end());
+  if (row_splits.empty()) {
+    if (rows % n != 0)
+      throw UsageError(std::string(what) + " has " + std::to_string(rows) + " rows, which " + std::to_string(n) +
+                       " ranks cannot share evenly; give split sizes");
+    row_splits.assign(static_cast<std::size_t>(n), rows / n);
+  }
+  const std::int64_t sum = std::accumulate(row_splits.begin(), row_splits.end(), std::int64_t{0});
+  if (static_cast<int>(row_splits.size()) != n || sum != rows)
+    throw UsageError(std::string(what) + " has " + std::to_string(rows) + " rows and " +
+                     std::to_string(row_splits.size()) + " split sizes that sum to " + std::to_string(sum) + "; give " +
+                     std::to_string(n) + " sizes (one per rank) that sum to the number of rows");
+  std::vector<std::size_t> counts;
+  for (const std::int64_t split : row_splits) {
+    if (split < 0) throw UsageError(std::string(what) + " has the negative split size " + std::to_string(split));
+    counts.push_back(static_cast<std::size_t>(split) * row_elements);
+  }
+  return counts;
+}
+
+}  // namespace holmes::torch_backend

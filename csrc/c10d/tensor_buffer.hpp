@@ -1,0 +1,52 @@
+// Tensors as the communicator sees them: contiguous host memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "holmes/core/types.hpp"
+
+namespace holmes::torch_backend {
+
+// What an operation does with the elements. `move` takes any dtype (those Holmes does not know travel as bytes).
+enum class Payload { move, reduce };
+
+// A result that has to be copied into a tensor the communicator could not write to.
+struct CopyBack {
+  at::Tensor target;
+  at::Tensor source;
+};
+
+// The tensors of one operation. A tensor that is not contiguous (or conjugated) goes through a contiguous copy, as with
+// Gloo; results are copied back when the work is done. Every method throws UsageError for a tensor that is sparse, not
+// on the CPU, or of a dtype the operation is not defined for.
+class Operands {
+public:
+  Buffer input(const at::Tensor& tensor, Payload payload = Payload::move);
+  Buffer output(const at::Tensor& tensor, Payload payload = Payload::move);
+  Buffer in_place(const at::Tensor& tensor, Payload payload = Payload::move);
+  std::vector<Buffer> in_place(at::TensorList tensors, Payload payload = Payload::move);
+  std::vector<Buffer> inputs(at::TensorList tensors, Payload payload = Payload::move);
+  std::vector<Buffer> outputs(at::TensorList tensors, Payload payload = Payload::move);
+
+  // What the operation writes (its result), and what is still to be copied after it.
+  std::vector<at::Tensor> written;
+  std::vector<CopyBack> copies;
+
+private:
+  Buffer stage(const at::Tensor& tensor, Payload payload, bool is_read, bool is_written);
+  std::vector<Buffer> stage_all(at::TensorList tensors, Payload payload, bool is_read, bool is_written);
+};
+
+// Consecutive pieces of `whole`, of `counts` elements each.
+std::vector<Buffer> pieces(const Buffer& whole, std::span<const std::size_t> counts);
+// `n` equal pieces; throws UsageError where `whole` cannot be split evenly.
+std::vector<Buffer> equal_pieces(const Buffer& whole, int n, const char* what);
+// The element counts of the rows that `splits` (empty: equal) gives to each of `n` ranks along dimension 0.
+std::vector<std::size_t> split_counts(const at::Tensor& tensor, std::span<const std::int64_t> splits, int n,
+                                      const char* what);
+
+}  // namespace holmes::torch_backend

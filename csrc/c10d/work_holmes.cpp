@@ -1,0 +1,120 @@
+#include "work_holmes.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+#include "background.hpp"
+#include "torch_error.hpp"
+
+namespace holmes::torch_backend {
+
+void WorkHolmes::start(std::vector<WorkPtr> parts, std::uint64_t sequence) {
+  parts_ = std::move(parts);
+  sequence_ = sequence;
+  started_ = true;
+  if (recordFunctionEndCallback_) on_all_final(std::move(recordFunctionEndCallback_));
+}
+
+void WorkHolmes::add(Operands operands) {
+  std::ranges::move(operands.written, std::back_inserter(outputs_));
+  std::ranges::move(operands.copies, std::back_inserter(copies_));
+}
+
+void WorkHolmes::check_started() const {
+  if (!started_)
+    throw UsageError("this operation starts when its coalescing block ends; wait for the block's work instead");
+}
+
+bool WorkHolmes::all_final() const {
+  return started_ && std::ranges::all_of(parts_, [](const WorkPtr& part) { return part->is_final(); });
+}
+
+std::exception_ptr WorkHolmes::first_error() const {
+  for (const auto& part : parts_)
+    if (auto error = part->error()) return error;
+  return nullptr;
+}
+
+bool WorkHolmes::isCompleted() {
+  if (!all_final()) return false;
+  if (!first_error()) deliver();
+  return true;
+}
+
+bool WorkHolmes::isSuccess() const { return all_final() && !first_error(); }
+
+std::exception_ptr WorkHolmes::exception() const {
+  auto error = first_error();
+  return error ? as_torch_error(error) : nullptr;
+}
+
+int WorkHolmes::sourceRank() const { return parts_.size() == 1 ? parts_.front()->source_rank() : rank_; }
+
+std::vector<at::Tensor> WorkHolmes::result() { return outputs_; }
+
+void WorkHolmes::synchronize() { wait(); }
+
+bool WorkHolmes::wait(std::chrono::milliseconds timeout) {
+  translated([&] {
+    check_started();
+    const auto deadline = Clock::now() + timeout;
+    for (const auto& part : parts_) {
+      std::optional<Duration> left;
+      if (timeout != kNoTimeout) left = std::max(Duration::zero(), Duration(deadline - Clock::now()));
+      part->wait(left);
+    }
+  });
+  deliver();
+  return true;
+}
+
+void WorkHolmes::deliver() {
+  std::call_once(delivered_, [this] {
+    const at::NoGradGuard no_grad;
+    for (auto& copy : copies_) copy.target.copy_(copy.source);
+    copies_.clear();
+  });
+}
+
+void WorkHolmes::on_all_final(std::function<void()> callback) {
+  if (parts_.empty()) return callback();
+  auto remaining = std::make_shared<std::atomic<std::size_t>>(parts_.size());
+  auto shared_callback = std::make_shared<std::function<void()>>(std::move(callback));
+  for (const auto& part : parts_)
+    part->on_final([remaining, shared_callback] {
+      if (remaining->fetch_sub(1) == 1) (*shared_callback)();
+    });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkHolmes::getFuture() {
+  translated([&] { check_started(); });
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_) return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  }
+  if (all_final()) {
+    finish_future();
+  } else {
+    auto self = c10::intrusive_ptr<WorkHolmes>::unsafe_reclaim_from_nonowning(this);
+    on_all_final([self] { run_in_background([self] { self->finish_future(); }); });
+  }
+  return future_;
+}
+
+void WorkHolmes::finish_future() {
+  if (auto error = exception()) {
+    future_->setError(error);
+  } else {
+    deliver();
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+}
+
+float WorkHolmes::getDuration() const {
+  Duration longest{};
+  for (const auto& part : parts_) longest = std::max(longest, part->elapsed());
+  return std::chrono::duration<float, std::milli>(longest).count();
+}
+
+}  // namespace holmes::torch_backend

@@ -1,0 +1,98 @@
+"""A killed rank and a mismatched call: the named error on every survivor, soon, and a new group afterwards."""
+
+import os
+import signal
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from torch_ranks import init, run_ranks  # noqa: E402
+
+from holmes_comm import errors  # noqa: E402
+from holmes_comm.nics import NicSelection  # noqa: E402
+
+VICTIM = 1
+
+
+def lose_a_rank(rank, size, store, transport):
+    init(store, rank, size, pg_options=NicSelection(transport=transport))
+    tensor = torch.ones(4 << 20)
+    dist.all_reduce(tensor)
+    if rank == VICTIM:
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(50)]
+        works[1].wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(50)]
+    with pytest.raises(errors.PeerLostError) as caught:
+        works[-1].wait()
+    elapsed_s = time.monotonic() - start
+    error = caught.value
+    with pytest.raises(errors.CommunicatorError):  # dead, and says so
+        dist.barrier()
+    dist.destroy_process_group()
+    survivors = [r for r in range(size) if r != VICTIM]
+    init(dist.PrefixStore("rebuilt", store), survivors.index(rank), len(survivors))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return error.peer, error.rank, str(error), elapsed_s, total.item()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_killed_rank(transport):
+    results = run_ranks(lose_a_rank, 3, transport, lost=(VICTIM,))
+    for rank in (0, 2):
+        peer, reporter, message, elapsed_s, total = results[rank]
+        assert peer == VICTIM
+        assert reporter in (0, 2)  # who saw it first
+        assert f"rank {VICTIM}" in message
+        assert elapsed_s < 15
+        assert total == 2
+
+
+def lose_a_rank_in_backward(rank, size, store):
+    from torch.nn.parallel import DistributedDataParallel
+
+    init(store, rank, size)
+    model = DistributedDataParallel(torch.nn.Linear(256, 256))
+    model(torch.ones(2, 256)).sum().backward()
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(errors.PeerLostError) as caught:
+        model(torch.ones(2, 256)).sum().backward()
+    return str(caught.value)
+
+
+def test_killed_rank_in_backward():
+    assert f"rank {VICTIM}" in run_ranks(lose_a_rank_in_backward, 2, lost=(VICTIM,))[0]
+
+
+def mismatch(rank, size, store):
+    init(store, rank, size)
+    with pytest.raises(errors.MismatchError) as caught:
+        dist.all_reduce(torch.ones(4 + rank))
+    with pytest.raises(errors.HolmesError):  # dead on every rank
+        dist.barrier()
+    return str(caught.value)
+
+
+def test_mismatch():
+    for message in run_ranks(mismatch, 2):
+        assert "all_reduce" in message
+
+
+def abort(rank, size, store):
+    init(store, rank, size)
+    work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else dist.irecv(torch.ones(1), 0)
+    if rank == 0:
+        dist.distributed_c10d._abort_process_group()
+    with pytest.raises(errors.AbortedError):
+        work.wait()
+    return True
+
+
+def test_abort():
+    assert all(run_ranks(abort, 2))

@@ -1,0 +1,158 @@
+"""What trainers build on torch.distributed: DDP, FSDP2, DTensor, functional collectives, pipelining, checkpoints."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from torch import nn  # noqa: E402
+from torch_ranks import init, run_ranks  # noqa: E402
+
+BATCH, WIDTH, STEPS = 8, 6, 3
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, WIDTH))
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(BATCH, WIDTH, generator=generator), torch.randn(BATCH, WIDTH, generator=generator)
+
+
+def part(tensor, rank, size):
+    return tensor.chunk(size)[rank]
+
+
+def reference():
+    """Parameters after STEPS of plain SGD on the whole batch."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def train(model, rank, size):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(part(inputs, rank, size)), part(targets, rank, size)).backward()
+        optimizer.step()
+
+
+def check_ddp(rank, size, folder):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.0005)  # several buckets
+    train(model, rank, size)
+    torch.testing.assert_close([p.detach() for p in model.parameters()], reference())
+    # Hooks are Python callbacks on the work's future; PowerSGD's wait for further collectives inside.
+    hooks = [
+        (None, default_hooks.fp16_compress_hook),
+        (powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook),
+    ]
+    for state, hook in hooks:
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=0.0005)
+        model.register_comm_hook(state, hook)
+        train(model, rank, size)
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        least, most = weights.clone(), weights.clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        assert torch.equal(least, most)  # the same on all ranks
+
+
+def check_fsdp(rank, size, folder):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    def build():
+        model, mesh = make_model(), dist.init_device_mesh("cpu", (size,))
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    model = build()
+    train(model, rank, size)
+    torch.testing.assert_close([p.detach().full_tensor() for p in model.parameters()], reference())
+    dcp.save(get_model_state_dict(model), checkpoint_id=folder)
+    fresh = build()
+    state = get_model_state_dict(fresh)
+    dcp.load(state, checkpoint_id=folder)
+    fresh.load_state_dict(state)
+    torch.testing.assert_close([p.detach().full_tensor() for p in fresh.parameters()], reference())
+
+
+def check_dtensor(rank, size, folder):
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (size,))
+    whole = torch.arange(5.0 * 3).reshape(5, 3)  # uneven rows
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal(rows.full_tensor(), whole)
+    assert torch.equal(rows.redistribute(mesh, [Shard(1)]).full_tensor(), whole)  # all_to_all
+    total = DTensor.from_local(torch.full((4,), float(rank + 1)), mesh, [Partial()])
+    expected = torch.full((4,), size * (size + 1) / 2)
+    assert torch.equal(total.redistribute(mesh, [Replicate()]).to_local(), expected)
+    assert torch.equal(total.redistribute(mesh, [Shard(0)]).full_tensor(), expected)  # reduce_scatter
+    assert torch.equal((rows * 2).full_tensor(), whole * 2)
+    ones = torch.ones(size * 2)
+    assert functional.all_reduce(ones, "avg", mesh).tolist() == ones.tolist()
+    assert functional.reduce_scatter_tensor(ones, "sum", 0, mesh).tolist() == [size] * 2
+    assert functional.all_gather_tensor(torch.tensor([rank]), 0, mesh).tolist() == list(range(size))
+    coalesced = functional.all_gather_into_tensor_coalesced([torch.tensor([rank]), torch.tensor([-rank])], mesh)
+    assert [t.tolist() for t in coalesced] == [list(range(size)), [-r for r in range(size)]]
+    reduced = functional.all_reduce_coalesced([torch.ones(2), torch.ones(3)], "sum", mesh)
+    assert [t.tolist() for t in reduced] == [[size] * 2, [size] * 3]
+    scattered = functional.reduce_scatter_tensor_coalesced([ones, 2 * ones], "sum", [0, 0], mesh)
+    assert [t.tolist() for t in scattered] == [[size] * 2, [2 * size] * 2]
+    swapped = functional.all_to_all_single(torch.arange(size) + 10 * rank, None, None, mesh)
+    assert swapped.tolist() == [10 * r + rank for r in range(size)]
+    assert functional.broadcast(torch.tensor([rank]), 0, mesh).item() == 0
+
+
+def check_pipeline(rank, size, folder):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    inputs, targets = batch(0)
+    layers = list(make_model())
+    share = [layers[:1], layers[1:]] if size == 2 else [[layer] for layer in layers]
+    plain = nn.Sequential(*layers)
+    expected_loss = nn.functional.mse_loss(plain(inputs), targets)
+    expected_loss.backward()
+    expected = [p.grad.clone() for layer in share[rank] for p in layer.parameters()]
+    for schedule_class in (ScheduleGPipe, Schedule1F1B):
+        module = nn.Sequential(*share[rank])
+        module.zero_grad()
+        stage = PipelineStage(module, rank, size, torch.device("cpu"))
+        schedule = schedule_class(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+        losses = []
+        if rank == 0:
+            schedule.step(inputs)
+        elif rank == size - 1:
+            schedule.step(target=targets, losses=losses)
+            torch.testing.assert_close(sum(losses) / len(losses), expected_loss.detach())
+        else:
+            schedule.step()
+        torch.testing.assert_close([p.grad for p in module.parameters()], expected)
+
+
+def all_checks(rank, size, store, folder):
+    init(store, rank, size)
+    for check in (check_ddp, check_fsdp, check_dtensor, check_pipeline):
+        check(rank, size, folder)
+    return True
+
+
+def test_training(tmp_path):
+    assert all(run_ranks(all_checks, 2, str(tmp_path)))
