@@ -86,6 +86,9 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
 
 HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
     : store_(std::move(store)), options_(std::move(options)) {
+  if (options_.nics.size() > 1)
+    throw UsageError("communicator '" + options_.name + "' was given " + std::to_string(options_.nics.size()) +
+                     " NICs; striping over several is not there yet: give one");
   const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
   Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
 
