@@ -38,7 +38,8 @@ def init(
 
     Args:
         store: any object with ``set(key, bytes)``, ``get(key)`` and ``wait``: a :class:`TcpStore`, a
-            :class:`LocalStore`, a torch.distributed store. None: a TcpStore at MASTER_ADDR:MASTER_PORT, served by rank 0.
+            :class:`LocalStore`, a torch.distributed store. None: a TcpStore at MASTER_ADDR:MASTER_PORT, which rank 0
+            serves.
         rank: this process's rank; None: the environment's RANK.
         size: number of ranks; None: the environment's WORLD_SIZE.
         nics: which NICs to use; None: HOLMES_NICS, else the fastest NIC that all ranks share.

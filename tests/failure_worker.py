@@ -1,4 +1,4 @@
-"""One rank of a failure scenario; prints its outcome as JSON: ``failure_worker.py SCENARIO PORT RANK SIZE TRANSPORT``."""
+"""One rank of a failure scenario, its outcome as JSON: ``failure_worker.py SCENARIO PORT RANK SIZE TRANSPORT``."""
 
 from __future__ import annotations
 
