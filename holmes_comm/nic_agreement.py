@@ -86,7 +86,7 @@ def agree_nics(
     timeout_s: float,
     key_prefix: str,
     sysfs_root: str | os.PathLike[str] | None = None,
-    max_rails: int = 1,
+    max_rails: int | None = None,
 ) -> tuple[list[Nic], str]:
     """Chooses, together with the other ranks, the NICs the group uses. Collective over the `size` ranks of `store`.
 
@@ -98,7 +98,8 @@ def agree_nics(
 
     selection: what to choose from; None: HOLMES_NICS and HOLMES_TRANSPORT. It may differ between ranks.
     timeout_s: seconds to wait for the other ranks. key_prefix: keys used in the store; a fresh one for every call.
-    sysfs_root: as in discover_nics. max_rails: return up to so many NICs of equal class and speed.
+    sysfs_root: as in discover_nics. max_rails: return up to so many NICs of the best network's class, fastest first;
+    None: what the selections say, the smallest number where they differ.
     Raises on every rank: NicError where a rank's selection is wrong or nothing is shared, TimeoutError where a rank did
     not take part; both name the rank and its host.
     """
@@ -106,13 +107,14 @@ def agree_nics(
     nics: list[Nic] = []
     try:
         nics = discover_nics(None if sysfs_root is None else os.fspath(sysfs_root))
-        record = _describe(nics, NicSelection.from_env() if selection is None else selection)
+        selection = NicSelection.from_env() if selection is None else selection
+        record = _describe(nics, selection) | {"max_rails": selection.max_rails if max_rails is None else max_rails}
     except (errors.HolmesError, OSError) as error:
         record = _record(error=str(error), nic=getattr(error, "nic", "") or "")
     store.set(f"{key_prefix}/nics/{rank}", json.dumps(record))
     decision_key = f"{key_prefix}/nics/decision"
     if rank == 0:
-        decision = _collect_and_decide(store, size, deadline, key_prefix, timeout_s, max_rails)
+        decision = _collect_and_decide(store, size, deadline, key_prefix, timeout_s)
         store.set(decision_key, json.dumps(decision))
     elif not _wait(store, decision_key, deadline):
         decision = _missing(store, size, key_prefix, timeout_s)
@@ -129,6 +131,7 @@ def _record(**changes: Any) -> dict[str, Any]:
         "place": _place(),
         "candidates": [],
         "loopback": None,
+        "max_rails": 1,
         "restricts": False,
         "error": "",
         "nic": "",
@@ -190,9 +193,7 @@ def _missing(store: Store, size: int, key_prefix: str, timeout_s: float) -> dict
     }
 
 
-def _collect_and_decide(
-    store: Store, size: int, deadline: float, key_prefix: str, timeout_s: float, max_rails: int
-) -> dict[str, Any]:
+def _collect_and_decide(store: Store, size: int, deadline: float, key_prefix: str, timeout_s: float) -> dict[str, Any]:
     records = []
     for rank in range(size):
         if not _wait(store, f"{key_prefix}/nics/{rank}", deadline):
@@ -200,10 +201,10 @@ def _collect_and_decide(
         records.append(json.loads(store.get(f"{key_prefix}/nics/{rank}")))
     for record in records:
         record["candidates"] = [_Candidate(*fields) for fields in record["candidates"]]
-    return decide(records, max_rails)
+    return decide(records)
 
 
-def decide(records: list[dict[str, Any]], max_rails: int) -> dict[str, Any]:
+def decide(records: list[dict[str, Any]]) -> dict[str, Any]:
     """What the ranks' records lead to: for every rank its (NIC, address) pairs and the reason, or the error."""
     size = len(records)
     wrong = [rank for rank, record in enumerate(records) if record["error"]]
@@ -218,7 +219,7 @@ def decide(records: list[dict[str, Any]], max_rails: int) -> dict[str, Any]:
         return {"choices": [[r["loopback"]] for r in records], "reason": f"loopback: all {size} ranks are on one host"}
     networks = _shared_networks(records, one_place)
     if networks:
-        return _choose_rails(networks, size, max_rails)
+        return _choose_rails(networks, size, min(record["max_rails"] for record in records))
     return _choose_routed(records) or (
         {"choices": [[] for _ in records], "reason": f"no NIC needed: all {size} ranks are on one host"}
         if one_place
@@ -256,11 +257,11 @@ def _shared_networks(records: list[dict[str, Any]], one_place: bool) -> list[_Ne
 
 def _choose_rails(networks: list[_Network], size: int, max_rails: int) -> dict[str, Any]:
     best = networks[0]
-    equal = [n for n in networks if (n.nic_class, n.speed_gbps) == (best.nic_class, best.speed_gbps)]
+    same_class = [n for n in networks if n.nic_class == best.nic_class]
     choices: list[list[tuple[str, str]]] = [[] for _ in range(size)]
     used: list[set[str]] = [set() for _ in range(size)]
     subnets: list[str] = []
-    for network in equal:
+    for network in same_class:
         while len(subnets) < max_rails:
             free = [
                 [c for c in ranked if c.wire not in wires and c.speed_gbps >= network.speed_gbps]

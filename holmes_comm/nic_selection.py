@@ -22,6 +22,7 @@ NIC_CLASSES = {
     "loopback": ("loopback",),
 }
 TRANSPORTS = ("auto", "tcp", "shm")
+MAX_RAILS = 64  # what a communicator can connect
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class NicSelection:
     fastest: the fastest NIC that all members share; this is also what happens when nothing is said.
     subnet: only NICs with an address in it ("10.1.0.0/16").
     transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" (always) or "shm" (one host only).
+    max_rails: stripe every operation over up to so many NICs of the best class that all members share, whatever their
+        speeds; where ranks differ, the smallest number counts.
 
     Raises UsageError where a field has a value it cannot have. Immutable, so safe to share between threads.
     """
@@ -43,6 +46,7 @@ class NicSelection:
     fastest: bool = False
     subnet: str | None = None
     transport: str = "auto"
+    max_rails: int = 1
 
     def __post_init__(self) -> None:
         names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
@@ -51,6 +55,8 @@ class NicSelection:
             raise UsageError(f"NIC class {self.nic_class!r} does not exist; use one of {', '.join(NIC_CLASSES)}")
         if self.transport not in TRANSPORTS:
             raise UsageError(f"transport {self.transport!r} does not exist; use one of {', '.join(TRANSPORTS)}")
+        if not 1 <= self.max_rails <= MAX_RAILS:
+            raise UsageError(f"max_rails={self.max_rails} is not possible; it must be from 1 to {MAX_RAILS}")
         if any(not name for name in names):
             raise UsageError(f"names={names!r} has an empty name; leave it out")
         if self.subnet is not None:
@@ -61,7 +67,7 @@ class NicSelection:
 
     @classmethod
     def parse(cls, text: str, transport: str = "auto") -> NicSelection:
-        """Reads a comma-separated list of "class:roce", "subnet:10.1.0.0/16", "fastest" and names. Local.
+        """Reads a comma-separated list of "class:roce", "subnet:10.1.0.0/16", "rails:2", "fastest" and names. Local.
 
         Names are as in the constructor: "eth1,eth2", "mlx5_*", "mlx5_0:1". Raises UsageError on a wrong value.
         """
@@ -70,7 +76,7 @@ class NicSelection:
         fastest = False
         for word in filter(None, map(str.strip, text.split(","))):
             key, colon, value = word.partition(":")
-            if colon and key in ("class", "subnet"):
+            if colon and key in ("class", "subnet", "rails"):
                 if named.setdefault(key, value) != value:
                     raise UsageError(
                         f"NIC selection {text!r} has two of {key!r}: {named[key]!r} and {value!r}; keep one"
@@ -79,7 +85,10 @@ class NicSelection:
                 fastest = True
             else:
                 names.append(word)
-        return cls(tuple(names), named.get("class"), fastest, named.get("subnet"), transport)
+        rails = named.get("rails", "1")
+        if not rails.isdecimal():
+            raise UsageError(f"NIC selection {text!r}: rails:{rails} is no number; write it as 'rails:2'")
+        return cls(tuple(names), named.get("class"), fastest, named.get("subnet"), transport, int(rails))
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> NicSelection:

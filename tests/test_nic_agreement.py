@@ -261,3 +261,16 @@ def test_an_absent_rank_is_named_on_every_other(agree, absent):
 def test_a_torch_store_will_do(agree):
     distributed = pytest.importorskip("torch.distributed")
     assert names(agree(4, two_clusters, store=distributed.HashStore())) == [[f"eth{rank}"] for rank in range(4)]
+
+
+def test_rails_may_differ_in_speed_and_the_smallest_wish_counts(agree):
+    def machines(rank):
+        return [
+            nic("roce1", "roce_v2", f"10.2.0.{rank + 1}/24", 25),
+            nic("roce0", "roce_v2", f"10.1.0.{rank + 1}/24", 100),
+            nic("eth0", "ethernet", f"10.0.0.{rank + 1}/24", 10),
+        ]
+
+    both = agree(2, machines, lambda _: NicSelection(max_rails=3))
+    assert names(both) == [["roce0", "roce1"]] * 2
+    assert names(agree(2, machines, lambda rank: NicSelection(max_rails=2 - rank))) == [["roce0"]] * 2

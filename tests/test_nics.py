@@ -209,3 +209,11 @@ def test_selection_from_the_environment(env, selection):
 def test_wrong_environment_is_named(env, error):
     with pytest.raises(UsageError, match=error):
         NicSelection.from_env(env)
+
+
+def test_rails_are_asked_for_in_the_selection() -> None:
+    assert NicSelection.parse("class:roce,rails:2") == NicSelection(nic_class="roce", max_rails=2)
+    with pytest.raises(UsageError, match="max_rails=0 is not possible; it must be from 1 to 64"):
+        NicSelection(max_rails=0)
+    with pytest.raises(UsageError, match="rails:two is no number"):
+        NicSelection.parse("rails:two")

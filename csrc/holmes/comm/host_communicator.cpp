@@ -7,6 +7,7 @@
 #include "holmes/comm/reduce_scatter.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/transport/rails_channel.hpp"
 #include "holmes/transport/shm_channel.hpp"
 #include "holmes/transport/tcp_channel.hpp"
 
@@ -51,10 +52,14 @@ struct ChannelPair {
   std::unique_ptr<Channel> p2p;
 };
 
+std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sockets) {
+  if (sockets.size() == 1) return std::make_unique<TcpChannel>(peer, std::move(sockets.front()));
+  return std::make_unique<RailsChannel>(peer, std::move(sockets));
+}
+
 ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control) {
   if (!link.uses_shared_memory()) {
-    return {std::make_unique<TcpChannel>(link.peer, std::move(link.collective.front())),
-            std::make_unique<TcpChannel>(link.peer, std::move(link.p2p.front()))};
+    return {make_tcp_channel(link.peer, std::move(link.collective)), make_tcp_channel(link.peer, std::move(link.p2p))};
   }
   auto segment = std::make_shared<ShmSegment>(link.shared_memory.get(), link.shared_memory_bytes);
   link.shared_memory.reset();
@@ -73,22 +78,22 @@ ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control) {
 }
 
 // Unit of pipelining: what keeps two slices of every peer in the L2 cache.
-std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_bytes) {
+std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_bytes, std::size_t rails) {
   constexpr std::size_t staging_goal_bytes = 1024 * 1024;
+  // Rails of different speed need a longer run to share.
+  constexpr std::size_t rails_slice_factor = 4;
   const bool any_shared =
       std::any_of(mesh.links.begin(), mesh.links.end(), [](const PeerLink& link) { return link.uses_shared_memory(); });
   if (any_shared) return std::min<std::size_t>(ring_bytes / 2, 64 * 1024);
   const std::size_t share = staging_goal_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
-  return std::clamp<std::size_t>(share / 4096 * 4096, 64 * 1024, 256 * 1024);
+  const std::size_t slice = std::clamp<std::size_t>(share / 4096 * 4096, 64 * 1024, 256 * 1024);
+  return rails > 1 ? slice * rails_slice_factor : slice;
 }
 
 }  // namespace
 
 HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
     : store_(std::move(store)), options_(std::move(options)) {
-  if (options_.nics.size() > 1)
-    throw UsageError("communicator '" + options_.name + "' was given " + std::to_string(options_.nics.size()) +
-                     " NICs; striping over several is not there yet: give one");
   const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
   Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
 
@@ -99,7 +104,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->channels.resize(mesh.links.size());
   group->controls.resize(mesh.links.size());
   std::vector<std::unique_ptr<Channel>> p2p(mesh.links.size());
-  const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes);
+  const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes, options_.nics.size());
   for (PeerLink& link : mesh.links) {
     if (link.peer < 0) continue;
     auto control = std::make_unique<ControlLink>(link.peer, link.host, link.nic, std::move(link.control));

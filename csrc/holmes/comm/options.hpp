@@ -28,7 +28,7 @@ struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
   std::string name = "world";      // appears in every error and log line; the same on all ranks, unique in the store
-  std::vector<NicBinding> nics{};  // at most one for now; empty: loopback (one host only)
+  std::vector<NicBinding> nics{};  // rails, in the same order on every rank; empty: loopback (one host only)
   Transport transport = Transport::automatic;
   Duration timeout = std::chrono::minutes(30);          // deadline of an operation unless the call gives one
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
