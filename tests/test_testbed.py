@@ -40,6 +40,7 @@ def _child_env() -> dict[str, str]:
 
 
 def _holmes(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    # A suite that runs in the background has SIGINT ignored, and its children with it.
     return subprocess.Popen(
         [PYTHON, "-m", "holmes", "testbed", *args],
         stdout=subprocess.PIPE,
@@ -47,6 +48,7 @@ def _holmes(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[s
         text=True,
         env=env or _child_env(),
         cwd="/",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -4,6 +4,7 @@
 
 #include "bindings/bind_buffer.hpp"
 #include "bindings/bindings.hpp"
+#include "bindings/connection_dict.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "holmes/core/error.hpp"
@@ -82,13 +83,6 @@ std::vector<Buffer> per_rank(const py::handle& object, int size, const char* wha
   return cut(to_buffer(object, what, writable), size, splits, what);
 }
 
-py::dict to_dict(const ConnectionInfo& info) {
-  return py::dict("peer"_a = info.peer, "host"_a = info.host, "transport"_a = info.transport,
-                  "purpose"_a = info.purpose, "interface"_a = info.interface, "local_address"_a = info.local_address,
-                  "remote_address"_a = info.remote_address, "device_bound"_a = info.device_bound,
-                  "sent_bytes"_a = info.sent_bytes, "received_bytes"_a = info.received_bytes);
-}
-
 const char* state_name(WorkState state) {
   switch (state) {
     case WorkState::queued:
@@ -130,13 +124,6 @@ void bind_work(py::module_& module) {
       .def_property_readonly(
           "elapsed_s", [](const Work& work) { return std::chrono::duration<double>(work.elapsed()).count(); },
           "Seconds from submission to the final state (to now where it is not final).");
-}
-
-Transport transport_from_name(const std::string& text) {
-  if (text == "auto") return Transport::automatic;
-  if (text == "tcp") return Transport::tcp;
-  if (text == "shm") return Transport::shm;
-  throw UsageError("transport '" + text + "' does not exist; use one of: auto, tcp, shm");
 }
 
 std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, const std::string& name,

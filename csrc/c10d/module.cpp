@@ -3,19 +3,13 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "bindings/connection_dict.hpp"
 #include "process_group_holmes.hpp"
 
 namespace py = pybind11;
 
 namespace holmes::torch_backend {
 namespace {
-
-Transport transport_from_name(const std::string& name) {
-  if (name == "auto") return Transport::automatic;
-  if (name == "tcp") return Transport::tcp;
-  if (name == "shm") return Transport::shm;
-  throw UsageError("transport '" + name + "' is not known; use one of: auto, tcp, shm");
-}
 
 c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
                                               std::chrono::milliseconds timeout,
@@ -41,20 +35,7 @@ py::list connections(const ProcessGroupHolmes& group) {
     return group.communicator()->connections();
   }();
   py::list rows;
-  for (const auto& info : infos) {
-    py::dict row;
-    row["peer"] = info.peer;
-    row["host"] = info.host;
-    row["transport"] = info.transport;
-    row["purpose"] = info.purpose;
-    row["interface"] = info.interface;
-    row["local_address"] = info.local_address;
-    row["remote_address"] = info.remote_address;
-    row["device_bound"] = info.device_bound;
-    row["sent_bytes"] = info.sent_bytes;
-    row["received_bytes"] = info.received_bytes;
-    rows.append(row);
-  }
+  for (const auto& info : infos) rows.append(to_dict(info));
   return rows;
 }
 

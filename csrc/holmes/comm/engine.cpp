@@ -232,7 +232,7 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
       if (peer == group_->rank) continue;
       if (!lost_[peer]) {
         fds.push_back({group_->controls[peer]->fd(), POLLIN, 0});
-      } else if (involves(peer)) {
+      } else if (is_missed(peer)) {
         block = false;  // finish_wait will say so
       }
       if (running) {
@@ -265,10 +265,10 @@ void Engine::finish_wait() {
     check_controls();
     // A peer that is gone may have left all that is needed; look before giving up on it.
     for (int peer = 0; peer < group_->size; ++peer) {
-      if (!lost_[peer] || !involves(peer)) continue;
+      if (!is_missed(peer)) continue;
       while (progress()) {
       }
-      if (!is_dead() && involves(peer)) throw_peer_lost(peer, 0);
+      if (!is_dead() && is_missed(peer)) throw_peer_lost(peer, 0);
     }
   } catch (const HolmesError& error) {
     fail(failure_of(error));

@@ -58,6 +58,7 @@ private:
   [[noreturn]] void throw_stream_closed(const StreamClosed& closed);
   std::string describe_running() const;
   bool involves(int peer) const;
+  bool is_missed(int peer) const;
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
   void drive_until(const Work& work, std::optional<Clock::time_point> until);
   void wake() const;

@@ -18,6 +18,13 @@ bool Engine::involves(int peer) const {
          p2p_.needs(peer, group_->controls[peer]->said_bye());
 }
 
+// Gone for good, with something pending that cannot end without it. A stream that tells its own end is believed rather
+// than the control connection, which may be faster than the last bytes.
+bool Engine::is_missed(int peer) const {
+  if (!lost_[peer]) return false;
+  return (!group_->channels[peer]->tells_end() || p2p_.has_ended(peer)) && involves(peer);
+}
+
 void Engine::check_controls() {
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank || lost_[peer]) continue;

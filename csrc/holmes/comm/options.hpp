@@ -24,6 +24,9 @@ enum class Transport {
   shm,        // shared memory only; refused where ranks are on different hosts
 };
 
+// "auto", "tcp" or "shm". Throws UsageError for any other name.
+Transport transport_from_name(const std::string& name);
+
 struct CommunicatorOptions {
   int rank = 0;
   int size = 1;

@@ -34,6 +34,8 @@ public:
   std::string describe_overdue(Clock::time_point now) const;
 
   bool awaits_recv(int peer) const;
+  // Whether the peer's stream closed while only receives from any rank looked at it.
+  bool has_ended(int peer) const { return peers_[peer].ended; }
   // Whether what is pending cannot end without `peer`. A receive from any rank can do without one that left in order,
   // as long as others are there.
   bool needs(int peer, bool left_in_order) const;
@@ -68,7 +70,7 @@ private:
     std::optional<Request> target;  // where its payload goes; absent: `stray`
     std::vector<std::byte> stray;
     std::size_t payload_bytes = 0;
-    bool ended = false;  // its stream closed while only receives from any rank looked at it
+    bool ended = false;  // see has_ended
     bool is_arriving() const { return header_bytes > 0; }
   };
 

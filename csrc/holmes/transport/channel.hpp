@@ -44,6 +44,9 @@ public:
   virtual const std::byte* try_peek(std::size_t /*bytes*/) { return nullptr; }
   virtual void consume(std::size_t /*bytes*/) {}
 
+  // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
+  virtual bool tells_end() const { return true; }
+
   // Before blocking: asks to be woken when the stream can be received from / sent to, through descriptors appended to
   // `fds`. Returns false where it is ready already (then do not block).
   virtual bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) = 0;

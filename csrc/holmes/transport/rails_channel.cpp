@@ -154,6 +154,8 @@ std::size_t RailsChannel::try_recv(std::span<const iovec> pieces) {
     }
   }
   const std::size_t received = received_position_ - before;
+  const auto is_over = [](const auto& rail) { return rail->has_ended; };
+  if (received == 0 && offered > 0 && std::all_of(rails_.begin(), rails_.end(), is_over)) throw StreamClosed{peer(), 0};
   count_received(received);
   return received;
 }
@@ -162,9 +164,13 @@ std::size_t RailsChannel::try_recv(std::span<const iovec> pieces) {
 bool RailsChannel::recv_header(Rail& rail) {
   Progress& in = rail.in;
   if (in.header_bytes == sizeof in.header) return true;
+  if (rail.has_ended) return false;
   const ssize_t result = ::recv(rail.socket.fd.get(), reinterpret_cast<std::byte*>(&in.header) + in.header_bytes,
                                 sizeof in.header - in.header_bytes, MSG_DONTWAIT);
-  if (result == 0) throw StreamClosed{peer(), 0};
+  if (result == 0) {
+    rail.has_ended = true;
+    return false;
+  }
   if (result < 0) {
     if (would_block(errno)) return false;
     throw StreamClosed{peer(), errno};
@@ -202,7 +208,8 @@ bool RailsChannel::recv_payload(Rail& rail, std::span<const iovec> pieces, std::
 bool RailsChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
   for (const auto& rail : rails_) {
     // A chunk that is not due yet would wake for nothing.
-    const bool due = rail->in.header_bytes < sizeof(ChunkHeader) || rail->in.position() == received_position_;
+    const bool due =
+        !rail->has_ended && (rail->in.header_bytes < sizeof(ChunkHeader) || rail->in.position() == received_position_);
     // Nor would a rail with room help that was passed over for a better one.
     const short events = static_cast<short>((for_recv && due ? POLLIN : 0) | (for_send && rail->is_full ? POLLOUT : 0));
     if (events) fds.push_back({rail->socket.fd.get(), events, 0});

@@ -36,7 +36,8 @@ private:
     MeshSocket socket;
     Progress out;
     Progress in;
-    bool is_full = false;  // took less than it was offered
+    bool is_full = false;    // took less than it was offered
+    bool has_ended = false;  // the peer closed it; other rails may still hold the last bytes
     std::atomic<std::uint64_t> sent_bytes{0};
     std::atomic<std::uint64_t> received_bytes{0};
   };

@@ -1,0 +1,18 @@
+// A ConnectionInfo as a Python dict. Shared by both modules (_C and _c10d).
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "holmes/comm/options.hpp"
+
+namespace holmes {
+
+inline pybind11::dict to_dict(const ConnectionInfo& info) {
+  using namespace pybind11::literals;
+  return pybind11::dict(
+      "peer"_a = info.peer, "host"_a = info.host, "transport"_a = info.transport, "purpose"_a = info.purpose,
+      "interface"_a = info.interface, "local_address"_a = info.local_address, "remote_address"_a = info.remote_address,
+      "device_bound"_a = info.device_bound, "sent_bytes"_a = info.sent_bytes, "received_bytes"_a = info.received_bytes);
+}
+
+}  // namespace holmes
