@@ -41,7 +41,7 @@ class Run:
         command = [*(["holmes", "testbed", "run", *self.testbed, "--"] if self.testbed else []), *bench]
         print("$", " ".join(command), flush=True)
         environment = {**os.environ, "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])}
-        subprocess.run([*command, "--json", path], check=True, env=environment)
+        subprocess.run([*command, "--json", os.path.relpath(path)], check=True, env=environment)
         return json.loads(path.read_text())
 
 
