@@ -82,7 +82,7 @@ void Engine::run_in_background() { IoThread::instance().add(shared_from_this());
 
 bool Engine::has_pending() const {
   return inbox_filled_.load(std::memory_order_acquire) || failure_requested_.load(std::memory_order_acquire) ||
-         driver_pending_.load(std::memory_order_acquire) > 0;
+         close_requested_.load(std::memory_order_acquire) || driver_pending_.load(std::memory_order_acquire) > 0;
 }
 
 void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
@@ -163,6 +163,10 @@ bool Engine::progress_or_throw() {
     if (failure) fail(*failure);
     return true;
   }
+  if (close_requested_.load(std::memory_order_acquire)) {
+    close_now();
+    return true;
+  }
   if (inbox_filled_.load(std::memory_order_acquire)) take_inbox();
   bool moved = false;
   if (!queue_.empty()) {
@@ -223,7 +227,7 @@ void Engine::take_inbox() {
 }
 
 bool Engine::prepare_wait(std::vector<pollfd>& fds) {
-  if (has_pending() && (inbox_filled_.load() || failure_requested_.load())) return false;
+  if (inbox_filled_.load() || failure_requested_.load() || close_requested_.load()) return false;
   if (is_dead()) return true;
   Collective* running = queue_.empty() ? nullptr : queue_.front().get();
   bool block = true;

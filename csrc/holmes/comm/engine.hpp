@@ -28,7 +28,8 @@ public:
   void help(const Work& work, std::optional<Clock::time_point> until);
 
   void abort(const std::string& reason);
-  // Tells the peers and ends everything; pending operations fail with AbortedError.
+  // Tells the peers and ends everything; pending operations fail with AbortedError. Never blocks: where another thread
+  // drives, the I/O thread does it a little later. (That thread may be waiting for a lock of the caller, Python's GIL.)
   void close();
   bool is_dead() const { return dead_.load(std::memory_order_acquire); }
   void throw_if_dead() const;
@@ -60,6 +61,7 @@ private:
   bool involves(int peer) const;
   bool is_missed(int peer) const;
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
+  void close_now();
   void drive_until(const Work& work, std::optional<Clock::time_point> until);
   void wake() const;
 
@@ -83,6 +85,7 @@ private:
   std::optional<Failure> requested_failure_;
   std::atomic<bool> inbox_filled_{false};
   std::atomic<bool> failure_requested_{false};
+  std::atomic<bool> close_requested_{false};
   std::atomic<bool> dead_{false};
   std::atomic<int> driver_pending_{0};  // operations the driver holds
 };

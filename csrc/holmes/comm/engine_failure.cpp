@@ -158,8 +158,17 @@ void Engine::abort(const std::string& reason) {
 }
 
 void Engine::close() {
+  close_requested_.store(true, std::memory_order_release);
   wake();
-  std::lock_guard drive(drive_);
+  {
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (drive) close_now();
+  }
+  if (has_pending()) run_in_background();
+}
+
+void Engine::close_now() {
+  close_requested_.store(false, std::memory_order_release);
   if (is_dead()) return;
   if (has_pending()) {
     take_inbox();
