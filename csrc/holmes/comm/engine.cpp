@@ -28,6 +28,9 @@ Duration thread_cpu_time() {
   return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
+// Operations started by what follows another one's end (Work::on_final) are not driven inside of it.
+thread_local bool this_thread_drives = false;
+
 Failure failure_of(const HolmesError& error) { return {error.kind(), error.what(), error.context()}; }
 
 }  // namespace
@@ -67,6 +70,24 @@ void Engine::submit(std::unique_ptr<Collective> collective) {
   throw_if_dead();
 }
 
+bool Engine::run_here(std::unique_ptr<Collective>& collective) {
+  {
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (!drive) return false;
+    {
+      std::lock_guard lock(mutex_);
+      if (is_dead() || inbox_filled_.load(std::memory_order_relaxed)) return false;
+      collective->set_sequence(next_sequence_++);
+      driver_pending_.fetch_add(1);
+    }
+    const std::shared_ptr<Work> work = collective->shared_work();
+    queue_.push_back(std::move(collective));
+    drive_until(*work, std::nullopt);
+  }
+  if (has_pending()) give_to_io_thread();
+  return true;
+}
+
 void Engine::submit(std::vector<P2pEngine::Request> requests) {
   std::unique_lock lock(mutex_);
   if (!is_dead()) {
@@ -78,7 +99,17 @@ void Engine::submit(std::vector<P2pEngine::Request> requests) {
   throw_if_dead();
 }
 
-void Engine::run_in_background() { IoThread::instance().add(shared_from_this()); }
+void Engine::run_in_background(std::size_t bytes) {
+  // A small message is sent sooner than another thread is woken for it.
+  constexpr std::size_t small_bytes = 64 * 1024;
+  if (bytes <= small_bytes && !this_thread_drives) {
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (drive) progress();
+  }
+  if (has_pending()) give_to_io_thread();
+}
+
+void Engine::give_to_io_thread() { IoThread::instance().add(shared_from_this()); }
 
 bool Engine::has_pending() const {
   return inbox_filled_.load(std::memory_order_acquire) || failure_requested_.load(std::memory_order_acquire) ||
@@ -91,32 +122,30 @@ void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
     if (drive) drive_until(work, until);
   }
   // Whatever is left (also where another thread drives and is about to stop) goes on in the background.
-  if (has_pending()) run_in_background();
+  if (has_pending()) give_to_io_thread();
 }
 
 void Engine::drive_until(const Work& work, std::optional<Clock::time_point> until) {
-  std::optional<Duration> spin_end;
+  std::optional<Clock::time_point> spin_start;
+  std::optional<Duration> spin_end;  // in processor time
   unsigned rounds = 0;
   unsigned waits = 0;
   while (true) {
     const bool moved = progress();
     if (work.is_final()) {
-      if (spin_end) spin_misses_ = 0;
+      if (spin_start) spin_misses_ = 0;
       return;
     }
     if (++rounds % rounds_per_deadline_check == 0) check_deadlines();
     if (moved) {
-      if (spin_end) spin_misses_ = 0;
+      if (spin_start) spin_misses_ = 0;
+      spin_start.reset();
       spin_end.reset();
       continue;
     }
-    if (spin_misses_ < spin_miss_limit || waits % spin_retry == 0) {
-      const auto used = thread_cpu_time();
-      if (!spin_end) spin_end = used + spin_;
-      if (used < *spin_end) {
-        ::sched_yield();
-        continue;
-      }
+    if ((spin_misses_ < spin_miss_limit || waits % spin_retry == 0) && goes_on_spinning(spin_start, spin_end)) {
+      ::sched_yield();
+      continue;
     }
     ++waits;
     fds_.clear();
@@ -129,13 +158,32 @@ void Engine::drive_until(const Work& work, std::optional<Clock::time_point> unti
     }
     finish_wait();
     const auto now = Clock::now();
-    if (block && now - before > spin_) ++spin_misses_;
+    if (block) spin_misses_ = now - before > spin_ ? spin_misses_ + 1 : 0;
+    spin_start.reset();
     spin_end.reset();
     if (until && now >= *until) return;
   }
 }
 
+// The first `spin_` of a wait is measured on the wall clock, which costs no system call; then as much processor time.
+bool Engine::goes_on_spinning(std::optional<Clock::time_point>& start, std::optional<Duration>& end) const {
+  const auto now = Clock::now();
+  if (!start) start = now;
+  if (now - *start < spin_) return true;
+  if (spin_ == Duration::zero()) return false;
+  const Duration used = thread_cpu_time();
+  if (!end) end = used + spin_;
+  return used < *end;
+}
+
 bool Engine::progress() {
+  this_thread_drives = true;
+  const bool moved = progress_or_fail();
+  this_thread_drives = false;
+  return moved;
+}
+
+bool Engine::progress_or_fail() {
   try {
     return progress_or_throw();
   } catch (const StreamClosed& closed) {

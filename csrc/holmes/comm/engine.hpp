@@ -21,9 +21,12 @@ public:
 
   // Queues an operation; its sequence number is set here. Throws the failure where the communicator is dead.
   void submit(std::unique_ptr<Collective> collective);
+  // Submits and drives it in the calling thread until it is final. Returns false, having done nothing, where another
+  // thread drives or other calls wait for their turn.
+  bool run_here(std::unique_ptr<Collective>& collective);
   void submit(std::vector<P2pEngine::Request> requests);
-  // Gives what is queued to the I/O thread.
-  void run_in_background();
+  // Gives what is queued to the I/O thread, but for small operations only what cannot be done here at once.
+  void run_in_background(std::size_t bytes);
   // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives.
   void help(const Work& work, std::optional<Clock::time_point> until);
 
@@ -51,6 +54,7 @@ public:
 private:
   using Submission = std::variant<std::unique_ptr<Collective>, P2pEngine::Request>;
 
+  bool progress_or_fail();
   bool progress_or_throw();
   void take_inbox();
   void check_controls();
@@ -63,7 +67,9 @@ private:
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
   void close_now();
   void drive_until(const Work& work, std::optional<Clock::time_point> until);
+  bool goes_on_spinning(std::optional<Clock::time_point>& start, std::optional<Duration>& end) const;
   void wake() const;
+  void give_to_io_thread();
 
   std::unique_ptr<Group> group_;
   P2pEngine p2p_;

@@ -154,7 +154,7 @@ void Engine::abort(const std::string& reason) {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) progress();
   }
-  if (has_pending()) run_in_background();
+  if (has_pending()) give_to_io_thread();
 }
 
 void Engine::close() {
@@ -164,7 +164,7 @@ void Engine::close() {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) close_now();
   }
-  if (has_pending()) run_in_background();
+  if (has_pending()) give_to_io_thread();
 }
 
 void Engine::close_now() {

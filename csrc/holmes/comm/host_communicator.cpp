@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "holmes/comm/all_reduce.hpp"
+#include "holmes/comm/bruck.hpp"
 #include "holmes/comm/exchange.hpp"
 #include "holmes/comm/reduce_scatter.hpp"
 #include "holmes/core/env.hpp"
@@ -118,15 +119,25 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
                                      "rank " + std::to_string(options_.rank) + " (host " + host + ")",
                                      Env::read().spin.value_or(default_spin));
 
-  // The first operation: the slice size all ranks can work with.
-  std::vector<std::uint64_t> wishes(static_cast<std::size_t>(options_.size), slice_bytes);
+  // The first operation: the slice size all ranks can work with, and whether every pair shares memory.
+  constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
+  const bool all_shared = std::all_of(mesh.links.begin(), mesh.links.end(), [](const PeerLink& link) {
+    return link.peer < 0 || link.shared_memory_bytes > 0;
+  });
+  std::vector<std::uint64_t> wishes(static_cast<std::size_t>(options_.size),
+                                    slice_bytes | (all_shared ? shared_memory_bit : 0));
   std::vector<Buffer> outputs;
   for (auto& wish : wishes) outputs.push_back({&wish, 1, DType::int64, nullptr});
   const Buffer own = outputs[options_.rank];
   CallOptions call;
   call.timeout = options_.connect_timeout;
   all_gather(std::move(outputs), own, call)->wait();
-  engine_->group().slice_bytes = *std::min_element(wishes.begin(), wishes.end());
+  Group& agreed = engine_->group();
+  agreed.slice_bytes = slice_bytes;
+  for (const std::uint64_t wish : wishes) {
+    agreed.all_shared_memory &= (wish & shared_memory_bit) != 0;
+    agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, wish & ~shared_memory_bit);
+  }
 }
 
 HostCommunicator::~HostCommunicator() { engine_->close(); }
@@ -144,13 +155,22 @@ HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const
 }
 
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
+  if (!call.async && engine_->run_here(collective)) return call.work;
+  const std::size_t bytes = collective->send_bytes();
   engine_->submit(std::move(collective));
   if (call.async) {
-    engine_->run_in_background();
+    engine_->run_in_background(bytes);
   } else {
     call.work->finish_here();
   }
   return call.work;
+}
+
+// Whether an operation that brings so many bytes to every rank goes in log2(n) steps. Only where a message costs more
+// than its bytes: over sockets, with few bytes, and more than the two ranks that one step serves.
+bool HostCommunicator::takes_log_steps(std::size_t received_bytes) const {
+  const Group& group = engine_->group();
+  return options_.size > 2 && !group.all_shared_memory && received_bytes <= group.one_step_bytes;
 }
 
 void HostCommunicator::check_rank(const char* what, int value) const {
@@ -187,7 +207,11 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
   const Signature signature{OpCode::all_reduce, data.dtype, op, std::nullopt, 0};
   const std::size_t one_step_bytes = data.bytes() * static_cast<std::size_t>(options_.size - 1);
   std::unique_ptr<Collective> collective;
-  if (one_step_bytes <= engine_->group().one_step_bytes) {
+  if (takes_log_steps(one_step_bytes)) {
+    Buffer output = data;
+    collective = std::make_unique<BruckReduce>(engine_->group(), signature, call.work, call.deadline, std::move(output),
+                                               std::vector<Buffer>{std::move(data)}, 0);
+  } else if (one_step_bytes <= engine_->group().one_step_bytes) {
     collective =
         std::make_unique<OneStepAllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
   } else {
@@ -201,9 +225,21 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
   check_equal_count("reduce_scatter", output, inputs[options_.rank]);
   Call call = begin(options);
-  auto collective = std::make_unique<ReduceScatter>(
-      engine_->group(), Signature{OpCode::reduce_scatter, output.dtype, op, std::nullopt, 0}, call.work, call.deadline,
-      std::move(output), std::move(inputs));
+  const Signature signature{OpCode::reduce_scatter, output.dtype, op, std::nullopt, 0};
+  std::size_t begin = 0, total = 0;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (rank == options_.rank) begin = total;
+    total += inputs[rank].count;
+  }
+  std::unique_ptr<Collective> collective;
+  // All of the input travels to everybody then, not a share.
+  if (takes_log_steps(total * size_bytes(output.dtype) * static_cast<std::size_t>(options_.size))) {
+    collective = std::make_unique<BruckReduce>(engine_->group(), signature, call.work, call.deadline, std::move(output),
+                                               std::move(inputs), begin);
+  } else {
+    collective = std::make_unique<ReduceScatter>(engine_->group(), signature, call.work, call.deadline,
+                                                 std::move(output), std::move(inputs));
+  }
   return finish(std::move(call), std::move(collective));
 }
 
@@ -232,6 +268,15 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   check_one_per_rank("all_gather: outputs", outputs, input.dtype);
   check_equal_count("all_gather", outputs[options_.rank], input);
   const DType dtype = input.dtype;
+  std::size_t total_bytes = 0;
+  for (const Buffer& output : outputs) total_bytes += output.bytes();
+  if (takes_log_steps(total_bytes)) {
+    Call call = begin(options);
+    auto collective = std::make_unique<BruckAllGather>(
+        engine_->group(), Signature{OpCode::all_gather, dtype, std::nullopt, std::nullopt, 0}, call.work, call.deadline,
+        std::move(outputs), std::move(input));
+    return finish(std::move(call), std::move(collective));
+  }
   std::vector<Buffer> sends(static_cast<std::size_t>(options_.size), std::move(input));
   return exchange(OpCode::all_gather, dtype, std::nullopt, std::move(sends), std::move(outputs), options);
 }
@@ -287,6 +332,13 @@ WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
 }
 
 WorkPtr HostCommunicator::barrier(CallOptions options) {
+  if (takes_log_steps(0)) {
+    Call call = begin(options);
+    auto collective = std::make_unique<BruckAllGather>(
+        engine_->group(), Signature{OpCode::barrier, DType::uint8, std::nullopt, std::nullopt, 0}, call.work,
+        call.deadline, nothing(DType::uint8), Buffer{});
+    return finish(std::move(call), std::move(collective));
+  }
   return exchange(OpCode::barrier, DType::uint8, std::nullopt, nothing(DType::uint8), nothing(DType::uint8), options);
 }
 
@@ -305,10 +357,14 @@ P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::o
 std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request> requests,
                                                   const CallOptions& options) {
   std::vector<WorkPtr> works;
-  for (const auto& request : requests) works.push_back(request.work);
+  std::size_t bytes = 0;
+  for (const auto& request : requests) {
+    works.push_back(request.work);
+    bytes += request.buffer.bytes();
+  }
   engine_->submit(std::move(requests));
   if (options.async) {
-    engine_->run_in_background();
+    engine_->run_in_background(bytes);
   } else {
     for (const auto& work : works) static_cast<HostWork&>(*work).finish_here();
   }

@@ -64,6 +64,10 @@ private:
     std::deque<Sending> sends;
     std::list<Request> receives;  // posted, in order
     std::deque<Unexpected> unexpected;
+    // Bytes that came with others in one system call and are not looked at yet.
+    std::vector<std::byte> ahead;
+    std::size_t ahead_begin = 0;
+    std::size_t ahead_end = 0;
     // The message that is arriving.
     Header header;
     std::size_t header_bytes = 0;
@@ -77,6 +81,7 @@ private:
   bool send_to(int peer);
   bool recv_from(int peer);
   bool recv_or_end(int peer);
+  std::size_t read(int peer, std::byte* into, std::size_t bytes);
   void match(int peer);
   void check_sizes(const Request& request, int peer, const Header& header) const;
   void finish(Request& request, int source);
