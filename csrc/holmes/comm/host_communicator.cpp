@@ -5,6 +5,7 @@
 #include "holmes/comm/all_reduce.hpp"
 #include "holmes/comm/exchange.hpp"
 #include "holmes/comm/reduce_scatter.hpp"
+#include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/transport/rails_channel.hpp"
@@ -101,21 +102,23 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->rank = options_.rank;
   group->size = options_.size;
   group->name = options_.name;
+  group->labels = options_.labels;
   group->channels.resize(mesh.links.size());
   group->controls.resize(mesh.links.size());
   std::vector<std::unique_ptr<Channel>> p2p(mesh.links.size());
   const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes, options_.nics.size());
   for (PeerLink& link : mesh.links) {
     if (link.peer < 0) continue;
-    auto control = std::make_unique<ControlLink>(link.peer, link.host, link.nic, std::move(link.control));
+    auto control = std::make_unique<ControlLink>(group->label(link.peer), link.host, link.nic, std::move(link.control));
     ChannelPair channels = make_channels(link, options_.rank, *control);
     group->controls[link.peer] = std::move(control);
     group->channels[link.peer] = std::move(channels.collective);
     p2p[link.peer] = std::move(channels.p2p);
   }
   const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
+  const int engine_label = group->label(options_.rank);
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
-                                     "rank " + std::to_string(options_.rank) + " (host " + host + ")",
+                                     "rank " + std::to_string(engine_label) + " (host " + host + ")",
                                      Env::read().spin.value_or(default_spin));
 
   // The first operation: the slice size all ranks can work with.
@@ -139,6 +142,10 @@ struct HostCommunicator::Call {
 };
 
 HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const {
+  if (options.compression)
+    throw UsageError("communicator '" + options_.name +
+                     "': compression is for all_reduce over a group that spans clusters, and this is not one; leave it "
+                     "out, or give each rank its cluster's name when the communicator is made");
   return {std::make_shared<HostWork>(engine_), Clock::now() + options.timeout.value_or(options_.timeout),
           options.async};
 }
@@ -202,7 +209,9 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   check_equal_count("reduce_scatter", output, inputs[options_.rank]);
   Call call = begin(options);
   auto collective = std::make_unique<ReduceScatter>(
-      engine_->group(), Signature{OpCode::reduce_scatter, output.dtype, op, std::nullopt, 0}, call.work, call.deadline,
+      engine_->group(),
+      Signature{.op = OpCode::reduce_scatter, .dtype = output.dtype, .reduction = op, .root = {}, .average_over = options.average_over},
+      call.work, call.deadline,
       std::move(output), std::move(inputs));
   return finish(std::move(call), std::move(collective));
 }
@@ -335,37 +344,15 @@ std::vector<WorkPtr> HostCommunicator::batch(std::vector<P2pCall> calls, CallOpt
 }
 
 std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
-  if (color < -1)
-    throw UsageError("split: color " + std::to_string(color) + " must be 0 or more, or -1 to take no part");
-  // Who wants what.
-  std::vector<std::int64_t> wishes(2 * static_cast<std::size_t>(options_.size));
-  std::vector<Buffer> outputs;
-  for (int peer = 0; peer < options_.size; ++peer)
-    outputs.push_back({&wishes[2 * static_cast<std::size_t>(peer)], 2, DType::int64, nullptr});
-  std::int64_t own[2] = {color, key};
-  all_gather(std::move(outputs), {own, 2, DType::int64, nullptr}, {})->wait();
-
-  const int split = splits_++;
-  if (color < 0) return nullptr;
-  std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
-  for (int peer = 0; peer < options_.size; ++peer)
-    if (wishes[2 * static_cast<std::size_t>(peer)] == color)
-      members.emplace_back(wishes[2 * static_cast<std::size_t>(peer) + 1], peer);
-  std::sort(members.begin(), members.end());
-  CommunicatorOptions options = options_;
-  options.size = static_cast<int>(members.size());
-  const auto self =
-      std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.second == options_.rank; });
-  options.rank = static_cast<int>(self - members.begin());
-  options.name = options_.name + "/split" + std::to_string(split) + "." + std::to_string(color);
-  return make_communicator(store_, std::move(options));
+  auto options = split_options(*this, options_, splits_++, color, key);
+  return options ? make_communicator(store_, std::move(*options)) : nullptr;
 }
 
-std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
-  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
-                     " is not possible; size must be at least 1 and rank from 0 to size - 1");
-  return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions options) {
+  Call call = begin(options);
+  auto collective = std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline,
+                                               nothing(signature.dtype), nothing(signature.dtype));
+  return finish(std::move(call), std::move(collective));
 }
 
 }  // namespace holmes

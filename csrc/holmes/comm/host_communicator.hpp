@@ -33,6 +33,14 @@ public:
   bool is_dead() const override { return engine_->is_dead(); }
   std::vector<ConnectionInfo> connections() const override { return engine_->connections(); }
 
+  // --- for communicators made of others ---
+  // Collective without payload: MismatchError where the ranks' signatures (but for the sequence number, which is set
+  // here) differ.
+  WorkPtr announce(const Signature& signature, CallOptions call);
+  // As abort, with this failure; does not run callbacks in the calling thread.
+  void fail(const Failure& failure) { engine_->fail_in_background(failure); }
+  Failure abort_failure(const std::string& reason) const { return engine_->abort_failure(reason); }
+
 private:
   struct Call;
   Call begin(const CallOptions& options) const;

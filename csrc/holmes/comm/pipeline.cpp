@@ -1,0 +1,159 @@
+#include "holmes/comm/pipeline.hpp"
+
+#include <atomic>
+
+namespace holmes {
+namespace {
+
+Failure failure_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const HolmesError& known) {
+    return {known.kind(), known.what(), known.context()};
+  } catch (const std::exception& other) {
+    return {ErrorKind::system, other.what(), {}};
+  }
+}
+
+}  // namespace
+
+// The handle, and what is missing yet: its chains and its announcement.
+struct Pipeline::Operation {
+  std::shared_ptr<Work> work = std::make_shared<Work>();
+  std::atomic<std::size_t> missing{0};
+};
+
+struct Pipeline::Link {
+  Chain steps;
+  std::shared_ptr<Operation> operation;
+  std::uint64_t ticket = 0;
+  std::size_t stage = 0;
+};
+
+WorkPtr Pipeline::start(const Step& announce, std::vector<Chain> chains) {
+  auto operation = std::make_shared<Operation>();
+  operation->missing = chains.size() + 1;
+  operation->work->mark_running();
+  std::vector<std::shared_ptr<Link>> links;
+  std::vector<WorkPtr> announcement;
+  {
+    const std::lock_guard starting(starting_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) throw_error(failure_->kind, failure_->message, failure_->context);
+    }
+    announcement = announce();
+    const std::lock_guard lock(mutex_);
+    pending_.insert(operation);
+    for (Chain& chain : chains)
+      links.push_back(std::make_shared<Link>(Link{std::move(chain), operation, tickets_++, 0}));
+  }
+  for (const auto& link : links) enter(link);
+  await(announcement, [self = shared_from_this(), operation] { self->finish_part(operation); });
+  return operation->work;
+}
+
+// The link waits for its turn in its stage; whoever is in the stage already runs what became ready meanwhile.
+void Pipeline::enter(const std::shared_ptr<Link>& link) {
+  std::unique_lock lock(mutex_);
+  Stage& stage = stages_[link->stage];
+  stage.ready.emplace(link->ticket, link);
+  if (stage.is_running) return;
+  stage.is_running = true;
+  while (!failure_ && !stage.ready.empty() && stage.ready.begin()->first == stage.next) {
+    const auto turn = stage.ready.begin()->second;
+    stage.ready.erase(stage.ready.begin());
+    ++stage.next;
+    lock.unlock();
+    run(turn);
+    lock.lock();
+  }
+  stage.is_running = false;
+}
+
+void Pipeline::run(const std::shared_ptr<Link>& link) {
+  std::vector<WorkPtr> works;
+  try {
+    if (const Step step = std::move(link->steps[link->stage])) works = step();
+  } catch (...) {
+    fail(failure_of(std::current_exception()));
+    return;
+  }
+  await(works, [self = shared_from_this(), link] {
+    if (++link->stage < stage_count) {
+      self->enter(link);
+    } else {
+      self->finish_part(link->operation);
+    }
+  });
+}
+
+// Runs `then` when all works have succeeded; a failed one fails everything.
+void Pipeline::await(const std::vector<WorkPtr>& works, std::function<void()> then) {
+  struct Join {
+    std::atomic<std::size_t> missing;
+    std::function<void()> then;
+  };
+  const auto join = std::make_shared<Join>(works.size() + 1, std::move(then));
+  const auto arrive = [](const std::shared_ptr<Join>& at) {
+    if (at->missing.fetch_sub(1) == 1) at->then();
+  };
+  for (const auto& work : works)
+    work->on_final([self = shared_from_this(), join, arrive, work] {
+      if (work->state() == WorkState::failed) {
+        self->fail(failure_of(work->error()));
+      } else {
+        arrive(join);
+      }
+    });
+  arrive(join);
+}
+
+void Pipeline::finish_part(const std::shared_ptr<Operation>& operation) {
+  if (operation->missing.fetch_sub(1) != 1) return;
+  {
+    const std::lock_guard lock(mutex_);
+    pending_.erase(operation);
+  }
+  operation->work->complete();
+}
+
+void Pipeline::fail(const Failure& failure) {
+  std::exception_ptr error;
+  try {
+    throw_error(failure.kind, failure.message, failure.context);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  // Buffers and callbacks are released outside the lock: their owners may do anything.
+  std::set<std::shared_ptr<Operation>> pending;
+  std::array<std::map<std::uint64_t, std::shared_ptr<Link>>, stage_count> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = failure;
+    pending.swap(pending_);
+    for (std::size_t i = 0; i < stage_count; ++i) dropped[i].swap(stages_[i].ready);
+  }
+  on_failure_(failure);
+  for (const auto& operation : pending) operation->work->fail(error);
+}
+
+bool Pipeline::has_failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.has_value();
+}
+
+void Pipeline::throw_if_failed(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) return;
+  throw_error(failure_->kind, "communicator '" + name + "' is dead, make a new one. It failed with: " + failure_->message,
+              failure_->context);
+}
+
+bool Pipeline::has_pending() const {
+  const std::lock_guard lock(mutex_);
+  return !pending_.empty();
+}
+
+}  // namespace holmes
