@@ -23,9 +23,10 @@ inline CommunicatorOptions cluster_options(const std::vector<int>& clusters, int
 }
 
 // `body(communicator)` on every rank; `clusters[r]` is the cluster of rank r.
-inline void run_clusters(const std::vector<int>& clusters, std::optional<std::uint64_t> min_bytes,
-                         const std::function<void(Communicator&)>& body,
-                         const std::function<void(CommunicatorOptions&)>& change = [](CommunicatorOptions&) {}) {
+inline void run_clusters(
+    const std::vector<int>& clusters, std::optional<std::uint64_t> min_bytes,
+    const std::function<void(Communicator&)>& body,
+    const std::function<void(CommunicatorOptions&)>& change = [](CommunicatorOptions&) {}) {
   const auto store = make_local_store();
   run_ranks(static_cast<int>(clusters.size()), [&](int rank) {
     CommunicatorOptions options = cluster_options(clusters, rank, min_bytes);

@@ -9,7 +9,6 @@
 
 namespace holmes::test {
 
-
 inline std::int64_t value(int rank, std::size_t index) {
   return static_cast<std::int64_t>(index * 7 + 1) * (rank + 1) % 1000003;
 }

@@ -12,8 +12,8 @@ using namespace holmes::test;
 
 namespace {
 
-const std::vector<std::vector<int>> layouts = {{0, 0, 1, 1},    {0, 1, 1, 0}, {0, 0, 0, 1},
-                                               {7, 7, 3, 3, 3}, {0, 1, 0, 2, 1, 2}};
+const std::vector<std::vector<int>> layouts = {
+    {0, 0, 1, 1}, {0, 1, 1, 0}, {0, 0, 0, 1}, {7, 7, 3, 3, 3}, {0, 1, 0, 2, 1, 2}};
 
 // Counts that make one piece and several.
 void check_large(Communicator& comm) {
@@ -65,7 +65,8 @@ void check_reductions(Communicator& comm) {
     for (const auto value : half) CHECK(value == 0x7800);
   // Roundings differ between the forms; all ranks have the same bits.
   std::vector<float> data(70001);
-  for (std::size_t i = 0; i < data.size(); ++i) data[i] = std::sin(static_cast<float>(i) + static_cast<float>(comm.rank()));
+  for (std::size_t i = 0; i < data.size(); ++i)
+    data[i] = std::sin(static_cast<float>(i) + static_cast<float>(comm.rank()));
   comm.all_reduce(buffer(data, DType::float32), ReduceOp::sum)->wait();
   check_identical(comm, data.data(), data.size() * sizeof(float));
   for (std::size_t i = 0; i < data.size(); ++i) {
@@ -118,9 +119,7 @@ void check_compression(Communicator& comm) {
         std::vector<float> data(count);
         for (std::size_t i = 0; i < count; ++i)
           data[i] = std::sin(static_cast<float>(i % 1000)) * static_cast<float>(comm.rank() + 1);
-        comm.all_reduce(buffer(data, DType::float32), ReduceOp::sum,
-                        {.compression = compression})
-            ->wait();
+        comm.all_reduce(buffer(data, DType::float32), ReduceOp::sum, {.compression = compression})->wait();
         const double scale = comm.size() * (comm.size() + 1) / 2;
         for (std::size_t i = 0; i < count; i += 97)
           CHECK(std::abs(data[i] - std::sin(static_cast<float>(i % 1000)) * scale) < scale / 60);
@@ -175,7 +174,8 @@ int main() {
     run_clusters(layout, 100000, check_mixed);
     std::printf("%zu ranks: ok\n", layout.size());
   }
-  run_clusters({0, 0, 1, 1}, 0, check_large, [](CommunicatorOptions& options) { options.transport = Transport::automatic; });
+  run_clusters({0, 0, 1, 1}, 0, check_large,
+               [](CommunicatorOptions& options) { options.transport = Transport::automatic; });
   run_clusters({0, 0, 1, 1}, 0, check_fast_split);
   run_clusters({0, 0, 1, 1}, std::nullopt, check_measured);
   run_clusters({0, 0, 1, 1}, never_hierarchical, check_large);

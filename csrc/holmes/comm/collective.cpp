@@ -189,18 +189,19 @@ void Collective::check_header(int peer) const {
   const Header& theirs = flows_[peer].in;
   const Header& mine = flows_[peer].out;
   const ControlLink& control = *group_.controls[peer];
-  const ErrorContext context{
-      .rank = group_.label(group_.rank), .peer = group_.label(peer), .host = control.host(), .nic = control.nic(),
-      .system_errno = {}};
+  const ErrorContext context{.rank = group_.label(group_.rank),
+                             .peer = group_.label(peer),
+                             .host = control.host(),
+                             .nic = control.nic(),
+                             .system_errno = {}};
   if (theirs.magic != header_magic)
     throw ProtocolError("communicator '" + group_.name + "': the stream of " + control.describe() +
                             " does not hold an operation where one is due; all processes must run the same version",
                         context);
   const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.reduction == mine.reduction &&
-                    theirs.root == mine.root && theirs.sequence == mine.sequence &&
-                    theirs.form == mine.form && theirs.announced_bytes == mine.announced_bytes &&
-                    theirs.slice_bytes == mine.slice_bytes && theirs.payload_bytes == mine.expected_bytes &&
-                    theirs.expected_bytes == mine.payload_bytes;
+                    theirs.root == mine.root && theirs.sequence == mine.sequence && theirs.form == mine.form &&
+                    theirs.announced_bytes == mine.announced_bytes && theirs.slice_bytes == mine.slice_bytes &&
+                    theirs.payload_bytes == mine.expected_bytes && theirs.expected_bytes == mine.payload_bytes;
   if (same) return;
   throw MismatchError("communicator '" + group_.name + "': " + control.describe() + " called " + describe(theirs) +
                           ", but rank " + std::to_string(group_.label(group_.rank)) + " called " + describe(mine) +

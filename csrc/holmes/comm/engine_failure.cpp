@@ -54,8 +54,11 @@ void Engine::throw_peer_lost(int peer, int system_errno) {
   const std::string how = control.said_bye()  ? "destroyed its communicator"
                           : system_errno != 0 ? "is lost: " + errno_text(system_errno)
                                               : "is lost: it closed its connections (its process ended?)";
-  ErrorContext context{
-      .rank = group_->label(group_->rank), .peer = group_->label(peer), .host = control.host(), .nic = control.nic(), .system_errno = {}};
+  ErrorContext context{.rank = group_->label(group_->rank),
+                       .peer = group_->label(peer),
+                       .host = control.host(),
+                       .nic = control.nic(),
+                       .system_errno = {}};
   if (system_errno != 0) context.system_errno = system_errno;
   throw PeerLostError(control.describe() + " " + how + " during " + describe_running() + ", seen by " + own_place_,
                       context);

@@ -136,8 +136,7 @@ std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, cons
       return works;
     };
     chain[1] = [self = *this, own = slice(output, piece), partial, op] {
-      return one(
-          self.parts_->cross->reduce_scatter(own, std::move(*partial), between_clusters(op), self.call()));
+      return one(self.parts_->cross->reduce_scatter(own, std::move(*partial), between_clusters(op), self.call()));
     };
     chains.push_back(std::move(chain));
   }
@@ -189,9 +188,7 @@ std::vector<Chain> HierarchicalChains::broadcast(const Buffer& data, int root) c
         return one(self.parts_->cross->broadcast(own, root_cluster, self.call()));
       };
     if (!is_near)
-      chain[2] = [self = *this, parts, own] {
-        return one(self.parts_->gather->all_gather(parts, own, self.call()));
-      };
+      chain[2] = [self = *this, parts, own] { return one(self.parts_->gather->all_gather(parts, own, self.call())); };
     chains.push_back(std::move(chain));
   }
   return chains;

@@ -79,8 +79,7 @@ void HierarchicalCommunicator::connect_parts() {
   });
   together([&] {
     if (at.owns_share())
-      parts_->cross =
-          connect("/cross" + std::to_string(at.index()), at.counterparts(), at.cluster(), options_.nics);
+      parts_->cross = connect("/cross" + std::to_string(at.index()), at.counterparts(), at.cluster(), options_.nics);
   });
 }
 
@@ -92,8 +91,7 @@ void HierarchicalCommunicator::choose_min_bytes() {
   call.timeout = options_.connect_timeout;
   min_bytes_ = given ? *given
                      : measure_hierarchical_min_bytes(
-                           *parts_->flat,
-                           [&](const Buffer& data) { all_reduce(data, ReduceOp::sum, call)->wait(); },
+                           *parts_->flat, [&](const Buffer& data) { all_reduce(data, ReduceOp::sum, call)->wait(); },
                            options_.connect_timeout);
   const auto& hierarchy = parts_->hierarchy;
   log(LogLevel::info, options_.rank,
@@ -132,9 +130,8 @@ WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes
 
 bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& buffers, const Buffer& own) const {
   return parts_->hierarchy.has_equal_clusters() && buffers.size() == static_cast<std::size_t>(options_.size) &&
-         std::all_of(buffers.begin(), buffers.end(), [&](const Buffer& buffer) {
-           return buffer.count == own.count && buffer.dtype == own.dtype;
-         });
+         std::all_of(buffers.begin(), buffers.end(),
+                     [&](const Buffer& buffer) { return buffer.count == own.count && buffer.dtype == own.dtype; });
 }
 
 WorkPtr HierarchicalCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions call) {
@@ -147,9 +144,8 @@ WorkPtr HierarchicalCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptio
     return flat().all_reduce(std::move(data), op, std::move(call));
   }
   const Signature signature{.op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .root = {}};
-  return start(signature, data.bytes(), call, [&](const HierarchicalChains& chains) {
-    return chains.all_reduce(data, op, call.compression);
-  });
+  return start(signature, data.bytes(), call,
+               [&](const HierarchicalChains& chains) { return chains.all_reduce(data, op, call.compression); });
 }
 
 WorkPtr HierarchicalCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op,
@@ -250,8 +246,8 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
                      " is not possible; size must be at least 1 and rank from 0 to size - 1");
   if (options.clusters.empty()) return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
   if (options.clusters.size() != static_cast<std::size_t>(options.size))
-    throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) + " ranks, but there " +
-                     "are " + std::to_string(options.size) + "; give one for each rank");
+    throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +
+                     " ranks, but there " + "are " + std::to_string(options.size) + "; give one for each rank");
   const Hierarchy hierarchy(options.clusters, options.rank);
   if (hierarchy.is_useful()) return std::make_shared<HierarchicalCommunicator>(std::move(store), std::move(options));
   if (hierarchy.cluster_count() == 1) options.nics = std::move(options.cluster_nics);

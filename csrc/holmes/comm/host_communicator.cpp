@@ -208,11 +208,13 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
   check_equal_count("reduce_scatter", output, inputs[options_.rank]);
   Call call = begin(options);
-  auto collective = std::make_unique<ReduceScatter>(
-      engine_->group(),
-      Signature{.op = OpCode::reduce_scatter, .dtype = output.dtype, .reduction = op, .root = {}, .average_over = options.average_over},
-      call.work, call.deadline,
-      std::move(output), std::move(inputs));
+  auto collective = std::make_unique<ReduceScatter>(engine_->group(),
+                                                    Signature{.op = OpCode::reduce_scatter,
+                                                              .dtype = output.dtype,
+                                                              .reduction = op,
+                                                              .root = {},
+                                                              .average_over = options.average_over},
+                                                    call.work, call.deadline, std::move(output), std::move(inputs));
   return finish(std::move(call), std::move(collective));
 }
 

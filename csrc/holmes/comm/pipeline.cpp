@@ -147,7 +147,8 @@ bool Pipeline::has_failed() const {
 void Pipeline::throw_if_failed(const std::string& name) const {
   const std::lock_guard lock(mutex_);
   if (!failure_) return;
-  throw_error(failure_->kind, "communicator '" + name + "' is dead, make a new one. It failed with: " + failure_->message,
+  throw_error(failure_->kind,
+              "communicator '" + name + "' is dead, make a new one. It failed with: " + failure_->message,
               failure_->context);
 }
 
