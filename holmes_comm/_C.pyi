@@ -304,7 +304,7 @@ class Communicator:
         op: str = "sum",
         async_op: bool = False,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
-        compression: Compression = None,
+        compression: Compression | None = None,
     ) -> typing.Any:
         """
         Collective, in place: `tensor` (any shape, count and dtype equal on all ranks) becomes the reduction over all

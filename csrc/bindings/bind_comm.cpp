@@ -198,12 +198,12 @@ void bind_communicator(py::module_& module) {
       .def(
           "all_reduce",
           [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op,
-             const TimeoutSeconds& timeout_s, const std::shared_ptr<Compression>& compression) {
+             const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression) {
             Buffer data = to_buffer(tensor, "all_reduce: tensor", true);
             const ReduceOp reduction = reduce_op_from_name(op);
             return run(async_op, [&] {
               CallOptions options = call_options(async_op, timeout_s);
-              options.compression = compression;
+              options.compression = compression.value_or(nullptr);
               return self.all_reduce(std::move(data), reduction, std::move(options));
             });
           },

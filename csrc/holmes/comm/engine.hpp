@@ -37,6 +37,8 @@ public:
   void close();
   bool is_dead() const { return dead_.load(std::memory_order_acquire); }
   void throw_if_dead() const;
+  // What ended it; nothing while it lives.
+  std::optional<Failure> failure() const;
   Group& group() { return *group_; }
   std::vector<ConnectionInfo> connections() const;
 
@@ -65,6 +67,7 @@ private:
   bool involves(int peer) const;
   bool is_missed(int peer) const;
   void request_failure(const Failure& failure);
+  void fail_as_requested();
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
   void close_now();
   void drive_until(const Work& work, std::optional<Clock::time_point> until);

@@ -158,6 +158,16 @@ void Engine::request_failure(const Failure& failure) {
   wake();
 }
 
+void Engine::fail_as_requested() {
+  std::optional<Failure> failure;
+  {
+    std::lock_guard lock(mutex_);
+    failure.swap(requested_failure_);
+    failure_requested_.store(false);
+  }
+  if (failure) fail(*failure);
+}
+
 void Engine::abort(const std::string& reason) {
   if (is_dead()) return;
   request_failure(abort_failure(reason));
@@ -186,6 +196,7 @@ void Engine::close() {
 
 void Engine::close_now() {
   close_requested_.store(false, std::memory_order_release);
+  if (failure_requested_.load(std::memory_order_acquire)) fail_as_requested();
   if (is_dead()) return;
   if (has_pending()) {
     take_inbox();

@@ -104,9 +104,12 @@ void HierarchicalCommunicator::choose_min_bytes() {
 }
 
 HierarchicalCommunicator::~HierarchicalCommunicator() {
-  if (!pipeline_->has_pending()) return;
-  Failure failure = parts_->flat->abort_failure("it was destroyed with operations pending");
-  pipeline_->fail(failure);
+  // A failure of the flat part is the reason why all of them end.
+  if (const auto failure = parts_->flat->failure()) {
+    pipeline_->fail(*failure);
+  } else if (pipeline_->has_pending()) {
+    pipeline_->fail(parts_->flat->abort_failure("it was destroyed with operations pending"));
+  }
 }
 
 HostCommunicator& HierarchicalCommunicator::flat() const {
@@ -125,7 +128,9 @@ WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes
   const auto announce = [&]() -> std::vector<WorkPtr> {
     return {parts_->flat->announce(signature, {.timeout = timeout, .async = true})};
   };
-  return finished(pipeline_->start(announce, std::move(chains)), call.async);
+  std::string title = std::string(holmes::name(signature.op)) + " of " + std::to_string(bytes) +
+                      " bytes on communicator '" + options_.name + "'";
+  return finished(pipeline_->start(std::move(title), announce, std::move(chains)), call.async);
 }
 
 bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& buffers, const Buffer& own) const {

@@ -39,6 +39,7 @@ public:
   WorkPtr announce(const Signature& signature, CallOptions call);
   // As abort, with this failure; does not run callbacks in the calling thread.
   void fail(const Failure& failure) { engine_->fail_in_background(failure); }
+  std::optional<Failure> failure() const { return engine_->failure(); }
   Failure abort_failure(const std::string& reason) const { return engine_->abort_failure(reason); }
 
 private:

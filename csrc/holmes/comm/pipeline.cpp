@@ -5,20 +5,26 @@
 namespace holmes {
 namespace {
 
-Failure failure_of(const std::exception_ptr& error) {
+// `title`: of the operation it happened in; empty where the error names it.
+Failure failure_of(const std::exception_ptr& error, const std::string& title) {
+  Failure failure;
   try {
     std::rethrow_exception(error);
   } catch (const HolmesError& known) {
-    return {known.kind(), known.what(), known.context()};
+    failure = {known.kind(), known.what(), known.context()};
   } catch (const std::exception& other) {
-    return {ErrorKind::system, other.what(), {}};
+    failure = {ErrorKind::system, other.what(), {}};
   }
+  // One that a peer reported may say it already.
+  if (!title.empty() && failure.message.find(title) == std::string::npos) failure.message += "; part of " + title;
+  return failure;
 }
 
 }  // namespace
 
 // The handle, and what is missing yet: its chains and its announcement.
 struct Pipeline::Operation {
+  std::string title;
   std::shared_ptr<Work> work = std::make_shared<Work>();
   std::atomic<std::size_t> missing{0};
 };
@@ -30,8 +36,9 @@ struct Pipeline::Link {
   std::size_t stage = 0;
 };
 
-WorkPtr Pipeline::start(const Step& announce, std::vector<Chain> chains) {
+WorkPtr Pipeline::start(std::string title, const Step& announce, std::vector<Chain> chains) {
   auto operation = std::make_shared<Operation>();
+  operation->title = std::move(title);
   operation->missing = chains.size() + 1;
   operation->work->mark_running();
   std::vector<std::shared_ptr<Link>> links;
@@ -49,7 +56,7 @@ WorkPtr Pipeline::start(const Step& announce, std::vector<Chain> chains) {
       links.push_back(std::make_shared<Link>(Link{std::move(chain), operation, tickets_++, 0}));
   }
   for (const auto& link : links) enter(link);
-  await(announcement, [self = shared_from_this(), operation] { self->finish_part(operation); });
+  await(announcement, "", [self = shared_from_this(), operation] { self->finish_part(operation); });
   return operation->work;
 }
 
@@ -76,10 +83,10 @@ void Pipeline::run(const std::shared_ptr<Link>& link) {
   try {
     if (const Step step = std::move(link->steps[link->stage])) works = step();
   } catch (...) {
-    fail(failure_of(std::current_exception()));
+    fail(failure_of(std::current_exception(), link->operation->title));
     return;
   }
-  await(works, [self = shared_from_this(), link] {
+  await(works, link->operation->title, [self = shared_from_this(), link] {
     if (++link->stage < stage_count) {
       self->enter(link);
     } else {
@@ -89,7 +96,7 @@ void Pipeline::run(const std::shared_ptr<Link>& link) {
 }
 
 // Runs `then` when all works have succeeded; a failed one fails everything.
-void Pipeline::await(const std::vector<WorkPtr>& works, std::function<void()> then) {
+void Pipeline::await(const std::vector<WorkPtr>& works, const std::string& title, std::function<void()> then) {
   struct Join {
     std::atomic<std::size_t> missing;
     std::function<void()> then;
@@ -99,9 +106,9 @@ void Pipeline::await(const std::vector<WorkPtr>& works, std::function<void()> th
     if (at->missing.fetch_sub(1) == 1) at->then();
   };
   for (const auto& work : works)
-    work->on_final([self = shared_from_this(), join, arrive, work] {
+    work->on_final([self = shared_from_this(), join, arrive, work, title] {
       if (work->state() == WorkState::failed) {
-        self->fail(failure_of(work->error()));
+        self->fail(failure_of(work->error(), title));
       } else {
         arrive(join);
       }

@@ -29,9 +29,10 @@ public:
   // `on_failure` hears of the first failure, once; it must not block.
   explicit Pipeline(std::function<void(const Failure&)> on_failure) : on_failure_(std::move(on_failure)) {}
 
-  // Starts an operation: `works` and all chains must come to an end, then it is final. `announce` runs first, in the
-  // order of the chains of several threads; what it throws leaves everything as it was. Throws what ended the pipeline.
-  WorkPtr start(const Step& announce, std::vector<Chain> chains);
+  // Starts an operation; it is final when what `announce` submits and all chains are. `announce` runs first, for several
+  // threads in the order of their chains; what it throws leaves everything as it was. `title` says in the errors of the
+  // chains what they are parts of. Throws what ended the pipeline.
+  WorkPtr start(std::string title, const Step& announce, std::vector<Chain> chains);
 
   // Ends everything: pending and later operations raise `failure`.
   void fail(const Failure& failure);
@@ -51,7 +52,7 @@ private:
 
   void enter(const std::shared_ptr<Link>& link);
   void run(const std::shared_ptr<Link>& link);
-  void await(const std::vector<WorkPtr>& works, std::function<void()> then);
+  void await(const std::vector<WorkPtr>& works, const std::string& title, std::function<void()> then);
   void finish_part(const std::shared_ptr<Operation>& operation);
 
   const std::function<void(const Failure&)> on_failure_;
