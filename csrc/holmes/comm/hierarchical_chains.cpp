@@ -11,13 +11,6 @@ namespace {
 // partial sum leaves the range of the result.
 ReduceOp between_clusters(ReduceOp op) { return op == ReduceOp::avg ? ReduceOp::sum : op; }
 
-// Uninitialised memory for `count` elements, freed with the buffer.
-Buffer scratch(std::size_t count, DType dtype) {
-  std::shared_ptr<std::byte[]> memory(new std::byte[count * size_bytes(dtype)]);
-  std::byte* const data = memory.get();
-  return {data, count, dtype, std::shared_ptr<void>(std::move(memory), data)};
-}
-
 std::vector<WorkPtr> one(WorkPtr work) { return {std::move(work)}; }
 
 // The crossing of one rank's share of a piece, compressed: every rank gets all encoded shares, its own too, and adds
@@ -28,9 +21,9 @@ struct CompressedShare {
   std::shared_ptr<float> residual;  // null: no error feedback
   std::vector<Buffer> encoded;      // by cluster
 
-  std::vector<WorkPtr> send(HostCommunicator& cross, const CallOptions& call) {
+  std::vector<WorkPtr> send(HostCommunicator& cross, ScratchPool& scratch, const CallOptions& call) {
     const std::size_t bytes = encoded_bytes(compression->codec(), share.count);
-    const Buffer all = scratch(bytes * static_cast<std::size_t>(cross.size()), DType::uint8);
+    const Buffer all = scratch.take(bytes * static_cast<std::size_t>(cross.size()), DType::uint8);
     for (int cluster = 0; cluster < cross.size(); ++cluster)
       encoded.push_back(slice(all, {bytes * static_cast<std::size_t>(cluster), bytes}));
     const Buffer own = encoded[static_cast<std::size_t>(cross.rank())];
@@ -101,7 +94,7 @@ std::vector<Chain> HierarchicalChains::all_reduce(const Buffer& data, ReduceOp o
       compressed = std::make_shared<CompressedShare>(CompressedShare{compression, own, {}, {}});
       if (residual) compressed->residual = {residual, residual.get() + done};
       done += own.count;
-      chain[1] = [self = *this, compressed] { return compressed->send(*self.parts_->cross, self.call()); };
+      chain[1] = [self = *this, compressed] { return compressed->send(*self.parts_->cross, *self.parts_->scratch, self.call()); };
     } else if (parts_->cross) {
       chain[1] = [self = *this, own, op] {
         return one(self.parts_->cross->all_reduce(own, between_clusters(op), self.call()));
@@ -129,7 +122,7 @@ std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, cons
       for (int k = 0; k < at.cluster_count(); ++k) {
         std::vector<Buffer> blocks;
         for (const int rank : at.members(k)) blocks.push_back(slice(inputs[static_cast<std::size_t>(rank)], piece));
-        partial->push_back(scratch(piece.count, blocks.front().dtype));
+        partial->push_back(self.parts_->scratch->take(piece.count, blocks.front().dtype));
         works.push_back(
             self.parts_->scatter->reduce_scatter(partial->back(), std::move(blocks), op, self.averaging_call()));
       }
@@ -204,7 +197,7 @@ std::vector<Chain> HierarchicalChains::reduce(const Buffer& data, int root, Redu
     const auto partial = std::make_shared<Buffer>();
     Chain chain;
     chain[0] = [self = *this, parts, op, partial, index = static_cast<std::size_t>(at.index())] {
-      *partial = scratch(parts[index].count, parts[index].dtype);
+      *partial = self.parts_->scratch->take(parts[index].count, parts[index].dtype);
       return one(self.parts_->scatter->reduce_scatter(*partial, parts, op, self.averaging_call()));
     };
     if (parts_->cross)

@@ -5,6 +5,7 @@
 #include "holmes/comm/hierarchy.hpp"
 #include "holmes/comm/host_communicator.hpp"
 #include "holmes/comm/pipeline.hpp"
+#include "holmes/comm/scratch_pool.hpp"
 
 namespace holmes {
 
@@ -16,6 +17,8 @@ struct HierarchicalParts {
   std::shared_ptr<HostCommunicator> scatter{};  // this rank's cluster, on its NICs: first stage
   std::shared_ptr<HostCommunicator> cross{};    // equal index in every cluster, on the NICs all share; null: no share
   std::shared_ptr<HostCommunicator> gather{};   // this rank's cluster, on its NICs: last stage
+
+  std::shared_ptr<ScratchPool> scratch = std::make_shared<ScratchPool>();
 
   // Ends all of them; does not run callbacks in the calling thread.
   void fail(const Failure& failure) const;
