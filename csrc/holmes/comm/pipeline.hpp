@@ -23,7 +23,8 @@ using Chain = std::array<Step, stage_count>;
 
 // In each stage the steps of all chains run in the order in which the chains were started, whatever came to an end
 // first: where each stage has communicators of its own, the ranks' calls on them match. Chains overlap: while one is in
-// a late stage, the next ones are in earlier stages. The first failure ends everything. Thread-safe.
+// a late stage, the next ones are in earlier stages. The first failure ends everything; an operation is final when none of its steps' operations runs any
+// more. Thread-safe.
 class Pipeline : public std::enable_shared_from_this<Pipeline> {
 public:
   // `on_failure` hears of the first failure, once; it must not block.
@@ -52,7 +53,10 @@ private:
 
   void enter(const std::shared_ptr<Link>& link);
   void run(const std::shared_ptr<Link>& link);
-  void await(const std::vector<WorkPtr>& works, const std::string& title, std::function<void()> then);
+  bool begin_step(const std::shared_ptr<Operation>& operation);
+  void await(const std::vector<WorkPtr>& works, const std::shared_ptr<Operation>& operation, const std::string& title,
+             std::function<void()> then);
+  void end_step(const std::shared_ptr<Operation>& operation);
   void finish_part(const std::shared_ptr<Operation>& operation);
 
   const std::function<void(const Failure&)> on_failure_;
