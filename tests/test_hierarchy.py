@@ -76,7 +76,7 @@ def test_compression_needs_clusters_and_sums_of_float32() -> None:
 
 
 def test_all_ranks_or_none_name_a_cluster() -> None:
-    with pytest.raises(holmes_comm.NicError, match="rank 1 .* names no cluster, but rank 0 names 'a'"):
+    with pytest.raises(holmes_comm.NicError, match=r"rank 1 .* names no cluster, but rank 0 names 'a'"):
         run_clusters(["a", "", "b"], lambda comm: None)
 
 

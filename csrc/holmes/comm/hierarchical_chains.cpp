@@ -94,7 +94,9 @@ std::vector<Chain> HierarchicalChains::all_reduce(const Buffer& data, ReduceOp o
       compressed = std::make_shared<CompressedShare>(CompressedShare{compression, own, {}, {}});
       if (residual) compressed->residual = {residual, residual.get() + done};
       done += own.count;
-      chain[1] = [self = *this, compressed] { return compressed->send(*self.parts_->cross, *self.parts_->scratch, self.call()); };
+      chain[1] = [self = *this, compressed] {
+        return compressed->send(*self.parts_->cross, *self.parts_->scratch, self.call());
+      };
     } else if (parts_->cross) {
       chain[1] = [self = *this, own, op] {
         return one(self.parts_->cross->all_reduce(own, between_clusters(op), self.call()));

@@ -36,7 +36,8 @@ std::uint64_t total_bytes(const std::vector<Buffer>& buffers) {
 
 HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
     : store_(std::move(store)), options_(std::move(options)) {
-  parts_ = std::make_shared<HierarchicalParts>(HierarchicalParts{.hierarchy = Hierarchy(options_.clusters, options_.rank)});
+  parts_ =
+      std::make_shared<HierarchicalParts>(HierarchicalParts{.hierarchy = Hierarchy(options_.clusters, options_.rank)});
   pipeline_ = std::make_shared<Pipeline>([parts = parts_](const Failure& failure) { parts->fail(failure); });
   connect_parts();
   choose_min_bytes();

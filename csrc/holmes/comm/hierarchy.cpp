@@ -7,9 +7,9 @@ namespace holmes {
 namespace {
 
 // Smaller pieces cost more latency than their overlap gains; more of them shorten only what does not overlap, the first
-// piece's reduce-scatter and the last one's all-gather, to a sixteenth.
+// piece's reduce-scatter and the last one's all-gather, to a thirty-second.
 constexpr std::size_t min_piece_bytes = 256 * 1024;
-constexpr std::size_t max_pieces = 16;
+constexpr std::size_t max_pieces = 32;
 // Cuts fall between cache lines.
 constexpr std::size_t line_bytes = 64;
 

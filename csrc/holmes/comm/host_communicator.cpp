@@ -143,9 +143,10 @@ struct HostCommunicator::Call {
 
 HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const {
   if (options.compression)
-    throw UsageError("communicator '" + options_.name +
-                     "': compression is for all_reduce over a group that spans clusters, and this is not one; leave it "
-                     "out, or give each rank its cluster's name when the communicator is made");
+    throw UsageError(
+        "communicator '" + options_.name +
+        "': compression is for all_reduce over a group that spans clusters; leave it out here, or give each "
+        "rank its cluster's name when the communicator is made");
   return {std::make_shared<HostWork>(engine_), Clock::now() + options.timeout.value_or(options_.timeout),
           options.async};
 }

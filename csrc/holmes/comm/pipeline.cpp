@@ -79,11 +79,12 @@ void Pipeline::enter(const std::shared_ptr<Link>& link) {
   if (stage.is_running) return;
   stage.is_running = true;
   while (!failure_ && !stage.ready.empty() && stage.ready.begin()->first == stage.next) {
-    const auto turn = stage.ready.begin()->second;
+    auto turn = std::move(stage.ready.begin()->second);
     stage.ready.erase(stage.ready.begin());
     ++stage.next;
     lock.unlock();
     run(turn);
+    turn.reset();  // its buffers' owners may wait for locks of the caller (Python's)
     lock.lock();
   }
   stage.is_running = false;

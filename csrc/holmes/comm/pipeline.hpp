@@ -23,16 +23,16 @@ using Chain = std::array<Step, stage_count>;
 
 // In each stage the steps of all chains run in the order in which the chains were started, whatever came to an end
 // first: where each stage has communicators of its own, the ranks' calls on them match. Chains overlap: while one is in
-// a late stage, the next ones are in earlier stages. The first failure ends everything; an operation is final when none of its steps' operations runs any
-// more. Thread-safe.
+// a late stage, the next ones are in earlier stages. The first failure ends everything; an operation is final when none
+// of its steps' operations runs any more. Thread-safe.
 class Pipeline : public std::enable_shared_from_this<Pipeline> {
 public:
   // `on_failure` hears of the first failure, once; it must not block.
   explicit Pipeline(std::function<void(const Failure&)> on_failure) : on_failure_(std::move(on_failure)) {}
 
-  // Starts an operation; it is final when what `announce` submits and all chains are. `announce` runs first, for several
-  // threads in the order of their chains; what it throws leaves everything as it was. `title` says in the errors of the
-  // chains what they are parts of. Throws what ended the pipeline.
+  // Starts an operation; it is final when what `announce` submits and all chains are. `announce` runs first, for
+  // several threads in the order of their chains; what it throws leaves everything as it was. `title` says in the
+  // errors of the chains what they are parts of. Throws what ended the pipeline.
   WorkPtr start(std::string title, const Step& announce, std::vector<Chain> chains);
 
   // Ends everything: pending and later operations raise `failure`.
