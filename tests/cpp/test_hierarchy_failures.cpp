@@ -18,6 +18,12 @@ bool contains(const std::string& text, const std::string& part) {
   return found;
 }
 
+// Memory that lives as long as an operation uses it.
+Buffer owned_buffer() {
+  const auto memory = std::make_shared<std::vector<float>>(count);
+  return {memory->data(), count, DType::float32, memory};
+}
+
 // Runs `call`, which must throw an `Error`.
 template <class Error>
 Error raised(const std::function<void()>& call) {
@@ -122,16 +128,14 @@ void check_death() {
   // Rank 3 leaves while the others are in the middle.
   run_clusters({0, 0, 1, 1}, 0, [](Communicator& comm) {
     all_reduce(comm, 1000);
-    std::vector<std::vector<float>> data(4, std::vector<float>(count));
     if (comm.rank() == 3) {
-      comm.all_reduce(buffer(data[0], DType::float32), ReduceOp::sum, {.async = true});
+      comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true});
       return;
     }
     bool lost = false;
     try {
       std::vector<WorkPtr> works;
-      for (auto& item : data)
-        works.push_back(comm.all_reduce(buffer(item, DType::float32), ReduceOp::sum, {.async = true}));
+      for (int i = 0; i < 4; ++i) works.push_back(comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true}));
       for (const auto& work : works) work->wait();
     } catch (const CommunicatorError& error) {  // destroyed with operations pending, or gone
       CHECK(contains(error.what(), "rank 3 (host "));
@@ -163,11 +167,8 @@ void check_abort() {
 void check_destruction_with_pending() {
   for (int round = 0; round < 5; ++round) {
     WorkPtr works[4];
-    std::vector<float> data[4];
     run_clusters({0, 0, 1, 1}, 0, [&](Communicator& comm) {
-      const auto rank = static_cast<std::size_t>(comm.rank());
-      data[rank].resize(count);
-      works[rank] = comm.all_reduce(buffer(data[rank], DType::float32), ReduceOp::sum, {.async = true});
+      works[comm.rank()] = comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true});
     });
     for (const auto& work : works) {
       try {
