@@ -10,6 +10,7 @@ import typing
 
 __all__: list[str] = [
     "Communicator",
+    "Compression",
     "LocalStore",
     "Nic",
     "PrefixStore",
@@ -248,6 +249,30 @@ class Work:
         'queued', 'running', 'completed' or 'failed'.
         """
 
+class Compression:
+    """
+    How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps what
+    compression left out of this rank's share and adds it the next time: use one object for each tensor then. Thread-safe.
+    """
+    def __init__(self, codec: str, *, error_feedback: bool = False) -> None:
+        """
+        `codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.
+        """
+    def reset(self) -> None:
+        """
+        Forgets what was left out. Local. Raises UsageError while an operation uses it.
+        """
+    @property
+    def codec(self) -> str:
+        """
+        'bf16' or 'int8'.
+        """
+    @property
+    def error_feedback(self) -> bool:
+        """
+        Whether it keeps what is left out.
+        """
+
 class Communicator:
     """
     A group of ranks bound to their NICs. All ranks call the same collectives in the same order; sends and receives match
@@ -279,10 +304,12 @@ class Communicator:
         op: str = "sum",
         async_op: bool = False,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        compression: Compression | None = None,
     ) -> typing.Any:
         """
         Collective, in place: `tensor` (any shape, count and dtype equal on all ranks) becomes the reduction over all
-        ranks, bit-identical on all of them.
+        ranks, bit-identical on all of them. `compression`: a Compression of the hop between clusters, for sums and averages
+        of float32 on a communicator that spans clusters; None: not compressed.
 
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
@@ -497,8 +524,12 @@ def make_communicator(
     timeout_s: typing.SupportsFloat | typing.SupportsIndex,
     connect_timeout_s: typing.SupportsFloat | typing.SupportsIndex,
     secret: str = "",
+    clusters: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    cluster_nics: collections.abc.Sequence[tuple[str, str]] = [],
+    hierarchical_min_bytes: typing.SupportsInt | typing.SupportsIndex | None = None,
 ) -> Communicator:
     """
     Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in the same order
-    on every rank. holmes_comm.init chooses the NICs and calls this.
+    on every rank, and, where `clusters` (each rank's cluster, by rank) names several, over `cluster_nics` inside its own
+    cluster. holmes_comm.init chooses the NICs and calls this.
     """

@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holmes_comm._C import Communicator, LocalStore, PrefixStore, Store, TcpStore, Work
+    from holmes_comm._C import Communicator, Compression, LocalStore, PrefixStore, Store, TcpStore, Work
     from holmes_comm.communicator import init
     from holmes_comm.errors import (
         AbortedError,
@@ -37,6 +37,7 @@ __all__ = [
     "AbortedError",
     "Communicator",
     "CommunicatorError",
+    "Compression",
     "HolmesError",
     "JobError",
     "LocalStore",
@@ -61,7 +62,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "_C": ("Communicator", "LocalStore", "PrefixStore", "Store", "TcpStore", "Work"),
+    "_C": ("Communicator", "Compression", "LocalStore", "PrefixStore", "Store", "TcpStore", "Work"),
     "communicator": ("init",),
     "nics": ("Nic", "NicSelection", "discover_nics"),
 }

@@ -8,8 +8,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from holmes_comm import _C
+from holmes_comm.clusters import agree_membership, bindings
 from holmes_comm.errors import UsageError
-from holmes_comm.nics import NicSelection, agree_nics
+from holmes_comm.nics import NicSelection
 
 if TYPE_CHECKING:
     from holmes_comm._C import Communicator
@@ -33,6 +34,9 @@ def init(
     timeout_s: float = _DEFAULT_TIMEOUT_S,
     connect_timeout_s: float = _DEFAULT_CONNECT_TIMEOUT_S,
     secret: str = "",
+    cluster: str | None = None,
+    cluster_nics: NicSelection | None = None,
+    hierarchical_min_bytes: int | None = None,
 ) -> Communicator:
     """Make a communicator. Collective over all ranks that share the store.
 
@@ -49,6 +53,12 @@ def init(
         connect_timeout_s: deadline of the set-up in seconds.
         secret: per-job secret, the same on all ranks; empty: HOLMES_SECRET, else made by rank 0 and shared by the
             store.
+        cluster: name of the cluster this rank is in; None: HOLMES_CLUSTER, else no cluster. Where the ranks name
+            several, large collectives run hierarchically (docs/hierarchy.md), and ``nics`` joins the clusters.
+        cluster_nics: which NICs to use inside the cluster; None: HOLMES_CLUSTER_NICS, else the fastest NIC that the
+            cluster's ranks share.
+        hierarchical_min_bytes: size in bytes from which on operations over several clusters run hierarchically, the
+            same on all ranks; None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured now (some tenths of a second).
 
     Raises:
         NicError: a rank has no NIC that fits; names rank, host and interface, on all ranks.
@@ -65,20 +75,30 @@ def init(
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     if transport is None:
         transport = selection.transport if selection is not None else "auto"
-    chosen, reason = agree_nics(
-        store, rank, size, selection, timeout_s=connect_timeout_s, key_prefix=f"holmes/{name}/nics"
+    membership = agree_membership(
+        store,
+        rank,
+        size,
+        selection,
+        cluster,
+        cluster_nics,
+        timeout_s=connect_timeout_s,
+        key_prefix=f"holmes/{name}/nics",
     )
-    _log.info("communicator %s: %s", name, reason)
+    _log.info("communicator %s: %s", name, membership.reason)
     return _C.make_communicator(
         store,
         rank,
         size,
         f"holmes/{name}",
-        [(nic.netdev, nic.address or "") for nic in chosen],
+        bindings(membership.nics),
         transport,
         timeout_s,
         connect_timeout_s,
         secret,
+        membership.clusters,
+        bindings(membership.cluster_nics),
+        hierarchical_min_bytes,
     )
 
 

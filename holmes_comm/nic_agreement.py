@@ -22,7 +22,7 @@ _PROBE = timedelta(milliseconds=10)  # to ask whether a key exists; a store has 
 
 
 class Store(Protocol):
-    """What agree_nics needs of a store; any torch.distributed Store has it."""
+    """What agree_group needs of a store; any torch.distributed Store has it."""
 
     def set(self, key: str, value: str, /) -> object:
         """Sets `key`."""
@@ -77,7 +77,15 @@ class _Network(NamedTuple):
         )
 
 
-def agree_nics(
+class Agreement(NamedTuple):
+    """What the ranks of a group agreed on: this rank's NICs, the reason, and the cluster every rank names."""
+
+    nics: list[Nic]
+    reason: str
+    clusters: list[str]
+
+
+def agree_group(
     store: Store,
     rank: int,
     size: int,
@@ -87,28 +95,32 @@ def agree_nics(
     key_prefix: str,
     sysfs_root: str | os.PathLike[str] | None = None,
     max_rails: int | None = None,
-) -> tuple[list[Nic], str]:
+    cluster: str = "",
+) -> Agreement:
     """Chooses, together with the other ranks, the NICs the group uses. Collective over the `size` ranks of `store`.
 
-    Returns this rank's NICs (rails, in the same order on every rank; bind `nic.address` of `nic.netdev`) and the reason
-    in words. The choice is the fastest network (link layer and subnet) in which every rank has a usable NIC, by the
-    speed of its slowest member; InfiniBand before RoCE before Ethernet where speeds are equal. RoCE on some ranks and
-    plain Ethernet on others of one subnet counts as Ethernet. Where no network is shared: Ethernet with a gateway on
-    every rank. Where all ranks are on one host and `selection` asks for nothing: loopback; the list may then be empty.
+    Returns this rank's NICs (rails, in the same order on every rank; bind `nic.address` of `nic.netdev`), the reason
+    in words, and every rank's `cluster`. The choice is the fastest network (link layer and subnet) in which every rank
+    has a usable NIC, by the speed of its slowest member; InfiniBand before RoCE before Ethernet where speeds are equal.
+    RoCE on some ranks and plain Ethernet on others of one subnet counts as Ethernet. Where no network is shared:
+    Ethernet with a gateway on every rank. Where all ranks are on one host and `selection` asks for nothing: loopback;
+    the list may then be empty.
 
     selection: what to choose from; None: HOLMES_NICS and HOLMES_TRANSPORT. It may differ between ranks.
     timeout_s: seconds to wait for the other ranks. key_prefix: keys used in the store; a fresh one for every call.
     sysfs_root: as in discover_nics. max_rails: return up to so many NICs of the best network's class, fastest first;
-    None: what the selections say, the smallest number where they differ.
-    Raises on every rank: NicError where a rank's selection is wrong or nothing is shared, TimeoutError where a rank did
-    not take part; both name the rank and its host.
+    None: what the selections say, the smallest number where they differ. cluster: name of this rank's cluster; all
+    ranks or none have one.
+    Raises on every rank: NicError where a rank's selection is wrong, nothing is shared or only some name a cluster,
+    TimeoutError where a rank did not take part; both name the rank and its host.
     """
     deadline = time.monotonic() + timeout_s
     nics: list[Nic] = []
     try:
         nics = discover_nics(None if sysfs_root is None else os.fspath(sysfs_root))
         selection = NicSelection.from_env() if selection is None else selection
-        record = _describe(nics, selection) | {"max_rails": selection.max_rails if max_rails is None else max_rails}
+        rails = selection.max_rails if max_rails is None else max_rails
+        record = _describe(nics, selection) | {"max_rails": rails, "cluster": cluster}
     except (errors.HolmesError, OSError) as error:
         record = _record(error=str(error), nic=getattr(error, "nic", "") or "")
     store.set(f"{key_prefix}/nics/{rank}", json.dumps(record))
@@ -122,7 +134,16 @@ def agree_nics(
         decision = json.loads(store.get(decision_key))
     _raise_error(decision, rank)
     by_name = {nic.name: nic for nic in nics}
-    return [by_name[name].with_address(ip) for name, ip in decision["choices"][rank]], decision["reason"]
+    chosen = [by_name[name].with_address(ip) for name, ip in decision["choices"][rank]]
+    return Agreement(chosen, decision["reason"], decision["clusters"])
+
+
+def agree_nics(
+    store: Store, rank: int, size: int, selection: NicSelection | None = None, **options: Any
+) -> tuple[list[Nic], str]:
+    """As agree_group, for a group without clusters: this rank's NICs and the reason. Collective."""
+    agreement = agree_group(store, rank, size, selection, **options)
+    return agreement.nics, agreement.reason
 
 
 def _record(**changes: Any) -> dict[str, Any]:
@@ -132,6 +153,7 @@ def _record(**changes: Any) -> dict[str, Any]:
         "candidates": [],
         "loopback": None,
         "max_rails": 1,
+        "cluster": "",
         "restricts": False,
         "error": "",
         "nic": "",
@@ -201,7 +223,7 @@ def _collect_and_decide(store: Store, size: int, deadline: float, key_prefix: st
         records.append(json.loads(store.get(f"{key_prefix}/nics/{rank}")))
     for record in records:
         record["candidates"] = [_Candidate(*fields) for fields in record["candidates"]]
-    return decide(records)
+    return decide(records) | {"clusters": [record["cluster"] for record in records]}
 
 
 def decide(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -213,6 +235,16 @@ def decide(records: list[dict[str, Any]]) -> dict[str, Any]:
         more = f" ({_ranks(wrong[1:])} failed too)" if wrong[1:] else ""
         return _error(
             f"rank {wrong[0]} on host {first['host']}: {first['error']}{more}", records, wrong[0], first["nic"]
+        )
+    named = [bool(record["cluster"]) for record in records]
+    if any(named) and not all(named):
+        bare = named.index(False)
+        return _error(
+            f"rank {bare} on host {records[bare]['host']} names no cluster, but rank {named.index(True)} names "
+            f"{records[named.index(True)]['cluster']!r}; give every rank one (cluster= or HOLMES_CLUSTER), or none",
+            records,
+            bare,
+            "",
         )
     one_place = len({record["place"] for record in records}) == 1
     if one_place and not any(record["restricts"] for record in records) and all(r["loopback"] for r in records):

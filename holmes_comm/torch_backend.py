@@ -69,7 +69,8 @@ def _create(options: Any, pg_options: Any) -> Any:
     import torch.distributed as dist
 
     from holmes_comm._c10d import ProcessGroupHolmes
-    from holmes_comm.nics import NicSelection, agree_nics
+    from holmes_comm.clusters import agree_membership, bindings
+    from holmes_comm.nics import NicSelection
 
     if pg_options is not None and not isinstance(pg_options, NicSelection):
         raise UsageError(
@@ -83,8 +84,8 @@ def _create(options: Any, pg_options: Any) -> Any:
     incarnation = (options.store.add(arrivals, 1) - 1) // size
     store = dist.PrefixStore(f"{NAME}/{incarnation}", options.store)
     try:
-        nics, reason = agree_nics(
-            store, rank, size, selection, timeout_s=connect_timeout.total_seconds(), key_prefix="nics"
+        membership = agree_membership(
+            store, rank, size, selection, None, None, timeout_s=connect_timeout.total_seconds(), key_prefix="nics"
         )
         return ProcessGroupHolmes(
             store,
@@ -93,10 +94,12 @@ def _create(options: Any, pg_options: Any) -> Any:
             timeout=options.timeout,
             connect_timeout=connect_timeout,
             name=options.group_id,
-            nics=[(nic.netdev, nic.address) for nic in nics],
+            nics=bindings(membership.nics),
             transport=selection.transport,
             global_ranks=options.global_ranks_in_group,
-            nic_reason=reason,
+            nic_reason=membership.reason,
+            clusters=membership.clusters,
+            cluster_nics=bindings(membership.cluster_nics),
         )
     except Exception:
         # Somebody never came: not counting this attempt lets the next one meet him.

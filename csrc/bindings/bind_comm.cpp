@@ -7,6 +7,7 @@
 #include "bindings/connection_dict.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/comm/communicator.hpp"
+#include "holmes/comm/compression.hpp"
 #include "holmes/core/error.hpp"
 
 namespace py = pybind11;
@@ -126,15 +127,26 @@ void bind_work(py::module_& module) {
           "Seconds from submission to the final state (to now where it is not final).");
 }
 
+using NicPairs = std::vector<std::pair<std::string, std::string>>;
+
+std::vector<NicBinding> to_bindings(const NicPairs& nics) {
+  std::vector<NicBinding> bindings;
+  for (const auto& [interface, address] : nics) bindings.push_back({interface, address});
+  return bindings;
+}
+
 std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, const std::string& name,
-                                   const std::vector<std::pair<std::string, std::string>>& nics,
-                                   const std::string& transport, double timeout_s, double connect_timeout_s,
-                                   const std::string& secret) {
+                                   const NicPairs& nics, const std::string& transport, double timeout_s,
+                                   double connect_timeout_s, const std::string& secret, std::vector<int> clusters,
+                                   const NicPairs& cluster_nics, std::optional<std::uint64_t> hierarchical_min_bytes) {
   CommunicatorOptions options;
   options.rank = rank;
   options.size = size;
   options.name = name;
-  for (const auto& [interface, address] : nics) options.nics.push_back({interface, address});
+  options.nics = to_bindings(nics);
+  options.clusters = std::move(clusters);
+  options.cluster_nics = to_bindings(cluster_nics);
+  options.hierarchical_min_bytes = hierarchical_min_bytes;
   options.transport = transport_from_name(transport);
   options.timeout = to_duration("timeout_s", timeout_s);
   options.connect_timeout = to_duration("connect_timeout_s", connect_timeout_s);
@@ -170,16 +182,21 @@ void bind_communicator(py::module_& module) {
       .def(
           "all_reduce",
           [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op,
-             const TimeoutSeconds& timeout_s) {
+             const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression) {
             Buffer data = to_buffer(tensor, {"all_reduce: tensor", true, async_op});
             const ReduceOp reduction = reduce_op_from_name(op);
-            return run(async_op,
-                       [&] { return self.all_reduce(std::move(data), reduction, call_options(async_op, timeout_s)); });
+            return run(async_op, [&] {
+              CallOptions options = call_options(async_op, timeout_s);
+              options.compression = compression.value_or(nullptr);
+              return self.all_reduce(std::move(data), reduction, std::move(options));
+            });
           },
-          "tensor"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
+          "tensor"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(), "compression"_a = py::none(),
           doc("Collective, in place: `tensor` (any shape, count and dtype equal on all ranks) becomes the reduction "
               "over all\n"
-              "ranks, bit-identical on all of them.")
+              "ranks, bit-identical on all of them. `compression`: a Compression of the hop between clusters, for "
+              "sums and averages\n"
+              "of float32 on a communicator that spans clusters; None: not compressed.")
               .c_str())
       .def(
           "reduce_scatter",
@@ -373,10 +390,13 @@ void bind_communicator(py::module_& module) {
           "remote_address,\n"
           "device_bound, sent_bytes, received_bytes. Local.");
   module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a,
-             "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "",
+             "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "clusters"_a = std::vector<int>{},
+             "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(),
              "Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in "
              "the same order\n"
-             "on every rank. holmes_comm.init chooses the NICs and calls this.");
+             "on every rank, and, where `clusters` (each rank's cluster, by rank) names several, over `cluster_nics` "
+             "inside its own\n"
+             "cluster. holmes_comm.init chooses the NICs and calls this.");
 }
 
 }  // namespace holmes

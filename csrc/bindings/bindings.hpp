@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 void bind_comm(pybind11::module_& module);
+void bind_compression(pybind11::module_& module);
 void bind_discover(pybind11::module_& module);
 void bind_error(pybind11::module_& module);
 void bind_store(pybind11::module_& module);

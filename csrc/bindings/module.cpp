@@ -6,5 +6,6 @@ PYBIND11_MODULE(_C, module) {
   bind_error(module);
   bind_discover(module);
   bind_store(module);
+  bind_compression(module);
   bind_comm(module);
 }

@@ -10,7 +10,7 @@ AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> wo
       data_(std::move(data)),
       own_(block(group.rank)),
       reducer_(group, data_.begin() + own_.begin_bytes, data_.begin() + own_.begin_bytes,
-               own_.bytes() / size_bytes(data_.dtype), data_.dtype, *signature.reduction,
+               own_.bytes() / size_bytes(data_.dtype), data_.dtype, *signature.reduction, group.size,
                /*bypass_cache=*/false),
       done_bytes_(static_cast<std::size_t>(group.size)) {}
 

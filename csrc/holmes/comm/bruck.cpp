@@ -124,7 +124,8 @@ void BruckReduce::finish() {
   if (output_.count == 0) return;
   std::vector<const void*> sources(static_cast<std::size_t>(group_.size));
   for (int rank = 0; rank < group_.size; ++rank) sources[static_cast<std::size_t>(rank)] = block(rank) + begin_bytes_;
-  reduce(output_.data, sources.data(), group_.size, output_.count, output_.dtype, *signature_.reduction, group_.size);
+  reduce(output_.data, sources.data(), group_.size, output_.count, output_.dtype, *signature_.reduction,
+         signature_.average_over.value_or(group_.size));
 }
 
 }  // namespace holmes

@@ -10,6 +10,11 @@ namespace {
 constexpr std::uint32_t header_magic = 0x484c4d31;  // "HLM1"
 constexpr std::uint8_t no_reduction = 255;
 
+std::string_view compression_suffix(Form form) {
+  if (form == Form::hierarchical_bf16) return " with bf16 compression";
+  return form == Form::hierarchical_int8 ? " with int8 compression" : "";
+}
+
 }  // namespace
 
 std::string_view name(OpCode op) {
@@ -51,12 +56,13 @@ Collective::Header Collective::make_header(int peer) const {
           signature_.op,
           signature_.dtype,
           signature_.reduction ? static_cast<std::uint8_t>(*signature_.reduction) : no_reduction,
-          0,
+          signature_.form,
           signature_.root.value_or(-1),
           static_cast<std::uint32_t>(group_.slice_bytes),
           signature_.sequence,
           send_total_bytes(peer),
           recv_total_bytes(peer),
+          signature_.announced_bytes,
           {}};
 }
 
@@ -180,6 +186,9 @@ std::string Collective::describe(const Header& header) const {
   if (header.reduction < reduce_op_count)
     text += " " + std::string(holmes::name(static_cast<ReduceOp>(header.reduction)));
   if (header.root >= 0) text += " root " + std::to_string(header.root);
+  if (header.form != Form::flat)
+    return text + ", hierarchical" + std::string(compression_suffix(header.form)) + ", of " +
+           std::to_string(header.announced_bytes) + " bytes";
   return text + ", sending " + std::to_string(header.payload_bytes) + " and expecting " +
          std::to_string(header.expected_bytes) + " bytes";
 }
@@ -188,19 +197,22 @@ void Collective::check_header(int peer) const {
   const Header& theirs = flows_[peer].in;
   const Header& mine = flows_[peer].out;
   const ControlLink& control = *group_.controls[peer];
-  const ErrorContext context{
-      .rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
+  const ErrorContext context{.rank = group_.label(group_.rank),
+                             .peer = group_.label(peer),
+                             .host = control.host(),
+                             .nic = control.nic(),
+                             .system_errno = {}};
   if (theirs.magic != header_magic)
     throw ProtocolError("communicator '" + group_.name + "': the stream of " + control.describe() +
                             " does not hold an operation where one is due; all processes must run the same version",
                         context);
   const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.reduction == mine.reduction &&
-                    theirs.root == mine.root && theirs.sequence == mine.sequence &&
-                    theirs.slice_bytes == mine.slice_bytes && theirs.payload_bytes == mine.expected_bytes &&
-                    theirs.expected_bytes == mine.payload_bytes;
+                    theirs.root == mine.root && theirs.sequence == mine.sequence && theirs.form == mine.form &&
+                    theirs.announced_bytes == mine.announced_bytes && theirs.slice_bytes == mine.slice_bytes &&
+                    theirs.payload_bytes == mine.expected_bytes && theirs.expected_bytes == mine.payload_bytes;
   if (same) return;
   throw MismatchError("communicator '" + group_.name + "': " + control.describe() + " called " + describe(theirs) +
-                          ", but rank " + std::to_string(group_.rank) + " called " + describe(mine) +
+                          ", but rank " + std::to_string(group_.label(group_.rank)) + " called " + describe(mine) +
                           " with it; all ranks must call the same operations in the same order with the same dtype, "
                           "count, reduction and root",
                       context);

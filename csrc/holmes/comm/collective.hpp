@@ -29,6 +29,9 @@ enum class OpCode : std::uint8_t {
 };
 std::string_view name(OpCode op);
 
+// How an operation is carried out. Values are part of the wire protocol.
+enum class Form : std::uint8_t { flat = 0, hierarchical = 1, hierarchical_bf16 = 2, hierarchical_int8 = 3 };
+
 // What all ranks must agree on; it travels in front of every collective, on every pair.
 struct Signature {
   OpCode op = OpCode::barrier;
@@ -36,6 +39,9 @@ struct Signature {
   std::optional<ReduceOp> reduction;
   std::optional<int> root;
   std::uint64_t sequence = 0;
+  Form form = Form::flat;
+  std::uint64_t announced_bytes = 0;  // of a hierarchical operation, which moves them on other communicators
+  std::optional<int> average_over{};  // see CallOptions; not compared
 };
 
 // What a collective sees of its communicator. Only the driver touches it while an operation runs.
@@ -43,6 +49,7 @@ struct Group {
   int rank = 0;
   int size = 1;
   std::string name;
+  std::vector<int> labels;                             // number of each rank in messages; empty: its own
   std::vector<std::unique_ptr<Channel>> channels;      // for collectives, by rank; own is null
   std::vector<std::unique_ptr<ControlLink>> controls;  // by rank; own is null
   std::size_t slice_bytes = 64 * 1024;                 // unit of pipelining, agreed at set-up
@@ -50,6 +57,7 @@ struct Group {
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
   std::vector<std::byte> staging;          // memory for the one collective that runs; grows, never shrinks
 
+  int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
   // 64-byte aligned, valid for the running collective.
   std::byte* staging_bytes(std::size_t bytes);
 };
@@ -124,13 +132,14 @@ private:
     OpCode op;
     DType dtype;
     std::uint8_t reduction;  // 255: none
-    std::uint8_t unused;
+    Form form;
     std::int32_t root;  // -1: none (on the wire only)
     std::uint32_t slice_bytes;
     std::uint64_t sequence;
     std::uint64_t payload_bytes;   // that follow
     std::uint64_t expected_bytes;  // that the sender of this header expects back
-    std::uint64_t padding[3];      // to a cache line: what follows in a shared-memory ring stays aligned
+    std::uint64_t announced_bytes;
+    std::uint64_t padding[2];  // to a cache line: what follows in a shared-memory ring stays aligned
   };
   static_assert(sizeof(Header) == 64);
   struct Flow {

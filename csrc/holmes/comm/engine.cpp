@@ -58,6 +58,12 @@ void Engine::throw_if_dead() const {
               failure_.context);
 }
 
+std::optional<Failure> Engine::failure() const {
+  if (!is_dead()) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
 void Engine::submit(std::unique_ptr<Collective> collective) {
   std::unique_lock lock(mutex_);
   if (!is_dead()) {
@@ -202,13 +208,7 @@ bool Engine::progress_or_fail() {
 
 bool Engine::progress_or_throw() {
   if (failure_requested_.load(std::memory_order_acquire)) {
-    std::optional<Failure> failure;
-    {
-      std::lock_guard lock(mutex_);
-      failure.swap(requested_failure_);
-      failure_requested_.store(false);
-    }
-    if (failure) fail(*failure);
+    fail_as_requested();
     return true;
   }
   if (close_requested_.load(std::memory_order_acquire)) {

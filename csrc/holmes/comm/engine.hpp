@@ -31,11 +31,17 @@ public:
   void help(const Work& work, std::optional<Clock::time_point> until);
 
   void abort(const std::string& reason);
+  // As abort, with this failure; the I/O thread does it, so callbacks of works may call it.
+  void fail_in_background(const Failure& failure);
+  // What abort makes of `reason`.
+  Failure abort_failure(const std::string& reason) const;
   // Tells the peers and ends everything; pending operations fail with AbortedError. Never blocks: where another thread
   // drives, the I/O thread does it a little later. (That thread may be waiting for a lock of the caller, Python's GIL.)
   void close();
   bool is_dead() const { return dead_.load(std::memory_order_acquire); }
   void throw_if_dead() const;
+  // What ended it; nothing while it lives.
+  std::optional<Failure> failure() const;
   Group& group() { return *group_; }
   std::vector<ConnectionInfo> connections() const;
 
@@ -64,6 +70,8 @@ private:
   std::string describe_running() const;
   bool involves(int peer) const;
   bool is_missed(int peer) const;
+  void request_failure(const Failure& failure);
+  void fail_as_requested();
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
   void close_now();
   void drive_until(const Work& work, std::optional<Clock::time_point> until);

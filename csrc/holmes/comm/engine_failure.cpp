@@ -54,8 +54,11 @@ void Engine::throw_peer_lost(int peer, int system_errno) {
   const std::string how = control.said_bye()  ? "destroyed its communicator"
                           : system_errno != 0 ? "is lost: " + errno_text(system_errno)
                                               : "is lost: it closed its connections (its process ended?)";
-  ErrorContext context{
-      .rank = group_->rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
+  ErrorContext context{.rank = group_->label(group_->rank),
+                       .peer = group_->label(peer),
+                       .host = control.host(),
+                       .nic = control.nic(),
+                       .system_errno = {}};
   if (system_errno != 0) context.system_errno = system_errno;
   throw PeerLostError(control.describe() + " " + how + " during " + describe_running() + ", seen by " + own_place_,
                       context);
@@ -85,10 +88,10 @@ void Engine::check_deadlines() {
   } else {
     text += "communicator '" + group_->name + "': " + overdue;
   }
-  ErrorContext context{.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = {}};
+  ErrorContext context{.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}};
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank || !involves(peer)) continue;
-    context.peer = peer;
+    context.peer = group_->label(peer);
     context.host = group_->controls[peer]->host();
     context.nic = group_->controls[peer]->nic();
     break;
@@ -140,21 +143,45 @@ void Engine::wake() const {
   [[maybe_unused]] const ssize_t bytes = ::write(wake_fd_.get(), &one, sizeof one);
 }
 
-void Engine::abort(const std::string& reason) {
-  if (is_dead()) return;
+Failure Engine::abort_failure(const std::string& reason) const {
+  return {ErrorKind::aborted,
+          "communicator '" + group_->name + "' was aborted by " + own_place_ + ": " + reason,
+          {.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}}};
+}
+
+void Engine::request_failure(const Failure& failure) {
   {
     std::lock_guard lock(mutex_);
-    requested_failure_ = Failure{ErrorKind::aborted,
-                                 "communicator '" + group_->name + "' was aborted by " + own_place_ + ": " + reason,
-                                 {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = {}}};
+    if (!requested_failure_) requested_failure_ = failure;
     failure_requested_.store(true, std::memory_order_release);
   }
   wake();
+}
+
+void Engine::fail_as_requested() {
+  std::optional<Failure> failure;
+  {
+    std::lock_guard lock(mutex_);
+    failure.swap(requested_failure_);
+    failure_requested_.store(false);
+  }
+  if (failure) fail(*failure);
+}
+
+void Engine::abort(const std::string& reason) {
+  if (is_dead()) return;
+  request_failure(abort_failure(reason));
   {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) progress();
   }
   if (has_pending()) give_to_io_thread();
+}
+
+void Engine::fail_in_background(const Failure& failure) {
+  if (is_dead()) return;
+  request_failure(failure);
+  run_in_background();
 }
 
 void Engine::close() {
@@ -169,12 +196,13 @@ void Engine::close() {
 
 void Engine::close_now() {
   close_requested_.store(false, std::memory_order_release);
+  if (failure_requested_.load(std::memory_order_acquire)) fail_as_requested();
   if (is_dead()) return;
   if (has_pending()) {
     take_inbox();
     fail({ErrorKind::aborted,
           "communicator '" + group_->name + "' was destroyed by " + own_place_ + " with operations pending",
-          {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = {}}});
+          {.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}}});
     return;
   }
   {

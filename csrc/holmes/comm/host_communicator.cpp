@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "holmes/comm/all_reduce.hpp"
-#include "holmes/comm/bruck.hpp"
+#include "holmes/comm/choose.hpp"
 #include "holmes/comm/exchange.hpp"
 #include "holmes/comm/reduce_scatter.hpp"
+#include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/transport/rails_channel.hpp"
@@ -102,21 +102,23 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->rank = options_.rank;
   group->size = options_.size;
   group->name = options_.name;
+  group->labels = options_.labels;
   group->channels.resize(mesh.links.size());
   group->controls.resize(mesh.links.size());
   std::vector<std::unique_ptr<Channel>> p2p(mesh.links.size());
   const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes, options_.nics.size());
   for (PeerLink& link : mesh.links) {
     if (link.peer < 0) continue;
-    auto control = std::make_unique<ControlLink>(link.peer, link.host, link.nic, std::move(link.control));
+    auto control = std::make_unique<ControlLink>(group->label(link.peer), link.host, link.nic, std::move(link.control));
     ChannelPair channels = make_channels(link, options_.rank, *control);
     group->controls[link.peer] = std::move(control);
     group->channels[link.peer] = std::move(channels.collective);
     p2p[link.peer] = std::move(channels.p2p);
   }
   const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
+  const int engine_label = group->label(options_.rank);
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
-                                     "rank " + std::to_string(options_.rank) + " (host " + host + ")",
+                                     "rank " + std::to_string(engine_label) + " (host " + host + ")",
                                      Env::read().spin.value_or(default_spin));
 
   // The first operation: the slice size all ranks can work with, and whether every pair shares memory.
@@ -150,6 +152,11 @@ struct HostCommunicator::Call {
 };
 
 HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const {
+  if (options.compression)
+    throw UsageError(
+        "communicator '" + options_.name +
+        "': compression is for all_reduce over a group that spans clusters; leave it out here, or give each "
+        "rank its cluster's name when the communicator is made");
   return {std::make_shared<HostWork>(engine_), Clock::now() + options.timeout.value_or(options_.timeout),
           options.async};
 }
@@ -164,13 +171,6 @@ WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collecti
     call.work->finish_here();
   }
   return call.work;
-}
-
-// Whether an operation that brings so many bytes to every rank goes in log2(n) steps. Only where a message costs more
-// than its bytes: over sockets, with few bytes, and more than the two ranks that one step serves.
-bool HostCommunicator::takes_log_steps(std::size_t received_bytes) const {
-  const Group& group = engine_->group();
-  return options_.size > 2 && !group.all_shared_memory && received_bytes <= group.one_step_bytes;
 }
 
 void HostCommunicator::check_rank(const char* what, int value) const {
@@ -205,18 +205,7 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
   check_reduction(data.dtype, op);
   Call call = begin(options);
   const Signature signature{OpCode::all_reduce, data.dtype, op, std::nullopt, 0};
-  const std::size_t one_step_bytes = data.bytes() * static_cast<std::size_t>(options_.size - 1);
-  std::unique_ptr<Collective> collective;
-  if (takes_log_steps(one_step_bytes)) {
-    Buffer output = data;
-    collective = std::make_unique<BruckReduce>(engine_->group(), signature, call.work, call.deadline, std::move(output),
-                                               std::vector<Buffer>{std::move(data)}, 0);
-  } else if (one_step_bytes <= engine_->group().one_step_bytes) {
-    collective =
-        std::make_unique<OneStepAllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
-  } else {
-    collective = std::make_unique<AllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
-  }
+  auto collective = choose_all_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));
   return finish(std::move(call), std::move(collective));
 }
 
@@ -225,21 +214,13 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
   check_equal_count("reduce_scatter", output, inputs[options_.rank]);
   Call call = begin(options);
-  const Signature signature{OpCode::reduce_scatter, output.dtype, op, std::nullopt, 0};
-  std::size_t begin = 0, total = 0;
-  for (int rank = 0; rank < options_.size; ++rank) {
-    if (rank == options_.rank) begin = total;
-    total += inputs[rank].count;
-  }
-  std::unique_ptr<Collective> collective;
-  // All of the input travels to everybody then, not a share.
-  if (takes_log_steps(total * size_bytes(output.dtype) * static_cast<std::size_t>(options_.size))) {
-    collective = std::make_unique<BruckReduce>(engine_->group(), signature, call.work, call.deadline, std::move(output),
-                                               std::move(inputs), begin);
-  } else {
-    collective = std::make_unique<ReduceScatter>(engine_->group(), signature, call.work, call.deadline,
-                                                 std::move(output), std::move(inputs));
-  }
+  const Signature signature{.op = OpCode::reduce_scatter,
+                            .dtype = output.dtype,
+                            .reduction = op,
+                            .root = {},
+                            .average_over = options.average_over};
+  auto collective = choose_reduce_scatter(engine_->group(), signature, call.work, call.deadline, std::move(output),
+                                          std::move(inputs));
   return finish(std::move(call), std::move(collective));
 }
 
@@ -267,18 +248,11 @@ WorkPtr HostCommunicator::exchange(OpCode op, DType dtype, std::optional<int> ro
 WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions options) {
   check_one_per_rank("all_gather: outputs", outputs, input.dtype);
   check_equal_count("all_gather", outputs[options_.rank], input);
-  const DType dtype = input.dtype;
-  std::size_t total_bytes = 0;
-  for (const Buffer& output : outputs) total_bytes += output.bytes();
-  if (takes_log_steps(total_bytes)) {
-    Call call = begin(options);
-    auto collective = std::make_unique<BruckAllGather>(
-        engine_->group(), Signature{OpCode::all_gather, dtype, std::nullopt, std::nullopt, 0}, call.work, call.deadline,
-        std::move(outputs), std::move(input));
-    return finish(std::move(call), std::move(collective));
-  }
-  std::vector<Buffer> sends(static_cast<std::size_t>(options_.size), std::move(input));
-  return exchange(OpCode::all_gather, dtype, std::nullopt, std::move(sends), std::move(outputs), options);
+  Call call = begin(options);
+  const Signature signature{OpCode::all_gather, input.dtype, std::nullopt, std::nullopt, 0};
+  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, std::move(outputs),
+                                      std::move(input));
+  return finish(std::move(call), std::move(collective));
 }
 
 WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) {
@@ -332,14 +306,11 @@ WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
 }
 
 WorkPtr HostCommunicator::barrier(CallOptions options) {
-  if (takes_log_steps(0)) {
-    Call call = begin(options);
-    auto collective = std::make_unique<BruckAllGather>(
-        engine_->group(), Signature{OpCode::barrier, DType::uint8, std::nullopt, std::nullopt, 0}, call.work,
-        call.deadline, nothing(DType::uint8), Buffer{});
-    return finish(std::move(call), std::move(collective));
-  }
-  return exchange(OpCode::barrier, DType::uint8, std::nullopt, nothing(DType::uint8), nothing(DType::uint8), options);
+  Call call = begin(options);
+  const Signature signature{OpCode::barrier, DType::uint8, std::nullopt, std::nullopt, 0};
+  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, nothing(DType::uint8),
+                                      Buffer{});
+  return finish(std::move(call), std::move(collective));
 }
 
 P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
@@ -391,37 +362,15 @@ std::vector<WorkPtr> HostCommunicator::batch(std::vector<P2pCall> calls, CallOpt
 }
 
 std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
-  if (color < -1)
-    throw UsageError("split: color " + std::to_string(color) + " must be 0 or more, or -1 to take no part");
-  // Who wants what.
-  std::vector<std::int64_t> wishes(2 * static_cast<std::size_t>(options_.size));
-  std::vector<Buffer> outputs;
-  for (int peer = 0; peer < options_.size; ++peer)
-    outputs.push_back({&wishes[2 * static_cast<std::size_t>(peer)], 2, DType::int64, nullptr});
-  std::int64_t own[2] = {color, key};
-  all_gather(std::move(outputs), {own, 2, DType::int64, nullptr}, {})->wait();
-
-  const int split = splits_++;
-  if (color < 0) return nullptr;
-  std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
-  for (int peer = 0; peer < options_.size; ++peer)
-    if (wishes[2 * static_cast<std::size_t>(peer)] == color)
-      members.emplace_back(wishes[2 * static_cast<std::size_t>(peer) + 1], peer);
-  std::sort(members.begin(), members.end());
-  CommunicatorOptions options = options_;
-  options.size = static_cast<int>(members.size());
-  const auto self =
-      std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.second == options_.rank; });
-  options.rank = static_cast<int>(self - members.begin());
-  options.name = options_.name + "/split" + std::to_string(split) + "." + std::to_string(color);
-  return make_communicator(store_, std::move(options));
+  auto options = split_options(*this, options_, splits_++, color, key);
+  return options ? make_communicator(store_, std::move(*options)) : nullptr;
 }
 
-std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
-  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
-                     " is not possible; size must be at least 1 and rank from 0 to size - 1");
-  return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions options) {
+  Call call = begin(options);
+  auto collective = std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline,
+                                               nothing(signature.dtype), nothing(signature.dtype));
+  return finish(std::move(call), std::move(collective));
 }
 
 }  // namespace holmes

@@ -33,6 +33,15 @@ public:
   bool is_dead() const override { return engine_->is_dead(); }
   std::vector<ConnectionInfo> connections() const override { return engine_->connections(); }
 
+  // --- for communicators made of others ---
+  // Collective without payload: MismatchError where the ranks' signatures (but for the sequence number, which is set
+  // here) differ.
+  WorkPtr announce(const Signature& signature, CallOptions call);
+  // As abort, with this failure; does not run callbacks in the calling thread.
+  void fail(const Failure& failure) { engine_->fail_in_background(failure); }
+  std::optional<Failure> failure() const { return engine_->failure(); }
+  Failure abort_failure(const std::string& reason) const { return engine_->abort_failure(reason); }
+
 private:
   struct Call;
   Call begin(const CallOptions& options) const;
@@ -43,7 +52,6 @@ private:
   P2pEngine::Request request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
                              const CallOptions& call) const;
   std::vector<Buffer> nothing(DType dtype) const;
-  bool takes_log_steps(std::size_t received_bytes) const;
   void check_rank(const char* what, int value) const;
   void check_one_per_rank(const char* what, const std::vector<Buffer>& buffers, DType dtype) const;
   void check_equal_count(const char* operation, const Buffer& output, const Buffer& input) const;

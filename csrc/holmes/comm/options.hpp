@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,9 @@ struct NicBinding {
   std::string interface;  // "ib0", "eth1", "lo"
   std::string address;    // numeric IPv4 or IPv6 address of that interface
 };
+
+// Operations of fewer bytes run flat; `never`: all do.
+inline constexpr std::uint64_t never_hierarchical = UINT64_MAX;
 
 // How ranks of one host reach each other.
 enum class Transport {
@@ -32,16 +36,30 @@ struct CommunicatorOptions {
   int size = 1;
   std::string name = "world";      // appears in every error and log line; the same on all ranks, unique in the store
   std::vector<NicBinding> nics{};  // rails, in the same order on every rank; empty: loopback (one host only)
+  // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
+  // of them. Empty: one cluster.
+  std::vector<int> clusters{};
+  std::vector<NicBinding> cluster_nics{};  // as `nics`, joining the ranks of this rank's cluster
+  // From how many bytes on an operation runs hierarchically; equal on all ranks that give it. Absent:
+  // HOLMES_HIERARCHICAL_MIN_BYTES, else measured at set-up.
+  std::optional<std::uint64_t> hierarchical_min_bytes{};
+  std::vector<int> labels{};  // number of each rank in messages, by rank; empty: its own
   Transport transport = Transport::automatic;
   Duration timeout = std::chrono::minutes(30);          // deadline of an operation unless the call gives one
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
   std::string secret{};  // per-job secret; empty: HOLMES_SECRET, else made by rank 0 and shared by the Store
 };
 
+class Compression;
+
 // Options every operation takes.
 struct CallOptions {
-  std::optional<Duration> timeout;  // absent: the communicator's
-  bool async = false;               // false: the work is final on return (a failed one still throws in wait)
+  std::optional<Duration> timeout{};  // absent: the communicator's
+  bool async = false;                 // false: the work is final on return (a failed one still throws in wait)
+  // all_reduce over clusters only: how the hop between them is compressed. Null: not at all.
+  std::shared_ptr<Compression> compression{};
+  // reduce_scatter only: ranks that `avg` divides by, where this is one level of a larger operation. Absent: all.
+  std::optional<int> average_over{};
 };
 
 // One established connection, as `Communicator::connections` reports it.

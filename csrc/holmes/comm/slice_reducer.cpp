@@ -7,13 +7,14 @@
 namespace holmes {
 
 SliceReducer::SliceReducer(Group& group, const std::byte* own, std::byte* destination, std::size_t count, DType dtype,
-                           ReduceOp op, bool bypass_cache)
+                           ReduceOp op, int source_total, bool bypass_cache)
     : group_(group),
       own_(own),
       destination_(destination),
       count_(count),
       dtype_(dtype),
       op_(op),
+      source_total_(source_total),
       bypass_cache_(bypass_cache) {
   peeked_.resize(static_cast<std::size_t>(group.size));
   sources_.resize(static_cast<std::size_t>(group.size));
@@ -61,7 +62,7 @@ std::size_t SliceReducer::reduce_next(const std::vector<std::size_t>& done_bytes
     }
   }
   reduce(destination_ + reduced_bytes_, sources_.data(), group_.size, bytes / size_bytes(dtype_), dtype_, op_,
-         group_.size, bypass_cache_);
+         source_total_, bypass_cache_);
   for (int peer = 0; peer < group_.size; ++peer)
     if (peeked_[peer]) group_.channels[peer]->consume(bytes);
   reduced_bytes_ += bytes;

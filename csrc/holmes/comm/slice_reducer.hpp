@@ -9,9 +9,9 @@ namespace holmes {
 class SliceReducer {
 public:
   // `own` is this rank's contribution to the block, `destination` (may be equal) gets the result.
-  // `bypass_cache`: the result is large and not read again soon.
+  // `source_total`: ranks that `avg` divides by. `bypass_cache`: the result is large and not read again soon.
   SliceReducer(Group& group, const std::byte* own, std::byte* destination, std::size_t count, DType dtype, ReduceOp op,
-               bool bypass_cache);
+               int source_total, bool bypass_cache);
   // Takes staging from the group; call when the collective starts.
   void start();
 
@@ -41,6 +41,7 @@ private:
   std::size_t count_;
   DType dtype_;
   ReduceOp op_;
+  int source_total_;
   bool bypass_cache_;
   std::byte* staging_ = nullptr;
   std::size_t reduced_bytes_ = 0;

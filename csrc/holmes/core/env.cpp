@@ -73,6 +73,12 @@ Env Env::read() {
     }
     env.spin = std::chrono::microseconds(*microseconds);
   }
+  if (const auto text = text_of("HOLMES_HIERARCHICAL_MIN_BYTES")) {
+    env.hierarchical_min_bytes = *text == "never" ? UINT64_MAX : number_from<std::uint64_t>(*text);
+    if (!env.hierarchical_min_bytes) {
+      refuse("HOLMES_HIERARCHICAL_MIN_BYTES", *text, "a whole number of bytes, or never", "say for example 65536");
+    }
+  }
   env.tcp_congestion = text_of("HOLMES_TCP_CONGESTION");
   return env;
 }
@@ -92,6 +98,8 @@ const std::vector<EnvVariable>& env_variables() {
        "How long a waiting thread polls before it blocks."},
       {"HOLMES_TCP_CONGESTION", "a name in tcp_allowed_congestion_control",
        "the system's; reno between ranks of one host", "Congestion control of every data socket."},
+      {"HOLMES_HIERARCHICAL_MIN_BYTES", "bytes, or never", "measured when the communicator is made",
+       "From how many bytes on an operation over clusters runs hierarchically; equal on all ranks."},
   };
   return variables;
 }

@@ -44,6 +44,10 @@ struct Env {
   // Default: the system's; reno between ranks of one host.
   std::optional<std::string> tcp_congestion;
 
+  // HOLMES_HIERARCHICAL_MIN_BYTES = bytes | never. From how many bytes on an operation over clusters runs
+  // hierarchically; equal on all ranks. UINT64_MAX stands for never. Default: measured when the communicator is made.
+  std::optional<std::uint64_t> hierarchical_min_bytes;
+
   // Throws UsageError naming variable, value, rule and fix.
   static Env read();
 };

@@ -1,0 +1,56 @@
+// The hierarchical operations, each as chains of three stages: inside the clusters, between them, inside again.
+#pragma once
+
+#include "holmes/comm/compression.hpp"
+#include "holmes/comm/hierarchy.hpp"
+#include "holmes/comm/host_communicator.hpp"
+#include "holmes/comm/pipeline.hpp"
+#include "holmes/comm/scratch_pool.hpp"
+
+namespace holmes {
+
+// The communicators a hierarchical one is made of. Two inside the cluster, one for each stage there, so that the order
+// of the operations on each is the same on all ranks.
+struct HierarchicalParts {
+  Hierarchy hierarchy;
+  std::shared_ptr<HostCommunicator> flat{};     // all ranks, on the NICs all of them share
+  std::shared_ptr<HostCommunicator> scatter{};  // this rank's cluster, on its NICs: first stage
+  std::shared_ptr<HostCommunicator> cross{};    // equal index in every cluster, on the NICs all share; null: no share
+  std::shared_ptr<HostCommunicator> gather{};   // this rank's cluster, on its NICs: last stage
+
+  std::shared_ptr<ScratchPool> scratch = std::make_shared<ScratchPool>();
+
+  // Ends all of them; does not run callbacks in the calling thread.
+  void fail(const Failure& failure) const;
+};
+
+// Makes the chains of one operation. All ranks of the group do so with matching arguments.
+class HierarchicalChains {
+public:
+  HierarchicalChains(std::shared_ptr<const HierarchicalParts> parts, Clock::time_point deadline)
+      : parts_(std::move(parts)), deadline_(deadline) {}
+
+  // Per piece: reduce-scatter inside, all-reduce of the shares between, all-gather inside; all in place.
+  // Throws UsageError where `compression` (may be null) cannot be used.
+  std::vector<Chain> all_reduce(const Buffer& data, ReduceOp op, const std::shared_ptr<Compression>& compression) const;
+  // Counts all equal, clusters of equal size. Per piece: for each cluster k a reduce-scatter inside of what its ranks
+  // are to get, then a reduce-scatter between.
+  std::vector<Chain> reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op) const;
+  // Counts all equal, clusters of equal size. Per piece: all-gather between, then for each cluster an all-gather inside
+  // of what came from it.
+  std::vector<Chain> all_gather(const std::vector<Buffer>& outputs, const Buffer& input) const;
+  // Per piece: broadcast inside the root's cluster, broadcast of the shares between, all-gather inside the others.
+  std::vector<Chain> broadcast(const Buffer& data, int root) const;
+  // Per piece: reduce-scatter inside, reduce of the shares to the root's cluster, gather inside that.
+  std::vector<Chain> reduce(const Buffer& data, int root, ReduceOp op) const;
+
+private:
+  CallOptions call() const;
+  CallOptions averaging_call() const;
+  std::vector<Buffer> shares(const Buffer& data, const Run& piece) const;
+
+  std::shared_ptr<const HierarchicalParts> parts_;
+  Clock::time_point deadline_;
+};
+
+}  // namespace holmes

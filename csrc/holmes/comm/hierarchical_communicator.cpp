@@ -1,0 +1,265 @@
+#include "holmes/comm/hierarchical_communicator.hpp"
+
+#include <algorithm>
+
+#include "holmes/comm/hierarchical_threshold.hpp"
+#include "holmes/comm/split.hpp"
+#include "holmes/core/env.hpp"
+#include "holmes/core/error.hpp"
+#include "holmes/core/log.hpp"
+
+namespace holmes {
+namespace {
+
+// Until final, without raising: the caller's wait does.
+WorkPtr finished(WorkPtr work, bool async) {
+  if (async) return work;
+  try {
+    work->wait();
+  } catch (const std::exception&) {
+  }
+  return work;
+}
+
+Form form_of(const std::shared_ptr<Compression>& compression) {
+  if (!compression) return Form::hierarchical;
+  return compression->codec() == Codec::bf16 ? Form::hierarchical_bf16 : Form::hierarchical_int8;
+}
+
+std::uint64_t total_bytes(const std::vector<Buffer>& buffers) {
+  std::uint64_t bytes = 0;
+  for (const Buffer& buffer : buffers) bytes += buffer.bytes();
+  return bytes;
+}
+
+}  // namespace
+
+HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
+    : store_(std::move(store)), options_(std::move(options)) {
+  parts_ =
+      std::make_shared<HierarchicalParts>(HierarchicalParts{.hierarchy = Hierarchy(options_.clusters, options_.rank)});
+  pipeline_ = std::make_shared<Pipeline>([parts = parts_](const Failure& failure) { parts->fail(failure); });
+  connect_parts();
+  choose_min_bytes();
+}
+
+void HierarchicalCommunicator::connect_parts() {
+  const Hierarchy& at = parts_->hierarchy;
+  // The communicator of `members`, in which this rank is number `rank`. Its messages speak of this one's ranks.
+  const auto connect = [&](const std::string& suffix, const std::vector<int>& members, int rank,
+                           const std::vector<NicBinding>& nics) {
+    CommunicatorOptions part = options_;
+    part.clusters.clear();
+    part.cluster_nics.clear();
+    part.name += suffix;
+    part.size = static_cast<int>(members.size());
+    part.rank = rank;
+    part.nics = nics;
+    part.labels = members;
+    return std::make_shared<HostCommunicator>(store_, std::move(part));
+  };
+  std::vector<int> everybody;
+  for (int rank = 0; rank < options_.size; ++rank) everybody.push_back(rank);
+  parts_->flat = connect("", everybody, options_.rank, options_.nics);
+  // What fails in one cluster is heard of in all.
+  const auto together = [&](const std::function<void()>& connect_some) {
+    try {
+      connect_some();
+    } catch (const HolmesError& error) {
+      parts_->fail({error.kind(), error.what(), error.context()});
+      throw;
+    }
+    CallOptions call;
+    call.timeout = options_.connect_timeout;
+    parts_->flat->barrier(call)->wait();
+  };
+  const std::string cluster = std::to_string(at.cluster());
+  together([&] {
+    parts_->scatter = connect("/cluster" + cluster + ".scatter", at.members(), at.index(), options_.cluster_nics);
+    parts_->gather = connect("/cluster" + cluster + ".gather", at.members(), at.index(), options_.cluster_nics);
+  });
+  together([&] {
+    if (at.owns_share())
+      parts_->cross = connect("/cross" + std::to_string(at.index()), at.counterparts(), at.cluster(), options_.nics);
+  });
+}
+
+void HierarchicalCommunicator::choose_min_bytes() {
+  auto given = options_.hierarchical_min_bytes;
+  if (!given) given = Env::read().hierarchical_min_bytes;
+  given = agree_given_bytes(*parts_->flat, given);
+  CallOptions call;
+  call.timeout = options_.connect_timeout;
+  min_bytes_ = given ? *given
+                     : measure_hierarchical_min_bytes(
+                           *parts_->flat, [&](const Buffer& data) { all_reduce(data, ReduceOp::sum, call)->wait(); },
+                           options_.connect_timeout);
+  const auto& hierarchy = parts_->hierarchy;
+  log(LogLevel::info, options_.rank,
+      "communicator '" + options_.name + "' spans " + std::to_string(hierarchy.cluster_count()) +
+          " clusters (this rank is number " + std::to_string(hierarchy.index()) + " of " +
+          std::to_string(hierarchy.members().size()) + " in cluster " + std::to_string(hierarchy.cluster()) +
+          "); operations are hierarchical " +
+          (min_bytes_ == never_hierarchical ? "never" : "from " + std::to_string(min_bytes_) + " bytes on") +
+          (given ? ", as told" : ", as measured"));
+}
+
+HierarchicalCommunicator::~HierarchicalCommunicator() {
+  // A failure of the flat part is the reason why all of them end.
+  if (const auto failure = parts_->flat->failure()) {
+    pipeline_->fail(*failure);
+  } else if (pipeline_->has_pending()) {
+    pipeline_->fail(parts_->flat->abort_failure("it was destroyed with operations pending"));
+  }
+}
+
+HostCommunicator& HierarchicalCommunicator::flat() const {
+  pipeline_->throw_if_failed(options_.name);
+  return *parts_->flat;
+}
+
+template <typename Make>
+WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes, const CallOptions& call,
+                                        const Make& make) {
+  pipeline_->throw_if_failed(options_.name);
+  const Duration timeout = call.timeout.value_or(options_.timeout);
+  signature.form = form_of(call.compression);
+  signature.announced_bytes = bytes;
+  std::vector<Chain> chains = make(HierarchicalChains(parts_, Clock::now() + timeout));
+  const auto announce = [&]() -> std::vector<WorkPtr> {
+    return {parts_->flat->announce(signature, {.timeout = timeout, .async = true})};
+  };
+  std::string title = std::string(holmes::name(signature.op)) + " of " + std::to_string(bytes) +
+                      " bytes on communicator '" + options_.name + "'";
+  return finished(pipeline_->start(std::move(title), announce, std::move(chains)), call.async);
+}
+
+bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& buffers, const Buffer& own) const {
+  return parts_->hierarchy.has_equal_clusters() && buffers.size() == static_cast<std::size_t>(options_.size) &&
+         std::all_of(buffers.begin(), buffers.end(),
+                     [&](const Buffer& buffer) { return buffer.count == own.count && buffer.dtype == own.dtype; });
+}
+
+WorkPtr HierarchicalCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions call) {
+  check_reduction(data.dtype, op);
+  if (call.compression && (data.dtype != DType::float32 || (op != ReduceOp::sum && op != ReduceOp::avg)))
+    throw UsageError("compression is for sums and averages of float32, not for " + std::string(holmes::name(op)) +
+                     " of " + std::string(holmes::name(data.dtype)) + "; leave it out");
+  if (data.bytes() < min_bytes_) {
+    call.compression.reset();  // nothing crosses by itself
+    return flat().all_reduce(std::move(data), op, std::move(call));
+  }
+  const Signature signature{.op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .root = {}};
+  return start(signature, data.bytes(), call,
+               [&](const HierarchicalChains& chains) { return chains.all_reduce(data, op, call.compression); });
+}
+
+WorkPtr HierarchicalCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op,
+                                                 CallOptions call) {
+  check_reduction(output.dtype, op);
+  const std::uint64_t bytes = total_bytes(inputs);
+  if (bytes < min_bytes_ || call.compression || !is_even(inputs, output))
+    return flat().reduce_scatter(std::move(output), std::move(inputs), op, std::move(call));
+  const Signature signature{.op = OpCode::reduce_scatter, .dtype = output.dtype, .reduction = op, .root = {}};
+  return start(signature, bytes, call,
+               [&](const HierarchicalChains& chains) { return chains.reduce_scatter(output, inputs, op); });
+}
+
+WorkPtr HierarchicalCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions call) {
+  const std::uint64_t bytes = total_bytes(outputs);
+  if (bytes < min_bytes_ || call.compression || !is_even(outputs, input))
+    return flat().all_gather(std::move(outputs), std::move(input), std::move(call));
+  const Signature signature{.op = OpCode::all_gather, .dtype = input.dtype, .reduction = {}, .root = {}};
+  return start(signature, bytes, call,
+               [&](const HierarchicalChains& chains) { return chains.all_gather(outputs, input); });
+}
+
+WorkPtr HierarchicalCommunicator::broadcast(Buffer data, int root, CallOptions call) {
+  if (data.bytes() < min_bytes_ || call.compression || !is_rank(root))
+    return flat().broadcast(std::move(data), root, std::move(call));
+  const Signature signature{.op = OpCode::broadcast, .dtype = data.dtype, .reduction = {}, .root = root};
+  return start(signature, data.bytes(), call,
+               [&](const HierarchicalChains& chains) { return chains.broadcast(data, root); });
+}
+
+WorkPtr HierarchicalCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions call) {
+  check_reduction(data.dtype, op);
+  if (data.bytes() < min_bytes_ || call.compression || !is_rank(root))
+    return flat().reduce(std::move(data), root, op, std::move(call));
+  const Signature signature{.op = OpCode::reduce, .dtype = data.dtype, .reduction = op, .root = root};
+  return start(signature, data.bytes(), call,
+               [&](const HierarchicalChains& chains) { return chains.reduce(data, root, op); });
+}
+
+WorkPtr HierarchicalCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions call) {
+  return flat().gather(std::move(outputs), std::move(input), root, std::move(call));
+}
+
+WorkPtr HierarchicalCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions call) {
+  return flat().scatter(std::move(output), std::move(inputs), root, std::move(call));
+}
+
+WorkPtr HierarchicalCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs,
+                                             CallOptions call) {
+  return flat().all_to_all(std::move(outputs), std::move(inputs), std::move(call));
+}
+
+WorkPtr HierarchicalCommunicator::barrier(CallOptions call) { return flat().barrier(std::move(call)); }
+
+WorkPtr HierarchicalCommunicator::send(Buffer data, int peer, std::uint32_t tag, CallOptions call) {
+  return flat().send(std::move(data), peer, tag, std::move(call));
+}
+
+WorkPtr HierarchicalCommunicator::recv(Buffer data, int peer, std::uint32_t tag, CallOptions call) {
+  return flat().recv(std::move(data), peer, tag, std::move(call));
+}
+
+WorkPtr HierarchicalCommunicator::recv_any(Buffer data, std::uint32_t tag, CallOptions call) {
+  return flat().recv_any(std::move(data), tag, std::move(call));
+}
+
+std::vector<WorkPtr> HierarchicalCommunicator::batch(std::vector<P2pCall> calls, CallOptions call) {
+  return flat().batch(std::move(calls), std::move(call));
+}
+
+std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key) {
+  auto options = split_options(*this, options_, splits_++, color, key);
+  return options ? make_communicator(store_, std::move(*options)) : nullptr;
+}
+
+void HierarchicalCommunicator::abort(const std::string& reason) {
+  pipeline_->fail(parts_->flat->abort_failure(reason));
+}
+
+std::vector<ConnectionInfo> HierarchicalCommunicator::connections() const {
+  std::vector<ConnectionInfo> all = parts_->flat->connections();
+  const auto append = [&all](const std::shared_ptr<HostCommunicator>& part, const std::vector<int>& ranks) {
+    for (ConnectionInfo& info : part->connections()) {
+      info.peer = ranks[static_cast<std::size_t>(info.peer)];
+      all.push_back(std::move(info));
+    }
+  };
+  append(parts_->scatter, parts_->hierarchy.members());
+  append(parts_->gather, parts_->hierarchy.members());
+  if (parts_->cross) append(parts_->cross, parts_->hierarchy.counterparts());
+  return all;
+}
+
+// A group on NICs of its own, or one that spans clusters.
+std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
+    throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
+                     " is not possible; size must be at least 1 and rank from 0 to size - 1");
+  if (options.clusters.empty()) return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+  if (options.clusters.size() != static_cast<std::size_t>(options.size))
+    throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +
+                     " ranks, but there " + "are " + std::to_string(options.size) + "; give one for each rank");
+  const Hierarchy hierarchy(options.clusters, options.rank);
+  if (hierarchy.is_useful()) return std::make_shared<HierarchicalCommunicator>(std::move(store), std::move(options));
+  if (hierarchy.cluster_count() == 1) options.nics = std::move(options.cluster_nics);
+  options.clusters.clear();
+  options.cluster_nics.clear();
+  return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+}
+
+}  // namespace holmes

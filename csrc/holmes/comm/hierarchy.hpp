@@ -1,0 +1,59 @@
+// Hierarchy: which rank is where in a group that spans clusters, and which part of a buffer is whose.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "holmes/core/types.hpp"
+
+namespace holmes {
+
+// A run of elements of a buffer.
+struct Run {
+  std::size_t begin = 0;
+  std::size_t count = 0;
+};
+
+// Clusters are numbered as their first ranks are; within one, a rank's index is its place in rank order. Immutable.
+class Hierarchy {
+public:
+  // `cluster_of[r]` is any number that the ranks of r's cluster have in common.
+  Hierarchy(const std::vector<int>& cluster_of, int rank);
+
+  int cluster_count() const { return static_cast<int>(members_.size()); }
+  int cluster() const { return cluster(rank_); }  // this rank's
+  int cluster(int rank) const { return cluster_[static_cast<std::size_t>(rank)]; }
+  int index() const { return index(rank_); }
+  int index(int rank) const { return index_[static_cast<std::size_t>(rank)]; }
+  // Ranks of a cluster, by index.
+  const std::vector<int>& members(int cluster) const { return members_[static_cast<std::size_t>(cluster)]; }
+  const std::vector<int>& members() const { return members(cluster()); }
+  // The ranks of this rank's index, by cluster. Only where owns_share().
+  std::vector<int> counterparts() const;
+
+  // The first so many ranks of every cluster own a share of what crosses: as many as the smallest cluster has.
+  int share_count() const { return share_count_; }
+  bool owns_share() const { return index() < share_count_; }
+  bool has_equal_clusters() const { return equal_; }
+  // Whether going over the hierarchy can save anything at all.
+  bool is_useful() const { return members_.size() > 1 && members_.size() < cluster_.size(); }
+
+  // The share of the rank with this index; empty for the ones that own none.
+  Run share(const Run& whole, int index, DType dtype) const;
+
+private:
+  int rank_;
+  std::vector<int> cluster_;  // by rank
+  std::vector<int> index_;    // by rank
+  std::vector<std::vector<int>> members_;
+  int share_count_ = 0;
+  bool equal_ = true;
+};
+
+// Cuts a buffer so that the phases of consecutive pieces overlap.
+std::vector<Run> cut_into_pieces(std::size_t count, DType dtype);
+
+// A run of a buffer, as a buffer.
+Buffer slice(const Buffer& whole, const Run& run);
+
+}  // namespace holmes

@@ -1,0 +1,72 @@
+"""Groups that span clusters: who is where, on which NICs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from holmes_comm.nic_agreement import agree_group
+from holmes_comm.nics import Nic, NicSelection
+
+__all__ = ["Membership", "agree_membership"]
+
+
+class Membership(NamedTuple):
+    """A rank's place in a group.
+
+    nics: this rank's NICs in the networks that all ranks share. clusters: number of each rank's cluster, by rank; empty
+    where there is only one. cluster_nics: this rank's NICs in the networks that its cluster shares; empty without
+    clusters. reason: why these, in words.
+    """
+
+    nics: list[Nic]
+    clusters: list[int]
+    cluster_nics: list[Nic]
+    reason: str
+
+
+def agree_membership(
+    store: Any,
+    rank: int,
+    size: int,
+    nics: NicSelection | None,
+    cluster: str | None,
+    cluster_nics: NicSelection | None,
+    *,
+    timeout_s: float,
+    key_prefix: str,
+) -> Membership:
+    """Agrees on NICs and clusters. Collective over the `size` ranks of `store`.
+
+    nics: what to choose from for the whole group; None: HOLMES_NICS. cluster: name of this rank's cluster; None:
+    HOLMES_CLUSTER, else none. cluster_nics: what to choose from inside the cluster; None: HOLMES_CLUSTER_NICS, else the
+    fastest NIC that the ranks of the cluster share. timeout_s: seconds to wait for the other ranks. key_prefix: keys
+    used in the store; a fresh one for every call. Raises as agree_group does.
+    """
+    cluster = os.environ.get("HOLMES_CLUSTER", "") if cluster is None else cluster
+    shared = agree_group(store, rank, size, nics, timeout_s=timeout_s, key_prefix=key_prefix, cluster=cluster)
+    names = list(dict.fromkeys(shared.clusters))
+    if len(names) < 2:
+        return Membership(shared.nics, [], [], shared.reason)
+    if cluster_nics is None:
+        cluster_nics = NicSelection.parse(os.environ.get("HOLMES_CLUSTER_NICS", ""))
+    members = [other for other, name in enumerate(shared.clusters) if name == cluster]
+    inside = agree_group(
+        store,
+        members.index(rank),
+        len(members),
+        cluster_nics,
+        timeout_s=timeout_s,
+        key_prefix=f"{key_prefix}/cluster{names.index(cluster)}",
+    )
+    return Membership(
+        shared.nics,
+        [names.index(name) for name in shared.clusters],
+        inside.nics,
+        f"spans the clusters {', '.join(names)}; between them {shared.reason}; inside {cluster} {inside.reason}",
+    )
+
+
+def bindings(nics: list[Nic]) -> list[tuple[str, str]]:
+    """(interface, address) pairs, as the engine takes them."""
+    return [(nic.netdev, nic.address or "") for nic in nics]

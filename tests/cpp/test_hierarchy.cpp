@@ -1,0 +1,184 @@
+// Every operation over clusters: equal and unequal ones, interleaved ranks, hierarchical from the first byte, from some
+// size on, and as measured; every type and reduction against the flat form; compression.
+#include <cmath>
+#include <cstring>
+
+#include "clusters.hpp"
+#include "collective_checks.hpp"
+#include "holmes/comm/hierarchical_communicator.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+
+namespace {
+
+const std::vector<std::vector<int>> layouts = {
+    {0, 0, 1, 1}, {0, 1, 1, 0}, {0, 0, 0, 1}, {7, 7, 3, 3, 3}, {0, 1, 0, 2, 1, 2}};
+
+// Counts that make one piece and several.
+void check_large(Communicator& comm) {
+  check_all_reduce(comm, 700001);
+  check_reduce_scatter(comm, 150001);
+  check_rooted(comm, 400001, comm.size() / 2);
+  const auto size = static_cast<std::size_t>(comm.size());
+  const std::size_t count = 200003;
+  auto input = values(comm.rank(), count);
+  std::vector<std::int64_t> output(count * size);
+  std::vector<Buffer> outputs;
+  for (std::size_t r = 0; r < size; ++r) outputs.push_back(part(output, r * count, count, DType::int64));
+  comm.all_gather(outputs, buffer(input, DType::int64))->wait();
+  for (std::size_t r = 0; r < size; ++r)
+    for (std::size_t i = 0; i < count; ++i) CHECK(output[r * count + i] == value(static_cast<int>(r), i));
+}
+
+// The same bytes on all ranks: gathers a checksum.
+void check_identical(Communicator& comm, const void* data, std::size_t bytes) {
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < bytes; ++i)
+    sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(sum) * 31 + static_cast<const unsigned char*>(data)[i]);
+  std::vector<std::int64_t> smallest = {sum};
+  std::vector<std::int64_t> largest = {sum};
+  comm.all_reduce(buffer(smallest, DType::int64), ReduceOp::min)->wait();
+  comm.all_reduce(buffer(largest, DType::int64), ReduceOp::max)->wait();
+  CHECK(smallest == largest);
+}
+
+template <typename T>
+void check_reduction_of(Communicator& comm, DType dtype, ReduceOp op, double expected, T one) {
+  std::vector<T> data(70001, one);
+  comm.all_reduce(buffer(data, dtype), op)->wait();
+  for (const T value : data) CHECK(std::abs(static_cast<double>(value) - expected) <= 1e-6 * expected);
+}
+
+void check_reductions(Communicator& comm) {
+  const double size = comm.size();
+  check_reduction_of<float>(comm, DType::float32, ReduceOp::avg, 3, 3);
+  check_reduction_of<double>(comm, DType::float64, ReduceOp::avg, 3, 3);
+  check_reduction_of<double>(comm, DType::float64, ReduceOp::product, std::pow(2.0, size), 2);
+  check_reduction_of<std::int32_t>(comm, DType::int32, ReduceOp::bor, 5, 5);
+  check_reduction_of<std::int16_t>(comm, DType::int16, ReduceOp::min, 7, 7);
+  check_reduction_of<std::uint8_t>(comm, DType::boolean, ReduceOp::sum, 1, 1);
+  // The average of float16 does not overflow where the sum would: 0x7800 is 32768.
+  std::vector<std::uint16_t> half(70001, 0x7800);
+  comm.all_reduce(buffer(half, DType::float16), ReduceOp::avg)->wait();
+  if ((comm.size() & (comm.size() - 1)) == 0)
+    for (const auto value : half) CHECK(value == 0x7800);
+  // Roundings differ between the forms; all ranks have the same bits.
+  std::vector<float> data(70001);
+  for (std::size_t i = 0; i < data.size(); ++i)
+    data[i] = std::sin(static_cast<float>(i) + static_cast<float>(comm.rank()));
+  comm.all_reduce(buffer(data, DType::float32), ReduceOp::sum)->wait();
+  check_identical(comm, data.data(), data.size() * sizeof(float));
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    double sum = 0;
+    for (int r = 0; r < comm.size(); ++r) sum += std::sin(static_cast<float>(i) + static_cast<float>(r));
+    CHECK(std::abs(data[i] - sum) < 1e-5);
+  }
+}
+
+// Different operations in flight at once, of both forms.
+void check_mixed(Communicator& comm) {
+  constexpr std::size_t count = 200000;
+  const auto size = static_cast<std::size_t>(comm.size());
+  for (int round = 0; round < 3; ++round) {
+    auto first = values(comm.rank(), count);
+    auto second = values(comm.rank(), count);
+    auto small = values(comm.rank(), 10);
+    auto third = values(comm.rank(), count);
+    auto input = values(comm.rank(), count);
+    std::vector<std::int64_t> gathered(count * size);
+    std::vector<Buffer> outputs;
+    for (std::size_t r = 0; r < size; ++r) outputs.push_back(part(gathered, r * count, count, DType::int64));
+    const CallOptions async{.async = true};
+    const std::vector<WorkPtr> works = {
+        comm.broadcast(buffer(first, DType::int64), 1, async),
+        comm.all_gather(outputs, buffer(input, DType::int64), async),
+        comm.all_reduce(buffer(second, DType::int64), ReduceOp::sum, async),
+        comm.all_reduce(buffer(small, DType::int64), ReduceOp::sum, async),
+        comm.reduce(buffer(third, DType::int64), 0, ReduceOp::sum, async),
+    };
+    for (const auto& work : works) work->wait();
+    CHECK(first == values(1, count));
+    for (std::size_t i = 0; i < count; ++i) CHECK(second[i] == sum_value(comm.size(), i));
+    for (std::size_t i = 0; i < small.size(); ++i) CHECK(small[i] == sum_value(comm.size(), i));
+    if (comm.rank() == 0)
+      for (std::size_t i = 0; i < count; ++i) CHECK(third[i] == sum_value(comm.size(), i));
+    for (std::size_t i = 0; i < gathered.size(); ++i)
+      CHECK(gathered[i] == value(static_cast<int>(i / count), i % count));
+  }
+}
+
+void check_compression(Communicator& comm) {
+  constexpr std::size_t count = 500001;
+  for (const std::string codec : {"bf16", "int8"}) {
+    for (const bool error_feedback : {false, true}) {
+      const auto compression = std::make_shared<Compression>(codec, error_feedback);
+      double drift = 0;
+      std::vector<double> total(100);
+      for (int step = 0; step < 20; ++step) {
+        std::vector<float> data(count);
+        for (std::size_t i = 0; i < count; ++i)
+          data[i] = std::sin(static_cast<float>(i % 1000)) * static_cast<float>(comm.rank() + 1);
+        comm.all_reduce(buffer(data, DType::float32), ReduceOp::sum, {.compression = compression})->wait();
+        const double scale = comm.size() * (comm.size() + 1) / 2;
+        for (std::size_t i = 0; i < count; i += 97)
+          CHECK(std::abs(data[i] - std::sin(static_cast<float>(i % 1000)) * scale) < scale / 60);
+        for (std::size_t i = 0; i < total.size(); ++i) total[i] += data[i];
+        if (step == 0) check_identical(comm, data.data(), count * sizeof(float));
+        for (std::size_t i = 0; i < total.size(); ++i)
+          drift = std::max(drift, std::abs(total[i] - std::sin(static_cast<float>(i)) * scale * (step + 1)));
+      }
+      if (comm.rank() == 0)
+        std::printf("%s %s feedback: largest error of a sum of 20 steps %g\n", codec.c_str(),
+                    error_feedback ? "with" : "without", drift);
+    }
+  }
+  // An infinity stays one, or becomes NaN; never finite.
+  std::vector<float> data(count, 1);
+  if (comm.rank() == 0) data[5] = INFINITY;
+  comm.all_reduce(buffer(data, DType::float32), ReduceOp::avg,
+                  {.compression = std::make_shared<Compression>("int8", false)})
+      ->wait();
+  CHECK(!std::isfinite(data[5]));
+  CHECK(std::abs(data[count - 1] - 1) < 1e-5);
+}
+
+void check_measured(Communicator& comm) {
+  check_everything(comm);
+  auto& hierarchical = dynamic_cast<HierarchicalCommunicator&>(comm);
+  std::vector<std::int64_t> bytes = {static_cast<std::int64_t>(hierarchical.min_bytes())};
+  check_identical(comm, bytes.data(), sizeof bytes.front());
+}
+
+void check_fast_split(Communicator& comm) {
+  // A part inside one cluster is an ordinary communicator on the cluster's NICs.
+  const auto part = comm.split(comm.rank() < 2 ? 0 : 1, comm.rank());
+  CHECK(dynamic_cast<HierarchicalCommunicator*>(part.get()) == nullptr);
+  for (const auto& connection : part->connections()) CHECK(connection.local_address.starts_with("127.0.1."));
+  check_everything(*part);
+  const auto spanning = comm.split(0, -comm.rank());
+  CHECK(dynamic_cast<HierarchicalCommunicator*>(spanning.get()) != nullptr);
+  check_large(*spanning);
+}
+
+}  // namespace
+
+int main() {
+  for (const auto& layout : layouts) {
+    run_clusters(layout, 0, check_everything);
+    run_clusters(layout, 0, [](Communicator& comm) {
+      check_large(comm);
+      check_reductions(comm);
+      check_mixed(comm);
+    });
+    run_clusters(layout, 100000, check_mixed);
+    std::printf("%zu ranks: ok\n", layout.size());
+  }
+  run_clusters({0, 0, 1, 1}, 0, check_large,
+               [](CommunicatorOptions& options) { options.transport = Transport::automatic; });
+  run_clusters({0, 0, 1, 1}, 0, check_fast_split);
+  run_clusters({0, 0, 1, 1}, std::nullopt, check_measured);
+  run_clusters({0, 0, 1, 1}, never_hierarchical, check_large);
+  run_clusters({0, 0, 1, 1, 1}, 0, check_compression);
+  return 0;
+}

@@ -1,0 +1,195 @@
+// What goes wrong over clusters: ranks that disagree, that come late, that die, that abort, in the middle of operations
+// of several parts. Every rank raises, soon, the error of the right type with ranks as the whole group numbers them.
+#include <atomic>
+
+#include "clusters.hpp"
+#include "holmes/core/error.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+
+namespace {
+
+constexpr std::size_t count = 3'000'000;  // several pieces
+
+bool contains(const std::string& text, const std::string& part) {
+  const bool found = text.find(part) != std::string::npos;
+  if (!found) std::fprintf(stderr, "'%s' is not in '%s'\n", part.c_str(), text.c_str());
+  return found;
+}
+
+// Memory that lives as long as an operation uses it.
+Buffer owned_buffer() {
+  const auto memory = std::make_shared<std::vector<float>>(count);
+  return {memory->data(), count, DType::float32, memory};
+}
+
+// Runs `call`, which must throw an `Error`.
+template <class Error>
+Error raised(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  throw std::runtime_error("no error where one is due");
+}
+
+void all_reduce(Communicator& comm, std::size_t elements, DType dtype = DType::float32, ReduceOp op = ReduceOp::sum,
+                CallOptions call = {}) {
+  std::vector<double> memory(elements);
+  comm.all_reduce({memory.data(), elements, dtype, nullptr}, op, std::move(call))->wait();
+}
+
+// Rank 3 calls something else than the others; all of them hear of it.
+void check_mismatch(const std::function<void(Communicator&)>& other, std::uint64_t min_bytes = 1'000'000) {
+  run_clusters({0, 0, 1, 1}, min_bytes, [&](Communicator& comm) {
+    all_reduce(comm, count);
+    const auto error = raised<MismatchError>([&] {
+      if (comm.rank() == 3) {
+        other(comm);
+      } else {
+        all_reduce(comm, count);
+      }
+    });
+    if (comm.rank() != 3) CHECK(contains(error.what(), "all_reduce"));
+    CHECK(comm.is_dead());
+    // Dead, and says why.
+    CHECK(contains(raised<MismatchError>([&] { comm.barrier({})->wait(); }).what(), "is dead, make a new one"));
+  });
+}
+
+void check_mismatches() {
+  check_mismatch([](Communicator& comm) { all_reduce(comm, count + 1); });
+  check_mismatch([](Communicator& comm) { all_reduce(comm, 10); });  // flat on this rank
+  check_mismatch([](Communicator& comm) { all_reduce(comm, count, DType::float32, ReduceOp::max); });
+  check_mismatch([](Communicator& comm) { all_reduce(comm, count, DType::int32); });
+  check_mismatch([](Communicator& comm) {
+    all_reduce(comm, count, DType::float32, ReduceOp::sum,
+               {.compression = std::make_shared<Compression>("bf16", false)});
+  });
+  check_mismatch([](Communicator& comm) { comm.barrier({})->wait(); });
+  check_mismatch([](Communicator& comm) {
+    std::vector<float> data(count);
+    comm.broadcast(buffer(data, DType::float32), 0, {})->wait();
+  });
+  std::printf("mismatches: ok\n");
+}
+
+void check_usage() {
+  run_clusters({0, 0, 1, 1}, 0, [](Communicator& comm) {
+    const CallOptions compressed{.compression = std::make_shared<Compression>("int8", true)};
+    raised<UsageError>([&] { all_reduce(comm, 10, DType::float64, ReduceOp::sum, compressed); });
+    raised<UsageError>([&] { all_reduce(comm, 10, DType::float32, ReduceOp::max, compressed); });
+    raised<UsageError>([&] { comm.barrier(compressed); });
+    raised<UsageError>([&] { all_reduce(comm, 10, DType::float32, ReduceOp::band); });
+    std::vector<float> data(10);
+    raised<UsageError>([&] { comm.broadcast(buffer(data, DType::float32), 4, {}); });
+    raised<UsageError>([&] { comm.all_gather({}, buffer(data, DType::float32), {}); });
+    all_reduce(comm, 1000, DType::float32, ReduceOp::sum, compressed);
+    raised<UsageError>([&] { all_reduce(comm, 2000, DType::float32, ReduceOp::sum, compressed); });  // other residual
+    compressed.compression->reset();
+    all_reduce(comm, 2000, DType::float32, ReduceOp::sum, compressed);
+    all_reduce(comm, count);  // usable still
+  });
+  run_communicators(2, Transport::tcp, [](Communicator& comm) {
+    raised<UsageError>([&] {
+      all_reduce(comm, 10, DType::float32, ReduceOp::sum,
+                 {.compression = std::make_shared<Compression>("bf16", false)});
+    });
+    all_reduce(comm, 10);
+  });
+  // Different thresholds.
+  const auto store = make_local_store();
+  run_ranks(4, [&](int rank) {
+    const auto options = cluster_options({0, 0, 1, 1}, rank, static_cast<std::uint64_t>(rank / 3));
+    const auto error = raised<UsageError>([&] { make_communicator(store, options); });
+    CHECK(contains(error.what(), "rank 0 wants operations hierarchical from 0 bytes on, rank 3 from 1"));
+  });
+  std::printf("usage errors: ok\n");
+}
+
+void check_deadline() {
+  run_clusters({0, 0, 1, 1}, 0, [](Communicator& comm) {
+    all_reduce(comm, 1000);
+    if (comm.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      raised<TimeoutError>([&] { all_reduce(comm, count); });
+    } else {
+      const auto error = raised<TimeoutError>(
+          [&] { all_reduce(comm, count, DType::float32, ReduceOp::sum, {.timeout = std::chrono::milliseconds(400)}); });
+      CHECK(contains(error.what(), "rank 2 (host "));
+    }
+  });
+  std::printf("deadline: ok\n");
+}
+
+void check_death() {
+  // Rank 3 leaves while the others are in the middle.
+  run_clusters({0, 0, 1, 1}, 0, [](Communicator& comm) {
+    all_reduce(comm, 1000);
+    if (comm.rank() == 3) {
+      comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true});
+      return;
+    }
+    bool lost = false;
+    try {
+      std::vector<WorkPtr> works;
+      for (int i = 0; i < 4; ++i) works.push_back(comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true}));
+      for (const auto& work : works) work->wait();
+    } catch (const CommunicatorError& error) {  // destroyed with operations pending, or gone
+      CHECK(contains(error.what(), "rank 3 (host "));
+      lost = true;
+    }
+    CHECK(lost);
+    CHECK(comm.is_dead());
+  });
+  std::printf("death: ok\n");
+}
+
+void check_abort() {
+  run_clusters({0, 1, 0, 1, 1}, 0, [](Communicator& comm) {
+    std::vector<float> data(count);
+    std::vector<WorkPtr> works;
+    if (comm.rank() == 4) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      comm.abort("enough");
+      CHECK(contains(raised<AbortedError>([&] { all_reduce(comm, 10); }).what(), "enough"));
+    } else {
+      const auto error = raised<AbortedError>([&] { all_reduce(comm, count); });
+      CHECK(contains(error.what(), "was aborted by rank 4 (host "));
+      CHECK(error.context().rank == 4);
+    }
+  });
+  std::printf("abort: ok\n");
+}
+
+void check_destruction_with_pending() {
+  for (int round = 0; round < 5; ++round) {
+    WorkPtr works[4];
+    run_clusters({0, 0, 1, 1}, 0, [&](Communicator& comm) {
+      works[comm.rank()] = comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true});
+    });
+    for (const auto& work : works) {
+      try {
+        work->wait();
+      } catch (const CommunicatorError&) {
+      }
+      CHECK(work->is_final());
+    }
+  }
+  std::printf("destruction: ok\n");
+}
+
+}  // namespace
+
+int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  check_mismatches();
+  check_usage();
+  check_deadline();
+  check_death();
+  check_abort();
+  check_destruction_with_pending();
+  return 0;
+}
