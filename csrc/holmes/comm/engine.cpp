@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <utility>
 
 #include "holmes/comm/progress.hpp"
 #include "holmes/core/error.hpp"
@@ -40,6 +41,9 @@ Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel
       spin_(spin),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       lost_(static_cast<std::size_t>(group_->size)) {
+  for (const auto* channels : {&std::as_const(group_->channels), &p2p_.channels()})
+    for (const auto& channel : *channels)
+      if (channel && channel->needs_care()) tended_.push_back(channel.get());
   if (!wake_fd_)
     throw SystemError("cannot make an event descriptor: " + errno_text(errno) + "; raise the limit (ulimit -n)",
                       {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = errno});
@@ -88,7 +92,10 @@ bool Engine::has_pending() const {
 void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
   {
     std::unique_lock drive(drive_, std::try_to_lock);
-    if (drive) drive_until(work, until);
+    if (drive) {
+      drive_until(work, until);
+      if (!has_pending()) watch();
+    }
   }
   // Whatever is left (also where another thread drives and is about to stop) goes on in the background.
   if (has_pending()) run_in_background();
@@ -123,7 +130,7 @@ void Engine::drive_until(const Work& work, std::optional<Clock::time_point> unti
     const bool block = prepare_wait(fds_);
     const auto before = Clock::now();
     if (block) {
-      auto wake_at = next_deadline();
+      auto wake_at = next_wake();
       if (until && (!wake_at || *until < *wake_at)) wake_at = until;
       poll_until(fds_, wake_at);
     }
@@ -235,7 +242,7 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
     for (int peer = 0; peer < group_->size; ++peer) {
       if (peer == group_->rank) continue;
       if (!lost_[peer]) {
-        fds.push_back({group_->controls[peer]->fd(), POLLIN, 0});
+        group_->controls[peer]->append_fds(fds);
       } else if (is_missed(peer)) {
         block = false;  // finish_wait will say so
       }
@@ -265,6 +272,10 @@ void Engine::finish_wait() {
     p2p_.channels()[peer]->finish_wait();
   }
   if (is_dead()) return;
+  if (!tended_.empty()) {
+    const auto now = Clock::now();
+    for (Channel* channel : tended_) channel->take_care(now);
+  }
   try {
     check_controls();
     // A peer that is gone may have left all that is needed; look before giving up on it.
@@ -280,11 +291,41 @@ void Engine::finish_wait() {
   check_deadlines();
 }
 
+std::optional<Clock::time_point> Engine::next_wake() const {
+  auto next = next_deadline();
+  for (const Channel* channel : tended_) {
+    const auto at = channel->next_care();
+    if (at && (!next || *at < *next)) next = at;
+  }
+  return next;
+}
+
+std::optional<Clock::time_point> Engine::take_care() {
+  constexpr auto busy_pause = std::chrono::milliseconds(100);
+  std::optional<Clock::time_point> next;
+  const auto now = Clock::now();
+  if (has_pending()) {
+    next = now + busy_pause;  // who drives the operation looks after the channels
+  } else if (!is_dead()) {
+    for (Channel* channel : tended_) channel->take_care(now);
+    next = next_wake();
+  }
+  is_watched_ = next.has_value();
+  return next;
+}
+
+// What was sent last is not acknowledged yet; should its rail be lost now, somebody has to send it again.
+void Engine::watch() {
+  if (is_watched_ || tended_.empty() || is_dead() || !next_wake()) return;
+  is_watched_ = true;
+  IoThread::instance().watch(shared_from_this());
+}
+
 std::vector<ConnectionInfo> Engine::connections() const {
   std::vector<ConnectionInfo> infos;
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank) continue;
-    infos.push_back(group_->controls[peer]->info());
+    group_->controls[peer]->append_info(infos);
     group_->channels[peer]->append_info(infos);
     p2p_.channels()[peer]->append_info(infos);
   }

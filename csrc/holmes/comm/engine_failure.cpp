@@ -43,7 +43,7 @@ void Engine::throw_stream_closed(const StreamClosed& closed) {
     if (lost_[closed.peer] || Clock::now() >= end) break;
     std::vector<pollfd> fds;
     for (int peer = 0; peer < group_->size; ++peer)
-      if (peer != group_->rank && !lost_[peer]) fds.push_back({group_->controls[peer]->fd(), POLLIN, 0});
+      if (peer != group_->rank && !lost_[peer]) group_->controls[peer]->append_fds(fds);
     poll_until(fds, end);
   }
   throw_peer_lost(closed.peer, closed.system_errno);

@@ -52,14 +52,17 @@ struct ChannelPair {
   std::unique_ptr<Channel> p2p;
 };
 
-std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sockets) {
+std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sockets,
+                                          const std::shared_ptr<RailsContext>& rails) {
   if (sockets.size() == 1) return std::make_unique<TcpChannel>(peer, std::move(sockets.front()));
-  return std::make_unique<RailsChannel>(peer, std::move(sockets));
+  return std::make_unique<RailsChannel>(peer, std::move(sockets), rails);
 }
 
-ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control) {
+ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control,
+                          const std::shared_ptr<RailsContext>& rails) {
   if (!link.uses_shared_memory()) {
-    return {make_tcp_channel(link.peer, std::move(link.collective)), make_tcp_channel(link.peer, std::move(link.p2p))};
+    return {make_tcp_channel(link.peer, std::move(link.collective), rails),
+            make_tcp_channel(link.peer, std::move(link.p2p), rails)};
   }
   auto segment = std::make_shared<ShmSegment>(link.shared_memory.get(), link.shared_memory_bytes);
   link.shared_memory.reset();
@@ -75,6 +78,17 @@ ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control) {
         std::move(info));
   };
   return {make(0, "collective"), make(2, "p2p")};
+}
+
+// A NIC that is named again is one more rail: a second stream over it.
+CommunicatorOptions with_streams(CommunicatorOptions options) {
+  if (options.streams < 1)
+    throw UsageError("streams " + std::to_string(options.streams) + " is not possible; it must be 1 or more");
+  if (options.nics.empty() && options.streams > 1) options.nics.push_back({"lo", "127.0.0.1"});
+  const std::vector<NicBinding> nics = options.nics;
+  for (int stream = 1; stream < options.streams; ++stream)
+    options.nics.insert(options.nics.end(), nics.begin(), nics.end());
+  return options;
 }
 
 // Unit of pipelining: what keeps two slices of every peer in the L2 cache.
@@ -95,7 +109,12 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
 HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
     : store_(std::move(store)), options_(std::move(options)) {
   const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
-  Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
+  Mesh mesh = connect_mesh(*store_, with_streams(options_), ShmSegment::segment_bytes(ring_bytes));
+  const Env env = Env::read();
+  const auto rails = std::make_shared<RailsContext>();
+  rails->communicator = options_.name;
+  rails->own_rank = options_.rank;
+  rails->timeout = env.rail_timeout;
 
   auto group = std::make_unique<Group>();
   group->rank = options_.rank;
@@ -108,7 +127,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   for (PeerLink& link : mesh.links) {
     if (link.peer < 0) continue;
     auto control = std::make_unique<ControlLink>(link.peer, link.host, link.nic, std::move(link.control));
-    ChannelPair channels = make_channels(link, options_.rank, *control);
+    ChannelPair channels = make_channels(link, options_.rank, *control, rails);
     group->controls[link.peer] = std::move(control);
     group->channels[link.peer] = std::move(channels.collective);
     p2p[link.peer] = std::move(channels.p2p);
@@ -116,7 +135,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
                                      "rank " + std::to_string(options_.rank) + " (host " + host + ")",
-                                     Env::read().spin.value_or(default_spin));
+                                     env.spin.value_or(default_spin));
 
   // The first operation: the slice size all ranks can work with.
   std::vector<std::uint64_t> wishes(static_cast<std::size_t>(options_.size), slice_bytes);

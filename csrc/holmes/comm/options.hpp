@@ -32,6 +32,7 @@ struct CommunicatorOptions {
   int size = 1;
   std::string name = "world";      // appears in every error and log line; the same on all ranks, unique in the store
   std::vector<NicBinding> nics{};  // rails, in the same order on every rank; empty: loopback (one host only)
+  int streams = 1;                 // connections over each NIC: more where one cannot fill the link
   Transport transport = Transport::automatic;
   Duration timeout = std::chrono::minutes(30);          // deadline of an operation unless the call gives one
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
@@ -54,6 +55,7 @@ struct ConnectionInfo {
   std::string local_address;   // "10.0.0.1:40000", as getsockname says
   std::string remote_address;  // as getpeername says
   bool device_bound = false;   // SO_BINDTODEVICE was permitted
+  bool is_retired = false;     // a lost rail: the stream goes on without it
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
 };

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -52,6 +53,14 @@ public:
   virtual bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) = 0;
   // After blocking (or not): withdraws what prepare_wait asked for.
   virtual void finish_wait() {}
+
+  // Whether the stream has to be looked after from time to time (acknowledgements, losses), also when no operation
+  // waits for it.
+  virtual bool needs_care() const { return false; }
+  // When to call take_care, though no descriptor is ready; absent: never.
+  virtual std::optional<Clock::time_point> next_care() const { return std::nullopt; }
+  virtual void take_care(Clock::time_point /*now*/) {}
+
   // Ends the stream in both directions; the peer sees StreamClosed. Safe from any thread, does not block.
   virtual void shutdown() = 0;
 
