@@ -90,8 +90,8 @@ def agree_nics(
 ) -> tuple[list[Nic], str]:
     """Chooses, together with the other ranks, the NICs the group uses. Collective over the `size` ranks of `store`.
 
-    Returns this rank's NICs (rails, in the same order on every rank; bind `nic.address` of `nic.netdev`) and the reason
-    in words. The choice is the fastest network (link layer and subnet) in which every rank has a usable NIC, by the
+    Returns this rank's NICs (rails, in the same order on every rank; bind `nic.address` of `nic.netdev`; all of them
+    again for each further stream) and the reason in words. The choice is the fastest network (link layer and subnet) in which every rank has a usable NIC, by the
     speed of its slowest member; InfiniBand before RoCE before Ethernet where speeds are equal. RoCE on some ranks and
     plain Ethernet on others of one subnet counts as Ethernet. Where no network is shared: Ethernet with a gateway on
     every rank. Where all ranks are on one host and `selection` asks for nothing: loopback; the list may then be empty.
@@ -108,7 +108,10 @@ def agree_nics(
     try:
         nics = discover_nics(None if sysfs_root is None else os.fspath(sysfs_root))
         selection = NicSelection.from_env() if selection is None else selection
-        record = _describe(nics, selection) | {"max_rails": selection.max_rails if max_rails is None else max_rails}
+        record = _describe(nics, selection) | {
+            "max_rails": selection.max_rails if max_rails is None else max_rails,
+            "streams": selection.streams,
+        }
     except (errors.HolmesError, OSError) as error:
         record = _record(error=str(error), nic=getattr(error, "nic", "") or "")
     store.set(f"{key_prefix}/nics/{rank}", json.dumps(record))
@@ -122,7 +125,8 @@ def agree_nics(
         decision = json.loads(store.get(decision_key))
     _raise_error(decision, rank)
     by_name = {nic.name: nic for nic in nics}
-    return [by_name[name].with_address(ip) for name, ip in decision["choices"][rank]], decision["reason"]
+    rails = [by_name[name].with_address(ip) for name, ip in decision["choices"][rank]]
+    return rails * decision["streams"], decision["reason"]
 
 
 def _record(**changes: Any) -> dict[str, Any]:
@@ -132,6 +136,7 @@ def _record(**changes: Any) -> dict[str, Any]:
         "candidates": [],
         "loopback": None,
         "max_rails": 1,
+        "streams": 1,
         "restricts": False,
         "error": "",
         "nic": "",
@@ -201,7 +206,7 @@ def _collect_and_decide(store: Store, size: int, deadline: float, key_prefix: st
         records.append(json.loads(store.get(f"{key_prefix}/nics/{rank}")))
     for record in records:
         record["candidates"] = [_Candidate(*fields) for fields in record["candidates"]]
-    return decide(records)
+    return decide(records) | {"streams": min(record["streams"] for record in records)}
 
 
 def decide(records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -80,17 +80,6 @@ ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control,
   return {make(0, "collective"), make(2, "p2p")};
 }
 
-// A NIC that is named again is one more rail: a second stream over it.
-CommunicatorOptions with_streams(CommunicatorOptions options) {
-  if (options.streams < 1)
-    throw UsageError("streams " + std::to_string(options.streams) + " is not possible; it must be 1 or more");
-  if (options.nics.empty() && options.streams > 1) options.nics.push_back({"lo", "127.0.0.1"});
-  const std::vector<NicBinding> nics = options.nics;
-  for (int stream = 1; stream < options.streams; ++stream)
-    options.nics.insert(options.nics.end(), nics.begin(), nics.end());
-  return options;
-}
-
 // Unit of pipelining: what keeps two slices of every peer in the L2 cache.
 std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_bytes, std::size_t rails) {
   constexpr std::size_t staging_goal_bytes = 1024 * 1024;
@@ -109,7 +98,7 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
 HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
     : store_(std::move(store)), options_(std::move(options)) {
   const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
-  Mesh mesh = connect_mesh(*store_, with_streams(options_), ShmSegment::segment_bytes(ring_bytes));
+  Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
   const Env env = Env::read();
   const auto rails = std::make_shared<RailsContext>();
   rails->communicator = options_.name;

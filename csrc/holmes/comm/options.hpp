@@ -30,9 +30,10 @@ Transport transport_from_name(const std::string& name);
 struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
-  std::string name = "world";      // appears in every error and log line; the same on all ranks, unique in the store
-  std::vector<NicBinding> nics{};  // rails, in the same order on every rank; empty: loopback (one host only)
-  int streams = 1;                 // connections over each NIC: more where one cannot fill the link
+  std::string name = "world";  // appears in every error and log line; the same on all ranks, unique in the store
+  // Rails, in the same order on every rank; a NIC named twice gets two connections (where one cannot fill the link).
+  // Empty: loopback (one host only).
+  std::vector<NicBinding> nics{};
   Transport transport = Transport::automatic;
   Duration timeout = std::chrono::minutes(30);          // deadline of an operation unless the call gives one
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up

@@ -19,10 +19,11 @@ void RailRate::observe(Clock::time_point now, std::uint64_t acknowledged_bytes, 
   const double elapsed_s = std::chrono::duration<double>(now - *start_).count();
   const double bytes = static_cast<double>(acknowledged_bytes - start_bytes_);
   if (!is_busy) {
-    // A short run may be a burst that a token bucket or a queue let pass.
+    // A short run may be a burst that a token bucket or a queue let pass. And a rail that is fast enough for what it
+    // was given stays unknown: this bound may be far too low.
     const double trust = now - *start_ >= first_window ? 1 : burst_trust;
     const double at_least = elapsed_s > 0 ? trust * bytes / elapsed_s : 0;
-    if (from_idle_ && bytes >= telling_bytes && at_least > rate_.value_or(0)) rate_ = at_least;
+    if (rate_ && from_idle_ && bytes >= telling_bytes && at_least > *rate_) rate_ = at_least;
     start_.reset();
     return;
   }

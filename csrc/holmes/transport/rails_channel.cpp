@@ -13,7 +13,7 @@ namespace {
 // A rail that has room is taken where it delivers at most this much later than the best one: measured rates waver.
 constexpr double lateness_allowed = 1.1;
 // A rail without traffic gets a copy of a chunk now and then, to learn whether it has become faster.
-constexpr auto rate_expiry = std::chrono::milliseconds(250);
+constexpr auto rate_expiry = std::chrono::milliseconds(100);
 constexpr std::size_t max_pieces = 8;
 constexpr std::size_t scratch_bytes = 64 * 1024;
 
