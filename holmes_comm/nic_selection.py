@@ -75,7 +75,7 @@ class NicSelection:
 
     @classmethod
     def parse(cls, text: str, transport: str = "auto") -> NicSelection:
-        """Reads a comma-separated list of "class:roce", "subnet:10.1.0.0/16", "rails:2", "streams:2", "fastest" and names.
+        """Reads a comma-separated list of "class:roce", "subnet:10.1.0.0/16", "rails:2", "streams:2", "fastest", names.
 
         Local.
         Names are as in the constructor: "eth1,eth2", "mlx5_*", "mlx5_0:1". Raises UsageError on a wrong value.

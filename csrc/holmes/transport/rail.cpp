@@ -151,10 +151,9 @@ double Rail::room_s() const {
 
 std::size_t Rail::chunk_bytes() const {
   const auto rate = rate_.bytes_per_s();
-  if (!rate) return least_limit_bytes / 2;
   constexpr std::size_t page_bytes = 4096;
-  return std::clamp(static_cast<std::size_t>(*rate * chunk_s) / page_bytes * page_bytes, least_chunk_bytes,
-                    max_chunk_bytes);
+  const std::size_t wanted = rate ? static_cast<std::size_t>(*rate * chunk_s) : unknown_limit_bytes_ / 4;
+  return std::clamp(wanted / page_bytes * page_bytes, least_chunk_bytes, max_chunk_bytes);
 }
 
 bool Rail::read_header() {

@@ -170,10 +170,11 @@ std::size_t RailsChannel::try_recv(std::span<const iovec> pieces) {
   bool any = false;
   while (moved && sink.left_bytes() > 0) {
     moved = deliver(sink);
-    for (const auto& rail : rails_) {
-      if (sink.left_bytes() == 0) break;
-      moved |= receive(*rail, sink);
-    }
+    for (const auto& rail : rails_)
+      if (sink.left_bytes() > 0) moved |= receive(*rail, sink);
+    // What is early costs one more copy: it stays in its socket as long as there is anything else to do.
+    for (const auto& rail : rails_)
+      if (!moved && sink.taken_bytes() == 0) moved |= receive_early(*rail);
     any |= moved;
   }
   if (any) received_at_ = Clock::now();
@@ -208,7 +209,7 @@ void RailsChannel::finish_due() {
   delivered_bytes_ = due_bytes_ = 0;
 }
 
-// Goes on with what arrives on a rail. Returns whether anything moved.
+// Goes on with what arrives on a rail, unless that is a chunk before its turn. Returns whether anything moved.
 bool RailsChannel::receive(Rail& rail, Sink& sink) {
   Rail::Incoming& in = rail.incoming();
   if (!rail.read_header()) return false;
@@ -223,13 +224,14 @@ bool RailsChannel::receive(Rail& rail, Sink& sink) {
   if (received_.is_known(in.header.sequence)) {
     pool_.give(std::move(in.frame));
     moved = discard(rail, in.left_bytes());
-  } else if (in.header.sequence == received_.next() && !in.frame) {
+  } else if (in.header.sequence != received_.next()) {
+    return false;
+  } else if (in.frame) {
+    return receive_early(rail);  // it was early when it began
+  } else {
     moved = receive_due(rail, sink);
-  } else if (in.frame || received_.has_room_for(in.header.sequence)) {
-    moved = receive_early(rail);
   }
-  // The frame of a chunk that is known by now was given back; the last byte of any other one ends it here.
-  if (in.has_header() && in.left_bytes() == 0) rail.finish_frame();
+  if (in.left_bytes() == 0) rail.finish_frame();
   return moved;
 }
 
@@ -260,15 +262,19 @@ bool RailsChannel::receive_due(Rail& rail, Sink& sink) {
   return true;
 }
 
+// Into memory. Returns whether anything moved; nothing where the rail's chunk is not early, or there is no room for it.
 bool RailsChannel::receive_early(Rail& rail) {
   Rail::Incoming& in = rail.incoming();
+  if (!in.has_header() || !received_.has_room_for(in.header.sequence)) return false;
   if (!in.frame) {
     in.frame = pool_.take();
     in.frame->header = in.header;
   }
   const iovec piece{in.frame->payload.data() + in.payload_bytes, in.left_bytes()};
   if (rail.read_payload({&piece, 1}) == 0) return false;
-  if (in.left_bytes() == 0 && !received_.insert(in.frame)) pool_.give(std::move(in.frame));
+  if (in.left_bytes() > 0) return true;
+  if (!received_.insert(in.frame)) pool_.give(std::move(in.frame));
+  rail.finish_frame();
   return true;
 }
 
