@@ -388,7 +388,7 @@ void bind_communicator(py::module_& module) {
           },
           "Every established connection as a dict: peer, host, transport, purpose, interface, local_address, "
           "remote_address,\n"
-          "device_bound, sent_bytes, received_bytes. Local.");
+          "device_bound, retired, sent_bytes, received_bytes. Local.");
   module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a,
              "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "clusters"_a = std::vector<int>{},
              "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(),

@@ -152,18 +152,18 @@ void Collective::count_received(int peer, std::size_t bytes) {
   if (flow.in_bytes == flow.in_total) --open_flows_;
 }
 
-bool Collective::awaits_recv(int peer) {
+std::size_t Collective::awaited_recv_bytes(int peer) {
   const Flow& flow = flows_[peer];
-  if (flow.in_bytes == flow.in_total) return false;
-  if (flow.in_bytes < sizeof(Header) || awaits_peek(peer)) return true;
-  return next_recv(peer, flow.in_bytes - sizeof(Header)).iov_len > 0;
+  if (flow.in_bytes == flow.in_total) return 0;
+  if (flow.in_bytes < sizeof(Header) || awaits_peek(peer)) return 1;
+  return next_recv(peer, flow.in_bytes - sizeof(Header)).iov_len;
 }
 
-bool Collective::awaits_send(int peer) {
+std::size_t Collective::awaited_send_bytes(int peer) {
   const Flow& flow = flows_[peer];
-  if (flow.out_bytes == flow.out_total || !may_send(peer)) return false;
-  if (flow.out_bytes < sizeof(Header)) return true;
-  return next_send(peer, flow.out_bytes - sizeof(Header)).iov_len > 0;
+  if (flow.out_bytes == flow.out_total || !may_send(peer)) return 0;
+  if (flow.out_bytes < sizeof(Header)) return 1;
+  return next_send(peer, flow.out_bytes - sizeof(Header)).iov_len;
 }
 
 bool Collective::involves(int peer) const {

@@ -54,6 +54,7 @@ struct Group {
   std::vector<std::unique_ptr<ControlLink>> controls;  // by rank; own is null
   std::size_t slice_bytes = 64 * 1024;                 // unit of pipelining, agreed at set-up
   std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
+  bool any_shared_memory = false;          // a pair of this rank
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
   std::vector<std::byte> staging;          // memory for the one collective that runs; grows, never shrinks
 
@@ -77,9 +78,10 @@ public:
   // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
   bool advance();
   bool is_done() const;
-  // What to wait for before calling advance again.
-  bool awaits_recv(int peer);
-  bool awaits_send(int peer);
+  // What to wait for before calling advance again: bytes that can be received next / sent next without a break, 0 for
+  // none, and 1 where a header is due.
+  std::size_t awaited_recv_bytes(int peer);
+  std::size_t awaited_send_bytes(int peer);
   // Payload bytes that this rank sends, to all peers together.
   std::size_t send_bytes() const;
   // Whether bytes to or from `peer` are missing yet.

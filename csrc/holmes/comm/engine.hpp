@@ -54,8 +54,12 @@ public:
   bool prepare_wait(std::vector<pollfd>& fds);
   // Driver. After blocking: looks at the control connections and deadlines.
   void finish_wait();
-  // Driver. The earliest deadline of what is pending.
-  std::optional<Clock::time_point> next_deadline() const;
+  // Driver. When to look again though nothing is ready: the earliest deadline, or a channel that needs care.
+  std::optional<Clock::time_point> next_wake() const;
+  // Driver. Asks the I/O thread to call take_care as long as needed.
+  void watch();
+  // Driver. Looks after the channels while nothing is pending. Returns when to do so again; absent: no need.
+  std::optional<Clock::time_point> take_care();
 
 private:
   using Submission = std::variant<std::unique_ptr<Collective>, P2pEngine::Request>;
@@ -65,6 +69,7 @@ private:
   void take_inbox();
   void check_controls();
   void check_deadlines();
+  std::optional<Clock::time_point> next_deadline() const;
   [[noreturn]] void throw_peer_lost(int peer, int system_errno);
   [[noreturn]] void throw_stream_closed(const StreamClosed& closed);
   std::string describe_running() const;
@@ -75,6 +80,8 @@ private:
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
   void close_now();
   void drive_until(const Work& work, std::optional<Clock::time_point> until);
+  bool waits_for_bulk();
+  void wait_for_bulk(std::optional<Clock::time_point> until);
   bool goes_on_spinning(std::optional<Clock::time_point>& start, std::optional<Duration>& end) const;
   void wake() const;
   void give_to_io_thread();
@@ -88,8 +95,11 @@ private:
   std::mutex drive_;
   std::deque<std::unique_ptr<Collective>> queue_;  // driver; the front one runs
   bool front_started_ = false;
-  std::vector<char> lost_;  // driver; by rank: the control connection ended
+  std::vector<char> lost_;        // driver; by rank: the control connection ended
+  std::vector<Channel*> tended_;  // channels that need care
+  bool is_watched_ = false;       // driver; the I/O thread calls take_care
   unsigned spin_misses_ = 0;
+  Duration bulk_wait_{};  // how long waits for large pieces last, on average over the last few
   std::vector<pollfd> fds_;  // driver of help
 
   mutable std::mutex mutex_;  // protects what follows

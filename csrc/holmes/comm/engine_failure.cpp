@@ -43,7 +43,7 @@ void Engine::throw_stream_closed(const StreamClosed& closed) {
     if (lost_[closed.peer] || Clock::now() >= end) break;
     std::vector<pollfd> fds;
     for (int peer = 0; peer < group_->size; ++peer)
-      if (peer != group_->rank && !lost_[peer]) fds.push_back({group_->controls[peer]->fd(), POLLIN, 0});
+      if (peer != group_->rank && !lost_[peer]) group_->controls[peer]->append_fds(fds);
     poll_until(fds, end);
   }
   throw_peer_lost(closed.peer, closed.system_errno);
@@ -181,7 +181,7 @@ void Engine::abort(const std::string& reason) {
 void Engine::fail_in_background(const Failure& failure) {
   if (is_dead()) return;
   request_failure(failure);
-  run_in_background();
+  give_to_io_thread();
 }
 
 void Engine::close() {

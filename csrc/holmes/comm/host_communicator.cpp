@@ -53,14 +53,17 @@ struct ChannelPair {
   std::unique_ptr<Channel> p2p;
 };
 
-std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sockets) {
+std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sockets,
+                                          const std::shared_ptr<RailsContext>& rails) {
   if (sockets.size() == 1) return std::make_unique<TcpChannel>(peer, std::move(sockets.front()));
-  return std::make_unique<RailsChannel>(peer, std::move(sockets));
+  return std::make_unique<RailsChannel>(peer, std::move(sockets), rails);
 }
 
-ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control) {
+ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control,
+                          const std::shared_ptr<RailsContext>& rails) {
   if (!link.uses_shared_memory()) {
-    return {make_tcp_channel(link.peer, std::move(link.collective)), make_tcp_channel(link.peer, std::move(link.p2p))};
+    return {make_tcp_channel(link.peer, std::move(link.collective), rails),
+            make_tcp_channel(link.peer, std::move(link.p2p), rails)};
   }
   auto segment = std::make_shared<ShmSegment>(link.shared_memory.get(), link.shared_memory_bytes);
   link.shared_memory.reset();
@@ -97,6 +100,11 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     : store_(std::move(store)), options_(std::move(options)) {
   const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
   Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
+  const Env env = Env::read();
+  const auto rails = std::make_shared<RailsContext>();
+  rails->communicator = options_.name;
+  rails->own_rank = options_.rank;
+  rails->timeout = env.rail_timeout;
 
   auto group = std::make_unique<Group>();
   group->rank = options_.rank;
@@ -110,7 +118,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   for (PeerLink& link : mesh.links) {
     if (link.peer < 0) continue;
     auto control = std::make_unique<ControlLink>(group->label(link.peer), link.host, link.nic, std::move(link.control));
-    ChannelPair channels = make_channels(link, options_.rank, *control);
+    group->any_shared_memory |= link.uses_shared_memory();
+    ChannelPair channels = make_channels(link, options_.rank, *control, rails);
     group->controls[link.peer] = std::move(control);
     group->channels[link.peer] = std::move(channels.collective);
     p2p[link.peer] = std::move(channels.p2p);
@@ -119,7 +128,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const int engine_label = group->label(options_.rank);
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
                                      "rank " + std::to_string(engine_label) + " (host " + host + ")",
-                                     Env::read().spin.value_or(default_spin));
+                                     env.spin.value_or(default_spin));
 
   // The first operation: the slice size all ranks can work with, and whether every pair shares memory.
   constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;

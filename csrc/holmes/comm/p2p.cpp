@@ -89,6 +89,20 @@ bool P2pEngine::awaits_recv(int peer) const {
   return state.is_arriving() || !state.receives.empty() || (!any_receives_.empty() && !state.ended);
 }
 
+std::size_t P2pEngine::awaited_recv_bytes(int peer) const {
+  const Peer& state = peers_[peer];
+  if (!awaits_recv(peer)) return 0;
+  if (state.header_bytes < sizeof(Header)) return 1;
+  const std::size_t left = state.header.bytes - state.payload_bytes;
+  return std::max<std::size_t>(left - std::min(left, state.ahead_end - state.ahead_begin), 1);
+}
+
+std::size_t P2pEngine::awaited_send_bytes(int peer) const {
+  if (peers_[peer].sends.empty()) return 0;
+  const Sending& sending = peers_[peer].sends.front();
+  return sizeof(Header) + sending.header.bytes - sending.done_bytes;
+}
+
 bool P2pEngine::needs(int peer, bool left_in_order) const {
   const Peer& state = peers_[peer];
   if (state.is_arriving() || !state.receives.empty() || !state.sends.empty()) return true;
@@ -108,8 +122,6 @@ bool P2pEngine::recv_or_end(int peer) {
     return false;
   }
 }
-
-bool P2pEngine::awaits_send(int peer) const { return !peers_[peer].sends.empty(); }
 
 // The next bytes of the peer's stream. A small read takes along what follows it: a header and its small message cost
 // one system call.
