@@ -32,7 +32,7 @@ class Run:
 
     def value(self, row: dict) -> float:
         """Returns the number that the goal is about."""
-        return row["bus_gb_per_s"] / LINE_GB_PER_S if self.testbed else row["ratio"]
+        return row["bus_gb_per_s"] / LINE_GB_PER_S if self.testbed else row["ratios"]["gloo"]
 
     def execute(self, seconds: float) -> dict:
         """Runs it and returns the JSON it wrote."""
@@ -50,11 +50,11 @@ RUNS = [
     Run("loopback-api", "loopback TCP, 4 ranks, own API, times Gloo", LOOPBACK, TIMES_GLOO),
     Run("loopback-torch", "loopback TCP, 4 ranks, through torch, times Gloo", [*LOOPBACK, "--through", "torch"], {}),
     Run("shm-api", "shared memory, 4 ranks, own API, times Gloo", ["--ranks", "4", "--transport", "shm"], {}),
-    Run("link-2", "2 nodes, 1 Gbit/s, share of the line", ["--no-gloo"], SHARE_OF_LINE, ["--spec", "pair"]),
+    Run("link-2", "2 nodes, 1 Gbit/s, share of the line", ["--peers", "none"], SHARE_OF_LINE, ["--spec", "pair"]),
     Run(
         "link-4",
         "4 nodes, 1 Gbit/s InfiniBand-like, share of the line",
-        ["--no-gloo", "--nics", "class:infiniband"],
+        ["--peers", "none", "--nics", "class:infiniband"],
         SHARE_OF_LINE,
         ["--spec", "one-cluster"],
     ),
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--only", choices=[run.name for run in RUNS], action="append", help="only this run")
     arguments = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
-    lines = ["| run | operation | p50 (ms) | busbw (GB/s) | value | goal |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| run | operation | time (ms) | busbw (GB/s) | value | goal |", "| --- | --- | --- | --- | --- | --- |"]
     missed = 0
     for run in RUNS:
         if arguments.only and run.name not in arguments.only:
@@ -80,7 +80,7 @@ def main() -> int:
             missed += row["wrong_elements"] > 0 or (goal is not None and value < goal)
             verdict = "-" if goal is None else f"{goal} {'met' if value >= goal else 'MISSED'}"
             lines.append(
-                f"| {run.title} | {row['operation']} | {row['p50_us'] / 1e3:.1f} | {row['bus_gb_per_s']:.3f} "
+                f"| {run.title} | {row['operation']} | {row['time_us'] / 1e3:.1f} | {row['bus_gb_per_s']:.3f} "
                 f"| {value:.2f} | {verdict} |"
             )
     hardware, versions = result["hardware"], result["versions"]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -34,7 +36,7 @@ def test_sizes_are_geometric_and_end_at_the_end():
 
 
 def test_settings_travel_as_json():
-    settings = Settings(("all_reduce", "barrier"), nics=("class:infiniband", "eth1"), gloo=False)
+    settings = Settings(("all_reduce", "barrier"), nics=("class:infiniband", "eth1"), peers=())
     assert Settings.from_json(settings.to_json()) == settings
 
 
@@ -46,7 +48,9 @@ def test_settings_travel_as_json():
         ({"begin_bytes": 0}, "0 < begin"),
         ({"factor": 1.0}, "greater than 1"),
         ({"rounds": 0}, "at least one round"),
-        ({"gloo": False, "holmes": False}, "nothing to measure"),
+        ({"peers": (), "holmes": False}, "nothing to measure"),
+        ({"peers": ("nccl",)}, "nccl.*known are gloo"),
+        ({"peers": ("openmpi-tcp", "openmpi-shm")}, "starts once in a process"),
         ({"dtype": "int8", "op": "avg"}, "avg of int8"),
         ({"op": "bxor"}, "bxor of float32"),
     ],
@@ -58,7 +62,7 @@ def test_wrong_settings_are_named(change, words):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_bus_factors_are_those_of_nccl_tests(name):
-    expected = {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75}
+    expected = {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75, "ping_pong": 2}
     assert OPERATIONS[name].bus_factor(4) == expected.get(name, 1.0)
 
 
@@ -84,6 +88,8 @@ def simulate(cases, name, op):
             output[:] = dtype.encode(inputs[0])
         elif name == "send_recv":
             output[:] = dtype.encode(inputs[rank - 1])
+        elif name == "ping_pong" and rank < 2:
+            output[:] = dtype.encode(inputs[1 - rank])
     return [output for _, output in buffers]
 
 
@@ -92,6 +98,8 @@ def simulate(cases, name, op):
 @pytest.mark.parametrize(("ranks", "size_bytes"), [(1, 40), (3, 8), (4, 30000)])
 def test_wrong_elements_counts_exactly_what_is_wrong(name, dtype, ranks, size_bytes):
     ops = ["sum", "max"] if OPERATIONS[name].reduces else ["sum"]
+    if ranks < OPERATIONS[name].least_ranks:
+        pytest.skip(f"{name} needs {OPERATIONS[name].least_ranks} ranks")
     for op in ops + (["avg"] if OPERATIONS[name].reduces and DTYPES[dtype].kind == "float" else []):
         cases = [Case(OPERATIONS[name], size_bytes, DTYPES[dtype], op, rank, ranks) for rank in range(ranks)]
         outputs = simulate(cases, name, op)
@@ -134,7 +142,7 @@ def test_measure_compares_peers_and_counts_errors():
     def run(rank):
         peers = [SleepingPeer("fast", 0.005, 0), SleepingPeer("slow", 0.02, 3)]
         case = Case(OPERATIONS["all_reduce"], 400, DTYPES["float32"], "sum", rank, 2)
-        results[rank] = measure(case, peers, Control(store, rank, 2), settings, "slow")
+        results[rank] = measure(case, peers, Control(store, rank, 2), settings, ["slow"])
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -144,19 +152,21 @@ def test_measure_compares_peers_and_counts_errors():
     for rank in range(2):
         fast, slow = results[rank]
         assert (fast.wrong_elements, slow.wrong_elements) == (0, 6)
-        assert len(fast.round_medians_s) == 3
-        assert len(fast.samples_s) >= 6
+        assert len(fast.round_times_s) == 3
+        assert len(fast.singles_s) >= 6
         assert 0.005 <= fast.p50_s <= fast.p99_s
-        assert slow.ratio is None
-        assert 1.5 < fast.ratio < 8
-        assert fast.algorithm_gb_per_s == pytest.approx(400 / fast.p50_s / 1e9)
+        assert slow.ratios == {}
+        assert 1.5 < fast.ratios["slow"] < 8
+        assert fast.algorithm_gb_per_s == pytest.approx(400 / fast.time_s / 1e9)
+        assert fast.cpu_s > 0
+        assert fast.gb_per_core_s == pytest.approx(400 * 2 * fast.calls / fast.cpu_s / 1e9)
     # Every rank holds the same samples: iterations were agreed and the slowest rank counts.
-    assert np.array_equal(results[0][0].samples_s, results[1][0].samples_s)
+    assert np.array_equal(results[0][0].singles_s, results[1][0].singles_s)
 
 
-def bench(*arguments):
+def bench(*arguments, env=None):
     return subprocess.run(
-        [sys.executable, "-m", "holmes", "bench", *arguments], capture_output=True, text=True, timeout=150
+        [sys.executable, "-m", "holmes", "bench", *arguments], capture_output=True, text=True, timeout=150, env=env
     )
 
 
@@ -173,15 +183,39 @@ def test_bench_with_gloo_beside(tmp_path, through):
     for row in result["rows"]:
         assert row["wrong_elements"] == 0
         assert 0 < row["p50_us"] <= row["p99_us"]
-        assert (row["ratio"] is None) == (row["peer"] == "gloo")
+        assert set(row["ratios"]) == {"gloo"} - {row["peer"]}
+        assert 0 < row["cores"] < 64
     assert result["command"].startswith("holmes bench -b 1000")
     assert {"processor", "cores", "memory_gib"} <= result["hardware"].keys()
     assert {"python", "holmes-comm", "torch"} <= result["versions"].keys()
 
 
+@pytest.mark.parametrize("transport", ["tcp", "shm", "shm-nocma"])
+def test_bench_with_open_mpi_beside(tmp_path, transport):
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    if shutil.which("mpirun") is None:
+        pytest.skip("needs Open MPI's mpirun")
+    path = tmp_path / "result.json"
+    sizes = ["-b", "1000", "-e", "64K", "-f", "65", "--seconds", "0.02", "--rounds", "2"]
+    run = bench(*sizes, "--ranks", "3", "--peers", f"openmpi-{transport}", "--json", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = json.loads(path.read_text())
+    assert {row["operation"] for row in result["rows"] if row["peer"] == f"openmpi-{transport}"} == set(OPERATIONS)
+    assert all(row["wrong_elements"] == 0 for row in result["rows"])
+    facts = result["peers"][f"openmpi-{transport}"]
+    assert facts["library"].startswith("Open MPI v")
+    assert facts["parameters"]["OMPI_MCA_btl"].endswith(",self")
+
+
+def test_missing_mpirun_is_said():
+    run = bench("all_reduce", "-b", "8", "-e", "8", "--peers", "openmpi-tcp", env={**os.environ, "PATH": "/nowhere"})
+    assert run.returncode == 1
+    assert "no mpirun on PATH; install Open MPI" in run.stderr
+
+
 def test_bench_without_torch_on_named_nic_and_shared_memory(tmp_path):
     path = tmp_path / "result.json"
-    sizes = ["-b", "4K", "-e", "4K", "--seconds", "0.02", "--rounds", "1", "--no-gloo", "--ranks", "3"]
+    sizes = ["-b", "4K", "-e", "4K", "--seconds", "0.02", "--rounds", "1", "--peers", "none", "--ranks", "3"]
     run = bench("all_reduce", *sizes, "--transport", "tcp", "--nics", "lo", "--json", str(path))
     assert run.returncode == 0, run.stdout + run.stderr
     (row,) = json.loads(path.read_text())["rows"]
@@ -191,7 +225,7 @@ def test_bench_without_torch_on_named_nic_and_shared_memory(tmp_path):
 
 
 def test_bench_failure_of_set_up_is_reported_and_ends():
-    run = bench("all_reduce", "-b", "8", "-e", "8", "--ranks", "2", "--no-gloo", "--nics", "no_such_nic")
+    run = bench("all_reduce", "-b", "8", "-e", "8", "--ranks", "2", "--peers", "none", "--nics", "no_such_nic")
     assert run.returncode != 0
     assert "no_such_nic" in run.stderr
     run = bench("all_rduce")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from holmes.bench import OPERATIONS, Settings, launch, parse_bytes, run_rank
+from holmes.bench import OPERATIONS, PEERS, PeerError, Settings, launch, own_rank, parse_bytes, run_rank
 
 
 def bench(
@@ -33,9 +32,13 @@ def bench(
         typer.Option(help="Ours: a NIC selection such as class:infiniband or eth1; give it again to compare several."),
     ] = None,
     through: Annotated[str, typer.Option(help="Ours: through its own api, or through torch.distributed.")] = "api",
-    gloo: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option("--gloo/--no-gloo", help="Gloo beside it, in turns (default: where torch is installed)."),
+    peers: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help=f"Libraries beside ours, in turns, separated by commas: {', '.join(PEERS)}; or none. "
+            "Default: gloo where torch is installed.",
+            show_default=False,
+        ),
     ] = None,
     holmes: Annotated[bool, typer.Option("--holmes/--no-holmes", help="Ours.")] = True,
     rounds: Annotated[int, typer.Option(help="How often the peers take turns.")] = 5,
@@ -50,8 +53,9 @@ def bench(
     """Time, bandwidth and correctness of each operation and size.
 
     Columns are nccl-tests': bus bandwidth is algorithm bandwidth times 2(n-1)/n (all_reduce), (n-1)/n (reduce_scatter,
-    all_gather, all_to_all) or 1. #wrong counts elements of the first call that differ from numpy's. ratio says how many
-    times faster than Gloo, as the median over rounds that ran in turns.
+    all_gather, all_to_all) or 1. #wrong counts elements of the first call that differ from numpy's. cpu is the cores
+    that all ranks keep busy, B/cpu the bytes of all ranks per second of processor time. /gloo and the like say how many
+    times faster than that peer, as the median over rounds that ran in turns.
     """
     try:
         settings = Settings(
@@ -64,7 +68,7 @@ def bench(
             through=through,
             transport=transport,
             nics=tuple(nics or ()),
-            gloo=find_spec("torch") is not None if gloo is None else gloo,
+            peers=_parse_peers(peers),
             holmes=holmes,
             rounds=rounds,
             seconds=seconds,
@@ -76,8 +80,18 @@ def bench(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     command = shlex.join(["holmes", *sys.argv[1:]])
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        status = 0 if run_rank(settings, command, json_path) else 1
-    else:
-        status = launch(settings, ranks, command, json_path)
+    try:
+        if own_rank() is not None:
+            status = 0 if run_rank(settings, command, json_path) else 1
+        else:
+            status = launch(settings, ranks, command, json_path)
+    except PeerError as error:
+        typer.echo(f"holmes bench: {error}", err=True)
+        status = 1
     raise typer.Exit(status)
+
+
+def _parse_peers(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ("gloo",) if find_spec("torch") is not None else ()
+    return () if text == "none" else tuple(dict.fromkeys(text.split(",")))

