@@ -10,7 +10,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from holmes.bench import OPERATIONS, PEERS, PeerError, Settings, launch, own_rank, parse_bytes, run_rank
+from holmes.bench import OPERATIONS, PEERS, PeerError, Settings, launch, launch_on_testbed, own_rank, parse_bytes, run_rank
+from holmes.testbed.errors import SpecError, TestbedError
 
 
 def bench(
@@ -26,6 +27,13 @@ def bench(
     ] = "float32",
     op: Annotated[str, typer.Option("-o", "--op", help="Reduction: sum, avg, min, max, product, band, ...")] = "sum",
     ranks: Annotated[int, typer.Option(help="Processes started here; under torchrun or the testbed theirs count.")] = 4,
+    testbed: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="SPEC", help="Start the ranks on emulated nodes: a spec of `holmes testbed`.", show_default=False
+        ),
+    ] = None,
+    nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each emulated node.")] = 1,
     transport: Annotated[str, typer.Option(help="Ours: auto, tcp or shm.")] = "auto",
     nics: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -83,9 +91,11 @@ def bench(
     try:
         if own_rank() is not None:
             status = 0 if run_rank(settings, command, json_path) else 1
+        elif testbed is not None:
+            status = launch_on_testbed(settings, testbed, nproc_per_node, command, json_path)
         else:
             status = launch(settings, ranks, command, json_path)
-    except PeerError as error:
+    except (PeerError, SpecError, TestbedError) as error:
         typer.echo(f"holmes bench: {error}", err=True)
         status = 1
     raise typer.Exit(status)

@@ -3,6 +3,7 @@
 from holmes.bench.control import Control
 from holmes.bench.harness import measure
 from holmes.bench.launch import launch
+from holmes.bench.launch_testbed import launch_on_testbed
 from holmes.bench.measurement import Measurement
 from holmes.bench.operations import OPERATIONS, Case, Operation
 from holmes.bench.peer import Context, Peer, PeerError
@@ -21,6 +22,7 @@ __all__ = [
     "PeerError",
     "Settings",
     "launch",
+    "launch_on_testbed",
     "measure",
     "own_rank",
     "parse_bytes",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,9 @@ def launch(settings: Settings, ranks: int, command: str, json_path: Path | None)
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    arguments = [sys.executable, "-m", "holmes.bench", settings.to_json(), command, str(json_path or "")]
+    arguments = rank_arguments(settings, command, json_path)
     if settings.mpi_peers:
-        processes = [subprocess.Popen([*mpirun(ranks), *arguments], env={**environment, **MPI_ENVIRONMENT})]
+        processes = [subprocess.Popen(mpirun([arguments] * ranks), env={**environment, **MPI_ENVIRONMENT})]
     else:
         processes = [
             subprocess.Popen(arguments, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -66,8 +67,13 @@ def launch(settings: Settings, ranks: int, command: str, json_path: Path | None)
         del store
 
 
-def mpirun(ranks: int) -> list[str]:
-    """Returns the command that starts `ranks` processes of this machine as one MPI job, unbound as our own are.
+def rank_arguments(settings: Settings, command: str, json_path: Path | None) -> list[str]:
+    """Returns the command of every rank."""
+    return [sys.executable, "-m", "holmes.bench", settings.to_json(), command, str(json_path or "")]
+
+
+def mpirun(rank_commands: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the command that starts one rank with each of these as one MPI job, unbound as our own ranks are.
 
     Raises PeerError where there is no mpirun.
     """
@@ -76,8 +82,11 @@ def mpirun(ranks: int) -> list[str]:
     if program is None:
         raise PeerError(f"there is no mpirun on PATH; {HOW_TO_GET_MPI}")
     # Ranks that share cores yield while they wait. Without need the option would make the others yield too.
-    shared = ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
-    return [program, "-n", str(ranks), "--bind-to", "none", *shared]
+    shared = ["--oversubscribe"] if len(rank_commands) > len(os.sched_getaffinity(0)) else []
+    line = [program, "--bind-to", "none", *shared]
+    for index, command in enumerate(rank_commands):
+        line += [*([":"] if index else []), "-n", "1", *command]
+    return line
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:

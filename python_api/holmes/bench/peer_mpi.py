@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from holmes.bench.job_network import connect_to_launcher
 from holmes.bench.operations import Array, Case
 from holmes.bench.peer import Context, Peer, PeerError
 from holmes.bench.timing import time_calls
@@ -56,6 +57,7 @@ class MpiPeer(Peer):
         self.name = name
         self._mpi: Any = None
         self._parameters: dict[str, str] = {}
+        self._disconnect: Callable[[], None] = lambda: None
 
     def setup(self, context: Context) -> None:
         """Starts MPI with the transport's parameters."""
@@ -72,6 +74,7 @@ class MpiPeer(Peer):
             raise PeerError(f"{self.name} needs Open MPI, but mpi4py has loaded {vendor}; {HOW_TO_GET_MPI}")
         self._parameters = transport_parameters(self.name, version[0], os.environ)
         os.environ.update(self._parameters)
+        self._disconnect = connect_to_launcher()
         # One thread calls MPI here: the level at which it needs no locks, its fastest.
         MPI.Init_thread(MPI.THREAD_SINGLE)
         self._mpi = MPI
@@ -143,3 +146,4 @@ class MpiPeer(Peer):
         """Ends MPI in this process, for good."""
         if self._mpi is not None and self._mpi.Is_initialized():
             self._mpi.Finalize()
+            self._disconnect()
