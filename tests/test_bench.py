@@ -33,6 +33,7 @@ def test_sizes_are_geometric_and_end_at_the_end():
     settings = Settings(("all_reduce",), begin_bytes=8, end_bytes=100, factor=2)
     assert settings.sizes_bytes() == [8, 16, 32, 64]
     assert Settings(("all_reduce",), begin_bytes=8, end_bytes=8).sizes_bytes() == [8]
+    assert Settings(("all_reduce",), sizes=(1000, 8)).sizes_bytes() == [1000, 8]
 
 
 def test_settings_travel_as_json():
@@ -46,6 +47,7 @@ def test_settings_travel_as_json():
         ({"operations": ("all_rduce",)}, "all_rduce.*known are all_reduce"),
         ({"dtype": "float8"}, "float8.*float16"),
         ({"begin_bytes": 0}, "0 < begin"),
+        ({"sizes": (8, 0)}, "above 0"),
         ({"factor": 1.0}, "greater than 1"),
         ({"rounds": 0}, "at least one round"),
         ({"peers": (), "holmes": False}, "nothing to measure"),
@@ -231,3 +233,47 @@ def test_bench_failure_of_set_up_is_reported_and_ends():
     run = bench("all_rduce")
     assert run.returncode == 2
     assert "all_rduce" in run.stderr
+
+
+def test_plot_draws_every_operation_and_peer(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "result.png"
+    sizes = ["-b", "1K", "-e", "4K", "--seconds", "0.02", "--rounds", "1", "--peers", "none", "--ranks", "2"]
+    run = bench("all_reduce", "barrier", *sizes, "--plot", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+needs_namespaces = pytest.mark.skipif(
+    subprocess.run(["unshare", "-Urn", "true"], capture_output=True).returncode != 0,
+    reason="needs unprivileged user namespaces",
+)
+
+
+@needs_namespaces
+def test_bench_on_emulated_nodes_with_their_congestion_control(tmp_path):
+    path = tmp_path / "result.json"
+    sizes = ["-b", "64K", "-e", "64K", "--seconds", "0.02", "--rounds", "1"]
+    nodes = ["--testbed", "unlimited-pair", "--nproc-per-node", "2", "--congestion-control", "reno"]
+    run = bench("all_reduce", *sizes, *nodes, "--peers", "none", "--json", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = json.loads(path.read_text())
+    assert result["ranks"] == 4
+    assert result["rows"][0]["wrong_elements"] == 0
+
+
+@needs_namespaces
+def test_open_mpi_on_emulated_nodes_uses_their_links(tmp_path):
+    mpi4py = pytest.importorskip("mpi4py", reason="needs mpi4py")
+    if shutil.which("mpirun") is None:
+        pytest.skip("needs Open MPI's mpirun")
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    if "(Open MPI) 4" not in version:
+        pytest.skip(f"needs Open MPI 4 (mpi4py {mpi4py.__version__} is there), found {version.splitlines()[:1]}")
+    path = tmp_path / "result.json"
+    sizes = ["-b", "4M", "-e", "4M", "--seconds", "0.2", "--rounds", "1"]
+    run = bench("ping_pong", *sizes, "--testbed", "pair", "--peers", "openmpi-tcp", "--json", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    for row in json.loads(path.read_text())["rows"]:
+        assert row["wrong_elements"] == 0
+        assert row["bus_gb_per_s"] < 0.13  # 1 Gbit/s: past the link would be faster

@@ -10,7 +10,20 @@ from typing import Annotated, Optional
 
 import typer
 
-from holmes.bench import OPERATIONS, PEERS, PeerError, Settings, launch, launch_on_testbed, own_rank, parse_bytes, run_rank
+from holmes.bench import (
+    OPERATIONS,
+    PEERS,
+    Nodes,
+    Output,
+    PeerError,
+    Settings,
+    check_plotting,
+    launch,
+    launch_on_testbed,
+    own_rank,
+    parse_bytes,
+    run_rank,
+)
 from holmes.testbed.errors import SpecError, TestbedError
 
 
@@ -22,6 +35,10 @@ def bench(
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 1M, 1G (units of 1024).")] = "8",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
     factor: Annotated[float, typer.Option("-f", "--factor", help="Each size is the one before times this.")] = 2.0,
+    sizes: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Exactly these sizes instead of -b, -e and -f, such as 1K,64K,1M.", show_default=False),
+    ] = None,
     dtype: Annotated[
         str, typer.Option("-d", "--dtype", help="Element type: float32, bfloat16, int64, ...")
     ] = "float32",
@@ -34,6 +51,10 @@ def bench(
         ),
     ] = None,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each emulated node.")] = 1,
+    congestion_control: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="TCP's default on the emulated nodes, for all libraries alike.", show_default=False),
+    ] = None,
     transport: Annotated[str, typer.Option(help="Ours: auto, tcp or shm.")] = "auto",
     nics: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -57,6 +78,10 @@ def bench(
         Optional[Path],  # noqa: UP045
         typer.Option("--json", help="Also write the results, with hardware, versions and command, to this file."),
     ] = None,
+    plot_path: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plot", help="Draw bandwidth and time against size into this file (.png, .svg, .pdf)."),
+    ] = None,
 ) -> None:
     """Time, bandwidth and correctness of each operation and size.
 
@@ -71,6 +96,7 @@ def bench(
             begin_bytes=parse_bytes(begin),
             end_bytes=parse_bytes(end),
             factor=factor,
+            sizes=tuple(parse_bytes(size) for size in sizes.split(",")) if sizes else (),
             dtype=dtype,
             op=op,
             through=through,
@@ -85,16 +111,24 @@ def bench(
         )
         if ranks < 1:
             raise ValueError(f"ranks is {ranks}; at least one is needed")
+        if congestion_control is not None and testbed is None:
+            raise ValueError("--congestion-control changes emulated nodes only; give --testbed, for example one-node")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    command = shlex.join(["holmes", *sys.argv[1:]])
+    output = Output(
+        shlex.join(["holmes", *sys.argv[1:]]),
+        str(json_path) if json_path else None,
+        str(plot_path) if plot_path else None,
+    )
     try:
+        if plot_path is not None:
+            check_plotting()
         if own_rank() is not None:
-            status = 0 if run_rank(settings, command, json_path) else 1
+            status = 0 if run_rank(settings, output) else 1
         elif testbed is not None:
-            status = launch_on_testbed(settings, testbed, nproc_per_node, command, json_path)
+            status = launch_on_testbed(settings, Nodes(testbed, nproc_per_node, congestion_control), output)
         else:
-            status = launch(settings, ranks, command, json_path)
+            status = launch(settings, ranks, output)
     except (PeerError, SpecError, TestbedError) as error:
         typer.echo(f"holmes bench: {error}", err=True)
         status = 1

@@ -15,11 +15,11 @@ _CLONE_NEWNET = 0x40000000
 
 
 def connect_to_launcher() -> Callable[[], None]:
-    """Returns a call that disconnects, for after MPI's end. Connects PMIx, through which a rank talks to mpirun, from mpirun's network; local, blocking.
+    """Connects PMIx, through which a rank talks to mpirun, from mpirun's network; returns a call for after MPI's end.
 
-    Sockets stay in the network in which they were made, and PMIx keeps count of its starts: MPI finds it started, and
-    makes all connections between ranks in this process's own network. Does nothing where both are one. Raises
-    PeerError. To be called by the thread that starts MPI, after its library was loaded.
+    Local, blocking. Sockets stay in the network in which they were made, and PMIx keeps count of its starts: MPI finds
+    it started, and makes all connections between ranks in this process's own network. Does nothing where both are one.
+    To be called by the thread that starts MPI, after its library was loaded. Raises PeerError.
     """
     descriptor = os.environ.get(FD_VARIABLE)
     if descriptor is None:
@@ -27,7 +27,9 @@ def connect_to_launcher() -> Callable[[], None]:
     try:
         pmix = ctypes.CDLL("libpmix.so.2", mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise PeerError(f"MPI on emulated nodes needs Open MPI's libpmix.so.2 where it can be loaded: {error}") from error
+        raise PeerError(
+            f"MPI on emulated nodes needs Open MPI's libpmix.so.2 where it can be loaded: {error}"
+        ) from error
     with _network(int(descriptor)):
         status = pmix.PMIx_Init(None, None, ctypes.c_size_t(0))
     if status != 0:

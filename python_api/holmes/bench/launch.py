@@ -9,12 +9,11 @@ import sys
 import sysconfig
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from holmes.bench.peer import PeerError
 from holmes.bench.peer_mpi import HOW_TO_GET_MPI
-from holmes.bench.settings import Settings
+from holmes.bench.settings import Output, Settings
 
 # mpirun refuses root without these; they do nothing for others.
 MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -35,7 +34,7 @@ def _serve_store(settings: Settings) -> tuple[Any, int]:
     return own, int(own.port)
 
 
-def launch(settings: Settings, ranks: int, command: str, json_path: Path | None) -> int:
+def launch(settings: Settings, ranks: int, output: Output) -> int:
     """Runs `ranks` processes of `python -m holmes.bench` and returns the first exit status that is not 0, else 0.
 
     When one rank fails the others are ended: they would wait for it until their deadline.
@@ -52,7 +51,7 @@ def launch(settings: Settings, ranks: int, command: str, json_path: Path | None)
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    arguments = rank_arguments(settings, command, json_path)
+    arguments = rank_arguments(settings, output)
     if settings.mpi_peers:
         processes = [subprocess.Popen(mpirun([arguments] * ranks), env={**environment, **MPI_ENVIRONMENT})]
     else:
@@ -67,9 +66,9 @@ def launch(settings: Settings, ranks: int, command: str, json_path: Path | None)
         del store
 
 
-def rank_arguments(settings: Settings, command: str, json_path: Path | None) -> list[str]:
+def rank_arguments(settings: Settings, output: Output) -> list[str]:
     """Returns the command of every rank."""
-    return [sys.executable, "-m", "holmes.bench", settings.to_json(), command, str(json_path or "")]
+    return [sys.executable, "-m", "holmes.bench", settings.to_json(), output.to_json()]
 
 
 def mpirun(rank_commands: Sequence[Sequence[str]]) -> list[str]:

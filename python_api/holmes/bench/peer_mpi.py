@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from holmes.bench.job_network import connect_to_launcher
+from holmes.bench.job_network import FD_VARIABLE, connect_to_launcher
 from holmes.bench.operations import Array, Case
 from holmes.bench.peer import Context, Peer, PeerError
 from holmes.bench.timing import time_calls
@@ -72,6 +72,11 @@ class MpiPeer(Peer):
         vendor, version = MPI.get_vendor()
         if vendor != "Open MPI":
             raise PeerError(f"{self.name} needs Open MPI, but mpi4py has loaded {vendor}; {HOW_TO_GET_MPI}")
+        if version[0] >= 5 and FD_VARIABLE in os.environ:
+            raise PeerError(
+                f"{self.name} on emulated nodes needs Open MPI 4, this is {version[0]}: version 5 finds no rank number "
+                "when PMIx was started before it; leave the peer out (--peers gloo) or install version 4"
+            )
         self._parameters = transport_parameters(self.name, version[0], os.environ)
         os.environ.update(self._parameters)
         self._disconnect = connect_to_launcher()

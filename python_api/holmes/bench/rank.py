@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holmes.bench import report
+from holmes.bench import plot, report
 from holmes.bench.control import Control
 from holmes.bench.harness import measure
 from holmes.bench.measurement import Measurement
 from holmes.bench.operations import DTYPES, OPERATIONS, Case
 from holmes.bench.peer import Context, Peer, PeerError
-from holmes.bench.settings import Settings
+from holmes.bench.settings import Output, Settings
 
 
 def own_rank() -> tuple[int, int] | None:
@@ -70,7 +70,7 @@ def open_store(settings: Settings, rank: int, ranks: int) -> Any:
     return holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), serves)
 
 
-def run_rank(settings: Settings, command: str, json_path: Path | None) -> bool:
+def run_rank(settings: Settings, output: Output) -> bool:
     """Collective. Runs this process's rank, see `own_rank`; returns whether every result was right.
 
     A peer that cannot be used is said on stderr.
@@ -78,13 +78,13 @@ def run_rank(settings: Settings, command: str, json_path: Path | None) -> bool:
     place = own_rank()
     assert place is not None, "only a process that a launcher started is a rank"
     try:
-        return _run_rank(*place, settings, command, json_path)
+        return _run_rank(*place, settings, output)
     except PeerError as error:
         print(f"holmes bench: rank {place[0]}: {error}", file=sys.stderr, flush=True)
         return False
 
 
-def _run_rank(rank: int, ranks: int, settings: Settings, command: str, json_path: Path | None) -> bool:
+def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool:
     store = open_store(settings, rank, ranks)
     control = Control(store, rank, ranks)
     peers = make_peers(settings)
@@ -113,9 +113,11 @@ def _run_rank(rank: int, ranks: int, settings: Settings, command: str, json_path
     if rank == 0:
         verdict = "OK" if good else "FAILED"
         print(f"# {len(measurements)} measurements, {wrong} wrong elements: {verdict}", flush=True)
-        if json_path is not None:
-            text = report.document(command, dataclasses.asdict(settings), ranks, facts, measurements)
-            json_path.write_text(json.dumps(text, indent=1) + "\n")
+        document = report.document(output.command, dataclasses.asdict(settings), ranks, facts, measurements)
+        if output.json_path is not None:
+            Path(output.json_path).write_text(json.dumps(document, indent=1) + "\n")
+        if output.plot_path is not None:
+            plot.draw(Path(output.plot_path), document)
     for peer in peers:
         peer.teardown()
     control.leave()

@@ -34,6 +34,7 @@ class Settings:
     begin_bytes: int = 8
     end_bytes: int = 64 << 20
     factor: float = 2.0  # each size is the one before times this
+    sizes: tuple[int, ...] = ()  # in bytes; exactly these instead of begin, end and factor
     dtype: str = "float32"
     op: str = "sum"
     through: str = "api"  # ours: "api" (holmes_comm's own) or "torch" (the c10d backend)
@@ -60,6 +61,8 @@ class Settings:
                 raise ValueError(f"{name} {value!r} is unknown; known are {', '.join(known)}")
         if not 0 < self.begin_bytes <= self.end_bytes:
             raise ValueError(f"sizes run from {self.begin_bytes} to {self.end_bytes} bytes; need 0 < begin <= end")
+        if any(size <= 0 for size in self.sizes):
+            raise ValueError(f"sizes are {', '.join(map(str, self.sizes))} bytes; each must be above 0")
         if self.factor <= 1:
             raise ValueError(f"factor is {self.factor}; it must be greater than 1, or the sizes never reach the end")
         if self.rounds < 1 or self.warmup < 1 or self.seconds <= 0:
@@ -87,7 +90,9 @@ class Settings:
         return tuple(peer for peer in self.peers if peer.startswith("openmpi"))
 
     def sizes_bytes(self) -> list[int]:
-        """Returns the sizes to measure, ascending, from begin to at most end."""
+        """Returns the sizes to measure: those given, else from begin to at most end, ascending."""
+        if self.sizes:
+            return list(self.sizes)
         sizes = []
         size = float(self.begin_bytes)
         while size <= self.end_bytes:
@@ -106,3 +111,21 @@ class Settings:
         fields: dict[str, Any] = json.loads(text)
         lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
         return cls(**{**fields, **lists})
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where a run's results go beside the terminal, and the command that asked for it. Paths are rank 0's."""
+
+    command: str
+    json_path: str | None = None
+    plot_path: str | None = None
+
+    def to_json(self) -> str:
+        """Returns it as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Output:
+        """Returns what `to_json` wrote."""
+        return cls(**json.loads(text))
