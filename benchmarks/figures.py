@@ -1,7 +1,7 @@
 """The figures that Holmes promises, from one command: `python benchmarks/figures.py [--quick] [--only NAME ...]`.
 
-Executes the runs of figures.yaml and writes results/NAME.json, results/NAME.png and, from all JSON files there, results/figures.md. Exits
-with 1 where a goal of an executed run is missed.
+Executes the runs of figures.yaml and writes results/NAME.json and, from all such files, results/figures.md.
+Exits with 1 where a goal of an executed run is missed.
 """
 
 import argparse
@@ -69,7 +69,8 @@ def report(documents: list[tuple[Run, dict[str, Any]]]) -> str:
     head = [
         "# What Holmes promises, and what it reaches",
         "",
-        "Made by `python benchmarks/figures.py` from the JSON files beside it; goals are in `figures.yaml`. float32, sum.",
+        "Made by `python benchmarks/figures.py` from the JSON files beside it; its goals are in `figures.yaml`.",
+        "float32, sum; value is how many times faster than what is named, unless it is a share of iperf3 or a bound.",
         f"Hardware: {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB.",
         f"Kernel {hardware['kernel']}; {', '.join(f'{name} {version}' for name, version in versions.items())}.",
         "All ranks ran on this one machine; nodes and links were emulated by `holmes testbed`.",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import holmes_comm
-from holmes.bench import OPERATIONS, Case, Control, Peer, Settings, measure, parse_bytes
+from holmes.bench import OPERATIONS, PEERS, Case, Control, Peer, Settings, measure, parse_bytes
 from holmes.bench.operations import DTYPES, REDUCTIONS
 
 
@@ -192,21 +192,21 @@ def test_bench_with_gloo_beside(tmp_path, through):
     assert {"python", "holmes-comm", "torch"} <= result["versions"].keys()
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm", "shm-nocma"])
-def test_bench_with_open_mpi_beside(tmp_path, transport):
+@pytest.mark.parametrize("peer", [peer for peer in PEERS if peer != "gloo"])
+def test_bench_with_open_mpi_beside(tmp_path, peer):
     pytest.importorskip("mpi4py", reason="needs mpi4py")
     if shutil.which("mpirun") is None:
         pytest.skip("needs Open MPI's mpirun")
     path = tmp_path / "result.json"
     sizes = ["-b", "1000", "-e", "64K", "-f", "65", "--seconds", "0.02", "--rounds", "2"]
-    run = bench(*sizes, "--ranks", "3", "--peers", f"openmpi-{transport}", "--json", str(path))
+    run = bench(*sizes, "--ranks", "3", "--peers", peer, "--json", str(path))
     assert run.returncode == 0, run.stdout + run.stderr
     result = json.loads(path.read_text())
-    assert {row["operation"] for row in result["rows"] if row["peer"] == f"openmpi-{transport}"} == set(OPERATIONS)
+    assert {row["operation"] for row in result["rows"] if row["peer"] == peer} == set(OPERATIONS)
     assert all(row["wrong_elements"] == 0 for row in result["rows"])
-    facts = result["peers"][f"openmpi-{transport}"]
+    facts = result["peers"][peer]
     assert facts["library"].startswith("Open MPI v")
-    assert facts["parameters"]["OMPI_MCA_btl"].endswith(",self")
+    assert facts["parameters"]["OMPI_MCA_pml"] == ("ucx" if peer.startswith("ucx") else "ob1")
 
 
 def test_missing_mpirun_is_said():

