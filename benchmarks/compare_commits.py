@@ -85,7 +85,7 @@ def main() -> int:
         before, now = (1e6 * statistics.median(run[name] for run in runs) for runs in (base, own))
         print(f"{name:<48} {before:>12.1f} {now:>12.1f} {ratio:>7.2f}x{'  SLOWER' if name in regressed else ''}")
     print(
-        f"{len(ratios)} benchmarks, {len(regressed)} slower than {arguments.commit} by more than {arguments.threshold:.0%}"
+        f"{len(ratios)} benchmarks, {len(regressed)} more than {arguments.threshold:.0%} slower than {arguments.commit}"
     )
     return 1 if regressed else 0
 
