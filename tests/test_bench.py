@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 
 import numpy as np
@@ -13,7 +14,9 @@ import pytest
 
 import holmes_comm
 from holmes.bench import OPERATIONS, PEERS, Case, Control, Peer, Settings, measure, parse_bytes
+from holmes.bench.launch import find_mpirun
 from holmes.bench.operations import DTYPES, REDUCTIONS
+from holmes.bench.peer_mpi import transport_parameters
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_bench_with_gloo_beside(tmp_path, through):
 @pytest.mark.parametrize("peer", [peer for peer in PEERS if peer != "gloo"])
 def test_bench_with_open_mpi_beside(tmp_path, peer):
     pytest.importorskip("mpi4py", reason="needs mpi4py")
-    if shutil.which("mpirun") is None:
+    if find_mpirun() is None:
         pytest.skip("needs Open MPI's mpirun")
     path = tmp_path / "result.json"
     sizes = ["-b", "1000", "-e", "64K", "-f", "65", "--seconds", "0.02", "--rounds", "2"]
@@ -209,7 +212,34 @@ def test_bench_with_open_mpi_beside(tmp_path, peer):
     assert facts["parameters"]["OMPI_MCA_pml"] == ("ucx" if peer.startswith("ucx") else "ob1")
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "expected"),
+    [
+        ("openmpi-tcp", 4, {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "eth0"}),
+        ("openmpi-shm", 5, {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "sm,self"}),
+    ],
+)
+def test_open_mpi_is_kept_to_one_transport_and_interface(name, version, expected):
+    assert transport_parameters(name, version, {"GLOO_SOCKET_IFNAME": "eth0"}) == expected
+
+
+def test_open_mpi_refuses_ranks_that_mpirun_did_not_start():
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    if find_mpirun() is None:
+        pytest.skip("needs Open MPI")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_"))}
+    store = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    place["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    arguments = ["all_reduce", "-b", "8", "-e", "8", "--no-holmes", "--peers", "openmpi-tcp"]
+    run = bench(*arguments, env={**environment, **place})
+    assert run.returncode == 1
+    assert "rank 0: openmpi-tcp: mpirun did not start this process" in run.stderr
+
+
 def test_missing_mpirun_is_said():
+    if shutil.which("mpirun", path=sysconfig.get_path("scripts")) is not None:
+        pytest.skip("this environment has its own mpirun")
     run = bench("all_reduce", "-b", "8", "-e", "8", "--peers", "openmpi-tcp", env={**os.environ, "PATH": "/nowhere"})
     assert run.returncode == 1
     assert "no mpirun on PATH; install Open MPI" in run.stderr
@@ -265,9 +295,10 @@ def test_bench_on_emulated_nodes_with_their_congestion_control(tmp_path):
 @needs_namespaces
 def test_open_mpi_on_emulated_nodes_uses_their_links(tmp_path):
     mpi4py = pytest.importorskip("mpi4py", reason="needs mpi4py")
-    if shutil.which("mpirun") is None:
+    mpirun = find_mpirun()
+    if mpirun is None:
         pytest.skip("needs Open MPI's mpirun")
-    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     if "(Open MPI) 4" not in version:
         pytest.skip(f"needs Open MPI 4 (mpi4py {mpi4py.__version__} is there), found {version.splitlines()[:1]}")
     path = tmp_path / "result.json"

