@@ -17,6 +17,7 @@ from holmes.testbed import Testbed, TestbedError
 
 FIGURES = Path(__file__).with_name("figures.yaml")
 UPPER_BOUNDS = ("time_us", "cores")
+MEDIAN_KEYS = ("time_us", "p50_us", "algorithm_gb_per_s", "bus_gb_per_s", "cores", "gb_per_core_s", "foreign_cores")
 IPERF_PORT = 5201
 IPERF_S = 3.0
 
@@ -135,7 +136,15 @@ def merge(documents: list[dict[str, Any]], goodputs: list[float]) -> dict[str, A
     for index, row in enumerate(merged["rows"]):
         rows = [document["rows"][index] for document in documents]
         shares = [each["bus_gb_per_s"] / goodput for each, goodput in zip(rows, goodputs, strict=True)]
-        for key in ("time_us", "p50_us", "algorithm_gb_per_s", "bus_gb_per_s", "cores", "gb_per_core_s"):
+        for key in (
+            "time_us",
+            "p50_us",
+            "algorithm_gb_per_s",
+            "bus_gb_per_s",
+            "cores",
+            "gb_per_core_s",
+            "foreign_cores",
+        ):
             values = [each[key] for each in rows if each[key] is not None]
             row[key] = statistics.median(values) if values else None
         row["p99_us"] = max(each["p99_us"] for each in rows)

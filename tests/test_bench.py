@@ -190,6 +190,7 @@ def test_bench_with_gloo_beside(tmp_path, through):
         assert 0 < row["p50_us"] <= row["p99_us"]
         assert set(row["ratios"]) == {"gloo"} - {row["peer"]}
         assert 0 < row["cores"] < 64
+        assert row["foreign_cores"] >= 0
     assert result["command"].startswith("holmes bench -b 1000")
     assert {"processor", "cores", "memory_gib"} <= result["hardware"].keys()
     assert {"python", "holmes-comm", "torch"} <= result["versions"].keys()

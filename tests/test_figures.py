@@ -26,6 +26,7 @@ def row(**changes):
         "bus_gb_per_s": 4.0,
         "cores": 1.5,
         "gb_per_core_s": 1.0,
+        "foreign_cores": 0.05,
         "calls": 10,
         "wrong_elements": 0,
         "ratios": {"gloo": 3.0},
@@ -69,7 +70,7 @@ def test_report_counts_what_is_met_and_refuses_missing_rows():
     run = Run("one", "One", ["all_reduce"], {"gloo": {"1M": 2}, "time_us": {"1M": 50}})
     text = report([(run, document(row(), row(peer="gloo", ratios={})))])
     assert "1 of 2 goals met" in text
-    assert "| all_reduce | 1M | 100.0 | 4.000 | 1.50 | gloo | 3 | 2 | met |" in text
+    assert "| all_reduce | 1M | 100.0 | 4.000 | 1.50 | 0.05 | gloo | 3 | 2 | met |" in text
     with pytest.raises(ValueError, match="one: no row of all_reduce at 1M"):
         judge(run, document(row(size_bytes=1 << 10)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -54,11 +55,16 @@ def _agree_calls(call: Callable[[], None], control: Control, settings: Settings)
 def _run_round(running: _Running, control: Control) -> None:
     control.barrier()
     own = time_round(running.call, running.calls)
-    every = control.gather(np.concatenate([own.parts_s, own.singles_s, [own.cpu_s, own.wall_s]]))
+    every = control.gather(np.concatenate([own.parts_s, own.singles_s, [own.cpu_s, own.machine_s, own.wall_s]]))
     slowest, parts = every.max(axis=0), len(own.parts_s)
-    running.rounds.append(
-        RoundTimes(slowest[:parts], slowest[parts:-2], cpu_s=float(every[:, -2].sum()), wall_s=float(slowest[-1]))
-    )
+    cpu_s, machine_s, wall_s = float(every[:, -3].sum()), float(every[0, -2]), float(slowest[-1])
+    running.rounds.append(RoundTimes(slowest[:parts], slowest[parts:-3], cpu_s, machine_s, wall_s))
+
+
+def _on_one_machine(control: Control) -> bool:
+    """Collective. Whether all ranks run under one kernel."""
+    boot = int(Path("/proc/sys/kernel/random/boot_id").read_text()[:8], 16)
+    return len(np.unique(control.gather(np.array([float(boot)])))) == 1
 
 
 def measure(
@@ -69,6 +75,7 @@ def measure(
     `references` names the peers that the others' ratios refer to; ratios compare rounds that ran next to each other.
     """
     running = [_first_call(peer, case, control) for peer in peers if peer.unsupported(case) is None]
+    one_machine = _on_one_machine(control)
     for each in running:
         each.calls = _agree_calls(each.call, control, settings)
     for _ in range(settings.rounds):
@@ -83,6 +90,7 @@ def measure(
             singles_s=np.concatenate([part.singles_s for part in each.rounds]),
             calls=each.calls * settings.rounds,
             cpu_s=sum(part.cpu_s for part in each.rounds),
+            machine_s=sum(part.machine_s for part in each.rounds) if one_machine else None,
             wall_s=sum(part.wall_s for part in each.rounds),
             wrong_elements=each.wrong_elements,
             ratios={

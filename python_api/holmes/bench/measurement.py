@@ -21,6 +21,7 @@ class Measurement:
     singles_s: Samples  # calls timed one by one, of all rounds
     calls: int  # back to back, of all rounds
     cpu_s: float  # processor time of all ranks together during these
+    machine_s: float | None  # processor time of all processes of the machine; None where ranks are on several
     wall_s: float  # the slowest rank's, during these
     wrong_elements: int  # over all ranks, in the first call
     ratios: Mapping[str, float] = field(default_factory=dict)  # how many times faster than each peer named here
@@ -54,6 +55,11 @@ class Measurement:
     def cores(self) -> float:
         """Processor cores busy, all ranks together."""
         return self.cpu_s / self.wall_s
+
+    @property
+    def foreign_cores(self) -> float | None:
+        """Cores that processes beside the ranks kept busy meanwhile: what spoils a result. None on several machines."""
+        return None if self.machine_s is None else max(self.machine_s - self.cpu_s, 0.0) / self.wall_s
 
     @property
     def gb_per_core_s(self) -> float | None:

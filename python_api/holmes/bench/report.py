@@ -23,6 +23,7 @@ _COLUMNS = [
     ("#wrong", "", 7),
     ("cpu", "(cores)", 8),
     ("B/cpu", "(GB/s)", 8),
+    ("others", "(cores)", 8),
 ]
 _RATIO_WIDTH = 7
 
@@ -56,6 +57,7 @@ def line(measurement: Measurement, references: Sequence[str]) -> str:
         str(measurement.wrong_elements),
         f"{measurement.cores:.2f}",
         "-" if efficiency is None else f"{efficiency:.3f}",
+        "-" if measurement.foreign_cores is None else f"{measurement.foreign_cores:.2f}",
     ]
     for name in references:
         cells.append(f"{measurement.ratios[name]:.2f}x" if name in measurement.ratios else "-")
@@ -80,6 +82,7 @@ def row(measurement: Measurement) -> dict[str, Any]:
         "wrong_elements": measurement.wrong_elements,
         "cores": measurement.cores,
         "gb_per_core_s": measurement.gb_per_core_s,
+        "foreign_cores": measurement.foreign_cores,
         "ratios": dict(measurement.ratios),
         "calls": measurement.calls,
         "round_times_us": [time_s * 1e6 for time_s in measurement.round_times_s],
