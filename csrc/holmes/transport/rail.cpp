@@ -60,7 +60,6 @@ void Rail::push(Chunk chunk, Clock::time_point now) {
   pushed_at_ = now;
   pushed_bytes_ += chunk.frame->wire_bytes();
   queue_.push_back(std::move(chunk));
-  is_full_ = outstanding_bytes() >= limit_bytes();
   flush();
 }
 
@@ -115,8 +114,6 @@ void Rail::collect(Clock::time_point now, FramePool& pool) {
     released_bytes_ += chunk.frame->wire_bytes();
     pool.give(std::move(chunk.frame));
   }
-  if (is_full_ && static_cast<double>(outstanding_bytes()) <= static_cast<double>(limit_bytes()) * refill_below)
-    is_full_ = false;
   const bool is_busy = outstanding_bytes() >= least_chunk_bytes;
   if (!is_busy && outstanding_bytes() > 0) return;  // soon done, or the acknowledgement is delayed
   if (!is_busy && !rate_.bytes_per_s()) unknown_limit_bytes_ = std::min(unknown_limit_bytes_ * 2, most_limit_bytes);

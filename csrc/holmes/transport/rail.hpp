@@ -56,8 +56,7 @@ public:
   std::optional<std::uint64_t> oldest_sequence() const;
   // What may be under way, so that no operation waits at its end for a slow rail.
   std::size_t limit_bytes() const;
-  // A rail that was filled has room again when a part has left: that makes fewer, longer runs.
-  bool has_room() const { return is_living() && !has_unwritten() && !is_full_; }
+  bool has_room() const { return is_living() && !has_unwritten() && outstanding_bytes() < limit_bytes(); }
   // Until `bytes` pushed now would be there, in seconds.
   double arrival_s(std::size_t bytes) const;
   // Until there is room again, in seconds, as far as the rate tells.
@@ -115,7 +114,6 @@ private:
   std::uint64_t acknowledged_bytes_ = 0;
   std::uint64_t released_bytes_ = 0;  // of the frames that left the queue
   std::size_t unknown_limit_bytes_;   // while the rate is not known
-  bool is_full_ = false;
   Clock::time_point pushed_at_{};
   Clock::time_point progress_at_{};  // something was acknowledged, or pushed on an idle rail
   RailRate rate_;
