@@ -19,7 +19,7 @@ namespace {
 // What may wait on a rail, in time: long enough to outlast a pause of the sending thread, short enough to cost little
 // at an operation's end.
 constexpr double queue_s = 0.010;
-constexpr double chunk_s = 0.001;
+constexpr double chunk_s = 0.0005;
 constexpr std::size_t least_limit_bytes = 128 * 1024;
 constexpr std::size_t most_limit_bytes = 2 * 1024 * 1024;  // beyond what the round trip needs; stays in the cache
 constexpr std::size_t least_chunk_bytes = 16 * 1024;
