@@ -1,7 +1,8 @@
 """Operations over two rails; prints what became of them, as JSON: ``rails_worker.py SCENARIO``.
 
 plain: a few all-reduces. lossy: 100 operations, some of them sends, while the test breaks a rail; prints "operation N"
-before each. idle: a rail breaks between operations. unread: one side does not read for a while. lonely: as lossy, but rank 1 ends without a word after the operation that the test broke a rail in.
+before each. idle: a rail breaks between operations. unread: one side does not read for a while. lonely: as lossy, but
+rank 1 ends without a word after the operation that the test broke a rail in.
 """
 
 from __future__ import annotations
