@@ -93,7 +93,6 @@ def _compare(store: Any, rank: int, job: dict[str, Any]) -> list[dict[str, Any]]
                     comm.all_reduce(slowest, op="max")
                     if number > 0:  # the first warms up
                         times.append(float(slowest[0]))
-            if os.environ.get("DEBUG_TIMES"):
                 print("times", operation, [round(t * 1e3, 1) for t in times_s[1]], flush=True)
             one_s, two_s = map(statistics.median, times_s)
             rows.append({

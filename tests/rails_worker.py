@@ -1,7 +1,8 @@
 """Operations over two rails; prints what became of them, as JSON: ``rails_worker.py SCENARIO``.
 
 plain: a few all-reduces. lossy: 100 operations, some of them sends, while the test breaks a rail; prints "operation N"
-before each. lonely: as lossy, but rank 1 ends without a word after the operation that the test broke a rail in.
+before each. idle: a rail breaks between operations. unread: one side does not read for a while. lonely: as lossy, but
+rank 1 ends without a word after the operation that the test broke a rail in.
 """
 
 from __future__ import annotations
@@ -67,6 +68,20 @@ def idle(comm) -> dict[str, object]:
     print("resting", flush=True)
     time.sleep(1.0)
     return lossy(comm, 8)
+
+
+def unread(comm) -> dict[str, object]:
+    """A peer that does not read for long is no loss."""
+    count = 16_000_000
+    right = True
+    if comm.rank == 0:
+        comm.send(np.arange(count, dtype="float32"), 1)
+    else:
+        time.sleep(2.0)
+        data = np.zeros(count, "float32")
+        comm.recv(data, 0)
+        right = bool((data == np.arange(count, dtype="float32")).all())
+    return {"right": right, "retired": [c["interface"] for c in comm.connections() if c["retired"]]}
 
 
 def lonely(comm) -> dict[str, object]:

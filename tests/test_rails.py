@@ -92,6 +92,14 @@ def test_a_rail_lost_between_operations_is_survived() -> None:
 
 
 @needs_namespaces
+def test_a_peer_that_does_not_read_is_no_loss() -> None:
+    outcomes, warnings, returncode = _run("unread", HOLMES_RAIL_TIMEOUT_S="0.2")
+    assert returncode == 0
+    assert not warnings
+    assert [(outcome["right"], outcome["retired"]) for outcome in outcomes] == [(True, [])] * 2
+
+
+@needs_namespaces
 @pytest.mark.parametrize("break_rail", [_interface_down, _silence])
 def test_a_peer_that_dies_on_the_last_rail_is_named(break_rail: Break) -> None:
     outcomes, _, _ = _run("lonely", break_rail, "operation 2")

@@ -16,10 +16,11 @@
 namespace holmes {
 namespace {
 
-// What may wait on a rail, in time: long enough to outlast a pause of the sending thread, short enough to cost little
-// at an operation's end.
-constexpr double queue_s = 0.010;
-constexpr double chunk_s = 0.001;
+// What may be under way on a rail, in time: long enough to outlast a pause of the sending thread and the queue in which
+// acknowledgements wait, short enough to cost little at an operation's end (measured: 6 and 10 ms lose up to 9 and 4 %
+// of two equal rails, 15 ms 2 % of unequal ones).
+constexpr double queue_s = 0.012;
+constexpr double chunk_s = 0.0005;
 constexpr std::size_t least_limit_bytes = 128 * 1024;
 constexpr std::size_t most_limit_bytes = 2 * 1024 * 1024;  // beyond what the round trip needs; stays in the cache
 constexpr std::size_t least_chunk_bytes = 16 * 1024;
