@@ -7,6 +7,8 @@ TORCH ?= 2.13.0
 TORCH_PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+COMPARE_ARGS ?=
+FIGURES_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,12 +19,14 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python lint fmt stubs bench sanitize clean
+.PHONY: help build demo test test-cpp test-python lint fmt stubs bench bench-compare figures sanitize clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/test_x.py -k name')"
 	@echo "make lint fmt  check / fix formatting, style and types"
 	@echo "make bench     collectives beside Gloo (BENCH_ARGS='all_reduce -b 1M -e 64M')"
+	@echo "make bench-compare BASE=COMMIT   this tree against another commit; fails on a regression"
+	@echo "make figures   what Holmes promises, measured and judged (FIGURES_ARGS='--quick --only link-2')"
 	@echo "make sanitize  C++ tests under the address, undefined and thread sanitizers"
 	@echo "make stubs     regenerate holmes_comm/_C.pyi"
 	@echo "make build     environment and in-place build;  make clean removes both"
@@ -59,6 +63,14 @@ demo: build
 
 bench: build
 	$(BIN)/holmes bench $(BENCH_ARGS)
+
+# Regressions since another commit: make bench-compare BASE=HEAD~3 COMPARE_ARGS='-k all_reduce --threshold 0.1'
+bench-compare: build
+	@test -n "$(BASE)" || { echo "name the commit to compare with: make bench-compare BASE=HEAD~1" >&2; exit 2; }
+	$(BIN)/python benchmarks/compare_commits.py $(BASE) $(COMPARE_ARGS)
+
+figures: build
+	$(BIN)/python benchmarks/figures.py $(FIGURES_ARGS)
 
 # --- prove ---
 test: test-cpp test-python

@@ -1,99 +1,112 @@
-"""The figures that Holmes promises, from one command: `python benchmarks/figures.py [--seconds 5]`.
+"""The figures that Holmes promises, from one command: `python benchmarks/figures.py [--quick] [--only NAME ...]`.
 
-64 MiB over loopback TCP with 4 ranks beside Gloo, and over emulated 1 Gbit/s links as a share of the line. Writes
-results/*.json and results/figures.md; exits with 1 where a goal is missed.
+Executes the runs of figures.yaml and writes results/NAME.json and, from all such files, results/figures.md.
+Exits with 1 where a goal of an executed run is missed.
 """
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import sysconfig
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from figure_runs import UPPER_BOUNDS, Goal, Run, load_runs
+
+from holmes.bench import parse_bytes
 
 RESULTS = Path(__file__).parent / "results"
-OPERATIONS = ["reduce_scatter", "all_gather", "all_reduce"]
-LINE_GB_PER_S = 1.0 / 8  # the testbed's links: 1 Gbit/s
-TIMES_GLOO = {"reduce_scatter": 5.0, "all_gather": 4.0, "all_reduce": 2.0}
-SHARE_OF_LINE = dict.fromkeys(OPERATIONS, 0.9)
+QUICK_S, QUICK_ROUNDS = 0.3, 3
 
 
-@dataclass(frozen=True)
-class Run:
-    """One call of `holmes bench`."""
-
-    name: str
-    title: str
-    options: list[str]
-    goals: dict[str, float]
-    testbed: list[str] | None = None  # options of `holmes testbed run`
-
-    def value(self, row: dict) -> float:
-        """Returns the number that the goal is about."""
-        return row["bus_gb_per_s"] / LINE_GB_PER_S if self.testbed else row["ratio"]
-
-    def execute(self, seconds: float) -> dict:
-        """Runs it and returns the JSON it wrote."""
-        path = RESULTS / f"{self.name}.json"
-        bench = ["holmes", "bench", *OPERATIONS, "-b", "64M", "-e", "64M", "--seconds", str(seconds), *self.options]
-        command = [*(["holmes", "testbed", "run", *self.testbed, "--"] if self.testbed else []), *bench]
-        print("$", " ".join(command), flush=True)
-        environment = {**os.environ, "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])}
-        subprocess.run([*command, "--json", os.path.relpath(path)], check=True, env=environment)
-        return json.loads(path.read_text())
+def own_rows(document: dict[str, Any], goal: Goal) -> Iterator[dict[str, Any]]:
+    """Yields Holmes's rows of the goal's operation and size."""
+    for row in document["rows"]:
+        if row["peer"].startswith("holmes") and row["operation"] == goal.operation:
+            asked = parse_bytes(goal.size)
+            # A size that the ranks cannot divide evenly is rounded.
+            if asked * 0.9 < row["size_bytes"] <= asked:
+                yield row
 
 
-LOOPBACK = ["--ranks", "4", "--transport", "tcp", "--nics", "class:loopback"]
-RUNS = [
-    Run("loopback-api", "loopback TCP, 4 ranks, own API, times Gloo", LOOPBACK, TIMES_GLOO),
-    Run("loopback-torch", "loopback TCP, 4 ranks, through torch, times Gloo", [*LOOPBACK, "--through", "torch"], {}),
-    Run("shm-api", "shared memory, 4 ranks, own API, times Gloo", ["--ranks", "4", "--transport", "shm"], {}),
-    Run("link-2", "2 nodes, 1 Gbit/s, share of the line", ["--no-gloo"], SHARE_OF_LINE, ["--spec", "pair"]),
-    Run(
-        "link-4",
-        "4 nodes, 1 Gbit/s InfiniBand-like, share of the line",
-        ["--no-gloo", "--nics", "class:infiniband"],
-        SHARE_OF_LINE,
-        ["--spec", "one-cluster"],
-    ),
-]
+def judge(run: Run, document: dict[str, Any]) -> list[tuple[Goal, dict[str, Any]]]:
+    """Returns every goal with the row it is about. Raises ValueError where the document lacks it."""
+    found = []
+    for goal in run.each_goal():
+        rows = list(own_rows(document, goal))
+        if not rows:
+            raise ValueError(f"{run.name}: no row of {goal.operation} at {goal.size}; run it again")
+        found += [(goal, row) for row in rows]
+    return found
+
+
+def section(run: Run, document: dict[str, Any]) -> str:
+    """Returns the run's part of figures.md."""
+    lines = [
+        f"## {run.title}",
+        "",
+        f"{document['date']}: `{document['command']}`",
+        "",
+        "| operation | size | time (us) | busbw (GB/s) | cores | others | against | value | goal | |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for goal, row in judge(run, document):
+        at_most = goal.reference in UPPER_BOUNDS
+        bound = f"<= {goal.bound:g}" if at_most else f"{goal.bound:g}"
+        lines.append(
+            f"| {goal.operation} | {goal.size} | {row['time_us']:.1f} | {row['bus_gb_per_s']:.3f} | {row['cores']:.2f} "
+            f"| {'-' if row.get('foreign_cores') is None else format(row['foreign_cores'], '.2f')} "
+            f"| {goal.reference} | {goal.value(row):.3g} | {bound} | {'met' if goal.met(row) else 'MISSED'} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def report(documents: list[tuple[Run, dict[str, Any]]]) -> str:
+    """Returns figures.md."""
+    judged = [(goal, row) for run, document in documents for goal, row in judge(run, document)]
+    met = sum(goal.met(row) for goal, row in judged)
+    newest = max((document for _, document in documents), key=lambda document: document["date"])
+    hardware, versions = newest["hardware"], newest["versions"]
+    head = [
+        "# What Holmes promises, and what it reaches",
+        "",
+        "Made by `python benchmarks/figures.py` from the JSON files beside it; its goals are in `figures.yaml`.",
+        "float32, sum; value is how many times faster than what is named, unless it is a share of iperf3 or a bound.",
+        "cores: kept busy by all ranks together; others: by other processes meanwhile, which spoil a figure.",
+        f"Hardware: {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB.",
+        f"Kernel {hardware['kernel']}; {', '.join(f'{name} {version}' for name, version in versions.items())}.",
+        "All ranks ran on this one machine; nodes and links were emulated by `holmes testbed`.",
+        "",
+        f"{met} of {len(judged)} goals met.",
+        "",
+    ]
+    return "\n".join([*head, *(section(run, document) for run, document in documents)])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="timed work for each peer and operation")
-    parser.add_argument("--only", choices=[run.name for run in RUNS], action="append", help="only this run")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    runs = load_runs()
+    parser.add_argument("--only", choices=[run.name for run in runs], action="append", help="only this run")
+    parser.add_argument("--quick", action="store_true", help="short: for a first look, not for a result")
+    parser.add_argument("--seconds", type=float, default=2.0, help="timed work for each peer, operation and size")
+    parser.add_argument("--rounds", type=int, default=7, help="how often peers take turns")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result files")
+    parser.add_argument("--report", action="store_true", help="run nothing, only write figures.md again")
     arguments = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
-    lines = ["| run | operation | p50 (ms) | busbw (GB/s) | value | goal |", "| --- | --- | --- | --- | --- | --- |"]
+    seconds, rounds = (QUICK_S, QUICK_ROUNDS) if arguments.quick else (arguments.seconds, arguments.rounds)
+    arguments.results.mkdir(exist_ok=True, parents=True)
     missed = 0
-    for run in RUNS:
-        if arguments.only and run.name not in arguments.only:
+    for run in runs:
+        if arguments.report or (arguments.only and run.name not in arguments.only):
             continue
-        result = run.execute(arguments.seconds)
-        for row in result["rows"]:
-            if row["peer"] == "gloo":
-                continue
-            value, goal = run.value(row), run.goals.get(row["operation"])
-            missed += row["wrong_elements"] > 0 or (goal is not None and value < goal)
-            verdict = "-" if goal is None else f"{goal} {'met' if value >= goal else 'MISSED'}"
-            lines.append(
-                f"| {run.title} | {row['operation']} | {row['p50_us'] / 1e3:.1f} | {row['bus_gb_per_s']:.3f} "
-                f"| {value:.2f} | {verdict} |"
-            )
-    hardware, versions = result["hardware"], result["versions"]
-    command = " ".join(["python benchmarks/figures.py", *sys.argv[1:]])
-    facts = [
-        f"Date: {result['date']}. Command: `{command}`; the runs' own commands are in their JSON.",
-        f"Hardware: {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB.",
-        f"Kernel {hardware['kernel']}; {', '.join(f'{name} {version}' for name, version in versions.items())}.",
-        "All ranks ran on this one machine; the nodes and links of the link runs were emulated by `holmes testbed`.",
-    ]
-    text = "\n".join(["# 64 MiB, float32, sum", "", *facts, "", *lines, ""])
-    (RESULTS / "figures.md").write_text(text)
-    print(text)
+        document = run.execute(arguments.results / f"{run.name}.json", seconds, rounds)
+        print(section(run, document), flush=True)
+        missed += sum(not goal.met(row) for goal, row in judge(run, document))
+    paths = [(run, arguments.results / f"{run.name}.json") for run in runs]
+    (arguments.results / "figures.md").write_text(
+        report([(run, json.loads(path.read_text())) for run, path in paths if path.exists()])
+    )
+    print(f"{missed} goals missed; {arguments.results / 'figures.md'}")
     return 1 if missed else 0
 
 

@@ -374,7 +374,7 @@ class Communicator:
     def connections(self) -> list:
         """
         Every established connection as a dict: peer, host, transport, purpose, interface, local_address, remote_address,
-        device_bound, sent_bytes, received_bytes. Local.
+        device_bound, retired, sent_bytes, received_bytes. Local.
         """
     def gather(
         self,

@@ -99,12 +99,12 @@ def agree_group(
 ) -> Agreement:
     """Chooses, together with the other ranks, the NICs the group uses. Collective over the `size` ranks of `store`.
 
-    Returns this rank's NICs (rails, in the same order on every rank; bind `nic.address` of `nic.netdev`), the reason
-    in words, and every rank's `cluster`. The choice is the fastest network (link layer and subnet) in which every rank
-    has a usable NIC, by the speed of its slowest member; InfiniBand before RoCE before Ethernet where speeds are equal.
-    RoCE on some ranks and plain Ethernet on others of one subnet counts as Ethernet. Where no network is shared:
-    Ethernet with a gateway on every rank. Where all ranks are on one host and `selection` asks for nothing: loopback;
-    the list may then be empty.
+    Returns this rank's NICs (rails, in the same order on every rank; bind `nic.address` of `nic.netdev`; all of them
+    again for each further stream), the reason in words, and every rank's `cluster`. The choice is the fastest network
+    (link layer and subnet) in which every rank has a usable NIC, by the speed of its slowest member; InfiniBand before
+    RoCE before Ethernet where speeds are equal. RoCE on some ranks and plain Ethernet on others of one subnet counts as
+    Ethernet. Where no network is shared: Ethernet with a gateway on every rank. Where all ranks are on one host and
+    `selection` asks for nothing: loopback; the list may then be empty.
 
     selection: what to choose from; None: HOLMES_NICS and HOLMES_TRANSPORT. It may differ between ranks.
     timeout_s: seconds to wait for the other ranks. key_prefix: keys used in the store; a fresh one for every call.
@@ -119,8 +119,11 @@ def agree_group(
     try:
         nics = discover_nics(None if sysfs_root is None else os.fspath(sysfs_root))
         selection = NicSelection.from_env() if selection is None else selection
-        rails = selection.max_rails if max_rails is None else max_rails
-        record = _describe(nics, selection) | {"max_rails": rails, "cluster": cluster}
+        record = _describe(nics, selection) | {
+            "max_rails": selection.max_rails if max_rails is None else max_rails,
+            "streams": selection.streams,
+            "cluster": cluster,
+        }
     except (errors.HolmesError, OSError) as error:
         record = _record(error=str(error), nic=getattr(error, "nic", "") or "")
     store.set(f"{key_prefix}/nics/{rank}", json.dumps(record))
@@ -134,8 +137,8 @@ def agree_group(
         decision = json.loads(store.get(decision_key))
     _raise_error(decision, rank)
     by_name = {nic.name: nic for nic in nics}
-    chosen = [by_name[name].with_address(ip) for name, ip in decision["choices"][rank]]
-    return Agreement(chosen, decision["reason"], decision["clusters"])
+    rails = [by_name[name].with_address(ip) for name, ip in decision["choices"][rank]]
+    return Agreement(rails * decision["streams"], decision["reason"], decision["clusters"])
 
 
 def agree_nics(
@@ -154,6 +157,7 @@ def _record(**changes: Any) -> dict[str, Any]:
         "loopback": None,
         "max_rails": 1,
         "cluster": "",
+        "streams": 1,
         "restricts": False,
         "error": "",
         "nic": "",
@@ -223,7 +227,10 @@ def _collect_and_decide(store: Store, size: int, deadline: float, key_prefix: st
         records.append(json.loads(store.get(f"{key_prefix}/nics/{rank}")))
     for record in records:
         record["candidates"] = [_Candidate(*fields) for fields in record["candidates"]]
-    return decide(records) | {"clusters": [record["cluster"] for record in records]}
+    return decide(records) | {
+        "clusters": [record["cluster"] for record in records],
+        "streams": min(record["streams"] for record in records),
+    }
 
 
 def decide(records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class NicSelection:
     transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" (always) or "shm" (one host only).
     max_rails: stripe every operation over up to so many NICs of the best class that all members share, whatever their
         speeds; where ranks differ, the smallest number counts.
+    streams: connections over each NIC, for links that one TCP connection cannot fill (long ones, very fast ones); where
+        ranks differ, the smallest number counts.
 
     Raises UsageError where a field has a value it cannot have. Immutable, so safe to share between threads.
     """
@@ -47,6 +49,7 @@ class NicSelection:
     subnet: str | None = None
     transport: str = "auto"
     max_rails: int = 1
+    streams: int = 1
 
     def __post_init__(self) -> None:
         names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
@@ -57,6 +60,11 @@ class NicSelection:
             raise UsageError(f"transport {self.transport!r} does not exist; use one of {', '.join(TRANSPORTS)}")
         if not 1 <= self.max_rails <= MAX_RAILS:
             raise UsageError(f"max_rails={self.max_rails} is not possible; it must be from 1 to {MAX_RAILS}")
+        if not 1 <= self.streams <= MAX_RAILS // self.max_rails:
+            raise UsageError(
+                f"streams={self.streams} is not possible; it must be from 1 to {MAX_RAILS // self.max_rails} "
+                f"(rails times streams: at most {MAX_RAILS})"
+            )
         if any(not name for name in names):
             raise UsageError(f"names={names!r} has an empty name; leave it out")
         if self.subnet is not None:
@@ -67,8 +75,9 @@ class NicSelection:
 
     @classmethod
     def parse(cls, text: str, transport: str = "auto") -> NicSelection:
-        """Reads a comma-separated list of "class:roce", "subnet:10.1.0.0/16", "rails:2", "fastest" and names. Local.
+        """Reads a comma-separated list of "class:roce", "subnet:10.1.0.0/16", "rails:2", "streams:2", "fastest", names.
 
+        Local.
         Names are as in the constructor: "eth1,eth2", "mlx5_*", "mlx5_0:1". Raises UsageError on a wrong value.
         """
         names: list[str] = []
@@ -76,7 +85,7 @@ class NicSelection:
         fastest = False
         for word in filter(None, map(str.strip, text.split(","))):
             key, colon, value = word.partition(":")
-            if colon and key in ("class", "subnet", "rails"):
+            if colon and key in ("class", "subnet", "rails", "streams"):
                 if named.setdefault(key, value) != value:
                     raise UsageError(
                         f"NIC selection {text!r} has two of {key!r}: {named[key]!r} and {value!r}; keep one"
@@ -85,10 +94,12 @@ class NicSelection:
                 fastest = True
             else:
                 names.append(word)
-        rails = named.get("rails", "1")
-        if not rails.isdecimal():
-            raise UsageError(f"NIC selection {text!r}: rails:{rails} is no number; write it as 'rails:2'")
-        return cls(tuple(names), named.get("class"), fastest, named.get("subnet"), transport, int(rails))
+        counts = {key: named.get(key, "1") for key in ("rails", "streams")}
+        for key, count in counts.items():
+            if not count.isdecimal():
+                raise UsageError(f"NIC selection {text!r}: {key}:{count} is no number; write it as '{key}:2'")
+        rails, streams = map(int, counts.values())
+        return cls(tuple(names), named.get("class"), fastest, named.get("subnet"), transport, rails, streams)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> NicSelection:

@@ -2,16 +2,21 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 
 import numpy as np
 import pytest
 
 import holmes_comm
-from holmes.bench import OPERATIONS, Case, Control, Peer, Settings, measure, parse_bytes
+from holmes.bench import OPERATIONS, PEERS, Case, Control, Peer, Settings, measure, parse_bytes
+from holmes.bench.launch import find_mpirun
 from holmes.bench.operations import DTYPES, REDUCTIONS
+from holmes.bench.peer_mpi import transport_parameters
 
 
 @pytest.mark.parametrize(
@@ -31,10 +36,11 @@ def test_sizes_are_geometric_and_end_at_the_end():
     settings = Settings(("all_reduce",), begin_bytes=8, end_bytes=100, factor=2)
     assert settings.sizes_bytes() == [8, 16, 32, 64]
     assert Settings(("all_reduce",), begin_bytes=8, end_bytes=8).sizes_bytes() == [8]
+    assert Settings(("all_reduce",), sizes=(1000, 8)).sizes_bytes() == [1000, 8]
 
 
 def test_settings_travel_as_json():
-    settings = Settings(("all_reduce", "barrier"), nics=("class:infiniband", "eth1"), gloo=False)
+    settings = Settings(("all_reduce", "barrier"), nics=("class:infiniband", "eth1"), peers=())
     assert Settings.from_json(settings.to_json()) == settings
 
 
@@ -44,9 +50,12 @@ def test_settings_travel_as_json():
         ({"operations": ("all_rduce",)}, "all_rduce.*known are all_reduce"),
         ({"dtype": "float8"}, "float8.*float16"),
         ({"begin_bytes": 0}, "0 < begin"),
+        ({"sizes": (8, 0)}, "above 0"),
         ({"factor": 1.0}, "greater than 1"),
         ({"rounds": 0}, "at least one round"),
-        ({"gloo": False, "holmes": False}, "nothing to measure"),
+        ({"peers": (), "holmes": False}, "nothing to measure"),
+        ({"peers": ("nccl",)}, "nccl.*known are gloo"),
+        ({"peers": ("openmpi-tcp", "openmpi-shm")}, "starts once in a process"),
         ({"dtype": "int8", "op": "avg"}, "avg of int8"),
         ({"op": "bxor"}, "bxor of float32"),
     ],
@@ -58,7 +67,7 @@ def test_wrong_settings_are_named(change, words):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_bus_factors_are_those_of_nccl_tests(name):
-    expected = {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75}
+    expected = {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75, "ping_pong": 2}
     assert OPERATIONS[name].bus_factor(4) == expected.get(name, 1.0)
 
 
@@ -84,6 +93,8 @@ def simulate(cases, name, op):
             output[:] = dtype.encode(inputs[0])
         elif name == "send_recv":
             output[:] = dtype.encode(inputs[rank - 1])
+        elif name == "ping_pong" and rank < 2:
+            output[:] = dtype.encode(inputs[1 - rank])
     return [output for _, output in buffers]
 
 
@@ -92,6 +103,8 @@ def simulate(cases, name, op):
 @pytest.mark.parametrize(("ranks", "size_bytes"), [(1, 40), (3, 8), (4, 30000)])
 def test_wrong_elements_counts_exactly_what_is_wrong(name, dtype, ranks, size_bytes):
     ops = ["sum", "max"] if OPERATIONS[name].reduces else ["sum"]
+    if ranks < OPERATIONS[name].least_ranks:
+        pytest.skip(f"{name} needs {OPERATIONS[name].least_ranks} ranks")
     for op in ops + (["avg"] if OPERATIONS[name].reduces and DTYPES[dtype].kind == "float" else []):
         cases = [Case(OPERATIONS[name], size_bytes, DTYPES[dtype], op, rank, ranks) for rank in range(ranks)]
         outputs = simulate(cases, name, op)
@@ -134,7 +147,7 @@ def test_measure_compares_peers_and_counts_errors():
     def run(rank):
         peers = [SleepingPeer("fast", 0.005, 0), SleepingPeer("slow", 0.02, 3)]
         case = Case(OPERATIONS["all_reduce"], 400, DTYPES["float32"], "sum", rank, 2)
-        results[rank] = measure(case, peers, Control(store, rank, 2), settings, "slow")
+        results[rank] = measure(case, peers, Control(store, rank, 2), settings, ["slow"])
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -144,19 +157,21 @@ def test_measure_compares_peers_and_counts_errors():
     for rank in range(2):
         fast, slow = results[rank]
         assert (fast.wrong_elements, slow.wrong_elements) == (0, 6)
-        assert len(fast.round_medians_s) == 3
-        assert len(fast.samples_s) >= 6
+        assert len(fast.round_times_s) == 3
+        assert len(fast.singles_s) >= 6
         assert 0.005 <= fast.p50_s <= fast.p99_s
-        assert slow.ratio is None
-        assert 1.5 < fast.ratio < 8
-        assert fast.algorithm_gb_per_s == pytest.approx(400 / fast.p50_s / 1e9)
+        assert slow.ratios == {}
+        assert 1.5 < fast.ratios["slow"] < 8
+        assert fast.algorithm_gb_per_s == pytest.approx(400 / fast.time_s / 1e9)
+        assert fast.cpu_s > 0
+        assert fast.gb_per_core_s == pytest.approx(400 * 2 * fast.calls / fast.cpu_s / 1e9)
     # Every rank holds the same samples: iterations were agreed and the slowest rank counts.
-    assert np.array_equal(results[0][0].samples_s, results[1][0].samples_s)
+    assert np.array_equal(results[0][0].singles_s, results[1][0].singles_s)
 
 
-def bench(*arguments):
+def bench(*arguments, env=None):
     return subprocess.run(
-        [sys.executable, "-m", "holmes", "bench", *arguments], capture_output=True, text=True, timeout=150
+        [sys.executable, "-m", "holmes", "bench", *arguments], capture_output=True, text=True, timeout=150, env=env
     )
 
 
@@ -173,15 +188,67 @@ def test_bench_with_gloo_beside(tmp_path, through):
     for row in result["rows"]:
         assert row["wrong_elements"] == 0
         assert 0 < row["p50_us"] <= row["p99_us"]
-        assert (row["ratio"] is None) == (row["peer"] == "gloo")
+        assert set(row["ratios"]) == {"gloo"} - {row["peer"]}
+        assert 0 < row["cores"] < 64
+        assert row["foreign_cores"] >= 0
     assert result["command"].startswith("holmes bench -b 1000")
     assert {"processor", "cores", "memory_gib"} <= result["hardware"].keys()
     assert {"python", "holmes-comm", "torch"} <= result["versions"].keys()
 
 
+@pytest.mark.parametrize("peer", [peer for peer in PEERS if peer != "gloo"])
+def test_bench_with_open_mpi_beside(tmp_path, peer):
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    if find_mpirun() is None:
+        pytest.skip("needs Open MPI's mpirun")
+    path = tmp_path / "result.json"
+    sizes = ["-b", "1000", "-e", "64K", "-f", "65", "--seconds", "0.02", "--rounds", "2"]
+    run = bench(*sizes, "--ranks", "3", "--peers", peer, "--json", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = json.loads(path.read_text())
+    assert {row["operation"] for row in result["rows"] if row["peer"] == peer} == set(OPERATIONS)
+    assert all(row["wrong_elements"] == 0 for row in result["rows"])
+    facts = result["peers"][peer]
+    assert facts["library"].startswith("Open MPI v")
+    assert facts["parameters"]["OMPI_MCA_pml"] == ("ucx" if peer.startswith("ucx") else "ob1")
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "expected"),
+    [
+        ("openmpi-tcp", 4, {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "eth0"}),
+        ("openmpi-shm", 5, {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "sm,self"}),
+    ],
+)
+def test_open_mpi_is_kept_to_one_transport_and_interface(name, version, expected):
+    assert transport_parameters(name, version, {"GLOO_SOCKET_IFNAME": "eth0"}) == expected
+
+
+def test_open_mpi_refuses_ranks_that_mpirun_did_not_start():
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    if find_mpirun() is None:
+        pytest.skip("needs Open MPI")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_"))}
+    store = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    place["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    arguments = ["all_reduce", "-b", "8", "-e", "8", "--no-holmes", "--peers", "openmpi-tcp"]
+    run = bench(*arguments, env={**environment, **place})
+    assert run.returncode == 1
+    assert "rank 0: openmpi-tcp: mpirun did not start this process" in run.stderr
+
+
+def test_missing_mpirun_is_said():
+    if shutil.which("mpirun", path=sysconfig.get_path("scripts")) is not None:
+        pytest.skip("this environment has its own mpirun")
+    run = bench("all_reduce", "-b", "8", "-e", "8", "--peers", "openmpi-tcp", env={**os.environ, "PATH": "/nowhere"})
+    assert run.returncode == 1
+    assert "no mpirun on PATH; install Open MPI" in run.stderr
+
+
 def test_bench_without_torch_on_named_nic_and_shared_memory(tmp_path):
     path = tmp_path / "result.json"
-    sizes = ["-b", "4K", "-e", "4K", "--seconds", "0.02", "--rounds", "1", "--no-gloo", "--ranks", "3"]
+    sizes = ["-b", "4K", "-e", "4K", "--seconds", "0.02", "--rounds", "1", "--peers", "none", "--ranks", "3"]
     run = bench("all_reduce", *sizes, "--transport", "tcp", "--nics", "lo", "--json", str(path))
     assert run.returncode == 0, run.stdout + run.stderr
     (row,) = json.loads(path.read_text())["rows"]
@@ -191,9 +258,54 @@ def test_bench_without_torch_on_named_nic_and_shared_memory(tmp_path):
 
 
 def test_bench_failure_of_set_up_is_reported_and_ends():
-    run = bench("all_reduce", "-b", "8", "-e", "8", "--ranks", "2", "--no-gloo", "--nics", "no_such_nic")
+    run = bench("all_reduce", "-b", "8", "-e", "8", "--ranks", "2", "--peers", "none", "--nics", "no_such_nic")
     assert run.returncode != 0
     assert "no_such_nic" in run.stderr
     run = bench("all_rduce")
     assert run.returncode == 2
     assert "all_rduce" in run.stderr
+
+
+def test_plot_draws_every_operation_and_peer(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "result.png"
+    sizes = ["-b", "1K", "-e", "4K", "--seconds", "0.02", "--rounds", "1", "--peers", "none", "--ranks", "2"]
+    run = bench("all_reduce", "barrier", *sizes, "--plot", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+needs_namespaces = pytest.mark.skipif(
+    subprocess.run(["unshare", "-Urn", "true"], capture_output=True).returncode != 0,
+    reason="needs unprivileged user namespaces",
+)
+
+
+@needs_namespaces
+def test_bench_on_emulated_nodes_with_their_congestion_control(tmp_path):
+    path = tmp_path / "result.json"
+    sizes = ["-b", "64K", "-e", "64K", "--seconds", "0.02", "--rounds", "1"]
+    nodes = ["--testbed", "unlimited-pair", "--nproc-per-node", "2", "--congestion-control", "reno"]
+    run = bench("all_reduce", *sizes, *nodes, "--peers", "none", "--json", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = json.loads(path.read_text())
+    assert result["ranks"] == 4
+    assert result["rows"][0]["wrong_elements"] == 0
+
+
+@needs_namespaces
+def test_open_mpi_on_emulated_nodes_uses_their_links(tmp_path):
+    mpi4py = pytest.importorskip("mpi4py", reason="needs mpi4py")
+    mpirun = find_mpirun()
+    if mpirun is None:
+        pytest.skip("needs Open MPI's mpirun")
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    if "(Open MPI) 4" not in version:
+        pytest.skip(f"needs Open MPI 4 (mpi4py {mpi4py.__version__} is there), found {version.splitlines()[:1]}")
+    path = tmp_path / "result.json"
+    sizes = ["-b", "4M", "-e", "4M", "--seconds", "0.2", "--rounds", "1"]
+    run = bench("ping_pong", *sizes, "--testbed", "pair", "--peers", "openmpi-tcp", "--json", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    for row in json.loads(path.read_text())["rows"]:
+        assert row["wrong_elements"] == 0
+        assert row["bus_gb_per_s"] < 0.13  # 1 Gbit/s: past the link would be faster

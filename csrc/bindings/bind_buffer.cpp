@@ -1,5 +1,8 @@
 #include "bindings/bind_buffer.hpp"
 
+#include <pybind11/numpy.h>
+
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -59,8 +62,53 @@ DType dtype_of_format(const char* what, const py::handle& object, const std::str
              "bfloat16, int8, int16, int32, int64, uint8, bool");
 }
 
+std::shared_ptr<void> owner_of(const py::handle& object, const BufferUse& use) {
+  return use.outlives_call ? keep_alive(object) : nullptr;
+}
+
+// numpy's type numbers (NPY_TYPES), which its ABI fixes.
+std::optional<DType> dtype_of_numpy(int type_number) {
+  switch (type_number) {
+    case 0:
+      return DType::boolean;
+    case 1:
+      return DType::int8;
+    case 2:
+      return DType::uint8;
+    case 3:
+      return DType::int16;
+    case 5:
+      return DType::int32;
+    case 7:
+      return sizeof(long) == 8 ? DType::int64 : DType::int32;
+    case 9:
+      return DType::int64;
+    case 11:
+      return DType::float32;
+    case 12:
+      return DType::float64;
+    case 23:
+      return DType::float16;
+    default:
+      return std::nullopt;
+  }
+}
+
+// Without the buffer protocol, which writes a format string for every export. Absent where that has to decide (rare
+// types, or an array that is to be refused).
+std::optional<Buffer> from_numpy(const py::handle& object, const BufferUse& use) {
+  if (!py::isinstance<py::array>(object)) return std::nullopt;
+  const auto array = py::reinterpret_borrow<py::array>(object);
+  const py::dtype type = array.dtype();
+  const auto dtype = dtype_of_numpy(type.num());
+  const bool is_plain = (array.flags() & py::array::c_style) && (!use.writable || array.writeable());
+  if (!dtype || !is_plain || type.byteorder() == '>') return std::nullopt;
+  return Buffer{const_cast<void*>(array.data()), static_cast<std::size_t>(array.size()), *dtype, owner_of(object, use)};
+}
+
 // torch is asked through its own attributes: no DLPack capsule, and the lowest latency.
-Buffer from_torch(const py::handle& tensor, const char* what) {
+Buffer from_torch(const py::handle& tensor, const BufferUse& use) {
+  const char* what = use.what;
   // torch.dtype objects are singletons.
   static const auto* dtypes = [] {
     auto* map = new std::unordered_map<PyObject*, DType>();
@@ -85,7 +133,7 @@ Buffer from_torch(const py::handle& tensor, const char* what) {
            "it is not contiguous (shape " + std::string(py::str(tensor.attr("shape"))) + ", strides " +
                std::string(py::str(tensor.attr("stride")())) + "); pass tensor.contiguous()");
   return {reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<std::uintptr_t>()),
-          tensor.attr("numel")().cast<std::size_t>(), found->second, keep_alive(tensor)};
+          tensor.attr("numel")().cast<std::size_t>(), found->second, owner_of(tensor, use)};
 }
 
 Buffer from_buffer_protocol(const py::handle& object, const char* what, bool writable) {
@@ -113,10 +161,12 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
 
 }  // namespace
 
-Buffer to_buffer(const py::handle& object, const char* what, bool writable) {
+Buffer to_buffer(const py::handle& object, const BufferUse& use) {
+  if (auto buffer = from_numpy(object, use)) return std::move(*buffer);
+  const char* what = use.what;
   if (PyObject_HasAttrString(object.ptr(), "data_ptr") && PyObject_HasAttrString(object.ptr(), "is_cpu"))
-    return from_torch(object, what);
-  if (PyObject_CheckBuffer(object.ptr())) return from_buffer_protocol(object, what, writable);
+    return from_torch(object, use);
+  if (PyObject_CheckBuffer(object.ptr())) return from_buffer_protocol(object, what, use.writable);
   if (PyObject_HasAttrString(object.ptr(), "__dlpack__")) return from_dlpack(object, what);
   refuse(what, object,
          "not a tensor or array; pass a torch tensor, a numpy array, or an object with DLPack or the buffer "

@@ -47,9 +47,9 @@ py::object run(bool async_op, Start start) {
 
 bool is_list(const py::handle& object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
 
-std::vector<Buffer> list_buffers(const py::handle& list, const char* what, bool writable) {
+std::vector<Buffer> list_buffers(const py::handle& list, const BufferUse& use) {
   std::vector<Buffer> buffers;
-  for (const py::handle& item : list) buffers.push_back(to_buffer(item, what, writable));
+  for (const py::handle& item : list) buffers.push_back(to_buffer(item, use));
   return buffers;
 }
 
@@ -78,10 +78,10 @@ std::vector<Buffer> cut(const Buffer& whole, int size, const std::optional<std::
 }
 
 // One buffer per rank from a list of arrays or from one array that is cut.
-std::vector<Buffer> per_rank(const py::handle& object, int size, const char* what, bool writable,
+std::vector<Buffer> per_rank(const py::handle& object, int size, const BufferUse& use,
                              const std::optional<std::vector<std::size_t>>& splits = std::nullopt) {
-  if (is_list(object)) return list_buffers(object, what, writable);
-  return cut(to_buffer(object, what, writable), size, splits, what);
+  if (is_list(object)) return list_buffers(object, use);
+  return cut(to_buffer(object, use), size, splits, use.what);
 }
 
 const char* state_name(WorkState state) {
@@ -183,7 +183,7 @@ void bind_communicator(py::module_& module) {
           "all_reduce",
           [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op,
              const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression) {
-            Buffer data = to_buffer(tensor, "all_reduce: tensor", true);
+            Buffer data = to_buffer(tensor, {"all_reduce: tensor", true, async_op});
             const ReduceOp reduction = reduce_op_from_name(op);
             return run(async_op, [&] {
               CallOptions options = call_options(async_op, timeout_s);
@@ -202,8 +202,8 @@ void bind_communicator(py::module_& module) {
           "reduce_scatter",
           [](Communicator& self, const py::object& output, const py::object& input, const std::string& op,
              bool async_op, const TimeoutSeconds& timeout_s) {
-            Buffer out = to_buffer(output, "reduce_scatter: output", true);
-            std::vector<Buffer> in = per_rank(input, self.size(), "reduce_scatter: input", false);
+            Buffer out = to_buffer(output, {"reduce_scatter: output", true, async_op});
+            std::vector<Buffer> in = per_rank(input, self.size(), {"reduce_scatter: input", false, async_op});
             const ReduceOp reduction = reduce_op_from_name(op);
             return run(async_op, [&] {
               return self.reduce_scatter(std::move(out), std::move(in), reduction, call_options(async_op, timeout_s));
@@ -220,8 +220,8 @@ void bind_communicator(py::module_& module) {
           "all_gather",
           [](Communicator& self, const py::object& output, const py::object& input, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            std::vector<Buffer> out = per_rank(output, self.size(), "all_gather: output", true);
-            Buffer in = to_buffer(input, "all_gather: input", false);
+            std::vector<Buffer> out = per_rank(output, self.size(), {"all_gather: output", true, async_op});
+            Buffer in = to_buffer(input, {"all_gather: input", false, async_op});
             return run(async_op, [&] {
               return self.all_gather(std::move(out), std::move(in), call_options(async_op, timeout_s));
             });
@@ -234,7 +234,7 @@ void bind_communicator(py::module_& module) {
       .def(
           "broadcast",
           [](Communicator& self, const py::object& tensor, int src, bool async_op, const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, "broadcast: tensor", src != self.rank());
+            Buffer data = to_buffer(tensor, {"broadcast: tensor", src != self.rank(), async_op});
             return run(async_op,
                        [&] { return self.broadcast(std::move(data), src, call_options(async_op, timeout_s)); });
           },
@@ -244,7 +244,7 @@ void bind_communicator(py::module_& module) {
           "reduce",
           [](Communicator& self, const py::object& tensor, int dst, const std::string& op, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, "reduce: tensor", dst == self.rank());
+            Buffer data = to_buffer(tensor, {"reduce: tensor", dst == self.rank(), async_op});
             const ReduceOp reduction = reduce_op_from_name(op);
             return run(async_op,
                        [&] { return self.reduce(std::move(data), dst, reduction, call_options(async_op, timeout_s)); });
@@ -256,12 +256,12 @@ void bind_communicator(py::module_& module) {
           "gather",
           [](Communicator& self, const py::object& tensor, const py::object& gather_list, int dst, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            Buffer in = to_buffer(tensor, "gather: tensor", false);
+            Buffer in = to_buffer(tensor, {"gather: tensor", false, async_op});
             std::vector<Buffer> out;
             if (dst == self.rank()) {
               if (gather_list.is_none())
                 throw UsageError("gather: rank " + std::to_string(dst) + " is the root, gather_list must be given");
-              out = per_rank(gather_list, self.size(), "gather: gather_list", true);
+              out = per_rank(gather_list, self.size(), {"gather: gather_list", true, async_op});
             }
             return run(async_op, [&] {
               return self.gather(std::move(out), std::move(in), dst, call_options(async_op, timeout_s));
@@ -276,12 +276,12 @@ void bind_communicator(py::module_& module) {
           "scatter",
           [](Communicator& self, const py::object& tensor, const py::object& scatter_list, int src, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            Buffer out = to_buffer(tensor, "scatter: tensor", true);
+            Buffer out = to_buffer(tensor, {"scatter: tensor", true, async_op});
             std::vector<Buffer> in;
             if (src == self.rank()) {
               if (scatter_list.is_none())
                 throw UsageError("scatter: rank " + std::to_string(src) + " is the root, scatter_list must be given");
-              in = per_rank(scatter_list, self.size(), "scatter: scatter_list", false);
+              in = per_rank(scatter_list, self.size(), {"scatter: scatter_list", false, async_op});
             }
             return run(async_op, [&] {
               return self.scatter(std::move(out), std::move(in), src, call_options(async_op, timeout_s));
@@ -296,8 +296,10 @@ void bind_communicator(py::module_& module) {
              const std::optional<std::vector<std::size_t>>& output_split_sizes,
              const std::optional<std::vector<std::size_t>>& input_split_sizes, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            std::vector<Buffer> out = per_rank(output, self.size(), "all_to_all: output", true, output_split_sizes);
-            std::vector<Buffer> in = per_rank(input, self.size(), "all_to_all: input", false, input_split_sizes);
+            std::vector<Buffer> out =
+                per_rank(output, self.size(), {"all_to_all: output", true, async_op}, output_split_sizes);
+            std::vector<Buffer> in =
+                per_rank(input, self.size(), {"all_to_all: input", false, async_op}, input_split_sizes);
             return run(async_op, [&] {
               return self.all_to_all(std::move(out), std::move(in), call_options(async_op, timeout_s));
             });
@@ -319,7 +321,7 @@ void bind_communicator(py::module_& module) {
           "send",
           [](Communicator& self, const py::object& tensor, int dst, std::uint32_t tag, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, "send: tensor", false);
+            Buffer data = to_buffer(tensor, {"send: tensor", false, async_op});
             return run(async_op,
                        [&] { return self.send(std::move(data), dst, tag, call_options(async_op, timeout_s)); });
           },
@@ -331,7 +333,7 @@ void bind_communicator(py::module_& module) {
           "recv",
           [](Communicator& self, const py::object& tensor, const std::optional<int>& src, std::uint32_t tag,
              bool async_op, const TimeoutSeconds& timeout_s) -> py::object {
-            Buffer data = to_buffer(tensor, "recv: tensor", true);
+            Buffer data = to_buffer(tensor, {"recv: tensor", true, async_op});
             WorkPtr work;
             {
               py::gil_scoped_release no_gil;
@@ -355,7 +357,7 @@ void bind_communicator(py::module_& module) {
             for (const auto& [kind, tensor, peer, tag] : calls) {
               if (kind != "send" && kind != "recv")
                 throw UsageError("batch: '" + kind + "' is not a call; use 'send' or 'recv'");
-              p2p.push_back({kind == "send", to_buffer(tensor, "batch: tensor", kind == "recv"), peer, tag});
+              p2p.push_back({kind == "send", to_buffer(tensor, {"batch: tensor", kind == "recv", true}), peer, tag});
             }
             py::gil_scoped_release no_gil;
             return self.batch(std::move(p2p), call_options(true, timeout_s));
@@ -386,7 +388,7 @@ void bind_communicator(py::module_& module) {
           },
           "Every established connection as a dict: peer, host, transport, purpose, interface, local_address, "
           "remote_address,\n"
-          "device_bound, sent_bytes, received_bytes. Local.");
+          "device_bound, retired, sent_bytes, received_bytes. Local.");
   module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a,
              "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "clusters"_a = std::vector<int>{},
              "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(),

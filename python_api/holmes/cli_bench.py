@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from importlib.util import find_spec
@@ -11,7 +10,21 @@ from typing import Annotated, Optional
 
 import typer
 
-from holmes.bench import OPERATIONS, Settings, launch, parse_bytes, run_rank
+from holmes.bench import (
+    OPERATIONS,
+    PEERS,
+    Nodes,
+    Output,
+    PeerError,
+    Settings,
+    check_plotting,
+    launch,
+    launch_on_testbed,
+    own_rank,
+    parse_bytes,
+    run_rank,
+)
+from holmes.testbed.errors import SpecError, TestbedError
 
 
 def bench(
@@ -22,20 +35,39 @@ def bench(
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 1M, 1G (units of 1024).")] = "8",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
     factor: Annotated[float, typer.Option("-f", "--factor", help="Each size is the one before times this.")] = 2.0,
+    sizes: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Exactly these sizes instead of -b, -e and -f, such as 1K,64K,1M.", show_default=False),
+    ] = None,
     dtype: Annotated[
         str, typer.Option("-d", "--dtype", help="Element type: float32, bfloat16, int64, ...")
     ] = "float32",
     op: Annotated[str, typer.Option("-o", "--op", help="Reduction: sum, avg, min, max, product, band, ...")] = "sum",
     ranks: Annotated[int, typer.Option(help="Processes started here; under torchrun or the testbed theirs count.")] = 4,
+    testbed: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="SPEC", help="Start the ranks on emulated nodes: a spec of `holmes testbed`.", show_default=False
+        ),
+    ] = None,
+    nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each emulated node.")] = 1,
+    congestion_control: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="TCP's default on the emulated nodes, for all libraries alike.", show_default=False),
+    ] = None,
     transport: Annotated[str, typer.Option(help="Ours: auto, tcp or shm.")] = "auto",
     nics: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="Ours: a NIC selection such as class:infiniband or eth1; give it again to compare several."),
     ] = None,
     through: Annotated[str, typer.Option(help="Ours: through its own api, or through torch.distributed.")] = "api",
-    gloo: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option("--gloo/--no-gloo", help="Gloo beside it, in turns (default: where torch is installed)."),
+    peers: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help=f"Libraries beside ours, in turns, separated by commas: {', '.join(PEERS)}; or none. "
+            "Default: gloo where torch is installed.",
+            show_default=False,
+        ),
     ] = None,
     holmes: Annotated[bool, typer.Option("--holmes/--no-holmes", help="Ours.")] = True,
     rounds: Annotated[int, typer.Option(help="How often the peers take turns.")] = 5,
@@ -46,12 +78,17 @@ def bench(
         Optional[Path],  # noqa: UP045
         typer.Option("--json", help="Also write the results, with hardware, versions and command, to this file."),
     ] = None,
+    plot_path: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plot", help="Draw bandwidth and time against size into this file (.png, .svg, .pdf)."),
+    ] = None,
 ) -> None:
     """Time, bandwidth and correctness of each operation and size.
 
     Columns are nccl-tests': bus bandwidth is algorithm bandwidth times 2(n-1)/n (all_reduce), (n-1)/n (reduce_scatter,
-    all_gather, all_to_all) or 1. #wrong counts elements of the first call that differ from numpy's. ratio says how many
-    times faster than Gloo, as the median over rounds that ran in turns.
+    all_gather, all_to_all) or 1. #wrong counts elements of the first call that differ from numpy's. cpu is the cores
+    that all ranks keep busy, B/cpu the bytes of all ranks per second of processor time. /gloo and the like say how many
+    times faster than that peer, as the median over rounds that ran in turns.
     """
     try:
         settings = Settings(
@@ -59,12 +96,13 @@ def bench(
             begin_bytes=parse_bytes(begin),
             end_bytes=parse_bytes(end),
             factor=factor,
+            sizes=tuple(parse_bytes(size) for size in sizes.split(",")) if sizes else (),
             dtype=dtype,
             op=op,
             through=through,
             transport=transport,
             nics=tuple(nics or ()),
-            gloo=find_spec("torch") is not None if gloo is None else gloo,
+            peers=_parse_peers(peers),
             holmes=holmes,
             rounds=rounds,
             seconds=seconds,
@@ -73,11 +111,31 @@ def bench(
         )
         if ranks < 1:
             raise ValueError(f"ranks is {ranks}; at least one is needed")
+        if congestion_control is not None and testbed is None:
+            raise ValueError("--congestion-control changes emulated nodes only; give --testbed, for example one-node")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    command = shlex.join(["holmes", *sys.argv[1:]])
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        status = 0 if run_rank(settings, command, json_path) else 1
-    else:
-        status = launch(settings, ranks, command, json_path)
+    output = Output(
+        shlex.join(["holmes", *sys.argv[1:]]),
+        str(json_path) if json_path else None,
+        str(plot_path) if plot_path else None,
+    )
+    try:
+        if plot_path is not None:
+            check_plotting()
+        if own_rank() is not None:
+            status = 0 if run_rank(settings, output) else 1
+        elif testbed is not None:
+            status = launch_on_testbed(settings, Nodes(testbed, nproc_per_node, congestion_control), output)
+        else:
+            status = launch(settings, ranks, output)
+    except (PeerError, SpecError, TestbedError) as error:
+        typer.echo(f"holmes bench: {error}", err=True)
+        status = 1
     raise typer.Exit(status)
+
+
+def _parse_peers(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ("gloo",) if find_spec("torch") is not None else ()
+    return () if text == "none" else tuple(dict.fromkeys(text.split(",")))

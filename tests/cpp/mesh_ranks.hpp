@@ -81,7 +81,9 @@ inline void check_pairs(std::vector<Outcome>& outcomes, bool expect_shm, std::si
       auto& right = outcomes[b].mesh->links[a];
       CHECK(left.peer == static_cast<int>(b) && right.peer == static_cast<int>(a));
       CHECK(left.uses_shared_memory() == expect_shm && right.uses_shared_memory() == expect_shm);
-      std::vector<std::pair<MeshSocket*, MeshSocket*>> pairs = {{&left.control, &right.control}};
+      std::vector<std::pair<MeshSocket*, MeshSocket*>> pairs;
+      CHECK(left.control.size() == (expect_shm ? 1 : rails) && right.control.size() == left.control.size());
+      for (std::size_t i = 0; i < left.control.size(); ++i) pairs.emplace_back(&left.control[i], &right.control[i]);
       CHECK(left.collective.size() == (expect_shm ? 0 : rails) && left.p2p.size() == left.collective.size());
       for (std::size_t i = 0; i < left.collective.size(); ++i) {
         pairs.emplace_back(&left.collective[i], &right.collective[i]);

@@ -57,7 +57,7 @@ void test_in_namespace() {
   }
   const auto check_link = [&](std::size_t from, std::size_t to, bool device_bound) {
     const auto& link = good[from].mesh->links[to];
-    for (const auto* socket : {&link.control, &link.collective[0], &link.p2p[0]}) {
+    for (const auto* socket : {&link.control[0], &link.collective[0], &link.p2p[0]}) {
       CHECK(socket->info.interface == (from % 2 == 0 ? "a0" : "b0"));
       CHECK(socket->info.local_address.starts_with(from % 2 == 0 ? "10.1.0.1:" : "10.1.0.2:"));
       CHECK(socket->info.device_bound == device_bound);

@@ -1,5 +1,6 @@
 // Every kernel of every instruction set of this machine against a scalar reference that shares no code with them.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -268,10 +269,12 @@ void test_reduce_entry() {
 void test_copy() {
   for (const holmes::KernelSet* kernels : holmes::supported_kernels())
     for (std::size_t bytes : {0u, 1u, 63u, 255u, 511u, 512u, 4099u, 1u << 20})
-      for (std::size_t offset : {0u, 1u, 64u, 77u}) {
+      for (unsigned variant = 0; variant < 8; ++variant) {
+        const std::size_t offset = std::array{0u, 1u, 64u, 77u}[variant / 2];
+        const bool non_temporal = variant % 2;
         Bytes source(bytes + 3), output(bytes + offset + guard_bytes, guard);
         fill(source, DType::uint8);
-        kernels->copy_non_temporal(output.data() + offset, source.data() + 3, bytes);
+        (non_temporal ? kernels->copy_non_temporal : kernels->copy)(output.data() + offset, source.data() + 3, bytes);
         bool good = bytes == 0 || std::memcmp(output.data() + offset, source.data() + 3, bytes) == 0;
         for (std::size_t i = 0; i < output.size(); ++i)
           if (i < offset || i >= offset + bytes) good = good && output[i] == guard;

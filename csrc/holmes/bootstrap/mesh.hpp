@@ -20,15 +20,15 @@ struct MeshSocket {
   ConnectionInfo info;  // peer, host, transport, purpose, interface, both addresses, device_bound
 };
 
-// Everything two ranks share. `control` always exists. Where both ranks are on one host and shared memory is used,
-// control is a Unix socket and `shared_memory` a sealed memfd of `shared_memory_bytes` that both sides hold (zeroed;
-// made by the lower rank, passed with SCM_RIGHTS; no name anywhere); else `collective` and `p2p` hold one socket per
-// rail.
+// Everything two ranks share: one socket of each purpose per rail. Where both ranks are on one host and shared memory
+// is used, there are instead one Unix socket, in `control`, and in `shared_memory` a sealed memfd of
+// `shared_memory_bytes` that both sides hold (zeroed; made by the lower rank, passed with SCM_RIGHTS; no name
+// anywhere).
 struct PeerLink {
   int peer = -1;
   std::string host;  // host name of the peer
   std::string nic;   // local interface of rail 0, or "shm"
-  MeshSocket control;
+  std::vector<MeshSocket> control;
   std::vector<MeshSocket> collective;
   std::vector<MeshSocket> p2p;
   UniqueFd shared_memory;

@@ -159,9 +159,8 @@ void MeshBuilder::throw_incomplete() const {
   for (int peer = options_.rank + 1; peer < options_.size; ++peer) {
     const auto& link = mesh_.links[static_cast<std::size_t>(peer)];
     for (std::size_t rail = 0; rail < nics_.size(); ++rail) {
-      const bool stands = shares_memory(peer)
-                              ? static_cast<bool>(link.control.fd)
-                              : (rail > 0 || link.control.fd) && link.collective[rail].fd && link.p2p[rail].fd;
+      const bool stands = shares_memory(peer) ? static_cast<bool>(link.control.front().fd)
+                                              : link.control[rail].fd && link.collective[rail].fd && link.p2p[rail].fd;
       if (stands) continue;
       const auto& record = (*records_)[static_cast<std::size_t>(peer)];
       const bool shm = shares_memory(peer);

@@ -97,8 +97,10 @@ std::string MeshBuilder::describe(int peer) const {
 
 MeshSocket& MeshBuilder::slot(int peer, Purpose purpose, int rail) {
   auto& link = mesh_.links[static_cast<std::size_t>(peer)];
-  if (purpose == Purpose::control) return link.control;
-  return (purpose == Purpose::collective ? link.collective : link.p2p)[static_cast<std::size_t>(rail)];
+  auto& sockets = purpose == Purpose::control      ? link.control
+                  : purpose == Purpose::collective ? link.collective
+                                                   : link.p2p;
+  return sockets[static_cast<std::size_t>(rail)];
 }
 
 void MeshBuilder::prepare_slots() {
@@ -112,11 +114,13 @@ void MeshBuilder::prepare_slots() {
     link.host = mesh_.hosts.back();
     const bool shm = shares_memory(peer);
     link.nic = shm ? "shm" : nics_.front().interface;
+    link.control.resize(shm ? 1 : rails);
     if (!shm) link.collective.resize(rails), link.p2p.resize(rails);
-    missing_ += shm ? 1 : 1 + 2 * static_cast<int>(rails);
+    missing_ += shm ? 1 : 3 * static_cast<int>(rails);
     if (peer > options_.rank) continue;
-    attempts_.push_back({.peer = peer, .over_unix = shm});
+    if (shm) attempts_.push_back({.peer = peer, .over_unix = true});
     for (int rail = 0; !shm && rail < static_cast<int>(rails); ++rail) {
+      attempts_.push_back({.peer = peer, .purpose = Purpose::control, .rail = rail});
       attempts_.push_back({.peer = peer, .purpose = Purpose::collective, .rail = rail});
       attempts_.push_back({.peer = peer, .purpose = Purpose::p2p, .rail = rail});
     }
@@ -210,7 +214,6 @@ std::string MeshBuilder::check_hello(const Hello& hello, const Listener& listene
   }
   if (listener.is_unix != shares_memory(static_cast<int>(hello.rank))) return "it uses the wrong transport";
   if (hello.rail != listener.rail || hello.purpose > Purpose::p2p ||
-      (hello.purpose == Purpose::control && hello.rail != 0) ||
       (listener.is_unix && hello.purpose != Purpose::control)) {
     return "it asks for a connection that does not exist";
   }

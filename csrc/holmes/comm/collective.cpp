@@ -62,7 +62,8 @@ Collective::Header Collective::make_header(int peer) const {
           signature_.sequence,
           send_total_bytes(peer),
           recv_total_bytes(peer),
-          signature_.announced_bytes};
+          signature_.announced_bytes,
+          {}};
 }
 
 bool Collective::advance() {
@@ -73,9 +74,9 @@ bool Collective::advance() {
       if (peer == group_.rank) continue;
       Flow& flow = flows_[peer];
       flow.out = make_header(peer);
-      flow.out_total = sizeof(Header) + send_total_bytes(peer);
-      flow.in_total = sizeof(Header) + recv_total_bytes(peer);
-      open_flows_ += 2;
+      if (sends_to(peer)) flow.out_total = sizeof(Header) + send_total_bytes(peer);
+      if (receives_from(peer)) flow.in_total = sizeof(Header) + recv_total_bytes(peer);
+      open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
     }
   }
   bool moved = false;
@@ -86,11 +87,18 @@ bool Collective::advance() {
   return moved;
 }
 
+std::size_t Collective::send_bytes() const {
+  std::size_t bytes = 0;
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank) bytes += send_total_bytes(peer);
+  return bytes;
+}
+
 bool Collective::is_done() const { return prepared_ && open_flows_ == 0 && is_computed(); }
 
 bool Collective::send_to(int peer) {
   Flow& flow = flows_[peer];
-  if (flow.out_bytes == flow.out_total) return false;
+  if (flow.out_bytes == flow.out_total || !may_send(peer)) return false;
   iovec pieces[2];
   std::size_t count = 0;
   std::size_t done = 0;
@@ -144,18 +152,18 @@ void Collective::count_received(int peer, std::size_t bytes) {
   if (flow.in_bytes == flow.in_total) --open_flows_;
 }
 
-bool Collective::awaits_recv(int peer) {
+std::size_t Collective::awaited_recv_bytes(int peer) {
   const Flow& flow = flows_[peer];
-  if (flow.in_bytes == flow.in_total) return false;
-  if (flow.in_bytes < sizeof(Header) || awaits_peek(peer)) return true;
-  return next_recv(peer, flow.in_bytes - sizeof(Header)).iov_len > 0;
+  if (flow.in_bytes == flow.in_total) return 0;
+  if (flow.in_bytes < sizeof(Header) || awaits_peek(peer)) return 1;
+  return next_recv(peer, flow.in_bytes - sizeof(Header)).iov_len;
 }
 
-bool Collective::awaits_send(int peer) {
+std::size_t Collective::awaited_send_bytes(int peer) {
   const Flow& flow = flows_[peer];
-  if (flow.out_bytes == flow.out_total) return false;
-  if (flow.out_bytes < sizeof(Header)) return true;
-  return next_send(peer, flow.out_bytes - sizeof(Header)).iov_len > 0;
+  if (flow.out_bytes == flow.out_total || !may_send(peer)) return 0;
+  if (flow.out_bytes < sizeof(Header)) return 1;
+  return next_send(peer, flow.out_bytes - sizeof(Header)).iov_len;
 }
 
 bool Collective::involves(int peer) const {
@@ -216,7 +224,7 @@ std::string Collective::describe_wait() const {
     if (peer == group_.rank || flows_.empty()) continue;
     const Flow& flow = flows_[peer];
     std::string what;
-    if (flow.in_bytes < sizeof(Header)) {
+    if (flow.in_bytes < std::min(sizeof(Header), flow.in_total)) {
       what = "has not entered it";
     } else if (flow.in_bytes < flow.in_total) {
       what = std::to_string(received_bytes(peer)) + " of " + std::to_string(flow.in_total - sizeof(Header)) +

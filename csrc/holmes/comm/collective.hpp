@@ -54,7 +54,8 @@ struct Group {
   std::vector<std::unique_ptr<ControlLink>> controls;  // by rank; own is null
   std::size_t slice_bytes = 64 * 1024;                 // unit of pipelining, agreed at set-up
   std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
-  bool all_peekable = false;               // every channel can show received bytes in place
+  bool any_shared_memory = false;          // a pair of this rank
+  bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
   std::vector<std::byte> staging;          // memory for the one collective that runs; grows, never shrinks
 
   int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
@@ -77,9 +78,12 @@ public:
   // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
   bool advance();
   bool is_done() const;
-  // What to wait for before calling advance again.
-  bool awaits_recv(int peer);
-  bool awaits_send(int peer);
+  // What to wait for before calling advance again: bytes that can be received next / sent next without a break, 0 for
+  // none, and 1 where a header is due.
+  std::size_t awaited_recv_bytes(int peer);
+  std::size_t awaited_send_bytes(int peer);
+  // Payload bytes that this rank sends, to all peers together.
+  std::size_t send_bytes() const;
   // Whether bytes to or from `peer` are missing yet.
   bool involves(int peer) const;
   // "rank 2 (host b0) on NIC eth0 has not entered it; rank 3 ...: 12 of 4096 bytes received": whom it waits for.
@@ -88,11 +92,17 @@ public:
   std::string describe() const;
 
   Work& work() const { return *work_; }
+  const std::shared_ptr<Work>& shared_work() const { return work_; }
   Clock::time_point deadline() const { return deadline_; }
   std::uint64_t sequence() const { return signature_.sequence; }
   void set_sequence(std::uint64_t sequence) { signature_.sequence = sequence; }
 
 protected:
+  // Whether anything, the header at least, goes to / comes from `peer`; it says the same of the other direction.
+  virtual bool sends_to(int /*peer*/) const { return true; }
+  virtual bool receives_from(int /*peer*/) const { return true; }
+  // Whether the header may go to `peer` already.
+  virtual bool may_send(int /*peer*/) const { return true; }
   // Payload bytes that go to / come from `peer` in total.
   virtual std::size_t send_total_bytes(int peer) const = 0;
   virtual std::size_t recv_total_bytes(int peer) const = 0;
@@ -131,7 +141,9 @@ private:
     std::uint64_t payload_bytes;   // that follow
     std::uint64_t expected_bytes;  // that the sender of this header expects back
     std::uint64_t announced_bytes;
+    std::uint64_t padding[2];  // to a cache line: what follows in a shared-memory ring stays aligned
   };
+  static_assert(sizeof(Header) == 64);
   struct Flow {
     Header out;
     Header in;

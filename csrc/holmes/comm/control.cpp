@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -34,7 +35,8 @@ void ControlLink::send_frame(std::uint32_t type, const std::string& payload) noe
   message.msg_iov = pieces;
   message.msg_iovlen = 2;
   // Not sent where the socket is full or gone: see the header.
-  [[maybe_unused]] const ssize_t sent = ::sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  for (const Line& line : lines_) [[maybe_unused]]
+    const ssize_t sent = ::sendmsg(line.socket.fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void ControlLink::send_doorbell() noexcept { send_frame(doorbell, {}); }
@@ -50,35 +52,53 @@ void ControlLink::send_abort(const Failure& failure) noexcept {
   send_frame(abort_frame, payload);
 }
 
+void ControlLink::append_fds(std::vector<pollfd>& fds) const {
+  for (const Line& line : lines_)
+    if (!line.is_lost) fds.push_back({line.socket.fd.get(), POLLIN, 0});
+}
+
+void ControlLink::append_info(std::vector<ConnectionInfo>& infos) const {
+  for (const Line& line : lines_) infos.push_back(line.socket.info);
+}
+
 std::optional<Failure> ControlLink::drain() {
+  for (Line& line : lines_)
+    if (auto failure = drain(line)) return failure;
+  closed_ |= std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.is_lost; });
+  return std::nullopt;
+}
+
+std::optional<Failure> ControlLink::drain(Line& line) {
   std::array<char, 4096> buffer;
-  while (!closed_) {
-    const ssize_t bytes = ::recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+  while (!line.is_lost) {
+    const ssize_t bytes = ::recv(line.socket.fd.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (bytes > 0) {
-      received_.append(buffer.data(), static_cast<std::size_t>(bytes));
-      if (auto failure = parse()) return failure;
-    } else if (bytes == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
-      closed_ = true;
+      line.received.append(buffer.data(), static_cast<std::size_t>(bytes));
+      if (auto failure = parse(line.received)) return failure;
+    } else if (bytes == 0) {
+      line.is_lost = closed_ = true;
+    } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+      line.is_lost = true;
     } else if (errno != EINTR) {
       break;
     }
   }
-  return parse();
+  return std::nullopt;
 }
 
-std::optional<Failure> ControlLink::parse() {
-  while (received_.size() >= sizeof(FrameHeader)) {
+std::optional<Failure> ControlLink::parse(std::string& received) {
+  while (received.size() >= sizeof(FrameHeader)) {
     FrameHeader header;
-    std::memcpy(&header, received_.data(), sizeof header);
+    std::memcpy(&header, received.data(), sizeof header);
     const bool known = header.type == doorbell || header.type == abort_frame || header.type == bye;
     if (!known || header.payload_bytes > max_payload_bytes)
       return Failure{ErrorKind::protocol,
                      describe() + " sent a control frame of type " + std::to_string(header.type) + " and " +
                          std::to_string(header.payload_bytes) + " bytes, which this version does not know",
                      {.rank = {}, .peer = peer_, .host = host_, .nic = nic_, .system_errno = {}}};
-    if (received_.size() < sizeof header + header.payload_bytes) return std::nullopt;
-    const std::string payload = received_.substr(sizeof header, header.payload_bytes);
-    received_.erase(0, sizeof header + header.payload_bytes);
+    if (received.size() < sizeof header + header.payload_bytes) return std::nullopt;
+    const std::string payload = received.substr(sizeof header, header.payload_bytes);
+    received.erase(0, sizeof header + header.payload_bytes);
     if (header.type == bye) bye_ = true;
     if (header.type != abort_frame || payload.size() < sizeof(Numbers)) continue;
     Numbers numbers;

@@ -1,8 +1,12 @@
 // ControlLink: the small connection of a pair that tells of failures and wakes sleepers. It is never blocked by data.
+// With rails there is one over each: every frame goes over all, so that no lost rail silences it.
 #pragma once
 
-#include <atomic>
+#include <poll.h>
+
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "holmes/bootstrap/mesh.hpp"
 #include "holmes/core/error.hpp"
@@ -16,10 +20,14 @@ struct Failure {
   ErrorContext context;
 };
 
+inline Failure failure_of(const HolmesError& error) { return {error.kind(), error.what(), error.context()}; }
+
 class ControlLink {
 public:
-  ControlLink(int peer, std::string host, std::string nic, MeshSocket socket)
-      : peer_(peer), host_(std::move(host)), nic_(std::move(nic)), socket_(std::move(socket)) {}
+  ControlLink(int peer, std::string host, std::string nic, std::vector<MeshSocket> sockets)
+      : peer_(peer), host_(std::move(host)), nic_(std::move(nic)) {
+    for (MeshSocket& socket : sockets) lines_.push_back({std::move(socket)});
+  }
 
   // Non-blocking, from any thread. A full socket is fine: the peer has been told already, or no longer listens.
   void send_doorbell() noexcept;
@@ -27,29 +35,34 @@ public:
   void send_bye() noexcept;
 
   // Reads what is there. Returns the failure the peer reported, if any. After it `is_closed` tells whether the peer is
-  // gone.
+  // gone: it closed a connection in order (its process ended), or all connections failed.
   std::optional<Failure> drain();
   bool is_closed() const { return closed_; }
   // The peer said it destroyed its communicator before it closed.
   bool said_bye() const { return bye_; }
 
-  int fd() const { return socket_.fd.get(); }
+  void append_fds(std::vector<pollfd>& fds) const;
   int peer() const { return peer_; }
   const std::string& host() const { return host_; }
   const std::string& nic() const { return nic_; }
-  const ConnectionInfo& info() const { return socket_.info; }
+  void append_info(std::vector<ConnectionInfo>& infos) const;
   // "rank 3 (host b1) on NIC roce0".
   std::string describe() const { return describe_peer(peer_, host_, nic_); }
 
 private:
+  struct Line {
+    MeshSocket socket;
+    std::string received{};
+    bool is_lost = false;
+  };
   void send_frame(std::uint32_t type, const std::string& payload) noexcept;
-  std::optional<Failure> parse();
+  std::optional<Failure> drain(Line& line);
+  std::optional<Failure> parse(std::string& received);
 
   int peer_;
   std::string host_;
   std::string nic_;
-  MeshSocket socket_;
-  std::string received_;
+  std::vector<Line> lines_;
   bool closed_ = false;
   bool bye_ = false;
 };

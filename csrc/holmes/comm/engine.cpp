@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <utility>
 
 #include "holmes/comm/progress.hpp"
 #include "holmes/core/error.hpp"
@@ -14,21 +15,8 @@
 namespace holmes {
 namespace {
 
-// Rounds without blocking after which deadlines are looked at.
-constexpr unsigned rounds_per_deadline_check = 512;
-// After this many waits that outlived the spin, spin only in one wait of `spin_retry`.
-constexpr unsigned spin_miss_limit = 4;
-constexpr unsigned spin_retry = 16;
-
-// What this thread has used of a processor. Waiting is bounded in it: where ranks share processors, a thread that
-// yields lets the others run and burns little; where it has a processor to itself, it burns what it waits.
-Duration thread_cpu_time() {
-  timespec now{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
-}
-
-Failure failure_of(const HolmesError& error) { return {error.kind(), error.what(), error.context()}; }
+// Operations started by what follows another one's end (Work::on_final) are not driven inside of it.
+thread_local bool this_thread_drives = false;
 
 }  // namespace
 
@@ -40,6 +28,9 @@ Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel
       spin_(spin),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       lost_(static_cast<std::size_t>(group_->size)) {
+  for (const auto* channels : {&std::as_const(group_->channels), &p2p_.channels()})
+    for (const auto& channel : *channels)
+      if (channel && channel->needs_care()) tended_.push_back(channel.get());
   if (!wake_fd_)
     throw SystemError("cannot make an event descriptor: " + errno_text(errno) + "; raise the limit (ulimit -n)",
                       {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = errno});
@@ -73,6 +64,25 @@ void Engine::submit(std::unique_ptr<Collective> collective) {
   throw_if_dead();
 }
 
+bool Engine::run_here(std::unique_ptr<Collective>& collective) {
+  {
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (!drive) return false;
+    {
+      std::lock_guard lock(mutex_);
+      if (is_dead() || inbox_filled_.load(std::memory_order_relaxed)) return false;
+      collective->set_sequence(next_sequence_++);
+      driver_pending_.fetch_add(1);
+    }
+    const std::shared_ptr<Work> work = collective->shared_work();
+    queue_.push_back(std::move(collective));
+    drive_until(*work, std::nullopt);
+    if (!has_pending()) watch();
+  }
+  if (has_pending()) give_to_io_thread();
+  return true;
+}
+
 void Engine::submit(std::vector<P2pEngine::Request> requests) {
   std::unique_lock lock(mutex_);
   if (!is_dead()) {
@@ -84,7 +94,20 @@ void Engine::submit(std::vector<P2pEngine::Request> requests) {
   throw_if_dead();
 }
 
-void Engine::run_in_background() { IoThread::instance().add(shared_from_this()); }
+void Engine::run_in_background(std::size_t bytes) {
+  // A small message is sent sooner than another thread is woken for it.
+  constexpr std::size_t small_bytes = 64 * 1024;
+  if (bytes <= small_bytes && !this_thread_drives) {
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (drive) {
+      progress();
+      if (!has_pending()) watch();
+    }
+  }
+  if (has_pending()) give_to_io_thread();
+}
+
+void Engine::give_to_io_thread() { IoThread::instance().add(shared_from_this()); }
 
 bool Engine::has_pending() const {
   return inbox_filled_.load(std::memory_order_acquire) || failure_requested_.load(std::memory_order_acquire) ||
@@ -94,54 +117,23 @@ bool Engine::has_pending() const {
 void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
   {
     std::unique_lock drive(drive_, std::try_to_lock);
-    if (drive) drive_until(work, until);
+    if (drive) {
+      drive_until(work, until);
+      if (!has_pending()) watch();
+    }
   }
   // Whatever is left (also where another thread drives and is about to stop) goes on in the background.
-  if (has_pending()) run_in_background();
-}
-
-void Engine::drive_until(const Work& work, std::optional<Clock::time_point> until) {
-  std::optional<Duration> spin_end;
-  unsigned rounds = 0;
-  unsigned waits = 0;
-  while (true) {
-    const bool moved = progress();
-    if (work.is_final()) {
-      if (spin_end) spin_misses_ = 0;
-      return;
-    }
-    if (++rounds % rounds_per_deadline_check == 0) check_deadlines();
-    if (moved) {
-      if (spin_end) spin_misses_ = 0;
-      spin_end.reset();
-      continue;
-    }
-    if (spin_misses_ < spin_miss_limit || waits % spin_retry == 0) {
-      const auto used = thread_cpu_time();
-      if (!spin_end) spin_end = used + spin_;
-      if (used < *spin_end) {
-        ::sched_yield();
-        continue;
-      }
-    }
-    ++waits;
-    fds_.clear();
-    const bool block = prepare_wait(fds_);
-    const auto before = Clock::now();
-    if (block) {
-      auto wake_at = next_deadline();
-      if (until && (!wake_at || *until < *wake_at)) wake_at = until;
-      poll_until(fds_, wake_at);
-    }
-    finish_wait();
-    const auto now = Clock::now();
-    if (block && now - before > spin_) ++spin_misses_;
-    spin_end.reset();
-    if (until && now >= *until) return;
-  }
+  if (has_pending()) give_to_io_thread();
 }
 
 bool Engine::progress() {
+  this_thread_drives = true;
+  const bool moved = progress_or_fail();
+  this_thread_drives = false;
+  return moved;
+}
+
+bool Engine::progress_or_fail() {
   try {
     return progress_or_throw();
   } catch (const StreamClosed& closed) {
@@ -226,65 +218,11 @@ void Engine::take_inbox() {
   }
 }
 
-bool Engine::prepare_wait(std::vector<pollfd>& fds) {
-  if (inbox_filled_.load() || failure_requested_.load() || close_requested_.load()) return false;
-  if (is_dead()) return true;
-  Collective* running = queue_.empty() ? nullptr : queue_.front().get();
-  bool block = true;
-  try {
-    for (int peer = 0; peer < group_->size; ++peer) {
-      if (peer == group_->rank) continue;
-      if (!lost_[peer]) {
-        fds.push_back({group_->controls[peer]->fd(), POLLIN, 0});
-      } else if (is_missed(peer)) {
-        block = false;  // finish_wait will say so
-      }
-      if (running) {
-        const bool recv = running->awaits_recv(peer);
-        const bool send = running->awaits_send(peer);
-        if (recv || send) block &= group_->channels[peer]->prepare_wait(recv, send, fds);
-      }
-      const bool recv = p2p_.awaits_recv(peer);
-      const bool send = p2p_.awaits_send(peer);
-      if (recv || send) block &= p2p_.channels()[peer]->prepare_wait(recv, send, fds);
-    }
-  } catch (const HolmesError& error) {
-    fail(failure_of(error));
-    return false;
-  }
-  fds.push_back({wake_fd_.get(), POLLIN, 0});
-  return block;
-}
-
-void Engine::finish_wait() {
-  std::uint64_t ignored;
-  [[maybe_unused]] const ssize_t bytes = ::read(wake_fd_.get(), &ignored, sizeof ignored);
-  for (int peer = 0; peer < group_->size; ++peer) {
-    if (peer == group_->rank) continue;
-    group_->channels[peer]->finish_wait();
-    p2p_.channels()[peer]->finish_wait();
-  }
-  if (is_dead()) return;
-  try {
-    check_controls();
-    // A peer that is gone may have left all that is needed; look before giving up on it.
-    for (int peer = 0; peer < group_->size; ++peer) {
-      if (!is_missed(peer)) continue;
-      while (progress()) {
-      }
-      if (!is_dead() && is_missed(peer)) throw_peer_lost(peer, 0);
-    }
-  } catch (const HolmesError& error) {
-    fail(failure_of(error));
-  }
-  check_deadlines();
-}
-
 std::vector<ConnectionInfo> Engine::connections() const {
   std::vector<ConnectionInfo> infos;
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank) continue;
-    infos.push_back(group_->controls[peer]->info());
+    group_->controls[peer]->append_info(infos);
     group_->channels[peer]->append_info(infos);
     p2p_.channels()[peer]->append_info(infos);
   }

@@ -21,9 +21,12 @@ public:
 
   // Queues an operation; its sequence number is set here. Throws the failure where the communicator is dead.
   void submit(std::unique_ptr<Collective> collective);
+  // Submits and drives it in the calling thread until it is final. Returns false, having done nothing, where another
+  // thread drives or other calls wait for their turn.
+  bool run_here(std::unique_ptr<Collective>& collective);
   void submit(std::vector<P2pEngine::Request> requests);
-  // Gives what is queued to the I/O thread.
-  void run_in_background();
+  // Gives what is queued to the I/O thread, but for small operations only what cannot be done here at once.
+  void run_in_background(std::size_t bytes);
   // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives.
   void help(const Work& work, std::optional<Clock::time_point> until);
 
@@ -51,16 +54,22 @@ public:
   bool prepare_wait(std::vector<pollfd>& fds);
   // Driver. After blocking: looks at the control connections and deadlines.
   void finish_wait();
-  // Driver. The earliest deadline of what is pending.
-  std::optional<Clock::time_point> next_deadline() const;
+  // Driver. When to look again though nothing is ready: the earliest deadline, or a channel that needs care.
+  std::optional<Clock::time_point> next_wake() const;
+  // Driver. Asks the I/O thread to call take_care as long as needed.
+  void watch();
+  // Driver. Looks after the channels while nothing is pending. Returns when to do so again; absent: no need.
+  std::optional<Clock::time_point> take_care();
 
 private:
   using Submission = std::variant<std::unique_ptr<Collective>, P2pEngine::Request>;
 
+  bool progress_or_fail();
   bool progress_or_throw();
   void take_inbox();
   void check_controls();
   void check_deadlines();
+  std::optional<Clock::time_point> next_deadline() const;
   [[noreturn]] void throw_peer_lost(int peer, int system_errno);
   [[noreturn]] void throw_stream_closed(const StreamClosed& closed);
   std::string describe_running() const;
@@ -71,7 +80,11 @@ private:
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
   void close_now();
   void drive_until(const Work& work, std::optional<Clock::time_point> until);
+  bool waits_for_bulk();
+  void wait_for_bulk(std::optional<Clock::time_point> until);
+  bool goes_on_spinning(std::optional<Clock::time_point>& start, std::optional<Duration>& end) const;
   void wake() const;
+  void give_to_io_thread();
 
   std::unique_ptr<Group> group_;
   P2pEngine p2p_;
@@ -82,8 +95,11 @@ private:
   std::mutex drive_;
   std::deque<std::unique_ptr<Collective>> queue_;  // driver; the front one runs
   bool front_started_ = false;
-  std::vector<char> lost_;  // driver; by rank: the control connection ended
+  std::vector<char> lost_;        // driver; by rank: the control connection ended
+  std::vector<Channel*> tended_;  // channels that need care
+  bool is_watched_ = false;       // driver; the I/O thread calls take_care
   unsigned spin_misses_ = 0;
+  Duration bulk_wait_{};  // how long waits for large pieces last, on average over the last few
   std::vector<pollfd> fds_;  // driver of help
 
   mutable std::mutex mutex_;  // protects what follows

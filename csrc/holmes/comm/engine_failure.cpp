@@ -43,7 +43,7 @@ void Engine::throw_stream_closed(const StreamClosed& closed) {
     if (lost_[closed.peer] || Clock::now() >= end) break;
     std::vector<pollfd> fds;
     for (int peer = 0; peer < group_->size; ++peer)
-      if (peer != group_->rank && !lost_[peer]) fds.push_back({group_->controls[peer]->fd(), POLLIN, 0});
+      if (peer != group_->rank && !lost_[peer]) group_->controls[peer]->append_fds(fds);
     poll_until(fds, end);
   }
   throw_peer_lost(closed.peer, closed.system_errno);
@@ -175,13 +175,13 @@ void Engine::abort(const std::string& reason) {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) progress();
   }
-  if (has_pending()) run_in_background();
+  if (has_pending()) give_to_io_thread();
 }
 
 void Engine::fail_in_background(const Failure& failure) {
   if (is_dead()) return;
   request_failure(failure);
-  run_in_background();
+  give_to_io_thread();
 }
 
 void Engine::close() {
@@ -191,7 +191,7 @@ void Engine::close() {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) close_now();
   }
-  if (has_pending()) run_in_background();
+  if (has_pending()) give_to_io_thread();
 }
 
 void Engine::close_now() {

@@ -43,7 +43,7 @@ bool OneStepAllReduce::compute() {
   if (reduced_) return false;
   // The data is overwritten only when all peers have been sent the original and have sent theirs.
   for (int peer = 0; peer < group_.size; ++peer)
-    if (peer != group_.rank && (awaits_send(peer) || awaits_recv(peer))) return false;
+    if (peer != group_.rank && (awaited_send_bytes(peer) || awaited_recv_bytes(peer))) return false;
   std::vector<const void*> sources(static_cast<std::size_t>(group_.size));
   for (int peer = 0; peer < group_.size; ++peer) sources[peer] = recvs_[peer].data;
   if (data_.count)

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "holmes/comm/all_reduce.hpp"
+#include "holmes/comm/choose.hpp"
 #include "holmes/comm/exchange.hpp"
 #include "holmes/comm/reduce_scatter.hpp"
 #include "holmes/comm/split.hpp"
@@ -53,14 +53,17 @@ struct ChannelPair {
   std::unique_ptr<Channel> p2p;
 };
 
-std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sockets) {
+std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sockets,
+                                          const std::shared_ptr<RailsContext>& rails) {
   if (sockets.size() == 1) return std::make_unique<TcpChannel>(peer, std::move(sockets.front()));
-  return std::make_unique<RailsChannel>(peer, std::move(sockets));
+  return std::make_unique<RailsChannel>(peer, std::move(sockets), rails);
 }
 
-ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control) {
+ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control,
+                          const std::shared_ptr<RailsContext>& rails) {
   if (!link.uses_shared_memory()) {
-    return {make_tcp_channel(link.peer, std::move(link.collective)), make_tcp_channel(link.peer, std::move(link.p2p))};
+    return {make_tcp_channel(link.peer, std::move(link.collective), rails),
+            make_tcp_channel(link.peer, std::move(link.p2p), rails)};
   }
   auto segment = std::make_shared<ShmSegment>(link.shared_memory.get(), link.shared_memory_bytes);
   link.shared_memory.reset();
@@ -97,6 +100,11 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     : store_(std::move(store)), options_(std::move(options)) {
   const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
   Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
+  const Env env = Env::read();
+  const auto rails = std::make_shared<RailsContext>();
+  rails->communicator = options_.name;
+  rails->own_rank = options_.rank;
+  rails->timeout = env.rail_timeout;
 
   auto group = std::make_unique<Group>();
   group->rank = options_.rank;
@@ -110,7 +118,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   for (PeerLink& link : mesh.links) {
     if (link.peer < 0) continue;
     auto control = std::make_unique<ControlLink>(group->label(link.peer), link.host, link.nic, std::move(link.control));
-    ChannelPair channels = make_channels(link, options_.rank, *control);
+    group->any_shared_memory |= link.uses_shared_memory();
+    ChannelPair channels = make_channels(link, options_.rank, *control, rails);
     group->controls[link.peer] = std::move(control);
     group->channels[link.peer] = std::move(channels.collective);
     p2p[link.peer] = std::move(channels.p2p);
@@ -119,17 +128,27 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const int engine_label = group->label(options_.rank);
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
                                      "rank " + std::to_string(engine_label) + " (host " + host + ")",
-                                     Env::read().spin.value_or(default_spin));
+                                     env.spin.value_or(default_spin));
 
-  // The first operation: the slice size all ranks can work with.
-  std::vector<std::uint64_t> wishes(static_cast<std::size_t>(options_.size), slice_bytes);
+  // The first operation: the slice size all ranks can work with, and whether every pair shares memory.
+  constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
+  const bool all_shared = std::all_of(mesh.links.begin(), mesh.links.end(), [](const PeerLink& link) {
+    return link.peer < 0 || link.shared_memory_bytes > 0;
+  });
+  std::vector<std::uint64_t> wishes(static_cast<std::size_t>(options_.size),
+                                    slice_bytes | (all_shared ? shared_memory_bit : 0));
   std::vector<Buffer> outputs;
   for (auto& wish : wishes) outputs.push_back({&wish, 1, DType::int64, nullptr});
   const Buffer own = outputs[options_.rank];
   CallOptions call;
   call.timeout = options_.connect_timeout;
   all_gather(std::move(outputs), own, call)->wait();
-  engine_->group().slice_bytes = *std::min_element(wishes.begin(), wishes.end());
+  Group& agreed = engine_->group();
+  agreed.slice_bytes = slice_bytes;
+  for (const std::uint64_t wish : wishes) {
+    agreed.all_shared_memory &= (wish & shared_memory_bit) != 0;
+    agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, wish & ~shared_memory_bit);
+  }
 }
 
 HostCommunicator::~HostCommunicator() { engine_->close(); }
@@ -152,9 +171,11 @@ HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const
 }
 
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
+  if (!call.async && engine_->run_here(collective)) return call.work;
+  const std::size_t bytes = collective->send_bytes();
   engine_->submit(std::move(collective));
   if (call.async) {
-    engine_->run_in_background();
+    engine_->run_in_background(bytes);
   } else {
     call.work->finish_here();
   }
@@ -193,14 +214,7 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
   check_reduction(data.dtype, op);
   Call call = begin(options);
   const Signature signature{OpCode::all_reduce, data.dtype, op, std::nullopt, 0};
-  const std::size_t one_step_bytes = data.bytes() * static_cast<std::size_t>(options_.size - 1);
-  std::unique_ptr<Collective> collective;
-  if (one_step_bytes <= engine_->group().one_step_bytes) {
-    collective =
-        std::make_unique<OneStepAllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
-  } else {
-    collective = std::make_unique<AllReduce>(engine_->group(), signature, call.work, call.deadline, std::move(data));
-  }
+  auto collective = choose_all_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));
   return finish(std::move(call), std::move(collective));
 }
 
@@ -209,13 +223,13 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
   check_equal_count("reduce_scatter", output, inputs[options_.rank]);
   Call call = begin(options);
-  auto collective = std::make_unique<ReduceScatter>(engine_->group(),
-                                                    Signature{.op = OpCode::reduce_scatter,
-                                                              .dtype = output.dtype,
-                                                              .reduction = op,
-                                                              .root = {},
-                                                              .average_over = options.average_over},
-                                                    call.work, call.deadline, std::move(output), std::move(inputs));
+  const Signature signature{.op = OpCode::reduce_scatter,
+                            .dtype = output.dtype,
+                            .reduction = op,
+                            .root = {},
+                            .average_over = options.average_over};
+  auto collective = choose_reduce_scatter(engine_->group(), signature, call.work, call.deadline, std::move(output),
+                                          std::move(inputs));
   return finish(std::move(call), std::move(collective));
 }
 
@@ -243,9 +257,11 @@ WorkPtr HostCommunicator::exchange(OpCode op, DType dtype, std::optional<int> ro
 WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions options) {
   check_one_per_rank("all_gather: outputs", outputs, input.dtype);
   check_equal_count("all_gather", outputs[options_.rank], input);
-  const DType dtype = input.dtype;
-  std::vector<Buffer> sends(static_cast<std::size_t>(options_.size), std::move(input));
-  return exchange(OpCode::all_gather, dtype, std::nullopt, std::move(sends), std::move(outputs), options);
+  Call call = begin(options);
+  const Signature signature{OpCode::all_gather, input.dtype, std::nullopt, std::nullopt, 0};
+  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, std::move(outputs),
+                                      std::move(input));
+  return finish(std::move(call), std::move(collective));
 }
 
 WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) {
@@ -299,7 +315,11 @@ WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
 }
 
 WorkPtr HostCommunicator::barrier(CallOptions options) {
-  return exchange(OpCode::barrier, DType::uint8, std::nullopt, nothing(DType::uint8), nothing(DType::uint8), options);
+  Call call = begin(options);
+  const Signature signature{OpCode::barrier, DType::uint8, std::nullopt, std::nullopt, 0};
+  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, nothing(DType::uint8),
+                                      Buffer{});
+  return finish(std::move(call), std::move(collective));
 }
 
 P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
@@ -317,10 +337,14 @@ P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::o
 std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request> requests,
                                                   const CallOptions& options) {
   std::vector<WorkPtr> works;
-  for (const auto& request : requests) works.push_back(request.work);
+  std::size_t bytes = 0;
+  for (const auto& request : requests) {
+    works.push_back(request.work);
+    bytes += request.buffer.bytes();
+  }
   engine_->submit(std::move(requests));
   if (options.async) {
-    engine_->run_in_background();
+    engine_->run_in_background(bytes);
   } else {
     for (const auto& work : works) static_cast<HostWork&>(*work).finish_here();
   }

@@ -34,8 +34,10 @@ Transport transport_from_name(const std::string& name);
 struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
-  std::string name = "world";      // appears in every error and log line; the same on all ranks, unique in the store
-  std::vector<NicBinding> nics{};  // rails, in the same order on every rank; empty: loopback (one host only)
+  std::string name = "world";  // appears in every error and log line; the same on all ranks, unique in the store
+  // Rails, in the same order on every rank; a NIC named twice gets two connections (where one cannot fill the link).
+  // Empty: loopback (one host only).
+  std::vector<NicBinding> nics{};
   // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
   // of them. Empty: one cluster.
   std::vector<int> clusters{};
@@ -72,6 +74,7 @@ struct ConnectionInfo {
   std::string local_address;   // "10.0.0.1:40000", as getsockname says
   std::string remote_address;  // as getpeername says
   bool device_bound = false;   // SO_BINDTODEVICE was permitted
+  bool is_retired = false;     // a lost rail: the stream goes on without it
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
 };

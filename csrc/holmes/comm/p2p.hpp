@@ -34,12 +34,14 @@ public:
   std::string describe_overdue(Clock::time_point now) const;
 
   bool awaits_recv(int peer) const;
+  // Bytes that will come / can be sent next without a break, as Collective's; at least 1 where any is awaited.
+  std::size_t awaited_recv_bytes(int peer) const;
+  std::size_t awaited_send_bytes(int peer) const;
   // Whether the peer's stream closed while only receives from any rank looked at it.
   bool has_ended(int peer) const { return peers_[peer].ended; }
   // Whether what is pending cannot end without `peer`. A receive from any rank can do without one that left in order,
   // as long as others are there.
   bool needs(int peer, bool left_in_order) const;
-  bool awaits_send(int peer) const;
   const std::vector<std::unique_ptr<Channel>>& channels() const { return channels_; }
 
 private:
@@ -64,6 +66,10 @@ private:
     std::deque<Sending> sends;
     std::list<Request> receives;  // posted, in order
     std::deque<Unexpected> unexpected;
+    // Bytes that came with others in one system call and are not looked at yet.
+    std::vector<std::byte> ahead;
+    std::size_t ahead_begin = 0;
+    std::size_t ahead_end = 0;
     // The message that is arriving.
     Header header;
     std::size_t header_bytes = 0;
@@ -77,6 +83,7 @@ private:
   bool send_to(int peer);
   bool recv_from(int peer);
   bool recv_or_end(int peer);
+  std::size_t read(int peer, std::byte* into, std::size_t bytes);
   void match(int peer);
   void check_sizes(const Request& request, int peer, const Header& header) const;
   void finish(Request& request, int source);

@@ -36,8 +36,40 @@ void IoThread::add(std::shared_ptr<Engine> engine) {
     std::lock_guard lock(mutex_);
     added_.push_back(std::move(engine));
   }
+  wake();
+}
+
+void IoThread::watch(std::shared_ptr<Engine> engine) {
+  {
+    std::lock_guard lock(mutex_);
+    watched_.push_back(std::move(engine));
+  }
+  wake();
+}
+
+void IoThread::wake() const {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t bytes = ::write(wake_fd_.get(), &one, sizeof one);
+}
+
+void IoThread::tend(std::optional<Clock::time_point>& wake_at) {
+  // Whoever drives an engine looks after it.
+  constexpr auto busy_pause = std::chrono::milliseconds(100);
+  const auto now = Clock::now();
+  for (auto& [engine, at] : tended_) {
+    if (now >= at) {
+      std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
+      const auto next = drive ? engine->take_care() : now + busy_pause;
+      if (drive) drive.unlock();
+      if (!next) {
+        engine.reset();
+        continue;
+      }
+      at = *next;
+    }
+    if (!wake_at || at < *wake_at) wake_at = at;
+  }
+  std::erase_if(tended_, [](const Tended& tended) { return tended.engine == nullptr; });
 }
 
 void IoThread::run() {
@@ -48,10 +80,13 @@ void IoThread::run() {
       for (auto& engine : added_)
         if (std::find(active_.begin(), active_.end(), engine) == active_.end()) active_.push_back(std::move(engine));
       added_.clear();
+      for (auto& engine : watched_) tended_.push_back({std::move(engine)});
+      watched_.clear();
     }
     fds.clear();
     std::optional<Clock::time_point> wake_at;
     waiting_.clear();
+    tend(wake_at);
     if (round(fds, wake_at)) {
       fds.push_back({wake_fd_.get(), POLLIN, 0});
       poll_until(fds, wake_at);
@@ -80,10 +115,11 @@ bool IoThread::round(std::vector<pollfd>& fds, std::optional<Clock::time_point>&
     } else if (engine->has_pending()) {
       block &= engine->prepare_wait(fds);
       waiting_.push_back(engine);
-      const auto deadline = engine->next_deadline();
-      if (deadline && (!wake_at || *deadline < *wake_at)) wake_at = deadline;
+      const auto next = engine->next_wake();
+      if (next && (!wake_at || *next < *wake_at)) wake_at = next;
     }
     const bool pending = engine->has_pending();
+    if (!pending) engine->watch();
     drive.unlock();
     if (!pending) engine.reset();
   }

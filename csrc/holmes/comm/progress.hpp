@@ -26,16 +26,27 @@ public:
   static IoThread& instance();
   // Drives `engine` until it has nothing pending.
   void add(std::shared_ptr<Engine> engine);
+  // Looks after `engine` (see Engine::take_care) until it needs it no more.
+  void watch(std::shared_ptr<Engine> engine);
 
 private:
   IoThread();
   void run();
   bool round(std::vector<pollfd>& fds, std::optional<Clock::time_point>& wake_at);
+  void tend(std::optional<Clock::time_point>& wake_at);
+  void wake() const;
+
+  struct Tended {
+    std::shared_ptr<Engine> engine;
+    Clock::time_point at{};
+  };
 
   UniqueFd wake_fd_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<Engine>> added_;
-  std::vector<std::shared_ptr<Engine>> active_;   // the thread's own
+  std::vector<std::shared_ptr<Engine>> watched_;  // since the last round
+  std::vector<Tended> tended_;                    // the thread's own, as the following
+  std::vector<std::shared_ptr<Engine>> active_;
   std::vector<std::shared_ptr<Engine>> waiting_;  // of these, the ones that prepared to wait in this round
   std::thread thread_;
 };

@@ -31,6 +31,15 @@ std::optional<Number> number_from(const std::string& text) {
   return number;
 }
 
+std::optional<std::chrono::nanoseconds> seconds_of(const char* variable, const std::string& example) {
+  const auto text = text_of(variable);
+  if (!text) return std::nullopt;
+  const auto seconds = number_from<double>(*text);
+  if (!seconds || !std::isfinite(*seconds) || *seconds <= 0 || *seconds > 1e6)
+    refuse(variable, *text, "a number of seconds above 0 and at most 1000000", "say for example " + example);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(*seconds));
+}
+
 std::pair<std::uint16_t, std::uint16_t> port_range_from(const std::string& text) {
   const auto dash = text.find('-');
   if (dash != std::string::npos) {
@@ -54,14 +63,8 @@ Env Env::read() {
   env.secret_file = text_of("HOLMES_SECRET_FILE");
   env.hostname = text_of("HOLMES_HOSTNAME");
   if (const auto text = text_of("HOLMES_PORT_RANGE")) env.port_range = port_range_from(*text);
-  if (const auto text = text_of("HOLMES_CONNECT_TIMEOUT_S")) {
-    const auto seconds = number_from<double>(*text);
-    if (!seconds || !std::isfinite(*seconds) || *seconds <= 0 || *seconds > 1e6) {
-      refuse("HOLMES_CONNECT_TIMEOUT_S", *text, "a number of seconds above 0 and at most 1000000",
-             "say for example 60");
-    }
-    env.connect_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(*seconds));
-  }
+  if (const auto timeout = seconds_of("HOLMES_CONNECT_TIMEOUT_S", "60")) env.connect_timeout = *timeout;
+  if (const auto timeout = seconds_of("HOLMES_RAIL_TIMEOUT_S", "2")) env.rail_timeout = *timeout;
   if (const auto text = text_of("HOLMES_SHM")) {
     if (*text != "0" && *text != "1") refuse("HOLMES_SHM", *text, "0 or 1", "say 0 to use TCP inside a host");
     env.shm = *text == "1";
@@ -96,6 +99,8 @@ const std::vector<EnvVariable>& env_variables() {
       {"HOLMES_SHM", "0 or 1", "1", "0: ranks of one host use TCP too."},
       {"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "the engine's choice",
        "How long a waiting thread polls before it blocks."},
+      {"HOLMES_RAIL_TIMEOUT_S", "seconds, above 0", "2",
+       "A rail on which the peer acknowledges nothing for so long is lost; the others go on."},
       {"HOLMES_TCP_CONGESTION", "a name in tcp_allowed_congestion_control",
        "the system's; reno between ranks of one host", "Congestion control of every data socket."},
       {"HOLMES_HIERARCHICAL_MIN_BYTES", "bytes, or never", "measured when the communicator is made",

@@ -40,6 +40,10 @@ struct Env {
   // choice of the engine.
   std::optional<std::chrono::microseconds> spin;
 
+  // HOLMES_RAIL_TIMEOUT_S = seconds (> 0, fractions allowed). A rail on which the peer acknowledges nothing for so
+  // long, though the system repeats it, is lost; the others go on. Default 2.
+  std::chrono::nanoseconds rail_timeout = std::chrono::seconds(2);
+
   // HOLMES_TCP_CONGESTION = name. Congestion control of every data socket, one of tcp_allowed_congestion_control.
   // Default: the system's; reno between ranks of one host.
   std::optional<std::string> tcp_congestion;

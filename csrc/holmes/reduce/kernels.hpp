@@ -24,6 +24,7 @@ using CopyKernel = void (*)(void* destination, const void* source, std::size_t b
 struct KernelSet {
   const char* name;                                   // of the instruction set
   ReduceKernel reduce[dtype_count][reduce_op_count];  // null where check_reduction refuses
+  CopyKernel copy;
   CopyKernel copy_non_temporal;
 };
 

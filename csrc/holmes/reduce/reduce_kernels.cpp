@@ -182,7 +182,9 @@ private:
   bool total_is_power_of_two_;
 };
 
-void copy_non_temporal(void* destination, const void* source, std::size_t bytes) {
+// The destination is aligned: a store that straddles two cache lines costs twice as much as such a load.
+template <bool non_temporal>
+void copy(void* destination, const void* source, std::size_t bytes) {
   using Bytes = Vector<std::uint8_t>;
   constexpr std::size_t block_bytes = 4 * sizeof(Bytes);
   auto* to = static_cast<char*>(destination);
@@ -196,8 +198,11 @@ void copy_non_temporal(void* destination, const void* source, std::size_t bytes)
     for (; bytes >= block_bytes; to += block_bytes, from += block_bytes, bytes -= block_bytes)
 #pragma GCC unroll 4
       for (std::size_t at = 0; at < block_bytes; at += sizeof(Bytes))
-        store_non_temporal(to + at, load<Bytes>(from + at));
-    fence_non_temporal();
+        if constexpr (non_temporal)
+          store_non_temporal(to + at, load<Bytes>(from + at));
+        else
+          store(to + at, load<Bytes>(from + at));
+    if constexpr (non_temporal) fence_non_temporal();
   }
   __builtin_memcpy(to, from, bytes);
 }
@@ -235,7 +240,7 @@ constexpr void add_boolean(ReduceKernel (&row)[reduce_op_count]) {
 #define HOLMES_NAME(text) HOLMES_STRINGIFY(text)
 
 constexpr KernelSet make_kernels() {
-  KernelSet set{HOLMES_NAME(HOLMES_ISA), {}, copy_non_temporal};
+  KernelSet set{HOLMES_NAME(HOLMES_ISA), {}, copy<false>, copy<true>};
   add_floating<Plain<double>>(set.reduce[static_cast<int>(DType::float64)]);
   add_floating<Plain<float>>(set.reduce[static_cast<int>(DType::float32)]);
   add_floating<Float16>(set.reduce[static_cast<int>(DType::float16)]);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -47,11 +48,21 @@ public:
   // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
   virtual bool tells_end() const { return true; }
 
+  // Before prepare_wait: at least so many bytes will come, whatever this side does; no need to be woken for fewer.
+  virtual void set_low_water(std::size_t /*bytes*/) {}
   // Before blocking: asks to be woken when the stream can be received from / sent to, through descriptors appended to
   // `fds`. Returns false where it is ready already (then do not block).
   virtual bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) = 0;
   // After blocking (or not): withdraws what prepare_wait asked for.
   virtual void finish_wait() {}
+
+  // Whether the stream has to be looked after from time to time (acknowledgements, losses), also when no operation
+  // waits for it.
+  virtual bool needs_care() const { return false; }
+  // When to call take_care, though no descriptor is ready; absent: never.
+  virtual std::optional<Clock::time_point> next_care() const { return std::nullopt; }
+  virtual void take_care(Clock::time_point /*now*/) {}
+
   // Ends the stream in both directions; the peer sees StreamClosed. Safe from any thread, does not block.
   virtual void shutdown() = 0;
 

@@ -1,14 +1,8 @@
 #include "holmes/transport/rails_channel.hpp"
 
-#include <linux/sockios.h>
-#include <linux/tcp.h>
-#include <netinet/in.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
+#include <cstring>
 #include <limits>
 
 #include "holmes/core/error.hpp"
@@ -16,33 +10,12 @@
 namespace holmes {
 namespace {
 
-// A chunk: long enough that its header and system call cost nothing, short enough that the slowest rail's last one is
-// not waited for.
-constexpr std::size_t chunk_bytes = 64 * 1024;
-// Bytes a rail may hold that it has not sent yet. More would tie work to a rail before its speed is known.
-constexpr int unsent_limit_bytes = 4 * chunk_bytes;
 // A rail that has room is taken where it delivers at most this much later than the best one: measured rates waver.
-constexpr double lateness_allowed = 1.2;
+constexpr double lateness_allowed = 1.1;
+// A rail without traffic gets a copy of a chunk now and then, to learn whether it has become faster.
+constexpr auto rate_expiry = std::chrono::milliseconds(100);
 constexpr std::size_t max_pieces = 8;
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
-
-// The parts of `pieces` from `skip` on, `bytes` long at most, appended to `selected` at `count`.
-std::size_t select(std::span<const iovec> pieces, std::size_t skip, std::size_t bytes,
-                   std::array<iovec, max_pieces>& selected, std::size_t count) {
-  for (const iovec& piece : pieces) {
-    if (skip >= piece.iov_len) {
-      skip -= piece.iov_len;
-      continue;
-    }
-    if (bytes == 0 || count == max_pieces) break;
-    const std::size_t part = std::min(piece.iov_len - skip, bytes);
-    selected[count++] = {static_cast<std::byte*>(piece.iov_base) + skip, part};
-    bytes -= part;
-    skip = 0;
-  }
-  return count;
-}
+constexpr std::size_t scratch_bytes = 64 * 1024;
 
 std::size_t total_bytes(std::span<const iovec> pieces) {
   std::size_t total = 0;
@@ -50,183 +23,289 @@ std::size_t total_bytes(std::span<const iovec> pieces) {
   return total;
 }
 
-}  // namespace
-
-RailsChannel::RailsChannel(int peer, std::vector<MeshSocket> sockets) : Channel(peer) {
-  for (MeshSocket& socket : sockets) {
-    ::setsockopt(socket.fd.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_limit_bytes, sizeof unsent_limit_bytes);
-    rails_.push_back(std::make_unique<Rail>(std::move(socket)));
+// Copies `bytes` of `pieces`, from `skip` on, to `to`.
+void gather(std::span<const iovec> pieces, std::size_t skip, std::size_t bytes, std::byte* to) {
+  for (const iovec& piece : pieces) {
+    if (skip >= piece.iov_len) {
+      skip -= piece.iov_len;
+      continue;
+    }
+    const std::size_t part = std::min(piece.iov_len - skip, bytes);
+    std::memcpy(to, static_cast<const std::byte*>(piece.iov_base) + skip, part);
+    to += part;
+    bytes -= part;
+    skip = 0;
+    if (bytes == 0) return;
   }
 }
 
-std::size_t RailsChannel::try_send(std::span<const iovec> pieces) {
-  const std::uint64_t end = sent_position_ + total_bytes(pieces);
-  for (const auto& rail : rails_)
-    if (!rail->out.is_idle()) send_chunk(*rail, pieces, end);
-  while (assigned_position_ < end) {
-    Rail* rail = choose_rail(std::min<std::size_t>(chunk_bytes, end - assigned_position_));
-    if (!rail || !send_chunk(*rail, pieces, end)) break;
+}  // namespace
+
+class RailsChannel::Sink {
+public:
+  explicit Sink(std::span<const iovec> pieces) : left_bytes_(total_bytes(pieces)) {
+    for (const iovec& piece : pieces)
+      if (piece.iov_len > 0 && count_ < max_pieces) pieces_[count_++] = piece;
   }
-  // What counts as sent ends where the first unfinished chunk stands.
-  std::uint64_t position = assigned_position_;
-  for (const auto& rail : rails_)
-    if (!rail->out.is_idle()) position = std::min(position, rail->out.position());
-  const std::size_t sent = position - sent_position_;
-  sent_position_ = position;
+  std::size_t left_bytes() const { return left_bytes_; }
+  std::size_t taken_bytes() const { return taken_bytes_; }
+  // The first `bytes` of what is left.
+  std::span<const iovec> front(std::size_t bytes) {
+    std::size_t used = 0;
+    for (std::size_t i = first_; i < count_ && bytes > 0; ++i) {
+      selected_[used] = {pieces_[i].iov_base, std::min(pieces_[i].iov_len, bytes)};
+      bytes -= selected_[used++].iov_len;
+    }
+    return {selected_.data(), used};
+  }
+  void advance(std::size_t bytes) {
+    left_bytes_ -= bytes;
+    taken_bytes_ += bytes;
+    while (bytes > 0) {
+      iovec& piece = pieces_[first_];
+      const std::size_t part = std::min(piece.iov_len, bytes);
+      piece = {static_cast<std::byte*>(piece.iov_base) + part, piece.iov_len - part};
+      bytes -= part;
+      if (piece.iov_len == 0) ++first_;
+    }
+  }
+
+private:
+  std::array<iovec, max_pieces> pieces_;
+  std::array<iovec, max_pieces> selected_;
+  std::size_t first_ = 0;
+  std::size_t count_ = 0;
+  std::size_t left_bytes_;
+  std::size_t taken_bytes_ = 0;
+};
+
+RailsChannel::RailsChannel(int peer, std::vector<MeshSocket> sockets, std::shared_ptr<RailsContext> context)
+    : Channel(peer), context_(std::move(context)), received_at_(Clock::now()), health_check_at_(received_at_) {
+  int index = 0;
+  for (MeshSocket& socket : sockets) rails_.push_back(std::make_unique<Rail>(std::move(socket), index++));
+}
+
+std::size_t RailsChannel::try_send(std::span<const iovec> pieces) {
+  const auto now = Clock::now();
+  take_care(now);
+  const std::uint64_t end = sent_position_ + total_bytes(pieces);
+  assign(pieces, end, now);
+  const std::uint64_t position = std::min(first_unwritten(), end);
+  const std::size_t sent = position > sent_position_ ? position - sent_position_ : 0;
+  if (sent == 0 && !has_living()) throw_closed();
+  sent_position_ += sent;
   count_sent(sent);
   return sent;
 }
 
+// Cuts what is offered into chunks and gives them to rails, as long as these have room.
+void RailsChannel::assign(std::span<const iovec> pieces, std::uint64_t end, Clock::time_point now) {
+  while (assigned_position_ < end && again_.empty() && is_window_open()) {
+    const std::uint64_t left = end - assigned_position_;
+    Rail* rail = choose_rail(std::min<std::uint64_t>(left, max_chunk_bytes));
+    if (!rail) return;
+    Rail* const idle = find_idle_rail(*rail, now);
+    const std::size_t longest = idle ? std::min(rail->chunk_bytes(), max_chunk_bytes / 2) : rail->chunk_bytes();
+    Chunk chunk{pool_.take(), assigned_position_};
+    chunk.frame->header.bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(longest, left));
+    chunk.frame->header.sequence = next_sequence_++;
+    gather(pieces, assigned_position_ - sent_position_, chunk.frame->header.bytes, chunk.frame->payload.data());
+    assigned_position_ += chunk.frame->header.bytes;
+    if (idle) {
+      Chunk copy{pool_.take(), chunk.begin_bytes};
+      std::memcpy(copy.frame.get(), chunk.frame.get(), chunk.frame->wire_bytes());
+      idle->push(std::move(copy), now);
+    }
+    rail->push(std::move(chunk), now);
+  }
+}
+
 // The rail on which `bytes` more would arrive first; null where that one has no room now and waiting for it is better
-// than any other. A rail whose rate is not known yet counts as immediate.
-RailsChannel::Rail* RailsChannel::choose_rail(std::size_t bytes) const {
+// than any other.
+Rail* RailsChannel::choose_rail(std::size_t bytes) const {
   Rail* chosen = nullptr;
   double chosen_s = std::numeric_limits<double>::infinity();
-  double earliest_s = std::numeric_limits<double>::infinity();
+  double earliest_s = chosen_s;
   for (const auto& rail : rails_) {
-    tcp_info info{};
-    socklen_t length = sizeof info;
-    int queued_bytes = 0;
-    ::getsockopt(rail->socket.fd.get(), IPPROTO_TCP, TCP_INFO, &info, &length);
-    ::ioctl(rail->socket.fd.get(), SIOCOUTQ, &queued_bytes);
-    const double rate = static_cast<double>(info.tcpi_delivery_rate);  // bytes per second
-    const double arrival_s = rate > 0 ? static_cast<double>(queued_bytes + static_cast<int>(bytes)) / rate : 0;
+    if (!rail->is_living()) continue;
+    const bool has_room = rail->has_room();
+    // While its rate is unknown, a rail is taken as long as it has room, and not waited for.
+    if (!has_room && !rail->bytes_per_s()) continue;
+    const double arrival_s = rail->arrival_s(std::min(bytes, rail->chunk_bytes()));
     earliest_s = std::min(earliest_s, arrival_s);
-    if (!rail->out.is_idle() || arrival_s >= chosen_s) continue;
+    if (!has_room || arrival_s >= chosen_s) continue;
     chosen = rail.get();
     chosen_s = arrival_s;
   }
   return chosen_s <= earliest_s * lateness_allowed ? chosen : nullptr;
 }
 
-// Goes on with the rail's chunk, or gives it the next one. Returns whether the rail took bytes and is ready for more.
-bool RailsChannel::send_chunk(Rail& rail, std::span<const iovec> pieces, std::uint64_t end) {
-  Progress& out = rail.out;
-  if (out.is_idle() && assigned_position_ == end) return false;
-  const ChunkHeader header =
-      out.is_idle() ? ChunkHeader{assigned_position_, std::min<std::uint64_t>(chunk_bytes, end - assigned_position_)}
-                    : out.header;
-  std::array<iovec, max_pieces> selected;
-  std::size_t count = 0;
-  if (out.header_bytes < sizeof header)
-    selected[count++] = {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(&header)) + out.header_bytes,
-                         sizeof header - out.header_bytes};
-  const std::uint64_t position = header.begin + out.payload_bytes;
-  count = select(pieces, position - sent_position_, header.bytes - out.payload_bytes, selected, count);
-  msghdr message{};
-  message.msg_iov = selected.data();
-  message.msg_iovlen = count;
-  const ssize_t result = ::sendmsg(rail.socket.fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-  rail.is_full = true;
-  if (result < 0) {
-    if (would_block(errno)) return false;
-    throw StreamClosed{peer(), errno};
-  }
-  if (result == 0) return false;
-  if (out.is_idle()) {
-    out.header = header;
-    assigned_position_ += header.bytes;
-  }
-  const std::size_t sent = static_cast<std::size_t>(result);
-  const std::size_t of_header = std::min(sent, sizeof header - out.header_bytes);
-  out.header_bytes += of_header;
-  out.payload_bytes += sent - of_header;
-  rail.sent_bytes.store(rail.sent_bytes.load(std::memory_order_relaxed) + sent, std::memory_order_relaxed);
-  if (out.payload_bytes < header.bytes) return false;
-  out = {};
-  rail.is_full = false;
-  return true;
+Rail* RailsChannel::find_idle_rail(const Rail& chosen, Clock::time_point now) const {
+  for (const auto& rail : rails_)
+    if (rail.get() != &chosen && rail->is_living() && rail->bytes_per_s() && rail->is_idle_for(rate_expiry, now))
+      return rail.get();
+  return nullptr;
+}
+
+bool RailsChannel::is_window_open() {
+  if (next_sequence_ - oldest_sequence_ < window_chunks) return true;
+  std::uint64_t oldest = next_sequence_;
+  for (const auto& rail : rails_)
+    if (const auto sequence = rail->oldest_sequence()) oldest = std::min(oldest, *sequence);
+  oldest_sequence_ = oldest;
+  return next_sequence_ - oldest_sequence_ < window_chunks;
+}
+
+std::uint64_t RailsChannel::first_unwritten() const {
+  std::uint64_t position = assigned_position_;
+  for (const auto& rail : rails_)
+    if (const auto first = rail->first_unwritten()) position = std::min(position, *first);
+  for (std::size_t i = 0; i < again_.size(); ++i) position = std::min(position, again_[i].begin_bytes);
+  return position;
 }
 
 std::size_t RailsChannel::try_recv(std::span<const iovec> pieces) {
-  const std::uint64_t before = received_position_;
-  const std::size_t offered = total_bytes(pieces);
+  Sink sink(pieces);
   bool moved = true;
-  while (moved && received_position_ - before < offered) {
-    moved = false;
-    for (const auto& rail : rails_) {
-      if (!recv_header(*rail) || rail->in.position() != received_position_) continue;
-      const std::size_t done = received_position_ - before;
-      std::array<iovec, max_pieces> selected;
-      const std::size_t count = select(pieces, done, offered - done, selected, 0);
-      moved |= recv_payload(*rail, {selected.data(), count}, offered - done);
-      if (received_position_ - before == offered) break;
+  bool any = false;
+  while (moved && sink.left_bytes() > 0) {
+    moved = deliver(sink);
+    for (const auto& rail : rails_)
+      if (sink.left_bytes() > 0) moved |= receive(*rail, sink);
+    // What is early costs one more copy: it stays in its socket as long as there is anything else to do.
+    for (const auto& rail : rails_)
+      if (!moved && sink.taken_bytes() == 0) moved |= receive_early(*rail);
+    any |= moved;
+  }
+  if (any) received_at_ = Clock::now();
+  if (sink.taken_bytes() == 0 && sink.left_bytes() > 0 && !any && !has_living()) throw_closed();
+  count_received(sink.taken_bytes());
+  return sink.taken_bytes();
+}
+
+// Copies out what came early and is due now.
+bool RailsChannel::deliver(Sink& sink) {
+  bool moved = false;
+  while (sink.left_bytes() > 0) {
+    const Frame* due = received_.due();
+    if (!due) break;
+    const std::size_t bytes = std::min(due->header.bytes - delivered_bytes_, sink.left_bytes());
+    const std::byte* from = due->payload.data() + delivered_bytes_;
+    for (const iovec& piece : sink.front(bytes)) {
+      std::memcpy(piece.iov_base, from, piece.iov_len);
+      from += piece.iov_len;
     }
+    sink.advance(bytes);
+    delivered_bytes_ += bytes;
+    due_bytes_ = due->header.bytes;
+    moved = true;
+    if (delivered_bytes_ == due->header.bytes) finish_due();
   }
-  const std::size_t received = received_position_ - before;
-  const auto is_over = [](const auto& rail) { return rail->has_ended; };
-  if (received == 0 && offered > 0 && std::all_of(rails_.begin(), rails_.end(), is_over)) throw StreamClosed{peer(), 0};
-  count_received(received);
-  return received;
+  return moved;
 }
 
-// Returns whether the rail knows its next chunk.
-bool RailsChannel::recv_header(Rail& rail) {
-  Progress& in = rail.in;
-  if (in.header_bytes == sizeof in.header) return true;
-  if (rail.has_ended) return false;
-  const ssize_t result = ::recv(rail.socket.fd.get(), reinterpret_cast<std::byte*>(&in.header) + in.header_bytes,
-                                sizeof in.header - in.header_bytes, MSG_DONTWAIT);
-  if (result == 0) {
-    rail.has_ended = true;
+void RailsChannel::finish_due() {
+  pool_.give(received_.advance());
+  delivered_bytes_ = due_bytes_ = 0;
+}
+
+// Goes on with what arrives on a rail, unless that is a chunk before its turn. Returns whether anything moved.
+bool RailsChannel::receive(Rail& rail, Sink& sink) {
+  Rail::Incoming& in = rail.incoming();
+  if (!rail.read_header()) return false;
+  if (in.payload_bytes == 0) check_header(in.header);
+  if (in.header.kind == FrameKind::retire) {
+    Rail& lost = *rails_[in.header.rail];
+    rail.finish_frame();
+    if (lost.state() != Rail::State::retired) retire(lost, "the peer reports it lost", false, Clock::now());
+    return true;
+  }
+  bool moved = false;
+  if (received_.is_known(in.header.sequence)) {
+    pool_.give(std::move(in.frame));
+    moved = discard(rail, in.left_bytes());
+  } else if (in.header.sequence != received_.next()) {
     return false;
+  } else if (in.frame) {
+    return receive_early(rail);  // it was early when it began
+  } else {
+    moved = receive_due(rail, sink);
   }
-  if (result < 0) {
-    if (would_block(errno)) return false;
-    throw StreamClosed{peer(), errno};
-  }
-  in.header_bytes += static_cast<std::size_t>(result);
-  if (in.header_bytes < sizeof in.header) return false;
-  if (in.header.bytes == 0 || in.header.bytes > chunk_bytes || in.header.begin < received_position_)
-    throw ProtocolError("the chunk of " + std::to_string(in.header.bytes) + " bytes at " +
-                        std::to_string(in.header.begin) + " from rank " + std::to_string(peer()) +
-                        " does not fit a stream that stands at " + std::to_string(received_position_));
+  if (in.left_bytes() == 0) rail.finish_frame();
+  return moved;
+}
+
+void RailsChannel::check_header(const FrameHeader& header) const {
+  const bool is_retire =
+      header.kind == FrameKind::retire && header.bytes == 0 && static_cast<std::size_t>(header.rail) < rails_.size();
+  const bool is_data = header.kind == FrameKind::data && header.bytes > 0 && header.bytes <= max_chunk_bytes;
+  const bool fits = due_bytes_ == 0 || header.sequence != received_.next() || header.bytes == due_bytes_;
+  if (header.magic == FrameHeader::right_magic && (is_retire || (is_data && fits))) return;
+  throw ProtocolError("communicator '" + context_->communicator + "': rank " + std::to_string(peer()) +
+                          " sent a frame of kind " + std::to_string(static_cast<int>(header.kind)) + ", " +
+                          std::to_string(header.bytes) + " bytes, number " + std::to_string(header.sequence) +
+                          " where chunk " + std::to_string(received_.next()) +
+                          " is due; all processes must run the same version",
+                      {.rank = context_->own_rank, .peer = peer(), .host = {}, .nic = {}, .system_errno = {}});
+}
+
+// Straight into the caller's memory, less what another rail has brought of this chunk already.
+bool RailsChannel::receive_due(Rail& rail, Sink& sink) {
+  Rail::Incoming& in = rail.incoming();
+  if (in.payload_bytes < delivered_bytes_) return discard(rail, delivered_bytes_ - in.payload_bytes);
+  const std::size_t got = rail.read_payload(sink.front(std::min(in.left_bytes(), sink.left_bytes())));
+  if (got == 0) return false;
+  sink.advance(got);
+  due_bytes_ = in.header.bytes;
+  delivered_bytes_ += got;
+  if (delivered_bytes_ == due_bytes_) finish_due();
   return true;
 }
 
-bool RailsChannel::recv_payload(Rail& rail, std::span<const iovec> pieces, std::size_t offered_bytes) {
-  Progress& in = rail.in;
-  std::array<iovec, max_pieces> selected;
-  const std::size_t wanted = std::min<std::size_t>(in.header.bytes - in.payload_bytes, offered_bytes);
-  msghdr message{};
-  message.msg_iov = selected.data();
-  message.msg_iovlen = select(pieces, 0, wanted, selected, 0);
-  const ssize_t result = ::recvmsg(rail.socket.fd.get(), &message, MSG_DONTWAIT);
-  if (result == 0) throw StreamClosed{peer(), 0};
-  if (result < 0) {
-    if (would_block(errno)) return false;
-    throw StreamClosed{peer(), errno};
+// Into memory. Returns whether anything moved; nothing where the rail's chunk is not early, or there is no room for it.
+bool RailsChannel::receive_early(Rail& rail) {
+  Rail::Incoming& in = rail.incoming();
+  if (!in.has_header() || !received_.has_room_for(in.header.sequence)) return false;
+  if (!in.frame) {
+    in.frame = pool_.take();
+    in.frame->header = in.header;
   }
-  const std::size_t received = static_cast<std::size_t>(result);
-  in.payload_bytes += received;
-  received_position_ += received;
-  rail.received_bytes.store(rail.received_bytes.load(std::memory_order_relaxed) + received, std::memory_order_relaxed);
-  if (in.payload_bytes == in.header.bytes) in = {};
+  const iovec piece{in.frame->payload.data() + in.payload_bytes, in.left_bytes()};
+  if (rail.read_payload({&piece, 1}) == 0) return false;
+  if (in.left_bytes() > 0) return true;
+  if (!received_.insert(in.frame)) pool_.give(std::move(in.frame));
+  rail.finish_frame();
   return true;
+}
+
+bool RailsChannel::discard(Rail& rail, std::size_t bytes) {
+  if (scratch_.empty()) scratch_.resize(scratch_bytes);
+  const iovec piece{scratch_.data(), std::min(bytes, scratch_.size())};
+  return rail.read_payload({&piece, 1}) > 0;
 }
 
 bool RailsChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
+  awaits_recv_ = for_recv;
+  awaits_send_ = for_send;
   for (const auto& rail : rails_) {
-    // A chunk that is not due yet would wake for nothing.
-    const bool due =
-        !rail->has_ended && (rail->in.header_bytes < sizeof(ChunkHeader) || rail->in.position() == received_position_);
-    // Nor would a rail with room help that was passed over for a better one.
-    const short events = static_cast<short>((for_recv && due ? POLLIN : 0) | (for_send && rail->is_full ? POLLOUT : 0));
-    if (events) fds.push_back({rail->socket.fd.get(), events, 0});
+    const auto& in = rail->incoming();
+    // A chunk for which there is no room would wake for nothing.
+    const bool has_room = !in.has_header() || in.frame || received_.is_known(in.header.sequence) ||
+                          received_.has_room_for(in.header.sequence);
+    const bool reads = for_recv && !rail->has_ended() && has_room;
+    const bool writes = for_send && rail->is_living() && rail->has_unwritten();
+    const short events = static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0));
+    if (events) fds.push_back({rail->fd(), events, 0});
   }
   return true;
 }
 
 void RailsChannel::shutdown() {
-  for (const auto& rail : rails_) ::shutdown(rail->socket.fd.get(), SHUT_RDWR);
+  for (const auto& rail : rails_) rail->shutdown();
 }
 
 void RailsChannel::append_info(std::vector<ConnectionInfo>& infos) const {
-  for (const auto& rail : rails_) {
-    infos.push_back(rail->socket.info);
-    infos.back().sent_bytes = rail->sent_bytes.load(std::memory_order_relaxed);
-    infos.back().received_bytes = rail->received_bytes.load(std::memory_order_relaxed);
-  }
+  for (const auto& rail : rails_) rail->append_info(infos);
 }
 
 }  // namespace holmes

@@ -1,56 +1,97 @@
 // RailsChannel: one byte stream striped over several TCP connections, each bound to its own NIC.
 #pragma once
 
+#include <mutex>
+#include <set>
+#include <string>
+
 #include "holmes/transport/channel.hpp"
+#include "holmes/transport/rail.hpp"
+#include "holmes/transport/reorder_buffer.hpp"
 
 namespace holmes {
 
-// The stream travels in chunks, each with its position in front. The next chunk goes to the rail that will have
-// delivered it first, by the rate the kernel measures and what is queued there: rails of different speed carry shares
-// in proportion. The receiver takes chunks in order; what comes early waits in its rail's socket.
+// What the rails of one communicator share with each other and its log lines.
+struct RailsContext {
+  std::string communicator;
+  int own_rank = 0;
+  // Without an acknowledgement for so long, a rail is lost.
+  Clock::duration timeout = std::chrono::seconds(2);
+  std::mutex mutex;                                 // protects what follows
+  std::set<std::pair<int, std::string>> warned_of;  // peer and interface
+};
+
+// The stream travels in numbered chunks. The next chunk goes to the rail that will have delivered it first, by the rate
+// at which its chunks are acknowledged: rails of different speed carry shares in proportion. The receiver takes chunks
+// in order; what comes early waits in memory, so that every rail flows.
+//
+// A rail is lost when its connection fails while others live, when its interface is down, or when the peer acknowledges
+// nothing for the context's timeout. The side that notices tells the other; both send the rail's unacknowledged chunks
+// again on the others (what comes twice is dropped), say so in the log, and go on. The last rail is never given up:
+// when it ends, so does the stream.
 class RailsChannel final : public Channel {
 public:
-  RailsChannel(int peer, std::vector<MeshSocket> sockets);
+  RailsChannel(int peer, std::vector<MeshSocket> sockets, std::shared_ptr<RailsContext> context);
 
+  // Bytes count as sent when they are in a rail's socket. Until then the caller must offer the same ones again.
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
+  bool tells_end() const override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
+  void finish_wait() override { awaits_recv_ = awaits_send_ = false; }
+  bool needs_care() const override { return true; }
+  std::optional<Clock::time_point> next_care() const override;
+  void take_care(Clock::time_point now) override;
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
 private:
-  struct ChunkHeader {
-    std::uint64_t begin = 0;  // position of the chunk in the stream
-    std::uint64_t bytes = 0;
-  };
-  // One direction of a rail: the chunk in progress.
-  struct Progress {
-    ChunkHeader header;
-    std::size_t header_bytes = 0;   // of the header, so far
-    std::size_t payload_bytes = 0;  // of the payload, so far
-    bool is_idle() const { return header_bytes == 0; }
-    std::uint64_t position() const { return header.begin + payload_bytes; }
-  };
-  struct Rail {
-    explicit Rail(MeshSocket socket) : socket(std::move(socket)) {}
-    MeshSocket socket;
-    Progress out;
-    Progress in;
-    bool is_full = false;    // took less than it was offered
-    bool has_ended = false;  // the peer closed it; other rails may still hold the last bytes
-    std::atomic<std::uint64_t> sent_bytes{0};
-    std::atomic<std::uint64_t> received_bytes{0};
-  };
+  // Where received bytes go: what is left of the caller's pieces.
+  class Sink;
 
+  // --- sending ---
+  void assign(std::span<const iovec> pieces, std::uint64_t end, Clock::time_point now);
   Rail* choose_rail(std::size_t bytes) const;
-  bool send_chunk(Rail& rail, std::span<const iovec> pieces, std::uint64_t end);
-  bool recv_header(Rail& rail);
-  bool recv_payload(Rail& rail, std::span<const iovec> pieces, std::size_t offered_bytes);
+  Rail* find_idle_rail(const Rail& chosen, Clock::time_point now) const;
+  bool is_window_open();
+  std::uint64_t first_unwritten() const;
 
+  // --- receiving ---
+  bool deliver(Sink& sink);
+  bool receive(Rail& rail, Sink& sink);
+  void check_header(const FrameHeader& header) const;
+  bool receive_due(Rail& rail, Sink& sink);
+  bool receive_early(Rail& rail);
+  bool discard(Rail& rail, std::size_t bytes);
+  void finish_due();
+
+  // --- losses: rails_channel_loss.cpp ---
+  bool has_living(const Rail* except = nullptr) const;
+  [[noreturn]] void throw_closed() const;
+  void check_health(Clock::time_point now);
+  void retire(Rail& rail, const std::string& reason, bool tell_peer, Clock::time_point now);
+  void send_again(Clock::time_point now);
+  void warn_of(const Rail& rail, const std::string& reason, std::size_t chunks) const;
+
+  std::shared_ptr<RailsContext> context_;
   std::vector<std::unique_ptr<Rail>> rails_;
-  std::uint64_t sent_position_ = 0;      // everything before it was taken by the system
-  std::uint64_t assigned_position_ = 0;  // everything before it belongs to a rail
-  std::uint64_t received_position_ = 0;
+  FramePool pool_;
+
+  std::uint64_t sent_position_ = 0;      // of the stream: everything before it is in a socket
+  std::uint64_t assigned_position_ = 0;  // everything before it was given to a rail
+  std::uint64_t next_sequence_ = 0;
+  std::uint64_t oldest_sequence_ = 0;  // at least everything before it was acknowledged
+  ChunkQueue again_;                   // of lost rails, to be sent on others
+  bool awaits_send_ = false;
+
+  ReorderBuffer received_;
+  std::size_t delivered_bytes_ = 0;  // of the chunk that is due
+  std::size_t due_bytes_ = 0;        // its length, once part of it was delivered
+  std::vector<std::byte> scratch_;   // for what came twice
+  Clock::time_point received_at_;
+  bool awaits_recv_ = false;
+
+  Clock::time_point health_check_at_;
 };
 
 }  // namespace holmes

@@ -13,6 +13,8 @@ namespace {
 // fair between peers (measured: 256 KiB to 512 KiB best, 64 KiB 10 to 35 % slower).
 constexpr std::size_t max_call_bytes = 512 * 1024;
 constexpr std::size_t max_pieces = 8;
+// Bytes to sleep for at most. On a link of 1 Gbit/s they take half a millisecond, against 12 us for a packet.
+constexpr std::size_t max_low_water_bytes = 64 * 1024;
 
 // Calls `transfer` with a msghdr over the first max_call_bytes of `pieces`.
 template <typename Transfer>
@@ -61,6 +63,13 @@ std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
   if (received == 0 && asked) throw StreamClosed{peer(), 0};
   count_received(static_cast<std::size_t>(received));
   return static_cast<std::size_t>(received);
+}
+
+void TcpChannel::set_low_water(std::size_t bytes) {
+  const int wanted = static_cast<int>(std::clamp<std::size_t>(bytes, 1, max_low_water_bytes));
+  if (wanted == low_water_bytes_) return;
+  // Where it is refused, the wake-up is only earlier.
+  if (::setsockopt(socket_.fd.get(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted) == 0) low_water_bytes_ = wanted;
 }
 
 bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {

@@ -11,12 +11,14 @@ public:
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
+  void set_low_water(std::size_t bytes) override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
 private:
   MeshSocket socket_;
+  int low_water_bytes_ = 1;
 };
 
 }  // namespace holmes

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from holmes.bench.settings import Settings
+from holmes.bench.peer import PeerError
+from holmes.bench.peer_mpi import HOW_TO_GET_MPI
+from holmes.bench.settings import Output, Settings
 
+# mpirun refuses root without these; they do nothing for others.
+MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _POLL_S = 0.05
 _STOP_S = 5.0
 
@@ -28,7 +34,7 @@ def _serve_store(settings: Settings) -> tuple[Any, int]:
     return own, int(own.port)
 
 
-def launch(settings: Settings, ranks: int, command: str, json_path: Path | None) -> int:
+def launch(settings: Settings, ranks: int, output: Output) -> int:
     """Runs `ranks` processes of `python -m holmes.bench` and returns the first exit status that is not 0, else 0.
 
     When one rank fails the others are ended: they would wait for it until their deadline.
@@ -45,16 +51,45 @@ def launch(settings: Settings, ranks: int, command: str, json_path: Path | None)
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    arguments = [sys.executable, "-m", "holmes.bench", settings.to_json(), command, str(json_path or "")]
-    processes = [
-        subprocess.Popen(arguments, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(ranks)
-    ]
+    arguments = rank_arguments(settings, output)
+    if settings.mpi_peers:
+        processes = [subprocess.Popen(mpirun([arguments] * ranks), env={**environment, **MPI_ENVIRONMENT})]
+    else:
+        processes = [
+            subprocess.Popen(arguments, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(ranks)
+        ]
     try:
         return _wait(processes)
     finally:
         _stop(processes)
         del store
+
+
+def rank_arguments(settings: Settings, output: Output) -> list[str]:
+    """Returns the command of every rank."""
+    return [sys.executable, "-m", "holmes.bench", settings.to_json(), output.to_json()]
+
+
+def find_mpirun() -> str | None:
+    """Returns the path of mpirun: that of the interpreter's environment, which goes with its mpi4py, else PATH's."""
+    return shutil.which("mpirun", path=sysconfig.get_path("scripts")) or shutil.which("mpirun")
+
+
+def mpirun(rank_commands: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the command that starts one rank with each of these as one MPI job, unbound as our own ranks are.
+
+    Raises PeerError where there is no mpirun.
+    """
+    program = find_mpirun()
+    if program is None:
+        raise PeerError(f"there is no mpirun on PATH; {HOW_TO_GET_MPI}")
+    # Ranks that share cores yield while they wait. Without need the option would make the others yield too.
+    shared = ["--oversubscribe"] if len(rank_commands) > len(os.sched_getaffinity(0)) else []
+    line = [program, "--bind-to", "none", *shared]
+    for index, command in enumerate(rank_commands):
+        line += [*([":"] if index else []), "-n", "1", *command]
+    return line
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:

@@ -84,7 +84,11 @@ REDUCTIONS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation. `size` means what it means in nccl-tests: the larger of a rank's buffers."""
+    """One operation. `size` means what it means in nccl-tests: the larger of a rank's buffers.
+
+    send_recv: every rank sends to the next and receives from the one before, at the same time. ping_pong: rank 0 sends
+    to rank 1 and then receives as much from it; the other ranks do nothing.
+    """
 
     name: str
     bus_factor: Callable[[int], float]  # bus bandwidth / algorithm bandwidth for n ranks
@@ -93,6 +97,7 @@ class Operation:
     input_split: bool = False  # the input is one n-th of the size
     output_split: bool = False  # the output is one n-th of the size
     has_data: bool = True
+    least_ranks: int = 1
 
 
 OPERATIONS = {
@@ -105,6 +110,7 @@ OPERATIONS = {
         Operation("broadcast", lambda n: 1.0, in_place=True),
         Operation("reduce", lambda n: 1.0, reduces=True, in_place=True),
         Operation("send_recv", lambda n: 1.0),
+        Operation("ping_pong", lambda n: 2.0, least_ranks=2),
         Operation("barrier", lambda n: 1.0, has_data=False),
     ]
 }
@@ -140,7 +146,7 @@ class Case:
         if not self.operation.has_data:
             return 0
         elements = self.bytes // self.dtype.size_bytes
-        if self.operation.in_place or self.operation.name == "send_recv":
+        if self.operation.in_place or self.operation.name in ("send_recv", "ping_pong"):
             return max(elements, 1)
         return max(elements // self.ranks, 1) * self.ranks
 
@@ -162,6 +168,8 @@ class Case:
         """Returns how many elements of `output` differ from what numpy computes."""
         if not self.operation.has_data or (self.operation.name == "reduce" and self.rank != 0):
             return 0  # nothing to compare: libraries may use the other ranks' buffers of a reduce
+        if self.operation.name == "ping_pong" and self.rank > 1:
+            return 0
         expected = self._expected()
         # Everything but an average is exact.
         if self.op == "avg" and self.operation.reduces:
@@ -180,6 +188,8 @@ class Case:
         encoded = [self.dtype.encode(period) for period in periods]
         if name == "broadcast":
             return _stretch(encoded[0], 0, self.count)
+        if name == "ping_pong":
+            return _stretch(encoded[1 - self.rank], 0, self.count)
         if name == "send_recv":
             return _stretch(encoded[self.rank - 1], 0, self.count)
         offset = self.rank * part if name == "all_to_all" else 0

@@ -48,9 +48,16 @@ class HolmesPeer(Peer):
         following, previous = (case.rank + 1) % case.ranks, (case.rank - 1) % case.ranks
 
         def send_recv() -> None:
-            received = communicator.recv(outputs, previous, async_op=True)
-            communicator.send(inputs, following)
-            received.wait()
+            for work in communicator.batch([("recv", outputs, previous, 0), ("send", inputs, following, 0)]):
+                work.wait()
+
+        def ping_pong() -> None:
+            if case.rank == 0:
+                communicator.send(inputs, 1)
+                communicator.recv(outputs, 1)
+            elif case.rank == 1:
+                communicator.recv(outputs, 0)
+                communicator.send(inputs, 0)
 
         calls: dict[str, Callable[[], Any]] = {
             "all_reduce": lambda: communicator.all_reduce(inputs, op=op),
@@ -60,6 +67,7 @@ class HolmesPeer(Peer):
             "broadcast": lambda: communicator.broadcast(inputs, 0),
             "reduce": lambda: communicator.reduce(inputs, 0, op=op),
             "send_recv": send_recv,
+            "ping_pong": ping_pong,
             "barrier": lambda: communicator.barrier(),
         }
         return calls[case.operation.name]

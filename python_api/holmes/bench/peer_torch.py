@@ -74,6 +74,14 @@ class TorchPeer(Peer):
             for work in dist.batch_isend_irecv(pair):
                 work.wait()
 
+        def ping_pong() -> None:
+            if case.rank == 0:
+                dist.send(inputs, 1, group)
+                dist.recv(outputs, 1, group)
+            elif case.rank == 1:
+                dist.recv(outputs, 0, group)
+                dist.send(inputs, 0, group)
+
         # torch 2.13 renamed these two and warns about the old names.
         reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -85,6 +93,7 @@ class TorchPeer(Peer):
             "broadcast": lambda: dist.broadcast(inputs, 0, group=group),
             "reduce": lambda: dist.reduce(inputs, 0, reduce_op, group=group),
             "send_recv": send_recv,
+            "ping_pong": ping_pong,
             "barrier": lambda: dist.barrier(group=group),
         }
         return calls[case.operation.name]

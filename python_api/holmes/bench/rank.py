@@ -9,13 +9,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holmes.bench import report
-from holmes.bench.harness import Control, Measurement, measure
+from holmes.bench import plot, report
+from holmes.bench.control import Control
+from holmes.bench.harness import measure
+from holmes.bench.measurement import Measurement
 from holmes.bench.operations import DTYPES, OPERATIONS, Case
 from holmes.bench.peer import Context, Peer, PeerError
-from holmes.bench.settings import Settings
+from holmes.bench.settings import Output, Settings
 
-BASELINE = "gloo"
+
+def own_rank() -> tuple[int, int] | None:
+    """Returns this process's rank and the number of ranks, as torchrun, the testbed or mpirun set them; else None."""
+    for rank, ranks in [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]:
+        if rank in os.environ and ranks in os.environ:
+            return int(os.environ[rank]), int(os.environ[ranks])
+    return None
 
 
 def make_peers(settings: Settings) -> list[Peer]:
@@ -24,10 +32,15 @@ def make_peers(settings: Settings) -> list[Peer]:
     if settings.holmes:
         for nics in settings.nics or (None,):
             peers.append(_holmes(settings, nics))
-    if settings.gloo:
-        from holmes.bench.peer_torch import TorchPeer
+    for name in settings.peers:
+        if name == "gloo":
+            from holmes.bench.peer_torch import TorchPeer
 
-        peers.append(TorchPeer(BASELINE))
+            peers.append(TorchPeer("gloo"))
+        else:
+            from holmes.bench.peer_mpi import MpiPeer
+
+            peers.append(MpiPeer(name))
     return peers
 
 
@@ -57,20 +70,21 @@ def open_store(settings: Settings, rank: int, ranks: int) -> Any:
     return holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), serves)
 
 
-def run_rank(settings: Settings, command: str, json_path: Path | None) -> bool:
-    """Collective. Runs this process's rank (RANK, WORLD_SIZE); returns whether every result was right.
+def run_rank(settings: Settings, output: Output) -> bool:
+    """Collective. Runs this process's rank, see `own_rank`; returns whether every result was right.
 
     A peer that cannot be used is said on stderr.
     """
+    place = own_rank()
+    assert place is not None, "only a process that a launcher started is a rank"
     try:
-        return _run_rank(settings, command, json_path)
+        return _run_rank(*place, settings, output)
     except PeerError as error:
-        print(f"holmes bench: rank {os.environ['RANK']}: {error}", file=sys.stderr, flush=True)
+        print(f"holmes bench: rank {place[0]}: {error}", file=sys.stderr, flush=True)
         return False
 
 
-def _run_rank(settings: Settings, command: str, json_path: Path | None) -> bool:
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool:
     store = open_store(settings, rank, ranks)
     control = Control(store, rank, ranks)
     peers = make_peers(settings)
@@ -80,26 +94,30 @@ def _run_rank(settings: Settings, command: str, json_path: Path | None) -> bool:
     measurements: list[Measurement] = []
     for name in settings.operations:
         operation = OPERATIONS[name]
+        if ranks < operation.least_ranks:
+            continue
         if rank == 0:
-            print(report.header(name, ranks), flush=True)
+            print(report.header(name, ranks, settings.peers), flush=True)
             for peer in peers:
                 if reason := peer.unsupported(Case(operation, 0, DTYPES[settings.dtype], settings.op, rank, ranks)):
                     print(f"# {peer.name}: skipped, {reason}", flush=True)
         for size_bytes in settings.sizes_bytes() if operation.has_data else [0]:
             case = Case(operation, size_bytes, DTYPES[settings.dtype], settings.op, rank, ranks)
-            done = measure(case, peers, control, settings, BASELINE if settings.gloo else None)
+            done = measure(case, peers, control, settings, settings.peers)
             measurements += done
             if rank == 0:
                 for measurement in done:
-                    print(report.line(measurement), flush=True)
+                    print(report.line(measurement, settings.peers), flush=True)
     wrong = sum(measurement.wrong_elements for measurement in measurements)
     good = bool(measurements) and wrong == 0
     if rank == 0:
         verdict = "OK" if good else "FAILED"
         print(f"# {len(measurements)} measurements, {wrong} wrong elements: {verdict}", flush=True)
-        if json_path is not None:
-            text = report.document(command, dataclasses.asdict(settings), ranks, facts, measurements)
-            json_path.write_text(json.dumps(text, indent=1) + "\n")
+        document = report.document(output.command, dataclasses.asdict(settings), ranks, facts, measurements)
+        if output.json_path is not None:
+            Path(output.json_path).write_text(json.dumps(document, indent=1) + "\n")
+        if output.plot_path is not None:
+            plot.draw(Path(output.plot_path), document)
     for peer in peers:
         peer.teardown()
     control.leave()

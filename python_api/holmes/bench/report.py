@@ -9,47 +9,59 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from holmes.bench.harness import Measurement
+from holmes.bench.measurement import Measurement
 
 _COLUMNS = [
     ("size", "(B)", 11),
-    ("count", "(elements)", 11),
     ("type", "", 9),
     ("op", "", 8),
     ("peer", "", 22),
-    ("p50", "(us)", 11),
+    ("time", "(us)", 11),
     ("p99", "(us)", 11),
     ("algbw", "(GB/s)", 8),
     ("busbw", "(GB/s)", 8),
     ("#wrong", "", 7),
-    ("ratio", "", 7),
+    ("cpu", "(cores)", 8),
+    ("B/cpu", "(GB/s)", 8),
+    ("others", "(cores)", 8),
 ]
+_RATIO_WIDTH = 7
 
 
-def header(operation: str, ranks: int) -> str:
+def _columns(references: Sequence[str]) -> list[tuple[str, str, int]]:
+    """Returns heading, unit and width of every column: one ratio column for each peer of reference."""
+    return [*_COLUMNS, *((f"/{name}", "", max(_RATIO_WIDTH, len(name) + 1)) for name in references)]
+
+
+def header(operation: str, ranks: int, references: Sequence[str]) -> str:
     """Returns the heading of one operation's lines."""
-    names = " ".join(f"{name:>{width}}" for name, _, width in _COLUMNS)
-    units = " ".join(f"{unit:>{width}}" for _, unit, width in _COLUMNS)
+    columns = _columns(references)
+    names = " ".join(f"{name:>{width}}" for name, _, width in columns)
+    units = " ".join(f"{unit:>{width}}" for _, unit, width in columns)
     return f"\n# {operation}, {ranks} ranks\n#{names}\n#{units}"
 
 
-def line(measurement: Measurement) -> str:
+def line(measurement: Measurement, references: Sequence[str]) -> str:
     """Returns one measurement's line."""
     case = measurement.case
+    efficiency = measurement.gb_per_core_s
     cells = [
         str(case.size_bytes),
-        str(case.count),
         case.dtype.name if case.operation.has_data else "-",
         case.op if case.operation.reduces else "-",
         measurement.peer,
-        f"{measurement.p50_s * 1e6:.1f}",
+        f"{measurement.time_s * 1e6:.1f}",
         f"{measurement.p99_s * 1e6:.1f}",
         f"{measurement.algorithm_gb_per_s:.3f}",
         f"{measurement.bus_gb_per_s:.3f}",
         str(measurement.wrong_elements),
-        "-" if measurement.ratio is None else f"{measurement.ratio:.2f}x",
+        f"{measurement.cores:.2f}",
+        "-" if efficiency is None else f"{efficiency:.3f}",
+        "-" if measurement.foreign_cores is None else f"{measurement.foreign_cores:.2f}",
     ]
-    return " " + " ".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True))
+    for name in references:
+        cells.append(f"{measurement.ratios[name]:.2f}x" if name in measurement.ratios else "-")
+    return " " + " ".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, _columns(references), strict=True))
 
 
 def row(measurement: Measurement) -> dict[str, Any]:
@@ -62,14 +74,18 @@ def row(measurement: Measurement) -> dict[str, Any]:
         "count": case.count,
         "dtype": case.dtype.name,
         "op": case.op if case.operation.reduces else None,
+        "time_us": measurement.time_s * 1e6,
         "p50_us": measurement.p50_s * 1e6,
         "p99_us": measurement.p99_s * 1e6,
         "algorithm_gb_per_s": measurement.algorithm_gb_per_s,
         "bus_gb_per_s": measurement.bus_gb_per_s,
         "wrong_elements": measurement.wrong_elements,
-        "ratio": measurement.ratio,
-        "calls": len(measurement.samples_s),
-        "round_medians_us": [median * 1e6 for median in measurement.round_medians_s],
+        "cores": measurement.cores,
+        "gb_per_core_s": measurement.gb_per_core_s,
+        "foreign_cores": measurement.foreign_cores,
+        "ratios": dict(measurement.ratios),
+        "calls": measurement.calls,
+        "round_times_us": [time_s * 1e6 for time_s in measurement.round_times_s],
     }
 
 
@@ -87,7 +103,7 @@ def _hardware() -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for name in ["holmes-comm", "numpy", "torch"]:
+    for name in ["holmes-comm", "numpy", "torch", "mpi4py"]:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -10,6 +10,9 @@ from typing import Any
 
 from holmes.bench.operations import DTYPES, OPERATIONS, REDUCTIONS
 
+#: Libraries to compare with.
+PEERS = ("gloo", "openmpi-tcp", "openmpi-shm", "openmpi-shm-nocma", "ucx-tcp", "ucx-shm")
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -31,12 +34,13 @@ class Settings:
     begin_bytes: int = 8
     end_bytes: int = 64 << 20
     factor: float = 2.0  # each size is the one before times this
+    sizes: tuple[int, ...] = ()  # in bytes; exactly these instead of begin, end and factor
     dtype: str = "float32"
     op: str = "sum"
     through: str = "api"  # ours: "api" (holmes_comm's own) or "torch" (the c10d backend)
     transport: str = "auto"  # ours: "auto", "tcp" or "shm"
     nics: tuple[str, ...] = ()  # ours: one peer for each selection; none: the library's default
-    gloo: bool = True
+    peers: tuple[str, ...] = ("gloo",)  # others beside ours, in the same run
     holmes: bool = True
     rounds: int = 5  # peers take turns this many times
     seconds: float = 1.0  # of timed work for each peer, operation and size
@@ -46,6 +50,7 @@ class Settings:
     def __post_init__(self) -> None:
         checks: list[tuple[str, str, Collection[str]]] = [
             *(("operation", operation, OPERATIONS) for operation in self.operations),
+            *(("peer", peer, PEERS) for peer in self.peers),
             ("dtype", self.dtype, DTYPES),
             ("reduction", self.op, REDUCTIONS),
             ("through", self.through, ("api", "torch")),
@@ -56,6 +61,8 @@ class Settings:
                 raise ValueError(f"{name} {value!r} is unknown; known are {', '.join(known)}")
         if not 0 < self.begin_bytes <= self.end_bytes:
             raise ValueError(f"sizes run from {self.begin_bytes} to {self.end_bytes} bytes; need 0 < begin <= end")
+        if any(size <= 0 for size in self.sizes):
+            raise ValueError(f"sizes are {', '.join(map(str, self.sizes))} bytes; each must be above 0")
         if self.factor <= 1:
             raise ValueError(f"factor is {self.factor}; it must be greater than 1, or the sizes never reach the end")
         if self.rounds < 1 or self.warmup < 1 or self.seconds <= 0:
@@ -63,17 +70,29 @@ class Settings:
                 f"rounds={self.rounds}, warmup={self.warmup}, seconds={self.seconds}: need at least one round, one "
                 "warm-up call and a positive time"
             )
-        if not (self.gloo or self.holmes):
-            raise ValueError("nothing to measure: both peers are switched off")
+        if not (self.peers or self.holmes):
+            raise ValueError("nothing to measure: ours is switched off and there are no peers")
+        if len(self.mpi_peers) > 1:
+            raise ValueError(
+                f"peers {', '.join(self.mpi_peers)} are Open MPI, which starts once in a process, with one "
+                "transport; take one of them in a run"
+            )
         DTYPES[self.dtype].check_reduction(self.op)
 
     @property
     def needs_torch(self) -> bool:
         """Whether a peer or the data type needs torch."""
-        return self.gloo or self.through == "torch" or DTYPES[self.dtype].torch_only
+        return "gloo" in self.peers or self.through == "torch" or DTYPES[self.dtype].torch_only
+
+    @property
+    def mpi_peers(self) -> tuple[str, ...]:
+        """The peers whose ranks mpirun has to start."""
+        return tuple(peer for peer in self.peers if peer.startswith(("openmpi", "ucx")))
 
     def sizes_bytes(self) -> list[int]:
-        """Returns the sizes to measure, ascending, from begin to at most end."""
+        """Returns the sizes to measure: those given, else from begin to at most end, ascending."""
+        if self.sizes:
+            return list(self.sizes)
         sizes = []
         size = float(self.begin_bytes)
         while size <= self.end_bytes:
@@ -92,3 +111,21 @@ class Settings:
         fields: dict[str, Any] = json.loads(text)
         lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
         return cls(**{**fields, **lists})
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where a run's results go beside the terminal, and the command that asked for it. Paths are rank 0's."""
+
+    command: str
+    json_path: str | None = None
+    plot_path: str | None = None
+
+    def to_json(self) -> str:
+        """Returns it as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Output:
+        """Returns what `to_json` wrote."""
+        return cls(**json.loads(text))

@@ -110,7 +110,7 @@ def _table(spec: Spec) -> Table:
                 nic.nic_class,
                 nic.network,
                 str(nic.address),
-                f"{nic.rate_gbps:g}",
+                "unlimited" if nic.rate_gbps is None else f"{nic.rate_gbps:g}",
                 str(nic.mtu),
                 end_section=nic is node.nics[-1],
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from holmes.testbed.errors import SpecError
@@ -66,7 +66,7 @@ def build(spec: Spec) -> list[Step]:
     """All commands that make the testbed, in order."""
     bridges = [_bridge(index, spec.networks[name].mtu) for index, name in enumerate(spec.networks)]
     links = [line for node in spec.nodes for line in _links(spec, node)]
-    shapes = [_shape(_port(spec, node, nic), nic, spec) for node in spec.nodes for nic in node.nics]
+    shapes = [_shape(_port(spec, node, nic), nic, spec) for node in spec.nodes for nic in node.nics if nic.rate_gbps]
     return [
         *(Step(f"make node {node.name}", ["sh", "-ec", _node_script(node.name)]) for node in spec.nodes),
         Step("write the nodes' /etc/hosts", ["sh", "-ec", _hosts_script()], _hosts(spec)),
@@ -87,8 +87,10 @@ def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
     link = where.nic(nic)
     purpose, tc = f"set the rate of {node}'s {nic}", ["tc", "-batch", "-"]
     return [
-        Step(purpose, tc, _shape(_port(spec, where, link), link, spec, rate_gbps)),
-        Step(purpose, ["nsenter", f"--net=/run/netns/{node}", *tc], _shape(nic, link, spec, rate_gbps)),
+        Step(purpose, tc, _shape(_port(spec, where, link), replace(link, rate_gbps=rate_gbps), spec)),
+        Step(
+            purpose, ["nsenter", f"--net=/run/netns/{node}", *tc], _shape(nic, replace(link, rate_gbps=rate_gbps), spec)
+        ),
     ]
 
 
@@ -113,8 +115,9 @@ def _links(spec: Spec, node: Node) -> list[str]:
     return lines
 
 
-def _shape(device: str, nic: Nic, spec: Spec, rate_gbps: float | None = None) -> str:
-    rate_bits_per_s = round((rate_gbps or nic.rate_gbps) * 1e9)
+def _shape(device: str, nic: Nic, spec: Spec) -> str:
+    assert nic.rate_gbps is not None, "an unlimited link has no shape"
+    rate_bits_per_s = round(nic.rate_gbps * 1e9)
     burst_bytes = max(round(rate_bits_per_s / 8 * _BURST_S), _MIN_BURST_BYTES)
     queue_us = round(spec.networks[nic.network].queue_ms * 1000)
     return f"qdisc replace dev {device} root tbf rate {rate_bits_per_s}bit burst {burst_bytes} latency {queue_us}us"
@@ -156,7 +159,8 @@ def _node_network_script(spec: Spec, node: Node) -> str:
     tc = []
     for nic in node.nics:
         ip += [f"address add {nic.address} broadcast + dev {nic.name}", f"link set dev {nic.name} up"]
-        tc.append(_shape(nic.name, nic, spec))
+        if nic.rate_gbps:
+            tc.append(_shape(nic.name, nic, spec))
     # Namespaces inherit the host's forwarding, which container engines switch on. A read-only /proc/sys is fine where
     # there is nothing to change.
     settings = "for f in /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv6/conf/all/forwarding; do\n"

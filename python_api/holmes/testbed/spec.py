@@ -3,8 +3,8 @@
     description: one line                     # optional
     congestion_control: reno                  # optional; without it, the kernel's default
     networks:                                 # one bridge each; no route between them
-      ib:  {class: infiniband, rate_gbps: 1}  # every link's rate, each direction; mtu (default 1500) and
-      eth: {class: ethernet, rate_gbps: 0.1}  # queue_ms (default 50: what a full link holds) are optional
+      ib:  {class: infiniband, rate_gbps: 1}  # every link's rate, each direction (default: unlimited); mtu (default
+      eth: {class: ethernet, rate_gbps: 0.1}  # 1500) and queue_ms (default 50: what a full link holds) are optional
     clusters:
       a:
         nodes: 2                              # a0, a1; or names with overrides, as in b
@@ -48,19 +48,19 @@ class Network:
 
     name: str
     nic_class: str
-    rate_gbps: float
+    rate_gbps: float | None
     mtu: int = 1500
     queue_ms: float = 50.0
 
 
 @dataclass(frozen=True)
 class Nic:
-    """One NIC of one node. `rate_gbps` limits each direction; `hca` is the RDMA device name (None: Ethernet)."""
+    """One NIC of one node. `rate_gbps` limits each direction (None: nothing does); `hca` is the RDMA device, if any."""
 
     name: str
     network: str
     nic_class: str
-    rate_gbps: float
+    rate_gbps: float | None
     mtu: int
     hca: str | None
     address: IPv4Interface
@@ -182,7 +182,7 @@ def _network(name: str, data: Mapping[str, Any]) -> Network:
     return Network(
         name=name,
         nic_class=_nic_class(data.get("class"), where),
-        rate_gbps=_positive(data.get("rate_gbps"), f"{where}.rate_gbps"),
+        rate_gbps=_rate(data.get("rate_gbps"), f"{where}.rate_gbps"),
         mtu=_mtu(data.get("mtu", 1500), where),
         queue_ms=_positive(data.get("queue_ms", 50), f"{where}.queue_ms"),
     )
@@ -243,7 +243,7 @@ def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, Network], h
         name=name,
         network=network.name,
         nic_class=nic_class,
-        rate_gbps=_positive(data.get("rate_gbps", network.rate_gbps), f"{where}.rate_gbps"),
+        rate_gbps=_rate(data.get("rate_gbps", network.rate_gbps), f"{where}.rate_gbps"),
         mtu=_mtu(data.get("mtu", network.mtu), where),
         hca=None if hca is None else str(hca),
         address=IPv4Interface(f"10.{prefix}.{host // 256}.{host % 256}/16"),
@@ -281,6 +281,10 @@ def _positive(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise SpecError(f"{where} is {value!r}; it must be a number above 0")
     return float(value)
+
+
+def _rate(value: Any, where: str) -> float | None:
+    return None if value is None else _positive(value, where)
 
 
 def _mtu(value: Any, where: str) -> int:

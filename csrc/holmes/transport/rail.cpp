@@ -1,0 +1,257 @@
+#include "holmes/transport/rail.hpp"
+
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "holmes/transport/socket.hpp"
+
+namespace holmes {
+namespace {
+
+// What may wait on a rail, in time: long enough to outlast a pause of the sending thread, short enough to cost little
+// at an operation's end.
+constexpr double queue_s = 0.010;
+constexpr double chunk_s = 0.001;
+constexpr std::size_t least_limit_bytes = 128 * 1024;
+constexpr std::size_t most_limit_bytes = 2 * 1024 * 1024;  // beyond what the round trip needs; stays in the cache
+constexpr std::size_t least_chunk_bytes = 16 * 1024;
+// Refill when a quarter has left: fewer wake-ups.
+constexpr double refill_below = 0.75;
+// The system repeats a segment after 0.2 s, 0.6 s, 1.4 s, ...; one repetition alone may be a congested link.
+constexpr int repetitions_of_a_loss = 2;
+constexpr std::size_t max_pieces = 8;
+
+bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+// Fields after `tcpi_min_rtt` and `tcpi_rwnd_limited` are of no interest; older kernels fill less.
+tcp_info tcp_info_of(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length);
+  return info;
+}
+
+void add(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
+  counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Rail::Rail(MeshSocket socket, int index)
+    : socket_(std::move(socket)), index_(index), unknown_limit_bytes_(least_limit_bytes) {
+  // Work that the system has not sent yet could still go another way: let little of it wait there.
+  const int unsent_limit_bytes = max_chunk_bytes;
+  ::setsockopt(fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_limit_bytes, sizeof unsent_limit_bytes);
+}
+
+void Rail::push(Chunk chunk, Clock::time_point now) {
+  if (queue_.empty()) {
+    rate_.start(now, acknowledged_bytes_);
+    progress_at_ = now;
+  }
+  pushed_at_ = now;
+  pushed_bytes_ += chunk.frame->wire_bytes();
+  queue_.push_back(std::move(chunk));
+  flush();
+}
+
+void Rail::flush() {
+  while (has_unwritten() && is_living()) {
+    const Frame& frame = *queue_[written_chunks_].frame;
+    const ssize_t sent =
+        ::send(fd(), frame.wire() + partial_bytes_, frame.wire_bytes() - partial_bytes_, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (!would_block(errno)) break_off(errno);
+      return;
+    }
+    written_bytes_ += static_cast<std::size_t>(sent);
+    partial_bytes_ += static_cast<std::size_t>(sent);
+    add(sent_bytes_, static_cast<std::size_t>(sent));
+    if (partial_bytes_ < frame.wire_bytes()) return;
+    partial_bytes_ = 0;
+    ++written_chunks_;
+  }
+}
+
+std::optional<std::uint64_t> Rail::first_unwritten() const {
+  std::optional<std::uint64_t> first;
+  for (std::size_t i = written_chunks_; i < queue_.size(); ++i) {
+    if (queue_[i].frame->header.kind != FrameKind::data) continue;
+    if (!first || queue_[i].begin_bytes < *first) first = queue_[i].begin_bytes;
+  }
+  return first;
+}
+
+std::optional<std::uint64_t> Rail::oldest_sequence() const {
+  std::optional<std::uint64_t> oldest;
+  for (std::size_t i = 0; i < queue_.size(); ++i) {
+    const FrameHeader& header = queue_[i].frame->header;
+    if (header.kind == FrameKind::data && (!oldest || header.sequence < *oldest)) oldest = header.sequence;
+  }
+  return oldest;
+}
+
+void Rail::collect(Clock::time_point now, FramePool& pool) {
+  if (queue_.empty()) return;
+  int queued_bytes = 0;
+  if (::ioctl(fd(), SIOCOUTQ, &queued_bytes) != 0) return;
+  const std::uint64_t acknowledged =
+      std::max(written_bytes_ - std::min<std::uint64_t>(written_bytes_, static_cast<unsigned>(queued_bytes)),
+               acknowledged_bytes_);
+  if (acknowledged != acknowledged_bytes_) progress_at_ = now;
+  acknowledged_bytes_ = acknowledged;
+  while (written_chunks_ > 0 && released_bytes_ + queue_[0].frame->wire_bytes() <= acknowledged) {
+    Chunk chunk = queue_.pop_front();
+    --written_chunks_;
+    released_bytes_ += chunk.frame->wire_bytes();
+    pool.give(std::move(chunk.frame));
+  }
+  const bool is_busy = outstanding_bytes() >= least_chunk_bytes;
+  if (!is_busy && outstanding_bytes() > 0) return;  // soon done, or the acknowledgement is delayed
+  if (!is_busy && !rate_.bytes_per_s()) unknown_limit_bytes_ = std::min(unknown_limit_bytes_ * 2, most_limit_bytes);
+  if (is_busy && !rate_.is_due(now)) return;
+  const tcp_info info = tcp_info_of(fd());
+  min_rtt_s_ = info.tcpi_min_rtt == ~0U ? 0 : info.tcpi_min_rtt * 1e-6;
+  const bool was_receiver_limited = info.tcpi_rwnd_limited != receiver_limited_us_;
+  receiver_limited_us_ = info.tcpi_rwnd_limited;
+  if (was_receiver_limited) {
+    rate_.disregard(now, acknowledged_bytes_, is_busy);
+  } else {
+    rate_.observe(now, acknowledged_bytes_, is_busy);
+  }
+}
+
+std::size_t Rail::limit_bytes() const {
+  const auto rate = rate_.bytes_per_s();
+  if (!rate) return unknown_limit_bytes_;
+  const double round_trips = 2;
+  return std::clamp(static_cast<std::size_t>(*rate * queue_s), least_limit_bytes, most_limit_bytes) +
+         static_cast<std::size_t>(*rate * round_trips * min_rtt_s_);
+}
+
+double Rail::arrival_s(std::size_t bytes) const {
+  const auto rate = rate_.bytes_per_s();
+  return (rate ? static_cast<double>(outstanding_bytes() + bytes) / *rate : 0) + min_rtt_s_ / 2;
+}
+
+double Rail::room_s() const {
+  constexpr double unknown_s = 0.001;
+  const auto rate = rate_.bytes_per_s();
+  if (!rate) return unknown_s;
+  return (static_cast<double>(outstanding_bytes()) - static_cast<double>(limit_bytes()) * refill_below) / *rate;
+}
+
+std::size_t Rail::chunk_bytes() const {
+  const auto rate = rate_.bytes_per_s();
+  constexpr std::size_t page_bytes = 4096;
+  const std::size_t wanted = rate ? static_cast<std::size_t>(*rate * chunk_s) : unknown_limit_bytes_ / 4;
+  return std::clamp(wanted / page_bytes * page_bytes, least_chunk_bytes, max_chunk_bytes);
+}
+
+bool Rail::read_header() {
+  Incoming& in = incoming_;
+  if (in.has_header()) return true;
+  if (has_ended_) return false;
+  const ssize_t got = ::recv(fd(), reinterpret_cast<std::byte*>(&in.header) + in.header_bytes,
+                             sizeof in.header - in.header_bytes, MSG_DONTWAIT);
+  if (got <= 0) {
+    end_reading(got == 0 ? 0 : errno);
+    return false;
+  }
+  count_read(static_cast<std::size_t>(got));
+  in.header_bytes += static_cast<std::size_t>(got);
+  return in.has_header();
+}
+
+std::size_t Rail::read_payload(std::span<const iovec> into) {
+  if (has_ended_) return 0;
+  std::array<iovec, max_pieces + 1> pieces;
+  std::size_t count = 0;
+  std::size_t wanted = 0;
+  for (const iovec& piece : into) {
+    if (count == max_pieces) break;
+    pieces[count++] = piece;
+    wanted += piece.iov_len;
+  }
+  if (wanted == incoming_.left_bytes()) pieces[count++] = {&next_header_, sizeof next_header_};
+  msghdr message{};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = count;
+  const ssize_t result = ::recvmsg(fd(), &message, MSG_DONTWAIT);
+  if (result <= 0) {
+    end_reading(result == 0 ? 0 : errno);
+    return 0;
+  }
+  const std::size_t got = static_cast<std::size_t>(result);
+  count_read(got);
+  next_header_bytes_ = got > wanted ? got - wanted : 0;
+  const std::size_t payload = std::min(got, wanted);
+  incoming_.payload_bytes += payload;
+  return payload;
+}
+
+void Rail::finish_frame() {
+  incoming_.header = next_header_;
+  incoming_.header_bytes = std::exchange(next_header_bytes_, 0);
+  incoming_.payload_bytes = 0;
+}
+
+void Rail::count_read(std::size_t bytes) { add(received_bytes_, bytes); }
+
+void Rail::end_reading(int error) {
+  if (would_block(error)) return;
+  has_ended_ = true;
+  break_off(error);
+}
+
+void Rail::break_off(int error) {
+  if (!is_living()) return;
+  state_.store(State::broken, std::memory_order_relaxed);
+  broken_at_ = Clock::now();
+  error_ = error;
+}
+
+void Rail::check_connection(Clock::time_point) {
+  if (!is_living()) return;
+  constexpr int established = 1;  // TCP_ESTABLISHED, in a header that does not go together with this one
+  if (tcp_info_of(fd()).tcpi_state != established) break_off(socket_error(fd()));
+}
+
+bool Rail::is_interface_down() const {
+  ifreq request{};
+  socket_.info.interface.copy(request.ifr_name, sizeof(request.ifr_name) - 1);
+  if (::ioctl(fd(), SIOCGIFFLAGS, &request) != 0) return errno == ENODEV;
+  return (request.ifr_flags & IFF_UP) == 0 || (request.ifr_flags & IFF_RUNNING) == 0;
+}
+
+bool Rail::is_stuck(Clock::duration timeout, Clock::time_point now) const {
+  if (queue_.empty() || now - progress_at_ < timeout) return false;
+  const tcp_info info = tcp_info_of(fd());
+  return info.tcpi_retransmits >= repetitions_of_a_loss || info.tcpi_probes >= repetitions_of_a_loss;
+}
+
+ChunkQueue Rail::retire() {
+  state_.store(State::retired, std::memory_order_relaxed);
+  written_chunks_ = partial_bytes_ = 0;
+  pushed_bytes_ = acknowledged_bytes_;
+  return std::exchange(queue_, {});
+}
+
+void Rail::shutdown() { ::shutdown(fd(), SHUT_RDWR); }
+
+void Rail::append_info(std::vector<ConnectionInfo>& infos) const {
+  infos.push_back(socket_.info);
+  infos.back().sent_bytes = sent_bytes_.load(std::memory_order_relaxed);
+  infos.back().received_bytes = received_bytes_.load(std::memory_order_relaxed);
+  infos.back().is_retired = state() == State::retired;
+}
+
+}  // namespace holmes

@@ -1,0 +1,130 @@
+// Rail: one TCP connection of a striped stream: what is under way on it, how fast it is, whether it lives.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "holmes/bootstrap/mesh.hpp"
+#include "holmes/transport/rail_frame.hpp"
+#include "holmes/transport/rail_rate.hpp"
+
+namespace holmes {
+
+// Keeps what it sent until the peer's kernel has acknowledged it: what is acknowledged can be read there even when the
+// connection is lost, what is not goes out again on another rail.
+// One thread at a time, `append_info` and `shutdown` excepted.
+class Rail {
+public:
+  enum class State {
+    living,
+    broken,   // the system or the peer ended it; perhaps the whole stream ends
+    retired,  // lost: nothing is sent on it any more. What arrives on it is still read.
+  };
+  // The frame that is arriving.
+  struct Incoming {
+    FrameHeader header;
+    std::size_t header_bytes = 0;
+    std::size_t payload_bytes = 0;
+    std::unique_ptr<Frame> frame;  // where the payload goes when it came before its turn
+    bool has_header() const { return header_bytes == sizeof(FrameHeader); }
+    std::size_t left_bytes() const { return header.bytes - payload_bytes; }
+  };
+
+  Rail(MeshSocket socket, int index);
+
+  int index() const { return index_; }
+  int fd() const { return socket_.fd.get(); }
+  const ConnectionInfo& info() const { return socket_.info; }
+  State state() const { return state_.load(std::memory_order_relaxed); }
+  bool is_living() const { return state() == State::living; }
+
+  // --- sending ---
+  void push(Chunk chunk, Clock::time_point now);
+  // Writes what the socket takes of what was pushed.
+  void flush();
+  bool has_unwritten() const { return written_chunks_ < queue_.size(); }
+  // Position in the stream before which everything pushed here is in the socket; absent: all is.
+  std::optional<std::uint64_t> first_unwritten() const;
+  // Learns what the peer has acknowledged; its frames go to `pool`.
+  void collect(Clock::time_point now, FramePool& pool);
+  std::size_t outstanding_bytes() const { return pushed_bytes_ - acknowledged_bytes_; }
+  // Lowest number of a chunk that is not acknowledged.
+  std::optional<std::uint64_t> oldest_sequence() const;
+  // What may be under way, so that no operation waits at its end for a slow rail.
+  std::size_t limit_bytes() const;
+  bool has_room() const { return is_living() && !has_unwritten() && outstanding_bytes() < limit_bytes(); }
+  // Until `bytes` pushed now would be there, in seconds.
+  double arrival_s(std::size_t bytes) const;
+  // Until there is room again, in seconds, as far as the rate tells.
+  double room_s() const;
+  // The right length of a chunk for the rail's speed.
+  std::size_t chunk_bytes() const;
+  std::optional<double> bytes_per_s() const { return rate_.bytes_per_s(); }
+  // Nothing is under way, and nothing was given for `duration`: its rate may be out of date.
+  bool is_idle_for(Clock::duration duration, Clock::time_point now) const {
+    return queue_.empty() && now - pushed_at_ >= duration;
+  }
+
+  // --- receiving ---
+  Incoming& incoming() { return incoming_; }
+  // Returns whether the header of the next frame is there.
+  bool read_header();
+  // Reads up to the frame's end (`into` is at most as long as what is left of it). Returns the bytes of payload.
+  std::size_t read_payload(std::span<const iovec> into);
+  // Goes on to the next frame.
+  void finish_frame();
+  // Nothing comes any more.
+  bool has_ended() const { return has_ended_; }
+
+  // --- losses ---
+  // Looks whether the connection stands; it becomes `broken` where not.
+  void check_connection(Clock::time_point now);
+  bool is_interface_down() const;
+  // Nothing was acknowledged for `timeout`, though the system sent it again. (A peer that does not read is no loss.)
+  bool is_stuck(Clock::duration timeout, Clock::time_point now) const;
+  Clock::time_point broken_at() const { return broken_at_; }
+  int error() const { return error_; }
+  // The chunks that are not acknowledged, in order, for other rails.
+  ChunkQueue retire();
+
+  void shutdown();
+  void append_info(std::vector<ConnectionInfo>& infos) const;
+
+private:
+  void end_reading(int error);
+  void break_off(int error);
+  void count_read(std::size_t bytes);
+
+  MeshSocket socket_;
+  int index_;
+  std::atomic<State> state_{State::living};
+  Clock::time_point broken_at_{};
+  int error_ = 0;
+  bool has_ended_ = false;
+
+  ChunkQueue queue_;  // not acknowledged
+  std::size_t written_chunks_ = 0;
+  std::size_t partial_bytes_ = 0;    // of the first chunk that is not written whole
+  std::uint64_t pushed_bytes_ = 0;   // headers included, as the following
+  std::uint64_t written_bytes_ = 0;  // taken by the socket
+  std::uint64_t acknowledged_bytes_ = 0;
+  std::uint64_t released_bytes_ = 0;  // of the frames that left the queue
+  std::size_t unknown_limit_bytes_;   // while the rate is not known
+  Clock::time_point pushed_at_{};
+  Clock::time_point progress_at_{};  // something was acknowledged, or pushed on an idle rail
+  RailRate rate_;
+  double min_rtt_s_ = 0;
+  std::uint64_t receiver_limited_us_ = 0;  // as the system counts
+
+  Incoming incoming_;
+  FrameHeader next_header_;  // read together with the end of a payload
+  std::size_t next_header_bytes_ = 0;
+  std::atomic<std::uint64_t> sent_bytes_{0};
+  std::atomic<std::uint64_t> received_bytes_{0};
+};
+
+}  // namespace holmes

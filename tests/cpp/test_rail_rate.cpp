@@ -1,0 +1,84 @@
+// RailRate: what it learns from acknowledgements, with a clock of the test's own.
+#include "check.hpp"
+#include "holmes/transport/rail_rate.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr double bytes_per_ms = 125'000;  // 1 Gbit/s
+
+bool is_near(std::optional<double> rate, double expected) {
+  return rate && *rate > expected * 0.95 && *rate < expected * 1.05;
+}
+
+// `milliseconds` of a busy rail that delivers at `share` of 1 Gbit/s.
+void run_busy(RailRate& rate, Clock::time_point& now, double& acknowledged, int milliseconds, double share) {
+  for (int i = 0; i < milliseconds; ++i) {
+    now += 1ms;
+    acknowledged += bytes_per_ms * share;
+    if (rate.is_due(now)) rate.observe(now, static_cast<std::uint64_t>(acknowledged), true);
+  }
+}
+
+void learns_from_busy_windows() {
+  RailRate rate;
+  Clock::time_point now{};
+  double acknowledged = 0;
+  CHECK(!rate.bytes_per_s());
+  rate.start(now, 0);
+  run_busy(rate, now, acknowledged, 5, 1.0);
+  CHECK(is_near(rate.bytes_per_s(), 125e6));
+  run_busy(rate, now, acknowledged, 200, 0.25);  // the link became slower
+  CHECK(is_near(rate.bytes_per_s(), 125e6 / 4));
+  run_busy(rate, now, acknowledged, 200, 1.0);
+  CHECK(is_near(rate.bytes_per_s(), 125e6));
+}
+
+void small_messages_tell_nothing() {
+  RailRate rate;
+  Clock::time_point now{};
+  rate.start(now, 0);
+  rate.observe(now + 40ms, 64, false);  // a delayed acknowledgement
+  CHECK(!rate.bytes_per_s());
+}
+
+void a_run_that_ended_early_only_raises() {
+  RailRate rate;
+  Clock::time_point now{};
+  double acknowledged = 0;
+  rate.start(now, 0);
+  run_busy(rate, now, acknowledged, 5, 0.1);
+  const double slow = *rate.bytes_per_s();
+  const auto base = static_cast<std::uint64_t>(acknowledged);
+  rate.observe(now, base, false);
+  rate.start(now, base);
+  rate.observe(now + 100ms, base + 100'000, false);  // looked at late
+  CHECK(rate.bytes_per_s() == slow);
+  rate.start(now, base);
+  rate.observe(now + 5ms, base + 500'000, false);
+  CHECK(is_near(rate.bytes_per_s(), 100e6));
+}
+
+void a_peer_that_does_not_read_is_disregarded() {
+  RailRate rate;
+  Clock::time_point now{};
+  double acknowledged = 0;
+  rate.start(now, 0);
+  run_busy(rate, now, acknowledged, 5, 1.0);
+  rate.disregard(now + 500ms, static_cast<std::uint64_t>(acknowledged), true);
+  CHECK(!rate.is_due(now + 500ms));
+  CHECK(is_near(rate.bytes_per_s(), 125e6));
+}
+
+}  // namespace
+
+int main() {
+  learns_from_busy_windows();
+  small_messages_tell_nothing();
+  a_run_that_ended_early_only_raises();
+  a_peer_that_does_not_read_is_disregarded();
+  return result("rail_rate");
+}
