@@ -27,6 +27,7 @@ from holmes.testbed import Testbed, load_spec
 SPEC = "two-clusters"
 MIB = 2**20
 SIZES_BYTES = [64 * 1024, MIB, 16 * MIB, 64 * MIB]
+OTHERS_BYTES = 16 * MIB
 # Share of the payload that must cross each rank's slow link: two clusters of two ranks.
 CROSSING = {"all_reduce": 1 / 2, "reduce_scatter": 1 / 4, "all_gather": 1 / 4, "broadcast": 1 / 2, "reduce": 1 / 2}
 TIMES_FLAT_GOAL, BOUND_SHARE_GOAL = 2.3, 0.85  # all_reduce of 64 MiB
@@ -140,7 +141,7 @@ def work(rounds: int, quick: bool) -> None:
     for size_bytes in SIZES_BYTES[: 2 if quick else None]:
         rows.append(bench.measure("all_reduce", size_bytes, rounds, compressions=True))
     for operation in [] if quick else list(CROSSING)[1:]:
-        rows.append(bench.measure(operation, SIZES_BYTES[-1], max(rounds // 2, 1), compressions=False))
+        rows.append(bench.measure(operation, OTHERS_BYTES, rounds, compressions=False))
     feedback = bench.feedback(steps=5 if quick else 50)
     if bench.rank == 0:
         print("RESULT " + json.dumps({"rows": rows, "setup_s": bench.setup_s, "feedback": feedback}), flush=True)

@@ -99,12 +99,12 @@ def agree_group(
 ) -> Agreement:
     """Chooses, together with the other ranks, the NICs the group uses. Collective over the `size` ranks of `store`.
 
-    Returns this rank's NICs (rails, in the same order on every rank; bind `nic.address` of `nic.netdev`;
-    all of them again for each further stream), the reason in words, and every rank's `cluster`. The choice is the fastest network (link layer and subnet) in which every rank
-    has a usable NIC, by the speed of its slowest member; InfiniBand before RoCE before Ethernet where speeds are equal.
-    RoCE on some ranks and plain Ethernet on others of one subnet counts as Ethernet. Where no network is shared:
-    Ethernet with a gateway on every rank. Where all ranks are on one host and `selection` asks for nothing: loopback;
-    the list may then be empty.
+    Returns this rank's NICs (rails, in the same order on every rank; bind `nic.address` of `nic.netdev`; all of them
+    again for each further stream), the reason in words, and every rank's `cluster`. The choice is the fastest network
+    (link layer and subnet) in which every rank has a usable NIC, by the speed of its slowest member; InfiniBand before
+    RoCE before Ethernet where speeds are equal. RoCE on some ranks and plain Ethernet on others of one subnet counts as
+    Ethernet. Where no network is shared: Ethernet with a gateway on every rank. Where all ranks are on one host and
+    `selection` asks for nothing: loopback; the list may then be empty.
 
     selection: what to choose from; None: HOLMES_NICS and HOLMES_TRANSPORT. It may differ between ranks.
     timeout_s: seconds to wait for the other ranks. key_prefix: keys used in the store; a fresh one for every call.

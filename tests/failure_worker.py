@@ -102,8 +102,11 @@ def left(comm) -> None:
 def main() -> None:
     scenario, port, rank, size, transport = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
     store = holmes_comm.TcpStore("127.0.0.1", port, is_server=False, timeout_s=20.0)
+    clusters = {}
+    if transport == "clusters":  # everything hierarchical, the victim in the larger cluster
+        transport, clusters = "tcp", {"cluster": "aab"[rank], "hierarchical_min_bytes": 0}
     comm = holmes_comm.init(
-        store, rank, size, transport=transport, name=scenario, timeout_s=TIMEOUT_S, connect_timeout_s=20.0
+        store, rank, size, transport=transport, name=scenario, timeout_s=TIMEOUT_S, connect_timeout_s=20.0, **clusters
     )
     start = time.monotonic()
     outcome: dict[str, object] = {"rank": rank}

@@ -21,7 +21,7 @@ WORKER = Path(__file__).with_name("failure_worker.py")
 SIZE = 3
 VICTIM = 1
 TIMEOUT_S = 5.0  # of every operation in the worker
-TRANSPORTS = ["tcp", "auto"]
+TRANSPORTS = ["tcp", "auto", "clusters"]
 
 
 def run_scenario(scenario: str, transport: str) -> list[dict]:
@@ -61,7 +61,7 @@ def test_killed_rank_is_named_on_every_survivor_and_a_new_communicator_works(tra
         assert outcome["error"] == "PeerLostError", outcome
         assert outcome["peer"] == VICTIM
         assert f"rank {VICTIM} (host {socket.gethostname()})" in outcome["message"]
-        assert outcome["nic"] == ("lo" if transport == "tcp" else "shm")
+        assert outcome["nic"] == ("shm" if transport == "auto" else "lo")
         assert outcome["seconds"] < TIMEOUT_S
         assert outcome["dead"]
         assert outcome["rebuilt_sum"] == SIZE - 1

@@ -109,6 +109,20 @@ void check_usage() {
   std::printf("usage errors: ok\n");
 }
 
+// A NIC inside one cluster is missing: the ranks of the other one do not wait in vain.
+void check_setup() {
+  const auto store = make_local_store();
+  run_ranks(4, [&](int rank) {
+    auto options = cluster_options({0, 0, 1, 1}, rank, 0);
+    if (rank == 3) options.cluster_nics = {{"none0", "10.255.1.1"}};
+    const auto start = Clock::now();
+    const auto error = raised<NicError>([&] { make_communicator(store, options); });
+    CHECK(contains(error.what(), "none0"));
+    CHECK(Clock::now() - start < options.connect_timeout);
+  });
+  std::printf("set-up: ok\n");
+}
+
 void check_deadline() {
   run_clusters({0, 0, 1, 1}, 0, [](Communicator& comm) {
     all_reduce(comm, 1000);
@@ -194,6 +208,7 @@ int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   check_mismatches();
   check_usage();
+  check_setup();
   check_deadline();
   check_death();
   check_abort();
