@@ -218,25 +218,28 @@ void Collective::check_header(int peer) const {
                       context);
 }
 
-std::string Collective::describe_wait() const {
+std::string Collective::describe_wait(const std::vector<char>& entered) const {
   std::string text;
+  std::string waiting;
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank || flows_.empty()) continue;
     const Flow& flow = flows_[peer];
+    const bool is_heard = flow.in_bytes >= sizeof(Header);
     std::string what;
-    if (flow.in_bytes < std::min(sizeof(Header), flow.in_total)) {
+    if (!is_heard && !entered[static_cast<std::size_t>(peer)]) {
       what = "has not entered it";
+    } else if (!is_heard && flow.in_total > 0) {
+      waiting += (waiting.empty() ? "" : "; ") + group_.controls[peer]->describe() + ": in it, nothing received yet";
     } else if (flow.in_bytes < flow.in_total) {
       what = std::to_string(received_bytes(peer)) + " of " + std::to_string(flow.in_total - sizeof(Header)) +
              " bytes received";
     } else if (flow.out_bytes < flow.out_total) {
       what = "takes no more data (" + std::to_string(flow.out_bytes) + " of " + std::to_string(flow.out_total) +
              " bytes sent)";
-    } else {
-      continue;
     }
-    text += (text.empty() ? "" : "; ") + group_.controls[peer]->describe() + ": " + what;
+    if (!what.empty()) text += (text.empty() ? "" : "; ") + group_.controls[peer]->describe() + ": " + what;
   }
+  if (text.empty()) text = waiting;
   return text.empty() ? "nobody" : text;
 }
 

@@ -87,7 +87,8 @@ public:
   // Whether bytes to or from `peer` are missing yet.
   bool involves(int peer) const;
   // "rank 2 (host b0) on NIC eth0 has not entered it; rank 3 ...: 12 of 4096 bytes received": whom it waits for.
-  std::string describe_wait() const;
+  // `entered[r]`: rank r said that it has entered it, and may wait for others itself.
+  std::string describe_wait(const std::vector<char>& entered) const;
   // "all_reduce #17 (float32, sum) of communicator 'dp0'".
   std::string describe() const;
 

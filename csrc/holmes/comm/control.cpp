@@ -10,7 +10,7 @@
 namespace holmes {
 namespace {
 
-enum FrameType : std::uint32_t { doorbell = 1, abort_frame = 2, bye = 3 };
+enum FrameType : std::uint32_t { doorbell = 1, abort_frame = 2, bye = 3, roll_call = 4, present = 5 };
 
 struct FrameHeader {
   std::uint32_t type;
@@ -41,6 +41,15 @@ void ControlLink::send_frame(std::uint32_t type, const std::string& payload) noe
 
 void ControlLink::send_doorbell() noexcept { send_frame(doorbell, {}); }
 void ControlLink::send_bye() noexcept { send_frame(bye, {}); }
+
+void ControlLink::send_roll_call() noexcept {
+  entered_.reset();
+  send_frame(roll_call, {});
+}
+
+void ControlLink::send_present(std::uint64_t entered) noexcept {
+  send_frame(present, std::string(reinterpret_cast<const char*>(&entered), sizeof entered));
+}
 
 void ControlLink::send_abort(const Failure& failure) noexcept {
   const Numbers numbers = {static_cast<std::int32_t>(failure.kind), failure.context.rank.value_or(-1),
@@ -90,7 +99,7 @@ std::optional<Failure> ControlLink::parse(std::string& received) {
   while (received.size() >= sizeof(FrameHeader)) {
     FrameHeader header;
     std::memcpy(&header, received.data(), sizeof header);
-    const bool known = header.type == doorbell || header.type == abort_frame || header.type == bye;
+    const bool known = header.type >= doorbell && header.type <= present;
     if (!known || header.payload_bytes > max_payload_bytes)
       return Failure{ErrorKind::protocol,
                      describe() + " sent a control frame of type " + std::to_string(header.type) + " and " +
@@ -100,6 +109,12 @@ std::optional<Failure> ControlLink::parse(std::string& received) {
     const std::string payload = received.substr(sizeof header, header.payload_bytes);
     received.erase(0, sizeof header + header.payload_bytes);
     if (header.type == bye) bye_ = true;
+    if (header.type == roll_call) asked_ = true;
+    if (header.type == present && payload.size() == sizeof(std::uint64_t)) {
+      std::uint64_t count = 0;
+      std::memcpy(&count, payload.data(), sizeof count);
+      entered_ = count;
+    }
     if (header.type != abort_frame || payload.size() < sizeof(Numbers)) continue;
     Numbers numbers;
     std::memcpy(numbers.data(), payload.data(), sizeof numbers);

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "holmes/bootstrap/mesh.hpp"
@@ -33,6 +34,14 @@ public:
   void send_doorbell() noexcept;
   void send_abort(const Failure& failure) noexcept;
   void send_bye() noexcept;
+
+  // Asks how many collectives the peer has entered; it answers if somebody drives its communicator just now.
+  void send_roll_call() noexcept;
+  void send_present(std::uint64_t entered) noexcept;
+  // Whether the peer asked since the last call.
+  bool take_roll_call() { return std::exchange(asked_, false); }
+  // Its answer since the last question.
+  std::optional<std::uint64_t> entered() const { return entered_; }
 
   // Reads what is there. Returns the failure the peer reported, if any. After it `is_closed` tells whether the peer is
   // gone: it closed a connection in order (its process ended), or all connections failed.
@@ -65,6 +74,8 @@ private:
   std::vector<Line> lines_;
   bool closed_ = false;
   bool bye_ = false;
+  bool asked_ = false;
+  std::optional<std::uint64_t> entered_;
 };
 
 }  // namespace holmes

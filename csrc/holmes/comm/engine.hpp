@@ -69,6 +69,8 @@ private:
   void take_inbox();
   void check_controls();
   void check_deadlines();
+  // Asks all peers; by rank, whether it said that it has entered the collective `sequence`.
+  std::vector<char> call_roll(std::uint64_t sequence);
   std::optional<Clock::time_point> next_deadline() const;
   [[noreturn]] void throw_peer_lost(int peer, int system_errno);
   [[noreturn]] void throw_stream_closed(const StreamClosed& closed);

@@ -10,6 +10,8 @@ namespace {
 
 // How long to look for the reason after a stream ended: the abort frame of the peer may come a little later.
 constexpr auto reason_grace = std::chrono::milliseconds(300);
+// How long ranks have to say that they wait too.
+constexpr auto roll_call_time = std::chrono::milliseconds(200);
 
 }  // namespace
 
@@ -32,6 +34,10 @@ void Engine::check_controls() {
     if (const auto failure = control.drain())
       throw_error(failure->kind, failure->message + " [reported by " + control.describe() + "]", failure->context);
     if (control.is_closed()) lost_[peer] = 1;
+    if (control.take_roll_call()) {
+      std::lock_guard lock(mutex_);
+      control.send_present(next_sequence_);
+    }
   }
 }
 
@@ -76,27 +82,58 @@ std::optional<Clock::time_point> Engine::next_deadline() const {
   return next;
 }
 
-void Engine::check_deadlines() {
+// Who waits too, and who is waited for? In an operation of several steps a silent peer may only wait for another one.
+std::vector<char> Engine::call_roll(std::uint64_t sequence) {
+  std::vector<char> entered(static_cast<std::size_t>(group_->size));
+  const auto for_each_peer = [&](const auto& visit) {
+    for (int peer = 0; peer < group_->size; ++peer)
+      if (peer != group_->rank && !lost_[peer]) visit(peer, *group_->controls[peer]);
+  };
+  for_each_peer([](int, ControlLink& control) { control.send_roll_call(); });
+  const auto end = Clock::now() + roll_call_time;
+  while (true) {
+    check_controls();
+    bool all_answered = true;
+    for_each_peer([&](int peer, ControlLink& control) {
+      all_answered &= control.entered().has_value();
+      entered[static_cast<std::size_t>(peer)] = control.entered().value_or(0) > sequence;
+    });
+    if (all_answered || Clock::now() >= end) return entered;
+    std::vector<pollfd> fds;
+    for_each_peer([&](int, ControlLink& control) { control.append_fds(fds); });
+    poll_until(fds, end);
+  }
+}
+
+void Engine::check_deadlines() try {
   const auto now = Clock::now();
   if (is_dead()) return;
   const bool late = std::any_of(queue_.begin(), queue_.end(), [&](const auto& op) { return op->deadline() <= now; });
   const std::string overdue = p2p_.describe_overdue(now);
   if (!late && overdue.empty()) return;
   std::string text = own_place_ + ": the deadline passed in ";
+  std::vector<char> entered(static_cast<std::size_t>(group_->size));
   if (late) {
-    text += queue_.front()->describe() + ", waiting for " + queue_.front()->describe_wait();
+    entered = call_roll(queue_.front()->sequence());
+    text += queue_.front()->describe() + ", waiting for " + queue_.front()->describe_wait(entered);
   } else {
     text += "communicator '" + group_->name + "': " + overdue;
   }
   ErrorContext context{.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}};
-  for (int peer = 0; peer < group_->size; ++peer) {
-    if (peer == group_->rank || !involves(peer)) continue;
-    context.peer = group_->label(peer);
-    context.host = group_->controls[peer]->host();
-    context.nic = group_->controls[peer]->nic();
-    break;
-  }
+  // Whom to blame: somebody who is missing, else somebody with whom bytes are open.
+  const auto name_first = [&](const auto& is_culprit) {
+    for (int peer = 0; peer < group_->size && !context.peer; ++peer) {
+      if (peer == group_->rank || !is_culprit(peer)) continue;
+      context.peer = group_->label(peer);
+      context.host = group_->controls[peer]->host();
+      context.nic = group_->controls[peer]->nic();
+    }
+  };
+  if (late) name_first([&](int peer) { return !entered[static_cast<std::size_t>(peer)]; });
+  name_first([&](int peer) { return involves(peer); });
   fail({ErrorKind::timeout, text + "; raise the timeout if this is expected", context});
+} catch (const HolmesError& error) {
+  fail(failure_of(error));  // a peer told first what is wrong
 }
 
 void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {

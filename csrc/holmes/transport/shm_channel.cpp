@@ -95,8 +95,11 @@ std::size_t ShmChannel::readable_bytes() const {
   return bytes;
 }
 
-std::size_t ShmChannel::writable_bytes() const {
-  const std::uint64_t used = produced_ - out_.consumed.load(std::memory_order_acquire);
+// The peer's counter is looked at only where the ring is half full: it is in the peer's cache.
+std::size_t ShmChannel::writable_bytes() {
+  if (produced_ - known_consumed_ > segment_->ring_bytes() / 2)
+    known_consumed_ = out_.consumed.load(std::memory_order_acquire);
+  const std::uint64_t used = produced_ - known_consumed_;
   if (used > segment_->ring_bytes())
     throw ProtocolError("the shared-memory ring to rank " + std::to_string(peer()) + " is corrupt");
   return segment_->ring_bytes() - used;
@@ -167,6 +170,7 @@ bool ShmChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
   }
   if (for_send) {
     out_.writer_sleeps.store(1, std::memory_order_seq_cst);
+    known_consumed_ = out_.consumed.load(std::memory_order_seq_cst);
     if (writable_bytes() > 0) return false;
   }
   return !in_.closed.load(std::memory_order_seq_cst);

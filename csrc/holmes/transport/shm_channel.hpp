@@ -52,7 +52,7 @@ public:
 
 private:
   std::size_t readable_bytes() const;
-  std::size_t writable_bytes() const;
+  std::size_t writable_bytes();
 
   std::shared_ptr<ShmSegment> segment_;
   ShmSegment::Ring& out_;
@@ -61,6 +61,7 @@ private:
   std::byte* in_data_;
   std::uint64_t produced_ = 0;  // own copies of what only this side writes
   std::uint64_t consumed_ = 0;
+  std::uint64_t known_consumed_ = 0;   // what the peer had consumed when this side last looked
   std::uint64_t waited_produced_ = 0;  // what the peer had produced when this side last went to wait
   std::function<void()> ring_doorbell_;
   ConnectionInfo info_;
