@@ -39,7 +39,8 @@ void check_in_flight(const std::vector<Communicator*>& comms, std::size_t count)
   constexpr std::size_t rounds = 3;
   std::vector<std::vector<std::int64_t>> data;
   std::vector<WorkPtr> works;
-  for (std::size_t i = 0; i < rounds * comms.size(); ++i) data.push_back(values(comms[i % comms.size()]->rank(), count));
+  for (std::size_t i = 0; i < rounds * comms.size(); ++i)
+    data.push_back(values(comms[i % comms.size()]->rank(), count));
   for (std::size_t i = 0; i < data.size(); ++i)
     works.push_back(comms[i % comms.size()]->all_reduce(buffer(data[i], DType::int64), ReduceOp::sum,
                                                         {.timeout = {}, .async = true}));

@@ -34,7 +34,7 @@ Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel
     for (const auto& channel : *channels)
       if (channel && channel->needs_care()) tended_.push_back(channel.get());
   if (!wake_fd_)
-    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + "; raise the limit (ulimit -n)",
+    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + limit_text(errno),
                       {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = errno});
 }
 

@@ -49,9 +49,10 @@ std::vector<int> chosen_cpus(const Env& env, const std::string& interface) {
   if (usable.size() < env.io_cpus.size()) {
     std::vector<int> refused;
     std::ranges::set_difference(env.io_cpus, usable, std::back_inserter(refused));
-    throw UsageError("HOLMES_IO_CPUS='" + cpu_list_text(env.io_cpus) + "' is not allowed: this process may not run on " +
-                     cpu_list_text(refused) +
-                     "; name processors of this machine that its container may use (nproc, taskset -cp $$) or unset it");
+    throw UsageError(
+        "HOLMES_IO_CPUS='" + cpu_list_text(env.io_cpus) + "' is not allowed: this process may not run on " +
+        cpu_list_text(refused) +
+        "; name processors of this machine that its container may use (nproc, taskset -cp $$) or unset it");
   }
   return usable;
 }

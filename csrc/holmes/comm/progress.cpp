@@ -28,7 +28,7 @@ void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until
 
 IoThread::IoThread(int number, const std::vector<int>& cpus) : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_fd_)
-    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + "; raise the limit (ulimit -n)",
+    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + limit_text(errno),
                       {.system_errno = errno});
   std::thread thread([this] { run(); });
   ::pthread_setname_np(thread.native_handle(), ("holmes-io-" + std::to_string(number)).c_str());

@@ -42,7 +42,7 @@ Registry& registry() {
     const int error = fresh->nothing ? 0 : errno;
     if (error != 0) {
       delete fresh;
-      throw SystemError("cannot make an event descriptor: " + errno_text(error) + "; raise the limit (ulimit -n)",
+      throw SystemError("cannot make an event descriptor: " + errno_text(error) + limit_text(error),
                         {.system_errno = error});
     }
     return fresh;

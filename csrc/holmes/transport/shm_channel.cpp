@@ -52,7 +52,8 @@ ShmSegment::ShmSegment(int fd, std::size_t bytes) {
   const auto check = [](void* mapped) {
     if (mapped != MAP_FAILED) return mapped;
     throw SystemError("cannot map the shared memory of a rank pair: " + errno_text(errno) +
-                          "; check the memory and address space limits (ulimit -v), or set HOLMES_SHM=0",
+                          "; check the limits of memory, of address space (ulimit -v) and of mappings (sysctl "
+                          "vm.max_map_count), or set HOLMES_SHM=0",
                       {.rank = {}, .peer = {}, .host = {}, .nic = "shm", .system_errno = errno});
   };
   header_ = check(::mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
