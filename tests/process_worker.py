@@ -97,7 +97,7 @@ def forked(store, rank: int, transport: str) -> None:
     comm = make(store, rank, transport)
     use([comm])
     if rank == 1:
-        pending = comm.recv(np.empty(1), 0, async_op=True)
+        pending = comm.recv(np.empty(1), 0, tag=9, async_op=True)
         if os.fork() == 0:
             refused = []
             for call in (comm.barrier, lambda: comm.all_reduce(np.ones(10), async_op=True), pending.wait):

@@ -8,6 +8,7 @@
 
 #include "check.hpp"
 #include "holmes/core/cpu_list.hpp"
+#include "holmes/discover/sysfs.hpp"
 
 using namespace holmes;
 using namespace holmes::test;

@@ -11,9 +11,7 @@ using namespace holmes::test;
 
 namespace {
 
-constexpr int rank_count = 64;
 constexpr int part_size = 4;
-constexpr int part_count = rank_count / part_size;
 
 // Every pair's six sockets are in this one process.
 void raise_descriptor_limit() {
@@ -53,7 +51,7 @@ void check_in_flight(const std::vector<Communicator*>& comms, std::size_t count)
 
 void check_rank(Communicator& world) {
   const int rank = world.rank();
-  CHECK(world.size() == rank_count);
+  const int part_count = world.size() / part_size;
   check_all_reduce(world, 100);
   const auto neighbours = world.split(rank / part_size, rank);
   const auto strided = world.split(rank % part_count, rank);
@@ -67,7 +65,7 @@ void check_rank(Communicator& world) {
   check_operations(world, 33);
 }
 
-void run_world(const char* name, Transport transport) {
+void run_world(const char* name, Transport transport, int rank_count) {
   const auto start = Clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   const auto store = make_local_store();
@@ -84,15 +82,22 @@ void run_world(const char* name, Transport transport) {
     world->barrier()->wait();
   });
   std::printf("%d ranks over %s: %d communicators, every operation: ok after %.1f s\n", rank_count, name,
-              2 * part_count + 1, seconds());
+              2 * (rank_count / part_size) + 1, seconds());
 }
 
 }  // namespace
 
 int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   raise_descriptor_limit();
-  run_world("TCP", Transport::tcp);
+  run_world("TCP", Transport::tcp, 64);
   ::setenv("HOLMES_IO_THREADS", "3", 1);
-  run_world("shared memory", Transport::automatic);
+#ifdef __SANITIZE_THREAD__
+  // The sanitizer multiplies the mappings, of which vm.max_map_count allows 65,530.
+  constexpr int shared_memory_ranks = 32;
+#else
+  constexpr int shared_memory_ranks = 64;
+#endif
+  run_world("shared memory", Transport::automatic, shared_memory_ranks);
   return 0;
 }
