@@ -288,7 +288,7 @@ def test_connections_report_both_ends_and_count_bytes() -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
-def test_receive_posted_while_its_message_arrives_for_another_one(transport):
+def test_receive_posted_while_its_message_arrives_for_another_one(transport: str) -> None:
     """Rank 1 reads on behalf of a receive with another tag when the message comes."""
     rounds, count = 40, 300_000
 
