@@ -220,6 +220,30 @@ class TcpStore(Store):
         Port it listens on or connects to.
         """
 
+class Compression:
+    """
+    How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps what
+    compression left out of this rank's share and adds it the next time: use one object for each tensor then. Thread-safe.
+    """
+    def __init__(self, codec: str, *, error_feedback: bool = False) -> None:
+        """
+        `codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.
+        """
+    def reset(self) -> None:
+        """
+        Forgets what was left out. Local. Raises UsageError while an operation uses it.
+        """
+    @property
+    def codec(self) -> str:
+        """
+        'bf16' or 'int8'.
+        """
+    @property
+    def error_feedback(self) -> bool:
+        """
+        Whether it keeps what is left out.
+        """
+
 class Work:
     """
     An asynchronous operation. It holds the operation's buffers until it is final. Thread-safe.
@@ -247,30 +271,6 @@ class Work:
     def state(self) -> str:
         """
         'queued', 'running', 'completed' or 'failed'.
-        """
-
-class Compression:
-    """
-    How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps what
-    compression left out of this rank's share and adds it the next time: use one object for each tensor then. Thread-safe.
-    """
-    def __init__(self, codec: str, *, error_feedback: bool = False) -> None:
-        """
-        `codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.
-        """
-    def reset(self) -> None:
-        """
-        Forgets what was left out. Local. Raises UsageError while an operation uses it.
-        """
-    @property
-    def codec(self) -> str:
-        """
-        'bf16' or 'int8'.
-        """
-    @property
-    def error_feedback(self) -> bool:
-        """
-        Whether it keeps what is left out.
         """
 
 class Communicator:
