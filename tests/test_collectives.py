@@ -285,3 +285,26 @@ def test_connections_report_both_ends_and_count_bytes() -> None:
         assert by_purpose["p2p"]["sent_bytes"] == 0
     for connections in run_communicators(2, body, transport="auto"):
         assert {connection["transport"] for connection in connections} == {"shm"}
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_receive_posted_while_its_message_arrives_for_another_one(transport: str) -> None:
+    """Rank 1 reads on behalf of a receive with another tag when the message comes."""
+    rounds, count = 40, 300_000
+
+    def body(comm):
+        if comm.rank == 0:
+            for number in range(rounds):
+                comm.send(np.full(count, number, "float32"), 1)
+            comm.send(np.full(1, 7.0), 1, tag=9)
+            return
+        last = np.zeros(1)
+        pending = comm.recv(last, 0, tag=9, async_op=True)
+        data = np.zeros(count, "float32")
+        for number in range(rounds):
+            comm.recv(data, 0)
+            assert (data == number).all()
+        pending.wait()
+        assert last[0] == 7.0
+
+    run_communicators(2, body, transport=transport, timeout_s=20.0)

@@ -128,6 +128,8 @@ void test_env() {
   for (const char* value : {"40000", "0-5", "5-4", "1-65536", "a-b", "1-2-3"}) refuse("HOLMES_PORT_RANGE", value);
   for (const char* value : {"0", "-1", "soon", "nan", "inf", "5s"}) refuse("HOLMES_CONNECT_TIMEOUT_S", value);
   for (const char* value : {"-1", "1.5", "1000001"}) refuse("HOLMES_SPIN_US", value);
+  for (const char* value : {"0", "65", "two"}) refuse("HOLMES_IO_THREADS", value);
+  for (const char* value : {"3-1", "node0", "0,,1"}) refuse("HOLMES_IO_CPUS", value);
   refuse("HOLMES_SHM", "yes");
   refuse("HOLMES_LOG", "loud");
 

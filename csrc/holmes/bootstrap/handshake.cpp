@@ -229,6 +229,9 @@ bool Handshake::fill(int fd, std::size_t bytes) {
       fail(got == 0 ? "it closed the connection" : "the connection broke: " + errno_text(error));
       return false;
     }
+    if (takes_descriptor_ && (message.msg_flags & MSG_CTRUNC) != 0)
+      throw SystemError("cannot take over a shared memory segment: no descriptor is left" + limit_text(EMFILE),
+                        {.system_errno = EMFILE});
     const cmsghdr* header = CMSG_FIRSTHDR(&message);
     if (header != nullptr && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int))) {
       int descriptor = -1;

@@ -138,6 +138,14 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
 
 }  // namespace
 
+std::vector<int> Mesh::sockets() const {
+  std::vector<int> fds;
+  for (const auto& link : links)
+    for (const auto* purpose : {&link.control, &link.collective, &link.p2p})
+      for (const auto& socket : *purpose) fds.push_back(socket.fd.get());
+  return fds;
+}
+
 Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::size_t shared_memory_bytes) {
   const auto env = Env::read();
   check_options(given_options, env);

@@ -40,6 +40,9 @@ struct PeerLink {
 struct Mesh {
   std::vector<PeerLink> links;     // indexed by rank; links[own rank] is empty
   std::vector<std::string> hosts;  // host name of every rank
+
+  // The descriptors of all of them.
+  std::vector<int> sockets() const;
 };
 
 // Collective over all ranks that use the same store and options.name. Binds every socket, listening and connecting, to

@@ -31,8 +31,8 @@ UniqueFd make_shared_memory(std::size_t bytes) {
   UniqueFd fd(::memfd_create("holmes", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    throw SystemError("cannot make a shared memory segment of " + std::to_string(bytes) +
-                          " bytes: " + errno_text(errno) + "; set HOLMES_SHM=0 to use TCP inside a host",
+    throw SystemError("cannot make a shared memory segment of " + std::to_string(bytes) + " bytes: " +
+                          errno_text(errno) + limit_text(errno) + "; or set HOLMES_SHM=0 to use TCP inside a host",
                       {.system_errno = errno});
   }
   return fd;

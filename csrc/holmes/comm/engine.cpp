@@ -21,22 +21,31 @@ thread_local bool this_thread_drives = false;
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
-               Duration spin)
+               Duration spin, IoThread& io_thread, std::vector<int> sockets)
     : group_(std::move(group)),
       p2p_(*group_, std::move(p2p_channels)),
       own_place_(std::move(own_place)),
       spin_(spin),
+      io_thread_(io_thread),
+      sockets_(std::move(sockets)),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       lost_(static_cast<std::size_t>(group_->size)) {
   for (const auto* channels : {&std::as_const(group_->channels), &p2p_.channels()})
     for (const auto& channel : *channels)
       if (channel && channel->needs_care()) tended_.push_back(channel.get());
   if (!wake_fd_)
-    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + "; raise the limit (ulimit -n)",
+    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + limit_text(errno),
                       {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = errno});
 }
 
 Engine::~Engine() = default;
+
+void Engine::throw_if_inherited() const {
+  if (!is_inherited()) return;
+  throw UsageError("communicator '" + group_->name +
+                   "' belongs to the process that made it; a forked child cannot use it: make one in the child, or use "
+                   "it in the parent only");
+}
 
 void Engine::throw_if_dead() const {
   if (!is_dead()) return;
@@ -47,7 +56,7 @@ void Engine::throw_if_dead() const {
 }
 
 std::optional<Failure> Engine::failure() const {
-  if (!is_dead()) return std::nullopt;
+  if (!is_dead() || is_inherited()) return std::nullopt;
   std::lock_guard lock(mutex_);
   return failure_;
 }
@@ -107,7 +116,7 @@ void Engine::run_in_background(std::size_t bytes) {
   if (has_pending()) give_to_io_thread();
 }
 
-void Engine::give_to_io_thread() { IoThread::instance().add(shared_from_this()); }
+void Engine::give_to_io_thread() { io_thread_.add(shared_from_this()); }
 
 bool Engine::has_pending() const {
   return inbox_filled_.load(std::memory_order_acquire) || failure_requested_.load(std::memory_order_acquire) ||
@@ -115,6 +124,7 @@ bool Engine::has_pending() const {
 }
 
 void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
+  throw_if_inherited();
   {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) {

@@ -1,5 +1,5 @@
 // Engine: drives the operations of one communicator. Whoever holds the drive lock moves the bytes: the calling thread
-// of a synchronous operation (lowest latency), else the process's I/O thread.
+// of a synchronous operation (lowest latency), else its I/O thread.
 #pragma once
 
 #include <atomic>
@@ -9,14 +9,19 @@
 #include <variant>
 
 #include "holmes/comm/p2p.hpp"
+#include "holmes/core/fork.hpp"
 
 namespace holmes {
+
+class IoThread;
 
 // Thread-safe except where "driver" is said: that needs the drive lock.
 class Engine : public std::enable_shared_from_this<Engine> {
 public:
+  // `io_thread` drives what no caller does. `sockets` are the ones of the group and the channels: a forked child has
+  // none of them.
   Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
-         Duration spin);
+         Duration spin, IoThread& io_thread, std::vector<int> sockets);
   ~Engine();
 
   // Queues an operation; its sequence number is set here. Throws the failure where the communicator is dead.
@@ -40,6 +45,10 @@ public:
   void close();
   bool is_dead() const { return dead_.load(std::memory_order_acquire); }
   void throw_if_dead() const;
+  // In a forked child, where nothing drives it and its locks may be held for ever: nothing but the following may be
+  // called there, and what does not report anything, which does nothing.
+  bool is_inherited() const { return epoch_ != fork_epoch(); }
+  void throw_if_inherited() const;
   // What ended it; nothing while it lives.
   std::optional<Failure> failure() const;
   Group& group() { return *group_; }
@@ -92,6 +101,9 @@ private:
   P2pEngine p2p_;
   std::string own_place_;  // "rank 0 (host a0)"
   Duration spin_;
+  IoThread& io_thread_;
+  std::uint64_t epoch_ = fork_epoch();
+  UninheritedSockets sockets_;
   UniqueFd wake_fd_;
 
   std::mutex drive_;

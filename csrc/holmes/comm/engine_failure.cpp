@@ -206,7 +206,7 @@ void Engine::fail_as_requested() {
 }
 
 void Engine::abort(const std::string& reason) {
-  if (is_dead()) return;
+  if (is_dead() || is_inherited()) return;
   request_failure(abort_failure(reason));
   {
     std::unique_lock drive(drive_, std::try_to_lock);
@@ -216,12 +216,13 @@ void Engine::abort(const std::string& reason) {
 }
 
 void Engine::fail_in_background(const Failure& failure) {
-  if (is_dead()) return;
+  if (is_dead() || is_inherited()) return;
   request_failure(failure);
   give_to_io_thread();
 }
 
 void Engine::close() {
+  if (is_inherited()) return;
   close_requested_.store(true, std::memory_order_release);
   wake();
   {

@@ -210,7 +210,7 @@ std::optional<Clock::time_point> Engine::take_care() {
 void Engine::watch() {
   if (is_watched_ || tended_.empty() || is_dead() || !next_wake()) return;
   is_watched_ = true;
-  IoThread::instance().watch(shared_from_this());
+  io_thread_.watch(shared_from_this());
 }
 
 }  // namespace holmes

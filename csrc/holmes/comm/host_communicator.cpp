@@ -4,6 +4,7 @@
 
 #include "holmes/comm/choose.hpp"
 #include "holmes/comm/exchange.hpp"
+#include "holmes/comm/io_threads.hpp"
 #include "holmes/comm/reduce_scatter.hpp"
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
@@ -101,6 +102,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
   Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
   const Env env = Env::read();
+  std::vector<int> sockets = mesh.sockets();
   const auto rails = std::make_shared<RailsContext>();
   rails->communicator = options_.name;
   rails->own_rank = options_.rank;
@@ -125,10 +127,11 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     p2p[link.peer] = std::move(channels.p2p);
   }
   const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
+  IoThread& io_thread = io_thread_for(env, options_.nics.empty() ? "" : options_.nics.front().interface);
   const int engine_label = group->label(options_.rank);
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
                                      "rank " + std::to_string(engine_label) + " (host " + host + ")",
-                                     env.spin.value_or(default_spin));
+                                     env.spin.value_or(default_spin), io_thread, std::move(sockets));
 
   // The first operation: the slice size all ranks can work with, and whether every pair shares memory.
   constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
@@ -161,6 +164,7 @@ struct HostCommunicator::Call {
 };
 
 HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const {
+  engine_->throw_if_inherited();
   if (options.compression)
     throw UsageError(
         "communicator '" + options_.name +

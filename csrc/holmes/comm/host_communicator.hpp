@@ -30,7 +30,7 @@ public:
   std::vector<WorkPtr> batch(std::vector<P2pCall> calls, CallOptions call) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void abort(const std::string& reason) override { engine_->abort(reason); }
-  bool is_dead() const override { return engine_->is_dead(); }
+  bool is_dead() const override { return engine_->is_dead() || engine_->is_inherited(); }
   std::vector<ConnectionInfo> connections() const override { return engine_->connections(); }
 
   // --- for communicators made of others ---

@@ -39,6 +39,15 @@ void P2pEngine::submit(Request request) {
       finish(request, peer);
       return;
     }
+    // Or be arriving, taken up on behalf of another receive.
+    Peer& state = peers_[peer];
+    if (state.header_bytes == sizeof(Header) && !state.target && state.header.tag == request.tag) {
+      check_sizes(request, peer, state.header);
+      std::copy_n(state.stray.begin(), state.payload_bytes, request.buffer.begin());
+      state.target = std::move(request);
+      state.stray = {};
+      return;
+    }
   }
   if (request.peer) {
     peers_[*request.peer].receives.push_back(std::move(request));

@@ -1,10 +1,16 @@
 #include "holmes/comm/progress.hpp"
 
+#include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "holmes/comm/engine.hpp"
+#include "holmes/core/cpu_list.hpp"
+#include "holmes/core/error.hpp"
+#include "holmes/core/log.hpp"
 
 namespace holmes {
 
@@ -20,15 +26,23 @@ void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until
   ::ppoll(fds.data(), fds.size(), &timeout, nullptr);
 }
 
-IoThread& IoThread::instance() {
-  // Never destroyed: communicators may outlive static destruction, and the thread holds no unfinished business then.
-  static IoThread* thread = new IoThread();
-  return *thread;
-}
-
-IoThread::IoThread() : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  thread_ = std::thread([this] { run(); });
-  thread_.detach();
+IoThread::IoThread(int number, const std::vector<int>& cpus) : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!wake_fd_)
+    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + limit_text(errno),
+                      {.system_errno = errno});
+  std::thread thread([this] { run(); });
+  ::pthread_setname_np(thread.native_handle(), ("holmes-io-" + std::to_string(number)).c_str());
+  if (!cpus.empty()) {
+    cpu_set_t wanted;
+    CPU_ZERO(&wanted);
+    for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &wanted);
+    // A processor that went offline since it was checked: the thread runs wherever it may.
+    if (const int error = ::pthread_setaffinity_np(thread.native_handle(), sizeof wanted, &wanted))
+      log(LogLevel::warn, std::nullopt,
+          "I/O thread " + std::to_string(number) + " cannot run on processors " + cpu_list_text(cpus) + ": " +
+              errno_text(error));
+  }
+  thread.detach();
 }
 
 void IoThread::add(std::shared_ptr<Engine> engine) {

@@ -1,4 +1,4 @@
-// IoThread: moves the bytes of asynchronous operations. One per process, shared by all communicators, asleep when idle.
+// IoThread: moves the bytes of asynchronous operations. Shared by many communicators, asleep when idle.
 #pragma once
 
 #include <poll.h>
@@ -20,17 +20,19 @@ class Engine;
 // poll() until something is ready or `until` (absent: no limit).
 void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until);
 
-// Thread-safe.
+// Thread-safe. Never destroyed.
 class IoThread {
 public:
-  static IoThread& instance();
+  // Thread "holmes-io-`number`", on these processors; empty: the kernel decides. Throws SystemError.
+  IoThread(int number, const std::vector<int>& cpus);
+  IoThread(const IoThread&) = delete;
+  IoThread& operator=(const IoThread&) = delete;
   // Drives `engine` until it has nothing pending.
   void add(std::shared_ptr<Engine> engine);
   // Looks after `engine` (see Engine::take_care) until it needs it no more.
   void watch(std::shared_ptr<Engine> engine);
 
 private:
-  IoThread();
   void run();
   bool round(std::vector<pollfd>& fds, std::optional<Clock::time_point>& wake_at);
   void tend(std::optional<Clock::time_point>& wake_at);
@@ -48,7 +50,6 @@ private:
   std::vector<Tended> tended_;                    // the thread's own, as the following
   std::vector<std::shared_ptr<Engine>> active_;
   std::vector<std::shared_ptr<Engine>> waiting_;  // of these, the ones that prepared to wait in this round
-  std::thread thread_;
 };
 
 }  // namespace holmes

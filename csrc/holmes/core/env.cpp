@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "holmes/core/cpu_list.hpp"
 #include "holmes/core/error.hpp"
 
 namespace holmes {
@@ -76,6 +77,19 @@ Env Env::read() {
     }
     env.spin = std::chrono::microseconds(*microseconds);
   }
+  if (const auto text = text_of("HOLMES_IO_THREADS")) {
+    const auto threads = number_from<int>(*text);
+    if (!threads || *threads < 1 || *threads > 64)
+      refuse("HOLMES_IO_THREADS", *text, "a whole number from 1 to 64", "say for example 2");
+    env.io_threads = *threads;
+  }
+  if (const auto text = text_of("HOLMES_IO_CPUS")) {
+    const auto cpus = cpu_list_from(*text);
+    env.io_cpus_near_nic = *text == "numa";
+    if (!cpus && !env.io_cpus_near_nic)
+      refuse("HOLMES_IO_CPUS", *text, "processors as '2,4-7', or numa", "say for example 0-3");
+    env.io_cpus = cpus.value_or(std::vector<int>{});
+  }
   if (const auto text = text_of("HOLMES_HIERARCHICAL_MIN_BYTES")) {
     env.hierarchical_min_bytes = *text == "never" ? UINT64_MAX : number_from<std::uint64_t>(*text);
     if (!env.hierarchical_min_bytes) {
@@ -99,6 +113,10 @@ const std::vector<EnvVariable>& env_variables() {
       {"HOLMES_SHM", "0 or 1", "1", "0: ranks of one host use TCP too."},
       {"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "the engine's choice",
        "How long a waiting thread polls before it blocks."},
+      {"HOLMES_IO_THREADS", "1 to 64", "1",
+       "Threads that move the bytes of asynchronous operations of all communicators."},
+      {"HOLMES_IO_CPUS", "processors, 2,4-7, or numa", "the kernel chooses",
+       "Processors of the I/O threads; numa: those of the NUMA node of the communicator's first NIC."},
       {"HOLMES_RAIL_TIMEOUT_S", "seconds, above 0", "2",
        "A rail on which the peer acknowledges nothing for so long is lost; the others go on."},
       {"HOLMES_TCP_CONGESTION", "a name in tcp_allowed_congestion_control",

@@ -40,6 +40,15 @@ struct Env {
   // choice of the engine.
   std::optional<std::chrono::microseconds> spin;
 
+  // HOLMES_IO_THREADS = number (1 to 64). Threads that move the bytes of asynchronous operations; communicators take
+  // turns over them. With HOLMES_IO_CPUS=numa so many for each NUMA node with a NIC in use. Default 1.
+  int io_threads = 1;
+
+  // HOLMES_IO_CPUS = list | numa. Processors of these threads: "2,4-7", or those of the NUMA node of the communicator's
+  // first NIC, where it has one. Default: the kernel chooses.
+  std::vector<int> io_cpus;
+  bool io_cpus_near_nic = false;
+
   // HOLMES_RAIL_TIMEOUT_S = seconds (> 0, fractions allowed). A rail on which the peer acknowledges nothing for so
   // long, though the system repeats it, is lost; the others go on. Default 2.
   std::chrono::nanoseconds rail_timeout = std::chrono::seconds(2);

@@ -1,5 +1,8 @@
 #include "holmes/core/error.hpp"
 
+#include <sys/resource.h>
+
+#include <cerrno>
 #include <cstring>
 
 namespace holmes {
@@ -34,6 +37,16 @@ void throw_error(ErrorKind kind, const std::string& message, const ErrorContext&
 
 std::string errno_text(int system_errno) {
   return std::string(std::strerror(system_errno)) + " (errno " + std::to_string(system_errno) + ")";
+}
+
+std::string limit_text(int system_errno) {
+  if (system_errno == EMFILE) {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    return "; this process may open " + std::to_string(limit.rlim_cur) + " files (ulimit -n), raise that";
+  }
+  if (system_errno == ENFILE) return "; all processes together may open no more files (sysctl fs.file-max), raise that";
+  return "";
 }
 
 std::string describe_peer(int peer, const std::string& host, const std::string& nic) {

@@ -82,6 +82,10 @@ HOLMES_DEFINE_ERROR(SystemError, JobError, system);      // the operating system
 // "Connection refused (errno 111)".
 std::string errno_text(int system_errno);
 
+// What to do where a limit of the system was hit: "; this process may open 1024 files (ulimit -n), raise that". Empty
+// where `system_errno` says nothing about one.
+std::string limit_text(int system_errno);
+
 // The standard ending of a sentence about a peer: "rank 3 (host b1) on NIC roce0".
 std::string describe_peer(int peer, const std::string& host, const std::string& nic);
 

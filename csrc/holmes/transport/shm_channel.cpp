@@ -52,28 +52,33 @@ ShmSegment::ShmSegment(int fd, std::size_t bytes) {
   const auto check = [](void* mapped) {
     if (mapped != MAP_FAILED) return mapped;
     throw SystemError("cannot map the shared memory of a rank pair: " + errno_text(errno) +
-                          "; check the memory and address space limits (ulimit -v), or set HOLMES_SHM=0",
+                          "; check the limits of memory, of address space (ulimit -v) and of mappings (sysctl "
+                          "vm.max_map_count), or set HOLMES_SHM=0",
                       {.rank = {}, .peer = {}, .host = {}, .nic = "shm", .system_errno = errno});
   };
-  header_ = check(::mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
-  for (int i = 0; i < ring_count; ++i) {
-    // Reserve twice the ring, then lay the ring over both halves.
-    void* reserved = check(::mmap(nullptr, 2 * ring_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    data_[i] = static_cast<std::byte*>(reserved);
-    const off_t offset = static_cast<off_t>(page_bytes() + static_cast<std::size_t>(i) * ring_bytes_);
-    for (int half = 0; half < 2; ++half)
-      check(::mmap(data_[i] + static_cast<std::size_t>(half) * ring_bytes_, ring_bytes_, PROT_READ | PROT_WRITE,
-                   MAP_SHARED | MAP_FIXED, fd, offset));
+  // In memory: head, 0 0, 1 1, 2 2, 3 3; in the segment: head, 0, 1, 2, 3. What follows each other in both is one
+  // mapping (head 0, 0 1, 1 2, 2 3, 3): the kernel allows a process only so many.
+  base_ =
+      static_cast<std::byte*>(check(::mmap(nullptr, mapped_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)));
+  std::size_t from = 0;  // in the segment
+  std::byte* to = base_;
+  for (int i = 0; i <= ring_count; ++i) {
+    const std::size_t end = page_bytes() + static_cast<std::size_t>(std::min(i + 1, ring_count)) * ring_bytes_;
+    check(::mmap(to, end - from, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(from)));
+    to += end - from;
+    from = end - ring_bytes_;
   }
 }
 
-ShmSegment::~ShmSegment() {
-  for (std::byte* data : data_)
-    if (data) ::munmap(data, 2 * ring_bytes_);
-  if (header_ && header_ != MAP_FAILED) ::munmap(header_, page_bytes());
-}
+ShmSegment::~ShmSegment() { ::munmap(base_, mapped_bytes()); }
 
-ShmSegment::Ring& ShmSegment::ring(int index) const { return static_cast<Ring*>(header_)[index]; }
+std::size_t ShmSegment::mapped_bytes() const { return page_bytes() + 2 * ring_count * ring_bytes_; }
+
+ShmSegment::Ring& ShmSegment::ring(int index) const { return reinterpret_cast<Ring*>(base_)[index]; }
+
+std::byte* ShmSegment::data(int index) const {
+  return base_ + page_bytes() + 2 * static_cast<std::size_t>(index) * ring_bytes_;
+}
 
 ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver,
                        std::function<void()> ring_doorbell, ConnectionInfo info)

@@ -24,13 +24,14 @@ public:
 
   struct Ring;  // control words at the head of the segment
   Ring& ring(int index) const;
-  std::byte* data(int index) const { return data_[index]; }
+  std::byte* data(int index) const;
   std::size_t ring_bytes() const { return ring_bytes_; }
 
 private:
+  std::size_t mapped_bytes() const;
+
   std::size_t ring_bytes_ = 0;
-  void* header_ = nullptr;
-  std::byte* data_[4] = {};
+  std::byte* base_ = nullptr;
 };
 
 class ShmChannel final : public Channel {

@@ -39,9 +39,7 @@ UniqueFd open_socket(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) {
     const int error = errno;
-    throw SystemError("cannot open a socket: " + errno_text(error) +
-                          (error == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""),
-                      {.system_errno = error});
+    throw SystemError("cannot open a socket: " + errno_text(error) + limit_text(error), {.system_errno = error});
   }
   return fd;
 }
@@ -271,9 +269,7 @@ UniqueFd accept_one(int listener) {
   UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
     const int error = errno;
-    throw SystemError(
-        "cannot accept a connection: " + errno_text(error) + "; raise the limit of open files (ulimit -n)",
-        {.system_errno = error});
+    throw SystemError("cannot accept a connection: " + errno_text(error) + limit_text(error), {.system_errno = error});
   }
   return fd;  // every other error concerns the one connection that was to be accepted
 }

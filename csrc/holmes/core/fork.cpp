@@ -1,0 +1,77 @@
+#include "holmes/core/fork.hpp"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+
+#include "holmes/core/error.hpp"
+#include "holmes/core/unique_fd.hpp"
+
+namespace holmes {
+namespace {
+
+std::atomic<std::uint64_t> epoch{0};
+
+// fork waits until the list is whole; the child walks it without allocating.
+struct Registry {
+  std::mutex mutex;
+  std::vector<const UninheritedSockets*> entries;
+  UniqueFd nothing{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+};
+
+Registry& registry();
+
+void before_fork() { registry().mutex.lock(); }
+void after_fork_in_parent() { registry().mutex.unlock(); }
+void after_fork_in_child() {
+  epoch.fetch_add(1);
+  for (const UninheritedSockets* entry : registry().entries) entry->let_go(registry().nothing.get());
+  registry().mutex.unlock();
+}
+
+// Never destroyed: the handlers stay.
+Registry& registry() {
+  static Registry* const made = [] {
+    auto* fresh = new Registry();
+    const int error = fresh->nothing ? 0 : errno;
+    if (error != 0) {
+      delete fresh;
+      throw SystemError("cannot make an event descriptor: " + errno_text(error) + limit_text(error),
+                        {.system_errno = error});
+    }
+    return fresh;
+  }();
+  // Only once the registry stands, which the handlers use.
+  static const int registered = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  if (registered != 0)
+    throw SystemError("cannot register a fork handler: " + errno_text(registered), {.system_errno = registered});
+  return *made;
+}
+
+}  // namespace
+
+std::uint64_t fork_epoch() { return epoch.load(std::memory_order_relaxed); }
+
+UninheritedSockets::UninheritedSockets(std::vector<int> fds) : fds_(std::move(fds)) {
+  Registry& known = registry();
+  std::lock_guard lock(known.mutex);
+  known.entries.push_back(this);
+}
+
+UninheritedSockets::~UninheritedSockets() {
+  Registry& known = registry();
+  std::lock_guard lock(known.mutex);
+  std::erase(known.entries, this);
+}
+
+void UninheritedSockets::let_go(int nothing_fd) const noexcept {
+  for (const int fd : fds_) ::dup3(nothing_fd, fd, O_CLOEXEC);
+}
+
+}  // namespace holmes

@@ -1,0 +1,31 @@
+// Fork: what a forked child (a DataLoader's worker, say) inherits of this process's communicators, and lets go of.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace holmes {
+
+// Differs between a process and the children it forks.
+std::uint64_t fork_epoch();
+
+// Sockets that only the process that opened them may keep open: while a child held them too, the peers of a killed
+// process would not learn of its end. In a forked child each number leads to nothing from the start; it stays taken, so
+// that closing it is harmless there. Thread-safe.
+class UninheritedSockets {
+public:
+  // Throws SystemError where there is no descriptor left.
+  explicit UninheritedSockets(std::vector<int> fds);
+  UninheritedSockets(const UninheritedSockets&) = delete;
+  UninheritedSockets& operator=(const UninheritedSockets&) = delete;
+  // Before the sockets are closed.
+  ~UninheritedSockets();
+
+  // In the child, between fork and return. Async-signal-safe.
+  void let_go(int nothing_fd) const noexcept;
+
+private:
+  std::vector<int> fds_;
+};
+
+}  // namespace holmes

@@ -1,0 +1,109 @@
+"""What communicators cost and do in their process: idle ones, I/O threads and their processors, forked children."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holmes_comm
+
+WORKER = Path(__file__).with_name("process_worker.py")
+TRANSPORTS = ["tcp", "auto"]
+IDLE_CPU_S = 0.02
+
+
+def run_pair(scenario: str, transport: str, **variables: str) -> list[dict]:
+    """What two ranks, and their children, say."""
+    server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), scenario, str(server.port), str(rank), transport],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables,
+        )
+        for rank in range(2)
+    ]
+    said = []
+    try:
+        # Rank 0 first: a child of rank 1 keeps that one's output open.
+        output, _ = processes[0].communicate(timeout=60)
+        said += [json.loads(line) for line in output.splitlines()]
+        if scenario == "forked":
+            assert processes[1].stdout is not None
+            said += [json.loads(processes[1].stdout.readline()) for _ in range(2)]
+        else:
+            output, _ = processes[1].communicate(timeout=60)
+            said += [json.loads(line) for line in output.splitlines()]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return said
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_idle_communicators_cost_nothing(transport: str) -> None:
+    said = run_pair("idle", transport)
+    assert len(said) == 2
+    for rank in said:
+        assert rank["cpu_s"] < IDLE_CPU_S, rank
+        assert any("holmes-io-" in name for name in rank["wake_ups"]), rank
+        assert not any(rank["wake_ups"].values()), rank
+
+
+def test_number_and_processors_of_the_io_threads() -> None:
+    cpu = max(os.sched_getaffinity(0))
+    for rank in run_pair("pinned", "tcp", HOLMES_IO_THREADS="3", HOLMES_IO_CPUS=str(cpu)):
+        assert rank["io_threads"] == {f"holmes-io-{number}": [cpu] for number in range(3)}
+        assert rank["own"] == sorted(os.sched_getaffinity(0))
+    for rank in run_pair("pinned", "tcp"):
+        assert rank["io_threads"] == {"holmes-io-0": rank["own"]}
+
+
+def test_processors_that_do_not_exist_are_refused() -> None:
+    program = (
+        "import holmes_comm\n"
+        "try:\n"
+        "    holmes_comm.init(holmes_comm.LocalStore(), 0, 1)\n"
+        "except holmes_comm.UsageError as error:\n"
+        "    print(error)\n"
+    )
+    for variable, value, rule in [
+        ("HOLMES_IO_CPUS", "0-1023", "may not run on"),
+        ("HOLMES_IO_CPUS", "3-1", "processors as"),
+        ("HOLMES_IO_THREADS", "0", "a whole number from 1 to 64"),
+    ]:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {variable: value},
+        )
+        assert f"{variable}='{value}'" in done.stdout, done
+        assert rule in done.stdout
+        assert "unset it" in done.stdout
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_forked_child_neither_uses_nor_keeps_the_communicator(transport: str) -> None:
+    said = run_pair("forked", transport)
+    child = next(line for line in said if "child" in line)
+    try:
+        os.kill(child["child"], 0)  # it lives
+        assert len(child["refused"]) == 3, child
+        assert all("belongs to the process that made it" in text for text in child["refused"])
+        assert child["dead"]
+        survivor = next(line for line in said if line.get("rank") == 0)
+        assert "rank 1 (host" in survivor["message"]
+        # Before the child's end.
+        assert survivor["seconds"] < 10
+    finally:
+        os.kill(child["child"], signal.SIGKILL)
