@@ -99,7 +99,7 @@ private:
   std::vector<Channel*> tended_;  // channels that need care
   bool is_watched_ = false;       // driver; the I/O thread calls take_care
   unsigned spin_misses_ = 0;
-  Duration bulk_wait_{};  // how long waits for large pieces last, on average over the last few
+  Duration bulk_wait_{};     // how long waits for large pieces last, on average over the last few
   std::vector<pollfd> fds_;  // driver of help
 
   mutable std::mutex mutex_;  // protects what follows

@@ -92,8 +92,8 @@ bool Engine::waits_for_bulk() {
   return least >= bulk_bytes && least < std::numeric_limits<std::size_t>::max();
 }
 
-// Waits until a whole piece is there. Where that lasted shorter than the spin lately (a fast network), it asks again and
-// again; on a slow one it sleeps, and what comes while it sleeps costs no processor time.
+// Waits until a whole piece is there. Where that lasted shorter than the spin lately (a fast network), it asks again
+// and again; on a slow one it sleeps, and what comes while it sleeps costs no processor time.
 void Engine::wait_for_bulk(std::optional<Clock::time_point> until) {
   fds_.clear();
   const bool block = prepare_wait(fds_);

@@ -259,8 +259,8 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   check_equal_count("all_gather", outputs[options_.rank], input);
   Call call = begin(options);
   const Signature signature{OpCode::all_gather, input.dtype, std::nullopt, std::nullopt, 0};
-  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, std::move(outputs),
-                                      std::move(input));
+  auto collective =
+      choose_all_gather(engine_->group(), signature, call.work, call.deadline, std::move(outputs), std::move(input));
   return finish(std::move(call), std::move(collective));
 }
 
@@ -317,8 +317,8 @@ WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
 WorkPtr HostCommunicator::barrier(CallOptions options) {
   Call call = begin(options);
   const Signature signature{OpCode::barrier, DType::uint8, std::nullopt, std::nullopt, 0};
-  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, nothing(DType::uint8),
-                                      Buffer{});
+  auto collective =
+      choose_all_gather(engine_->group(), signature, call.work, call.deadline, nothing(DType::uint8), Buffer{});
   return finish(std::move(call), std::move(collective));
 }
 
