@@ -1,4 +1,8 @@
-"""Partition: how many layers each pipeline stage gets, by rule, exactly, and again from a run's timings. Needs numpy only."""
+"""Partition: how many layers each pipeline stage gets. Needs numpy only.
+
+By rule (rules.py); with the least bottleneck (optimum.py, its steps window.py, equal.py, listed.py and search.py); and
+again from a run's timings (replan.py).
+"""
 
 from holmes.partition.optimum import best_partition
 from holmes.partition.problem import Layer, Link, Partition, PartitionProblem, Stage, equal_layers, evaluate

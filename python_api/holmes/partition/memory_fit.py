@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
 import numpy as np
 
 from holmes.partition.problem import Floats, PartitionProblem, costs
@@ -46,16 +50,34 @@ def fitted(problem: PartitionProblem, cuts: tuple[int, ...]) -> tuple[int, ...]:
 
 def starts(problem: PartitionProblem) -> list[tuple[int, ...]]:
     """Where the search for an interleaved partition begins: even, and by speed."""
-    # Every part must hold least_layers transformer layers; where none is required, any layer will do.
-    wanted = [i for i, layer in enumerate(problem.layers) if not problem.least_layers or layer.kind == "transformer"]
     least, parts = max(problem.least_layers, 1), problem.virtual_stages
     speeds = [stage.speed for stage in problem.stages] * problem.chunks
-    spare = len(wanted) - parts * (least - 1)
-    found = []
-    for counts in (split_evenly(spare, parts), split_by_speed(spare, speeds, alpha=1.0)):
-        ends = np.cumsum([count + least - 1 for count in counts])[:-1]
-        found.append((0, *(wanted[end] for end in ends), len(problem.layers)))
-    return list(dict.fromkeys(found))
+    spare = len(_countable(problem)) - parts * (least - 1)
+    splits = (split_evenly(spare, parts), split_by_speed(spare, speeds, alpha=1.0))
+    return list(dict.fromkeys(cuts_of(problem, [count + least - 1 for count in counts]) for counts in splits))
+
+
+def shaken(problem: PartitionProblem, cuts: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
+    """Cuts after a few layers moved from random parts to random others, the parts between them shifting along."""
+    places = _countable(problem)
+    counts = [sum(begin <= place < end for place in places) for begin, end in pairwise(cuts)]
+    for _ in range(rng.randint(1, max(1, len(counts) // 2))):
+        giver, taker = rng.randrange(len(counts)), rng.randrange(len(counts))
+        if counts[giver] > max(problem.least_layers, 1):
+            counts[giver] -= 1
+            counts[taker] += 1
+    return cuts_of(problem, counts)
+
+
+def _countable(problem: PartitionProblem) -> list[int]:
+    """The layers of which every part must hold some: transformer layers, or any where parts need none of those."""
+    return [i for i, layer in enumerate(problem.layers) if not problem.least_layers or layer.kind == "transformer"]
+
+
+def cuts_of(problem: PartitionProblem, counts: Sequence[int]) -> tuple[int, ...]:
+    """The cuts where each part holds so many of the layers that `_countable` names."""
+    places = _countable(problem)
+    return (0, *(places[end] for end in list(accumulate(counts))[:-1]), len(problem.layers))
 
 
 def window_places(problem: PartitionProblem) -> list[int]:

@@ -149,9 +149,14 @@ class PartitionProblem:
         return {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in columns.items()}
 
     @cached_property
-    def working(self) -> Floats:
-        """`working_bytes` of every layer."""
-        return np.array([layer.working_bytes for layer in self.layers], dtype=np.float64)
+    def working_bytes(self) -> Floats:
+        """[j, k]: the largest `working_bytes` of layers j to k - 1; 0 where there are none."""
+        size = len(self.layers)
+        working = np.array([layer.working_bytes for layer in self.layers], dtype=np.float64)
+        table = np.zeros((size + 1, size + 1))
+        later = np.arange(size)[None, :] >= np.arange(size + 1)[:, None]
+        table[:, 1:] = np.maximum.accumulate(np.where(later, working, 0.0), axis=1)
+        return table
 
     @cached_property
     def _output(self) -> Floats:
@@ -248,12 +253,9 @@ def costs(problem: PartitionProblem, cuts: Ints) -> tuple[Floats, Floats, Floats
         else:
             stage_s[:, stage] += 2 * transfer
             stage_s[:, (part + 1) % stages] += 2 * transfer
-    span = np.arange(len(problem.layers))
+    working = problem.working_bytes[cuts[:, :-1], cuts[:, 1:]]
     for stage in range(stages):
         held = activation[:, stage::stages] @ problem.moments(stage).T
-        inside = np.zeros((len(cuts), len(span)), dtype=bool)
-        for part in range(stage, parts, stages):
-            inside |= (span >= cuts[:, part, None]) & (span < cuts[:, part + 1, None])
-        peak = np.where(inside, problem.working, 0.0).max(axis=1)
+        peak = working[:, stage::stages].max(axis=1)
         memory[:, stage] = state[:, stage::stages].sum(axis=1) + held.max(axis=1) + peak
     return stage_s, link_s, memory

@@ -38,6 +38,6 @@ def in_flight(schedule: str, stages: int, chunks: int, micro_batches: int, stage
 
 def _undominated(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Rows that no other row reaches in every column: only they can be the peak."""
-    reached = (rows[None, :, :] >= rows[:, None, :]).all(axis=2)
+    reached = np.asarray((rows[None, :, :] >= rows[:, None, :]).all(axis=2))
     np.fill_diagonal(reached, False)
     return rows[~reached.any(axis=1)]

@@ -6,11 +6,12 @@ interleaving the window is the whole model and the result the optimum; with it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from holmes.partition.problem import Floats, Ints, PartitionProblem
+from holmes.partition.chain import best_chain, least_maximum
+from holmes.partition.problem import Floats, PartitionProblem
 
 
 class Window:
@@ -29,62 +30,40 @@ class Window:
         self._begin, self._end = self.positions[:, None], self.positions[None, :]
         held = self._difference("count")
         self._valid = (held >= problem.least_layers) & (self._end > self._begin)
-        self._working = self._range_maximum()
+        self._working = problem.working_bytes[np.ix_(self.positions, self.positions)]
 
     def best_time(self) -> tuple[int, ...] | None:
-        """Cuts with the least bottleneck, then the least sum of squared stage times; None where no memory limit is kept."""
+        """Cuts with the least bottleneck, then the most even stages; None where no memory limit can be kept."""
 
-        def tables(part: int) -> tuple[Floats, Floats]:
-            time, link = self._time(part)
-            limited = self.problem.stages[part % len(self.problem.stages)].memory_bytes is not None
-            allowed = self._valid & (self.overshoot(part) <= 0) if limited else self._valid
-            return np.where(allowed, np.maximum(time, link), np.inf), time
+        def cost(part: int) -> Floats:
+            time = np.maximum(*self._time(self.first + part))
+            return np.where(self.overshoot(self.first + part) <= 0, time, np.inf)
 
-        return self._solve(tables)
+        return self._cuts(best_chain(len(self.parts), len(self.positions), cost, lambda i: self._time(self.first + i)[0]))
 
     def least_overshoot(self) -> tuple[int, ...]:
         """Cuts with the least excess of any stage over its memory limit; below 0 where all fit."""
 
-        def tables(part: int) -> tuple[Floats, Floats]:
-            cost = self.overshoot(part)
-            return cost, np.maximum(cost, 0.0)
+        def cost(part: int) -> Floats:
+            return self.overshoot(self.first + part)
 
-        cuts = self._solve(tables)
+        def excess(part: int) -> Floats:
+            table = cost(part)
+            return np.where(np.isfinite(table), np.maximum(table, 0.0), 0.0)
+
+        cuts = self._cuts(best_chain(len(self.parts), len(self.positions), cost, excess))
         assert cuts is not None  # the problem's own check leaves every part a valid range
         return cuts
 
     def least_overshoot_bytes(self) -> float:
         """The excess that `least_overshoot` leaves; -inf where no stage has a limit."""
-        return float(self._reach(self.overshoot)[-1])
+        return least_maximum(len(self.parts), len(self.positions), lambda i: self.overshoot(self.first + i))
 
-    def _reach(self, table: Callable[[int], Floats]) -> Floats:
-        """For every position the least maximum of the table over parts that end there, after all parts."""
-        reach = np.full(len(self.positions), np.inf)
-        reach[0] = -np.inf
-        for part in self.parts:
-            reach = np.maximum(reach[:, None], table(part)).min(axis=0)
-        return reach
-
-    def _solve(self, tables: Callable[[int], tuple[Floats, Floats]]) -> tuple[int, ...] | None:
-        """Least maximum of the first table over the parts, then least sum of squares of the second."""
-        size = len(self.positions)
-        bottleneck = self._reach(lambda part: tables(part)[0])[-1]
-        if bottleneck == np.inf:
+    def _cuts(self, chain: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if chain is None:
             return None
-        total = np.full(size, np.inf)
-        total[0] = 0.0
-        chosen: list[Ints] = []
-        for part in self.parts:
-            cost, weight = tables(part)
-            with np.errstate(over="ignore"):
-                step = total[:, None] + np.where(cost <= bottleneck, np.square(weight), np.inf)
-            chosen.append(step.argmin(axis=0))
-            total = step.min(axis=0)
         cuts = self.cuts.copy()
-        at = size - 1
-        for part in reversed(self.parts):
-            at = int(chosen[part - self.first][at])
-            cuts[part] = self.positions[at]
+        cuts[self.first : self.first + len(chain)] = self.positions[list(chain)]
         return tuple(int(cut) for cut in cuts)
 
     def _time(self, part: int) -> tuple[Floats, Floats]:
@@ -123,7 +102,7 @@ class Window:
             base_state += float(problem.prefix["state"][end] - problem.prefix["state"][begin])
             held = problem.prefix["activation"][end] - problem.prefix["activation"][begin]
             base_held = base_held + moments[:, other // stages] * held
-            base_working = max(base_working, float(problem.working[begin:end].max()))
+            base_working = max(base_working, float(problem.working_bytes[begin, end]))
         own = moments[:, part // stages]
         activation = self._difference("activation")
         peak = np.full(activation.shape, -np.inf)
@@ -140,12 +119,3 @@ class Window:
     def _difference(self, column: str) -> Floats:
         prefix = self.problem.prefix[column][self.positions]
         return np.asarray(prefix[None, :] - prefix[:, None])
-
-    def _range_maximum(self) -> Floats:
-        """The largest `working_bytes` of layers j to k - 1."""
-        working = self.problem.working[self.positions[:-1]]
-        size = len(self.positions)
-        table = np.zeros((size, size))
-        starts = np.arange(size)[:, None]
-        table[:, 1:] = np.maximum.accumulate(np.where(np.arange(size - 1)[None, :] >= starts, working, 0.0), axis=1)
-        return table
