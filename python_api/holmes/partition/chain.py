@@ -23,8 +23,8 @@ def least_maximum(parts: int, size: int, cost: Table) -> float:
     return float(reach[-1])
 
 
-def best_chain(parts: int, size: int, cost: Table, weight: Table) -> tuple[int, ...] | None:
-    """Positions 0 to size - 1, parts + 1 of them, with the least maximum cost; of these, the least sum of squared weights.
+def best_chain(parts: int, size: int, cost: Table) -> tuple[int, ...] | None:
+    """Positions 0 to size - 1, parts + 1 of them, of the least maximum cost, then the least sum of squares above 0.
 
     None where no chain is possible. Tables are asked for twice rather than kept: memory O(size^2).
     """
@@ -35,7 +35,9 @@ def best_chain(parts: int, size: int, cost: Table, weight: Table) -> tuple[int, 
     total[0] = 0.0
     chosen: list[Ints] = []
     for part in range(parts):
-        step = total[:, None] + np.where(cost(part) <= most, np.square(weight(part)), np.inf)
+        table = cost(part)
+        step = np.where(table <= most, np.square(np.maximum(table, 0.0)), np.inf)
+        step += total[:, None]
         chosen.append(step.argmin(axis=0))
         total = step.min(axis=0)
     positions = [size - 1]

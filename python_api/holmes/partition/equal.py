@@ -21,7 +21,7 @@ _LISTED_SPREADS = 200_000  # of one stage's layers over its chunks
 
 
 def best_of_equal(problem: PartitionProblem) -> tuple[int, ...] | None:
-    """The best cuts; None where the layers differ, where no partition fits, or where there are too many spreads to try."""
+    """The best cuts; None where layers differ, where no partition fits, or where there are too many spreads to try."""
     places = [i for i, layer in enumerate(problem.layers) if layer.kind == "transformer"]
     same = len({problem.layers[i] for i in places}) == 1 and places[-1] - places[0] == len(places) - 1
     if not same or not problem.least_layers:
@@ -35,16 +35,12 @@ def best_of_equal(problem: PartitionProblem) -> tuple[int, ...] | None:
         layer = problem.layers[places[0]]
         held = np.subtract.outer(np.arange(len(places) + 1), np.arange(len(places) + 1)).T
 
-        def time(stage: int) -> Floats:
-            added = held - base.layers_per_stage[stage]
-            return np.asarray(
-                base.stage_s[stage] + added * (layer.forward_s + layer.backward_s) / problem.stages[stage].speed
-            )
-
         def cost(stage: int) -> Floats:
-            return np.where((held >= least) & (held <= most[stage]), time(stage), np.inf)
+            added = (held - base.layers_per_stage[stage]) * (layer.forward_s + layer.backward_s)
+            time = base.stage_s[stage] + added / problem.stages[stage].speed
+            return np.where((held >= least) & (held <= most[stage]), time, np.inf)
 
-        chain = best_chain(len(stages), len(places) + 1, cost, time)
+        chain = best_chain(len(stages), len(places) + 1, cost)
         if chain is None:
             return None
         counts = [0] * problem.virtual_stages

@@ -21,7 +21,7 @@ def order(problem: PartitionProblem, cuts: Sequence[int]) -> Order:
 
 
 def best_listed(problem: PartitionProblem, cuts: Sequence[int], first: int, last: int) -> tuple[Order, tuple[int, ...]]:
-    """The best partition that differs from `cuts` only in the cuts between part `first` and part `last`, both included."""
+    """The best partition that differs from `cuts` only in the cuts between parts `first` and `last`, and its order."""
     found = []
     for batch in _batches(range(cuts[first] + 1, cuts[last + 1]), last - first):
         every = np.tile(np.array(cuts), (len(batch), 1))

@@ -31,8 +31,8 @@ def memory_error(problem: PartitionProblem) -> ValueError:
     which = "partition" if problem.chunks == 1 else f"partition found with chunks={problem.chunks}"
     return ValueError(
         f"memory cannot fit: in the {which} that comes nearest, layers {parts} over {len(problem.stages)} stages with "
-        f"schedule {problem.schedule!r} and {problem.micro_batches} micro-batches, {len(over)} stages are over their limit, "
-        f"stage {worst} most ({'; '.join(numbers)}); {_fix(problem, float(excess[worst]))}"
+        f"schedule {problem.schedule!r} and {problem.micro_batches} micro-batches, {len(over)} stages are over their "
+        f"limit, stage {worst} most ({'; '.join(numbers)}); {_fix(problem, float(excess[worst]))}"
     )
 
 
@@ -43,9 +43,9 @@ def _fix(problem: PartitionProblem, over: float) -> str:
     if alone > highest:
         others = "" if problem.layers[index].kind == LAYER_KINDS[0] else ", with the layers that must share its stage,"
         return (
-            f"no number of stages fits, as layer {index} ({problem.layers[index].kind}){others} needs {_bytes(alone)} and "
-            f"the largest limit is {_bytes(highest)}: use more tensor parallelism, optimizer shards or recomputation; or "
-            f"{more}"
+            f"no number of stages fits, as layer {index} ({problem.layers[index].kind}){others} needs {_bytes(alone)} "
+            f"and the largest limit is {_bytes(highest)}: use more tensor parallelism, optimizer shards or "
+            f"recomputation; or {more}"
         )
     count = _least_stages(problem) if problem.chunks == 1 else _enough_stages(problem)
     if count is None:
@@ -59,7 +59,7 @@ def _fix(problem: PartitionProblem, over: float) -> str:
 
 
 def _largest_unit(problem: PartitionProblem) -> tuple[int, float]:
-    """The layer that needs most bytes in the smallest part that may hold it, one micro-batch in flight, and these bytes."""
+    """The layer that needs most in the smallest part that may hold it, one micro-batch in flight; and these bytes."""
     single = replace(problem, stages=(Stage(),), links=(), chunks=1, schedule="1f1b")
     need = Window(single, [0, len(single.layers)], 0).memory_bytes(0)
     # [i, i + 1] of the accumulated table: the least over parts that begin at or before i and end after it
@@ -77,7 +77,7 @@ def _least_stages(problem: PartitionProblem) -> int | None:
 
 
 def _enough_stages(problem: PartitionProblem) -> int | None:
-    """A number that fits, few if not the fewest: interleaved partitions are searched, which takes long to do for all."""
+    """A number that fits, few if not the fewest: interleaved partitions are searched, too slow for all numbers."""
     most, below = _most_stages(problem), len(problem.stages)
     count = below
     while count < most:

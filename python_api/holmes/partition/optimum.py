@@ -20,8 +20,8 @@ def best_partition(problem: PartitionProblem) -> Partition:
     """The partition with the least bottleneck time within all memory limits; of several, the one with even stages.
 
     Exact (`is_optimal`) with chunks=1, in O(stages * layers^2). With chunks > 1, exact where all transformer layers are
-    equal, where at most LISTED_PARTITIONS partitions exist, or where the result meets the lower bound; else the best that
-    a local search finds.
+    equal, where at most LISTED_PARTITIONS partitions exist, or where the result meets the lower bound; else the best
+    that a local search finds.
 
     Local and deterministic. Raises ValueError, with all numbers and the nearest fix, where memory cannot fit.
     """
@@ -36,8 +36,8 @@ def _best(problem: PartitionProblem) -> tuple[tuple[int, ...], bool] | None:
     """Cuts, and whether they are proven best; None where none keeps the memory limits."""
     last = len(problem.layers)
     if problem.chunks == 1:
-        cuts = Window(problem, [0] * len(problem.stages) + [last], 0).best_time()
-        return cuts and (cuts, True)
+        whole = Window(problem, [0] * len(problem.stages) + [last], 0).best_time()
+        return None if whole is None else (whole, True)
     if (cuts := best_of_equal(problem)) is not None:
         return cuts, True
     if math.comb(last - 1, problem.virtual_stages - 1) <= LISTED_PARTITIONS:

@@ -48,7 +48,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stage:
-    """The GPUs of one stage: `speed` relative to where the layer times were taken (2: half the time); memory of one GPU.
+    """The GPUs of one stage: `speed` relative to where layer times were taken (2: half the time); memory of one GPU.
 
     `memory_bytes` is what layers may fill (less what the driver, kernels and buffers need); None: no limit.
     """
@@ -117,8 +117,8 @@ class PartitionProblem:
         wanted = len(self.stages) - (self.chunks == 1)
         if self.links and len(self.links) != wanted:
             raise ValueError(
-                f"{len(self.links)} links for {len(self.stages)} stages with chunks={self.chunks}; there must be {wanted}, "
-                f"or none where transfers cost nothing"
+                f"{len(self.links)} links for {len(self.stages)} stages with chunks={self.chunks}; there must be "
+                f"{wanted}, or none where transfers cost nothing"
             )
         check_counts(len(self.layers), len(self.stages))
         transformers = sum(layer.kind == "transformer" for layer in self.layers)
@@ -127,8 +127,8 @@ class PartitionProblem:
             have = transformers // self.least_layers if self.least_layers else len(self.layers)
             raise ValueError(
                 f"{transformers} transformer layers ({len(self.layers)} with embedding and head) cannot fill "
-                f"{len(self.stages)} stages * {self.chunks} chunks = {needed} with least_layers={self.least_layers} each; "
-                f"use {max(have // self.chunks, 1)} stages or fewer, or a model of at least "
+                f"{len(self.stages)} stages * {self.chunks} chunks = {needed} with least_layers={self.least_layers} "
+                f"each; use {max(have // self.chunks, 1)} stages or fewer, or a model of at least "
                 f"{needed * max(self.least_layers, 1)} layers"
             )
 
@@ -178,9 +178,9 @@ class PartitionProblem:
 class Partition:
     """Which layers each part of the model holds, and what it costs. Part c runs on stage c % stages.
 
-    Part c holds layers cuts[c] to cuts[c + 1] - 1 of the problem, embedding and head included. `stage_s`: a stage's time
-    per micro-batch, all its chunks, transfers it waits for included; `link_s`: each link's, where transfers are hidden;
-    `memory_bytes`: each stage's peak on one GPU. `is_optimal`: proven, not only the best that was found.
+    Part c holds layers cuts[c] to cuts[c + 1] - 1 of the problem, embedding and head included. `stage_s`: a stage's
+    time per micro-batch, all its chunks and the transfers it waits for; `link_s`: each link's, where transfers are
+    hidden; `memory_bytes`: each stage's peak on one GPU. `is_optimal`: proven, not only the best that was found.
     """
 
     cuts: tuple[int, ...]
@@ -208,7 +208,7 @@ def equal_layers(count: int, layer_s: float = 1.0) -> tuple[Layer, ...]:
 
 
 def evaluate(problem: PartitionProblem, layers_per_part: Sequence[int]) -> Partition:
-    """What a given split costs: transformer layers of each part (stage, or chunk in model order). Limits are not checked.
+    """What a given split costs: transformer layers of each part (stage, or chunk in model order). No limit is checked.
 
     The embedding goes with the first part, the head with the last. Raises ValueError where the numbers do not sum up.
     """
@@ -216,8 +216,8 @@ def evaluate(problem: PartitionProblem, layers_per_part: Sequence[int]) -> Parti
     counts = list(layers_per_part)
     if len(counts) != problem.virtual_stages or sum(counts) != total or min(counts) < 1:
         raise ValueError(
-            f"layers_per_part={counts} sum to {sum(counts)}; there must be {problem.virtual_stages} entries of at least 1 "
-            f"that sum to {total}"
+            f"layers_per_part={counts} sum to {sum(counts)}; there must be {problem.virtual_stages} entries of at "
+            f"least 1 that sum to {total}"
         )
     places = [i for i, layer in enumerate(problem.layers) if layer.kind == "transformer"]
     return partition_at(problem, [0, *(places[end] for end in np.cumsum(counts)[:-1]), len(problem.layers)])

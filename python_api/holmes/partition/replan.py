@@ -57,11 +57,11 @@ def observed_speeds(problem: PartitionProblem, current: Partition, stage_s: Sequ
 def replan(
     problem: PartitionProblem, current: Partition, stage_s: Sequence[float], *, least_gain: float = 0.05
 ) -> Proposal | None:
-    """The best partition at the speeds that `stage_s` shows; None unless it saves more than `least_gain` of the bottleneck.
+    """The best partition at the speeds that `stage_s` shows; None unless it saves more than `least_gain` of the time.
 
-    `stage_s` as in `observed_speeds`. Both bottlenecks are predicted at the observed speeds, so a wrong first estimate of
-    them costs nothing. Local; ranks that must agree give it the same times. Raises ValueError for a `least_gain` outside
-    [0, 1), and as `best_partition` does.
+    `stage_s` as in `observed_speeds`. Both bottlenecks are predicted at the observed speeds, so a wrong first estimate
+    of them costs nothing. Local; ranks that must agree give it the same times. Raises ValueError for a `least_gain`
+    outside [0, 1), and as `best_partition` does.
     """
     if not 0 <= least_gain < 1:
         raise ValueError(f"least_gain={least_gain} must be at least 0 and below 1 (0.05: five per cent)")

@@ -19,7 +19,7 @@ _ROUNDING = 1e-12  # relative: less is no improvement
 
 
 def searched(problem: PartitionProblem, enough_s: float) -> tuple[int, ...]:
-    """The best cuts found; those nearest to the memory limits where none keeps them. Stops at a bottleneck of `enough_s`.
+    """The best cuts found; those nearest to the memory limits where none keeps them. Stops at `enough_s` or less.
 
     Local optima, from an even split, one by speed, and the best one shaken at random (the same on all ranks), of two
     steps: the exact best cuts of one run of the model through all stages, and all cuts of a shorter run of parts.
@@ -64,9 +64,7 @@ def _end_of_run(cuts: tuple[int, ...], first: int) -> int:
     return last
 
 
-def _better(
-    old: tuple[Order, tuple[int, ...]], new: tuple[Order, tuple[int, ...]]
-) -> tuple[Order, tuple[int, ...]]:
+def _better(old: tuple[Order, tuple[int, ...]], new: tuple[Order, tuple[int, ...]]) -> tuple[Order, tuple[int, ...]]:
     for before, after in zip(old[0], new[0], strict=True):
         if abs(after - before) > _ROUNDING * before:
             return new if after < before else old

@@ -64,11 +64,12 @@ def transformer_layers(
 ) -> tuple[Layer, ...]:
     """The embedding, the model's layers and its head with the loss, as `PartitionProblem` takes them.
 
-    Seconds for one micro-batch of `micro_batch` samples at `flops_per_s` reached by one GPU (peak times efficiency), bytes
-    for one GPU, both divided over `tensor` ranks with sequence parallelism; optimizer state over `optimizer_shards`
-    data-parallel ranks. `recomputation`: "none", "selective" (attention's scores) or "full" (whole layers). The embedding
-    is a look-up without matmul: measure it and pass its forward and backward seconds in `embedding_s` where it matters.
-    The head keeps its own copy of the embedding's word matrix, as it does on every pipeline of two or more stages.
+    Seconds for one micro-batch of `micro_batch` samples at `flops_per_s` reached by one GPU (peak times efficiency),
+    bytes for one GPU, both divided over `tensor` ranks with sequence parallelism; optimizer state over
+    `optimizer_shards` data-parallel ranks. `recomputation`: "none", "selective" (attention's scores) or "full" (whole
+    layers). The embedding is a look-up without matmul: measure it and pass its forward and backward seconds in
+    `embedding_s` where it matters. The head keeps its own copy of the embedding's word matrix, as it does on every
+    pipeline of two or more stages. Raises ValueError for sizes and rates that are not positive.
     """
     for name, value in (
         ("micro_batch", micro_batch),

@@ -15,7 +15,7 @@ from holmes.partition.problem import Floats, PartitionProblem
 
 
 class Window:
-    """Parts `first` to `first + stages - 1` of a partition, their outer cuts fixed; the other parts' costs are the base.
+    """Parts `first` to `first + stages - 1` of a partition, their outer cuts fixed; other parts' costs are the base.
 
     Tables are (n, n) over the positions of the window: [j, k] is a part that holds layers j to k - 1. n counts one more
     than the window's layers.
@@ -39,19 +39,12 @@ class Window:
             time = np.maximum(*self._time(self.first + part))
             return np.where(self.overshoot(self.first + part) <= 0, time, np.inf)
 
-        return self._cuts(best_chain(len(self.parts), len(self.positions), cost, lambda i: self._time(self.first + i)[0]))
+        return self._cuts(best_chain(len(self.parts), len(self.positions), cost))
 
     def least_overshoot(self) -> tuple[int, ...]:
         """Cuts with the least excess of any stage over its memory limit; below 0 where all fit."""
-
-        def cost(part: int) -> Floats:
-            return self.overshoot(self.first + part)
-
-        def excess(part: int) -> Floats:
-            table = cost(part)
-            return np.where(np.isfinite(table), np.maximum(table, 0.0), 0.0)
-
-        cuts = self._cuts(best_chain(len(self.parts), len(self.positions), cost, excess))
+        chain = best_chain(len(self.parts), len(self.positions), lambda i: self.overshoot(self.first + i))
+        cuts = self._cuts(chain)
         assert cuts is not None  # the problem's own check leaves every part a valid range
         return cuts
 
