@@ -3,9 +3,9 @@
 import itertools
 import math
 import random
-import re
 
 import pytest
+from partition_cases import PAPER_MODELS, brute_force, random_problem
 
 from holmes.partition import (
     Layer,
@@ -20,109 +20,8 @@ from holmes.partition import (
     transformer_layers,
 )
 from holmes.partition.equal import best_of_equal
-from holmes.partition.schedule import in_flight
 
 PAPER_SPEEDS = (197.0, 160.0, 122.0)  # TFLOP/s over InfiniBand, RoCE and Ethernet: DESIGN.md, the paper's numbers
-PAPER_MODELS = {
-    "3.6B": Transformer(layers=30, hidden=3072, heads=32),
-    "7.5B": Transformer(layers=36, hidden=4096, heads=32),
-    "39.1B": Transformer(layers=48, hidden=8192, heads=64),
-}
-
-
-def brute_force(problem: PartitionProblem) -> float:
-    """The least bottleneck by trying all partitions, in plain loops that share no code with what is tested."""
-    stages, parts = len(problem.stages), len(problem.stages) * problem.chunks
-    best = math.inf
-    for inner in itertools.combinations(range(1, len(problem.layers)), parts - 1):
-        cuts = [0, *inner, len(problem.layers)]
-        held = [problem.layers[cuts[part] : cuts[part + 1]] for part in range(parts)]
-        if any(sum(layer.kind == "transformer" for layer in part) < problem.least_layers for part in held):
-            continue
-        times, links, fits = [0.0] * stages, [0.0] * stages, True
-        for part in range(parts):
-            stage = part % stages
-            times[stage] += (
-                sum(layer.forward_s + layer.backward_s for layer in held[part]) / problem.stages[stage].speed
-            )
-            if problem.links and part < parts - 1:
-                link = problem.links[stage]
-                transfer = link.latency_s + held[part][-1].output_bytes * 8 / (link.rate_gbps * 1e9)
-                if problem.overlap_transfers:
-                    links[stage] += transfer
-                else:
-                    times[stage] += 2 * transfer
-                    times[(part + 1) % stages] += 2 * transfer
-        for stage in range(stages):
-            own = held[stage::stages]
-            peak = max(
-                sum(
-                    count * sum(layer.activation_bytes for layer in part)
-                    for count, part in zip(counts, own, strict=True)
-                )
-                for counts in moments(problem, stage)
-            )
-            memory = peak + sum(layer.state_bytes for part in own for layer in part)
-            memory += max(layer.working_bytes for part in own for layer in part)
-            limit = problem.stages[stage].memory_bytes
-            fits = fits and (limit is None or memory <= limit)
-        if fits:
-            best = min(best, max(times + links))
-    return best
-
-
-def moments(problem: PartitionProblem, stage: int) -> list[list[int]]:
-    """Micro-batches in flight per chunk at every moment of a schedule, by running its order of passes."""
-    p, m, v = len(problem.stages), problem.micro_batches, problem.chunks
-    if v == 1:
-        return [[{"gpipe": m, "1f1b": min(p - stage, m), "zb-h1": min(p, m)}[problem.schedule]]]
-    forward = [c for g in range(0, m, p) for c in range(v) for _ in range(min(p, m - g))]
-    backward = [v - 1 - c for c in forward]
-    warm_up = min((p - stage - 1) * 2 + (v - 1) * p, m * v)
-    passes = [(c, 1) for c in forward[:warm_up]]
-    for i, c in enumerate(forward[warm_up:]):
-        passes += [(c, 1), (backward[i], -1)]
-    counts, seen = [0] * v, []
-    for chunk, change in passes:
-        counts[chunk] += change
-        seen.append(list(counts))
-    return seen
-
-
-def random_problem(rng: random.Random, chunks: int = 1) -> PartitionProblem:
-    stages = rng.randint(2 if chunks > 1 else 1, 3 if chunks > 1 else 5)
-    count = rng.randint(stages * chunks, max(9, stages * chunks + 1))
-    kinds = ["transformer"] * count
-    if rng.random() < 0.5:
-        kinds = ["embedding", *kinds, "head"]
-    layers = [
-        Layer(
-            rng.uniform(0, 2) if kind != "transformer" else rng.uniform(0.5, 1.5),
-            rng.uniform(0, 4),
-            kind,
-            state_bytes=rng.randint(0, 20),
-            activation_bytes=rng.randint(0, 10),
-            working_bytes=rng.randint(0, 10),
-            output_bytes=rng.randint(0, 10) * 10**8,
-        )
-        for kind in kinds
-    ]
-    limit = rng.choice([None, rng.randint(40, 300)])
-    return PartitionProblem(
-        layers=tuple(layers),
-        stages=tuple(
-            Stage(rng.choice([0.5, 1, 1.5, 2]), limit if limit is None else limit + rng.randint(0, 60))
-            for _ in range(stages)
-        ),
-        links=rng.choice(
-            [(), tuple(Link(rng.choice([1, 5, 25]), rng.choice([0, 0.1])) for _ in range(stages - (chunks == 1)))]
-        ),
-        micro_batches=rng.randint(1, 9),
-        schedule=rng.choice(["1f1b", "gpipe", "zb-h1"]) if chunks == 1 else "1f1b",
-        chunks=chunks,
-        overlap_transfers=rng.random() < 0.5,
-        least_layers=rng.choice([0, 1, 1]),
-    )
 
 
 def check_against_brute_force(problem: PartitionProblem) -> bool:
@@ -274,81 +173,6 @@ def test_a_slow_link_moves_the_cut_to_the_smaller_output() -> None:
     assert hidden.bottleneck_s == pytest.approx(6.4)
 
 
-def test_micro_batches_in_flight() -> None:
-    assert [in_flight("1f1b", 4, 1, 8, stage).tolist() for stage in range(4)] == [[[4]], [[3]], [[2]], [[1]]]
-    assert in_flight("1f1b", 4, 1, 2, 0).tolist() == [[2]]
-    assert in_flight("gpipe", 4, 1, 8, 3).tolist() == [[8]]
-    assert in_flight("zb-h1", 4, 1, 8, 3).tolist() == [[4]]
-    for stage in range(4):  # warm-up and the pass after it, of chunks of a stage
-        most = max(sum(row) for row in in_flight("1f1b", 4, 2, 16, stage).tolist())
-        assert most == (4 - stage - 1) * 2 + 4 + 1
-
-
-def test_first_stages_hold_more_micro_batches_and_so_fewer_layers() -> None:
-    layers = tuple(Layer(1, 2, state_bytes=10, activation_bytes=10) for _ in range(12))
-    for schedule, expected in (("1f1b", (3, 4, 5)), ("gpipe", None)):
-        problem = PartitionProblem(layers, (Stage(1, 130),) * 3, (), 8, schedule)
-        if expected is None:
-            with pytest.raises(ValueError, match="memory cannot fit"):
-                best_partition(problem)
-        else:
-            assert best_partition(problem).layers_per_stage == expected
-
-
-def test_memory_that_cannot_fit_names_stage_bytes_and_the_least_stages() -> None:
-    layers = tuple(Layer(1, 2, state_bytes=10, activation_bytes=10) for _ in range(12))
-    problem = PartitionProblem(layers, (Stage(1, 100),) * 3, (), 8)
-    with pytest.raises(ValueError, match="memory cannot fit") as caught:
-        best_partition(problem)
-    message = str(caught.value)
-    over = re.search(r"stage 1 most \(stage 1 120 bytes of 100 bytes, over by 20 bytes", message)
-    assert over, message
-    least = int(re.search(r"the smallest number of stages that fits is (\d+)", message)[1])
-    fitting = [
-        count
-        for count in range(1, 13)
-        if math.isfinite(brute_force(PartitionProblem(layers, (Stage(1, 100),) * count, (), 8)))
-    ]
-    assert least == fitting[0]
-    more = int(re.search(r"([\d,]+) bytes more memory on every stage suffice", message)[1])
-    assert more == 20
-    best_partition(PartitionProblem(layers, (Stage(1, 100 + more),) * 3, (), 8))
-    with pytest.raises(ValueError, match="memory cannot fit"):
-        best_partition(PartitionProblem(layers, (Stage(1, 100 + more - 1),) * 3, (), 8))
-
-
-def test_a_layer_that_fits_nowhere_is_named() -> None:
-    layers = (Layer(1, 2, "embedding", state_bytes=90), *(Layer(1, 2, state_bytes=20) for _ in range(4)))
-    with pytest.raises(
-        ValueError, match=r"layer 0 \(embedding\), with the layers .* needs 110 bytes .* limit is 100 b"
-    ):
-        best_partition(PartitionProblem(layers, (Stage(1, 100),) * 2))
-
-
-def test_an_interleaved_problem_that_cannot_fit_names_a_number_that_does() -> None:
-    layers = tuple(Layer(1, 2, state_bytes=10) for _ in range(40))
-    with pytest.raises(ValueError, match=r"found with chunks=2.* stage \d+ 200 bytes of 100 bytes.* 4 stages fit;"):
-        best_partition(PartitionProblem(layers, (Stage(1, 100),) * 2, (), 8, chunks=2))
-
-
-def test_random_memory_errors_tell_what_suffices() -> None:
-    checked = 0
-    for seed in range(1500):
-        problem = random_problem(random.Random(seed))
-        if any(stage.memory_bytes is None for stage in problem.stages) or math.isfinite(brute_force(problem)):
-            continue
-        with pytest.raises(ValueError, match="memory cannot fit") as caught:
-            best_partition(problem)
-        more = int(re.search(r"([\d,]+) bytes more memory", str(caught.value))[1].replace(",", ""))
-        for extra, fits in ((more, True), (more - 1, False)):
-            stages = tuple(Stage(stage.speed, stage.memory_bytes + extra) for stage in problem.stages)
-            other = PartitionProblem(problem.layers, stages, (), problem.micro_batches, problem.schedule,
-                                     least_layers=problem.least_layers)  # fmt: skip
-            assert math.isfinite(brute_force(other)) == fits
-        checked += 1
-    assert checked > 20
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -379,32 +203,6 @@ def test_random_memory_errors_tell_what_suffices() -> None:
 def test_bad_input_names_the_value_the_rule_and_the_fix(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.parametrize("name", PAPER_MODELS)
-def test_modelled_layers_add_up_to_the_papers_flops_and_parameters(name: str) -> None:
-    model = PAPER_MODELS[name]
-    layers = transformer_layers(model, micro_batch=4, flops_per_s=1.0)
-    s, h, v, count = model.sequence, model.hidden, model.vocabulary, model.layers
-    flops = 96 * s * count * h**2 * (1 + s / (6 * h) + v / (16 * count * h))
-    assert sum(layer.forward_s + layer.backward_s for layer in layers) / 4 == pytest.approx(flops)
-    parameters = 12 * count * h**2 * (1 + 13 / (12 * h) + (v + s) / (12 * count * h))
-    assert model.parameters == pytest.approx(parameters)
-    assert float(name[:-1]) == pytest.approx(parameters / 1e9, abs=0.06)
-    assert sum(layer.state_bytes for layer in layers) == 18 * (model.parameters + v * h)  # the head's own copy
-
-
-def test_recomputation_trades_time_for_memory() -> None:
-    kinds = {
-        kind: transformer_layers(PAPER_MODELS["7.5B"], micro_batch=1, flops_per_s=1e14, recomputation=kind)[1]
-        for kind in ("none", "selective", "full")
-    }
-    assert kinds["none"].backward_s == pytest.approx(2 * kinds["none"].forward_s)
-    assert kinds["full"].backward_s == pytest.approx(3 * kinds["full"].forward_s)
-    assert kinds["none"].backward_s < kinds["selective"].backward_s < kinds["full"].backward_s
-    assert kinds["none"].activation_bytes > kinds["selective"].activation_bytes > kinds["full"].activation_bytes
-    totals = {layer.activation_bytes + layer.working_bytes for layer in kinds.values()}
-    assert len(totals) == 1
 
 
 def test_equal_inputs_give_equal_partitions() -> None:

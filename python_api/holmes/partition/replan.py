@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -75,9 +74,9 @@ def replan(
 class Replanner:
     """Watches a run and proposes a new partition where the last steps agree that it is clearly better.
 
-    Hysteresis: times are the medians of `window_steps` steps, so a single slow step changes nothing, and nothing is
-    proposed before a window is full, nor unless it saves more than `least_gain`. After `adopt` a new window begins. One
-    thread at a time.
+    Hysteresis: once every `window_steps` steps, the medians of these steps count, so single slow steps change nothing,
+    and nothing is proposed that saves no more than `least_gain`. All other steps cost next to nothing. After `adopt` a
+    new window begins. One thread at a time.
     """
 
     def __init__(
@@ -88,15 +87,17 @@ class Replanner:
         self.problem = problem
         self.current = current
         self.least_gain = least_gain
-        self._steps: deque[tuple[float, ...]] = deque(maxlen=window_steps)
+        self.window_steps = window_steps
+        self._steps: list[tuple[float, ...]] = []
 
     def observe(self, stage_s: Sequence[float]) -> Proposal | None:
-        """Adds one step's times (as in `observed_speeds`); returns a proposal once a full window supports one."""
+        """Adds one step's times (as in `observed_speeds`); a proposal where this step ends a window that has one."""
         observed_speeds(self.problem, self.current, stage_s)  # a wrong time is reported at once, not a window later
         self._steps.append(tuple(stage_s))
-        if len(self._steps) < (self._steps.maxlen or 1):
+        if len(self._steps) < self.window_steps:
             return None
         times = [median(step[stage] for step in self._steps) for stage in range(len(self.problem.stages))]
+        self._steps.clear()
         return replan(self.problem, self.current, times, least_gain=self.least_gain)
 
     def adopt(self, proposal: Proposal) -> None:
