@@ -86,6 +86,9 @@ class _EqualStage:
         even = list(split_evenly(layers, self.problem.chunks))
         if self.limit is None or self._fits(np.array([even]))[0]:
             return even
+        least_held = layers * self.layer.activation_bytes * self.moments.min(axis=1).max()
+        if layers * self.layer.state_bytes + least_held + self.fixed_bytes + self.working > self.limit:
+            return None
         spare = layers - self.problem.chunks * (self.problem.least_layers - 1)
         if math.comb(spare - 1, self.problem.chunks - 1) > _LISTED_SPREADS:
             raise _TooManySpreads

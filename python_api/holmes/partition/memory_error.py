@@ -49,8 +49,9 @@ def _fix(problem: PartitionProblem, over: float) -> str:
         )
     count = _least_stages(problem) if problem.chunks == 1 else _enough_stages(problem)
     if count is None:
+        none = "fits" if problem.chunks == 1 else "was found to fit"
         return (
-            f"no number of stages up to {_most_stages(problem)} fits: use more tensor parallelism, optimizer shards or "
+            f"no number of stages up to {_most_stages(problem)} {none}: use more tensor parallelism, optimizer shards or "
             f"recomputation; or {more}"
         )
     kinds = "" if len(set(problem.stages)) == 1 else " of these machines in the same proportion"
