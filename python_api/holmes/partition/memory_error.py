@@ -51,8 +51,8 @@ def _fix(problem: PartitionProblem, over: float) -> str:
     if count is None:
         none = "fits" if problem.chunks == 1 else "was found to fit"
         return (
-            f"no number of stages up to {_most_stages(problem)} {none}: use more tensor parallelism, optimizer shards or "
-            f"recomputation; or {more}"
+            f"no number of stages up to {_most_stages(problem)} {none}: use more tensor parallelism, optimizer "
+            f"shards or recomputation; or {more}"
         )
     kinds = "" if len(set(problem.stages)) == 1 else " of these machines in the same proportion"
     fits = f"the smallest number of stages that fits is {count}" if problem.chunks == 1 else f"{count} stages fit"
