@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from test_groups import two_clusters
 
+from holmes.partition import PartitionProblem, Stage, best_partition, equal_layers
 from holmes.plan import Plan, plan_for
 from holmes.topology import Topology
 
@@ -28,6 +29,16 @@ def test_as_few_stages_as_fit_by_default() -> None:
 def test_more_stages_than_layers() -> None:
     with pytest.raises(ValueError, match="1 layers cannot fill 2 pipeline stages"):
         plan_for(two_clusters(), model_layers=1, pipeline=2)
+
+
+def test_layers_per_stage_as_the_partition_found_them() -> None:
+    problem = PartitionProblem(equal_layers(12), (Stage(2.0), Stage(1.0)))
+    counts = best_partition(problem).layers_per_stage
+    plan = plan_for(two_clusters(), model_layers=12, pipeline=2, layers_per_stage=counts)
+    assert plan.layers_per_stage == (8, 4)
+    assert plan.layers_of(1) == range(8, 12)
+    with pytest.raises(ValueError, match=r"=\[8, 3\] \(2 stages, 11 layers\) must be 2 .* even split: \[6, 6\]"):
+        plan_for(two_clusters(), model_layers=12, pipeline=2, layers_per_stage=[8, 3])
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holmes import files
 from holmes.groups import KINDS, Group, check_tensor, make_grouping, possible_pipelines
-from holmes.partition import split_evenly
+from holmes.partition.rules import split_evenly
 from holmes.topology import Cluster, Topology
 
 
@@ -102,11 +102,21 @@ class Plan:
         return cls.from_dict(files.load(path))
 
 
-def plan_for(topology: Topology, *, model_layers: int, pipeline: int | None = None, tensor: int = 1) -> Plan:
-    """A plan for this topology, layers split evenly. `pipeline=None`: as few stages as fit.
+def plan_for(
+    topology: Topology,
+    *,
+    model_layers: int,
+    pipeline: int | None = None,
+    tensor: int = 1,
+    layers_per_stage: Sequence[int] | None = None,
+) -> Plan:
+    """A plan for this topology. `pipeline=None`: as few stages as fit.
+
+    `layers_per_stage`: transformer layers of each stage, in the order of the stages, as `holmes.partition` finds them
+    (without interleaving); None: split evenly.
 
     Local and deterministic: equal on all ranks that have the same topology. Raises ValueError, with all numbers and the
-    nearest fix, where sizes do not divide, layers do not suffice, or ranks of a group share no network.
+    nearest fix, where sizes do not divide, layers do not suffice or sum up, or ranks of a group share no network.
     """
     if pipeline is None:
         check_tensor(topology, tensor)
@@ -118,9 +128,22 @@ def plan_for(topology: Topology, *, model_layers: int, pipeline: int | None = No
         data=topology.world_size // (tensor * pipeline),
         pipeline=pipeline,
         clusters=topology.clusters,
-        layers_per_stage=split_evenly(model_layers, pipeline),
+        layers_per_stage=_checked(layers_per_stage, model_layers, pipeline),
         groups=grouping.groups,
     )
+
+
+def _checked(layers_per_stage: Sequence[int] | None, model_layers: int, pipeline: int) -> tuple[int, ...]:
+    if layers_per_stage is None:
+        return split_evenly(model_layers, pipeline)
+    counts = tuple(layers_per_stage)
+    if len(counts) != pipeline or sum(counts) != model_layers or min(counts) < 0:
+        raise ValueError(
+            f"layers_per_stage={list(counts)} ({len(counts)} stages, {sum(counts)} layers) must be {pipeline} numbers, "
+            f"none below 0, that sum to model_layers={model_layers}; for an even split: "
+            f"{list(split_evenly(model_layers, pipeline))}"
+        )
+    return counts
 
 
 def _nics(entry: Mapping[Any, Any]) -> dict[int, tuple[str, ...]]:
