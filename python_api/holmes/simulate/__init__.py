@@ -1,0 +1,1 @@
+"""Cost model and event-driven simulator of a training step. Runs on a laptop: no torch, no GPU."""
