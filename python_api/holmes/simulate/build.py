@@ -75,7 +75,14 @@ class _StageTasks:
     def _collective(self, key: Key, kind: str, total_bytes: float, buckets: int, after: list[Key]) -> None:
         route, size_bytes = self.stage.data_route, total_bytes / (self.step.chunks * buckets)
         self.engine.transfer(
-            key, kind, size_bytes, route.copies, after, latency_s=route.latency_s, channel=("data", self.index), label=kind
+            key,
+            kind,
+            size_bytes,
+            route.copies,
+            after,
+            latency_s=route.latency_s,
+            channel=("data", self.index),
+            label=kind,
         )
 
     def _add_compute(self, operation: Operation) -> None:
@@ -94,7 +101,9 @@ class _StageTasks:
                 needs.append(("gather", self.index, operation.chunk, bucket))
                 if not self.step.overlap_gather:
                     needs.append(("gather", self.index, self.step.chunks - 1, gathers - 1))
-            label = f"{operation.phase}{operation.micro_batch}" + (f".{operation.chunk}" if self.step.chunks > 1 else "")
+            label = f"{operation.phase}{operation.micro_batch}" + (
+                f".{operation.chunk}" if self.step.chunks > 1 else ""
+            )
             self.engine.compute(
                 self._part(operation, part, parts),
                 {"F": "forward", "B": "backward", "W": "weights"}[operation.phase],

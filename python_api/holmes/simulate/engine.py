@@ -50,7 +50,9 @@ class Engine:
         self.link_busy_s = dict.fromkeys(links, 0.0)
         self.link_bytes = dict.fromkeys(links, 0.0)
 
-    def compute(self, key: Key, kind: str, device: str, duration_s: float, after: Iterable[Key], label: str = "") -> None:
+    def compute(
+        self, key: Key, kind: str, device: str, duration_s: float, after: Iterable[Key], label: str = ""
+    ) -> None:
         """Adds a computation. A device runs its computations in the order in which they were added."""
         self._add(Task(key, kind, tuple(after), device=device, duration_s=duration_s, label=label))
 

@@ -1,4 +1,4 @@
-"""A training job in words (model, sizes, where stages are, what the framework does) and its step in seconds and bytes."""
+"""A training job (model, sizes, where the stages are, what the framework does) and its step in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from holmes.simulate.model_cost import ModelShape
 from holmes.simulate.rates import Rates
 from holmes.simulate.step import Boundary, Route, Stage, Step
 
-#: How gradients become new parameters: how often gradients cross a ring's link after the backward, and parameters before
-#: the forward, each (n - 1) / n of them.
+#: How gradients become new parameters: how often gradients cross a ring's link after the backward, and parameters
+#: before the forward, each (n - 1) / n of them.
 SYNCHRONIZATIONS = {
     "all_reduce": (2, 0),
     "sharded": (1, 1),  # reduce-scatter, each rank updates its shard, all-gather
@@ -74,7 +74,9 @@ class Job:
                 f"got places with {[place.hosts * place.ranks_per_host for place in self.places]} ranks"
             )
         if sum(self.layers_per_stage) != self.model.layers or min(self.layers_per_stage) < 1:
-            raise ValueError(f"layers_per_stage={list(self.layers_per_stage)} must sum to {self.model.layers}, all above 0")
+            raise ValueError(
+                f"layers_per_stage={list(self.layers_per_stage)} must sum to {self.model.layers}, all above 0"
+            )
         for place in self.places:
             if place.ranks_per_host % self.tensor:
                 raise ValueError(f"tensor={self.tensor} must divide the {place.ranks_per_host} ranks of {place.host}")
@@ -109,11 +111,11 @@ class Job:
 def make_step(job: Job, rates: Rates) -> Step:
     """The step of a job at these rates. Raises ValueError where a NIC has no rate."""
     nics = {(place.host, nic) for place in job.places for nic in (place.data_nic, place.pipeline_nic)}
-    links = {
-        f"{host} {nic} {way}": rates.link(nic).bytes_per_s for host, nic in sorted(nics) for way in ("out", "in")
-    }
+    links = {f"{host} {nic} {way}": rates.link(nic).bytes_per_s for host, nic in sorted(nics) for way in ("out", "in")}
     stages = len(job.places)
-    activation_bytes = job.micro_batch * job.model.sequence * job.model.hidden * job.framework.element_bytes / job.tensor
+    activation_bytes = (
+        job.micro_batch * job.model.sequence * job.model.hidden * job.framework.element_bytes / job.tensor
+    )
     pairs = [(i, (i + 1) % stages) for i in range(stages if job.chunks > 1 else stages - 1)]
     embedding = None
     if stages > 1 and job.framework.tied_embedding:
@@ -158,7 +160,9 @@ def _stage(job: Job, rates: Rates, index: int) -> Stage:
 
 
 def _boundary(job: Job, rates: Rates, a: int, b: int, size_bytes: float) -> Boundary:
-    return Boundary(_route(job.places[a], job.places[b], rates), _route(job.places[b], job.places[a], rates), size_bytes)
+    return Boundary(
+        _route(job.places[a], job.places[b], rates), _route(job.places[b], job.places[a], rates), size_bytes
+    )
 
 
 def _route(source: Place, target: Place, rates: Rates) -> Route:
@@ -170,4 +174,3 @@ def _route(source: Place, target: Place, rates: Rates) -> Route:
         f"{target.host} {target.pipeline_nic} in": float(target.ranks_per_host),
     }
     return Route(copies, max(rates.link(source.pipeline_nic).latency_s, rates.link(target.pipeline_nic).latency_s))
-

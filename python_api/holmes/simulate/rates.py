@@ -19,7 +19,7 @@ class LinkRate:
 
     def __post_init__(self) -> None:
         if not (self.gbps > 0 and self.latency_s >= 0):
-            raise ValueError(f"a rate needs gbps above 0 and latency_s of at least 0; got {self.gbps}, {self.latency_s}")
+            raise ValueError(f"gbps={self.gbps} of a link must be above 0, and latency_s={self.latency_s} at least 0")
 
     @property
     def bytes_per_s(self) -> float:

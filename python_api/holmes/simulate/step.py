@@ -72,7 +72,8 @@ class Step:
         wanted = len(self.stages) if self.chunks > 1 else len(self.stages) - 1
         if len(self.boundaries) != wanted:
             raise ValueError(
-                f"{len(self.stages)} stages with {self.chunks} chunks need {wanted} boundaries, not {len(self.boundaries)}"
+                f"{len(self.stages)} stages with {self.chunks} chunks need {wanted} boundaries, "
+                f"not {len(self.boundaries)}"
             )
         if not self.bucket_bytes > 0:
             raise ValueError(f"bucket_bytes={self.bucket_bytes} must be above 0")
