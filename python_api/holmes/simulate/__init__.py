@@ -6,6 +6,7 @@ Flow: `Job` (model, sizes, places, framework) and `Rates` -> `make_step` -> `sim
 from holmes.simulate.calibrate import fit_link, links_from_bench, solve_increasing
 from holmes.simulate.job import Framework, Job, Place, make_step
 from holmes.simulate.model_cost import ModelShape
+from holmes.simulate.plan_job import job_of_plan
 from holmes.simulate.rates import LinkRate, Rates
 from holmes.simulate.result import DeviceTime, Result, simulate
 from holmes.simulate.schedules import SCHEDULES, Operation, operations
@@ -30,6 +31,7 @@ __all__ = [
     "chrome_trace",
     "draw",
     "fit_link",
+    "job_of_plan",
     "links_from_bench",
     "make_step",
     "operations",

@@ -41,8 +41,8 @@ class Framework:
 class Place:
     """Where a stage runs: `hosts` equal hosts with `ranks_per_host` ranks of it each.
 
-    `data_nic` and `pipeline_nic` are NIC classes (or names) in `Rates`; `host` names its first host: stages on one host
-    share its NICs.
+    `data_nic` and `pipeline_nic` are NIC classes (or names) in `Rates`, and need a rate only where a group leaves its
+    host; `host` names the first host: stages on one host share its NICs.
     """
 
     host: str
@@ -110,7 +110,9 @@ class Job:
 
 def make_step(job: Job, rates: Rates) -> Step:
     """The step of a job at these rates. Raises ValueError where a NIC has no rate."""
-    nics = {(place.host, nic) for place in job.places for nic in (place.data_nic, place.pipeline_nic)}
+    nics = {(place.host, place.data_nic) for place in job.places if place.hosts > 1}
+    if len({place.host for place in job.places}) > 1:
+        nics |= {(place.host, place.pipeline_nic) for place in job.places}
     links = {f"{host} {nic} {way}": rates.link(nic).bytes_per_s for host, nic in sorted(nics) for way in ("out", "in")}
     stages = len(job.places)
     activation_bytes = (
@@ -144,11 +146,11 @@ def _stage(job: Job, rates: Rates, index: int) -> Stage:
     shard_bytes = model.stage_parameters(job.layers_per_stage, index) / job.tensor * framework.element_bytes
     wire_bytes = shard_bytes * (job.data - 1) / job.data
     reduces, gathers = SYNCHRONIZATIONS[framework.synchronization]
-    rate = rates.link(place.data_nic)
-    # A ring enters and leaves each host once; one ring for each tensor-parallel rank. Inside a host no NIC is used.
-    copies = {f"{place.host} {place.data_nic} {way}": float(job.tensor) for way in ("out", "in")}
-    messages = (job.data - 1) * max(reduces, gathers)
-    route = Route(copies if place.hosts > 1 else {}, rate.latency_s * messages if place.hosts > 1 else 0.0)
+    route = Route()
+    if place.hosts > 1:  # inside a host no NIC is used
+        # A ring enters and leaves each host once; there is one ring for each tensor-parallel rank.
+        copies = {f"{place.host} {place.data_nic} {way}": float(job.tensor) for way in ("out", "in")}
+        route = Route(copies, rates.link(place.data_nic).latency_s * (job.data - 1) * max(reduces, gathers))
     return Stage(
         forward_s=job.micro_batch * model.stage_forward_flops(job.layers_per_stage, index) / flops_per_s,
         backward_s=job.micro_batch * backward / flops_per_s,
@@ -160,9 +162,8 @@ def _stage(job: Job, rates: Rates, index: int) -> Stage:
 
 
 def _boundary(job: Job, rates: Rates, a: int, b: int, size_bytes: float) -> Boundary:
-    return Boundary(
-        _route(job.places[a], job.places[b], rates), _route(job.places[b], job.places[a], rates), size_bytes
-    )
+    source, target = job.places[a], job.places[b]
+    return Boundary(_route(source, target, rates), _route(target, source, rates), size_bytes)
 
 
 def _route(source: Place, target: Place, rates: Rates) -> Route:

@@ -30,7 +30,7 @@ class LinkRate:
 @dataclass(frozen=True)
 class Rates:
     """`compute_tflops`: what one GPU reaches inside a layer, in 1e12 operations per second, counted as `ModelShape`
-    counts. `links`: NIC class (or NIC name, or "shm") to its rate."""
+    counts. `links`: NIC class (or NIC name) to its rate."""
 
     compute_tflops: float
     links: Mapping[str, LinkRate]
