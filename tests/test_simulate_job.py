@@ -16,6 +16,7 @@ from holmes.simulate import (
     Place,
     Rates,
     fit_link,
+    link_from_bench,
     links_from_bench,
     make_step,
     simulate,
@@ -111,8 +112,11 @@ def test_fit_recovers_latency_and_rate_from_noisy_times() -> None:
 
 
 def test_links_from_a_bench_file(tmp_path: Path) -> None:
-    ranks, share = 4, {"ping_pong": 2.0, "reduce_scatter": 3 / 4, "all_gather": 3 / 4, "all_reduce": 6 / 4}
-    messages = {"ping_pong": 2, "reduce_scatter": 1, "all_gather": 1, "all_reduce": 2}
+    ranks, share = (
+        4,
+        {"ping_pong": 2.0, "send_recv": 1.0, "reduce_scatter": 3 / 4, "all_gather": 3 / 4, "all_reduce": 6 / 4},
+    )
+    messages = {"ping_pong": 2, "send_recv": 1, "reduce_scatter": 1, "all_gather": 1, "all_reduce": 2}
     rows = [
         {
             "operation": op,
@@ -121,22 +125,25 @@ def test_links_from_a_bench_file(tmp_path: Path) -> None:
             "time_us": 1e6 * (messages[op] * 1e-4 + size * share[op] / rate),
         }
         for op in share
-        for peer, rate in (("holmes class:roce", 1.25e8), ("holmes eth0", 1.25e7))
+        for peer, rate in (("holmes[class:roce]", 1.25e8), ("holmes[eth0]", 1.25e7))
         for size in (1024, 65536, 2**20, 2**26)
     ]
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({"ranks": ranks, "rows": rows}))
     found = links_from_bench(path)
-    assert found["holmes class:roce"].gbps == pytest.approx(1.0)
-    assert found["holmes eth0"].gbps == pytest.approx(0.1)
-    assert found["holmes eth0"].latency_s == pytest.approx(1e-4)
+    assert found["holmes[class:roce]"].gbps == pytest.approx(1.0)
+    assert found["holmes[eth0]"].gbps == pytest.approx(0.1)
+    assert found["holmes[eth0]"].latency_s == pytest.approx(1e-4)
+    assert link_from_bench(path, "holmes[eth0]") == found["holmes[eth0]"]
+    with pytest.raises(ValueError, match="2 selections of holmes"):
+        link_from_bench(path)
     with pytest.raises(ValueError, match="no rows of broadcast"):
         links_from_bench(path, ["broadcast"])
 
 
 def test_links_from_a_real_bench_file() -> None:
     path = Path(__file__).parent.parent / "benchmarks" / "results" / "link-2.json"
-    link = links_from_bench(path)["holmes"]
+    link = link_from_bench(path)
     assert 0.85 < link.gbps < 1.0  # a testbed link of 1 Gbit/s, of which TCP can carry 0.95
 
 

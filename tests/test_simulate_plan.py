@@ -39,6 +39,10 @@ def test_command_line(tmp_path: Path) -> None:
     assert "TFLOP/s per GPU" in result.output
     assert "bottleneck link: " in result.output
     assert (tmp_path / "trace.json").exists()
+    bench = Path(__file__).parent.parent / "benchmarks" / "results" / "link-2.json"
+    slow = CliRunner().invoke(load("holmes.cli_simulate:simulate"), [*arguments, "--bench", f"ethernet={bench}"])
+    assert slow.exit_code == 0, slow.output
+    assert slow.output != result.output
     wrong = CliRunner().invoke(
         load("holmes.cli_simulate:simulate"), [*arguments, "--schedule", "interleaved", "--chunks", "0"]
     )

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
 from holmes.plan import Plan
-from holmes.simulate import SCHEDULES, Framework, ModelShape, Rates, draw, job_of_plan, make_step, save_trace
+from holmes.simulate import (
+    SCHEDULES,
+    Framework,
+    ModelShape,
+    Rates,
+    draw,
+    job_of_plan,
+    link_from_bench,
+    make_step,
+    save_trace,
+)
 from holmes.simulate import simulate as run
 from holmes.simulate.job import SYNCHRONIZATIONS
 from holmes.topology import Topology
@@ -21,6 +31,14 @@ def simulate(
     hidden: Annotated[int, typer.Option(help="Hidden size of the model; its layers are the plan's.")],
     sequence: Annotated[int, typer.Option(help="Tokens of a sample.")],
     global_batch: Annotated[int, typer.Option(help="Samples of a step, all ranks together.")],
+    bench: Annotated[
+        Optional[list[str]],  # noqa: UP045 (typer reads it at run time)
+        typer.Option(
+            metavar="CLASS=FILE",
+            help="The rate of a NIC class, fitted to a `holmes bench --json` file; replaces the one in --rates.",
+            show_default=False,
+        ),
+    ] = None,
     vocabulary: Annotated[int, typer.Option(help="Words of the vocabulary.")] = 51200,
     micro_batch: Annotated[int, typer.Option(help="Samples of a micro-batch.")] = 1,
     schedule: Annotated[str, typer.Option(help=f"One of {', '.join(SCHEDULES)}.")] = "1f1b",
@@ -44,7 +62,13 @@ def simulate(
             schedule=schedule,
             chunks=chunks,
         )
-        result = run(make_step(job, Rates.load(rates)))
+        known = Rates.load(rates)
+        for text in bench or ():
+            nic_class, equals, path = text.partition("=")
+            if not equals:
+                raise ValueError(f"--bench {text!r} must be CLASS=FILE, such as ethernet=eth0.json")
+            known = known.with_link(nic_class, link_from_bench(path))
+        result = run(make_step(job, known))
     except (ValueError, OSError) as error:
         typer.echo(f"holmes simulate: {error}", err=True)
         raise typer.Exit(2) from None

@@ -3,7 +3,7 @@
 Flow: `Job` (model, sizes, places, framework) and `Rates` -> `make_step` -> `simulate` -> `Result`, timeline.
 """
 
-from holmes.simulate.calibrate import fit_link, links_from_bench, solve_increasing
+from holmes.simulate.calibrate import fit_link, link_from_bench, links_from_bench, solve_increasing
 from holmes.simulate.job import Framework, Job, Place, make_step
 from holmes.simulate.model_cost import ModelShape
 from holmes.simulate.plan_job import job_of_plan
@@ -32,6 +32,7 @@ __all__ = [
     "draw",
     "fit_link",
     "job_of_plan",
+    "link_from_bench",
     "links_from_bench",
     "make_step",
     "operations",

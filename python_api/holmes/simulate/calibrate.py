@@ -14,6 +14,7 @@ from holmes.simulate.rates import LinkRate
 #: Messages that follow each other in one call of n ranks, and bytes on a rank's link over a call's size: an operation's
 #: time is messages * latency + bytes / rate. As the engine runs them: direct or ring, full duplex.
 _COSTS: Mapping[str, Callable[[int], tuple[float, float]]] = {
+    "send_recv": lambda n: (1.0, 1.0),
     "ping_pong": lambda n: (2.0, 2.0),
     "reduce_scatter": lambda n: (1.0, (n - 1) / n),
     "all_gather": lambda n: (1.0, (n - 1) / n),
@@ -54,6 +55,16 @@ def links_from_bench(path: str | Path, operations: Sequence[str] = tuple(_COSTS)
             f"{path} has no rows of {', '.join(operations)}: run `holmes bench {' '.join(operations)} --json`"
         )
     return {peer: fit_link([size for size, _ in pairs], [time for _, time in pairs]) for peer, pairs in points.items()}
+
+
+def link_from_bench(path: str | Path, peer: str | None = None) -> LinkRate:
+    """The rate and latency of one peer; without a name, of Holmes. Raises ValueError naming the peers there are."""
+    links = links_from_bench(path)
+    ours = [name for name in links if name == peer or (peer is None and name.split("[")[0] == "holmes")]
+    if len(ours) != 1:
+        wanted = f"no peer {peer!r}" if peer else f"{len(ours)} selections of holmes, so one must be named"
+        raise ValueError(f"{path} has {wanted}; its peers are {', '.join(links)}")
+    return links[ours[0]]
 
 
 def solve_increasing(

@@ -84,7 +84,7 @@ def draw(result: Result, path: str | Path, title: str = "") -> None:
                 for task in result.tasks
                 if task.kind == kind and lane_of(task) == lane
             ]
-            axis.broken_barh(bars, (row - 0.4, 0.8), color=_COLORS[kind], edgecolor="white", linewidth=0.4)
+            axis.broken_barh(bars, (row - 0.4, 0.8), color=_COLORS[kind], edgecolor="white", linewidth=0.2)
     axis.set_yticks(range(len(lanes)), lanes)
     axis.invert_yaxis()
     axis.set(xlabel="seconds", xlim=(0, result.step_s))
