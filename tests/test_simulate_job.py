@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -87,6 +88,23 @@ def test_data_parallelism_slows_down_the_pipeline_on_one_nic() -> None:
     apart = simulate(make_step(job("roce"), rates(roce=25.0)))
     together = simulate(make_step(job("ethernet"), rates()))
     assert together.step_s >= apart.step_s
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 3), ("zb-h1", 1)])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_schedule_moves_and_computes_the_same(schedule: str, chunks: int, overlap: bool) -> None:
+    framework = Framework("sharded", overlap_reduce=overlap, overlap_gather=overlap)
+    this = dataclasses.replace(job(framework=framework), schedule=schedule, chunks=chunks)
+    step = make_step(this, rates())
+    result, plain = simulate(step), simulate(make_step(job(framework=framework), rates()))
+    for device, reference in zip(result.devices, plain.devices, strict=True):
+        assert device.busy_s == pytest.approx(reference.busy_s)
+    assert result.link_bytes["stage 1 roce in"] == pytest.approx(plain.link_bytes["stage 1 roce in"])
+    # activations cross to the next stage for each chunk, and from the last stage back to the first between chunks
+    embedding_bytes = 8 * 2 * GPT_3_6B.head_parameters
+    once = plain.link_bytes["stage 0 ethernet out"] - embedding_bytes
+    gradients_back = once * (chunks - 1)
+    assert result.link_bytes["stage 0 ethernet out"] == pytest.approx(once * chunks + gradients_back + embedding_bytes)
 
 
 def test_calibration_finds_known_numbers() -> None:

@@ -51,7 +51,7 @@ class _StageTasks:
             buckets = self.step.buckets(self.stage.reduce_bytes)
             for bucket in range(buckets):
                 after: list[Key]
-                if self.step.overlap_reduce:
+                if self.step.overlap_reduce:  # the embedding's sum goes on beside them
                     after = [self._part(operation, bucket, buckets)]
                 else:
                     after = [end]
