@@ -1,0 +1,81 @@
+"""`holmes simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from holmes.plan import Plan
+from holmes.simulate import (
+    SCHEDULES,
+    Framework,
+    ModelShape,
+    Rates,
+    draw,
+    job_of_plan,
+    link_from_bench,
+    make_step,
+    save_trace,
+)
+from holmes.simulate import simulate as run
+from holmes.simulate.job import SYNCHRONIZATIONS
+from holmes.topology import Topology
+
+
+def simulate(
+    plan: Annotated[Path, typer.Argument(help="A saved plan, .yaml or .json.")],
+    topology: Annotated[Path, typer.Option(help="The topology it was made for (`holmes topology --save`).")],
+    rates: Annotated[Path, typer.Option(help="Rates: compute_tflops, and gbps and latency_s of each NIC class.")],
+    hidden: Annotated[int, typer.Option(help="Hidden size of the model; its layers are the plan's.")],
+    sequence: Annotated[int, typer.Option(help="Tokens of a sample.")],
+    global_batch: Annotated[int, typer.Option(help="Samples of a step, all ranks together.")],
+    bench: Annotated[
+        Optional[list[str]],  # noqa: UP045 (typer reads it at run time)
+        typer.Option(
+            metavar="CLASS=FILE",
+            help="The rate of a NIC class, fitted to a `holmes bench --json` file; replaces the one in --rates.",
+            show_default=False,
+        ),
+    ] = None,
+    vocabulary: Annotated[int, typer.Option(help="Words of the vocabulary.")] = 51200,
+    micro_batch: Annotated[int, typer.Option(help="Samples of a micro-batch.")] = 1,
+    schedule: Annotated[str, typer.Option(help=f"One of {', '.join(SCHEDULES)}.")] = "1f1b",
+    chunks: Annotated[int, typer.Option(help="Model chunks of a stage; above 1 with the interleaved schedule.")] = 1,
+    synchronization: Annotated[str, typer.Option(help=f"One of {', '.join(SYNCHRONIZATIONS)}.")] = "sharded",
+    overlap: Annotated[bool, typer.Option(help="Hide gradients behind backward and parameters behind forward.")] = True,
+    recompute: Annotated[bool, typer.Option(help="Layers run their forward again before their backward.")] = True,
+    trace: Annotated[Path | None, typer.Option(help="Write the timeline as Chrome trace (.json).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the timeline (.png, .svg, .pdf).")] = None,
+) -> None:
+    """Step time, speed, bubble, exposed communication and bottleneck link of a plan, without running it."""
+    try:
+        loaded = Plan.load(plan)
+        job = job_of_plan(
+            loaded,
+            Topology.load(topology),
+            ModelShape(sum(loaded.layers_per_stage), hidden, sequence, vocabulary),
+            Framework(synchronization, overlap_reduce=overlap, overlap_gather=overlap, recompute=recompute),
+            micro_batch=micro_batch,
+            global_batch=global_batch,
+            schedule=schedule,
+            chunks=chunks,
+        )
+        known = Rates.load(rates)
+        for text in bench or ():
+            nic_class, equals, path = text.partition("=")
+            if not equals:
+                raise ValueError(f"--bench {text!r} must be CLASS=FILE, such as ethernet=eth0.json")
+            known = known.with_link(nic_class, link_from_bench(path))
+        result = run(make_step(job, known))
+    except (ValueError, OSError) as error:
+        typer.echo(f"holmes simulate: {error}", err=True)
+        raise typer.Exit(2) from None
+    tflops = result.tflops_per_gpu(job.flops_per_sample, global_batch, job.gpus)
+    typer.echo(f"{tflops:.4g} TFLOP/s per GPU, {result.samples_per_s(global_batch):.4g} samples/s")
+    typer.echo(result.describe())
+    if trace is not None:
+        save_trace(result, trace)
+    if plot is not None:
+        draw(result, plot)

@@ -1,0 +1,177 @@
+"""A training job (model, sizes, where the stages are, what the framework does) and its step in seconds and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holmes.simulate.model_cost import ModelShape
+from holmes.simulate.rates import Rates
+from holmes.simulate.step import Boundary, Route, Stage, Step
+
+#: How gradients become new parameters: how often gradients cross a ring's link after the backward, and parameters
+#: before the forward, each (n - 1) / n of them.
+SYNCHRONIZATIONS = {
+    "all_reduce": (2, 0),
+    "sharded": (1, 1),  # reduce-scatter, each rank updates its shard, all-gather
+    "all_reduce_sharded": (2, 1),  # all-reduce, each rank updates its shard, all-gather
+}
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a training framework does in a step, apart from its choice of NICs."""
+
+    synchronization: str = "all_reduce"
+    overlap_reduce: bool = False
+    overlap_gather: bool = False
+    bucket_bytes: float = 256 * 2.0**20
+    element_bytes: int = 2  # of gradients, parameters and activations on the wire
+    recompute: bool = True
+    tied_embedding: bool = True  # first and last stage sum the word embedding's gradients
+
+    def __post_init__(self) -> None:
+        if self.synchronization not in SYNCHRONIZATIONS:
+            raise ValueError(
+                f"synchronization={self.synchronization!r} is unknown; known are {', '.join(SYNCHRONIZATIONS)}"
+            )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage runs: `hosts` equal hosts with `ranks_per_host` ranks of it each.
+
+    `data_nic` and `pipeline_nic` are NIC classes (or names) in `Rates`, and need a rate only where a group leaves its
+    host; `host` names the first host: stages on one host share its NICs.
+    """
+
+    host: str
+    hosts: int
+    ranks_per_host: int
+    data_nic: str
+    pipeline_nic: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job. `layers_per_stage[s]` layers run at `places[s]`; all stages have equally many ranks."""
+
+    model: ModelShape
+    layers_per_stage: tuple[int, ...]
+    places: tuple[Place, ...]
+    framework: Framework
+    micro_batch: int
+    global_batch: int
+    tensor: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        ranks = {place.hosts * place.ranks_per_host for place in self.places}
+        if len(self.places) != len(self.layers_per_stage) or len(ranks) != 1:
+            raise ValueError(
+                f"{len(self.layers_per_stage)} stages need as many places with equally many ranks; "
+                f"got places with {[place.hosts * place.ranks_per_host for place in self.places]} ranks"
+            )
+        if sum(self.layers_per_stage) != self.model.layers or min(self.layers_per_stage) < 1:
+            raise ValueError(
+                f"layers_per_stage={list(self.layers_per_stage)} must sum to {self.model.layers}, all above 0"
+            )
+        for place in self.places:
+            if place.ranks_per_host % self.tensor:
+                raise ValueError(f"tensor={self.tensor} must divide the {place.ranks_per_host} ranks of {place.host}")
+        if self.global_batch % (self.data * self.micro_batch):
+            unit = self.data * self.micro_batch
+            raise ValueError(
+                f"global_batch={self.global_batch} must be a multiple of data={self.data} * micro_batch="
+                f"{self.micro_batch} = {unit}; the nearest is {max(round(self.global_batch / unit), 1) * unit}"
+            )
+
+    @property
+    def data(self) -> int:
+        """Data-parallel size."""
+        return self.places[0].hosts * self.places[0].ranks_per_host // self.tensor
+
+    @property
+    def gpus(self) -> int:
+        """Ranks of all stages."""
+        return sum(place.hosts * place.ranks_per_host for place in self.places)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step through each replica."""
+        return self.global_batch // (self.data * self.micro_batch)
+
+    @property
+    def flops_per_sample(self) -> float:
+        """By the model's formula."""
+        return self.model.flops_per_sample(self.framework.recompute)
+
+
+def make_step(job: Job, rates: Rates) -> Step:
+    """The step of a job at these rates. Raises ValueError where a NIC has no rate."""
+    nics = {(place.host, place.data_nic) for place in job.places if place.hosts > 1}
+    if len({place.host for place in job.places}) > 1:
+        nics |= {(place.host, place.pipeline_nic) for place in job.places}
+    links = {f"{host} {nic} {way}": rates.link(nic).bytes_per_s for host, nic in sorted(nics) for way in ("out", "in")}
+    stages = len(job.places)
+    activation_bytes = (
+        job.micro_batch * job.model.sequence * job.model.hidden * job.framework.element_bytes / job.tensor
+    )
+    pairs = [(i, (i + 1) % stages) for i in range(stages if job.chunks > 1 else stages - 1)]
+    embedding = None
+    if stages > 1 and job.framework.tied_embedding:
+        # An all-reduce of two ranks sends each way once what one rank holds.
+        shard_bytes = job.model.head_parameters / job.tensor * job.framework.element_bytes
+        embedding = _boundary(job, rates, 0, stages - 1, shard_bytes)
+    return Step(
+        stages=tuple(_stage(job, rates, i) for i in range(stages)),
+        boundaries=tuple(_boundary(job, rates, a, b, activation_bytes) for a, b in pairs),
+        links=links,
+        micro_batches=job.micro_batches,
+        schedule=job.schedule,
+        chunks=job.chunks,
+        overlap_reduce=job.framework.overlap_reduce,
+        overlap_gather=job.framework.overlap_gather,
+        bucket_bytes=job.framework.bucket_bytes,
+        embedding=embedding,
+    )
+
+
+def _stage(job: Job, rates: Rates, index: int) -> Stage:
+    model, framework, place = job.model, job.framework, job.places[index]
+    flops_per_s = rates.compute_tflops * 1e12 * job.tensor
+    backward = model.stage_backward_flops(job.layers_per_stage, index, framework.recompute)
+    weights = model.stage_forward_flops(job.layers_per_stage, index)  # as much as a forward
+    shard_bytes = model.stage_parameters(job.layers_per_stage, index) / job.tensor * framework.element_bytes
+    wire_bytes = shard_bytes * (job.data - 1) / job.data
+    reduces, gathers = SYNCHRONIZATIONS[framework.synchronization]
+    route = Route()
+    if place.hosts > 1:  # inside a host no NIC is used
+        # A ring enters and leaves each host once; there is one ring for each tensor-parallel rank.
+        copies = {f"{place.host} {place.data_nic} {way}": float(job.tensor) for way in ("out", "in")}
+        route = Route(copies, rates.link(place.data_nic).latency_s * (job.data - 1) * max(reduces, gathers))
+    return Stage(
+        forward_s=job.micro_batch * model.stage_forward_flops(job.layers_per_stage, index) / flops_per_s,
+        backward_s=job.micro_batch * backward / flops_per_s,
+        weight_share=weights / backward,
+        data_route=route,
+        reduce_bytes=wire_bytes * reduces if job.data > 1 else 0.0,
+        gather_bytes=wire_bytes * gathers if job.data > 1 else 0.0,
+    )
+
+
+def _boundary(job: Job, rates: Rates, a: int, b: int, size_bytes: float) -> Boundary:
+    source, target = job.places[a], job.places[b]
+    return Boundary(_route(source, target, rates), _route(target, source, rates), size_bytes)
+
+
+def _route(source: Place, target: Place, rates: Rates) -> Route:
+    """From a rank's host to its peer's; all ranks of both hosts send at once. Inside a host no NIC is used."""
+    if source.host == target.host:
+        return Route()
+    copies: Mapping[str, float] = {
+        f"{source.host} {source.pipeline_nic} out": float(source.ranks_per_host),
+        f"{target.host} {target.pipeline_nic} in": float(target.ranks_per_host),
+    }
+    return Route(copies, max(rates.link(source.pipeline_nic).latency_s, rates.link(target.pipeline_nic).latency_s))

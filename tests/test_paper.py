@@ -1,0 +1,50 @@
+"""benchmarks/paper.py: what it fits, and that the results kept in the repository are what it computes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from holmes import files
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def paper_module() -> ModuleType:
+    sys.path.insert(0, str(BENCHMARKS))  # paper.py imports its report from beside it
+    try:
+        spec = importlib.util.spec_from_file_location("paper", BENCHMARKS / "paper.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return module
+
+
+def test_kept_results_are_what_it_computes(paper_module: ModuleType) -> None:
+    facts = files.load(BENCHMARKS / "paper.yaml")
+    kept = json.loads((BENCHMARKS / "results" / "paper.json").read_text())
+    assert kept["facts"] == facts
+    paper = paper_module.Paper(facts)
+    rates = paper.calibrate()
+    for nic, published in facts["calibration"]["rows"].items():
+        assert paper.tflops(paper.homogeneous(nic), rates) == pytest.approx(published, rel=1e-6)
+    assert rates.link("roce").gbps == pytest.approx(kept["free_numbers"]["roce_gbps"], rel=1e-6)
+    speeds = {name: paper.tflops(job, rates) for name, job in paper.published_jobs().items()}
+    assert speeds == pytest.approx({row["framework"]: row["predicted_tflops"] for row in kept["predictions"]}, rel=1e-6)
+    assert paper_module.goals_met(facts, speeds) == kept["goals_met"]
+
+
+def test_a_row_that_no_plausible_number_explains_fails(paper_module: ModuleType) -> None:
+    facts = files.load(BENCHMARKS / "paper.yaml")
+    rows = {**facts["calibration"]["rows"], "ethernet": 250}
+    with pytest.raises(ValueError, match="no ethernet rate in Gbit/s between 1 and 800 gives 250"):
+        paper_module.changed(facts, "calibration", rows=rows).calibrate()

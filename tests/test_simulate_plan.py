@@ -1,0 +1,55 @@
+"""A plan through the simulator, from Python and from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_groups import two_clusters
+from typer.testing import CliRunner
+
+from holmes.cli import load
+from holmes.plan import plan_for
+from holmes.simulate import Framework, LinkRate, ModelShape, Place, Rates, job_of_plan
+
+RATES = Rates(
+    100.0, {name: LinkRate(gbps) for name, gbps in (("infiniband", 200.0), ("roce_v2", 100.0), ("ethernet", 25.0))}
+)
+SHAPE = ModelShape(layers=12, hidden=1024, sequence=512, vocabulary=32000)
+
+
+def test_places_are_the_plans_groups() -> None:
+    topology = two_clusters(ranks_per_host=4)
+    plan = plan_for(topology, model_layers=12, pipeline=2, tensor=2)
+    job = job_of_plan(plan, topology, SHAPE, Framework(), micro_batch=1, global_batch=32)
+    assert job.places == (Place("n0", 2, 4, "infiniband", "ethernet"), Place("n2", 2, 4, "roce_v2", "ethernet"))
+    assert (job.tensor, job.data, job.micro_batches, job.gpus) == (2, 4, 8, 16)
+
+
+def test_command_line(tmp_path: Path) -> None:
+    topology = two_clusters(ranks_per_host=4)
+    topology.save(tmp_path / "topology.yaml")
+    plan_for(topology, model_layers=12, pipeline=2).save(tmp_path / "plan.yaml")
+    RATES.save(tmp_path / "rates.yaml")
+    options = {"--topology": "topology.yaml", "--rates": "rates.yaml", "--trace": "trace.json"}
+    arguments = [str(tmp_path / "plan.yaml"), *(part for k, v in options.items() for part in (k, str(tmp_path / v)))]
+    arguments += ["--hidden", "1024", "--sequence", "512", "--global-batch", "64"]
+    result = CliRunner().invoke(load("holmes.cli_simulate:simulate"), arguments)
+    assert result.exit_code == 0, result.output
+    assert "TFLOP/s per GPU" in result.output
+    assert "bottleneck link: " in result.output
+    assert (tmp_path / "trace.json").exists()
+    bench = Path(__file__).parent.parent / "benchmarks" / "results" / "link-2.json"
+    slow = CliRunner().invoke(load("holmes.cli_simulate:simulate"), [*arguments, "--bench", f"ethernet={bench}"])
+    assert slow.exit_code == 0, slow.output
+    assert slow.output != result.output
+    wrong = CliRunner().invoke(
+        load("holmes.cli_simulate:simulate"), [*arguments, "--schedule", "interleaved", "--chunks", "0"]
+    )
+    assert wrong.exit_code == 2
+    assert "chunks=0" in wrong.output
+
+
+def test_a_nic_without_a_rate_is_named() -> None:
+    with pytest.raises(ValueError, match="no rate for 'roce_v1'; there are rates for infiniband, roce_v2, ethernet"):
+        RATES.link("roce_v1")
