@@ -50,8 +50,10 @@ private:
     std::uint32_t tag = 0;
     std::uint64_t bytes = 0;
     DType dtype = DType::uint8;
-    std::uint8_t unused[7] = {};
+    // To a cache line: copies of misaligned payload into the socket take twice the time (measured).
+    std::uint8_t unused[47] = {};
   };
+  static_assert(sizeof(Header) == 64);
   struct Sending {
     Request request;
     Header header;
