@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <ctime>
-#include <limits>
 
 #include "holmes/comm/engine.hpp"
 #include "holmes/comm/progress.hpp"
@@ -73,23 +72,18 @@ void Engine::drive_until(const Work& work, std::optional<Clock::time_point> unti
   }
 }
 
-// Whether all that is awaited comes in large pieces over sockets.
+// Whether much is awaited, over sockets only. What comes with shared memory is asked for too quickly to sleep.
 bool Engine::waits_for_bulk() {
   constexpr std::size_t bulk_bytes = 64 * 1024;
   if (group_->any_shared_memory) return false;
-  std::size_t least = std::numeric_limits<std::size_t>::max();
-  const auto look = [&](std::size_t bytes) { least = bytes > 0 ? std::min(least, bytes) : least; };
+  std::size_t total = 0;
   Collective* running = queue_.empty() ? nullptr : queue_.front().get();
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank) continue;
-    if (running) {
-      look(running->awaited_recv_bytes(peer));
-      look(running->awaited_send_bytes(peer));
-    }
-    look(p2p_.awaited_recv_bytes(peer));
-    look(p2p_.awaited_send_bytes(peer));
+    if (running) total += running->awaited_recv_bytes(peer) + running->awaited_send_bytes(peer);
+    total += p2p_.awaited_recv_bytes(peer) + p2p_.awaited_send_bytes(peer);
   }
-  return least >= bulk_bytes && least < std::numeric_limits<std::size_t>::max();
+  return total >= bulk_bytes;
 }
 
 // Waits until a whole piece is there. Where that lasted shorter than the spin lately (a fast network), it asks again

@@ -11,6 +11,10 @@
 namespace holmes {
 namespace {
 
+// The parts' deadlines come after the announcement's: only that one sees all ranks and can name who is missing, where a
+// part may blame a rank that waits itself. Longer than a roll call (engine_failure.cpp).
+constexpr auto part_grace = std::chrono::milliseconds(500);
+
 // Until final, without raising: the caller's wait does.
 WorkPtr finished(WorkPtr work, bool async) {
   if (async) return work;
@@ -125,7 +129,7 @@ WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes
   const Duration timeout = call.timeout.value_or(options_.timeout);
   signature.form = form_of(call.compression);
   signature.announced_bytes = bytes;
-  std::vector<Chain> chains = make(HierarchicalChains(parts_, Clock::now() + timeout));
+  std::vector<Chain> chains = make(HierarchicalChains(parts_, Clock::now() + timeout + part_grace));
   const auto announce = [&]() -> std::vector<WorkPtr> {
     return {parts_->flat->announce(signature, {.timeout = timeout, .async = true})};
   };
