@@ -5,6 +5,7 @@
 #include "bindings/bind_buffer.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/connection_dict.hpp"
+#include "bindings/nic_pairs.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "holmes/comm/compression.hpp"
@@ -125,14 +126,6 @@ void bind_work(py::module_& module) {
       .def_property_readonly(
           "elapsed_s", [](const Work& work) { return std::chrono::duration<double>(work.elapsed()).count(); },
           "Seconds from submission to the final state (to now where it is not final).");
-}
-
-using NicPairs = std::vector<std::pair<std::string, std::string>>;
-
-std::vector<NicBinding> to_bindings(const NicPairs& nics) {
-  std::vector<NicBinding> bindings;
-  for (const auto& [interface, address] : nics) bindings.push_back({interface, address});
-  return bindings;
 }
 
 std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, const std::string& name,

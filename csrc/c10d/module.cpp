@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/connection_dict.hpp"
+#include "bindings/nic_pairs.hpp"
 #include "process_group_holmes.hpp"
 
 namespace py = pybind11;
@@ -14,17 +15,16 @@ namespace {
 c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
                                               std::chrono::milliseconds timeout,
                                               std::chrono::milliseconds connect_timeout, const std::string& name,
-                                              const std::vector<std::pair<std::string, std::string>>& nics,
-                                              const std::string& transport, std::vector<std::uint64_t> global_ranks,
-                                              std::string nic_reason, std::vector<int> clusters,
-                                              const std::vector<std::pair<std::string, std::string>>& cluster_nics) {
+                                              const NicPairs& nics, const std::string& transport,
+                                              std::vector<std::uint64_t> global_ranks, std::string nic_reason,
+                                              std::vector<int> clusters, const NicPairs& cluster_nics) {
   CommunicatorOptions options;
   options.rank = rank;
   options.size = size;
   options.name = name;
-  for (const auto& [interface, address] : nics) options.nics.push_back({interface, address});
+  options.nics = to_bindings(nics);
   options.clusters = std::move(clusters);
-  for (const auto& [interface, address] : cluster_nics) options.cluster_nics.push_back({interface, address});
+  options.cluster_nics = to_bindings(cluster_nics);
   options.transport = transport_from_name(transport);
   options.timeout = timeout;
   options.connect_timeout = connect_timeout;
@@ -52,8 +52,7 @@ PYBIND11_MODULE(_c10d, m) {
       m, "ProcessGroupHolmes", "CPU tensors over one Holmes communicator.")
       .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"),
            py::arg("connect_timeout"), py::arg("name"), py::arg("nics"), py::arg("transport"), py::arg("global_ranks"),
-           py::arg("nic_reason"), py::arg("clusters") = std::vector<int>{},
-           py::arg("cluster_nics") = std::vector<std::pair<std::string, std::string>>{},
+           py::arg("nic_reason"), py::arg("clusters") = std::vector<int>{}, py::arg("cluster_nics") = NicPairs{},
            py::call_guard<py::gil_scoped_release>(),
            "Collective over the group: connects it over `nics`, pairs of interface and address, and where `clusters` "
            "names several, over `cluster_nics` inside each.")

@@ -15,12 +15,6 @@ std::vector<std::size_t> bytes_of(const std::vector<Buffer>& buffers) {
   return bytes;
 }
 
-std::size_t total_bytes(const std::vector<Buffer>& buffers) {
-  std::size_t total = 0;
-  for (const Buffer& buffer : buffers) total += buffer.bytes();
-  return total;
-}
-
 // The step that bridges `distance` ranks: k for 2^k, -1 for others.
 int step_of(int distance) {
   const auto value = static_cast<unsigned>(distance);

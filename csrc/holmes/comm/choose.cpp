@@ -32,25 +32,20 @@ std::unique_ptr<Collective> choose_all_reduce(Group& group, const Signature& sig
 std::unique_ptr<Collective> choose_reduce_scatter(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                                   Clock::time_point deadline, Buffer output,
                                                   std::vector<Buffer> inputs) {
-  std::size_t begin = 0;
-  std::size_t total = 0;
-  for (int rank = 0; rank < group.size; ++rank) {
-    if (rank == group.rank) begin = total;
-    total += inputs[static_cast<std::size_t>(rank)].count;
-  }
   // All of the input travels to everybody then, not a share.
-  if (takes_log_steps(group, total * size_bytes(output.dtype) * static_cast<std::size_t>(group.size)))
+  if (takes_log_steps(group, total_bytes(inputs) * static_cast<std::size_t>(group.size))) {
+    std::size_t begin = 0;
+    for (int rank = 0; rank < group.rank; ++rank) begin += inputs[static_cast<std::size_t>(rank)].count;
     return std::make_unique<BruckReduce>(group, signature, std::move(work), deadline, std::move(output),
                                          std::move(inputs), begin);
+  }
   return std::make_unique<ReduceScatter>(group, signature, std::move(work), deadline, std::move(output),
                                          std::move(inputs));
 }
 
 std::unique_ptr<Collective> choose_all_gather(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                               Clock::time_point deadline, std::vector<Buffer> outputs, Buffer input) {
-  std::size_t total_bytes = 0;
-  for (const Buffer& output : outputs) total_bytes += output.bytes();
-  if (takes_log_steps(group, total_bytes))
+  if (takes_log_steps(group, total_bytes(outputs)))
     return std::make_unique<BruckAllGather>(group, signature, std::move(work), deadline, std::move(outputs),
                                             std::move(input));
   std::vector<Buffer> sends(static_cast<std::size_t>(group.size), std::move(input));

@@ -10,18 +10,9 @@
 #include <vector>
 
 #include "holmes/bootstrap/mesh.hpp"
-#include "holmes/core/error.hpp"
+#include "holmes/comm/failure.hpp"
 
 namespace holmes {
-
-// Why a communicator failed: what an abort frame carries.
-struct Failure {
-  ErrorKind kind = ErrorKind::communicator;
-  std::string message;
-  ErrorContext context;
-};
-
-inline Failure failure_of(const HolmesError& error) { return {error.kind(), error.what(), error.context()}; }
 
 class ControlLink {
 public:

@@ -50,9 +50,7 @@ void Engine::throw_if_inherited() const {
 void Engine::throw_if_dead() const {
   if (!is_dead()) return;
   std::lock_guard lock(mutex_);
-  throw_error(failure_.kind,
-              "communicator '" + group_->name + "' is dead, make a new one. It failed with: " + failure_.message,
-              failure_.context);
+  throw_dead(group_->name, failure_);
 }
 
 std::optional<Failure> Engine::failure() const {
@@ -137,9 +135,10 @@ void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
 }
 
 bool Engine::progress() {
-  this_thread_drives = true;
+  // What follows the end of an operation may drive another communicator's: the outer driver still drives afterwards.
+  const bool drove = std::exchange(this_thread_drives, true);
   const bool moved = progress_or_fail();
-  this_thread_drives = false;
+  this_thread_drives = drove;
   return moved;
 }
 

@@ -91,6 +91,7 @@ private:
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
   void close_now();
   void drive_until(const Work& work, std::optional<Clock::time_point> until);
+  void sleep(std::optional<Clock::time_point> until);
   bool waits_for_bulk();
   void wait_for_bulk(std::optional<Clock::time_point> until);
   bool goes_on_spinning(std::optional<Clock::time_point>& start, std::optional<Duration>& end) const;

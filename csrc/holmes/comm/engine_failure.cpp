@@ -153,12 +153,7 @@ void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {
     group_->channels[peer]->shutdown();
     p2p_.channels()[peer]->shutdown();
   }
-  std::exception_ptr error;
-  try {
-    throw_error(failure.kind, failure.message, failure.context);
-  } catch (...) {
-    error = std::current_exception();
-  }
+  const std::exception_ptr error = error_of(failure);
   std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();
   std::deque<std::unique_ptr<Collective>> collectives;
   collectives.swap(queue_);

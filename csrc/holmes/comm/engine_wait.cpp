@@ -58,11 +58,7 @@ void Engine::drive_until(const Work& work, std::optional<Clock::time_point> unti
     fds_.clear();
     const bool block = prepare_wait(fds_);
     const auto before = Clock::now();
-    if (block) {
-      auto wake_at = next_wake();
-      if (until && (!wake_at || *until < *wake_at)) wake_at = until;
-      poll_until(fds_, wake_at);
-    }
+    if (block) sleep(until);
     finish_wait();
     const auto now = Clock::now();
     if (block) spin_misses_ = now - before > spin_ ? spin_misses_ + 1 : 0;
@@ -70,6 +66,13 @@ void Engine::drive_until(const Work& work, std::optional<Clock::time_point> unti
     spin_end.reset();
     if (until && now >= *until) return;
   }
+}
+
+// Until one of `fds_` is ready, something is due, or `until`.
+void Engine::sleep(std::optional<Clock::time_point> until) {
+  auto wake_at = next_wake();
+  if (until && (!wake_at || *until < *wake_at)) wake_at = until;
+  poll_until(fds_, wake_at);
 }
 
 // Whether much is awaited, over sockets only. What comes with shared memory is asked for too quickly to sleep.
@@ -99,11 +102,7 @@ void Engine::wait_for_bulk(std::optional<Clock::time_point> until) {
         ::sched_yield();
         is_ready = ::poll(fds_.data(), fds_.size(), 0) != 0;
       }
-    if (!is_ready) {
-      auto wake_at = next_wake();
-      if (until && (!wake_at || *until < *wake_at)) wake_at = until;
-      poll_until(fds_, wake_at);
-    }
+    if (!is_ready) sleep(until);
     bulk_wait_ = (3 * bulk_wait_ + (Clock::now() - start)) / 4;
   }
   finish_wait();

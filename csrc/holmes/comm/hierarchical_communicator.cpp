@@ -30,12 +30,6 @@ Form form_of(const std::shared_ptr<Compression>& compression) {
   return compression->codec() == Codec::bf16 ? Form::hierarchical_bf16 : Form::hierarchical_int8;
 }
 
-std::uint64_t total_bytes(const std::vector<Buffer>& buffers) {
-  std::uint64_t bytes = 0;
-  for (const Buffer& buffer : buffers) bytes += buffer.bytes();
-  return bytes;
-}
-
 }  // namespace
 
 HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
@@ -70,7 +64,7 @@ void HierarchicalCommunicator::connect_parts() {
     try {
       connect_some();
     } catch (const HolmesError& error) {
-      parts_->fail({error.kind(), error.what(), error.context()});
+      parts_->fail(failure_of(error));
       throw;
     }
     CallOptions call;

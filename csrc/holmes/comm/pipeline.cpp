@@ -11,21 +11,13 @@ Failure failure_of(const std::exception_ptr& error, const std::string& title) {
   try {
     std::rethrow_exception(error);
   } catch (const HolmesError& known) {
-    failure = {known.kind(), known.what(), known.context()};
+    failure = holmes::failure_of(known);
   } catch (const std::exception& other) {
     failure = {ErrorKind::system, other.what(), {}};
   }
   // One that a peer reported may say it already.
   if (!title.empty() && failure.message.find(title) == std::string::npos) failure.message += "; part of " + title;
   return failure;
-}
-
-std::exception_ptr error_of(const Failure& failure) {
-  try {
-    throw_error(failure.kind, failure.message, failure.context);
-  } catch (...) {
-    return std::current_exception();
-  }
 }
 
 }  // namespace
@@ -180,9 +172,7 @@ bool Pipeline::has_failed() const {
 void Pipeline::throw_if_failed(const std::string& name) const {
   const std::lock_guard lock(mutex_);
   if (!failure_) return;
-  throw_error(failure_->kind,
-              "communicator '" + name + "' is dead, make a new one. It failed with: " + failure_->message,
-              failure_->context);
+  throw_dead(name, *failure_);
 }
 
 bool Pipeline::has_pending() const {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace holmes {
 
@@ -77,5 +78,11 @@ struct Buffer {
   std::size_t bytes() const { return count * size_bytes(dtype); }
   std::byte* begin() const { return static_cast<std::byte*>(data); }
 };
+
+inline std::size_t total_bytes(const std::vector<Buffer>& buffers) {
+  std::size_t total = 0;
+  for (const Buffer& buffer : buffers) total += buffer.bytes();
+  return total;
+}
 
 }  // namespace holmes

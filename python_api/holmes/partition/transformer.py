@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from holmes.gpt import GptParameters
 from holmes.partition.problem import Layer
 
 RECOMPUTATIONS = ("none", "selective", "full")
-_REPLICATED_BYTES, _SHARDED_BYTES = (
-    6,
-    12,
-)  # per parameter: bf16 value and fp32 gradient; fp32 value and two Adam moments
+# Per parameter: bf16 value and fp32 gradient; fp32 value and two Adam moments.
+_REPLICATED_BYTES, _SHARDED_BYTES = 6, 12
 
 
 @dataclass(frozen=True)
-class Transformer:
-    """Sizes of a GPT model: 12 l h^2 (1 + 13 / (12h) + (V + s) / (12 l h)) parameters, l layers, hidden size h."""
+class Transformer(GptParameters):
+    """Sizes of a GPT model: layers, hidden size, attention heads, tokens of a sample, words of the vocabulary."""
 
     layers: int
     hidden: int
@@ -35,21 +34,6 @@ class Transformer:
                 raise ValueError(f"{name}={getattr(self, name)} of a transformer must be at least 1")
         if self.hidden % self.heads:
             raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model, embedding and head sharing one matrix."""
-        return self.layers * self.layer_parameters + self.embedding_parameters
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of one transformer layer."""
-        return 12 * self.hidden**2 + 13 * self.hidden
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Of the word and position embeddings."""
-        return (self.vocabulary + self.sequence) * self.hidden
 
 
 def transformer_layers(
@@ -117,7 +101,7 @@ def transformer_layers(
         forward_s=head_flops * second,
         backward_s=2 * head_flops * second,
         kind="head",
-        state_bytes=share(state * vocabulary * hidden),
+        state_bytes=share(state * model.head_parameters),
         activation_bytes=share(2 * boundary + 4 * tokens * vocabulary),  # inputs of norm and head, fp32 logits
     )
     return (embedding, *[layer] * model.layers, head)

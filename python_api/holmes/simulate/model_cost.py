@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holmes.gpt import GptParameters
+
 
 @dataclass(frozen=True)
-class ModelShape:
+class ModelShape(GptParameters):
     """Shape of the model: layers, hidden size, tokens of a sample, words of the vocabulary."""
 
     layers: int
@@ -35,26 +37,6 @@ class ModelShape:
     def flops_per_sample(self, recompute: bool = True) -> float:
         """Forward and backward (twice the forward) of one sample; `recompute`: the layers' forward a second time."""
         return self.layers * self.layer_forward_flops * (4 if recompute else 3) + 3 * self.head_forward_flops
-
-    @property
-    def parameters(self) -> float:
-        """Of the whole model; the output layer shares the word embedding."""
-        return float(self.layers * self.layer_parameters + self.embedding_parameters)
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of one layer, biases and norms included."""
-        return 12 * self.hidden**2 + 13 * self.hidden
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Of the word and position embeddings, which the first stage holds."""
-        return (self.vocabulary + self.sequence) * self.hidden
-
-    @property
-    def head_parameters(self) -> int:
-        """Of the word embedding alone: the copy that the last of several stages holds."""
-        return self.vocabulary * self.hidden
 
     def stage_parameters(self, layers_per_stage: tuple[int, ...], stage: int) -> float:
         """Of one stage. The last of several stages has its own copy of the word embedding."""
