@@ -233,7 +233,7 @@ std::string Collective::describe_wait(const std::vector<char>& entered) const {
     } else if (flow.in_bytes < flow.in_total) {
       what = std::to_string(received_bytes(peer)) + " of " + std::to_string(flow.in_total - sizeof(Header)) +
              " bytes received";
-    } else if (flow.out_bytes < flow.out_total) {
+    } else if (flow.out_bytes < flow.out_total && may_send(peer)) {
       what = "takes no more data (" + std::to_string(flow.out_bytes) + " of " + std::to_string(flow.out_total) +
              " bytes sent)";
     }
