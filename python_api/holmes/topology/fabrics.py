@@ -49,7 +49,8 @@ def candidate_fabrics(hosts: Sequence[Host]) -> tuple[Fabric, ...]:
                 members.setdefault(key, {}).setdefault(host.host_id, port)
     fabrics = []
     for (nic_class, subnet), ports in members.items():
-        only_roce = nic_class == "ethernet" and all(port.is_rdma for port in ports.values())
+        only_roce = nic_class == "ethernet" and len({port.nic_class for port in ports.values() if port.is_rdma}) == 1
+        only_roce = only_roce and all(port.is_rdma for port in ports.values())
         one_subnet = subnet == ROUTED and len({port.subnet for port in ports.values()}) == 1
         if len(ports) > 1 and not only_roce and not one_subnet:
             fabrics.append(make_fabric(f"{nic_class} {subnet}", nic_class, subnet, ports, confirmed=False))

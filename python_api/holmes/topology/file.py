@@ -212,10 +212,13 @@ def _link(entry: Entry) -> Link:
     clusters = [str(name) for _, name in entry.items("clusters", required=True)]
     if len(clusters) != 2:
         raise entry.wrong("clusters", "a list of two clusters' names")
-    gbps = entry.positive("aggregate_gbps")
-    if gbps is None:
-        raise entry.wrong("aggregate_gbps", "a number above 0")
-    return Link((clusters[0], clusters[1]), entry.text("fabric"), entry.whole("pairs", 1), gbps)
+    rates = {}
+    for key in ("gbps", "latency_s", "aggregate_gbps"):
+        value = entry.positive(key)
+        if value is None:
+            raise entry.wrong(key, "a number above 0")
+        rates[key] = value
+    return Link((clusters[0], clusters[1]), entry.text("fabric"), pairs=entry.whole("pairs", 1), **rates)
 
 
 def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
