@@ -139,7 +139,7 @@ def full_topology() -> Topology:
         for f in base.fabrics
     ]  # fmt: skip
     findings = [Finding("rate", "n1", "ib0", "0.1 of the others'", "check the cable")]
-    links = [Link(("cluster 0", "cluster 1"), "ethernet 10.9.0.0/24", 2, 0.5)]
+    links = [Link(("cluster 0", "cluster 1"), "ethernet 10.9.0.0/24", 0.4, 2e-5, 2, 0.5)]
     return make_topology(hosts, fabrics, findings, links)
 
 
