@@ -11,7 +11,7 @@ _MOST_PAIRS = 8  # of two clusters at once: more would only load the machines
 
 
 def measure_links(meter: Meter, topology: Topology, most_rounds: int) -> list[Link]:
-    """Collective. The links between clusters, in their order; a sample of them where there are more than eight.
+    """Collective. The links between clusters, in their order; a sample of them where there are many.
 
     Takes two rounds for each round of a tournament of the clusters, at most `most_rounds` in all, but at least two.
     """

@@ -65,12 +65,13 @@ class Meter:
         Takes `slot_s` a round and, where partners do not come, at most twice that and the time-out.
         """
         self._batch += 1
-        end_s = time.monotonic() + 2 * len(rounds) * slot_s(self._window) + self._timeout_s
+        start_s = time.monotonic()
         mine: list[list[Any]] = []
         for number, meetings in enumerate(rounds):
             for place, (fabric, one, other) in enumerate(meetings if self._leads else ()):
                 if self._me.host_id in (one, other):
-                    deadline_s = min(end_s, time.monotonic() + self._timeout_s)
+                    # A partner that was itself kept waiting comes late, so all have one time-out in common.
+                    deadline_s = start_s + 2 * (number + 1) * slot_s(self._window) + self._timeout_s
                     with contextlib.suppress(OSError):
                         name = f"{self._batch}/{number}/{place}"
                         mine.append([number, place, *self._meet(fabric, one, other, name, deadline_s)])

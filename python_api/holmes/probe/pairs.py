@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 Round = list[tuple[str, str]]
-_EVERY_PAIR = 8  # up to so many hosts, every pair is worth a round
+_EVERY_PAIR = 16  # up to so many hosts, every pair is worth its round
 
 
 def tournament(members: Sequence[str], most_rounds: int) -> list[Round]:
-    """Rounds of disjoint pairs: all pairs of up to eight members (circle method), else a sample in O(log) rounds.
+    """Rounds of disjoint pairs: all pairs (circle method) where they fit, of up to 16 members, else a sample.
 
-    The sample pairs members whose places differ in one bit. Over all log2 rounds that joins everybody with everybody
-    else through few steps, and near and far ones are compared in turn, as neighbours often share a switch.
+    The sample pairs members whose places differ in one bit. Over its log2 rounds that joins everybody with everybody
+    else through few steps; near and far ones are compared in turn, as neighbours often share a switch.
     """
     count = len(members)
-    if count <= _EVERY_PAIR:
+    if count <= min(_EVERY_PAIR, most_rounds + 1):
         rounds = _circle(members)
     else:
         bits = (count - 1).bit_length()

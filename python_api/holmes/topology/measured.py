@@ -1,9 +1,10 @@
 """What measured pairs say of a fabric: its rate, whether it is really several, and whose NIC is slow.
 
 The rule, as docs/topology.md states it. A host's rate is the best of its pairs: a pair is as slow as its slower host.
-Two hosts are joined where their pair has at least a third of the slower one's rate. The joined parts are one fabric
-unless a pair between them was measured to be slower than that, twice; then each is a fabric of its own, and the whole
-one keeps what they have between each other. A host below half of its part's median, twice, is reported.
+Two hosts are joined where their pair has at least a third of the faster one's rate, and apart where it has less than a
+third of the slower one's (in between, one host is slow, which says nothing of the wire). Joined hosts are a piece;
+pieces are one fabric unless hosts of theirs are apart, measured twice. Then each such part is a fabric of its own, and
+the whole one keeps what they have between each other. A host below half of its part's median, twice, is reported.
 """
 
 from __future__ import annotations
@@ -69,21 +70,26 @@ def parts_of(fabric: Fabric, pairs: Sequence[PairRate]) -> list[list[str]]:
     if fabric.subnet == ROUTED:
         return [list(fabric.ports)]
     rates = host_rates(pairs)
-    joined = [pair.hosts for pair in pairs if _is_joined(pair, rates)]
-    found = components(list(fabric.ports), joined)
-    number = {host_id: index for index, part in enumerate(found) for host_id in part}
-    apart = {frozenset(number[host_id] for host_id in pair.hosts) for pair in pairs if not _is_joined(pair, rates)}
+    pieces = _pieces(fabric, pairs, rates)
+    number = {host_id: index for index, piece in enumerate(pieces) for host_id in piece}
+    apart: set[frozenset[int]] = set()
+    best: dict[tuple[int, int], float] = {}
+    for pair in pairs:
+        one, other = (number[host_id] for host_id in pair.hosts)
+        if pair.gbps < SPLIT_SHARE * min(rates[host_id] for host_id in pair.hosts):
+            apart.add(frozenset((one, other)))
+        for between in ((one, other), (other, one)):
+            best[between] = max(best.get(between, 0.0), pair.gbps)
     groups: list[list[int]] = []
-    for index in sorted(range(len(found)), key=lambda i: -len(found[i])):
-        # Without a slow pair between them two parts are one: class and subnet say so.
-        for group in groups:
-            if not any(frozenset((index, other)) in apart for other in group):
-                group.append(index)
-                break
+    for index in sorted(range(len(pieces)), key=lambda i: -len(pieces[i])):
+        # Where no pair says otherwise two pieces are one fabric: class and subnet say so.
+        possible = [group for group in groups if not any(frozenset((index, other)) in apart for other in group)]
+        if possible:
+            max(possible, key=lambda group: max(best.get((index, other), 0.0) for other in group)).append(index)
         else:
             groups.append([index])
     order = {host_id: place for place, host_id in enumerate(fabric.ports)}
-    return [sorted((h for index in group for h in found[index]), key=order.__getitem__) for group in groups]
+    return [sorted((h for index in group for h in pieces[index]), key=order.__getitem__) for group in groups]
 
 
 def questions(fabric: Fabric, pairs: Sequence[PairRate]) -> list[tuple[str, str]]:
@@ -98,7 +104,7 @@ def questions(fabric: Fabric, pairs: Sequence[PairRate]) -> list[tuple[str, str]
     asked: list[tuple[str, str]] = []
     if len(parts) > 1:
         # Not only the parts, also the pieces that no slow pair kept from being put into one.
-        pieces = components(list(fabric.ports), [pair.hosts for pair in pairs if _is_joined(pair, rates)])
+        pieces = [piece for piece in _pieces(fabric, pairs, rates) if piece[0] in rates]
         best = [max(piece, key=lambda host_id: rates.get(host_id, 0.0)) for piece in pieces[:_MOST_PIECES]]
         asked += itertools.combinations(best, 2)
     typical = statistics.median(rates.values())
@@ -167,8 +173,9 @@ def slow_hosts(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[PairRa
     return findings
 
 
-def _is_joined(pair: PairRate, rates: Mapping[str, float]) -> bool:
-    return pair.gbps >= SPLIT_SHARE * min(rates[host_id] for host_id in pair.hosts)
+def _pieces(fabric: Fabric, pairs: Sequence[PairRate], rates: Mapping[str, float]) -> list[list[str]]:
+    joined = (p.hosts for p in pairs if p.gbps >= SPLIT_SHARE * max(rates[host_id] for host_id in p.hosts))
+    return components(list(fabric.ports), joined)
 
 
 def _with_rates(fabric: Fabric, pairs: Sequence[PairRate]) -> Fabric:
