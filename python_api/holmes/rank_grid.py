@@ -20,35 +20,42 @@ Ints = npt.NDArray[np.int64]
 class Kind(NamedTuple):
     """One kind of group. `axes`: those its ranks differ in, of the grid "dense" or "expert".
 
-    `within`: what a group must not leave: "host", "cluster" or, for the few that may cross clusters, "". `stages`: the
-    stages whose ranks are in a group: "" for all, else "first" or "first and last".
+    `within`: what a group must not leave: "host", "cluster" or, for the few that may cross clusters, "". `why`: the
+    reason for that. `stages`: the stages whose ranks are in a group: "" for all, else "first" or "first and last".
     """
 
     title: str
     grid: str
     axes: tuple[str, ...]
     within: str
+    why: str
     stages: str = ""
 
 
+_GRADIENTS = "every gradient and parameter, each step"
+_ACTIVATIONS = "activations, several times a layer"
+_SEQUENCES = "keys and values, in every layer"
+_TOKENS = "every token to its experts and back, in every layer"
+_SCALARS = "norms and flags: a few bytes a step"
+
 #: All kinds, named as in Megatron-core's ProcessGroupCollection, in the order in which process groups are made.
 KINDS = {
-    "dp_cp": Kind("data and context parallel", "dense", ("cp", "dp"), "cluster"),
-    "dp": Kind("data parallel", "dense", ("dp",), "cluster"),
-    "cp": Kind("context parallel", "dense", ("cp",), "cluster"),
-    "mp": Kind("model parallel (tensor and pipeline)", "dense", ("tp", "pp"), ""),
-    "tp": Kind("tensor parallel", "dense", ("tp",), "host"),
-    "pp": Kind("pipeline", "dense", ("pp",), ""),
-    "embd": Kind("embedding", "dense", ("pp",), "", stages="first and last"),
-    "pos_embd": Kind("position embedding", "dense", ("pp",), "", stages="first"),
-    "tp_dp_cp": Kind("tensor, data and context parallel", "dense", ("tp", "cp", "dp"), "cluster"),
-    "tp_dp": Kind("tensor and data parallel", "dense", ("tp", "dp"), "cluster"),
-    "tp_cp": Kind("tensor and context parallel", "dense", ("tp", "cp"), "cluster"),
-    "ep": Kind("expert parallel", "expert", ("ep",), "cluster"),
-    "expt_tp": Kind("expert tensor parallel", "expert", ("tp",), "host"),
-    "tp_ep": Kind("expert tensor and expert parallel", "expert", ("tp", "ep"), "cluster"),
-    "tp_ep_pp": Kind("expert model parallel", "expert", ("tp", "ep", "pp"), ""),
-    "expt_dp": Kind("expert data parallel", "expert", ("dp",), "cluster"),
+    "dp_cp": Kind("data and context parallel", "dense", ("cp", "dp"), "cluster", _GRADIENTS),
+    "dp": Kind("data parallel", "dense", ("dp",), "cluster", _GRADIENTS),
+    "cp": Kind("context parallel", "dense", ("cp",), "cluster", _SEQUENCES),
+    "mp": Kind("model parallel (tensor and pipeline)", "dense", ("tp", "pp"), "", _SCALARS),
+    "tp": Kind("tensor parallel", "dense", ("tp",), "host", _ACTIVATIONS),
+    "pp": Kind("pipeline", "dense", ("pp",), "", "activations of a stage's end, point to point"),
+    "embd": Kind("embedding", "dense", ("pp",), "", "the tied embedding's gradient, once a step", "first and last"),
+    "pos_embd": Kind("position embedding", "dense", ("pp",), "", "one rank", "first"),
+    "tp_dp_cp": Kind("tensor, data and context parallel", "dense", ("tp", "cp", "dp"), "cluster", _GRADIENTS),
+    "tp_dp": Kind("tensor and data parallel", "dense", ("tp", "dp"), "cluster", _GRADIENTS),
+    "tp_cp": Kind("tensor and context parallel", "dense", ("tp", "cp"), "cluster", _SEQUENCES),
+    "ep": Kind("expert parallel", "expert", ("ep",), "cluster", _TOKENS),
+    "expt_tp": Kind("expert tensor parallel", "expert", ("tp",), "host", _ACTIVATIONS),
+    "tp_ep": Kind("expert tensor and expert parallel", "expert", ("tp", "ep"), "cluster", _TOKENS),
+    "tp_ep_pp": Kind("expert model parallel", "expert", ("tp", "ep", "pp"), "", _SCALARS),
+    "expt_dp": Kind("expert data parallel", "expert", ("dp",), "cluster", _GRADIENTS),
 }
 
 
@@ -86,6 +93,20 @@ class RankGrid:
         }
         self.width = width
         self.pipeline = pipeline
+
+    def kinds(self) -> list[str]:
+        """The kinds whose groups have several ranks, each only once where sizes of 1 make several kinds the same (with
+        context=1, "dp_cp" is "dp"). Expert kinds only where experts are placed differently from the rest."""
+        dense, expert = self._axes["dense"], self._axes["expert"]
+        has_experts = expert["ep"] > 1 or expert["tp"] != dense["tp"]
+        found: dict[object, str] = {}
+        for kind in sorted(KINDS, key=lambda name: len(KINDS[name].axes)):
+            described = KINDS[kind]
+            axes = tuple(axis for axis in described.axes if self._axes[described.grid][axis] > 1)
+            grid = "dense" if axes == ("pp",) else described.grid
+            if self.size_of(kind) > 1 and (grid == "dense" or has_experts):
+                found.setdefault((grid, axes, described.stages), kind)
+        return [kind for kind in KINDS if kind in found.values()]
 
     def size_of(self, kind: str) -> int:
         """Ranks of one group."""

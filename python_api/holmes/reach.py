@@ -121,6 +121,10 @@ class Reach:
             cluster=np.where(one_cluster, clusters[:, 0], -1),
         )
 
+    def shared_in_cluster(self, cluster: int) -> int:
+        """The networks (a bit each) that all hosts of a cluster share."""
+        return int(np.bitwise_and.reduce(self._bits[self.cluster_of_host == cluster]))
+
     def rails(self, networks: int) -> Rails:
         """The best of these networks (a bit each) and all of its grade."""
         found = self._rails.get(networks)

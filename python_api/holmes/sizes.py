@@ -100,22 +100,29 @@ def check_sizes(topology: Topology, limits: Limits, sizes: Sizes) -> None:
     """Raises one ValueError that holds every rule the sizes break, with all numbers, and the nearest fix."""
     wrong = problems(limits, sizes)
     near = nearest(limits, sizes) if wrong else sizes
-    batch = None if near is None else _batch_problem(limits, near)
-    if not wrong and batch is None:
-        return
-    fixes = []
-    if wrong and near is None:
-        fixes.append(f"a model of at least {limits.world_size // limits.stage_unit * sizes.chunks} layers")
-    elif wrong and near is not None:
+    if near is not None and (batch := _batch_problem(limits, near)):
+        wrong.append(batch[0])
+    if wrong:
+        fix = "; or ".join(fixes(topology, limits, sizes))
+        raise ValueError(f"{sizes.text()} does not fit: {'; '.join(wrong)}. Fix: {fix}")
+
+
+def fixes(topology: Topology, limits: Limits, sizes: Sizes) -> list[str]:
+    """What would make the sizes fit, or sizes that do; each in words, best first."""
+    wrong = problems(limits, sizes)
+    near = nearest(limits, sizes) if wrong else sizes
+    if near is None:
+        return [f"a model of at least {limits.world_size // limits.stage_unit * sizes.chunks} layers"]
+    found = []
+    if wrong:
         works = _pipelines(limits, sizes)
         also = f" (with the other sizes as they are: pipeline {_listed(works)})" if works else ""
-        fixes.append(f"the nearest sizes that fit: {near.text()}{also}")
-    if batch is not None:
-        fixes[-1:] = [f"{fixes[-1]}, with {batch[1]}" if fixes else batch[1]]
-        wrong.append(batch[0])
-    if left_out := _leave_out(topology, limits, sizes):
-        fixes.append(left_out)
-    raise ValueError(f"{sizes.text()} does not fit: {'; '.join(wrong)}. Fix: {'; or '.join(fixes)}")
+        found.append(f"the nearest sizes that fit: {near.text()}{also}")
+    if batch := _batch_problem(limits, near):
+        found[-1:] = [f"{found[-1]}, with {batch[1]}" if found else batch[1]]
+    if wrong and (left_out := _leave_out(topology, limits, sizes)):
+        found.append(left_out)
+    return found
 
 
 def possible_pipelines(topology: Topology, sizes: Sizes, model_layers: int | None = None) -> list[int]:
@@ -235,7 +242,7 @@ def _closest(sizes: Sequence[int], wanted: int) -> int:
 
 
 def _leave_out(topology: Topology, limits: Limits, sizes: Sizes) -> str | None:
-    """With which ranks left out the sizes fit: the fewest; None where they do not even then, or none need be."""
+    """With which ranks left out the sizes fit: the fewest; None where none need be, or it would be a whole cluster."""
     if min(sizes.tensor, sizes.context, sizes.pipeline, sizes.expert, sizes.expert_tensor_size) < 1:
         return None
     if limits.host_unit % math.lcm(sizes.tensor, sizes.expert_tensor_size):
@@ -252,6 +259,8 @@ def _leave_out(topology: Topology, limits: Limits, sizes: Sizes) -> str | None:
     left, pieces = sizes.pipeline, []
     for cluster in topology.clusters:
         stages = min(len(cluster.ranks) // width, left)
+        if stages == 0:
+            return None  # a whole cluster: not what was asked for
         left -= stages
         if out := _last(cluster, len(cluster.ranks) - stages * width):
             pieces.append(f"{to_text(out)} of {cluster.name}")
