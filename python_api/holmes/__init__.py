@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holmes.plan import Plan, plan_for
+    from holmes.proof import Proof, check
+    from holmes.rank_grid import KINDS
     from holmes.session import gather_topology, make_plan
     from holmes.topology import Topology
     from holmes.torch_groups import ProcessGroups, process_groups
@@ -16,9 +18,12 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+source"
 
 _HOMES = {  # imported when first used: planning needs no torch
+    "KINDS": "holmes.rank_grid",
     "Plan": "holmes.plan",
     "ProcessGroups": "holmes.torch_groups",
+    "Proof": "holmes.proof",
     "Topology": "holmes.topology",
+    "check": "holmes.proof",
     "gather_topology": "holmes.session",
     "make_plan": "holmes.session",
     "plan_for": "holmes.plan",
@@ -26,10 +31,13 @@ _HOMES = {  # imported when first used: planning needs no torch
 }
 
 __all__ = [
+    "KINDS",
     "Plan",
     "ProcessGroups",
+    "Proof",
     "Topology",
     "__version__",
+    "check",
     "gather_topology",
     "make_plan",
     "plan_for",
