@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holmes.topology import ROUTED, Cluster, Topology
+from holmes.topology import ROUTED, Cluster, Topology, alike
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.object_]  # a Python integer each: any number of networks
@@ -28,7 +28,7 @@ class HostRanks:
 class Network:
     """What joins hosts: NICs of one class in one subnet. `nics` maps a host's number to its NIC's name.
 
-    `speed_gbps` is the slowest member's; None: unknown.
+    `speed_gbps` is the measured rate where it was measured, else the slowest member's line rate; None: unknown.
     """
 
     name: str
@@ -37,10 +37,13 @@ class Network:
     speed_gbps: float | None
     nics: Mapping[int, str]
 
-    @property
-    def grade(self) -> tuple[str, float | None, bool]:
-        """Networks of one grade serve one group as its rails."""
-        return (self.nic_class, self.speed_gbps, self.subnet == ROUTED)
+    def is_rail_beside(self, others: Sequence[Network]) -> bool:
+        """Whether it may serve one group together with these: like the first one, and through NICs of its own."""
+        best = others[0]
+        kind = (self.nic_class, self.subnet == ROUTED)
+        if kind != (best.nic_class, best.subnet == ROUTED) or not alike(self.speed_gbps, best.speed_gbps):
+            return False
+        return not any(other.nics.get(host) == nic for other in others for host, nic in self.nics.items())
 
 
 class Rails(NamedTuple):
@@ -94,7 +97,7 @@ class Reach:
                 fabric.name,
                 fabric.nic_class,
                 fabric.subnet,
-                fabric.speed_gbps,
+                fabric.rate_gbps,
                 {number[host_id]: nic for host_id, nic in fabric.ports.items() if host_id in number},
             )
             for fabric in topology.fabrics
@@ -126,7 +129,7 @@ class Reach:
         return int(np.bitwise_and.reduce(self._bits[self.cluster_of_host == cluster]))
 
     def rails(self, networks: int) -> Rails:
-        """The best of these networks (a bit each) and all of its grade."""
+        """The best of these networks (a bit each) and all like it, through other NICs."""
         found = self._rails.get(networks)
         if found is None:
             found = self._rails.setdefault(networks, self._best_of(networks))
@@ -154,6 +157,10 @@ class Reach:
         if not members:
             return Rails((), "its ranks share no network")
         best = members[0]
-        rails = tuple(network for network in members if network.grade == best.grade)
+        beside = [best]
+        for network in members[1:]:
+            if network.is_rail_beside(beside):
+                beside.append(network)
+        rails = tuple(beside)
         speed = "" if best.speed_gbps is None else f", {best.speed_gbps:g} Gbit/s" + (" each" if len(rails) > 1 else "")
         return Rails(rails, f"{best.nic_class} {' + '.join(network.subnet for network in rails)}{speed}")

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 RDMA_CLASSES = ("infiniband", "roce_v2", "roce_v1")
 NIC_CLASSES = (*RDMA_CLASSES, "ethernet")
 ROUTED = "routed"  # in place of a subnet: several subnets joined by gateways
-# Fabrics within this share of the best one's rate are worth striping over together with it.
 _ALIKE = 0.75
+
+
+def alike(one_gbps: float | None, other_gbps: float | None) -> bool:
+    """Whether two rates are about one: one operation may then be striped over both networks. None: unknown."""
+    if one_gbps is None or other_gbps is None:
+        return one_gbps == other_gbps
+    return min(one_gbps, other_gbps) >= _ALIKE * max(one_gbps, other_gbps)
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,8 @@ class Fabric:
 
     def is_like(self, other: Fabric) -> bool:
         """True where both are of one class and about one rate, so that one operation may be striped over them."""
-        mine, its = self.rate_gbps, other.rate_gbps
-        same_rate = mine == its if mine is None or its is None else min(mine, its) >= _ALIKE * max(mine, its)
-        routed = (self.subnet == ROUTED, other.subnet == ROUTED)
-        return self.nic_class == other.nic_class and same_rate and routed[0] == routed[1]
+        same_kind = self.nic_class == other.nic_class and (self.subnet == ROUTED) == (other.subnet == ROUTED)
+        return same_kind and alike(self.rate_gbps, other.rate_gbps)
 
     def preference(self) -> tuple[bool, bool, float, int, str]:
         """Sort key, best first: RDMA, Ethernet, routed; then the faster, then the larger one."""
