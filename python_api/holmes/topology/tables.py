@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from holmes.topology.parts import Cluster, Fabric, Host, Port
+from holmes.topology.fabrics import rails_together
+from holmes.topology.parts import Fabric, Host, Port
 from holmes.topology.topology import Topology
 
 _EACH_HOST = 16  # up to so many hosts have rows of their own
@@ -29,20 +30,26 @@ def _clusters(topology: Topology) -> Table:
     table = Table(title="Clusters", title_justify="left")
     has_gpus = any(host.gpu for host in topology.hosts)
     for column in ("cluster", "host", "ranks", *(["GPU"] if has_gpus else []), "NIC", "class", "address", "Gbit/s"):
-        table.add_column(column, justify="right" if column == "Gbit/s" else "left")
+        table.add_column(column, justify="right" if column == "Gbit/s" else "left", overflow="fold")
     each = len(topology.hosts) <= _EACH_HOST
     for cluster in topology.clusters:
         hosts = [topology.host_named(name) for name in cluster.hosts]
         for alike in [[host] for host in hosts] if each else _runs(hosts):
             ranks = ranges(rank for host in alike for rank in host.ranks)
-            start = [cluster.name, _span([host.name for host in alike]), ranks, *([_gpu(alike[0])] if has_gpus else [])]
+            start = [
+                cluster.name,
+                _span([host.name for host in alike]),
+                ranks,
+                *([alike[0].gpu or ""] if has_gpus else []),
+            ]
             rows = [[port] for port in alike[0].ports] if each else list(_rails(alike[0].ports))
             for index, ports in enumerate(rows):
                 place = start if index == 0 else [""] * len(start)
-                port = ports[0]
-                address = port.address if len(alike) == 1 and len(ports) == 1 else port.subnet
+                wires = list(dict.fromkeys(port.subnet for port in ports))
+                one = len(alike) == len(ports) == 1 and ports[0].address
                 nics = _span([port.name for port in ports])
-                table.add_row(*place, nics, port.nic_class, address or port.subnet, _number(port.speed_gbps))
+                address = ports[0].address if one else f"{wires[0]} .. {wires[-1]}" if len(wires) > 1 else wires[0]
+                table.add_row(*place, nics, ports[0].nic_class, address, _number(ports[0].speed_gbps))
             if not rows:
                 table.add_row(*start, "none usable")
     return table
@@ -54,17 +61,14 @@ def _fabrics(topology: Topology) -> Table:
         left = column in ("fabric", "hosts", "tried")
         table.add_column(column, justify="left" if left else "right", no_wrap=column in ("fabric", "latency"))
     names = {host.host_id: host.name for host in topology.hosts}
-    for fabric in topology.fabrics:
+    rails = [[fabric] for fabric in topology.fabrics]
+    for group in rails if len(topology.hosts) <= _EACH_HOST else rails_together(topology.fabrics):
+        fabric = group[0]
         members = [names[host_id] for host_id in fabric.ports]
-        hosts = ", ".join(members) if len(members) <= _EACH_HOST else f"{len(members)}: {_span(members)}"
-        table.add_row(
-            fabric.name,
-            hosts,
-            _number(fabric.speed_gbps),
-            _measured(fabric),
-            duration(fabric.latency_s),
-            "yes" if fabric.confirmed else "no",
-        )
+        hosts = ", ".join(members) if len(members) <= _EACH_HOST else _span(members)
+        name = fabric.name if len(group) == 1 else f"{fabric.name} .. {group[-1].subnet} ({len(group)})"
+        tried = "yes" if fabric.confirmed else "no"
+        table.add_row(name, hosts, _number(fabric.speed_gbps), _measured(fabric), duration(fabric.latency_s), tried)
     return table
 
 
@@ -84,13 +88,6 @@ def _links(topology: Topology) -> Table:
             total,
         )
     return table
-
-
-def describe_cluster(topology: Topology, cluster: Cluster) -> str:
-    """One line: hosts, GPUs, NIC classes."""
-    host = topology.host_named(cluster.hosts[0])
-    gpus = f"{len(cluster.ranks)} x {host.gpu}" if host.gpu else f"{len(cluster.ranks)} ranks"
-    return f"{cluster.name}: {len(cluster.hosts)} host{'s' if len(cluster.hosts) > 1 else ''}, {gpus}"
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -115,11 +112,6 @@ def _measured(fabric: Fabric) -> str:
     text = (">= " if fabric.host_limited else "") + f"{fabric.measured_gbps:g}"
     least = fabric.measured_min_gbps
     return text if least is None or least == fabric.measured_gbps else f"{text} (least {least:g})"
-
-
-def _gpu(host: Host) -> str:
-    known = [host.gpu or "", f"{host.gpu_memory_gib:g} GiB" if host.gpu_memory_gib else ""]
-    return " ".join(filter(None, [*known, f"{host.gpu_tflops:g} TFLOP/s" if host.gpu_tflops else ""]))
 
 
 def _runs(hosts: Sequence[Host]) -> Iterator[list[Host]]:
