@@ -73,7 +73,10 @@ class Plan:
                 f"pipeline={self.pipeline} entries, equally many chunks in each"
             )
         check_schedule(self.schedule, self.chunks)
-        for name, ranks in (("order", self.order), ("hosts", [rank for host in self.hosts for rank in host.ranks])):
+        members = {"order": self.order}
+        members |= {"hosts": tuple(rank for host in self.hosts for rank in host.ranks)}
+        members |= {"clusters": tuple(rank for cluster in self.clusters for rank in cluster.ranks)}
+        for name, ranks in members.items():
             if not np.array_equal(np.sort(np.asarray(ranks)), np.arange(self.world_size)):
                 raise ValueError(f"{name} must hold each of {self.world_size} ranks once, but holds {short(ranks)}")
 

@@ -78,7 +78,7 @@ def _networks(groups: Iterable[Mapping[str, Any]], host_of: Mapping[int, int]) -
             "name": f"{nic_class} {number}",
             "nic_class": nic_class,
             "subnet": f"network {number} of a version 1 plan",
-            "speed_gbps": None,
+            "rate_gbps": None,
             "nics": texts,
         }
         for number, (_, _, nic_class, _, texts) in enumerate(found)
