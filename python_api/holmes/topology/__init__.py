@@ -18,6 +18,7 @@ from holmes.topology.parts import (
     Link,
     NodeInventory,
     Port,
+    alike,
 )
 from holmes.topology.topology import Topology
 
@@ -33,6 +34,7 @@ __all__ = [
     "NodeInventory",
     "Port",
     "Topology",
+    "alike",
     "candidate_fabrics",
     "find_clusters",
     "make_fabric",
