@@ -69,14 +69,15 @@ def _create(options: Any, pg_options: Any) -> Any:
     import torch.distributed as dist
 
     from holmes_comm._c10d import ProcessGroupHolmes
-    from holmes_comm.clusters import agree_membership, bindings
+    from holmes_comm.clusters import GroupOptions, agree_membership, bindings
     from holmes_comm.nics import NicSelection
 
-    if pg_options is not None and not isinstance(pg_options, NicSelection):
+    asked = GroupOptions(pg_options) if isinstance(pg_options, NicSelection) or pg_options is None else pg_options
+    if not isinstance(asked, GroupOptions):
         raise UsageError(
-            f"pg_options is a {type(pg_options).__name__}; the {NAME} backend takes a NicSelection or None"
+            f"pg_options is a {type(asked).__name__}; the {NAME} backend takes a NicSelection, GroupOptions or None"
         )
-    selection = pg_options if pg_options is not None else NicSelection.from_env()
+    selection = asked.nics if asked.nics is not None else NicSelection.from_env()
     rank, size = options.group_rank, options.group_size
     connect_timeout = min(options.timeout, _CONNECT_TIMEOUT)
     arrivals = f"{NAME}/arrivals"
@@ -85,7 +86,14 @@ def _create(options: Any, pg_options: Any) -> Any:
     store = dist.PrefixStore(f"{NAME}/{incarnation}", options.store)
     try:
         membership = agree_membership(
-            store, rank, size, selection, None, None, timeout_s=connect_timeout.total_seconds(), key_prefix="nics"
+            store,
+            rank,
+            size,
+            selection,
+            asked.cluster,
+            asked.cluster_nics,
+            timeout_s=connect_timeout.total_seconds(),
+            key_prefix="nics",
         )
         return ProcessGroupHolmes(
             store,

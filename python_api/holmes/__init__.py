@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holmes import partition, simulate
     from holmes.plan import Plan, plan_for
+    from holmes.proof import Proof, check
+    from holmes.rank_grid import KINDS
     from holmes.session import gather_topology, make_plan
     from holmes.topology import Topology
     from holmes.torch_groups import ProcessGroups, process_groups
@@ -17,9 +19,12 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+source"
 
 _HOMES = {  # imported when first used: planning needs no torch
+    "KINDS": "holmes.rank_grid",
     "Plan": "holmes.plan",
     "ProcessGroups": "holmes.torch_groups",
+    "Proof": "holmes.proof",
     "Topology": "holmes.topology",
+    "check": "holmes.proof",
     "gather_topology": "holmes.session",
     "make_plan": "holmes.session",
     "plan_for": "holmes.plan",
@@ -29,10 +34,13 @@ _HOMES = {  # imported when first used: planning needs no torch
 _PACKAGES = ("partition", "simulate")
 
 __all__ = [
+    "KINDS",
     "Plan",
     "ProcessGroups",
+    "Proof",
     "Topology",
     "__version__",
+    "check",
     "gather_topology",
     "make_plan",
     "partition",

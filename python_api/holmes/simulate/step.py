@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holmes.simulate.schedules import check_schedule
+from holmes.simulate.schedules import check_sizes
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Step:
     cores: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_schedule(self.schedule, len(self.stages), self.micro_batches, self.chunks)
+        check_sizes(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         wanted = len(self.stages) if self.chunks > 1 else len(self.stages) - 1
         if len(self.boundaries) != wanted:
             raise ValueError(
