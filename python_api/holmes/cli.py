@@ -18,7 +18,7 @@ SUBCOMMANDS = {
     "testbed": ("holmes.testbed.cli:app", "Run a command on emulated nodes and clusters, without root."),
     "bench": ("holmes.cli_bench:bench", "Latency and bandwidth of the collectives, per NIC."),
     "bench compute": ("holmes.cli_bench_compute:compute", "How long a GPT's parts take on this machine."),
-    "plan": ("holmes.cli_plan:app", "What a plan says, and the proof that its groups keep to their networks."),
+    "plan": ("holmes.cli_plan:app", "Search for the fastest plan; what a plan says, and why; the proof of its groups."),
     "simulate": ("holmes.cli_simulate:simulate", "Predict a plan's step time, bubble and bottleneck link; no GPU."),
     "simulate calibrate": ("holmes.cli_calibrate:calibrate", "Rates for the simulator from `holmes bench` files."),
     "demo": ("holmes.cli_demo:demo", "Train a small GPT over two emulated clusters, with and without Holmes."),

@@ -135,6 +135,14 @@ class PartTimes:
     layer: PassTimes
     head: PassTimes
 
+    def scaled(self, factor: float) -> PartTimes:
+        """All times `factor` times as long."""
+        return PartTimes(*(PassTimes(part.forward_s * factor, part.backward_s * factor) for part in self._parts))
+
+    @property
+    def _parts(self) -> tuple[PassTimes, PassTimes, PassTimes]:
+        return self.embedding, self.layer, self.head
+
     def stage(self, layers_per_stage: tuple[int, ...], stage: int) -> PassTimes:
         """Of one stage."""
         parts = [self.layer] * layers_per_stage[stage]
@@ -151,22 +159,39 @@ def modelled_times(
     tensor: int = 1,
     recomputation: str = "full",
     embedding_s: tuple[float, float] = (0.0, 0.0),
+    tensor_bytes_per_s: float | None = None,
 ) -> PartTimes:
     """Times by FLOPs: micro-batches of `micro_batch` samples at `flops_per_s` reached by one GPU (peak times
     efficiency), shared out over `tensor` of them.
 
     The embedding is a look-up without matmul: measure it and pass its forward and backward seconds in `embedding_s`
-    where it matters. Raises ValueError for sizes and rates that are not positive.
+    where it matters. `tensor_bytes_per_s`: of a GPU to the others of its tensor group, each way; a layer's exchanges
+    then add to its times, as `tensor_exchange_s` has them. Raises ValueError for sizes and rates that are not positive.
     """
     for name, value in (("micro_batch", micro_batch), ("flops_per_s", flops_per_s), ("tensor", tensor)):
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value} must be positive and finite")
     second = micro_batch / (flops_per_s * tensor)
+    exchange_s = 0.0
+    if tensor_bytes_per_s is not None:
+        exchange_s = tensor_exchange_s(model, micro_batch=micro_batch, tensor=tensor, bytes_per_s=tensor_bytes_per_s)
+    forward_s = model.layer_forward_flops * second + exchange_s
+    again = 2 if recomputation == "full" else 1
     return PartTimes(
         embedding=PassTimes(*embedding_s),
-        layer=PassTimes(model.layer_forward_flops * second, model.layer_backward_flops(recomputation) * second),
+        layer=PassTimes(forward_s, model.layer_backward_flops(recomputation) * second + again * exchange_s),
         head=PassTimes(model.head_forward_flops * second, 2 * model.head_forward_flops * second),
     )
+
+
+def tensor_exchange_s(model: Transformer, *, micro_batch: int, tensor: int, bytes_per_s: float) -> float:
+    """Seconds of a tensor group's exchanges in one layer's forward; its backward has as many.
+
+    Two all-reduces of 16-bit activations, or a reduce-scatter and an all-gather each with sequence parallelism, which
+    move as much (Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198), as rings, hidden by nothing.
+    """
+    activation_bytes = 2 * micro_batch * model.sequence * model.hidden
+    return 2 * 2 * (tensor - 1) / tensor * activation_bytes / bytes_per_s
 
 
 def check_recomputation(recomputation: str) -> None:

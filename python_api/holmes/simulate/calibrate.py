@@ -53,7 +53,8 @@ def fit_link(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinkRate
 def links_from_bench(path: str | Path, operations: Sequence[str] = tuple(_COSTS)) -> dict[str, LinkRate]:
     """The rate, latency and processor time of each peer in a `holmes bench --json` file.
 
-    A peer is "holmes", or one entry for each NIC selection that was compared. Raises ValueError naming what the file lacks.
+    A peer is "holmes", or one entry for each NIC selection that was compared. Raises ValueError naming what the file
+    lacks.
     """
     data = files.load(path)
     points = _points(data, operations)
@@ -100,8 +101,8 @@ def solve_increasing(
 
 
 def compute_from_bench(path: str | Path) -> tuple[MeasuredTimes, dict[int, float]]:
-    """From a `holmes bench compute --json` file: the times of a rank that has a core to itself, and the cores that
-    ranks get together when so many of them compute at once. Raises ValueError naming what the file lacks."""
+    """What a `holmes bench compute --json` file holds: the times of a rank that has a core to itself, and the cores
+    that ranks get together when so many of them compute at once. Raises ValueError naming what the file lacks."""
     data = files.load(path)
     try:
         files.check_kind(data, "holmes bench compute", version=1)

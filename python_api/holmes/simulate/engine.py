@@ -21,8 +21,8 @@ Key = Hashable
 class Task:
     """One computation (on `device`) or transfer (of `size_bytes` over `usage`), and, after `run`, when it was done.
 
-    A computation with `usage` shares these cores: its `work_s` is what it takes with nobody beside it. `weight`: its rate
-    where it shares equally with a computation at rate 1. `cause` is the task whose end let this one start: a
+    A computation with `usage` shares these cores: its `work_s` is what it takes with nobody beside it. `weight`: its
+    rate where it shares equally with a computation at rate 1. `cause` is the task whose end let this one start: a
     dependency, or what occupied its device or channel before.
     """
 

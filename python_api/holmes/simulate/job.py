@@ -46,7 +46,7 @@ class Place:
     """Where a stage runs: `hosts` equal hosts with `ranks_per_host` ranks of it each.
 
     `data_nic` and `pipeline_nic` are NIC classes (or names) in `Rates`, and need a rate only where a group leaves its
-    host; `host` names the first host: stages on one host share its NICs.
+    host; `host` names the first host: stages on one host share its NICs. `speed` of its GPUs is relative to `Rates`.
     """
 
     host: str
@@ -54,6 +54,7 @@ class Place:
     ranks_per_host: int
     data_nic: str
     pipeline_nic: str
+    speed: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,10 @@ def make_step(job: Job, rates: Rates) -> Step:
 
 def _stage(job: Job, rates: Rates, index: int) -> Stage:
     model, framework, place = job.model, job.framework, job.places[index]
-    times = rates.times(model, job.micro_batch, job.tensor, framework.recomputation)
+    times = rates.times(model, job.micro_batch, job.tensor, framework.recomputation).scaled(1 / place.speed)
     passes = times.stage(job.layers_per_stage, index)
-    plain = rates.times(model, job.micro_batch, job.tensor, "none").stage(job.layers_per_stage, index)
+    plain = rates.times(model, job.micro_batch, job.tensor, "none").scaled(1 / place.speed)
+    weights_s = plain.stage(job.layers_per_stage, index).backward_s / 2
     parameters = model.stage_parameters(job.layers_per_stage, index) / job.tensor
     wire_bytes = parameters * framework.element_bytes * (job.data - 1) / job.data
     reduces, gathers = SYNCHRONIZATIONS[framework.synchronization]
@@ -164,7 +166,7 @@ def _stage(job: Job, rates: Rates, index: int) -> Stage:
     return Stage(
         forward_s=passes.forward_s,
         backward_s=passes.backward_s,
-        weight_share=plain.backward_s / 2 / passes.backward_s,  # half of a backward without recomputation
+        weight_share=weights_s / passes.backward_s,  # half of a backward without recomputation
         data_route=route,
         reduce_bytes=wire_bytes * reduces if job.data > 1 else 0.0,
         gather_bytes=wire_bytes * gathers if job.data > 1 else 0.0,

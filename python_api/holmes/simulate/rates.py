@@ -76,18 +76,23 @@ class Rates:
     counts; or `measured` times instead. `links`: NIC class (or NIC name) to its rate. `cores`: where all ranks share
     one machine's processor cores, as emulated nodes do: so many ranks that compute at once to the cores that they get
     together; empty: every rank has its own device.
+    `tensor_gbps`: of one GPU to the others of its host, each way; None: tensor groups' exchanges are part of the
+    compute rate.
     """
 
     compute_tflops: float | None
     links: Mapping[str, LinkRate]
     measured: MeasuredTimes | None = None
     cores: Mapping[int, float] = field(default_factory=dict)
+    tensor_gbps: float | None = None
 
     def __post_init__(self) -> None:
         if (self.compute_tflops is None) == (self.measured is None):
             raise ValueError("rates need either compute_tflops or measured times, one of them")
         if self.compute_tflops is not None and not self.compute_tflops > 0:
             raise ValueError(f"compute_tflops={self.compute_tflops} must be above 0")
+        if self.tensor_gbps is not None and not self.tensor_gbps > 0:
+            raise ValueError(f"tensor_gbps={self.tensor_gbps} must be above 0, or left out")
 
     def times(self, model: Transformer, micro_batch: int, tensor: int, recomputation: str) -> PartTimes:
         """Seconds of a micro-batch through each part of the model. Raises ValueError where they were not measured."""
@@ -102,6 +107,7 @@ class Rates:
             flops_per_s=self.compute_tflops * 1e12,
             tensor=tensor,
             recomputation=recomputation,
+            tensor_bytes_per_s=None if self.tensor_gbps is None else self.tensor_gbps * 1e9 / 8,
         )
 
     @property
@@ -135,7 +141,7 @@ class Rates:
             if entry := data.get("measured"):
                 parts = {name: PassTimes(**pair) for name, pair in entry["times"].items()}
                 measured = MeasuredTimes(**{**entry, "times": PartTimes(**parts)})
-            return cls(data.get("compute_tflops"), links, measured, cores)
+            return cls(data.get("compute_tflops"), links, measured, cores, data.get("tensor_gbps"))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not rates: {error}") from error
 
