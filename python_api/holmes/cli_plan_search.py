@@ -90,19 +90,23 @@ def explain(plan: Annotated[Path, typer.Argument(help="A plan that `holmes plan 
 
 
 def _print(console: Console, found: SearchResult) -> None:
-    table = Table(title="Simulated, best first", title_justify="left")
-    for column in ("step", "loses", "TFLOP/s", "sizes", "schedule", "bubble", "exposed", "memory"):
-        table.add_column(column, justify="left" if column in ("sizes", "schedule") else "right")
+    table = Table(title="Simulated, best first", title_justify="left", padding=(0, 0), collapse_padding=True)
+    for column in ("step", "loses", "TFLOP/s", "tp", "dp", "pp", "mb", "schedule", "again", "bubble", "exposed", "mem"):
+        table.add_column(column, justify="left" if column in ("schedule", "again") else "right", no_wrap=True)
     best = found.best
     for candidate in found.candidates:
         choice = candidate.choice
-        chunks = f" x{choice.chunks}" if choice.chunks > 1 else ""
+        chunks = f" {choice.chunks}" if choice.chunks > 1 else ""
         table.add_row(
             f"{candidate.step_s:.4g} s",
-            f"{100 * (candidate.step_s / best.step_s - 1):.1f} %",
+            f"{candidate.step_s / best.step_s - 1:.1%}",
             f"{candidate.tflops_per_gpu:.4g}",
-            f"tp {choice.tensor} dp {choice.data} pp {choice.pipeline} mb {choice.micro_batch}",
-            f"{choice.schedule}{chunks}, {choice.recomputation}",
+            str(choice.tensor),
+            str(choice.data),
+            str(choice.pipeline),
+            str(choice.micro_batch),
+            f"{choice.schedule}{chunks}",
+            choice.recomputation,
             f"{candidate.bubble_share:.1%}",
             f"{sum(candidate.exposed_s.values()):.3g} s",
             f"{candidate.memory_bytes / candidate.memory_limit_bytes:.0%}",

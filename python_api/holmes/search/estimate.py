@@ -88,7 +88,8 @@ def _in_flight(layout: Layout) -> Floats:
         "interleaved": later * 2 + (choice.chunks - 1) * stages + 1,
         "zb-h1": np.full(stages, float(stages)),
     }
-    return np.minimum(most[choice.schedule], micro_batches * choice.chunks).astype(np.float64)
+    held: Floats = np.minimum(most[choice.schedule], micro_batches * choice.chunks).astype(np.float64)
+    return held
 
 
 def _bottleneck_s(layer_s: float, head_s: float, count: int, speeds: Floats, room: Floats, chunks: int) -> float:

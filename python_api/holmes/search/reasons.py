@@ -9,6 +9,7 @@ from holmes.search.machines import Assumptions, Machines
 from holmes.search.space import Choice
 
 _GIB = 2**30
+_NAMED = 6  # other values of one decision
 
 
 def reasons_of(
@@ -18,7 +19,7 @@ def reasons_of(
     estimates: Sequence[tuple[Choice, float]],
     tried: int,
 ) -> tuple[str, ...]:
-    """The best, what the simulated runners-up lose, what other decisions lose by estimate, and what was assumed."""
+    """The best, what the simulated runners-up lose, what other decisions lose, and what was assumed."""
     best = candidates[0]
     lines = [
         f"best of {tried} choices, {len(estimates)} of which fit into memory; {len(candidates)} were simulated",
@@ -27,7 +28,7 @@ def reasons_of(
     lines += [
         f"runner-up, step {_more(other.step_s, best.step_s)}: {describe(machines, other)}" for other in candidates[1:]
     ]
-    lines += _alternatives(best.choice, estimates)
+    lines += _alternatives(candidates, estimates)
     lines += _assumed(machines, assumptions)
     return tuple(lines)
 
@@ -49,21 +50,21 @@ def describe(machines: Machines, candidate: Candidate) -> str:
     )
 
 
-def _alternatives(best: Choice, estimates: Sequence[tuple[Choice, float]]) -> list[str]:
-    """For each decision the best choice with every other value, by estimate."""
-    own = next((step_s for choice, step_s in estimates if choice == best), None)
-    if own is None:
-        return []
+def _alternatives(candidates: Sequence[Candidate], estimates: Sequence[tuple[Choice, float]]) -> list[str]:
+    """What each decision gains: the best choice with every other value, simulated if one was, else estimated."""
+    best = candidates[0]
+    own = next((step_s for choice, step_s in estimates if choice == best.choice), None)
     lines = []
     for name in ("schedule", "chunks", "recomputation", "tensor", "pipeline", "micro_batch"):
-        others: dict[object, float] = {}
-        for choice, step_s in estimates:  # best first
-            if (value := getattr(choice, name)) != getattr(best, name):
-                others.setdefault(value, step_s)
-        if others:
-            texts = [f"{value} {_more(step_s, own)}" for value, step_s in list(others.items())[:6]]
-            label = name.replace("_", "-")
-            lines.append(f"{label} {getattr(best, name)}; the best by estimate with another: {', '.join(texts)}")
+        mine = getattr(best.choice, name)
+        others: dict[object, str] = {}
+        for candidate in candidates:  # best first, as are the estimates
+            others.setdefault(getattr(candidate.choice, name), _more(candidate.step_s, best.step_s))
+        for choice, step_s in estimates if own else ():
+            others.setdefault(getattr(choice, name), f"about {_more(step_s, own or step_s)}")
+        texts = [f"{value} {text}" for value, text in others.items() if value != mine]
+        if texts:
+            lines.append(f"{name.replace('_', '-')} {mine}; the best with another: {', '.join(texts[:_NAMED])}")
     return lines
 
 
