@@ -10,8 +10,10 @@ Collectives and point-to-point calls take what Gloo takes. Tensors that are not 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +22,13 @@ from holmes_comm.errors import UsageError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["NAME", "autoload", "connections", "nic_reason", "register"]
+    from holmes_comm.nics import NicSelection
+
+__all__ = ["NAME", "autoload", "connections", "nic_reason", "nics_chosen_by", "register"]
 
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
+_choosers: list[Callable[[list[int]], NicSelection | None]] = []  # the innermost `nics_chosen_by` is the last
 
 
 def autoload() -> None:
@@ -64,6 +69,29 @@ def nic_reason(group: ProcessGroup | None = None) -> str:
     return reason
 
 
+@contextlib.contextmanager
+def nics_chosen_by(chooser: Callable[[list[int]], NicSelection | None]) -> Iterator[None]:
+    """While it is open, ``chooser`` says which NICs a group made without pg_options uses: for trainers that make their
+    groups themselves. Local: every rank of a group opens it with a chooser of its own, which names its own NICs.
+
+    ``chooser(global_ranks)`` gets the group's ranks in group-rank order; None leaves the choice to the environment.
+    Holds for all threads of the process.
+    """
+    _choosers.append(chooser)
+    try:
+        yield
+    finally:
+        _choosers.remove(chooser)
+
+
+def _selection(global_ranks: list[int]) -> NicSelection:
+    """What a group made without pg_options uses."""
+    from holmes_comm.nics import NicSelection
+
+    chosen = _choosers[-1](global_ranks) if _choosers else None
+    return chosen if chosen is not None else NicSelection.from_env()
+
+
 def _create(options: Any, pg_options: Any) -> Any:
     """torch's creator function: agrees on the NICs, then connects. Collective over the group."""
     import torch.distributed as dist
@@ -76,8 +104,10 @@ def _create(options: Any, pg_options: Any) -> Any:
         raise UsageError(
             f"pg_options is a {type(pg_options).__name__}; the {NAME} backend takes a NicSelection or None"
         )
-    selection = pg_options if pg_options is not None else NicSelection.from_env()
     rank, size = options.group_rank, options.group_size
+    # torch lists no ranks for the default group: it has all of them.
+    global_ranks = list(options.global_ranks_in_group) or list(range(size))
+    selection = pg_options if pg_options is not None else _selection(global_ranks)
     connect_timeout = min(options.timeout, _CONNECT_TIMEOUT)
     arrivals = f"{NAME}/arrivals"
     # A store may outlive a group of this name: every `size` arrivals are one incarnation, with keys of its own.
