@@ -101,7 +101,7 @@ def random_problem(rng: random.Random, chunks: int = 1) -> PartitionProblem:
             [(), tuple(Link(rng.choice([1, 5, 25]), rng.choice([0, 0.1])) for _ in range(stages - (chunks == 1)))]
         ),
         micro_batches=rng.randint(1, 9),
-        schedule=rng.choice(["1f1b", "gpipe", "zb-h1"]) if chunks == 1 else "1f1b",
+        schedule=rng.choice(["1f1b", "gpipe", "zb-h1"]) if chunks == 1 else "interleaved",
         chunks=chunks,
         overlap_transfers=rng.random() < 0.5,
         least_layers=rng.choice([0, 1, 1]),

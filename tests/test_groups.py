@@ -6,9 +6,11 @@ import time
 
 import pytest
 
-from holmes.groups import make_grouping, possible_pipelines
+from holmes.groups import Group
 from holmes.partition import split_evenly
+from holmes.plan import Plan, plan_for
 from holmes.probe import Exchange, Responder, confirm_fabrics, reaches, usable_ports
+from holmes.sizes import Sizes, possible_pipelines
 from holmes.topology import (
     Host,
     NodeInventory,
@@ -53,6 +55,18 @@ def two_clusters(ranks_per_host: int = 1) -> Topology:
     return assumed(hosts_of(ib(1), ib(2), roce(3), roce(4), ranks_per_host=ranks_per_host))
 
 
+def plan_of(topology: Topology, tensor: int, pipeline: int) -> Plan:
+    return plan_for(topology, model_layers=24, tensor=tensor, pipeline=pipeline)
+
+
+def stages_of(plan: Plan) -> list[tuple[int, ...]]:
+    return [plan.ranks_of_stage(stage) for stage in range(plan.pipeline)]
+
+
+def first_group(topology: Topology, kind: str, pipeline: int) -> Group:
+    return plan_of(topology, 1, pipeline).groups(kind)[0]
+
+
 def test_clusters_follow_from_the_nics() -> None:
     clusters = two_clusters().clusters
     assert [(c.ranks, c.nic_class) for c in clusters] == [((0, 1), "infiniband"), ((2, 3), "roce_v2")]
@@ -64,14 +78,15 @@ def test_ranks_in_any_order_over_the_hosts() -> None:
     hosts = merge_hosts([NodeInventory(rank, host, host, tuple(ports[host])) for rank, host in enumerate(order)])
     topology = assumed(hosts)
     assert [c.ranks for c in topology.clusters] == [(0, 5, 3, 6), (1, 7, 2, 4)]
-    grouping = make_grouping(topology, tensor=2, pipeline=2)
-    assert grouping.stages == (((0, 5), (3, 6)), ((1, 7), (2, 4)))
-    assert [g.ranks for g in grouping.groups if g.kind == "dp"] == [(0, 3), (5, 6), (1, 2), (7, 4)]
-    assert [g.ranks for g in grouping.groups if g.kind == "pp"] == [(0, 1), (5, 7), (3, 2), (6, 4)]
+    plan = plan_of(topology, tensor=2, pipeline=2)
+    assert stages_of(plan) == [(0, 5, 3, 6), (1, 7, 2, 4)]
+    assert [g.ranks for g in plan.groups("dp")] == [(0, 3), (5, 6), (1, 2), (7, 4)]
+    assert [g.ranks for g in plan.groups("pp")] == [(0, 1), (5, 7), (3, 2), (6, 4)]
 
 
 def test_every_group_is_on_the_best_nic_its_ranks_share() -> None:
-    groups = make_grouping(two_clusters(ranks_per_host=2), tensor=2, pipeline=2).groups
+    plan = plan_of(two_clusters(ranks_per_host=2), tensor=2, pipeline=2)
+    groups = [group for kind in ("tp", "dp", "pp") for group in plan.groups(kind)]
     chosen = {(g.kind, g.ranks): (g.nic_class, dict(g.nics)) for g in groups}
     assert chosen["tp", (0, 1)] == (None, {})
     assert chosen["dp", (0, 2)] == ("infiniband", {0: ("ib0",), 2: ("ib0",)})
@@ -84,7 +99,7 @@ def test_every_group_is_on_the_best_nic_its_ranks_share() -> None:
 
 def test_rails_of_equal_speed_serve_a_group_together() -> None:
     ports = [[port("roce_v2", f"10.{rail}.0.{host}", name=f"rdma{rail}") for rail in (1, 2)] for host in (1, 2)]
-    group = next(g for g in make_grouping(assumed(hosts_of(*ports)), 1, 1).groups if g.kind == "dp")
+    group = first_group(assumed(hosts_of(*ports)), "dp", 1)
     assert group.nics == {0: ("rdma1", "rdma2"), 1: ("rdma1", "rdma2")}
 
 
@@ -92,7 +107,7 @@ def test_a_roce_nic_on_the_common_ethernet_counts_as_ethernet_too() -> None:
     roce_only = [[port("roce_v2", f"10.9.0.{host}")] for host in (3, 4)]
     topology = assumed(hosts_of(ib(1), ib(2), *roce_only))
     assert [c.nic_class for c in topology.clusters] == ["infiniband", "roce_v2"]
-    group = next(g for g in make_grouping(topology, 1, 2).groups if g.kind == "pp")
+    group = first_group(topology, "pp", 2)
     assert (group.nic_class, dict(group.nics)) == ("ethernet", {0: ("eth0",), 2: ("roce0",)})
 
 
@@ -104,7 +119,7 @@ def test_clusters_joined_by_routers() -> None:
     ]
     topology = assumed(hosts_of(*ports))
     assert [c.ranks for c in topology.clusters] == [(0, 1), (2, 3)]
-    group = next(g for g in make_grouping(topology, 1, 2).groups if g.kind == "pp")
+    group = first_group(topology, "pp", 2)
     assert "routed" in group.reason
 
 
@@ -116,33 +131,29 @@ def test_ethernet_only_hosts_form_a_cluster_of_their_own() -> None:
 
 def test_clusters_of_different_size() -> None:
     topology = assumed(hosts_of(*[ib(h) for h in range(1, 5)], *[roce(h) for h in (5, 6)]))
-    assert possible_pipelines(topology, 1) == [3, 6]
-    assert make_grouping(topology, 1, 3).stages == (((0,), (1,)), ((2,), (3,)), ((4,), (5,)))
+    assert possible_pipelines(topology, Sizes()) == [3, 6]
+    assert stages_of(plan_of(topology, 1, 3)) == [(0, 1), (2, 3), (4, 5)]
 
 
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "message"),
     [
-        (3, 2, r"tensor=3 must divide the ranks of every host \(n0: 2, .*nearest size that does: tensor=2"),
-        (
-            1,
-            3,
-            r"8 ranks / \(tensor=1 \* pipeline=3\).*cluster 0: 4, cluster 1: 4.*fits: pipeline=2 \(all: \[2, 4, 8\]",
-        ),
-        (1, 1, r"a stage of 8 ranks does not divide.*nearest size that fits: pipeline=2"),
-        (0, 2, r"tensor=0 must divide.*tensor=1"),
-        (2, 0, r"pipeline=0 does not fit.*pipeline=2"),
+        (3, 2, r"tensor=3 must divide the ranks of every host \(n0: 2, .*nearest sizes that fit: tensor=2, pipeline=2"),
+        (1, 3, r"8 ranks / pipeline=3 is not a whole.*fit: tensor=1, pipeline=4 .*as they are: pipeline 2, 4, 8\)"),
+        (1, 1, r"a stage of 8 ranks .* every cluster \(cluster 0: 4, cluster 1: 4\).*fit: tensor=1, pipeline=2 "),
+        (0, 2, r"tensor=0 must be at least 1.*fit: tensor=1, pipeline=2"),
+        (2, 0, r"pipeline=0 must be at least 1.*fit: tensor=2, pipeline=2"),
     ],
 )
 def test_sizes_that_do_not_fit_name_numbers_and_fix(tensor: int, pipeline: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_grouping(two_clusters(ranks_per_host=2), tensor, pipeline)
+        plan_of(two_clusters(ranks_per_host=2), tensor, pipeline)
 
 
 def test_no_shared_network_is_an_error() -> None:
     topology = assumed(hosts_of(ib(1), ib(2), [port("roce_v2", "10.2.0.3")], [port("roce_v2", "10.2.0.4")]))
     with pytest.raises(ValueError, match=r"ranks \[0, 2\] of a pipeline group share no network \(n0: ib0 .*n2: roce0"):
-        make_grouping(topology, 1, 2)
+        plan_of(topology, 1, 2)
 
 
 def test_layers_split_evenly() -> None:

@@ -17,7 +17,7 @@ def test_micro_batches_in_flight() -> None:
     assert in_flight("gpipe", 4, 1, 8, 3).tolist() == [[8]]
     assert in_flight("zb-h1", 4, 1, 8, 3).tolist() == [[4]]
     for stage in range(4):  # warm-up and the pass after it, of chunks of a stage
-        most = max(sum(row) for row in in_flight("1f1b", 4, 2, 16, stage).tolist())
+        most = max(sum(row) for row in in_flight("interleaved", 4, 2, 16, stage).tolist())
         assert most == (4 - stage - 1) * 2 + 4 + 1
 
 
@@ -65,7 +65,7 @@ def test_a_layer_that_fits_nowhere_is_named() -> None:
 def test_an_interleaved_problem_that_cannot_fit_names_a_number_that_does() -> None:
     layers = tuple(Layer(1, 2, state_bytes=10) for _ in range(40))
     with pytest.raises(ValueError, match=r"found with chunks=2.* stage \d+ 200 bytes of 100 bytes.* 4 stages fit;"):
-        best_partition(PartitionProblem(layers, (Stage(1, 100),) * 2, (), 8, chunks=2))
+        best_partition(PartitionProblem(layers, (Stage(1, 100),) * 2, (), 8, "interleaved", chunks=2))
 
 
 def test_random_memory_errors_tell_what_suffices() -> None:

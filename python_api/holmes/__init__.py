@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holmes.plan import Plan, plan_for
+    from holmes.proof import Proof, check
     from holmes.session import gather_topology, make_plan
     from holmes.topology import Topology
     from holmes.torch_groups import ProcessGroups, process_groups
@@ -18,7 +19,9 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 _HOMES = {  # imported when first used: planning needs no torch
     "Plan": "holmes.plan",
     "ProcessGroups": "holmes.torch_groups",
+    "Proof": "holmes.proof",
     "Topology": "holmes.topology",
+    "check": "holmes.proof",
     "gather_topology": "holmes.session",
     "make_plan": "holmes.session",
     "plan_for": "holmes.plan",
@@ -28,8 +31,10 @@ _HOMES = {  # imported when first used: planning needs no torch
 __all__ = [
     "Plan",
     "ProcessGroups",
+    "Proof",
     "Topology",
     "__version__",
+    "check",
     "gather_topology",
     "make_plan",
     "plan_for",

@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "topology": ("holmes.cli_topology:topology", "All hosts' NICs, who reaches whom, and the clusters that follow."),
     "testbed": ("holmes.testbed.cli:app", "Run a command on emulated nodes and clusters, without root."),
     "bench": ("holmes.cli_bench:bench", "Latency and bandwidth of the collectives, per NIC."),
+    "plan": ("holmes.cli_plan:app", "What a plan says, and the proof that its groups keep to their networks."),
     "simulate": ("holmes.cli_simulate:simulate", "Predict a plan's step time, bubble and bottleneck link; no GPU."),
     "demo": ("holmes.cli_demo:demo", "Train a small GPT over two emulated clusters, with and without Holmes."),
 }

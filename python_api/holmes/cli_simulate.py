@@ -30,7 +30,9 @@ def simulate(
     rates: Annotated[Path, typer.Option(help="Rates: compute_tflops, and gbps and latency_s of each NIC class.")],
     hidden: Annotated[int, typer.Option(help="Hidden size of the model; its layers are the plan's.")],
     sequence: Annotated[int, typer.Option(help="Tokens of a sample.")],
-    global_batch: Annotated[int, typer.Option(help="Samples of a step, all ranks together.")],
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples of a step, all ranks together; default: the plan's.", show_default=False)
+    ] = None,
     bench: Annotated[
         Optional[list[str]],  # noqa: UP045 (typer reads it at run time)
         typer.Option(
@@ -40,9 +42,16 @@ def simulate(
         ),
     ] = None,
     vocabulary: Annotated[int, typer.Option(help="Words of the vocabulary.")] = 51200,
-    micro_batch: Annotated[int, typer.Option(help="Samples of a micro-batch.")] = 1,
-    schedule: Annotated[str, typer.Option(help=f"One of {', '.join(SCHEDULES)}.")] = "1f1b",
-    chunks: Annotated[int, typer.Option(help="Model chunks of a stage; above 1 with the interleaved schedule.")] = 1,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Samples of a micro-batch; default: the plan's, else 1.", show_default=False)
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; default: the plan's.", show_default=False)
+    ] = None,
+    chunks: Annotated[
+        int | None,
+        typer.Option(help="Model chunks of a stage, above 1 if interleaved; default: the plan's.", show_default=False),
+    ] = None,
     synchronization: Annotated[str, typer.Option(help=f"One of {', '.join(SYNCHRONIZATIONS)}.")] = "sharded",
     overlap: Annotated[bool, typer.Option(help="Hide gradients behind backward and parameters behind forward.")] = True,
     recompute: Annotated[bool, typer.Option(help="Layers run their forward again before their backward.")] = True,
@@ -72,8 +81,8 @@ def simulate(
     except (ValueError, OSError) as error:
         typer.echo(f"holmes simulate: {error}", err=True)
         raise typer.Exit(2) from None
-    tflops = result.tflops_per_gpu(job.flops_per_sample, global_batch, job.gpus)
-    typer.echo(f"{tflops:.4g} TFLOP/s per GPU, {result.samples_per_s(global_batch):.4g} samples/s")
+    tflops = result.tflops_per_gpu(job.flops_per_sample, job.global_batch, job.gpus)
+    typer.echo(f"{tflops:.4g} TFLOP/s per GPU, {result.samples_per_s(job.global_batch):.4g} samples/s")
     typer.echo(result.describe())
     if trace is not None:
         save_trace(result, trace)

@@ -1,14 +1,14 @@
-"""Groups: tensor parallel inside a host, data parallel inside a cluster, pipeline across; a NIC selection for each."""
+"""Groups: the ranks of each kind of group, the NICs that they use, and why. Made when asked for."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import overload
 
-from holmes.topology import ROUTED, Cluster, Fabric, Topology
-
-KINDS = {"tp": "tensor parallel", "dp": "data parallel", "pp": "pipeline"}
+from holmes.rank_grid import KINDS, RankGrid
+from holmes.rank_text import short
+from holmes.reach import Reach
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,9 @@ class Group:
     """The ranks of one group, in group-rank order, the NIC names each of them uses, and why.
 
     `nics` maps a rank to its rails, in the same order on every rank; without entries the ranks share a host and use
-    shared memory. `nic_class` is None then.
+    shared memory. `nic_class` is None then. `cluster_of` maps the ranks of a group that spans clusters to the name of
+    theirs, `cluster_nics` to the NICs that they use inside it (none where those of its ranks are on one host); both are
+    empty for a group within one cluster.
     """
 
     kind: str
@@ -24,109 +26,71 @@ class Group:
     nics: Mapping[int, tuple[str, ...]]
     nic_class: str | None
     reason: str
+    cluster_of: Mapping[int, str] = field(default_factory=dict)
+    cluster_nics: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """`stages[s][d]` is the tensor-parallel block (ranks) of stage s and data-parallel index d."""
+class Groups(Sequence[Group]):
+    """All groups of one kind, in Megatron's order; each is made when it is asked for. Immutable; thread-safe."""
 
-    stages: tuple[tuple[tuple[int, ...], ...], ...]
-    groups: tuple[Group, ...]
+    def __init__(self, kind: str, grid: RankGrid, reach: Reach) -> None:
+        self.kind = kind
+        self.ranks = grid.groups(kind)
+        self._reach = reach
+        self._shared = reach.shared(self.ranks)
 
+    def __len__(self) -> int:
+        return len(self.ranks)
 
-def make_grouping(topology: Topology, tensor: int, pipeline: int) -> Grouping:
-    """Groups of all ranks for these sizes; the data-parallel size is world size / (tensor * pipeline).
+    @overload
+    def __getitem__(self, index: int) -> Group: ...
 
-    Every stage lies inside one cluster, every tensor group inside one host. Raises ValueError, with all numbers and the
-    nearest sizes that work, where that is impossible, and where ranks of a group share no network.
-    """
-    check_sizes(topology, tensor, pipeline)
-    data = topology.world_size // (tensor * pipeline)
-    blocks = [block for cluster in topology.clusters for block in _tensor_blocks(topology, cluster, tensor)]
-    stages = tuple(tuple(blocks[s * data : (s + 1) * data]) for s in range(pipeline))
-    members = [("tp", block) for block in blocks]
-    members += [("dp", tuple(block[t] for block in stage)) for stage in stages for t in range(tensor)]
-    members += [("pp", tuple(stage[d][t] for stage in stages)) for d in range(data) for t in range(tensor)]
-    return Grouping(stages, tuple(make_group(topology, kind, ranks) for kind, ranks in members))
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Group]: ...
 
+    def __getitem__(self, index: int | slice) -> Group | Sequence[Group]:
+        """A group. Raises ValueError, naming hosts and their networks, where its ranks share none."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there are {len(self)} groups of kind {self.kind}, but number {index} is asked for")
+        ranks = tuple(self.ranks[index].tolist())
+        if len(ranks) == 1:
+            return Group(self.kind, ranks, {}, None, "one rank: no communication")
+        hosts = self._reach.host_of[self.ranks[index]].tolist()
+        if self._shared.one_host[index]:
+            reason = f"all on host {self._reach.hosts[hosts[0]].name}: shared memory"
+            return Group(self.kind, ranks, {}, None, reason)
+        networks = self._shared.networks[index]
+        rails = self._reach.rails(networks)
+        if not rails.networks:
+            raise ValueError(
+                f"ranks {short(ranks)} of a {KINDS[self.kind].title} group share no network "
+                f"({self._reach.describe_hosts(hosts)}); give all of these hosts a NIC in one subnet and check with "
+                "`holmes topology` that it is reachable"
+            )
+        nics = {rank: self._reach.nics(networks, host) for rank, host in zip(ranks, hosts, strict=True)}
+        reason = f"best network that all {len(ranks)} ranks share: {rails.reason}"
+        if self._shared.cluster[index] >= 0:
+            return Group(self.kind, ranks, nics, rails.nic_class, reason)
+        names, inside = self._inside_clusters(index, ranks)
+        return Group(self.kind, ranks, nics, rails.nic_class, f"spans clusters; {reason}", names, inside)
 
-def make_group(topology: Topology, kind: str, ranks: Sequence[int]) -> Group:
-    """A group on the best NICs that all of its ranks share. Raises ValueError where they share no network."""
-    hosts = {rank: topology.host_of(rank) for rank in ranks}
-    if len(ranks) == 1:
-        return Group(kind, tuple(ranks), {}, None, "one rank: no communication")
-    if len({host.host_id for host in hosts.values()}) == 1:
-        return Group(kind, tuple(ranks), {}, None, f"all on host {hosts[ranks[0]].name}: shared memory")
-    shared = topology.shared_fabrics(ranks)
-    if not shared:
-        seen = "; ".join(
-            f"{host.name}: {', '.join(f'{p.name} {p.nic_class} {p.subnet}' for p in host.ports) or 'no usable NIC'}"
-            for host in dict.fromkeys(hosts.values())
-        )
-        raise ValueError(
-            f"ranks {list(ranks)} of a {KINDS[kind]} group share no network ({seen}); give all of these hosts a NIC in "
-            "one subnet and check with `holmes topology` that it is reachable"
-        )
-    best = shared[0]
-    rails = [fabric for fabric in shared if _grade(fabric) == _grade(best)]
-    nics = {rank: tuple(fabric.ports[host.host_id] for fabric in rails) for rank, host in hosts.items()}
-    speed = "" if best.speed_gbps is None else f", {best.speed_gbps:g} Gbit/s" + (" each" if len(rails) > 1 else "")
-    subnets = " + ".join(fabric.subnet for fabric in rails)
-    reason = f"best network that all {len(ranks)} ranks share: {best.nic_class} {subnets}{speed}"
-    return Group(kind, tuple(ranks), nics, best.nic_class, reason)
+    def check_networks(self) -> None:
+        """Raises ValueError for the first group whose ranks share no network."""
+        alone = (self._shared.networks == 0) & ~self._shared.one_host
+        if alone.any() and self.ranks.shape[1] > 1:
+            self[int(alone.argmax())]
 
-
-def check_tensor(topology: Topology, tensor: int) -> None:
-    """Raises ValueError, with all numbers and the nearest fix, unless `tensor` divides the ranks of every host."""
-    ranks_per_host = {host.name: len(host.ranks) for host in topology.hosts}
-    common = math.gcd(*ranks_per_host.values())
-    if tensor < 1 or common % tensor:
-        works = [t for t in range(1, common + 1) if common % t == 0]
-        raise ValueError(
-            f"tensor={tensor} must divide the ranks of every host ({_numbers(ranks_per_host)}); "
-            f"the nearest size that does: tensor={_nearest(works, tensor)}"
-        )
-
-
-def check_sizes(topology: Topology, tensor: int, pipeline: int) -> None:
-    """Raises ValueError, with all numbers and the nearest fix, unless the sizes fit the hosts and clusters."""
-    check_tensor(topology, tensor)
-    world = topology.world_size
-    if pipeline not in (works := possible_pipelines(topology, tensor)):
-        ranks_per_cluster = {cluster.name: len(cluster.ranks) for cluster in topology.clusters}
-        problem = (
-            f"{world} ranks / (tensor={tensor} * pipeline={pipeline}) is not a whole number"
-            if pipeline < 1 or world % (tensor * pipeline)
-            else f"a stage of {world // pipeline} ranks does not divide the ranks of every cluster"
-        )
-        raise ValueError(
-            f"pipeline={pipeline} does not fit: {problem}, and a stage must lie inside one cluster "
-            f"({_numbers(ranks_per_cluster)}); the nearest size that fits: pipeline={_nearest(works, pipeline)} "
-            f"(all: {works})"
-        )
-
-
-def possible_pipelines(topology: Topology, tensor: int) -> list[int]:
-    """All pipeline sizes whose stages divide every cluster, ascending; `tensor` must divide the ranks of every host."""
-    common = math.gcd(*(len(cluster.ranks) for cluster in topology.clusters))
-    return [topology.world_size // width for width in range(common, 0, -1) if common % width == width % tensor == 0]
-
-
-def _tensor_blocks(topology: Topology, cluster: Cluster, tensor: int) -> list[tuple[int, ...]]:
-    hosts = [host for host in topology.hosts if host.name in cluster.hosts]
-    return [host.ranks[i : i + tensor] for host in hosts for i in range(0, len(host.ranks), tensor)]
-
-
-def _grade(fabric: Fabric) -> tuple[str, float | None, bool]:
-    """Fabrics of one grade serve one group as its rails."""
-    return (fabric.nic_class, fabric.speed_gbps, fabric.subnet == ROUTED)
-
-
-def _nearest(works: Sequence[int], wanted: int) -> int:
-    return min(works, key=lambda size: (abs(size - wanted), size))
-
-
-def _numbers(counts: Mapping[str, int]) -> str:
-    if len(set(counts.values())) == 1 and len(counts) > 4:
-        return f"{len(counts)} times {next(iter(counts.values()))}"
-    return ", ".join(f"{name}: {count}" for name, count in counts.items())
+    def _inside_clusters(self, index: int, ranks: tuple[int, ...]) -> tuple[dict[int, str], dict[int, tuple[str, ...]]]:
+        reach = self._reach
+        hosts = reach.host_of[self.ranks[index]]
+        clusters = reach.cluster_of_host[hosts]
+        inside: dict[int, tuple[str, ...]] = {}
+        for cluster in dict.fromkeys(clusters.tolist()):
+            members = self.ranks[index][clusters == cluster]
+            shared = reach.shared(members[None])
+            for rank, host in zip(members.tolist(), reach.host_of[members].tolist(), strict=True):
+                inside[rank] = () if shared.one_host[0] else reach.nics(shared.networks[0], host)
+        names = {rank: reach.clusters[i].name for rank, i in zip(ranks, clusters.tolist(), strict=True)}
+        return names, {rank: inside[rank] for rank in ranks}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
@@ -25,12 +26,11 @@ def gather_topology(timeout_s: float = 3.0) -> Topology:
     return discover_topology(_get_default_store(), dist.get_rank(), dist.get_world_size(), name, timeout_s)
 
 
-def make_plan(
-    *, model_layers: int, pipeline: int | None = None, tensor: int = 1, topology: Topology | None = None
-) -> Plan:
+def make_plan(*, model_layers: int, topology: Topology | None = None, **options: Any) -> Plan:
     """Collective over the default group (local when `topology` is given): discovers, checks who reaches whom, groups.
 
-    `pipeline=None` takes as few stages as fit the clusters. Equal on all ranks. Raises ValueError, with all numbers and
-    the nearest fix, where sizes do not fit, and RuntimeError before `init_process_group`.
+    `options` (pipeline, tensor, context, expert, ...) as in `plan_for`; without `pipeline` as few stages as fit the
+    clusters. Equal on all ranks. Raises ValueError, with all numbers and the nearest fix, where sizes do not fit, and
+    RuntimeError before `init_process_group`.
     """
-    return plan_for(topology or gather_topology(), model_layers=model_layers, pipeline=pipeline, tensor=tensor)
+    return plan_for(topology or gather_topology(), model_layers=model_layers, **options)

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from holmes.groups import KINDS, Group
+from holmes.groups import Group
 from holmes.plan import Plan
+
+KINDS = ("tp", "dp", "pp")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def process_groups(plan: Plan, backend: str = "holmes") -> ProcessGroups:
     rank = dist.get_rank()
     keep_order = _keep_order(plan)
     mine: dict[str, dist.ProcessGroup] = {}
-    for index, group in enumerate(plan.groups):
+    for index, group in enumerate(group for kind in KINDS for group in plan.groups(kind)):
         handle = dist.new_group(
             list(group.ranks),
             backend=backend,
@@ -55,7 +57,9 @@ def _keep_order(plan: Plan) -> dict[str, Any]:
     """torch sorts the ranks of a group unless told not to, and older releases cannot be told."""
     if "sort_ranks" in inspect.signature(dist.new_group).parameters:
         return {"sort_ranks": False}
-    unsorted = [list(group.ranks) for group in plan.groups if list(group.ranks) != sorted(group.ranks)]
+    unsorted = [
+        list(group.ranks) for kind in KINDS for group in plan.groups(kind) if list(group.ranks) != sorted(group.ranks)
+    ]
     if unsorted:
         raise RuntimeError(
             f"the plan needs group {unsorted[0]} in this order, but this torch sorts ranks; "

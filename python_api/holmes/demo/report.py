@@ -60,13 +60,7 @@ def check_runs(settings: Settings, single: Run, gloo: Run, ours: Run) -> list[Ch
 
 def _path_checks(settings: Settings, run: Run) -> list[Check]:
     plan = run.plan() or {}
-    fast = {
-        name
-        for group in plan["groups"]
-        if group["nic_class"] in RDMA_CLASSES
-        for names in group["nics"].values()
-        for name in names
-    }
+    fast = {name for network in plan["networks"] if network["nic_class"] in RDMA_CLASSES for name in network["nics"]}
     groups, kernel = run.bytes_by_group(), run.bytes_by_interface()
     data = sum(sent for (group, _), sent in groups.items() if group == "dp")
     on_fast = sum(sent for (group, nic), sent in groups.items() if group == "dp" and nic in fast)

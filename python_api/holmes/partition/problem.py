@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holmes.partition.rules import check_counts
-from holmes.partition.schedule import SCHEDULES, in_flight
+from holmes.partition.schedule import in_flight
+from holmes.schedule import check_schedule
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -86,8 +87,9 @@ class PartitionProblem:
     False), both stages wait for the activation and for the gradient: 2 transfers each per micro-batch. Where it is
     hidden, the link itself may be the bottleneck, at 1 transfer per micro-batch and direction.
 
-    `chunks`: model chunks of each stage (interleaving); chunk c of the model runs on stage c % stages. `least_layers`:
-    transformer layers that every chunk holds; 0 allows one that holds the embedding or the head alone.
+    `chunks`: model chunks of each stage (above 1 with schedule "interleaved"); chunk c of the model runs on stage
+    c % stages. `least_layers`: transformer layers that every chunk holds; 0 allows one that holds the embedding or the
+    head alone.
     """
 
     layers: tuple[Layer, ...]
@@ -102,18 +104,13 @@ class PartitionProblem:
     def __post_init__(self) -> None:
         for name in ("layers", "stages", "links"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if self.micro_batches < 1 or self.chunks < 1 or self.least_layers < 0:
+        if self.micro_batches < 1 or self.least_layers < 0:
             raise ValueError(
-                f"micro_batches={self.micro_batches} and chunks={self.chunks} must be at least 1, "
-                f"least_layers={self.least_layers} at least 0"
+                f"micro_batches={self.micro_batches} must be at least 1, least_layers={self.least_layers} at least 0"
             )
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule={self.schedule!r} must be one of {list(SCHEDULES)}")
-        if self.chunks > 1 and (self.schedule != "1f1b" or len(self.stages) < 2):
-            raise ValueError(
-                f"chunks={self.chunks} needs schedule='1f1b' and at least 2 stages; this is {self.schedule!r} on "
-                f"{len(self.stages)}; use chunks=1"
-            )
+        check_schedule(self.schedule, self.chunks)
+        if self.chunks > 1 and len(self.stages) < 2:
+            raise ValueError(f"chunks={self.chunks} needs at least 2 stages; there is 1; use chunks=1")
         wanted = len(self.stages) - (self.chunks == 1)
         if self.links and len(self.links) != wanted:
             raise ValueError(

@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SCHEDULES = ("1f1b", "gpipe", "zb-h1")
-
 
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, stages: int, chunks: int, micro_batches: int, stage: int) -> npt.NDArray[np.int64]:
     """Micro-batches in flight of each chunk of `stage`, a row for each moment that may be the peak: (moments, chunks).
 
     "gpipe": all micro-batches. "1f1b": min(stages - stage, micro_batches). "zb-h1" (Qi et al., arXiv 2401.10241): every
-    stage as the first of 1F1B. With chunks > 1: interleaved 1F1B (Narayanan et al., arXiv 2104.04473), as Megatron-LM
-    runs it: (stages - stage - 1) * 2 + (chunks - 1) * stages chunk-forwards of warm-up, micro-batches in groups of
+    stage as the first of 1F1B. "interleaved" (Narayanan et al., arXiv 2104.04473), as Megatron-LM runs it:
+    (stages - stage - 1) * 2 + (chunks - 1) * stages chunk-forwards of warm-up, micro-batches in groups of
     `stages`.
     """
-    if chunks == 1:
+    if schedule != "interleaved":
         most = {"gpipe": micro_batches, "1f1b": stages - stage, "zb-h1": stages}[schedule]
         return np.array([[min(most, micro_batches)]])
     order = [

@@ -3,13 +3,14 @@
 Flow: `Job` (model, sizes, places, framework) and `Rates` -> `make_step` -> `simulate` -> `Result`, timeline.
 """
 
+from holmes.schedule import SCHEDULES
 from holmes.simulate.calibrate import fit_link, link_from_bench, links_from_bench, solve_increasing
 from holmes.simulate.job import Framework, Job, Place, make_step
 from holmes.simulate.model_cost import ModelShape
 from holmes.simulate.plan_job import job_of_plan
 from holmes.simulate.rates import LinkRate, Rates
 from holmes.simulate.result import DeviceTime, Result, simulate
-from holmes.simulate.schedules import SCHEDULES, Operation, operations
+from holmes.simulate.schedules import Operation, operations
 from holmes.simulate.step import Boundary, Route, Stage, Step
 from holmes.simulate.timeline import chrome_trace, draw, save_trace
 

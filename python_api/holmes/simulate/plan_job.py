@@ -14,30 +14,34 @@ def job_of_plan(
     model: ModelShape,
     framework: Framework,
     *,
-    micro_batch: int,
-    global_batch: int,
-    schedule: str = "1f1b",
-    chunks: int = 1,
+    micro_batch: int | None = None,
+    global_batch: int | None = None,
+    schedule: str | None = None,
+    chunks: int | None = None,
 ) -> Job:
     """The job that runs this plan. Local. NICs count by class: a host's rails of one class together have its rate.
 
-    Raises ValueError where the hosts of a stage have different numbers of its ranks, and as `Job` does.
+    What is None is as the plan says, micro-batches of one sample where it says nothing. Raises ValueError where no
+    global batch is known, where the hosts of a stage have different numbers of its ranks, and as `Job` does.
     """
+    global_batch = global_batch or plan.global_batch
+    if global_batch is None:
+        raise ValueError("the plan does not say its global_batch; pass global_batch=, the samples of a step")
     return Job(
         model=model,
         layers_per_stage=plan.layers_per_stage,
         places=tuple(_place(plan, topology, stage) for stage in range(plan.pipeline)),
         framework=framework,
-        micro_batch=micro_batch,
+        micro_batch=micro_batch or plan.micro_batch or 1,
         global_batch=global_batch,
         tensor=plan.tensor,
-        schedule=schedule,
-        chunks=chunks,
+        schedule=schedule or plan.schedule,
+        chunks=plan.chunks if chunks is None else chunks,
     )
 
 
 def _place(plan: Plan, topology: Topology, stage: int) -> Place:
-    ranks = [rank for rank in range(plan.world_size) if plan.stage_of(rank) == stage]
+    ranks = plan.ranks_of_stage(stage)
     counts: dict[str, int] = {}
     for rank in ranks:
         name = topology.host_of(rank).name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
+from holmes.schedule import check_schedule
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,11 @@ class Operation:
     chunk: int = 0
 
 
-def check_schedule(schedule: str, stages: int, micro_batches: int, chunks: int) -> None:
+def check_sizes(schedule: str, stages: int, micro_batches: int, chunks: int) -> None:
     """Raises ValueError, with all numbers and the nearest fix, where the schedule does not fit the sizes."""
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule {schedule!r} is unknown; known are {', '.join(SCHEDULES)}")
-    if stages < 1 or micro_batches < 1 or chunks < 1:
-        raise ValueError(f"stages={stages}, micro_batches={micro_batches} and chunks={chunks} must be at least 1")
-    if schedule != "interleaved" and chunks != 1:
-        raise ValueError(f"chunks={chunks} needs schedule='interleaved', but it is {schedule!r}")
+    check_schedule(schedule, chunks)
+    if stages < 1 or micro_batches < 1:
+        raise ValueError(f"stages={stages} and micro_batches={micro_batches} must be at least 1")
     if schedule == "interleaved" and micro_batches % stages:
         nearest = max(round(micro_batches / stages), 1) * stages
         raise ValueError(
@@ -33,8 +30,8 @@ def check_schedule(schedule: str, stages: int, micro_batches: int, chunks: int) 
 
 
 def operations(schedule: str, stages: int, stage: int, micro_batches: int, chunks: int = 1) -> tuple[Operation, ...]:
-    """All operations of one stage in the order in which its device runs them. Raises ValueError as `check_schedule`."""
-    check_schedule(schedule, stages, micro_batches, chunks)
+    """All operations of one stage in the order in which its device runs them. Raises ValueError as `check_sizes`."""
+    check_sizes(schedule, stages, micro_batches, chunks)
     if schedule == "gpipe":
         return _alternating(
             [Operation("F", i) for i in range(micro_batches)],

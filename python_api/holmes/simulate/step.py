@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holmes.simulate.schedules import check_schedule
+from holmes.simulate.schedules import check_sizes
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Step:
     embedding: Boundary | None = None  # sum of the embedding's gradients over the first and the last stage
 
     def __post_init__(self) -> None:
-        check_schedule(self.schedule, len(self.stages), self.micro_batches, self.chunks)
+        check_sizes(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         wanted = len(self.stages) if self.chunks > 1 else len(self.stages) - 1
         if len(self.boundaries) != wanted:
             raise ValueError(
