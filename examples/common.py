@@ -29,7 +29,7 @@ def share_of_batch(batches: Batches, step: int, index: int, parts: int) -> tuple
 
 
 def train(step: Callable[[int], torch.Tensor | None], steps: int) -> None:
-    """Prints each step's loss over the global batch: the mean of the ranks whose step has one (their shares are equal)."""
+    """Prints each step's loss over the global batch: the mean of the ranks whose step returns one (of equal shares)."""
     for number in range(steps):
         loss = step(number)
         total = torch.tensor([0.0, 0.0] if loss is None else [loss.item(), 1.0], dtype=torch.float64)

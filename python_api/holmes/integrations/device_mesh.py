@@ -13,7 +13,7 @@ AXES = ("pp", "dp", "cp", "tp")  # outermost first: the order in which a plan nu
 
 
 def device_mesh(plan: Plan, device_type: str = "cpu", backend: str = "holmes") -> DeviceMesh:
-    """A mesh with axes "pp", "dp", "cp" and "tp" whose groups are the plan's, each on its NICs. Collective over all ranks.
+    """A mesh with axes "pp", "dp", "cp", "tp" whose groups are the plan's, each on its NICs. Collective over all ranks.
 
     `mesh["dp"]` goes into `fully_shard`, `mesh["tp"]` into `parallelize_module`, `mesh.get_group("pp")` into a pipeline
     stage. Raises ValueError where the plan is for another number of ranks.
@@ -21,8 +21,8 @@ def device_mesh(plan: Plan, device_type: str = "cpu", backend: str = "holmes") -
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from holmes.torch_groups import process_groups
+    from holmes.integrations.nics import planned_groups
 
-    groups = process_groups(plan, backend, kinds=AXES)
+    groups = {axis: group for axis, group in planned_groups(plan, AXES, backend).items() if group is not None}
     ranks = torch.tensor(plan.order, dtype=torch.int).reshape(plan.pipeline, plan.data, plan.context, plan.tensor)
-    return DeviceMesh.from_group([getattr(groups, axis) for axis in AXES], device_type, ranks, mesh_dim_names=AXES)
+    return DeviceMesh.from_group(list(groups.values()), device_type, ranks, mesh_dim_names=AXES)

@@ -57,15 +57,15 @@ def _type(cluster: Cluster) -> str:
 
 
 def _in_stage_order(plan: Plan) -> list[Cluster]:
-    """The clusters, first stage first. FlagScale sorts ranks by these, then by number: that must be the plan's order."""
+    """The clusters, first stage first. FlagScale sorts ranks by them, then by number: that must be the plan's order."""
     hosts_in_order(plan)
     place = plan.grid.place
     clusters = sorted(plan.clusters, key=lambda cluster: min(int(place[rank]) for rank in cluster.ranks))
     theirs = [place for cluster in clusters for place in sorted(int(plan.grid.place[rank]) for rank in cluster.ranks)]
     if theirs != list(range(plan.world_size)):
         raise NotExpressible(
-            f"ranks of several clusters alternate in the plan's order {short(plan.order)}, but FlagScale sorts ranks by "
-            "cluster; plan again without stages that span clusters"
+            f"ranks of several clusters alternate in the plan's order {short(plan.order)}, but FlagScale sorts ranks "
+            "by cluster; plan again without stages that span clusters"
         )
     return clusters
 

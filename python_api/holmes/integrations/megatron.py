@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from holmes.integrations.nics import planned_nics
+from holmes.integrations.nics import new_group, planned_groups, planned_nics
 from holmes.plan import Plan
 from holmes.rank_grid import KINDS
 
@@ -29,8 +29,8 @@ def megatron_groups(plan: Plan) -> Iterator[None]:
     """While it is open, Megatron's `initialize_model_parallel` with the plan's sizes makes the plan's groups.
 
     For training scripts that call it themselves (Megatron-LM's): open it, on every rank, around their main function;
-    `megatron_arguments` has the sizes. Groups that Megatron asks of Gloo, for tensors in host memory, are made by Holmes
-    too where the job's backend for them is "holmes": Gloo chooses one interface for all groups.
+    `megatron_arguments` has the sizes. Groups that Megatron asks of Gloo, for tensors in host memory, are made by
+    Holmes too where the job's backend for them is "holmes": Gloo chooses one interface for all groups.
     """
     import torch.distributed as dist
     from megatron.core import parallel_state
@@ -46,7 +46,7 @@ def megatron_groups(plan: Plan) -> Iterator[None]:
     def create_group(ranks: list[int] | None = None, **options: Any) -> ProcessGroup | None:
         if options.get("backend") == "gloo" and _host_backend() == "holmes":
             options.update(backend="holmes", pg_options=None)
-        group = dist.new_group(ranks, sort_ranks=False, **options)
+        group = new_group(ranks, **options)
         if ranks is None or dist.get_rank() in ranks:  # what update_pg_timeout goes through; None is the default group
             parallel_state._global_process_group_list = [*(parallel_state._global_process_group_list or [None]), group]
         return group
@@ -69,9 +69,6 @@ def initialize_megatron(plan: Plan, **options: Any) -> ProcessGroupCollection:
     from megatron.core import parallel_state
     from megatron.core.process_groups_config import ProcessGroupCollection
 
-    from holmes.torch_groups import check_world_size
-
-    check_world_size(plan)
     arguments = _sizes(plan)
     if wrong := sorted(set(options) & set(arguments)):
         raise ValueError(f"{', '.join(wrong)} of initialize_model_parallel come from the plan; leave them out")
@@ -96,11 +93,8 @@ def megatron_process_groups(plan: Plan, backend: str = "holmes") -> ProcessGroup
     import torch.distributed as dist
     from megatron.core.process_groups_config import ProcessGroupCollection
 
-    from holmes.torch_groups import process_groups
-
     kinds = [kind for kind in KINDS if kind in ProcessGroupCollection.__dataclass_fields__]
-    groups = process_groups(plan, backend, kinds=kinds)
-    fields = {kind: getattr(groups, kind) for kind in kinds}
+    fields = planned_groups(plan, kinds, backend)
     fields |= {field: fields[kind] for field, kind in _SAME_RANKS.items()}
     return ProcessGroupCollection(**fields, hcp=None, inter_dist_opt=None, intra_dist_opt=dist.group.WORLD)
 
@@ -127,8 +121,8 @@ def _check_groups(plan: Plan, collection: ProcessGroupCollection) -> None:
         ranks = None if made is None else tuple(dist.get_process_group_ranks(made))
         if ranks is not None and ranks != group.ranks:
             raise RuntimeError(
-                f"this Megatron-core made {group.kind!r} group {list(ranks)}, but the plan has {list(group.ranks)}; use "
-                "a release whose initialize_model_parallel takes order='tp-cp-ep-dp-pp' (0.12 to 0.16 do)"
+                f"this Megatron-core made {group.kind!r} group {list(ranks)}, but the plan has {list(group.ranks)}; "
+                "use a release that numbers ranks by its argument order (0.16.1 does)"
             )
 
 

@@ -9,14 +9,13 @@ from holmes.plan import Plan
 def megatron_layout(plan: Plan) -> str:
     """Which layers each virtual stage builds: "Et*3|t*4|t*3L": E the embedding, t a transformer layer, L the loss.
 
-    Virtual stages stand in the model's order: chunk 0 of every stage, then chunk 1 (the order of Megatron's own parser).
+    Virtual stages stand in the model's order, as Megatron reads them: chunk 0 of every stage, then chunk 1.
     """
-    parts = [_layers(count) for count in plan.layers_per_part]
-    return "|".join(("E" if i == 0 else "") + part + ("L" if i == len(parts) - 1 else "") for i, part in enumerate(parts))
+    return "E" + "|".join(f"t*{count}" if count > 1 else "t" * count for count in plan.layers_per_part) + "L"
 
 
 def megatron_arguments(plan: Plan) -> list[str]:
-    """Arguments for Megatron-LM's training scripts: sizes, layers and their layout, batch sizes where the plan has them.
+    """Arguments for Megatron-LM's training scripts: sizes, layers, their layout; batch sizes where the plan has them.
 
     Raises NotExpressible for a schedule that Megatron does not have.
     """
@@ -33,7 +32,3 @@ def megatron_arguments(plan: Plan) -> list[str]:
         "global-batch-size": plan.global_batch,
     }
     return [word for name, value in sizes.items() if value is not None for word in (f"--{name}", str(value))]
-
-
-def _layers(count: int) -> str:
-    return f"t*{count}" if count > 1 else "t" * count

@@ -1,11 +1,18 @@
-"""The plan's NICs for process groups that a framework makes by itself."""
+"""The plan's groups on the plan's NICs: made here, or by a framework that makes its groups itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from holmes.plan import Plan
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from holmes_comm import NicSelection
 
 
 @contextmanager
@@ -14,13 +21,15 @@ def planned_nics(plan: Plan) -> Iterator[None]:
 
     Local; after `init_process_group`; open it on every rank, around everything that makes groups (a trainer's main
     function, where it makes some late). Groups that the plan does not have, such as pairs for send and receive, use the
-    fastest NIC that their members share, or what HOLMES_NICS says.
+    fastest NIC that their members share, or what HOLMES_NICS says. Raises ValueError where the plan is for another
+    number of ranks.
     """
     import torch.distributed as dist
 
     from holmes_comm import NicSelection
     from holmes_comm.torch_backend import nics_chosen_by
 
+    check_world_size(plan)
     rank = dist.get_rank()
     mine = {frozenset(group.ranks): group for group in plan.groups_of(rank)}
 
@@ -30,3 +39,44 @@ def planned_nics(plan: Plan) -> Iterator[None]:
 
     with nics_chosen_by(choose):
         yield
+
+
+def planned_groups(plan: Plan, kinds: Sequence[str], backend: str) -> dict[str, ProcessGroup | None]:
+    """This rank's group of each kind, in the plan's rank order; None where it is in none. Collective over all ranks."""
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    mine: dict[str, ProcessGroup | None] = dict.fromkeys(kinds)
+    with planned_nics(plan):
+        for kind in kinds:
+            for ranks in plan.grid.groups(kind).tolist():
+                group = new_group(ranks, backend=backend, group_desc=f"holmes_{kind}")
+                if rank in ranks:
+                    mine[kind] = group
+    return mine
+
+
+def new_group(ranks: list[int] | None, **options: Any) -> ProcessGroup | None:
+    """torch's `new_group` with the ranks in this order; torch sorts them unless told not to. Collective.
+
+    Raises RuntimeError where this torch cannot be told.
+    """
+    import torch.distributed as dist
+
+    if ranks is not None and ranks != sorted(ranks):
+        if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+            raise RuntimeError(
+                f"the plan needs group {ranks} in this order, but this torch sorts ranks; use a torch whose new_group "
+                "has sort_ranks (2.13 has), or start ranks in the plan's order (start_in_plan_order)"
+            )
+        options["sort_ranks"] = False
+    group: ProcessGroup | None = dist.new_group(ranks, **options)
+    return group
+
+
+def check_world_size(plan: Plan) -> None:
+    """Raises ValueError where the running job has another number of ranks than the plan."""
+    import torch.distributed as dist
+
+    if plan.world_size != (size := dist.get_world_size()):
+        raise ValueError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")

@@ -1,4 +1,4 @@
-"""A Plan as torchtitan's ParallelismConfig. Its meshes follow from the sizes; `planned_nics` puts them on their NICs."""
+"""A Plan as torchtitan's ParallelismConfig. Its meshes follow from the sizes, their NICs from `planned_nics`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def torchtitan_module_fqns(
     parts[-1].extend(head)
     if [] in parts:
         raise NotExpressible(
-            f"virtual stage {parts.index([])} of {len(parts)} has no layer (layers of each: {list(counts)}), but torchtitan "
-            "needs a parameter in each; plan again with fewer stages or chunks"
+            f"virtual stage {parts.index([])} of {len(parts)} has no layer (layers of each: {list(counts)}), but "
+            "torchtitan needs a parameter in each; plan again with fewer stages or chunks"
         )
     return parts
 
