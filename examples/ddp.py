@@ -2,8 +2,8 @@
 
     holmes testbed run -- python examples/ddp.py
 
-Only the backend's name differs from a script for Gloo. The group of all ranks spans the clusters: HOLMES_CLUSTER tells it
-where a rank is, so that gradients are first summed inside each cluster on its fast NICs.
+Only the backend's name differs from a script for Gloo. The group of all ranks spans the clusters: HOLMES_CLUSTER tells
+it where a rank is, so that gradients are first summed inside each cluster on its fast NICs.
 """
 
 import sys
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
+    """Trains the whole model on every rank."""
     use_bf16 = "--bf16" in sys.argv and not sys.argv.remove("--bf16")
     arguments, settings = common.arguments(), common.Settings()
     dist.init_process_group(arguments.backend)

@@ -14,6 +14,7 @@ import holmes
 
 
 def main() -> None:
+    """Trains the model sharded inside each cluster."""
     arguments, settings = common.arguments(), common.Settings()
     dist.init_process_group(arguments.backend)
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holmes import files
+from holmes.cli_plan_export import export
 from holmes.plan import Plan
 from holmes.plan_file import KIND
 from holmes.proof import GroupLists, Proof, check
@@ -17,6 +18,7 @@ from holmes.rank_text import from_text
 from holmes.topology import Topology
 
 app = typer.Typer(no_args_is_help=True, help="Plans: what they say, and whether their groups keep to their networks.")
+app.command("export")(export)
 
 
 @app.command("show")
