@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holmes_comm._C import Communicator, Compression, LocalStore, PrefixStore, Store, TcpStore, Work
+    from holmes_comm.clusters import GroupOptions
     from holmes_comm.communicator import init
     from holmes_comm.errors import (
         AbortedError,
@@ -38,6 +39,7 @@ __all__ = [
     "Communicator",
     "CommunicatorError",
     "Compression",
+    "GroupOptions",
     "HolmesError",
     "JobError",
     "LocalStore",
@@ -63,6 +65,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "_C": ("Communicator", "Compression", "LocalStore", "PrefixStore", "Store", "TcpStore", "Work"),
+    "clusters": ("GroupOptions",),
     "communicator": ("init",),
     "nics": ("Nic", "NicSelection", "discover_nics"),
 }

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from holmes_comm.nic_agreement import agree_group
 from holmes_comm.nics import Nic, NicSelection
 
-__all__ = ["Membership", "agree_membership"]
+__all__ = ["GroupOptions", "Membership", "agree_membership"]
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """`pg_options` of a torch.distributed group: a NIC selection and, where it spans clusters, this rank's cluster.
+
+    nics: which NICs to use; None: HOLMES_NICS. cluster: name of the cluster this rank is in; None: HOLMES_CLUSTER.
+    cluster_nics: which NICs to use inside the cluster; None: HOLMES_CLUSTER_NICS. As the arguments of
+    `holmes_comm.init`; each rank of the group passes its own. Immutable.
+    """
+
+    nics: NicSelection | None = None
+    cluster: str | None = None
+    cluster_nics: NicSelection | None = None
 
 
 class Membership(NamedTuple):

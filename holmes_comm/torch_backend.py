@@ -22,13 +22,14 @@ from holmes_comm.errors import UsageError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from holmes_comm.clusters import GroupOptions
     from holmes_comm.nics import NicSelection
 
-__all__ = ["NAME", "autoload", "connections", "nic_reason", "nics_chosen_by", "register"]
+__all__ = ["NAME", "autoload", "connections", "group_options_from", "nic_reason", "register"]
 
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
-_choosers: list[Callable[[list[int]], NicSelection | None]] = []  # the innermost `nics_chosen_by` is the last
+_choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
 
 
 def autoload() -> None:
@@ -70,12 +71,12 @@ def nic_reason(group: ProcessGroup | None = None) -> str:
 
 
 @contextlib.contextmanager
-def nics_chosen_by(chooser: Callable[[list[int]], NicSelection | None]) -> Iterator[None]:
-    """While it is open, ``chooser`` says which NICs a group made without pg_options uses: for trainers that make their
-    groups themselves. Local: every rank of a group opens it with a chooser of its own, which names its own NICs.
+def group_options_from(chooser: Callable[[list[int]], NicSelection | GroupOptions | None]) -> Iterator[None]:
+    """While it is open, a group that is made without pg_options gets those that ``chooser(global_ranks)`` returns: for
+    trainers that make their groups themselves. Local: each rank opens it, with a chooser that names its own NICs.
 
-    ``chooser(global_ranks)`` gets the group's ranks in group-rank order; None leaves the choice to the environment.
-    Holds for all threads of the process.
+    ``global_ranks`` come in group-rank order; None leaves the choice to the environment. Holds for all threads of the
+    process; the innermost one counts.
     """
     _choosers.append(chooser)
     try:
@@ -84,30 +85,24 @@ def nics_chosen_by(chooser: Callable[[list[int]], NicSelection | None]) -> Itera
         _choosers.remove(chooser)
 
 
-def _selection(global_ranks: list[int]) -> NicSelection:
-    """What a group made without pg_options uses."""
-    from holmes_comm.nics import NicSelection
-
-    chosen = _choosers[-1](global_ranks) if _choosers else None
-    return chosen if chosen is not None else NicSelection.from_env()
-
-
 def _create(options: Any, pg_options: Any) -> Any:
     """torch's creator function: agrees on the NICs, then connects. Collective over the group."""
     import torch.distributed as dist
 
     from holmes_comm._c10d import ProcessGroupHolmes
-    from holmes_comm.clusters import agree_membership, bindings
+    from holmes_comm.clusters import GroupOptions, agree_membership, bindings
     from holmes_comm.nics import NicSelection
 
-    if pg_options is not None and not isinstance(pg_options, NicSelection):
-        raise UsageError(
-            f"pg_options is a {type(pg_options).__name__}; the {NAME} backend takes a NicSelection or None"
-        )
     rank, size = options.group_rank, options.group_size
-    # torch lists no ranks for the default group: it has all of them.
-    global_ranks = list(options.global_ranks_in_group) or list(range(size))
-    selection = pg_options if pg_options is not None else _selection(global_ranks)
+    if pg_options is None and _choosers:
+        # torch lists no ranks for the default group: it has all of them.
+        pg_options = _choosers[-1](list(options.global_ranks_in_group) or list(range(size)))
+    asked = GroupOptions(pg_options) if isinstance(pg_options, NicSelection) or pg_options is None else pg_options
+    if not isinstance(asked, GroupOptions):
+        raise UsageError(
+            f"pg_options is a {type(asked).__name__}; the {NAME} backend takes a NicSelection, GroupOptions or None"
+        )
+    selection = asked.nics if asked.nics is not None else NicSelection.from_env()
     connect_timeout = min(options.timeout, _CONNECT_TIMEOUT)
     arrivals = f"{NAME}/arrivals"
     # A store may outlive a group of this name: every `size` arrivals are one incarnation, with keys of its own.
@@ -115,7 +110,14 @@ def _create(options: Any, pg_options: Any) -> Any:
     store = dist.PrefixStore(f"{NAME}/{incarnation}", options.store)
     try:
         membership = agree_membership(
-            store, rank, size, selection, None, None, timeout_s=connect_timeout.total_seconds(), key_prefix="nics"
+            store,
+            rank,
+            size,
+            selection,
+            asked.cluster,
+            asked.cluster_nics,
+            timeout_s=connect_timeout.total_seconds(),
+            key_prefix="nics",
         )
         return ProcessGroupHolmes(
             store,

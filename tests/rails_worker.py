@@ -86,9 +86,11 @@ def unread(comm) -> dict[str, object]:
 
 def lonely(comm) -> dict[str, object]:
     """The last rail's peer dies: an error that names it, soon."""
-    while not any(connection["retired"] for connection in comm.connections()):
+    has_lost = np.zeros(1)
+    while not has_lost[0]:  # the sides may hear of it in different rounds
         lossy(comm, 4)
-    comm.barrier()
+        has_lost[0] = any(connection["retired"] for connection in comm.connections())
+        comm.all_reduce(has_lost, op="max")
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     start_s = time.monotonic()

@@ -236,7 +236,7 @@ def test_one_subnet_on_two_wires_becomes_two_fabrics(monkeypatch: pytest.MonkeyP
     def same_wire(source: str, target: tuple[str, int], token: str, timeout_s: float) -> bool:
         return any({source, target[0]} <= wire for wire in wires) and reaches(source, target, token, timeout_s)
 
-    monkeypatch.setattr("holmes.probe.reaches", same_wire)
+    monkeypatch.setattr("holmes.probe.reach.reaches", same_wire)
     hosts = hosts_of(*([loopback(host)] for host in (1, 2, 3, 4)))
     found = confirmed_by_threads(hosts)
     assert [members for _, members in found] == [{"id0", "id2"}, {"id1", "id3"}]

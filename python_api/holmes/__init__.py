@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holmes.plan import Plan, plan_for
     from holmes.proof import Proof, check
+    from holmes.rank_grid import KINDS
     from holmes.session import gather_topology, make_plan
     from holmes.topology import Topology
     from holmes.torch_groups import ProcessGroups, process_groups
@@ -17,6 +18,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+source"
 
 _HOMES = {  # imported when first used: planning needs no torch
+    "KINDS": "holmes.rank_grid",
     "Plan": "holmes.plan",
     "ProcessGroups": "holmes.torch_groups",
     "Proof": "holmes.proof",
@@ -29,6 +31,7 @@ _HOMES = {  # imported when first used: planning needs no torch
 }
 
 __all__ = [
+    "KINDS",
     "Plan",
     "ProcessGroups",
     "Proof",

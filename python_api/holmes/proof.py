@@ -14,15 +14,13 @@ import numpy as np
 from holmes.plan import Plan
 from holmes.proof_fix import nearest_fix, sizes_of
 from holmes.proof_plan import plan_differs
-from holmes.rank_grid import KINDS, Ints, Kind
+from holmes.rank_grid import KINDS, Ints, check_kind
 from holmes.rank_text import short
 from holmes.reach import Reach, Shared
 from holmes.topology import Topology
 
 GroupLists = Mapping[str, Sequence[Sequence[int]]]
 
-#: Kinds that a check knows: the plan's, and the default group of all ranks.
-CHECKED = {**KINDS, "world": Kind("all ranks", "dense", (), "", "barriers and set-up")}
 _RULES = {"host": "on one host", "cluster": "in one cluster", "": "may cross clusters"}
 
 
@@ -94,7 +92,7 @@ def check(groups: Plan | GroupLists, topology: Topology) -> Proof:
     """Verifies every group against the topology. Local; raises nothing for groups that are wrong: see `Proof.require`.
 
     `groups`: a plan, or lists of ranks by kind as a trainer made them, such as {"tp": [[0, 1], [2, 3]], "dp": [[0, 2],
-    [1, 3]]}; kinds as in docs/groups.md, and "world". Raises ValueError for kinds and ranks that do not exist.
+    [1, 3]]}; kinds as in docs/groups.md. Raises ValueError for kinds and ranks that do not exist.
     """
     reach = Reach.of_topology(topology)
     if isinstance(groups, Plan):
@@ -121,8 +119,7 @@ def _batches(groups: GroupLists, world_size: int) -> dict[str, list[Ints]]:
     """By kind, the groups of each length as one array; longest first."""
     found: dict[str, list[Ints]] = {}
     for kind, listed in groups.items():
-        if kind not in CHECKED:
-            raise ValueError(f"no groups of kind {kind!r} are known; kinds are {', '.join(CHECKED)}")
+        check_kind(kind)
         lengths: dict[int, list[Sequence[int]]] = {}
         for ranks in listed:
             if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= world_size:
@@ -136,7 +133,7 @@ def _batches(groups: GroupLists, world_size: int) -> dict[str, list[Ints]]:
 
 
 def _check_kind(kind: str, arrays: Sequence[Ints], reach: Reach) -> tuple[Row, list[Violation]]:
-    described = CHECKED[kind]
+    described = KINDS[kind]
     networks: Counter[str] = Counter()
     violations: list[Violation] = []
     crossing = wrong = 0
@@ -187,7 +184,7 @@ def _problem(kind: str, networks: int, clusters: Sequence[int], reach: Reach) ->
     """What is wrong with a group in these clusters that shares these networks, and how many times slower it is."""
     where = " and ".join(reach.clusters[number].name for number in clusters[:4])
     where += f" and {len(clusters) - 4} more clusters" if len(clusters) > 4 else ""
-    crosses = f"leaves its host, over {where}" if CHECKED[kind].within == "host" else f"crosses {where}"
+    crosses = f"leaves its host, over {where}" if KINDS[kind].within == "host" else f"crosses {where}"
     rails = reach.rails(networks)
     if not rails.networks:
         return f"{crosses}, which share no network: it cannot communicate", None

@@ -38,7 +38,8 @@ _SEQUENCES = "keys and values, in every layer"
 _TOKENS = "every token to its experts and back, in every layer"
 _SCALARS = "norms and flags: a few bytes a step"
 
-#: All kinds, named as in Megatron-core's ProcessGroupCollection, in the order in which process groups are made.
+#: All kinds, named as in Megatron-core's ProcessGroupCollection, in the order in which process groups are made; and
+#: "world", all ranks.
 KINDS = {
     "dp_cp": Kind("data and context parallel", "dense", ("cp", "dp"), "cluster", _GRADIENTS),
     "dp": Kind("data parallel", "dense", ("dp",), "cluster", _GRADIENTS),
@@ -56,6 +57,7 @@ KINDS = {
     "tp_ep": Kind("expert tensor and expert parallel", "expert", ("tp", "ep"), "cluster", _TOKENS),
     "tp_ep_pp": Kind("expert model parallel", "expert", ("tp", "ep", "pp"), "", _SCALARS),
     "expt_dp": Kind("expert data parallel", "expert", ("dp",), "cluster", _GRADIENTS),
+    "world": Kind("all ranks", "dense", ("tp", "cp", "dp", "pp"), "", "set-up, barriers, checkpoints"),
 }
 
 
@@ -95,8 +97,8 @@ class RankGrid:
         self.pipeline = pipeline
 
     def kinds(self) -> list[str]:
-        """The kinds whose groups have several ranks, each only once where sizes of 1 make several kinds the same (with
-        context=1, "dp_cp" is "dp"). Expert kinds only where experts are placed differently from the rest."""
+        """The kinds but "world" whose groups have several ranks, each only once where sizes of 1 make several kinds the
+        same (with context=1, "dp_cp" is "dp"). Expert kinds only where experts are placed differently from the rest."""
         dense, expert = self._axes["dense"], self._axes["expert"]
         has_experts = expert["ep"] > 1 or expert["tp"] != dense["tp"]
         found: dict[object, str] = {}
@@ -104,7 +106,7 @@ class RankGrid:
             described = KINDS[kind]
             axes = tuple(axis for axis in described.axes if self._axes[described.grid][axis] > 1)
             grid = "dense" if axes == ("pp",) else described.grid
-            if self.size_of(kind) > 1 and (grid == "dense" or has_experts):
+            if kind != "world" and self.size_of(kind) > 1 and (grid == "dense" or has_experts):
                 found.setdefault((grid, axes, described.stages), kind)
         return [kind for kind in KINDS if kind in found.values()]
 

@@ -3,66 +3,115 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch.distributed as dist
 
 from holmes.groups import Group
 from holmes.plan import Plan
-
-KINDS = ("tp", "dp", "pp")
-
-
-@dataclass(frozen=True)
-class ProcessGroups:
-    """This rank's groups. Rank order in a group is the plan's: in `pp`, group rank = stage."""
-
-    tp: dist.ProcessGroup
-    dp: dist.ProcessGroup
-    pp: dist.ProcessGroup
+from holmes.rank_grid import KINDS, check_kind
+from holmes.rank_text import short
 
 
-def process_groups(plan: Plan, backend: str = "holmes") -> ProcessGroups:
-    """Collective over the default group. Creates all groups of the plan, in the same order on every rank.
+class ProcessGroups(Mapping[str, dist.ProcessGroup]):
+    """This rank's process groups by kind: `groups["dp"]` or `groups.dp`.
 
-    Backend "holmes" puts each group on its planned NICs; any other backend (for comparison) chooses by itself.
-    Raises ValueError where the plan is for another number of ranks.
+    Rank order in a group is the plan's: in `pp`, group rank = stage. A kind that was not asked for, or that this rank
+    is not in (embedding groups hold the first and last stage only), is missing.
+    """
+
+    def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
+        self._groups = dict(groups)
+
+    def __getitem__(self, kind: str) -> dist.ProcessGroup:
+        return self._groups[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getattr__(self, kind: str) -> dist.ProcessGroup:
+        if kind.startswith("_") or kind not in self._groups:
+            raise AttributeError(f"this rank has no process group of kind {kind!r}; it has {', '.join(self)}")
+        return self._groups[kind]
+
+
+def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | None = None) -> ProcessGroups:
+    """Collective over the default group. Creates all groups of these kinds, in the same order on every rank.
+
+    `kinds`, such as ("dp", "pp") or `holmes.KINDS` for all: None: "tp", "dp" and "pp", with context parallelism "cp"
+    and "dp_cp" too, with experts "ep", "expt_tp" and "expt_dp". Groups of one rank are made too, as Megatron does.
+    Backend "holmes" puts each group on its planned NICs, and one that spans clusters runs its large collectives
+    hierarchically (docs/hierarchy.md); any other backend (for comparison) chooses by itself. Raises ValueError where
+    the plan is for another number of ranks, or a kind does not exist.
     """
     if plan.world_size != (size := dist.get_world_size()):
         raise ValueError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")
+    wanted = set(default_kinds(plan) if kinds is None else kinds)
+    for kind in wanted:
+        check_kind(kind)
+    ordered = [kind for kind in KINDS if kind in wanted]
     rank = dist.get_rank()
-    keep_order = _keep_order(plan)
+    keep_order = _keep_order(plan, ordered)
     mine: dict[str, dist.ProcessGroup] = {}
-    for index, group in enumerate(group for kind in KINDS for group in plan.groups(kind)):
-        handle = dist.new_group(
-            list(group.ranks),
-            backend=backend,
-            pg_options=_options(group, rank) if backend == "holmes" and rank in group.ranks else None,
-            group_desc=f"{group.kind}{index}",
-            **keep_order,
-        )
-        if rank in group.ranks:
-            mine[group.kind] = handle
-    return ProcessGroups(**{kind: mine[kind] for kind in KINDS})
+    for kind in ordered:
+        groups = plan.groups(kind)
+        row = plan.grid.row_of(kind, rank)
+        for index, ranks in enumerate(groups.ranks):
+            handle = dist.new_group(
+                ranks.tolist(),
+                backend=backend,
+                pg_options=group_options(groups[index], rank) if backend == "holmes" and index == row else None,
+                group_desc=f"{kind}{index}",
+                **keep_order,
+            )
+            if index == row:
+                mine[kind] = handle
+    return ProcessGroups(mine)
 
 
-def _options(group: Group, rank: int) -> Any:
-    from holmes_comm import NicSelection
+def default_kinds(plan: Plan) -> list[str]:
+    """The kinds of groups that a trainer with these sizes needs at least."""
+    return [
+        *("tp", "dp", "pp"),
+        *(("cp", "dp_cp") if plan.context > 1 else ()),
+        *(("ep", "expt_tp", "expt_dp") if plan.expert > 1 else ()),
+    ]
 
-    return NicSelection(names=group.nics.get(rank, ()))
+
+def group_options(group: Group, rank: int) -> Any:
+    """`pg_options` for `torch.distributed.new_group` with backend "holmes": the planned NICs of one rank. Local."""
+    from holmes_comm import GroupOptions, NicSelection
+
+    def selection(names: tuple[str, ...]) -> NicSelection:
+        return NicSelection(names=names, max_rails=max(len(names), 1))
+
+    nics = selection(group.nics.get(rank, ()))
+    if not _is_hierarchical(group):
+        return GroupOptions(nics=nics)
+    return GroupOptions(nics, cluster=group.cluster_of[rank], cluster_nics=selection(group.cluster_nics[rank]))
 
 
-def _keep_order(plan: Plan) -> dict[str, Any]:
+def _is_hierarchical(group: Group) -> bool:
+    """Whether it pays: large collectives, and several ranks in some cluster."""
+    crowded = max(Counter(group.cluster_of.values()).values(), default=0) > 1
+    return crowded and (KINDS[group.kind].within == "cluster" or group.kind == "world")
+
+
+def _keep_order(plan: Plan, kinds: Iterable[str]) -> dict[str, Any]:
     """torch sorts the ranks of a group unless told not to, and older releases cannot be told."""
     if "sort_ranks" in inspect.signature(dist.new_group).parameters:
         return {"sort_ranks": False}
-    unsorted = [
-        list(group.ranks) for kind in KINDS for group in plan.groups(kind) if list(group.ranks) != sorted(group.ranks)
-    ]
-    if unsorted:
-        raise RuntimeError(
-            f"the plan needs group {unsorted[0]} in this order, but this torch sorts ranks; "
-            "use a torch whose new_group has sort_ranks (2.13 has), or start ranks cluster by cluster"
-        )
+    for kind in kinds:
+        ranks = plan.groups(kind).ranks
+        unsorted = (ranks[:, 1:] < ranks[:, :-1]).any(axis=1)
+        if unsorted.any():
+            raise RuntimeError(
+                f"the plan needs group {short(ranks[int(unsorted.argmax())].tolist())} in this order, but this torch "
+                "sorts ranks; use a torch whose new_group has sort_ranks (2.13 has), or start ranks cluster by cluster"
+            )
     return {}

@@ -80,7 +80,7 @@ def clean_megatron():
 def test_parallel_state_has_exactly_the_planned_groups(case, clean_megatron):
     plan = make(**CASES[case])
     assert list(plan.order) != list(range(plan.world_size))
-    assert set(GETTERS) == set(KINDS)
+    assert set(GETTERS) == set(KINDS) - {"world"}  # the default group
     for rank in range(plan.world_size):
         with fake_job(rank, plan.world_size):
             collection = initialize_megatron(plan, create_gloo_process_groups=False)
@@ -95,6 +95,7 @@ def test_parallel_state_has_exactly_the_planned_groups(case, clean_megatron):
                 assert listed is None or tuple(getattr(parallel_state, listed)) == planned[kind], kind
             assert ranks_of(collection.intra_dp_cp) == planned["dp_cp"]
             assert ranks_of(collection.intra_expt_dp) == planned["expt_dp"]
+            assert set(ranks_of(collection.intra_dist_opt)) == set(planned["world"])
             assert parallel_state.get_pipeline_model_parallel_rank() == plan.stage_of(rank)
             assert parallel_state.get_tensor_model_parallel_rank() == planned["tp"].index(rank)
             assert parallel_state.get_data_parallel_rank() == planned["dp"].index(rank)

@@ -66,24 +66,56 @@ Collective::Header Collective::make_header(int peer) const {
           {}};
 }
 
-bool Collective::advance() {
-  if (!prepared_) {
-    prepared_ = true;
-    flows_.resize(static_cast<std::size_t>(group_.size));
-    for (int peer = 0; peer < group_.size; ++peer) {
-      if (peer == group_.rank) continue;
-      Flow& flow = flows_[peer];
-      flow.out = make_header(peer);
-      if (sends_to(peer)) flow.out_total = sizeof(Header) + send_total_bytes(peer);
-      if (receives_from(peer)) flow.in_total = sizeof(Header) + recv_total_bytes(peer);
-      open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
-    }
+void Collective::prepare() {
+  prepared_ = true;
+  flows_.resize(static_cast<std::size_t>(group_.size));
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    Flow& flow = flows_[peer];
+    flow.out = make_header(peer);
+    if (sends_to(peer)) flow.out_total = sizeof(Header) + send_total_bytes(peer);
+    if (receives_from(peer)) flow.in_total = sizeof(Header) + recv_total_bytes(peer);
+    open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
   }
+  if (keeps_pace() && is_even()) update_pace();
+}
+
+// Whether all flows are about as long, and long enough to drift apart.
+bool Collective::is_even() const {
+  std::size_t least = SIZE_MAX;
+  std::size_t most = 0;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    const Flow& flow = flows_[peer];
+    least = std::min({least, flow.in_total, flow.out_total});
+    most = std::max({most, flow.in_total, flow.out_total});
+  }
+  return most > min_lead_bytes && most / 2 <= least;
+}
+
+void Collective::update_pace() {
+  // Paths get known while they are used.
+  constexpr std::size_t known_bytes = 4 * 1024 * 1024;
+  std::size_t least = SIZE_MAX;
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank && flows_[peer].in_bytes < flows_[peer].in_total)
+      least = std::min(least, flows_[peer].in_bytes);
+  if (least != SIZE_MAX && least >= lead_known_until_) {
+    lead_known_until_ = least + known_bytes;
+    for (int peer = 0; peer < group_.size; ++peer)
+      if (peer != group_.rank) lead_bytes_ = std::max(lead_bytes_, group_.channels[peer]->lead_bytes());
+  }
+  send_limit_ = least == SIZE_MAX ? SIZE_MAX : least + lead_bytes_;
+}
+
+bool Collective::advance() {
+  if (!prepared_) prepare();
   bool moved = false;
   // Each rank starts with another peer, so that not all send to the same one.
   for (int step = 1; step < group_.size; ++step) moved |= send_to((group_.rank + step) % group_.size);
   for (int step = 1; step < group_.size; ++step) moved |= recv_from((group_.rank + group_.size - step) % group_.size);
   moved |= compute();
+  if (lead_bytes_ && moved) update_pace();
   return moved;
 }
 
@@ -109,6 +141,7 @@ bool Collective::send_to(int peer) {
   }
   if (flow.out_total > sizeof(Header)) {
     pieces[count] = next_send(peer, done);
+    pieces[count].iov_len = std::min(pieces[count].iov_len, sendable_bytes(flow));
     if (pieces[count].iov_len) ++count;
   }
   if (count == 0) return false;
@@ -163,7 +196,7 @@ std::size_t Collective::awaited_send_bytes(int peer) {
   const Flow& flow = flows_[peer];
   if (flow.out_bytes == flow.out_total || !may_send(peer)) return 0;
   if (flow.out_bytes < sizeof(Header)) return 1;
-  return next_send(peer, flow.out_bytes - sizeof(Header)).iov_len;
+  return std::min(next_send(peer, flow.out_bytes - sizeof(Header)).iov_len, sendable_bytes(flow));
 }
 
 bool Collective::involves(int peer) const {

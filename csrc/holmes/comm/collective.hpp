@@ -104,6 +104,9 @@ protected:
   virtual bool receives_from(int /*peer*/) const { return true; }
   // Whether the header may go to `peer` already.
   virtual bool may_send(int /*peer*/) const { return true; }
+  // Whether all ranks send and receive all the time, and go at one pace: none sends far ahead of what it has received.
+  // Flows that share links then get equal parts of them, and what waits in between stays in the cache.
+  virtual bool keeps_pace() const { return false; }
   // Payload bytes that go to / come from `peer` in total.
   virtual std::size_t send_total_bytes(int peer) const = 0;
   virtual std::size_t recv_total_bytes(int peer) const = 0;
@@ -153,6 +156,12 @@ private:
     std::size_t out_total = 0;
     std::size_t in_total = 0;
   };
+  void prepare();
+  bool is_even() const;
+  void update_pace();
+  std::size_t sendable_bytes(const Flow& flow) const {
+    return flow.out_bytes < send_limit_ ? send_limit_ - flow.out_bytes : 0;
+  }
   Header make_header(int peer) const;
   std::string describe(const Header& header) const;
 
@@ -161,6 +170,9 @@ private:
   std::vector<Flow> flows_;
   int open_flows_ = 0;  // directions that are not finished
   bool prepared_ = false;
+  std::size_t lead_bytes_ = 0;  // see Channel; 0: this operation keeps no pace
+  std::size_t lead_known_until_ = 0;
+  std::size_t send_limit_ = SIZE_MAX;  // of a flow's out_bytes
 };
 
 }  // namespace holmes

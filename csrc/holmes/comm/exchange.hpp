@@ -13,6 +13,7 @@ public:
            std::vector<Buffer> sends, std::vector<Buffer> recvs);
 
 protected:
+  bool keeps_pace() const override { return true; }
   std::size_t send_total_bytes(int peer) const override { return sends_[peer].bytes(); }
   std::size_t recv_total_bytes(int peer) const override { return recvs_[peer].bytes(); }
   iovec next_send(int peer, std::size_t done_bytes) override;

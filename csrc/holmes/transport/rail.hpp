@@ -64,6 +64,8 @@ public:
   // The right length of a chunk for the rail's speed.
   std::size_t chunk_bytes() const;
   std::optional<double> bytes_per_s() const { return rate_.bytes_per_s(); }
+  // What is under way where its path is full, as far as the rate is known.
+  double path_bytes() const { return bytes_per_s().value_or(0) * min_rtt_s_; }
   // Nothing is under way, and nothing was given for `duration`: its rate may be out of date.
   bool is_idle_for(Clock::duration duration, Clock::time_point now) const {
     return queue_.empty() && now - pushed_at_ >= duration;

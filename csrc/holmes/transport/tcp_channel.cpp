@@ -1,5 +1,7 @@
 #include "holmes/transport/tcp_channel.hpp"
 
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -35,6 +37,16 @@ ssize_t transfer_limited(std::span<const iovec> pieces, Transfer transfer) {
   return transfer(message);
 }
 
+// What is under way where the path is full: the rate of delivery times the shortest round trip. While less is sent than
+// the path takes, the rate is that of the sending.
+double path_bytes(int fd) {
+  constexpr double us_per_s = 1e6;
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_min_rtt == ~0U) return 0;
+  return static_cast<double>(info.tcpi_delivery_rate) * info.tcpi_min_rtt / us_per_s;
+}
+
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
@@ -63,6 +75,10 @@ std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
   if (received == 0 && asked) throw StreamClosed{peer(), 0};
   count_received(static_cast<std::size_t>(received));
   return static_cast<std::size_t>(received);
+}
+
+std::size_t TcpChannel::lead_bytes() const {
+  return std::max(min_lead_bytes, static_cast<std::size_t>(2 * path_bytes(socket_.fd.get())));
 }
 
 void TcpChannel::set_low_water(std::size_t bytes) {

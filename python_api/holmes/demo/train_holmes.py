@@ -69,7 +69,7 @@ def main() -> None:
     share = micro_batch * settings.micro_batches
 
     batches = Batches(settings)
-    recorder = Recorder(settings, vars(groups) if backend == "holmes" else None, plan.to_dict() if rank == 0 else None)
+    recorder = Recorder(settings, dict(groups) if backend == "holmes" else None, plan.to_dict() if rank == 0 else None)
     model = Stage(settings, batches.vocabulary, plan.layers_of(stage_index))
     parallel = DataParallel(model, groups.dp, settings, recorder)
     optimizer = make_optimizer(model, settings)

@@ -21,8 +21,8 @@ def device_mesh(plan: Plan, device_type: str = "cpu", backend: str = "holmes") -
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from holmes.integrations.nics import planned_groups
+    from holmes.torch_groups import process_groups
 
-    groups = {axis: group for axis, group in planned_groups(plan, AXES, backend).items() if group is not None}
+    groups = process_groups(plan, backend, AXES)
     ranks = torch.tensor(plan.order, dtype=torch.int).reshape(plan.pipeline, plan.data, plan.context, plan.tensor)
-    return DeviceMesh.from_group(list(groups.values()), device_type, ranks, mesh_dim_names=AXES)
+    return DeviceMesh.from_group([groups[axis] for axis in AXES], device_type, ranks, mesh_dim_names=AXES)

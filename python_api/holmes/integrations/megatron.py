@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from holmes.integrations.nics import new_group, planned_groups, planned_nics
+from holmes.integrations.nics import new_group, planned_nics
 from holmes.plan import Plan
 from holmes.rank_grid import KINDS
 
@@ -90,13 +90,14 @@ def megatron_process_groups(plan: Plan, backend: str = "holmes") -> ProcessGroup
     For models and optimizers that take `pg_collection`. Fields that only several optimizer instances or hierarchical
     context parallelism use are None, and so are the embedding groups on ranks that are not in one.
     """
-    import torch.distributed as dist
     from megatron.core.process_groups_config import ProcessGroupCollection
 
+    from holmes.torch_groups import process_groups
+
     kinds = [kind for kind in KINDS if kind in ProcessGroupCollection.__dataclass_fields__]
-    fields = planned_groups(plan, kinds, backend)
-    fields |= {field: fields[kind] for field, kind in _SAME_RANKS.items()}
-    return ProcessGroupCollection(**fields, hcp=None, inter_dist_opt=None, intra_dist_opt=dist.group.WORLD)
+    groups = process_groups(plan, backend, [*kinds, "world"])
+    fields = {kind: groups.get(kind) for kind in kinds} | {field: groups[kind] for field, kind in _SAME_RANKS.items()}
+    return ProcessGroupCollection(**fields, hcp=None, inter_dist_opt=None, intra_dist_opt=groups["world"])
 
 
 def _sizes(plan: Plan) -> dict[str, Any]:

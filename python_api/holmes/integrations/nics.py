@@ -1,18 +1,19 @@
-"""The plan's groups on the plan's NICs: made here, or by a framework that makes its groups itself."""
+"""The plan's NICs for process groups that a framework makes by itself."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from holmes.groups import Group
 from holmes.plan import Plan
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from holmes_comm import NicSelection
+    from holmes_comm import GroupOptions
 
 
 @contextmanager
@@ -26,34 +27,21 @@ def planned_nics(plan: Plan) -> Iterator[None]:
     """
     import torch.distributed as dist
 
-    from holmes_comm import NicSelection
-    from holmes_comm.torch_backend import nics_chosen_by
+    from holmes.torch_groups import group_options
+    from holmes_comm.torch_backend import group_options_from
 
     check_world_size(plan)
     rank = dist.get_rank()
-    mine = {frozenset(group.ranks): group for group in plan.groups_of(rank)}
+    mine: dict[frozenset[int], Group] = {}
+    for group in plan.groups_of(rank):
+        mine.setdefault(frozenset(group.ranks), group)
 
-    def choose(global_ranks: list[int]) -> NicSelection | None:
+    def choose(global_ranks: list[int]) -> GroupOptions | None:
         group = mine.get(frozenset(global_ranks))
-        return None if group is None else NicSelection(names=group.nics.get(rank, ()))
+        return None if group is None else group_options(group, rank)
 
-    with nics_chosen_by(choose):
+    with group_options_from(choose):
         yield
-
-
-def planned_groups(plan: Plan, kinds: Sequence[str], backend: str) -> dict[str, ProcessGroup | None]:
-    """This rank's group of each kind, in the plan's rank order; None where it is in none. Collective over all ranks."""
-    import torch.distributed as dist
-
-    rank = dist.get_rank()
-    mine: dict[str, ProcessGroup | None] = dict.fromkeys(kinds)
-    with planned_nics(plan):
-        for kind in kinds:
-            for ranks in plan.grid.groups(kind).tolist():
-                group = new_group(ranks, backend=backend, group_desc=f"holmes_{kind}")
-                if rank in ranks:
-                    mine[kind] = group
-    return mine
 
 
 def new_group(ranks: list[int] | None, **options: Any) -> ProcessGroup | None:

@@ -2,7 +2,8 @@
 
 A node is a network, a hostname and an IPC namespace, kept by bind mounts (the network one where `ip netns` looks for
 it). Its processes add a mount namespace, for a /sys that shows the node's own NICs and a /dev/shm of its own. A fabric
-is a bridge without address in the namespace around the nodes, so nothing routes between fabrics.
+is a bridge without address in the namespace around the nodes, so nothing routes between fabrics; where clusters have
+uplinks, each has a bridge of its own, and the fabric's joins these.
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ def node_env(node: Node) -> dict[str, str]:
 
 def build(spec: Spec) -> list[Step]:
     """All commands that make the testbed, in order."""
-    bridges = [_bridge(index, spec.networks[name].mtu) for index, name in enumerate(spec.networks)]
+    bridges = [line for index in range(len(spec.networks)) for line in _bridges(spec, index)]
     links = [line for node in spec.nodes for line in _links(spec, node)]
     shapes = [_shape(_port(spec, node, nic), nic, spec) for node in spec.nodes for nic in node.nics if nic.rate_gbps]
+    shapes += [line for index in range(len(spec.networks)) for line in _uplink_shapes(spec, index)]
     return [
         *(Step(f"make node {node.name}", ["sh", "-ec", _node_script(node.name)]) for node in spec.nodes),
         Step("write the nodes' /etc/hosts", ["sh", "-ec", _hosts_script()], _hosts(spec)),
@@ -99,27 +101,65 @@ def _port(spec: Spec, node: Node, nic: Nic) -> str:
     return f"p{spec.nodes.index(node)}-{node.nics.index(nic)}"
 
 
-def _bridge(index: int, mtu: int) -> str:
-    return f"link add name br{index} type bridge mcast_snooping 0\nlink set dev br{index} mtu {mtu} up"
+def _bridges(spec: Spec, index: int) -> list[str]:
+    """One for a network; where clusters have uplinks, one for each too, joined to it by a link."""
+    network = list(spec.networks.values())[index]
+    names = [f"br{index}"]
+    if network.uplink_gbps:
+        names += [f"br{index}-{cluster}" for cluster in range(len(spec.clusters))]
+    lines = []
+    for name in names:
+        lines += [f"link add name {name} type bridge mcast_snooping 0", f"link set dev {name} mtu {network.mtu} up"]
+    for ours, core in _uplinks(spec, index):
+        cluster = ours.split("-")[1]
+        lines += [
+            f"link add name {ours} mtu {network.mtu} type veth peer name {core} mtu {network.mtu}",
+            f"link set dev {ours} master br{index}-{cluster} up",
+            f"link set dev {core} master br{index} up",
+        ]
+    return lines
+
+
+def _uplinks(spec: Spec, index: int) -> list[tuple[str, str]]:
+    """Both ends of each cluster's uplink: in its bridge and in the network's."""
+    if not list(spec.networks.values())[index].uplink_gbps:
+        return []
+    return [(f"up{index}-{cluster}", f"core{index}-{cluster}") for cluster in range(len(spec.clusters))]
+
+
+def _uplink_shapes(spec: Spec, index: int) -> list[str]:
+    network = list(spec.networks.values())[index]
+    if not network.uplink_gbps:
+        return []
+    ends = [end for uplink in _uplinks(spec, index) for end in uplink]
+    return [_limit(end, network.uplink_gbps, network.queue_ms) for end in ends]
 
 
 def _links(spec: Spec, node: Node) -> list[str]:
     networks = list(spec.networks)
+    cluster = [other.name for other in spec.clusters].index(node.cluster)
     lines = []
     for nic in node.nics:
         port = _port(spec, node, nic)
+        bridge = f"br{networks.index(nic.network)}"
+        if spec.networks[nic.network].uplink_gbps:
+            bridge += f"-{cluster}"
         lines += [
             f"link add name {port} mtu {nic.mtu} type veth peer name {nic.name} mtu {nic.mtu} netns {node.name}",
-            f"link set dev {port} master br{networks.index(nic.network)} up",
+            f"link set dev {port} master {bridge} up",
         ]
     return lines
 
 
 def _shape(device: str, nic: Nic, spec: Spec) -> str:
     assert nic.rate_gbps is not None, "an unlimited link has no shape"
-    rate_bits_per_s = round(nic.rate_gbps * 1e9)
+    return _limit(device, nic.rate_gbps, spec.networks[nic.network].queue_ms)
+
+
+def _limit(device: str, rate_gbps: float, queue_ms: float) -> str:
+    rate_bits_per_s = round(rate_gbps * 1e9)
     burst_bytes = max(round(rate_bits_per_s / 8 * _BURST_S), _MIN_BURST_BYTES)
-    queue_us = round(spec.networks[nic.network].queue_ms * 1000)
+    queue_us = round(queue_ms * 1000)
     return f"qdisc replace dev {device} root tbf rate {rate_bits_per_s}bit burst {burst_bytes} latency {queue_us}us"
 
 

@@ -4,7 +4,8 @@
     congestion_control: reno                  # optional; without it, the kernel's default
     networks:                                 # one bridge each; no route between them
       ib:  {class: infiniband, rate_gbps: 1}  # every link's rate, each direction (default: unlimited); mtu (default
-      eth: {class: ethernet, rate_gbps: 0.1}  # 1500) and queue_ms (default 50: what a full link holds) are optional
+      eth: {class: ethernet, rate_gbps: 0.1}  # 1500) and queue_ms (default 50: what a full link holds) are optional;
+                                              # uplink_gbps: what a cluster has to the others (default: no limit)
     clusters:
       a:
         nodes: 2                              # a0, a1; or names with overrides, as in b
@@ -15,10 +16,11 @@
       b:
         nodes:
           b0: {}
-          b1: {ib0: {name: ibp12s0, hca: mlx5_4}}   # any NIC field may differ on one node
-        nics: [...]
+          b1: {ib0: {name: ibp12s0, hca: mlx5_4}}   # any NIC field may differ on one node; with another class
+        nics: [...]                                 # its sysfs says what the wire is not
 
-A NIC takes class, rate_gbps and mtu from its network unless it states its own. One network must join all nodes.
+A NIC takes class, rate_gbps and mtu from its network unless it states its own. One network must join all nodes. A
+network with `addresses_of: ib` is another wire with addresses of ib's subnet, as where two sites chose the same one.
 """
 
 from __future__ import annotations
@@ -44,13 +46,19 @@ _MIN_MTU, _MAX_MTU = 576, 9000
 
 @dataclass(frozen=True)
 class Network:
-    """One fabric: all NICs on it reach each other, and nothing else does."""
+    """One fabric: all NICs on it reach each other, and nothing else does.
+
+    `uplink_gbps` limits, in each direction, what each cluster exchanges with the others over it; `addresses_of` names
+    the network whose subnet its addresses are of (None: its own).
+    """
 
     name: str
     nic_class: str
     rate_gbps: float | None
     mtu: int = 1500
     queue_ms: float = 50.0
+    uplink_gbps: float | None = None
+    addresses_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,13 @@ def parse_spec(name: str, data: Any) -> Spec:
         str(key): _network(str(key), _mapping(value, f"networks.{key}"))
         for key, value in _mapping(top.get("networks"), "networks").items()
     }
+    for net in networks.values():
+        owner = networks.get(net.addresses_of or net.name)
+        if owner is None or (owner is not net and owner.addresses_of):
+            raise SpecError(
+                f"networks.{net.name}.addresses_of is {net.addresses_of!r}; it must name a network with addresses of "
+                f"its own: {', '.join(other.name for other in networks.values() if not other.addresses_of)}"
+            )
     hosts: dict[str, int] = dict.fromkeys(networks, 0)  # addresses handed out so far, per network
     clusters = tuple(
         _cluster(str(key), _mapping(value, f"clusters.{key}"), networks, hosts)
@@ -178,13 +193,16 @@ def parse_spec(name: str, data: Any) -> Spec:
 
 def _network(name: str, data: Mapping[str, Any]) -> Network:
     where = f"networks.{name}"
-    _known(data, where, ("class", "rate_gbps", "mtu", "queue_ms"))
+    _known(data, where, ("class", "rate_gbps", "mtu", "queue_ms", "uplink_gbps", "addresses_of"))
+    addresses_of = data.get("addresses_of")
     return Network(
         name=name,
         nic_class=_nic_class(data.get("class"), where),
         rate_gbps=_rate(data.get("rate_gbps"), f"{where}.rate_gbps"),
         mtu=_mtu(data.get("mtu", 1500), where),
         queue_ms=_positive(data.get("queue_ms", 50), f"{where}.queue_ms"),
+        uplink_gbps=_rate(data.get("uplink_gbps"), f"{where}.uplink_gbps"),
+        addresses_of=None if addresses_of is None else str(addresses_of),
     )
 
 
@@ -234,9 +252,10 @@ def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, Network], h
     hca = data.get("hca")
     if nic_class != "ethernet" and not hca:
         raise SpecError(f"{where} is {nic_class} and needs an hca, for example mlx5_0")
-    hosts[network.name] += 1
-    host = hosts[network.name]
-    prefix = 10 + list(networks).index(network.name)
+    owner = network.addresses_of or network.name
+    hosts[owner] += 1
+    host = hosts[owner]
+    prefix = 10 + list(networks).index(owner)
     if prefix > 255 or host >= 65535:
         raise SpecError(f"{where}: at most 245 networks with 65534 NICs each fit the testbed's 10.0.0.0/8")
     return Nic(

@@ -1,0 +1,40 @@
+"""What one rank sees of its own host."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holmes.topology import NodeInventory, Port
+
+
+def local_inventory(rank: int) -> NodeInventory:
+    """Local. This host's NICs that are up and have an address, as `holmes_comm` discovers them."""
+    from holmes_comm import discover_nics
+
+    ports = usable_ports([nic.to_dict() for nic in discover_nics()])
+    return NodeInventory(rank, socket.gethostname(), host_identity(), ports)
+
+
+def host_identity() -> str:
+    """Tells hosts apart, and also containers and network namespaces of one host: they share no loopback."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}/{boot_id[:8]}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def usable_ports(nics: Sequence[dict[str, Any]]) -> tuple[Port, ...]:
+    """Of discovered NICs (as dicts) those that are up with an address that is not link-local; the first such counts."""
+    ports = []
+    for nic in nics:
+        if nic["nic_class"] == "loopback" or not nic["is_netdev_up"]:
+            continue
+        routable = [text for text in nic["addresses"] if not ipaddress.ip_interface(text).is_link_local]
+        if routable:
+            address = ipaddress.ip_interface(routable[0])
+            place = (nic["name"], nic["nic_class"], str(address.ip), str(address.network))
+            ports.append(Port(*place, nic["speed_gbps"], nic["has_gateway"]))
+    return tuple(ports)
