@@ -13,9 +13,12 @@ from holmes.demo.settings import Settings
 __all__ = ["Batches", "Settings", "Stage", "arguments", "loss_of", "make_optimizer", "share_of_batch", "train"]
 
 
-def arguments() -> argparse.Namespace:
-    """--backend and --steps."""
+def arguments(**options: object) -> argparse.Namespace:
+    """--backend, --steps and an example's own: its default by name; False makes a switch."""
     parser = argparse.ArgumentParser()
+    for name, default in options.items():
+        kind = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+        parser.add_argument(f"--{name}", **kind)
     parser.add_argument("--backend", default="holmes", help="holmes, or gloo to compare with")
     parser.add_argument("--steps", type=int, default=20)
     torch.set_num_threads(1)  # the emulated nodes share this machine's processors

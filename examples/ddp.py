@@ -6,8 +6,6 @@ Only the backend's name differs from a script for Gloo. The group of all ranks s
 it where a rank is, so that gradients are first summed inside each cluster on its fast NICs.
 """
 
-import sys
-
 import common
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -16,13 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 def main() -> None:
     """Trains the whole model on every rank."""
-    use_bf16 = "--bf16" in sys.argv and not sys.argv.remove("--bf16")
-    arguments, settings = common.arguments(), common.Settings()
+    arguments, settings = common.arguments(bf16=False), common.Settings()
     dist.init_process_group(arguments.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     batches = common.Batches(settings)
     model = DistributedDataParallel(common.Stage(settings, batches.vocabulary, range(settings.layers)))
-    if use_bf16:
+    if arguments.bf16:
         model.register_comm_hook(None, bf16_compress_hook)
     optimizer = common.make_optimizer(model, settings)
 
