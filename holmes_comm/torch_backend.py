@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from holmes_comm import replace_gloo
 from holmes_comm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
     _extend("monitored_barrier", _monitored_barrier)
     _extend("_set_pg_timeout", _set_pg_timeout)
+    replace_gloo.install()
 
 
 def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
