@@ -89,9 +89,9 @@ class Run:
         documents, goodputs = [], []
         for _ in range(rounds):
             goodputs.append(iperf3_gb_per_s(self.testbed, self.iperf3))
-            documents.append(_bench(self.command(seconds / rounds, 1), path))
+            documents.append(_bench(self.command(seconds, 1), path))
         document = merge(documents, goodputs)
-        document["command"] = " ".join(self.command(seconds / rounds, 1))
+        document["command"] = " ".join(self.command(seconds, 1))
         path.write_text(json.dumps(document, indent=1) + "\n")
         return document
 

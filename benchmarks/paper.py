@@ -15,7 +15,7 @@ from pathlib import Path
 import paper_report
 
 from holmes import files
-from holmes.simulate import Framework, Job, LinkRate, ModelShape, Place, Rates, Result, make_step, simulate
+from holmes.simulate import Framework, Job, LinkRate, Place, Rates, Result, Transformer, make_step, simulate
 from holmes.simulate import solve_increasing as solve
 
 HERE = Path(__file__).parent
@@ -107,7 +107,7 @@ class Paper:
             Place(f"stage {i}", hosts, facts["ranks_per_host"], data_nic, pipeline_nic)
             for i, (data_nic, pipeline_nic) in enumerate(zip(data_nics, pipeline_nics, strict=True))
         )
-        shape = ModelShape(row["model"]["layers"], row["model"]["hidden"], facts["sequence"], facts["vocabulary"])
+        shape = Transformer(**row["model"], sequence=facts["sequence"], vocabulary=facts["vocabulary"])
         return Job(shape, layers, places, self.frameworks[name], facts["micro_batch"], row["global_batch"])
 
 
@@ -176,7 +176,7 @@ def variants(paper: Paper, rates: Rates) -> list[dict]:
 def executed_efficiency(paper: Paper, rates: Rates) -> float:
     """Share of the peak if nothing but attention is recomputed (the scripts' option), which the formula overcounts."""
     shape = paper.homogeneous("infiniband").model
-    executed = shape.flops_per_sample(recompute=False) / shape.flops_per_sample(recompute=True)
+    executed = shape.flops_per_sample("none") / shape.flops_per_sample("full")
     return rates.compute_tflops * executed / paper.facts["peak_tflops"]
 
 

@@ -13,9 +13,9 @@ from holmes.simulate import (
     Framework,
     Job,
     LinkRate,
-    ModelShape,
     Place,
     Rates,
+    Transformer,
     fit_link,
     link_from_bench,
     links_from_bench,
@@ -24,7 +24,7 @@ from holmes.simulate import (
     solve_increasing,
 )
 
-GPT_3_6B = ModelShape(layers=30, hidden=3072, sequence=2048, vocabulary=51200)
+GPT_3_6B = Transformer(layers=30, hidden=3072, heads=32, sequence=2048, vocabulary=51200)
 
 
 def job(nic: str = "roce", framework: Framework | None = None, tensor: int = 1, hosts: int = 2) -> Job:
@@ -50,9 +50,9 @@ def test_formulas_are_the_papers() -> None:
 
 def test_stages_add_up_to_the_model() -> None:
     layers = (11, 9, 10)
-    forward = sum(GPT_3_6B.stage_forward_flops(layers, i) for i in range(3))
-    backward = sum(GPT_3_6B.stage_backward_flops(layers, i) for i in range(3))
-    assert forward + backward == pytest.approx(GPT_3_6B.flops_per_sample())
+    times = rates().times(GPT_3_6B, micro_batch=1, tensor=1, recomputation="full")
+    total_s = sum(times.stage(layers, i).total_s for i in range(3))
+    assert total_s * 200e12 == pytest.approx(GPT_3_6B.flops_per_sample())
     held = sum(GPT_3_6B.stage_parameters(layers, i) for i in range(3))
     assert held == pytest.approx(GPT_3_6B.parameters + GPT_3_6B.head_parameters)  # the last stage's copy
 
@@ -134,7 +134,7 @@ def test_links_from_a_bench_file(tmp_path: Path) -> None:
         4,
         {"ping_pong": 2.0, "send_recv": 1.0, "reduce_scatter": 3 / 4, "all_gather": 3 / 4, "all_reduce": 6 / 4},
     )
-    messages = {"ping_pong": 2, "send_recv": 1, "reduce_scatter": 1, "all_gather": 1, "all_reduce": 2}
+    messages = {"ping_pong": 2, "send_recv": 1, "reduce_scatter": 3, "all_gather": 3, "all_reduce": 6}
     rows = [
         {
             "operation": op,

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from holmes.cli import load
 from holmes.plan import plan_for
-from holmes.simulate import Framework, LinkRate, ModelShape, Place, Rates, job_of_plan
+from holmes.simulate import Framework, LinkRate, Place, Rates, Transformer, job_of_plan
 
 RATES = Rates(
     100.0, {name: LinkRate(gbps) for name, gbps in (("infiniband", 200.0), ("roce_v2", 100.0), ("ethernet", 25.0))}
 )
-SHAPE = ModelShape(layers=12, hidden=1024, sequence=512, vocabulary=32000)
+SHAPE = Transformer(layers=12, hidden=1024, heads=16, sequence=512, vocabulary=32000)
 
 
 def test_places_are_the_plans_groups() -> None:
@@ -33,7 +33,7 @@ def test_command_line(tmp_path: Path) -> None:
     RATES.save(tmp_path / "rates.yaml")
     options = {"--topology": "topology.yaml", "--rates": "rates.yaml", "--trace": "trace.json"}
     arguments = [str(tmp_path / "plan.yaml"), *(part for k, v in options.items() for part in (k, str(tmp_path / v)))]
-    arguments += ["--hidden", "1024", "--sequence", "512", "--global-batch", "64"]
+    arguments += ["--hidden", "1024", "--heads", "16", "--sequence", "512", "--global-batch", "64"]
     result = CliRunner().invoke(load("holmes.cli_simulate:simulate"), arguments)
     assert result.exit_code == 0, result.output
     assert "TFLOP/s per GPU" in result.output

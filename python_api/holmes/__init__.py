@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holmes import partition, simulate
     from holmes.plan import Plan, plan_for
     from holmes.proof import Proof, check
     from holmes.rank_grid import KINDS
@@ -30,6 +31,8 @@ _HOMES = {  # imported when first used: planning needs no torch
     "process_groups": "holmes.torch_groups",
 }
 
+_PACKAGES = ("partition", "simulate")
+
 __all__ = [
     "KINDS",
     "Plan",
@@ -40,12 +43,16 @@ __all__ = [
     "check",
     "gather_topology",
     "make_plan",
+    "partition",
     "plan_for",
     "process_groups",
+    "simulate",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return import_module(f"holmes.{name}")
     raise AttributeError(f"module 'holmes' has no attribute {name!r}")

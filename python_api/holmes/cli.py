@@ -17,8 +17,10 @@ SUBCOMMANDS = {
     "topology": ("holmes.cli_topology:topology", "All hosts' NICs, who reaches whom, and the clusters that follow."),
     "testbed": ("holmes.testbed.cli:app", "Run a command on emulated nodes and clusters, without root."),
     "bench": ("holmes.cli_bench:bench", "Latency and bandwidth of the collectives, per NIC."),
-    "plan": ("holmes.cli_plan:app", "What a plan says, and the proof that its groups keep to their networks."),
+    "bench compute": ("holmes.cli_bench_compute:compute", "How long a GPT's parts take on this machine."),
+    "plan": ("holmes.cli_plan:app", "Search for the fastest plan; what a plan says, and why; the proof of its groups."),
     "simulate": ("holmes.cli_simulate:simulate", "Predict a plan's step time, bubble and bottleneck link; no GPU."),
+    "simulate calibrate": ("holmes.cli_calibrate:calibrate", "Rates for the simulator from `holmes bench` files."),
     "demo": ("holmes.cli_demo:demo", "Train a small GPT over two emulated clusters, with and without Holmes."),
 }
 
@@ -39,13 +41,15 @@ def load(target: str) -> typer.Typer:
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the `holmes` command; `args` default to the command line's."""
     args = list(sys.argv[1:] if args is None else args)
-    if args and args[0] in SUBCOMMANDS:
+    words = 2 if " ".join(args[:2]) in SUBCOMMANDS else 1  # "bench compute" before "bench"
+    name = " ".join(args[:words])
+    if name in SUBCOMMANDS:
         try:
-            command = load(SUBCOMMANDS[args[0]][0])
+            command = load(SUBCOMMANDS[name][0])
         except ModuleNotFoundError as error:
-            typer.echo(f"holmes {args[0]} needs Python module {error.name}, which is not installed", err=True)
+            typer.echo(f"holmes {name} needs Python module {error.name}, which is not installed", err=True)
             sys.exit(2)
-        command(args=args[1:], prog_name=f"holmes {args[0]}")
+        command(args=args[words:], prog_name=f"holmes {name}")
     else:
         app(args=args, prog_name="holmes")
 

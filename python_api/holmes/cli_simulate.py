@@ -7,15 +7,16 @@ from typing import Annotated, Optional
 
 import typer
 
+from holmes.cli_calibrate import read_link
+from holmes.gpt import RECOMPUTATIONS
 from holmes.plan import Plan
 from holmes.simulate import (
     SCHEDULES,
     Framework,
-    ModelShape,
     Rates,
+    Transformer,
     draw,
     job_of_plan,
-    link_from_bench,
     make_step,
     save_trace,
 )
@@ -29,6 +30,7 @@ def simulate(
     topology: Annotated[Path, typer.Option(help="The topology it was made for (`holmes topology --save`).")],
     rates: Annotated[Path, typer.Option(help="Rates: compute_tflops, and gbps and latency_s of each NIC class.")],
     hidden: Annotated[int, typer.Option(help="Hidden size of the model; its layers are the plan's.")],
+    heads: Annotated[int, typer.Option(help="Attention heads.")],
     sequence: Annotated[int, typer.Option(help="Tokens of a sample.")],
     global_batch: Annotated[
         int | None, typer.Option(help="Samples of a step, all ranks together; default: the plan's.", show_default=False)
@@ -36,7 +38,7 @@ def simulate(
     bench: Annotated[
         Optional[list[str]],  # noqa: UP045 (typer reads it at run time)
         typer.Option(
-            metavar="CLASS=FILE",
+            metavar="CLASS=FILE[:PEER]",
             help="The rate of a NIC class, fitted to a `holmes bench --json` file; replaces the one in --rates.",
             show_default=False,
         ),
@@ -54,7 +56,9 @@ def simulate(
     ] = None,
     synchronization: Annotated[str, typer.Option(help=f"One of {', '.join(SYNCHRONIZATIONS)}.")] = "sharded",
     overlap: Annotated[bool, typer.Option(help="Hide gradients behind backward and parameters behind forward.")] = True,
-    recompute: Annotated[bool, typer.Option(help="Layers run their forward again before their backward.")] = True,
+    recomputation: Annotated[
+        str, typer.Option(help=f"What runs again before its backward: {', '.join(RECOMPUTATIONS)}.")
+    ] = "full",
     trace: Annotated[Path | None, typer.Option(help="Write the timeline as Chrome trace (.json).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the timeline (.png, .svg, .pdf).")] = None,
 ) -> None:
@@ -64,8 +68,8 @@ def simulate(
         job = job_of_plan(
             loaded,
             Topology.load(topology),
-            ModelShape(sum(loaded.layers_per_stage), hidden, sequence, vocabulary),
-            Framework(synchronization, overlap_reduce=overlap, overlap_gather=overlap, recompute=recompute),
+            Transformer(sum(loaded.layers_per_stage), hidden, heads, sequence, vocabulary),
+            Framework(synchronization, overlap_reduce=overlap, overlap_gather=overlap, recomputation=recomputation),
             micro_batch=micro_batch,
             global_batch=global_batch,
             schedule=schedule,
@@ -73,10 +77,7 @@ def simulate(
         )
         known = Rates.load(rates)
         for text in bench or ():
-            nic_class, equals, path = text.partition("=")
-            if not equals:
-                raise ValueError(f"--bench {text!r} must be CLASS=FILE, such as ethernet=eth0.json")
-            known = known.with_link(nic_class, link_from_bench(path))
+            known = known.with_link(*read_link(text))
         result = run(make_step(job, known))
     except (ValueError, OSError) as error:
         typer.echo(f"holmes simulate: {error}", err=True)

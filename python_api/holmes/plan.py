@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from holmes import files
+from holmes.gpt import check_recomputation
 from holmes.groups import Group, Groups
 from holmes.partition.rules import split_evenly
 from holmes.rank_grid import KINDS, RankGrid, check_kind
@@ -33,7 +34,8 @@ class Plan:
     data, pipeline. `layers_per_chunk[stage][chunk]`: transformer layers; chunk c of the model runs on stage
     c % pipeline. `hosts`, `clusters` and `networks` (best first) say where ranks are and what joins them; groups and
     their NICs follow and are made when asked for. `micro_batch`, `global_batch`: samples; `model`: sizes of the model,
-    such as layers, hidden, heads, sequence, vocabulary; None where the plan does not say. `reasons`: why, in lines.
+    such as layers, hidden, heads, sequence, vocabulary; `recomputation`: "none", "selective" (attention's
+    scores) or "full" (whole layers); None where the plan does not say. `reasons`: why, in lines.
     """
 
     world_size: int
@@ -53,8 +55,11 @@ class Plan:
     global_batch: int | None = None
     model: Mapping[str, int] | None = None
     reasons: tuple[str, ...] = ()
+    recomputation: str | None = None
 
     def __post_init__(self) -> None:
+        if self.recomputation is not None:
+            check_recomputation(self.recomputation)
         product = self.tensor * self.context * self.data * self.pipeline
         if product != self.world_size:
             raise ValueError(
@@ -73,7 +78,10 @@ class Plan:
                 f"pipeline={self.pipeline} entries, equally many chunks in each"
             )
         check_schedule(self.schedule, self.chunks)
-        for name, ranks in (("order", self.order), ("hosts", [rank for host in self.hosts for rank in host.ranks])):
+        members = {"order": self.order}
+        members |= {"hosts": tuple(rank for host in self.hosts for rank in host.ranks)}
+        members |= {"clusters": tuple(rank for cluster in self.clusters for rank in cluster.ranks)}
+        for name, ranks in members.items():
             if not np.array_equal(np.sort(np.asarray(ranks)), np.arange(self.world_size)):
                 raise ValueError(f"{name} must hold each of {self.world_size} ranks once, but holds {short(ranks)}")
 

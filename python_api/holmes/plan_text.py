@@ -25,6 +25,8 @@ def describe(plan: Plan) -> str:
         lines.append(f"experts: expert {plan.expert} x tensor {plan.expert_tensor} x data {plan.expert_data}")
     if plan.global_batch is not None:
         lines.append(f"global batch {plan.global_batch}, micro-batch {plan.micro_batch or 'not given'}")
+    if plan.recomputation is not None:
+        lines.append(f"recomputation {plan.recomputation}")
     for cluster in plan.clusters:
         more = f", ... {len(cluster.hosts)} in all" if len(cluster.hosts) > _NAMES_SHOWN else ""
         hosts = ", ".join(cluster.hosts[:_NAMES_SHOWN]) + more

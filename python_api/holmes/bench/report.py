@@ -116,12 +116,24 @@ def document(
 ) -> dict[str, Any]:
     """Returns the whole JSON output: the facts a result must state, then one row for each measurement."""
     return {
+        **facts(command, settings),
+        "ranks": ranks,
+        "peers": peers,
+        "rows": [row(measurement) for measurement in measurements],
+    }
+
+
+def compute_document(command: str, settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the JSON output of `holmes bench compute`."""
+    return {"kind": "holmes bench compute", "version": 1, **facts(command, settings), "rows": list(rows)}
+
+
+def facts(command: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns what every result must state: date, command, hardware, versions and settings."""
+    return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "command": command,
         "hardware": _hardware(),
         "versions": _versions(),
-        "ranks": ranks,
         "settings": settings,
-        "peers": peers,
-        "rows": [row(measurement) for measurement in measurements],
     }

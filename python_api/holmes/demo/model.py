@@ -4,32 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from holmes.demo.settings import Settings
+from holmes.gpt_torch import Block, loss_of
 
-
-class Block(nn.Module):
-    """Pre-norm transformer block; [batch, sequence, width] in and out."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.norm_2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Causal self-attention and MLP, each with its residual."""
-        batch, sequence, width = x.shape
-        qkv = self.qkv(self.norm_1(x)).view(batch, sequence, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.project(attended.transpose(1, 2).reshape(batch, sequence, width))
-        mixed: torch.Tensor = x + self.mlp(self.norm_2(x))
-        return mixed
+__all__ = ["Block", "Stage", "loss_of", "make_optimizer"]
 
 
 class Stage(nn.Module):
@@ -57,11 +36,6 @@ class Stage(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)) if self.is_last else x
-
-
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy, a scalar."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def make_optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:

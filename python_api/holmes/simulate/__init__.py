@@ -3,12 +3,12 @@
 Flow: `Job` (model, sizes, places, framework) and `Rates` -> `make_step` -> `simulate` -> `Result`, timeline.
 """
 
+from holmes.gpt import Transformer
 from holmes.schedule import SCHEDULES
-from holmes.simulate.calibrate import fit_link, link_from_bench, links_from_bench, solve_increasing
+from holmes.simulate.calibrate import compute_from_bench, fit_link, link_from_bench, links_from_bench, solve_increasing
 from holmes.simulate.job import Framework, Job, Place, make_step
-from holmes.simulate.model_cost import ModelShape
 from holmes.simulate.plan_job import job_of_plan
-from holmes.simulate.rates import LinkRate, Rates
+from holmes.simulate.rates import LinkRate, MeasuredTimes, Rates
 from holmes.simulate.result import DeviceTime, Result, simulate
 from holmes.simulate.schedules import Operation, operations
 from holmes.simulate.step import Boundary, Route, Stage, Step
@@ -21,7 +21,7 @@ __all__ = [
     "Framework",
     "Job",
     "LinkRate",
-    "ModelShape",
+    "MeasuredTimes",
     "Operation",
     "Place",
     "Rates",
@@ -29,7 +29,9 @@ __all__ = [
     "Route",
     "Stage",
     "Step",
+    "Transformer",
     "chrome_trace",
+    "compute_from_bench",
     "draw",
     "fit_link",
     "job_of_plan",

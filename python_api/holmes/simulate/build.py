@@ -16,7 +16,7 @@ def device_of(stage: int) -> str:
 
 def build(step: Step) -> Engine:
     """The engine with all tasks of the step, not yet run."""
-    engine = Engine(step.links)
+    engine = Engine(step.links, step.cores)
     ends: list[list[Key]] = []
     for index in range(len(step.stages)):
         ends.append(_StageTasks(engine, step, index).add())
@@ -27,7 +27,10 @@ def build(step: Step) -> Engine:
             ends[index] += [("embedding", "down"), ("embedding", "up")]
     everything = [key for keys in ends for key in keys]
     for index, stage in enumerate(step.stages):
-        engine.compute(("optimizer", index), "optimizer", device_of(index), stage.optimizer_s, everything, "optimizer")
+        after_keys = everything if step.global_norm else ends[index]
+        engine.compute(
+            ("optimizer", index), "optimizer", device_of(index), stage.optimizer_s, after_keys, "optimizer", stage.cores
+        )
     return engine
 
 
@@ -78,11 +81,12 @@ class _StageTasks:
             key,
             kind,
             size_bytes,
-            route.copies,
+            route.usage,
             after,
             latency_s=route.latency_s,
             channel=("data", self.index),
             label=kind,
+            core_s_per_byte=route.core_s_per_byte,
         )
 
     def _add_compute(self, operation: Operation) -> None:
@@ -111,6 +115,7 @@ class _StageTasks:
                 self._duration_s(operation) / parts,
                 needs,
                 label,
+                self.stage.cores,
             )
 
     def _duration_s(self, operation: Operation) -> float:
@@ -156,11 +161,12 @@ class _StageTasks:
             (f"send {operation.phase}", operation.micro_batch, position),
             "p2p",
             boundary.size_bytes,
-            route.copies,
+            route.usage,
             [self._key(operation)],
             latency_s=route.latency_s,
             channel=("p2p", operation.phase, self.index),
             label=f"{operation.phase}{operation.micro_batch}",
+            core_s_per_byte=route.core_s_per_byte,
         )
 
 
@@ -172,9 +178,10 @@ def _exchange(engine: Engine, embedding: Boundary, after: tuple[Key, Key]) -> No
             ("embedding", name),
             "embedding",
             embedding.size_bytes,
-            route.copies,
+            route.usage,
             after,
             latency_s=route.latency_s,
             channel=("embedding", name),
             label="embedding",
+            core_s_per_byte=route.core_s_per_byte,
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from holmes.simulate.model_cost import ModelShape
+from holmes.gpt import Transformer, check_recomputation
 from holmes.simulate.rates import Rates
 from holmes.simulate.step import Boundary, Route, Stage, Step
 
@@ -17,6 +17,8 @@ SYNCHRONIZATIONS = {
     "all_reduce_sharded": (2, 1),  # all-reduce, each rank updates its shard, all-gather
 }
 
+SHARED_CORES = "cores"  # name of the processor that all ranks share, where they do
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -25,12 +27,14 @@ class Framework:
     synchronization: str = "all_reduce"
     overlap_reduce: bool = False
     overlap_gather: bool = False
-    bucket_bytes: float = 256 * 2.0**20
+    bucket_bytes: float = 256 * 2.0**20  # of gradients, as they are held
     element_bytes: int = 2  # of gradients, parameters and activations on the wire
-    recompute: bool = True
-    tied_embedding: bool = True  # first and last stage sum the word embedding's gradients
+    recomputation: str = "full"  # "none", "selective" (attention's scores) or "full" (whole layers)
+    tied_embedding: bool = True  # first and last stage sum a tied word embedding's gradients
+    global_norm: bool = True  # every stage's optimizer waits for all gradients, as clipping demands
 
     def __post_init__(self) -> None:
+        check_recomputation(self.recomputation)
         if self.synchronization not in SYNCHRONIZATIONS:
             raise ValueError(
                 f"synchronization={self.synchronization!r} is unknown; known are {', '.join(SYNCHRONIZATIONS)}"
@@ -42,7 +46,7 @@ class Place:
     """Where a stage runs: `hosts` equal hosts with `ranks_per_host` ranks of it each.
 
     `data_nic` and `pipeline_nic` are NIC classes (or names) in `Rates`, and need a rate only where a group leaves its
-    host; `host` names the first host: stages on one host share its NICs.
+    host; `host` names the first host: stages on one host share its NICs. `speed` of its GPUs is relative to `Rates`.
     """
 
     host: str
@@ -50,13 +54,14 @@ class Place:
     ranks_per_host: int
     data_nic: str
     pipeline_nic: str
+    speed: float = 1.0
 
 
 @dataclass(frozen=True)
 class Job:
     """One training job. `layers_per_stage[s]` layers run at `places[s]`; all stages have equally many ranks."""
 
-    model: ModelShape
+    model: Transformer
     layers_per_stage: tuple[int, ...]
     places: tuple[Place, ...]
     framework: Framework
@@ -105,11 +110,11 @@ class Job:
     @property
     def flops_per_sample(self) -> float:
         """By the model's formula."""
-        return self.model.flops_per_sample(self.framework.recompute)
+        return self.model.flops_per_sample(self.framework.recomputation)
 
 
 def make_step(job: Job, rates: Rates) -> Step:
-    """The step of a job at these rates. Raises ValueError where a NIC has no rate."""
+    """The step of a job at these rates. Raises ValueError where a NIC has no rate, or times are of another shape."""
     nics = {(place.host, place.data_nic) for place in job.places if place.hosts > 1}
     if len({place.host for place in job.places}) > 1:
         nics |= {(place.host, place.pipeline_nic) for place in job.places}
@@ -120,10 +125,12 @@ def make_step(job: Job, rates: Rates) -> Step:
     )
     pairs = [(i, (i + 1) % stages) for i in range(stages if job.chunks > 1 else stages - 1)]
     embedding = None
-    if stages > 1 and job.framework.tied_embedding:
+    if stages > 1 and job.framework.tied_embedding and job.model.tied:
         # An all-reduce of two ranks sends each way once what one rank holds.
         shard_bytes = job.model.head_parameters / job.tensor * job.framework.element_bytes
         embedding = _boundary(job, rates, 0, stages - 1, shard_bytes)
+    reduces, gathers = SYNCHRONIZATIONS[job.framework.synchronization]
+    wire_share = max(reduces, gathers) * (job.data - 1) / job.data if job.data > 1 else 1.0
     return Step(
         stages=tuple(_stage(job, rates, i) for i in range(stages)),
         boundaries=tuple(_boundary(job, rates, a, b, activation_bytes) for a, b in pairs),
@@ -133,32 +140,47 @@ def make_step(job: Job, rates: Rates) -> Step:
         chunks=job.chunks,
         overlap_reduce=job.framework.overlap_reduce,
         overlap_gather=job.framework.overlap_gather,
-        bucket_bytes=job.framework.bucket_bytes,
+        bucket_bytes=job.framework.bucket_bytes * wire_share,
         embedding=embedding,
+        global_norm=job.framework.global_norm,
+        cores={SHARED_CORES: rates.cores} if rates.cores else {},
     )
 
 
 def _stage(job: Job, rates: Rates, index: int) -> Stage:
     model, framework, place = job.model, job.framework, job.places[index]
-    flops_per_s = rates.compute_tflops * 1e12 * job.tensor
-    backward = model.stage_backward_flops(job.layers_per_stage, index, framework.recompute)
-    weights = model.stage_forward_flops(job.layers_per_stage, index)  # as much as a forward
-    shard_bytes = model.stage_parameters(job.layers_per_stage, index) / job.tensor * framework.element_bytes
-    wire_bytes = shard_bytes * (job.data - 1) / job.data
+    times = rates.times(model, job.micro_batch, job.tensor, framework.recomputation).scaled(1 / place.speed)
+    passes = times.stage(job.layers_per_stage, index)
+    plain = rates.times(model, job.micro_batch, job.tensor, "none").scaled(1 / place.speed)
+    weights_s = plain.stage(job.layers_per_stage, index).backward_s / 2
+    parameters = model.stage_parameters(job.layers_per_stage, index) / job.tensor
+    wire_bytes = parameters * framework.element_bytes * (job.data - 1) / job.data
     reduces, gathers = SYNCHRONIZATIONS[framework.synchronization]
     route = Route()
     if place.hosts > 1:  # inside a host no NIC is used
         # A ring enters and leaves each host once; there is one ring for each tensor-parallel rank.
         copies = {f"{place.host} {place.data_nic} {way}": float(job.tensor) for way in ("out", "in")}
-        route = Route(copies, rates.link(place.data_nic).latency_s * (job.data - 1) * max(reduces, gathers))
+        link, messages = rates.link(place.data_nic), (job.data - 1) * max(reduces, gathers)
+        ranks = place.hosts * place.ranks_per_host
+        route = _priced(Route(copies, link.latency_s * messages), rates, place.data_nic, ranks)
     return Stage(
-        forward_s=job.micro_batch * model.stage_forward_flops(job.layers_per_stage, index) / flops_per_s,
-        backward_s=job.micro_batch * backward / flops_per_s,
-        weight_share=weights / backward,
+        forward_s=passes.forward_s,
+        backward_s=passes.backward_s,
+        weight_share=weights_s / passes.backward_s,  # half of a backward without recomputation
         data_route=route,
         reduce_bytes=wire_bytes * reduces if job.data > 1 else 0.0,
         gather_bytes=wire_bytes * gathers if job.data > 1 else 0.0,
+        optimizer_s=rates.optimizer_s_per_parameter * parameters / (job.data if gathers else 1),
+        cores={SHARED_CORES: float(place.hosts * place.ranks_per_host)} if rates.cores else {},
     )
+
+
+def _priced(route: Route, rates: Rates, nic: str, ranks: int) -> Route:
+    """With the processor time that each byte costs, where so many ranks send and receive it on shared cores at once."""
+    core_s_per_byte = rates.link(nic).core_s_per_gb * 1e-9
+    if not (rates.cores and core_s_per_byte > 0):
+        return route
+    return replace(route, cores={SHARED_CORES: core_s_per_byte * ranks}, core_s_per_byte=core_s_per_byte)
 
 
 def _boundary(job: Job, rates: Rates, a: int, b: int, size_bytes: float) -> Boundary:
@@ -174,4 +196,6 @@ def _route(source: Place, target: Place, rates: Rates) -> Route:
         f"{source.host} {source.pipeline_nic} out": float(source.ranks_per_host),
         f"{target.host} {target.pipeline_nic} in": float(target.ranks_per_host),
     }
-    return Route(copies, max(rates.link(source.pipeline_nic).latency_s, rates.link(target.pipeline_nic).latency_s))
+    latency_s = max(rates.link(source.pipeline_nic).latency_s, rates.link(target.pipeline_nic).latency_s)
+    # Its sender and its receiver together do what one rank does that sends and receives.
+    return _priced(Route(copies, latency_s), rates, source.pipeline_nic, source.hosts * source.ranks_per_host)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from holmes.gpt import Transformer
 from holmes.plan import Plan
 from holmes.simulate.job import Framework, Job, Place
-from holmes.simulate.model_cost import ModelShape
 from holmes.topology import Topology
 
 
 def job_of_plan(
     plan: Plan,
     topology: Topology,
-    model: ModelShape,
+    model: Transformer,
     framework: Framework,
     *,
     micro_batch: int | None = None,

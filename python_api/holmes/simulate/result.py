@@ -124,8 +124,8 @@ def _critical_path(tasks: Mapping[Key, Task], links: Mapping[str, float]) -> dic
     while task is not None:
         name = "compute"
         if task.device is None and task.usage:
-            usage = task.usage
-            name = max(usage, key=lambda link: (usage[link] / links[link], link))
+            usage = {link: copies for link, copies in task.usage.items() if link in links}
+            name = max(usage, key=lambda link: (usage[link] / links[link], link), default="compute")
         path[name] = path.get(name, 0.0) + task.end_s - task.start_s
         task = tasks[task.cause] if task.cause is not None else None
     return path

@@ -14,11 +14,19 @@ class Route:
     """Way of a transfer: link name to the copies of it that cross the link at once, and the latency of a message.
 
     Copies are equal transfers in lock-step: of the 8 ranks of a host that share its NIC, one is simulated, with 8
-    copies. No links: only the latency counts.
+    copies. No links: only the latency counts. `cores`: shared processor to the core-seconds that each byte of all
+    copies together costs on it, `core_s_per_byte`: of one rank.
     """
 
     copies: Mapping[str, float] = field(default_factory=dict)
     latency_s: float = 0.0
+    cores: Mapping[str, float] = field(default_factory=dict)
+    core_s_per_byte: float = 0.0
+
+    @property
+    def usage(self) -> Mapping[str, float]:
+        """All that a byte of the transfer takes."""
+        return {**self.copies, **self.cores}
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,7 @@ class Stage:
     reduce_bytes: float = 0.0
     gather_bytes: float = 0.0
     optimizer_s: float = 0.0
+    cores: Mapping[str, float] = field(default_factory=dict)  # shared processor: ranks of this stage on it
 
 
 @dataclass(frozen=True)
@@ -50,10 +59,13 @@ class Boundary:
 @dataclass(frozen=True)
 class Step:
     """A step lasts from one global gradient norm to the next: parameters are gathered, micro-batches run, gradients
-    reduced; the optimizer waits for every stage, as clipping by the global norm demands.
+    reduced; the optimizer waits for every stage, as clipping by the global norm demands. Without `global_norm` it
+    waits for its own stage only.
 
     `overlap_reduce`: buckets go as soon as the last backward has made them, else all after it. `overlap_gather`: the
     first forward starts with its first bucket, else after the last one. `bucket_bytes` counts wire bytes.
+
+    `cores`: processors that ranks share, as `Engine` takes them; stages and routes without one have their own.
     """
 
     stages: tuple[Stage, ...]
@@ -66,6 +78,8 @@ class Step:
     overlap_gather: bool = False
     bucket_bytes: float = math.inf
     embedding: Boundary | None = None  # sum of the embedding's gradients over the first and the last stage
+    global_norm: bool = True
+    cores: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_sizes(self.schedule, len(self.stages), self.micro_batches, self.chunks)

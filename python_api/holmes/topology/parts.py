@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 RDMA_CLASSES = ("infiniband", "roce_v2", "roce_v1")
 NIC_CLASSES = (*RDMA_CLASSES, "ethernet")
@@ -11,11 +12,28 @@ ROUTED = "routed"  # in place of a subnet: several subnets joined by gateways
 _ALIKE = 0.75
 
 
-def alike(one_gbps: float | None, other_gbps: float | None) -> bool:
-    """Whether two rates are about one: one operation may then be striped over both networks. None: unknown."""
-    if one_gbps is None or other_gbps is None:
-        return one_gbps == other_gbps
-    return min(one_gbps, other_gbps) >= _ALIKE * max(one_gbps, other_gbps)
+class Rated(Protocol):
+    """What decides whether networks may share an operation: a fabric has it, and a plan's network."""
+
+    @property
+    def nic_class(self) -> str:
+        """One of NIC_CLASSES."""
+
+    @property
+    def subnet(self) -> str:
+        """The wire, or ROUTED."""
+
+    @property
+    def rate_gbps(self) -> float | None:
+        """The rate to plan with; None: unknown."""
+
+
+def are_alike(one: Rated, other: Rated) -> bool:
+    """True where both are of one class and about one rate, so that one operation may be striped over them."""
+    mine, its = one.rate_gbps, other.rate_gbps
+    same_rate = mine == its if mine is None or its is None else min(mine, its) >= _ALIKE * max(mine, its)
+    same_way = (one.subnet == ROUTED) == (other.subnet == ROUTED)
+    return one.nic_class == other.nic_class and same_rate and same_way
 
 
 @dataclass(frozen=True)
@@ -107,8 +125,7 @@ class Fabric:
 
     def is_like(self, other: Fabric) -> bool:
         """True where both are of one class and about one rate, so that one operation may be striped over them."""
-        same_kind = self.nic_class == other.nic_class and (self.subnet == ROUTED) == (other.subnet == ROUTED)
-        return same_kind and alike(self.rate_gbps, other.rate_gbps)
+        return are_alike(self, other)
 
     def preference(self) -> tuple[bool, bool, float, int, str]:
         """Sort key, best first: RDMA, Ethernet, routed; then the faster, then the larger one."""
