@@ -308,7 +308,7 @@ def test_a_bad_file_gives_one_error_with_place_value_and_fix(tmp_path: Path, cha
 def run_cli(*args: object) -> tuple[int, str]:
     app = typer.Typer()
     app.command()(cli_topology.topology)
-    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, [str(arg) for arg in args])
     return result.exit_code, result.output
 
 
