@@ -131,7 +131,7 @@ def test_unknown_names_say_the_nearest() -> None:
     assert gpu_named("NVIDIA A100-SXM4-80GB").memory_gib == 80
     hosts = [dataclasses.replace(host, gpu=None) for host in topology().hosts]
     bare = dataclasses.replace(topology(), hosts=tuple(hosts))
-    with pytest.raises(ValueError, match="host a0 .* does not say its GPU's gpu_tflops and gpu_memory_gib"):
+    with pytest.raises(ValueError, match=r"host a0 .* does not say its GPU's gpu_tflops and gpu_memory_gib"):
         search(bare, GPT, 256)
     assert search(bare, GPT, 256, assumptions=Assumptions(gpu="A100-80GB"), simulated=1).best.step_s > 0
 
