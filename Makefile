@@ -5,6 +5,7 @@ TORCH ?= 2.13.0
 # pip options for torch, such as the CPU wheels' index that pytorch.org names (--index-url ...). Without one, pip's
 # configured indexes decide; the public one has only the CUDA build, which works without a GPU too but is gigabytes.
 TORCH_PIP_ARGS ?=
+TORCHTITAN ?= 0.3.0
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
@@ -19,10 +20,11 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python lint fmt stubs bench bench-compare figures sanitize clean
+.PHONY: help build demo test test-cpp test-python test-trainers lint fmt stubs bench bench-compare figures sanitize clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/test_x.py -k name')"
+	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan and the examples on a plan (installs them)"
 	@echo "make lint fmt  check / fix formatting, style and types"
 	@echo "make bench     collectives beside Gloo (BENCH_ARGS='all_reduce -b 1M -e 64M')"
 	@echo "make bench-compare BASE=COMMIT   this tree against another commit; fails on a regression"
@@ -55,6 +57,12 @@ $(VENV)/.built: $(VENV)/.requirements $(VENV)/.torch-$(TORCH) $(SOURCES)
 	$(PIP) --no-build-isolation -e .
 	@touch $@
 
+# torch is there already, so that these find it; torchtitan needs Python 3.11.
+$(VENV)/.trainers-$(TORCHTITAN): requirements-trainers.txt $(VENV)/.built
+	DS_BUILD_OPS=0 $(PIP) -r requirements-trainers.txt
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(PIP) --no-deps torchtitan==$(TORCHTITAN); fi
+	@touch $@
+
 build: $(VENV)/.built
 
 # --- run ---
@@ -83,6 +91,9 @@ test-cpp: build
 
 test-python: build
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-trainers: $(VENV)/.trainers-$(TORCHTITAN)
+	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)
 
 sanitize: $(VENV)/.requirements
 	@for sanitizer in address undefined thread; do \

@@ -10,20 +10,27 @@ Collectives and point-to-point calls take what Gloo takes. Tensors that are not 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from holmes_comm import replace_gloo
 from holmes_comm.errors import UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["NAME", "autoload", "connections", "nic_reason", "register"]
+    from holmes_comm.clusters import GroupOptions
+    from holmes_comm.nics import NicSelection
+
+__all__ = ["NAME", "autoload", "connections", "group_options_from", "nic_reason", "register"]
 
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
+_choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
 
 
 def autoload() -> None:
@@ -43,6 +50,7 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
     _extend("monitored_barrier", _monitored_barrier)
     _extend("_set_pg_timeout", _set_pg_timeout)
+    replace_gloo.install()
 
 
 def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
@@ -64,6 +72,21 @@ def nic_reason(group: ProcessGroup | None = None) -> str:
     return reason
 
 
+@contextlib.contextmanager
+def group_options_from(chooser: Callable[[list[int]], NicSelection | GroupOptions | None]) -> Iterator[None]:
+    """While it is open, a group that is made without pg_options gets those that ``chooser(global_ranks)`` returns: for
+    trainers that make their groups themselves. Local: each rank opens it, with a chooser that names its own NICs.
+
+    ``global_ranks`` come in group-rank order; None leaves the choice to the environment. Holds for all threads of the
+    process; the innermost one counts.
+    """
+    _choosers.append(chooser)
+    try:
+        yield
+    finally:
+        _choosers.remove(chooser)
+
+
 def _create(options: Any, pg_options: Any) -> Any:
     """torch's creator function: agrees on the NICs, then connects. Collective over the group."""
     import torch.distributed as dist
@@ -72,13 +95,16 @@ def _create(options: Any, pg_options: Any) -> Any:
     from holmes_comm.clusters import GroupOptions, agree_membership, bindings
     from holmes_comm.nics import NicSelection
 
+    rank, size = options.group_rank, options.group_size
+    if pg_options is None and _choosers:
+        # torch lists no ranks for the default group: it has all of them.
+        pg_options = _choosers[-1](list(options.global_ranks_in_group) or list(range(size)))
     asked = GroupOptions(pg_options) if isinstance(pg_options, NicSelection) or pg_options is None else pg_options
     if not isinstance(asked, GroupOptions):
         raise UsageError(
             f"pg_options is a {type(asked).__name__}; the {NAME} backend takes a NicSelection, GroupOptions or None"
         )
     selection = asked.nics if asked.nics is not None else NicSelection.from_env()
-    rank, size = options.group_rank, options.group_size
     connect_timeout = min(options.timeout, _CONNECT_TIMEOUT)
     arrivals = f"{NAME}/arrivals"
     # A store may outlive a group of this name: every `size` arrivals are one incarnation, with keys of its own.

@@ -21,6 +21,7 @@ from holmes.demo.report import check_runs, largest_difference
 from holmes.demo.run_demo import run_demo
 from holmes.demo.runs import Run, RunFailed, launch_here
 from holmes.demo.settings import Settings
+from holmes.plan import Plan
 
 TINY = Settings(layers=3, width=32, heads=2, sequence=16, global_batch=8, steps=6)
 TIMEOUT_S = 100
@@ -64,7 +65,7 @@ def test_all_three_runs_reach_the_same_losses(tmp_path: Path, backend: str) -> N
     result = json.loads((tmp_path / "result.json").read_text())
     assert [len(run["losses"]) for run in result["runs"]] == [6, 6, 6]
     assert result["runs"][0]["losses"][-1] < result["runs"][0]["losses"][0]
-    assert result["runs"][2]["plan"]["layers_per_stage"] == [2, 1]
+    assert Plan.from_dict(result["runs"][2]["plan"]).layers_per_stage == (2, 1)
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -83,8 +84,9 @@ def recorded(name: str, losses: list[float], step_s: float, **end: Any) -> Run:
     return Run(name, name, "", "", 1, steps=steps, ends=ends)
 
 
-PLAN = {"groups": [{"kind": "dp", "nic_class": "infiniband", "nics": {"0": ["ib0"]}},
-                   {"kind": "pp", "nic_class": "ethernet", "nics": {"0": ["eth0"]}}]}  # fmt: skip
+PLAN = {
+    "networks": [{"nic_class": "infiniband", "nics": {"ib0": "0"}}, {"nic_class": "ethernet", "nics": {"eth0": "0"}}]
+}
 
 
 def checks_of(traffic: dict[tuple[str, str], int], kernel: dict[str, int], losses: list[float]) -> dict[str, bool]:
@@ -127,11 +129,8 @@ def test_demo_on_the_testbed(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert [check["passed"] for check in result["checks"] if check["required"]] == [True] * 4
-    clusters = result["runs"][2]["plan"]["clusters"]
-    assert [(c["hosts"], c["nic_class"]) for c in clusters] == [
-        (["a0", "a1"], "infiniband"),
-        (["b0", "b1"], "roce_v2"),
-    ]
+    clusters = Plan.from_dict(result["runs"][2]["plan"]).clusters
+    assert [(c.hosts, c.nic_class) for c in clusters] == [(("a0", "a1"), "infiniband"), (("b0", "b1"), "roce_v2")]
 
 
 def test_ranks_in_any_order_over_the_nodes() -> None:
@@ -150,11 +149,7 @@ def test_ranks_in_any_order_over_the_nodes() -> None:
     ours = Run("holmes", "Holmes", "holmes.demo.train_holmes", "holmes", ranks=4)
     single.execute(TINY, launch_here, lambda done: None)
     ours.execute(TINY, launch, lambda done: None)
-    plan = ours.plan()
-    assert plan is not None
-    assert [group["ranks"] for group in plan["groups"] if group["kind"] == "pp"] == [[0, 1], [3, 2]]
-    assert {tuple(cluster["ranks"]): cluster["nic_class"] for cluster in plan["clusters"]} == {
-        (0, 3): "roce_v2",
-        (1, 2): "infiniband",
-    }
+    plan = Plan.from_dict(ours.plan() or {})
+    assert [group.ranks for group in plan.groups("pp")] == [(0, 1), (3, 2)]
+    assert {c.ranks: c.nic_class for c in plan.clusters} == {(0, 3): "roce_v2", (1, 2): "infiniband"}
     assert largest_difference(ours, single) < 1e-4

@@ -1,10 +1,12 @@
 """Topology, clusters, groups and the reachability check, without torch."""
 
+import dataclasses
 import socket
 import threading
 import time
 
 import pytest
+from topologies import topology_of
 
 from holmes.groups import Group
 from holmes.partition import split_evenly
@@ -263,3 +265,25 @@ def test_reaches_is_bounded_and_checks_who_answers() -> None:
 def test_hosts_without_a_fabric_are_clusters_of_one() -> None:
     clusters = find_clusters(hosts_of([], [], ranks_per_host=2), [])
     assert [(c.ranks, c.fabric) for c in clusters] == [((0, 1), None), ((2, 3), None)]
+
+
+@pytest.mark.parametrize("rails", [1, 3])
+def test_rails_are_those_of_the_topology(rails: int) -> None:
+    """Group by group by another path, with a faster part inside a network: same NICs, no NIC twice."""
+    topology = topology_of([[2, 2, 2], [4, 2]], rails=rails)
+    part = dataclasses.replace(
+        next(fabric for fabric in topology.fabrics if fabric.nic_class == "ethernet"),
+        name="fast part",
+        ports={"id0": "eth0", "id1": "eth0"},
+        measured_gbps=24.0,
+    )
+    topology = make_topology(topology.hosts, [*topology.fabrics, part])
+    plan = plan_for(topology, model_layers=12, pipeline=6, tensor=2)
+    for kind in ("tp", "dp", "pp", "mp", "embd"):
+        for group in plan.groups(kind):
+            hosts = {rank: topology.host_of(rank) for rank in group.ranks}
+            fabrics = topology.rails(group.ranks) if len({host.host_id for host in hosts.values()}) > 1 else ()
+            expected = {
+                rank: tuple(fabric.ports[host.host_id] for fabric in fabrics) for rank, host in hosts.items() if fabrics
+            }
+            assert group.nics == expected

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from test_groups import assumed, hosts_of, ib, port, two_clusters
+from typer.testing import CliRunner
 
+from holmes import cli_topology
 from holmes.topology import Cluster, Fabric, Finding, Host, Link, Port, Topology, make_topology
 
 EIGHT_CLUSTERS = (
@@ -57,6 +60,35 @@ def test_16384_gpus_by_hand_in_a_hundred_lines() -> None:
     assert [fabric.name for fabric in topology.rails([0, 9])] == [f"infiniband a-rail{i}" for i in range(8)]
     wan = topology.shared_fabrics([0, 2048])
     assert [(f.name, f.speed_gbps, f.rate_gbps, f.latency_s) for f in wan] == [("ethernet wan", 25, 20, 50e-6)]
+
+
+def test_a_large_topology_is_saved_as_short_as_it_was_written(tmp_path: Path) -> None:
+    topology = read(EIGHT_CLUSTERS.split("fabrics:")[0])
+    topology.save(tmp_path / "eight.yaml")
+    text = (tmp_path / "eight.yaml").read_text()
+    assert text.count("\n") < 150
+    assert "name: c{:03}" in text
+    assert Topology.load(tmp_path / "eight.yaml") == topology
+    rated = read(EIGHT_CLUSTERS)
+    assert Topology.from_dict(rated.to_dict()) == rated
+
+
+def test_hosts_that_only_look_like_a_run_are_saved_one_by_one() -> None:
+    port = (Port("eth0", "ethernet", "", "s"),)
+    alike = [Host(f"a{i}", f"a{i}", (2 * i, 2 * i + 1), port) for i in range(3)]
+    assert [entry["name"] for entry in make_topology(alike, []).to_dict()["hosts"]] == ["a{}"]
+    for odd in (
+        Host("a2", "a2", (4,), port),
+        Host("a3", "a3", (4, 5), port),
+        Host("a2", "elsewhere", (4, 5), port),
+        Host("a2", "a2", (4, 5), (Port("eth0", "ethernet", "10.0.0.1", "s"),)),
+        Host("a2", "a2", (4, 5), port, gpu="H100"),
+    ):
+        topology = make_topology([*alike[:2], odd], [])
+        assert [entry["name"] for entry in topology.to_dict()["hosts"]] == ["a{}", odd.name]
+        assert Topology.from_dict(topology.to_dict()) == topology
+    shuffled = make_topology([Host("a0", "a0", (2, 3), port), Host("a1", "a1", (0, 1), port)], [])
+    assert Topology.from_dict(shuffled.to_dict()) == shuffled
 
 
 class CountedRanks(tuple[int, ...]):
@@ -139,7 +171,7 @@ def full_topology() -> Topology:
         for f in base.fabrics
     ]  # fmt: skip
     findings = [Finding("rate", "n1", "ib0", "0.1 of the others'", "check the cable")]
-    links = [Link(("cluster 0", "cluster 1"), "ethernet 10.9.0.0/24", 2, 0.5)]
+    links = [Link(("cluster 0", "cluster 1"), "ethernet 10.9.0.0/24", 0.4, 2e-5, 2, 0.3)]
     return make_topology(hosts, fabrics, findings, links)
 
 
@@ -154,9 +186,10 @@ def test_what_is_saved_is_loaded(tmp_path: Path, suffix: str) -> None:
 def test_unknown_fields_are_left_out_of_the_file(tmp_path: Path) -> None:
     two_clusters().save(tmp_path / "t.yaml")
     text = (tmp_path / "t.yaml").read_text()
-    for word in ("null", "gpu", "measured", "findings", "false"):
+    for word in ("null", "gpu", "measured", "findings", "false", "fabrics"):
         assert word not in text
-    assert "ports: {n0: eth0, n1: eth0, n2: eth0, n3: eth0}" in text  # hosts by name
+    full_topology().save(tmp_path / "full.yaml")
+    assert "ports: {n0: eth0, n1: eth0, n2: eth0, n3: eth0}" in (tmp_path / "full.yaml").read_text()  # hosts by name
 
 
 def test_version_1_is_read() -> None:
@@ -267,3 +300,55 @@ def test_a_bad_file_gives_one_error_with_place_value_and_fix(tmp_path: Path, cha
     with pytest.raises(ValueError, match=message) as caught:
         Topology.load(path)
     assert str(caught.value).startswith(f"{path}: ")
+
+
+# The command line
+
+
+def run_cli(*args: object) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(cli_topology.topology)
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, [str(arg) for arg in args])
+    return result.exit_code, result.output
+
+
+def test_a_file_is_shown_converted_and_drawn_without_a_job(tmp_path: Path) -> None:
+    full_topology().save(tmp_path / "t.yaml")
+    code, output = run_cli(tmp_path / "t.yaml", "--save", tmp_path / "t.json", "--draw", tmp_path / "t.png")
+    assert code == 0, output
+    for text in (
+        "cluster 1",
+        "n3",
+        "H100",
+        ">= 1.5",
+        "3 us",
+        "0.3 (shared)",
+        "host n1 NIC ib0 (rate): 0.1 of the others'",
+    ):
+        assert text in " ".join(output.split())
+    assert Topology.load(tmp_path / "t.json") == full_topology()
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    code, output = run_cli(tmp_path / "t.yaml", "--json")
+    assert Topology.from_dict(json.loads(output)) == full_topology()
+
+
+def test_many_hosts_alike_take_a_row(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(EIGHT_CLUSTERS)
+    code, output = run_cli(tmp_path / "t.yaml", "--draw", tmp_path / "t.svg")
+    assert code == 0, output
+    assert len(output.splitlines()) < 120
+    picture = (tmp_path / "t.svg").read_text()
+    assert picture.count("cluster") >= 8
+
+
+def test_bad_arguments_of_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(broken('"speed_gbps": 25 -> "speed_gbps": 0'))
+    code, output = run_cli(path)
+    assert code == 2
+    assert f"holmes topology: {path}: hosts[1].ports[0].speed_gbps is 0; it must be a number above 0" in output
+    assert run_cli(tmp_path / "none.yaml")[0] == 2
+    path.write_text(broken("200 -> 200"))
+    code, output = run_cli(path, "--draw", tmp_path / "t.txt")
+    assert code == 2
+    assert "must end in .svg, .png or .pdf" in output

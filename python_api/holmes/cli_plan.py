@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holmes import files
+from holmes.cli_plan_export import export
 from holmes.cli_plan_search import explain, search
 from holmes.plan import Plan
 from holmes.plan_file import KIND
@@ -20,6 +21,7 @@ from holmes.topology import Topology
 app = typer.Typer(no_args_is_help=True, help="Plans: the search for the fastest one, what they say, and their proof.")
 app.callback(invoke_without_command=True)(search)
 app.command("explain")(explain)
+app.command("export")(export)
 
 
 @app.command("show")

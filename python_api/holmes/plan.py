@@ -78,7 +78,10 @@ class Plan:
                 f"pipeline={self.pipeline} entries, equally many chunks in each"
             )
         check_schedule(self.schedule, self.chunks)
-        for name, ranks in (("order", self.order), ("hosts", [rank for host in self.hosts for rank in host.ranks])):
+        members = {"order": self.order}
+        members |= {"hosts": tuple(rank for host in self.hosts for rank in host.ranks)}
+        members |= {"clusters": tuple(rank for cluster in self.clusters for rank in cluster.ranks)}
+        for name, ranks in members.items():
             if not np.array_equal(np.sort(np.asarray(ranks)), np.arange(self.world_size)):
                 raise ValueError(f"{name} must hold each of {self.world_size} ranks once, but holds {short(ranks)}")
 
@@ -237,8 +240,7 @@ def plan_for(
     Local and deterministic: equal on all ranks that have the same topology. Raises one ValueError, with all numbers and
     the nearest fix, where sizes do not fit, layers do not suffice or sum up, or ranks of a group share no network.
     """
-    if chunks is None:
-        chunks = 1 if layers_per_chunk is None else len(layers_per_chunk[0])
+    chunks = chunks if chunks is not None else (1 if layers_per_chunk is None else len(layers_per_chunk[0]))
     schedule = schedule or ("interleaved" if chunks > 1 else "1f1b")
     check_schedule(schedule, chunks)
     clusters = ordered_clusters(topology, cluster_order)

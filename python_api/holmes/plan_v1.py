@@ -56,30 +56,33 @@ def _order(by_kind: Mapping[str, Sequence[Sequence[int]]]) -> list[int]:
 
 
 def _networks(groups: Iterable[Mapping[str, Any]], host_of: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Groups of one class that have a host in common were on one network; each of their rails becomes one."""
-    found: list[dict[str, Any]] = []
-    for nic_class in dict.fromkeys(group["nic_class"] for group in groups if group["nics"]):
-        mine = [group for group in groups if group["nic_class"] == nic_class and group["nics"]]
-        nics: dict[int, list[str]] = {}
-        for group in mine:
-            nics |= {host_of[int(rank)]: list(names) for rank, names in group["nics"].items()}
+    """Groups with a host, a class and a number of rails in common were on one network; each rail becomes one."""
+    alike: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for group in groups:
+        if group["nics"]:
+            rails = len(next(iter(group["nics"].values())))
+            alike.setdefault((group["nic_class"], rails), []).append(group)
+    found: list[tuple[bool, int, str, int, dict[str, str]]] = []
+    for (nic_class, rails), mine in alike.items():
+        nics = {host_of[int(rank)]: names for group in mine for rank, names in group["nics"].items()}
         for hosts in _joined(nics, [[host_of[rank] for rank in group["ranks"]] for group in mine]):
-            for rail in range(min(len(nics[host]) for host in hosts)):
-                numbers: dict[str, list[int]] = {}
+            for rail in range(rails):
+                named: dict[str, list[int]] = {}
                 for host in hosts:
-                    numbers.setdefault(nics[host][rail], []).append(host)
-                found.append(
-                    {
-                        "name": f"{nic_class} {len(found)}",
-                        "nic_class": nic_class,
-                        "subnet": f"of the version 1 plan ({nic_class} {len(found)})",
-                        "speed_gbps": None,
-                        "nics": {name: to_text(listed) for name, listed in numbers.items()},
-                    }
-                )
-    # Best first, as version 1's choice was: what joins few is what was preferred within them.
-    found.sort(key=lambda network: network["nic_class"] == "ethernet")
-    return found
+                    named.setdefault(nics[host][rail], []).append(host)
+                texts = {name: to_text(numbers) for name, numbers in named.items()}
+                found.append((nic_class == "ethernet", len(hosts), nic_class, rail, texts))
+    found.sort(key=lambda item: item[:2])  # best first: within what joins few hosts, it was preferred
+    return [
+        {
+            "name": f"{nic_class} {number}",
+            "nic_class": nic_class,
+            "subnet": f"network {number} of a version 1 plan",
+            "rate_gbps": None,
+            "nics": texts,
+        }
+        for number, (_, _, nic_class, _, texts) in enumerate(found)
+    ]
 
 
 def _joined(members: Iterable[int], groups: Iterable[Sequence[int]]) -> list[list[int]]:

@@ -42,7 +42,7 @@ class Row:
 @dataclass(frozen=True)
 class Violation:
     """Groups that break their rule in the same way. `ranks`: those of the first one. `slowdown`: how many times slower
-    than inside a cluster their network is; None where there is none to compare with, or a speed is unknown."""
+    than inside a cluster their network is; None where there is none to compare with, or a rate is unknown."""
 
     kind: str
     groups: int
@@ -189,12 +189,12 @@ def _problem(kind: str, networks: int, clusters: Sequence[int], reach: Reach) ->
     if not rails.networks:
         return f"{crosses}, which share no network: it cannot communicate", None
     inside = [reach.rails(reach.shared_in_cluster(number)) for number in clusters]
-    speeds = [own.speed_gbps for own in inside if own.speed_gbps]
+    rates = [own.rate_gbps for own in inside if own.rate_gbps]
     text = f"{crosses}, so it runs on {rails.reason}"
     if len(clusters) == 1:
         return f"{text} instead of the host's own memory or NVLink", None
-    if not speeds or not rails.speed_gbps:
-        return f"{text} instead of one cluster's own network (a speed is not known)", None
-    slowdown = min(speeds) / rails.speed_gbps
-    own = next(own for own in inside if own.speed_gbps == min(speeds))
+    if not rates or not rails.rate_gbps:
+        return f"{text} instead of one cluster's own network (a rate is not known)", None
+    slowdown = min(rates) / rails.rate_gbps
+    own = next(own for own in inside if own.rate_gbps == min(rates))
     return f"{text} instead of {own.reason}: its bytes take {slowdown:.3g} times as long", slowdown

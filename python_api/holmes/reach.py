@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holmes.topology import ROUTED, Cluster, Topology
+from holmes.rank_text import short
+from holmes.topology import Cluster, Topology
+from holmes.topology.parts import are_alike
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.object_]  # a Python integer each: any number of networks
@@ -28,19 +30,14 @@ class HostRanks:
 class Network:
     """What joins hosts: NICs of one class in one subnet. `nics` maps a host's number to its NIC's name.
 
-    `speed_gbps` is the slowest member's; None: unknown.
+    `rate_gbps`: what to plan with, measured or the line rate; None: unknown.
     """
 
     name: str
     nic_class: str
     subnet: str
-    speed_gbps: float | None
+    rate_gbps: float | None
     nics: Mapping[int, str]
-
-    @property
-    def grade(self) -> tuple[str, float | None, bool]:
-        """Networks of one grade serve one group as its rails."""
-        return (self.nic_class, self.speed_gbps, self.subnet == ROUTED)
 
 
 class Rails(NamedTuple):
@@ -55,10 +52,10 @@ class Rails(NamedTuple):
         return self.networks[0].nic_class if self.networks else None
 
     @property
-    def speed_gbps(self) -> float | None:
+    def rate_gbps(self) -> float | None:
         """Of all rails together; None where it is unknown."""
-        speeds = [network.speed_gbps for network in self.networks]
-        return None if None in speeds or not speeds else float(sum(speed for speed in speeds if speed))
+        rates = [network.rate_gbps for network in self.networks if network.rate_gbps is not None]
+        return sum(rates) if rates and len(rates) == len(self.networks) else None
 
 
 class Shared(NamedTuple):
@@ -77,12 +74,17 @@ class Reach:
         self, hosts: Sequence[HostRanks], clusters: Sequence[Cluster], networks: Sequence[Network], world_size: int
     ) -> None:
         self.hosts, self.clusters, self.networks = tuple(hosts), tuple(clusters), tuple(networks)
-        self.host_of: Ints = np.full(world_size, -1, dtype=np.int64)
-        for number, host in enumerate(self.hosts):
-            self.host_of[list(host.ranks)] = number
+        ranks = np.concatenate([np.asarray(host.ranks, dtype=np.int64) for host in self.hosts])
+        if not np.array_equal(np.sort(ranks), np.arange(world_size)):
+            raise ValueError(
+                f"hosts must hold each of {world_size} ranks once, but hold {short(np.sort(ranks).tolist())}"
+            )
+        self.host_of: Ints = np.empty(world_size, dtype=np.int64)
+        self.host_of[ranks] = np.repeat(np.arange(len(self.hosts)), [len(host.ranks) for host in self.hosts])
         cluster_of_name = {name: i for i, cluster in enumerate(self.clusters) for name in cluster.hosts}
         self.cluster_of_host: Ints = np.array([cluster_of_name[host.name] for host in self.hosts], dtype=np.int64)
         self._rails: dict[int, Rails] = {}
+        self._same_nic: dict[tuple[str, str], bool] = {}
         self._names: dict[tuple[int, int], tuple[str, ...]] = {}
 
     @classmethod
@@ -94,7 +96,7 @@ class Reach:
                 fabric.name,
                 fabric.nic_class,
                 fabric.subnet,
-                fabric.speed_gbps,
+                fabric.rate_gbps,
                 {number[host_id]: nic for host_id, nic in fabric.ports.items() if host_id in number},
             )
             for fabric in topology.fabrics
@@ -126,7 +128,7 @@ class Reach:
         return int(np.bitwise_and.reduce(self._bits[self.cluster_of_host == cluster]))
 
     def rails(self, networks: int) -> Rails:
-        """The best of these networks (a bit each) and all of its grade."""
+        """The best of these networks (a bit each) and all like it, no two through one NIC (as `Topology.rails`)."""
         found = self._rails.get(networks)
         if found is None:
             found = self._rails.setdefault(networks, self._best_of(networks))
@@ -153,7 +155,18 @@ class Reach:
         members = [network for i, network in enumerate(self.networks) if networks >> i & 1]
         if not members:
             return Rails((), "its ranks share no network")
-        best = members[0]
-        rails = tuple(network for network in members if network.grade == best.grade)
-        speed = "" if best.speed_gbps is None else f", {best.speed_gbps:g} Gbit/s" + (" each" if len(rails) > 1 else "")
-        return Rails(rails, f"{best.nic_class} {' + '.join(network.subnet for network in rails)}{speed}")
+        rails = [members[0]]
+        for network in members[1:]:
+            if are_alike(network, rails[0]) and not any(self._share_a_nic(network, rail) for rail in rails):
+                rails.append(network)
+        rates = sorted({rail.rate_gbps for rail in rails if rail.rate_gbps is not None})
+        rate = "" if not rates else f", {' to '.join(f'{rate:g}' for rate in (rates[:1] + rates[1:][-1:]))} Gbit/s"
+        each = " each" if rates and len(rails) > 1 else ""
+        return Rails(tuple(rails), f"{rails[0].nic_class} {' + '.join(rail.subnet for rail in rails)}{rate}{each}")
+
+    def _share_a_nic(self, one: Network, other: Network) -> bool:
+        """Whether some host is in both through the same NIC: an Ethernet and a fast part of it, for one."""
+        key = (one.name, other.name)
+        if key not in self._same_nic:
+            self._same_nic[key] = any(one.nics.get(host) == nic for host, nic in other.nics.items())
+        return self._same_nic[key]

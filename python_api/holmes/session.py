@@ -15,15 +15,16 @@ from holmes.topology import Topology
 _calls = itertools.count()
 
 
-def gather_topology(timeout_s: float = 3.0) -> Topology:
-    """Collective over the default group: what all ranks discover, every fabric confirmed; equal on all ranks.
+def gather_topology(timeout_s: float = 3.0, measure_s: float = 1.0) -> Topology:
+    """Collective over the default group: what all ranks discover, every fabric confirmed and measured; equal on all.
 
-    `timeout_s` bounds one connection attempt. Raises RuntimeError before `init_process_group`.
+    `timeout_s` bounds one connection attempt, `measure_s` the tournaments of the measurement, which in all takes about
+    twice that; 0 measures nothing (docs/topology.md). Raises RuntimeError before `init_process_group`.
     """
     if not dist.is_initialized():
         raise RuntimeError('no process group yet; call torch.distributed.init_process_group("holmes") first')
     name = f"holmes/topology/{next(_calls)}"
-    return discover_topology(_get_default_store(), dist.get_rank(), dist.get_world_size(), name, timeout_s)
+    return discover_topology(_get_default_store(), dist.get_rank(), dist.get_world_size(), name, timeout_s, measure_s)
 
 
 def make_plan(*, model_layers: int, topology: Topology | None = None, **options: Any) -> Plan:

@@ -203,3 +203,33 @@ def test_torch_distributed_debug_detail(monkeypatch):
     for values, count in run_ranks(debug_mode, 2):
         assert values == [2.0, 2.0]
         assert count > 0
+
+
+REPLACED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+both = dist.new_group([0], None, "cpu:gloo")
+dist.all_reduce(torch.ones(1), group=both)
+from torch.distributed.device_mesh import init_device_mesh
+print(dist.get_backend(), dist.get_backend(dist.new_group([0], backend="gloo")), dist.get_backend(both))
+"""
+
+
+@pytest.mark.parametrize(("value", "backends"), [("gloo", ["holmes", "holmes", "cpu:holmes"]), ("", ["gloo"] * 3)])
+def test_gloo_is_replaced_where_the_environment_says_so(value, backends):
+    env = {**os.environ, "HOLMES_REPLACES": value}
+    run = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, env=env)
+    assert run.returncode == 0, run.stderr
+    assert [name.removeprefix("cpu:") for name in run.stdout.split()] == [n.removeprefix("cpu:") for n in backends]
+
+
+def test_only_gloo_is_replaced():
+    from holmes_comm.replace_gloo import replaced
+
+    assert replaced("cpu:gloo,cuda:nccl") == "cpu:holmes,cuda:nccl"
+    assert replaced("GLOO") == "holmes"
+    assert replaced("nccl") == "nccl"
+    assert replaced(None) is None
+    env = {**os.environ, "HOLMES_REPLACES": "nccl"}
+    run = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, text=True, env=env, check=True)
+    assert "HOLMES_REPLACES='nccl' is not possible; it must be 'gloo', or unset" in run.stderr

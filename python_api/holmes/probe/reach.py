@@ -8,11 +8,12 @@ import secrets
 import selectors
 import socket
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holmes.probe.exchange import Exchange
-from holmes.topology import Fabric, Host, Port, make_fabric
+from holmes.topology import Fabric, Host, make_fabric
+from holmes.topology.graph import components
 
 _TARGETS = 4  # hosts that all others of a fabric try to reach in one round
 _ROUNDS = 4  # after which hosts that reached nobody count as alone
@@ -41,7 +42,7 @@ def confirm_fabrics(
             for index, (fabric, members, _) in enumerate(waiting):
                 for position, target_id in enumerate(members[:_TARGETS]):
                     target = by_id[target_id]
-                    source, address = port_in(me, fabric), port_in(target, fabric)
+                    source, address = fabric.port_of(me), fabric.port_of(target)
                     # Two hosts with one address are on two wires.
                     if leads and source and address and me is not target and source.address != address.address:
                         token, doors = answers[target.ranks[0]]
@@ -70,23 +71,6 @@ def confirm_fabrics(
             if not waiting:
                 break
     return tuple(confirmed)
-
-
-def components(members: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """The connected parts of a graph, each in the order of `members`, by their first member."""
-    parent = {member: member for member in members}
-
-    def root(member: str) -> str:
-        while parent[member] != member:
-            parent[member] = member = parent[parent[member]]
-        return member
-
-    for one, other in edges:
-        parent[root(one)] = root(other)
-    found: dict[str, list[str]] = {}
-    for member in members:
-        found.setdefault(root(member), []).append(member)
-    return list(found.values())
 
 
 class Responder:
@@ -143,12 +127,6 @@ def reaches(source: str, target: tuple[str, int | None], token: str, timeout_s: 
         return False
 
 
-def port_in(host: Host, fabric: Fabric) -> Port | None:
-    """The NIC of `host` in `fabric`; None where it has none."""
-    name = fabric.ports.get(host.host_id)
-    return next((port for port in host.ports if port.name == name), None)
-
-
 def family(address: str) -> socket.AddressFamily:
     """The socket family of an address."""
     return socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
@@ -156,7 +134,7 @@ def family(address: str) -> socket.AddressFamily:
 
 def _joined(fabric: Fabric, part: int, hosts: Sequence[Host]) -> Fabric:
     name = fabric.name if part == 1 else f"{fabric.name} ({part})"
-    ports = {host.host_id: port for host in hosts if (port := port_in(host, fabric)) is not None}
+    ports = {host.host_id: port for host in hosts if (port := fabric.port_of(host)) is not None}
     return make_fabric(name, fabric.nic_class, fabric.subnet, ports, confirmed=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holmes.topology.parts import ROUTED, Fabric, Host, NodeInventory, Port
 
@@ -49,7 +49,8 @@ def candidate_fabrics(hosts: Sequence[Host]) -> tuple[Fabric, ...]:
                 members.setdefault(key, {}).setdefault(host.host_id, port)
     fabrics = []
     for (nic_class, subnet), ports in members.items():
-        only_roce = nic_class == "ethernet" and all(port.is_rdma for port in ports.values())
+        only_roce = nic_class == "ethernet" and len({port.nic_class for port in ports.values() if port.is_rdma}) == 1
+        only_roce = only_roce and all(port.is_rdma for port in ports.values())
         one_subnet = subnet == ROUTED and len({port.subnet for port in ports.values()}) == 1
         if len(ports) > 1 and not only_roce and not one_subnet:
             fabrics.append(make_fabric(f"{nic_class} {subnet}", nic_class, subnet, ports, confirmed=False))
@@ -61,3 +62,16 @@ def make_fabric(name: str, nic_class: str, subnet: str, ports: Mapping[str, Port
     speeds = [port.speed_gbps for port in ports.values() if port.speed_gbps]
     nics = {host_id: port.name for host_id, port in ports.items()}
     return Fabric(name, nic_class, subnet, min(speeds) if speeds else None, nics, confirmed)
+
+
+def rails_together(fabrics: Iterable[Fabric]) -> list[list[Fabric]]:
+    """Fabrics of one class and rate that join the same hosts, together: the rails of one network, for showing."""
+    groups: dict[frozenset[str], list[list[Fabric]]] = {}
+    for fabric in fabrics:
+        same_hosts = groups.setdefault(frozenset(fabric.ports), [])
+        group = next((group for group in same_hosts if group[0].is_like(fabric)), None)
+        if group is None:
+            same_hosts.append([fabric])
+        else:
+            group.append(fabric)
+    return [group for same_hosts in groups.values() for group in same_hosts]

@@ -16,6 +16,7 @@ from holmes.topology.clusters import make_topology
 from holmes.topology.fabrics import candidate_fabrics, make_fabric
 from holmes.topology.fields import Entry, numbered
 from holmes.topology.parts import NIC_CLASSES, Fabric, Finding, Host, Link, Port
+from holmes.topology.runs import runs
 from holmes.topology.topology import Topology
 
 KIND, VERSION = "holmes topology", 2
@@ -30,20 +31,24 @@ _LINK = tuple(field.name for field in dataclasses.fields(Link))
 
 
 def to_dict(topology: Topology) -> dict[str, Any]:
-    """Plain lists, dicts, numbers and strings; hosts by name, and without the fields that are unknown."""
+    """Plain lists, dicts, numbers and strings; hosts by name, and without the fields that are unknown.
+
+    Hosts alike in a row become a template again, and fabrics that follow from the NICs are left out.
+    """
     names = {host.host_id: host.name for host in topology.hosts}
     hosts = []
-    for host in topology.hosts:
+    for template, run in runs(topology.hosts):
+        host = run[0]
         entry = _known({**files.plain(host), "ports": [_known(files.plain(port)) for port in host.ports]})
         if host.host_id == host.name:
             del entry["host_id"]
+        if len(run) > 1:
+            del entry["ranks"]
+            entry = {"count": len(run), **entry, "name": template, "ranks_per_host": len(host.ranks)}
         hosts.append(entry)
-    fabrics = []
-    for fabric in topology.fabrics:
-        ports = {names[host_id]: nic for host_id, nic in fabric.ports.items()}
-        fabrics.append(_known({**files.plain(fabric), "ports": ports}))
     rest = {"findings": files.plain(topology.findings), "links": files.plain(topology.links)}
-    return {"kind": KIND, "version": VERSION, "hosts": hosts, "fabrics": fabrics, **_known(rest)}
+    fabrics = {} if _follow(topology) else {"fabrics": [_plain_fabric(f, names) for f in topology.fabrics]}
+    return {"kind": KIND, "version": VERSION, "hosts": hosts, **fabrics, **_known(rest)}
 
 
 def from_dict(data: Mapping[str, Any]) -> Topology:
@@ -68,6 +73,16 @@ def from_dict(data: Mapping[str, Any]) -> Topology:
     findings = [_finding(Entry(item, where, _FINDING)) for where, item in top.items("findings")]
     links = [_link(Entry(item, where, _LINK)) for where, item in top.items("links")]
     return make_topology(hosts, fabrics, findings, links)
+
+
+def _follow(topology: Topology) -> bool:
+    """Whether the fabrics are just those that the NICs suggest."""
+    return bool(topology.fabrics) and topology.fabrics == candidate_fabrics(topology.hosts)
+
+
+def _plain_fabric(fabric: Fabric, names: Mapping[str, str]) -> dict[str, Any]:
+    ports = {names[host_id]: nic for host_id, nic in fabric.ports.items()}
+    return _known({**files.plain(fabric), "ports": ports})
 
 
 def _hosts(entry: Entry, first_rank: int) -> list[Host]:
@@ -212,10 +227,13 @@ def _link(entry: Entry) -> Link:
     clusters = [str(name) for _, name in entry.items("clusters", required=True)]
     if len(clusters) != 2:
         raise entry.wrong("clusters", "a list of two clusters' names")
-    gbps = entry.positive("aggregate_gbps")
-    if gbps is None:
-        raise entry.wrong("aggregate_gbps", "a number above 0")
-    return Link((clusters[0], clusters[1]), entry.text("fabric"), entry.whole("pairs", 1), gbps)
+    rates = {}
+    for key in ("gbps", "latency_s", "aggregate_gbps"):
+        value = entry.positive(key)
+        if value is None:
+            raise entry.wrong(key, "a number above 0")
+        rates[key] = value
+    return Link((clusters[0], clusters[1]), entry.text("fabric"), pairs=entry.whole("pairs", 1), **rates)
 
 
 def _known(fields: Mapping[str, Any]) -> dict[str, Any]:

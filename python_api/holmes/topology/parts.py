@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 RDMA_CLASSES = ("infiniband", "roce_v2", "roce_v1")
 NIC_CLASSES = (*RDMA_CLASSES, "ethernet")
 ROUTED = "routed"  # in place of a subnet: several subnets joined by gateways
-# Fabrics within this share of the best one's rate are worth striping over together with it.
 _ALIKE = 0.75
+
+
+class Rated(Protocol):
+    """What decides whether networks may share an operation: a fabric has it, and a plan's network."""
+
+    @property
+    def nic_class(self) -> str:
+        """One of NIC_CLASSES."""
+
+    @property
+    def subnet(self) -> str:
+        """The wire, or ROUTED."""
+
+    @property
+    def rate_gbps(self) -> float | None:
+        """The rate to plan with; None: unknown."""
+
+
+def are_alike(one: Rated, other: Rated) -> bool:
+    """True where both are of one class and about one rate, so that one operation may be striped over them."""
+    mine, its = one.rate_gbps, other.rate_gbps
+    same_rate = mine == its if mine is None or its is None else min(mine, its) >= _ALIKE * max(mine, its)
+    same_way = (one.subnet == ROUTED) == (other.subnet == ROUTED)
+    return one.nic_class == other.nic_class and same_rate and same_way
 
 
 @dataclass(frozen=True)
@@ -94,12 +118,14 @@ class Fabric:
         """True when every one of these hosts has a NIC in this fabric."""
         return all(host_id in self.ports for host_id in host_ids)
 
+    def port_of(self, host: Host) -> Port | None:
+        """The NIC of `host` in this fabric; None where it has none."""
+        name = self.ports.get(host.host_id)
+        return next((port for port in host.ports if port.name == name), None)
+
     def is_like(self, other: Fabric) -> bool:
         """True where both are of one class and about one rate, so that one operation may be striped over them."""
-        mine, its = self.rate_gbps, other.rate_gbps
-        same_rate = mine == its if mine is None or its is None else min(mine, its) >= _ALIKE * max(mine, its)
-        routed = (self.subnet == ROUTED, other.subnet == ROUTED)
-        return self.nic_class == other.nic_class and same_rate and routed[0] == routed[1]
+        return are_alike(self, other)
 
     def preference(self) -> tuple[bool, bool, float, int, str]:
         """Sort key, best first: RDMA, Ethernet, routed; then the faster, then the larger one."""
@@ -125,16 +151,23 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Link:
-    """What two clusters have between them, measured by `pairs` pairs of hosts at once, over their best common fabric.
+    """What two clusters have between them over their best common fabric (TCP payload, one direction).
 
-    `aggregate_gbps` is the sum over the pairs (TCP payload, one direction). Where it is far below `pairs` times the
-    fabric's rate, the clusters share a bottleneck.
+    `gbps` and `latency_s` (one way) are of one pair of hosts alone, `aggregate_gbps` is the sum over `pairs` of them at
+    once. Where it is far below `pairs` times `gbps`, the pairs share a bottleneck.
     """
 
     clusters: tuple[str, str]
     fabric: str
+    gbps: float
+    latency_s: float
     pairs: int
     aggregate_gbps: float
+
+    @property
+    def is_shared(self) -> bool:
+        """True where several pairs at once had less than half of what they would have had side by side."""
+        return self.pairs > 1 and self.aggregate_gbps < 0.5 * self.pairs * self.gbps
 
 
 @dataclass(frozen=True)
@@ -149,4 +182,4 @@ class Finding:
 
     def __str__(self) -> str:
         """One line for people."""
-        return f"host {self.host} NIC {self.nic}: {self.problem}; {self.fix}"
+        return f"host {self.host} NIC {self.nic} ({self.kind}): {self.problem}. To do: {self.fix}"

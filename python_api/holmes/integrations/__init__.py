@@ -1,0 +1,39 @@
+"""A Plan in the form each training framework wants. Frameworks are imported when a function needs them, not before.
+
+`start_order` and `nics` serve all of them; one file per framework holds the rest. What a framework cannot express is a
+`NotExpressible`, which says what and what to do instead; nothing is dropped silently.
+"""
+
+from holmes.integrations.deepspeed import deepspeed_partition, deepspeed_pipeline_module, deepspeed_topology
+from holmes.integrations.device_mesh import device_mesh
+from holmes.integrations.export import FORMATS, export_plan
+from holmes.integrations.flagscale import flagscale_config, flagscale_hostfile
+from holmes.integrations.megatron import initialize_megatron, megatron_groups, megatron_process_groups
+from holmes.integrations.megatron_arguments import megatron_arguments, megatron_layout
+from holmes.integrations.nics import planned_nics
+from holmes.integrations.requirements import NotExpressible
+from holmes.integrations.start_order import hosts_in_order, renumbered, start_in_plan_order
+from holmes.integrations.torchtitan import torchtitan_module_fqns, torchtitan_parallelism
+
+__all__ = [
+    "FORMATS",
+    "NotExpressible",
+    "deepspeed_partition",
+    "deepspeed_pipeline_module",
+    "deepspeed_topology",
+    "device_mesh",
+    "export_plan",
+    "flagscale_config",
+    "flagscale_hostfile",
+    "hosts_in_order",
+    "initialize_megatron",
+    "megatron_arguments",
+    "megatron_groups",
+    "megatron_layout",
+    "megatron_process_groups",
+    "planned_nics",
+    "renumbered",
+    "start_in_plan_order",
+    "torchtitan_module_fqns",
+    "torchtitan_parallelism",
+]

@@ -1,0 +1,63 @@
+"""Every example runs on the emulated nodes by one command, and its losses are those of the same trainer over Gloo."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from holmes.testbed import Testbed, TestbedError
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+STEPS = 3
+RELATIVE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def testbed():
+    try:
+        with Testbed("two-clusters").session() as session:
+            yield session
+    except TestbedError as error:
+        pytest.skip(f"needs unprivileged namespaces: {error}")
+
+
+def losses(testbed, script, backend, *options):
+    lines = []
+    command = [sys.executable, "-W", "ignore", str(EXAMPLES / script), "--backend", backend, "--steps", str(STEPS)]
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    job = testbed.launch([*command, *options], env=environment, on_line=lambda rank, node, line: lines.append(line))
+    result = job.wait(150)
+    assert result.returncode == 0, "\n".join(lines[-40:])
+    found = [float(match[1]) for line in lines if (match := re.match(r"step \d+ loss ([\d.]+)$", line))]
+    assert len(found) == STEPS, lines[-40:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "package"),
+    [
+        ("ddp.py", [], None),
+        ("fsdp2.py", [], None),
+        ("megatron_gpt.py", [], "megatron.core"),
+        ("deepspeed_zero.py", ["--stage", "1"], "deepspeed"),
+        ("deepspeed_zero.py", ["--stage", "2"], "deepspeed"),
+        ("deepspeed_pipeline.py", [], "deepspeed"),
+    ],
+)
+@pytest.mark.timeout(320)
+def test_example_matches_gloo(testbed, script, options, package):
+    if package is not None:
+        pytest.importorskip(package.partition(".")[0], reason=f"needs {package}: make test-trainers")
+    ours = losses(testbed, script, "holmes", *options)
+    assert ours == pytest.approx(losses(testbed, script, "gloo", *options), rel=RELATIVE)
+    assert ours[-1] < ours[0]  # it trains
+
+
+def test_every_example_has_its_section():
+    text = (EXAMPLES / "README.md").read_text()
+    for script in EXAMPLES.glob("*.py"):
+        assert script.name == "common.py" or f"examples/{script.name}" in text
