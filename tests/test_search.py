@@ -91,7 +91,7 @@ def test_very_many_micro_batches_take_proportionally_longer() -> None:
 
 
 def test_memory_that_cannot_fit_names_stage_bytes_and_fix() -> None:
-    with pytest.raises(ValueError, match=r"none of \d+ choices fits.*over by [\d,]+ bytes.*more memory"):
+    with pytest.raises(ValueError, match=r"none of \d+ choices fits into memory.*over by [\d,]+ bytes.*more memory"):
         search(topology(), load_model("gpt3-175b"), 64)
 
 
