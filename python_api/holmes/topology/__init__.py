@@ -18,7 +18,7 @@ from holmes.topology.parts import (
     Link,
     NodeInventory,
     Port,
-    alike,
+    are_alike,
 )
 from holmes.topology.topology import Topology
 
@@ -34,7 +34,7 @@ __all__ = [
     "NodeInventory",
     "Port",
     "Topology",
-    "alike",
+    "are_alike",
     "candidate_fabrics",
     "find_clusters",
     "make_fabric",
