@@ -48,3 +48,32 @@ def test_groups_of_shuffled_ranks_use_their_planned_nics() -> None:
         assert group["ranks"] == spanning["planned"]["dp"]
         assert "spans the clusters cluster 0, cluster 1" in group["reason"]
         assert set(group["sent_bytes"]) - {"shm"} > {"eth0"}  # hierarchical: the cluster's own NIC too
+
+
+EQUAL_RAILS = """
+networks:
+  rail0: {class: roce_v2, rate_gbps: 0.5}
+  rail1: {class: roce_v2, rate_gbps: 0.5}
+  eth: {class: ethernet, rate_gbps: 0.1}
+clusters:
+  a:
+    nodes: 2
+    nics:
+      - {name: roce0, network: rail0, hca: mlx5_0}
+      - {name: roce1, network: rail1, hca: mlx5_1}
+      - {name: eth0, network: eth}
+"""
+
+
+@needs_namespaces
+def test_planned_rails_share_a_group(tmp_path: Path) -> None:
+    testbed = pytest.importorskip("holmes.testbed")
+    pytest.importorskip("torch")
+    (tmp_path / "equal-rails.yaml").write_text(EQUAL_RAILS)
+    worker = Path(__file__).with_name("planned_rails_worker.py")
+    result = testbed.Testbed(tmp_path / "equal-rails.yaml").run([sys.executable, str(worker)], timeout_s=100)
+    assert result.returncode == 0, result.outputs
+    outcomes = [json.loads(line) for lines in result.outputs.values() for line in lines if line.startswith("{")]
+    assert [outcome["planned"] for outcome in outcomes] == [["roce0", "roce1"]] * 2
+    total = {nic: sum(outcome["sent_bytes"][nic] for outcome in outcomes) for nic in ("roce0", "roce1")}
+    assert min(total.values()) > 1_000_000

@@ -240,8 +240,7 @@ def plan_for(
     Local and deterministic: equal on all ranks that have the same topology. Raises one ValueError, with all numbers and
     the nearest fix, where sizes do not fit, layers do not suffice or sum up, or ranks of a group share no network.
     """
-    if chunks is None:
-        chunks = 1 if layers_per_chunk is None else len(layers_per_chunk[0])
+    chunks = chunks if chunks is not None else (1 if layers_per_chunk is None else len(layers_per_chunk[0]))
     schedule = schedule or ("interleaved" if chunks > 1 else "1f1b")
     check_schedule(schedule, chunks)
     clusters = ordered_clusters(topology, cluster_order)

@@ -18,7 +18,6 @@ from holmes.topology.parts import (
     Link,
     NodeInventory,
     Port,
-    are_alike,
 )
 from holmes.topology.topology import Topology
 
@@ -34,7 +33,6 @@ __all__ = [
     "NodeInventory",
     "Port",
     "Topology",
-    "are_alike",
     "candidate_fabrics",
     "find_clusters",
     "make_fabric",
