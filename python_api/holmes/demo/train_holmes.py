@@ -61,7 +61,10 @@ def main() -> None:
     settings, backend = rank_arguments()
     torch.set_num_threads(1)
     dist.init_process_group(backend)
-    plan = holmes.make_plan(model_layers=settings.layers, pipeline=settings.pipeline)
+    if settings.plan:
+        plan = holmes.Plan.load(settings.plan)
+    else:
+        plan = holmes.make_plan(model_layers=settings.layers, pipeline=settings.pipeline)
     groups = holmes.process_groups(plan, backend)
     rank = dist.get_rank()
     stage_index, replica = plan.stage_of(rank), dist.get_rank(groups.dp)
