@@ -20,10 +20,13 @@ from holmes_comm.errors import UsageError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["NAME", "autoload", "connections", "nic_reason", "register"]
+    from holmes_comm.nics import NicSelection
+
+__all__ = ["NAME", "autoload", "connections", "nic_reason", "nic_selection", "register"]
 
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
+_selections: dict[str, NicSelection] = {}  # by the name of the group
 
 
 def autoload() -> None:
@@ -64,6 +67,14 @@ def nic_reason(group: ProcessGroup | None = None) -> str:
     return reason
 
 
+def nic_selection(group: ProcessGroup | None = None) -> NicSelection | None:
+    """What ``group`` (default: the world) was told to use; None: nothing. For another group on the same NICs. Local.
+
+    Raises UsageError where the group's CPU backend is not holmes.
+    """
+    return _selections.get(_backend(group).options.group_name)
+
+
 def _create(options: Any, pg_options: Any) -> Any:
     """torch's creator function: agrees on the NICs, then connects. Collective over the group."""
     import torch.distributed as dist
@@ -84,6 +95,8 @@ def _create(options: Any, pg_options: Any) -> Any:
     incarnation = (options.store.add(arrivals, 1) - 1) // size
     store = dist.PrefixStore(f"{NAME}/{incarnation}", options.store)
     try:
+        if selection is not None:
+            _selections[options.group_id] = selection
         membership = agree_membership(
             store, rank, size, selection, None, None, timeout_s=connect_timeout.total_seconds(), key_prefix="nics"
         )

@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holmes.overlap import DistributedOptimizer
     from holmes.plan import Plan, plan_for
     from holmes.session import gather_topology, make_plan
     from holmes.topology import Topology
@@ -16,6 +17,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+source"
 
 _HOMES = {  # imported when first used: planning needs no torch
+    "DistributedOptimizer": "holmes.overlap",
     "Plan": "holmes.plan",
     "ProcessGroups": "holmes.torch_groups",
     "Topology": "holmes.topology",
@@ -26,6 +28,7 @@ _HOMES = {  # imported when first used: planning needs no torch
 }
 
 __all__ = [
+    "DistributedOptimizer",
     "Plan",
     "ProcessGroups",
     "Topology",

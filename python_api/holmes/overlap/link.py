@@ -1,0 +1,65 @@
+"""Link: the size of a bucket from what the group's link measures."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from holmes.overlap.transfers import Lane
+from holmes.overlap.usage import agree
+
+FIXED_COST_SHARE = 0.05  # of a bucket's time that may go into what every collective costs, however small
+TAIL_SHARE = (
+    1 / 8
+)  # of all gradients that may be in one bucket: the last one of a backward pass has nothing to hide behind
+SMALLEST_BYTES = 64 * 1024
+_PROBE_BYTES, _LARGEST_PROBE_BYTES = 1 << 20, 1 << 24
+_ROUNDS = 5
+
+
+def bucket_bytes_for(lane: Lane, total_bytes: int, device: torch.device) -> int:
+    """Collective over the lane's group, some tenths of a second at most on slow links; equal on all ranks.
+
+    A collective of n bytes takes about latency + n / rate; both are measured with reduce-scatters. The bucket is as
+    small as keeps the latency at FIXED_COST_SHARE of that, and no larger than TAIL_SHARE of `total_bytes`.
+    """
+    if lane.size == 1:
+        return max(total_bytes, 1)
+    latency_s, rate = measure(lane, device)
+    return bucket_bytes_from(latency_s, rate, total_bytes)
+
+
+def bucket_bytes_from(latency_s: float, bytes_per_s: float, total_bytes: int) -> int:
+    """The rule itself."""
+    wanted = latency_s * bytes_per_s * (1 - FIXED_COST_SHARE) / FIXED_COST_SHARE
+    return int(max(SMALLEST_BYTES, min(wanted, total_bytes * TAIL_SHARE)))
+
+
+def measure(lane: Lane, device: torch.device) -> tuple[float, float]:
+    """Collective. Seconds of the smallest reduce-scatter, and bytes per second of larger ones beyond that."""
+    latency_s = _median_s(lane, lane.size, device)
+    size_bytes = _PROBE_BYTES
+    while True:
+        taken_s = _median_s(lane, size_bytes // 4, device)
+        # Far above the latency it is the rate that counts.
+        if taken_s > 10 * latency_s or size_bytes >= _LARGEST_PROBE_BYTES:
+            return latency_s, size_bytes / max(taken_s - latency_s, 1e-9)
+        size_bytes *= 4
+
+
+def _median_s(lane: Lane, numel: int, device: torch.device) -> float:
+    numel -= numel % lane.size
+    source = torch.zeros(numel, device=device)
+    output = source[: numel // lane.size].clone()
+    taken = []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        lane.reduce_scatter(-1, output, source).wait()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - started)
+    lane.collect()
+    ((slowest_ns,),) = agree(lane.group, [[round(statistics.median(taken) * 1e9)]], device)
+    return slowest_ns / 1e9
