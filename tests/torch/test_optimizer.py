@@ -1,7 +1,5 @@
 """holmes.DistributedOptimizer against plain torch optimizers on one process: losses, parameters, unusual models."""
 
-import copy
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -41,7 +39,8 @@ class Odd(nn.Module):
     def forward(self, x):
         x = torch.tanh(self.first(x)) * self.scale
         x = torch.tanh(self.frozen(self.shared(x)))
-        x = x + self.attention(x[None], x[None], x[None], need_weights=False)[0][0]
+        pair = torch.stack([x, x.tanh()], 1)
+        x = x + self.attention(pair, pair, pair, need_weights=False)[0][:, 0]
         if self.uses_late:
             x = x + self.late(x)
         if self.checkpointing is None:
@@ -65,7 +64,9 @@ def decayed(model):
     ]
 
 
-def train(model, optimizer, rank, size, *, steps=range(STEPS), micro_batches=1, clip=None, before_step=None, how="count"):
+def train(
+    model, optimizer, rank, size, *, steps=range(STEPS), micro_batches=1, clip=None, before_step=None, how="count"
+):
     """The mean losses of the global batch. `how` micro-batches are told: by the first step's count, or by no_sync."""
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     losses = []
@@ -99,14 +100,22 @@ def reference(make, optimizer_class=torch.optim.AdamW, clip=None, params=None, b
     model = make()
     trained = params(model) if params else [p for p in model.parameters() if p.requires_grad]
     optimizer = optimizer_class(trained, **arguments)
-    losses = train(model, optimizer, 0, 1, clip=clip, before_step=before_step and (lambda step: before_step(model, step)))
+    losses = train(
+        model, optimizer, 0, 1, clip=clip, before_step=before_step and (lambda step: before_step(model, step))
+    )
     return losses, [p.detach() for p in model.parameters()]
 
 
-def check_equal(rank, size, make, *, reference_arguments=None, train_arguments=None, params=None, before_step=None, **kw):
+def check_equal(
+    rank, size, make, *, reference_arguments=None, train_arguments=None, params=None, before_step=None, **kw
+):
     """Trains `make()` over all ranks and compares losses and final parameters with one process."""
-    arguments = {"lr": 0.01, "optimizer_class": torch.optim.AdamW, **(reference_arguments or {})}
+    # The large eps keeps gradients that are zero but for rounding (the attention's key bias) from being steps of size lr.
+    arguments = reference_arguments or {}
+    if "optimizer_class" not in arguments:
+        arguments = {"optimizer_class": torch.optim.AdamW, "lr": 0.01, "eps": 1e-4, **arguments}
     expected_losses, expected = reference(make, params=params, before_step=before_step, **arguments)
+    arguments = dict(arguments)
     clip = arguments.pop("clip", None)
     model = make()
     optimizer = holmes.DistributedOptimizer(
@@ -146,8 +155,6 @@ def many_equal(rank, size, store, backend):
     clipped = check_equal(rank, size, Odd, reference_arguments={"clip": 0.1})
     assert clipped.grad_norm > 0.1
     check_equal(rank, size, Odd, loss_scale=1024.0)
-    check_equal(rank, size, Odd, bucket_bytes=None) if False else None
-    check_equal(rank, size, lambda: Odd().double(), train_arguments={}, bucket_bytes=1 << 10) if False else None
     return True
 
 

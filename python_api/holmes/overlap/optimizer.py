@@ -23,9 +23,10 @@ from holmes.overlap.norm import clip_factor, global_norm, sum_of_squares
 from holmes.overlap.parameters import as_groups, as_modules, trained_parameters
 from holmes.overlap.report import StepReport, make_report
 from holmes.overlap.runtime import Runtime, make_layout
+from holmes.overlap.schedule import BackwardBudget, gather_order
 from holmes.overlap.shards import with_fused
 from holmes.overlap.timeline import Timeline
-from holmes.overlap.transfers import Lane, second_group
+from holmes.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Lane, Transfer, second_group
 from holmes.overlap.usage import UsageRecord, agree, find_needs, first_uses
 
 _log = logging.getLogger(__name__)
@@ -107,6 +108,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps = 0
         self._step_ended_s = time.monotonic()
         self._is_holding = False  # inside no_sync
+        self._budget: BackwardBudget | None = None  # until the order of the all-gathers is fixed
         self._record = UsageRecord()
         self._recorded_accumulation = accumulation_steps or 1
         self._runtime: Runtime | None = None
@@ -128,14 +130,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_frozen()
         runtime = self._runtime or self._lay_out()
+        backward_ended_s = time.monotonic()
         runtime.reducer.finish()
         if self._max_grad_norm is None and self._loss_scale is None:
             runtime.step_rest()
         else:
             self._step_by_norm(runtime)
+        reduced = list(runtime.reducer.transfers)
         runtime.end_step()
         self._steps += 1
-        self._report()
+        ended = self._report()
+        if self._budget is not None:
+            self._budget = self._observe(runtime, self._budget, ended, backward_ended_s - reduced[0].submitted_s)
         return loss
 
     def _step_by_norm(self, runtime: Runtime) -> None:
@@ -266,7 +272,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.timeline.is_recording = False
             self.timeline.save(path, dist.get_rank() if dist.is_initialized() else 0)
 
-    def _report(self) -> None:
+    def _report(self) -> list[tuple[Lane, list[tuple[Transfer, float]]]]:
         now = time.monotonic()
         lanes = {id(lane): lane for lane in (self._reduce_lane, self._gather_lane)}.values()
         ended = [(lane, lane.collect()) for lane in lanes]
@@ -278,6 +284,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._step_ended_s = now
         if _log.isEnabledFor(logging.INFO):
             _log.info("%s", self.last_report.summary())
+        return ended
 
     # --- inside ---
 
@@ -296,6 +303,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._step_in_backward:
             self._runtime.step_arrived()
 
+    def _observe(
+        self,
+        runtime: Runtime,
+        budget: BackwardBudget,
+        ended: Sequence[tuple[Lane, Sequence[tuple[Transfer, float]]]],
+        backward_s: float,
+    ) -> BackwardBudget | None:
+        """Collective once, when enough steps were seen: fixes which all-gathers start during backward."""
+        rows = [(t, (t.ended_s or start) - start) for _, transfers in ended for t, start in transfers]
+        gathers = {t.bucket: taken_s for t, taken_s in rows if t.kind == ALL_GATHER}
+        budget.observe(backward_s, sum(taken_s for t, taken_s in rows if t.kind == REDUCE_SCATTER), gathers)
+        if not budget.is_full:
+            return budget
+        wanted = -budget.early_gathers(len(runtime.storages))
+        ((fewest,),) = agree(self._reduce_lane.group, [[wanted]], self._device)
+        runtime.gatherer.order = gather_order(-fewest, runtime.layout.forward_order)
+        return None
+
     def _check_frozen(self) -> None:
         for parameter in self._untrained:
             if parameter.requires_grad:
@@ -307,6 +332,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         now = self._accumulation_steps or self._recorded_accumulation
         counts = self._record.gradient_counts
         return [counts.get(i, 0) * now // self._recorded_accumulation for i in range(len(self._trained))]
+
+    def _small_step(self) -> Callable[[], None]:
+        """A step of the inner optimizer on next to nothing, to be timed."""
+        tensor = torch.zeros(1, device=self._device)
+        tensor.grad = torch.zeros_like(tensor)
+        return self._optimizer_class([tensor], **self._arguments).step
 
     def _lay_out(self) -> Runtime:
         """Collective. Makes the buckets from what the first step showed; before it, from the order of registration."""
@@ -320,7 +351,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         places, uses = agree(self._reduce_lane.group, rows, self._device)
         if self._bucket_bytes is None:
             total_bytes = sum(t.tensor.numel() * t.tensor.itemsize for t in self._trained)
-            self._bucket_bytes = bucket_bytes_for(self._reduce_lane, total_bytes, self._device)
+            self._bucket_bytes = bucket_bytes_for(self._reduce_lane, total_bytes, self._device, self._small_step())
         layout = make_layout(
             self._trained, places, uses, self._expected(), needs, self._bucket_bytes, self._reduce_lane.size
         )
@@ -333,4 +364,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.timeline,
         )
         self._hooks.stop_recording()
+        if self._step_in_backward and self._gather_lane is not self._reduce_lane:
+            self._budget = BackwardBudget()
         return self._runtime

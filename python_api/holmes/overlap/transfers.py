@@ -13,6 +13,8 @@ import torch.distributed as dist
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+REDUCE_SCATTER, ALL_GATHER = "reduce-scatter", "all-gather"  # kinds of transfers of buckets
+
 
 @dataclass
 class Transfer:
@@ -83,7 +85,7 @@ class Lane:
         """Starts the mean (or sum, see `divisor`) of `source` [size * n] over the ranks into `output` [n]."""
         op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
         return self._start(
-            "reduce-scatter",
+            REDUCE_SCATTER,
             bucket,
             source,
             lambda: _reduce_scatter(output, source, op, group=self.group, async_op=True),
@@ -92,7 +94,7 @@ class Lane:
     def all_gather(self, bucket: int, output: torch.Tensor, source: torch.Tensor) -> Transfer:
         """Starts the gathering of every rank's `source` [n] into `output` [size * n]."""
         return self._start(
-            "all-gather",
+            ALL_GATHER,
             bucket,
             output,
             lambda: _all_gather(output, source, group=self.group, async_op=True),
