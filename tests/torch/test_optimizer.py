@@ -107,10 +107,10 @@ def reference(make, optimizer_class=torch.optim.AdamW, clip=None, params=None, b
 
 
 def check_equal(
-    rank, size, make, *, reference_arguments=None, train_arguments=None, params=None, before_step=None, **kw
+    rank, size, make, *, reference_arguments=None, train_arguments=None, params=None, before_step=None, **options
 ):
     """Trains `make()` over all ranks and compares losses and final parameters with one process."""
-    # The large eps keeps gradients that are zero but for rounding (the attention's key bias) from being steps of size lr.
+    # The large eps keeps gradients that are zero but for rounding (the attention's key bias) from being steps of lr.
     arguments = reference_arguments or {}
     if "optimizer_class" not in arguments:
         arguments = {"optimizer_class": torch.optim.AdamW, "lr": 0.01, "eps": 1e-4, **arguments}
@@ -123,7 +123,7 @@ def check_equal(
         arguments.pop("optimizer_class"),
         params=params(model) if params else None,
         max_grad_norm=clip,
-        **{**SMALL_BUCKETS, **kw},
+        **{**SMALL_BUCKETS, **options},
         **arguments,
     )
     hook = before_step and (lambda step: before_step(model, step))

@@ -23,9 +23,9 @@ _ROUNDS = 5
 def bucket_bytes_for(lane: Lane, total_bytes: int, device: torch.device, small_step: Callable[[], None]) -> int:
     """Collective over the lane's group, some tenths of a second at most on slow links; equal on all ranks.
 
-    A bucket of n bytes takes about fixed + 2 n / rate: it is reduce-scattered and gathered, and its fixed cost is two of
-    the smallest collectives and one `small_step` of the inner optimizer. All are measured. The bucket is as small as
-    keeps the fixed cost at FIXED_COST_SHARE of that, and no larger than TAIL_SHARE of `total_bytes`.
+    A bucket of n bytes takes about fixed + 2 n / rate: it is reduce-scattered and gathered, and its fixed cost is two
+    of the smallest collectives and one `small_step` of the inner optimizer. All are measured. The bucket is as small
+    as keeps the fixed cost at FIXED_COST_SHARE of that, and no larger than TAIL_SHARE of `total_bytes`.
     """
     if lane.size == 1:
         return max(total_bytes, 1)
