@@ -6,9 +6,9 @@
 Two ranks of a small GPT on the emulated testbed, one link shaped so that communication takes about as long as compute.
 All variants run in the same processes and take turns (rounds of a few steps each); a step's time is the slower rank's,
 the table has medians. compute: forward, backward and the optimizer on half of the parameters, both ranks at once,
-nothing sent. communication: the same buckets' reduce-scatters and all-gathers, nothing computed. bound: the larger of the
-two. hidden: 1 - (step - compute) / communication, the same formula for all. calm:
-turns without other processes on the cores; where there is one, only those count.
+nothing sent. communication: the same buckets' reduce-scatters and all-gathers, nothing computed. bound: the larger of
+the two. hidden: 1 - (step - compute) / communication, the same formula for all. calm: turns without other processes on
+the cores; where there is one, only those count.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A small GPT trained for 100 steps by holmes.DistributedOptimizer over several layouts: the single process's losses."""
+"""A small GPT trained for 100 steps by DistributedOptimizer over several layouts: the single process's losses."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def single_process():
 
 
 class Layout:
-    """`data` x `pipeline` ranks: the model's part, its optimizer, and a step that returns the global batch's mean loss."""
+    """`data` x `pipeline` ranks: the model's part, its optimizer, and steps that return the mean loss of all."""
 
     def __init__(self, rank, pipeline, micro_batches):
         self.data, self.pipeline = dist.get_world_size() // pipeline, pipeline

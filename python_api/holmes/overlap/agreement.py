@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from holmes.overlap.parameters import Trained
@@ -32,20 +31,18 @@ def broadcast_model(lane: Lane, modules: Sequence[nn.Module]) -> None:
     """Collective. Parameters and buffers become those of the group's first rank."""
     if lane.size == 1:
         return
-    source = dist.get_process_group_ranks(lane.group or dist.group.WORLD)[0]
     tensors = {id(t): t.detach() for m in modules for t in (*m.parameters(), *m.buffers())}
     chunks: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors.values():
         chunk = chunks.setdefault((tensor.dtype, tensor.device), [])
         chunk.append(tensor)
         if sum(t.numel() * t.itemsize for t in chunk) >= _CHUNK_BYTES:
-            _broadcast(lane, chunks.pop((tensor.dtype, tensor.device)), source)
+            _broadcast(lane, chunks.pop((tensor.dtype, tensor.device)))
     for chunk in chunks.values():
-        _broadcast(lane, chunk, source)
+        _broadcast(lane, chunk)
 
 
-def _broadcast(lane: Lane, tensors: Sequence[torch.Tensor], source: int) -> None:
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.broadcast(flat, source, group=lane.group)
+def _broadcast(lane: Lane, tensors: Sequence[torch.Tensor]) -> None:
+    flat = lane.broadcast(torch.cat([tensor.reshape(-1) for tensor in tensors]))
     for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))

@@ -13,7 +13,7 @@ from holmes.overlap.flat_shard import FlatShard
 from holmes.overlap.parameters import Trained
 from holmes.overlap.shards import ShardOptimizer
 
-_MASTER = "master"
+MASTER = "master"  # key of the float32 copy of a 16-bit parameter
 _LOCAL_SETTINGS = ("fused", "foreach", "capturable", "differentiable")  # say how a machine steps, not what the step is
 
 
@@ -26,7 +26,7 @@ def state_tensors(shards: Sequence[ShardOptimizer], trained: Sequence[Trained]) 
     found: dict[str, dict[str, Any]] = {}
     for shard, fragment, part, state in _each_state(shards):
         size = trained[fragment.parameter].tensor.numel()
-        entries = {**state, _MASTER: part} if shard.is_low_precision else dict(state)
+        entries = {**state, MASTER: part} if shard.is_low_precision else dict(state)
         found[trained[fragment.parameter].name] = {
             key: FlatShard(value, fragment.start, size) if _is_flat(value, part) else value
             for key, value in entries.items()
@@ -53,7 +53,7 @@ def load_state_tensors(
                     )
                 loaded[key] = value.local.to(part.device).clone()
         if shard.is_low_precision:
-            part.copy_(loaded.pop(_MASTER))
+            part.copy_(loaded.pop(MASTER))
         inner = shard.inner
         assert inner is not None
         state.update(loaded)
@@ -86,12 +86,9 @@ def _each_state(
     shards: Sequence[ShardOptimizer],
 ) -> Iterator[tuple[ShardOptimizer, Fragment, torch.Tensor, dict[str, Any]]]:
     for shard in shards:
-        blank = None
-        for number, (fragment, part) in enumerate(zip(shard.fragments, shard.parts, strict=True)):
-            state = shard.inner.state.get(part) if shard.inner is not None else None
-            if not state:
-                blank = blank or shard.blank_states()
-                state = blank[number]
+        for fragment, part in zip(shard.fragments, shard.parts, strict=True):
+            assert shard.inner is not None
+            state = shard.inner.state.get(part) or shard.blank_state(part)
             yield shard, fragment, part, state
 
 

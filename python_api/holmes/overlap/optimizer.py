@@ -21,6 +21,7 @@ from holmes.overlap.link import bucket_bytes_for
 from holmes.overlap.loss_scale import LossScale
 from holmes.overlap.norm import clip_factor, global_norm, sum_of_squares
 from holmes.overlap.parameters import as_groups, as_modules, trained_parameters
+from holmes.overlap.pending import PendingState
 from holmes.overlap.report import StepReport, make_report
 from holmes.overlap.runtime import Runtime, make_layout
 from holmes.overlap.schedule import BackwardBudget, gather_order
@@ -112,6 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._record = UsageRecord()
         self._recorded_accumulation = accumulation_steps or 1
         self._runtime: Runtime | None = None
+        self._pending: PendingState | None = None  # state before the first step
         self._hooks = ModelHooks(self._modules, self._trained, self, self._record, self.timeline)
         self._is_ready = True
 
@@ -241,24 +243,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # --- checkpoints ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Collective before the first step, else local. For torch.distributed.checkpoint, which loads it on any layout.
+        """Local. For torch.distributed.checkpoint, which loads it on any layout.
 
         {"state": name -> key -> FlatShard or number, "settings": JSON}; shares memory with the optimizer.
         """
-        runtime = self._runtime or self._lay_out()
+        if self._runtime is not None:
+            state = state_tensors(self._runtime.shards, self._trained)
+        else:
+            state = self._make_pending().state()
         scale = None if self._loss_scale is None else self._loss_scale.state_dict()
         settings = encode_settings(self.param_groups, {"steps": self._steps, "loss_scale": scale})
-        return {"state": state_tensors(runtime.shards, self._trained), "settings": settings}
+        return {"state": state, "settings": settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse. Raises ValueError where a part is missing or belongs to another layout."""
-        runtime = self._runtime or self._lay_out()
+        """Local. The inverse. Raises ValueError where a part is missing or belongs to another layout."""
         extra = decode_settings(state_dict["settings"], self.param_groups)
         self._steps = int(extra["steps"])
         if self._loss_scale is not None and extra["loss_scale"] is not None:
             self._loss_scale.load_state_dict(extra["loss_scale"])
+        if self._steps == 0:
+            return  # saved before the first step: there is no state yet
         with torch.no_grad():
-            load_state_tensors(runtime.shards, self._trained, state_dict["state"])
+            if self._runtime is not None:
+                load_state_tensors(self._runtime.shards, self._trained, state_dict["state"])
+            else:
+                self._make_pending().load(state_dict["state"])
 
     # --- reports ---
 
@@ -333,6 +342,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         counts = self._record.gradient_counts
         return [counts.get(i, 0) * now // self._recorded_accumulation for i in range(len(self._trained))]
 
+    def _make_pending(self) -> PendingState:
+        if self._pending is None:
+            self._pending = PendingState(
+                self._reduce_lane, self._trained, self._optimizer_class, self._arguments, self.param_groups
+            )
+        return self._pending
+
     def _small_step(self) -> Callable[[], None]:
         """A step of the inner optimizer on next to nothing, to be timed."""
         tensor = torch.zeros(1, device=self._device)
@@ -340,12 +356,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._optimizer_class([tensor], **self._arguments).step
 
     def _lay_out(self) -> Runtime:
-        """Collective. Makes the buckets from what the first step showed; before it, from the order of registration."""
+        """Collective. Makes the buckets from what the first step showed."""
         count = len(self._trained)
         record = self._record
         places = record.gradient_places(count)
-        if not any(places):  # backward runs from the last module to the first
-            places = [count - index for index in range(count)]
         needs = find_needs(self._modules, self._index_of, record)
         rows = [places, first_uses(needs, record, count)]
         places, uses = agree(self._reduce_lane.group, rows, self._device)
@@ -363,6 +377,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             (self._optimizer_class, self._arguments, self.param_groups),
             self.timeline,
         )
+        if self._pending is not None and self._pending.is_loaded:
+            self._pending.distribute(self._runtime.shards)
+        self._pending = None
         self._hooks.stop_recording()
         if self._step_in_backward and self._gather_lane is not self._reduce_lane:
             self._budget = BackwardBudget()

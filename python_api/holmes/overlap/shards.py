@@ -33,7 +33,7 @@ class ShardOptimizer:
         groups: Sequence[Mapping[str, Any]],
     ) -> None:
         self.fragments = storage.bucket.fragments(rank)
-        self.is_low_precision = storage.values.dtype in _LOW_PRECISION
+        self.is_low_precision = is_low_precision(storage.values)
         self.master = storage.value_shard.float() if self.is_low_precision else storage.value_shard
         self.parts = [self.master[f.offset : f.offset + f.numel] for f in self.fragments]
         self._storage = storage
@@ -69,30 +69,46 @@ class ShardOptimizer:
         if self.is_low_precision:
             self._storage.value_shard.copy_(self.master)
 
-    def blank_states(self) -> list[dict[str, Any]]:
-        """For each fragment the state that the inner optimizer makes in its first step, as it is before that step.
-
-        Made by a step of zeros on zeros; a counter that the step moved is moved back.
-        """
-        if self.inner is None:
-            return []
-        zeros = {id(part): torch.zeros_like(part) for part in self.parts}
-        groups = [{**g, "params": [zeros[id(part)] for part in g["params"]]} for g in self.inner.param_groups]
-        throwaway = type(self.inner)(groups, **self._arguments)
-        for zero in zeros.values():
-            zero.grad = torch.zeros_like(zero)
-        throwaway.step()
-        states = [throwaway.state[zeros[id(part)]] for part in self.parts]
-        for state in states:
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"].zero_()
-        return states
+    def blank_state(self, part: torch.Tensor) -> dict[str, Any]:
+        """The state of one of `parts` before its first step (see `blank_states`)."""
+        assert self.inner is not None
+        group = next(g for g in self.inner.param_groups if any(part is member for member in g["params"]))
+        (state,) = blank_states(type(self.inner), self._arguments, [(_settings(group), [part])])
+        return state
 
     def refresh_master(self) -> None:
         """Follows parameters that were changed from outside; where they still are the master's, that keeps its bits."""
         if self.is_low_precision:
             shard = self._storage.value_shard
             self.master.copy_(torch.where(self.master.to(shard.dtype) == shard, self.master, shard.float()))
+
+
+def blank_states(
+    optimizer_class: type[torch.optim.Optimizer],
+    arguments: Mapping[str, Any],
+    groups: Sequence[tuple[Mapping[str, Any], Sequence[torch.Tensor]]],
+) -> list[dict[str, Any]]:
+    """For each tensor of `groups` (settings, tensors) the state that the optimizer makes in its first step, as it is
+    before that step.
+
+    Made by a step of zeros on zeros; a counter that the step moved is moved back.
+    """
+    zeros = [torch.zeros_like(tensor) for _, tensors in groups for tensor in tensors]
+    given = iter(zeros)
+    throwaway = optimizer_class([{**s, "params": [next(given) for _ in tensors]} for s, tensors in groups], **arguments)
+    for zero in zeros:
+        zero.grad = torch.zeros_like(zero)
+    throwaway.step()
+    states = [dict(throwaway.state[zero]) for zero in zeros]
+    for state in states:
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"].zero_()
+    return states
+
+
+def is_low_precision(tensor: torch.Tensor) -> bool:
+    """Whether the tensor steps through a float32 master copy."""
+    return tensor.dtype in _LOW_PRECISION
 
 
 def with_fused(

@@ -100,6 +100,13 @@ class Lane:
             lambda: _all_gather(output, source, group=self.group, async_op=True),
         )
 
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Blocks until `tensor` is the first rank's, and returns it."""
+        if self.size > 1:
+            source = dist.get_process_group_ranks(self.group or dist.group.WORLD)[0]
+            dist.broadcast(tensor, source, group=self.group)
+        return tensor
+
     def all_reduce(self, kind: str, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> Transfer:
         """Starts an all-reduce in place."""
         return self._start(kind, -1, tensor, lambda: dist.all_reduce(tensor, op, group=self.group, async_op=True))
