@@ -222,6 +222,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             self._runtime.reducer.expected = self._expected()
 
+    @property
+    def process_groups(self) -> tuple[dist.ProcessGroup | None, ...]:
+        """The group of the reduce-scatters and, where it is another, of the all-gathers; none where nothing is sent."""
+        lanes = {id(lane): lane for lane in (self._reduce_lane, self._gather_lane)}.values()
+        return tuple(lane.group for lane in lanes if lane.size > 1)
+
     def synchronize(self) -> None:
         """Local. Waits until every parameter is there: before reading parameters outside of a forward."""
         if self._runtime is not None:

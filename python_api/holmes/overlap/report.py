@@ -27,6 +27,16 @@ class GroupReport:
 
 
 @dataclass(frozen=True)
+class TransferSpan:
+    """One collective of a step; CLOCK_MONOTONIC seconds."""
+
+    group: str
+    kind: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
 class StepReport:
     """One optimizer step on this rank, from the end of the one before it to its own end, in seconds.
 
@@ -38,6 +48,7 @@ class StepReport:
     communication_s: float  # time in which at least one collective ran
     exposed_s: float
     groups: tuple[GroupReport, ...]
+    spans: tuple[TransferSpan, ...]
 
     @property
     def hidden_share(self) -> float:
@@ -76,8 +87,13 @@ def make_report(step: int, step_s: float, ended: Sequence[tuple[Lane, Sequence[t
         )
         for (label, kind), members in rows.items()
     )
-    spans = [(start, t.ended_s or start) for members in rows.values() for _, t, start in members]
-    return StepReport(step, step_s, union_s(spans), sum(g.exposed_s for g in groups), groups)
+    spans = tuple(
+        TransferSpan(label, kind, start, t.ended_s or start)
+        for (label, kind), members in rows.items()
+        for _, t, start in members
+    )
+    busy_s = union_s((span.start_s, span.end_s) for span in spans)
+    return StepReport(step, step_s, busy_s, sum(g.exposed_s for g in groups), groups, spans)
 
 
 def union_s(spans: Iterable[tuple[float, float]]) -> float:
