@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from holmes_comm.clusters import GroupOptions
     from holmes_comm.nics import NicSelection
 
-__all__ = ["NAME", "autoload", "connections", "group_options_from", "nic_reason", "register"]
+__all__ = ["NAME", "autoload", "connections", "group_options", "group_options_from", "nic_reason", "register"]
 
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
 _choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
+_options: dict[str, GroupOptions] = {}  # by the name of the group
 
 
 def autoload() -> None:
@@ -87,6 +88,16 @@ def group_options_from(chooser: Callable[[list[int]], NicSelection | GroupOption
         _choosers.remove(chooser)
 
 
+def group_options(group: ProcessGroup | None = None) -> GroupOptions:
+    """What ``group`` (default: the world) was told to use, as the pg_options of another group on the same NICs. Local.
+
+    Raises UsageError where the group's CPU backend is not holmes.
+    """
+    from holmes_comm.clusters import GroupOptions
+
+    return _options.get(_backend(group).options.group_name) or GroupOptions()
+
+
 def _create(options: Any, pg_options: Any) -> Any:
     """torch's creator function: agrees on the NICs, then connects. Collective over the group."""
     import torch.distributed as dist
@@ -111,6 +122,7 @@ def _create(options: Any, pg_options: Any) -> Any:
     incarnation = (options.store.add(arrivals, 1) - 1) // size
     store = dist.PrefixStore(f"{NAME}/{incarnation}", options.store)
     try:
+        _options[options.group_id] = asked
         membership = agree_membership(
             store,
             rank,
