@@ -15,7 +15,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holmes_comm._C import Communicator, Compression, LocalStore, PrefixStore, Store, TcpStore, Work
+    from holmes_comm._C import (
+        Communicator,
+        Compression,
+        LocalStore,
+        NcclCommunicator,
+        NcclProfile,
+        PrefixStore,
+        Store,
+        TcpStore,
+        Work,
+    )
     from holmes_comm.communicator import init
     from holmes_comm.errors import (
         AbortedError,
@@ -42,6 +52,8 @@ __all__ = [
     "JobError",
     "LocalStore",
     "MismatchError",
+    "NcclCommunicator",
+    "NcclProfile",
     "Nic",
     "NicError",
     "NicSelection",
@@ -62,7 +74,17 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "_C": ("Communicator", "Compression", "LocalStore", "PrefixStore", "Store", "TcpStore", "Work"),
+    "_C": (
+        "Communicator",
+        "Compression",
+        "LocalStore",
+        "NcclCommunicator",
+        "NcclProfile",
+        "PrefixStore",
+        "Store",
+        "TcpStore",
+        "Work",
+    ),
     "communicator": ("init",),
     "nics": ("Nic", "NicSelection", "discover_nics"),
 }

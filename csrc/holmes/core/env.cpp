@@ -97,6 +97,7 @@ Env Env::read() {
     }
   }
   env.tcp_congestion = text_of("HOLMES_TCP_CONGESTION");
+  env.cuda_library = text_of("HOLMES_CUDA_LIBRARY");
   env.nccl_library = text_of("HOLMES_NCCL_LIBRARY");
   if (const auto text = text_of("HOLMES_NCCL_IMAGE")) {
     if (*text != "sparse" && *text != "copy")
@@ -131,6 +132,7 @@ const std::vector<EnvVariable>& env_variables() {
       {"HOLMES_HIERARCHICAL_MIN_BYTES", "bytes, or never", "measured when the communicator is made",
        "From how many bytes on an operation over clusters runs hierarchically; equal on all ranks."},
       {"HOLMES_NCCL_LIBRARY", "path", "the loaded one, the Python package's, the system's", "The NCCL library to use."},
+      {"HOLMES_CUDA_LIBRARY", "path", "libcuda.so.1", "The CUDA driver to use."},
       {"HOLMES_NCCL_IMAGE", "sparse, copy", "sparse", "Form of the further NCCL images; copy where sparse fails."},
       {"HOLMES_NCCL_IMAGE_FOLDER", "path", "TMPDIR, /var/tmp, /tmp, /dev/shm: the first that works",
        "Folder for copies of the NCCL library."},

@@ -68,6 +68,9 @@ struct Env {
   // package's, else the system's.
   std::optional<std::string> nccl_library;
 
+  // HOLMES_CUDA_LIBRARY = path. The CUDA driver to use. Default: libcuda.so.1.
+  std::optional<std::string> cuda_library;
+
   // HOLMES_NCCL_IMAGE = sparse | copy. Form of the further NCCL images. Default sparse; where that fails, copy.
   NcclImageForm nccl_image = NcclImageForm::sparse;
   // HOLMES_NCCL_IMAGE_FOLDER = path. Folder for copies. Default: TMPDIR, /var/tmp, /tmp, /dev/shm, whatever works

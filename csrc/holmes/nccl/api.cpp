@@ -37,7 +37,6 @@ Api load_api(void* handle, const std::string& path) {
   require("ncclCommFinalize", api.comm_finalize);
   require("ncclCommDestroy", api.comm_destroy);
   require("ncclCommAbort", api.comm_abort);
-  require("ncclCommSplit", api.comm_split);
   require("ncclCommGetAsyncError", api.comm_get_async_error);
   require("ncclGetErrorString", api.get_error_string);
   require("ncclGetLastError", api.get_last_error);
@@ -54,7 +53,6 @@ Api load_api(void* handle, const std::string& path) {
   require("ncclGroupEnd", api.group_end);
   resolve(handle, "ncclCommRegister", api.comm_register);
   resolve(handle, "ncclCommDeregister", api.comm_deregister);
-  resolve(handle, "ncclCommShrink", api.comm_shrink);
   return api;
 }
 

@@ -19,7 +19,6 @@ struct Api {
   Result (*comm_finalize)(Comm comm) = nullptr;
   Result (*comm_destroy)(Comm comm) = nullptr;
   Result (*comm_abort)(Comm comm) = nullptr;
-  Result (*comm_split)(Comm comm, int color, int key, Comm* child, Config* config) = nullptr;
   Result (*comm_get_async_error)(Comm comm, Result* error) = nullptr;
   const char* (*get_error_string)(Result result) = nullptr;
   const char* (*get_last_error)(Comm comm) = nullptr;
@@ -44,8 +43,6 @@ struct Api {
   // later
   Result (*comm_register)(Comm comm, void* buffer, std::size_t bytes, void** handle) = nullptr;  // 2.19
   Result (*comm_deregister)(Comm comm, void* handle) = nullptr;                                  // 2.19
-  Result (*comm_shrink)(Comm comm, int* excluded, int excluded_count, Comm* child, Config* config,
-                        int flags) = nullptr;  // 2.27
 
   // "unhandled system error (2): NET/Socket : ...": what `result` means and the library's last message.
   std::string describe(Result result) const;
