@@ -17,6 +17,9 @@ BUILD := build/$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.version_in
 SOURCES := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 # The tools of the environment, and no other environment's.
+# The C++ tests of NCCL's images use the package's library, where it is installed.
+NCCL_LIBRARY = $(firstword $(wildcard $(CURDIR)/$(VENV)/lib/python*/site-packages/nvidia/nccl/lib/libnccl.so.2))
+export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
@@ -49,8 +52,9 @@ $(VENV)/.torch-$(TORCH): $(VENV)/.created
 	fi
 	@touch $@
 
-$(VENV)/.requirements: requirements-dev.txt $(VENV)/.created
+$(VENV)/.requirements: requirements-dev.txt requirements-nccl.txt $(VENV)/.created
 	$(PIP) -r requirements-dev.txt
+	$(PIP) --no-deps -r requirements-nccl.txt
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.requirements $(VENV)/.torch-$(TORCH) $(SOURCES)

@@ -60,6 +60,8 @@ struct CallOptions {
   bool async = false;                 // false: the work is final on return (a failed one still throws in wait)
   // all_reduce over clusters only: how the hop between them is compressed. Null: not at all.
   std::shared_ptr<Compression> compression{};
+  // Device memory, sums of floating point only: every rank's contribution is multiplied by this first.
+  std::optional<double> premultiply{};
   // reduce_scatter only: ranks that `avg` divides by, where this is one level of a larger operation. Absent: all.
   std::optional<int> average_over{};
 };
