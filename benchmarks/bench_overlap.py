@@ -97,7 +97,7 @@ class Ours(Variant):
         self.reports.append(self.optimizer.last_report)
 
 
-def make_variants(settings, batches, groups) -> list[Variant]:
+def make_variants(settings, batches, groups, bucket_bytes) -> list[Variant]:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -109,7 +109,7 @@ def make_variants(settings, batches, groups) -> list[Variant]:
     alone.optimizer.zero_grad = lambda: alone.model.zero_grad()
     variants.append(alone)
     for backend, group in groups.items():
-        variants.append(Ours(settings, batches, f"DistributedOptimizer, {backend}", group))
+        variants.append(Ours(settings, batches, f"DistributedOptimizer, {backend}", group, bucket_bytes=bucket_bytes))
         ddp = Variant(settings, batches, f"DDP, {backend}")
         ddp.model = DistributedDataParallel(ddp.model, process_group=group, gradient_as_bucket_view=True)
         ddp.adam(ddp.model.parameters())
@@ -157,7 +157,7 @@ def work(arguments) -> None:
     dist.init_process_group("gloo")
     groups = {name: dist.new_group(backend=name) for name in ("holmes", "gloo")}
     batches = Batches(settings)
-    variants = make_variants(settings, batches, groups)
+    variants = make_variants(settings, batches, groups, arguments.bucket_bytes)
     ours = next(v for v in variants if isinstance(v, Ours))
     chosen = [v for v in variants if not arguments.only or any(word in v.title for word in arguments.only)]
     for variant in chosen:  # warms up, records the order of use
@@ -240,6 +240,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--rate-gbps", type=float, default=1.0, help="of the link (default 1)")
+    parser.add_argument("--bucket-bytes", type=int, help="of DistributedOptimizer (default: from the measured link)")
     parser.add_argument("--only", nargs="*", help="variants whose title has one of these words")
     parser.add_argument("--trace", help="writes Chrome traces of three steps to TRACE-<rank>.json")
     parser.add_argument("--dry", action="store_true", help="writes no result files")

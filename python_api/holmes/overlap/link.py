@@ -11,7 +11,7 @@ import torch
 from holmes.overlap.transfers import Lane
 from holmes.overlap.usage import agree
 
-FIXED_COST_SHARE = 0.05  # of a bucket's time that may go into what every collective costs, however small
+FIXED_COST_SHARE = 0.02  # of a bucket's time that may go into what every collective costs, however small
 TAIL_SHARE = (
     1 / 8
 )  # of all gradients that may be in one bucket: the last one of a backward pass has nothing to hide behind
