@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +38,24 @@ def test_every_version(case: str, version: int) -> None:
 @pytest.mark.parametrize("case", ["streams", "images", *FAULTS])
 def test_oldest_and_newest(case: str, version: int) -> None:
     run_case(case, version)
+
+
+def test_killed_rank_ends_the_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    worker = str(WORKER.with_name("nccl_rank.py"))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, worker, str(rank), "3", str(port)],
+            env=fake_gpu.environment(fake_gpu.VERSIONS[-1]),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    outputs = [process.communicate(timeout=90)[0] for process in ranks]
+    assert ranks[1].returncode == -signal.SIGKILL, outputs
+    for rank in (0, 2):
+        assert ranks[rank].returncode == 0, outputs[rank]
+        assert "PeerLostError" in outputs[rank], outputs
