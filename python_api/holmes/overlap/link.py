@@ -12,9 +12,8 @@ from holmes.overlap.transfers import Lane
 from holmes.overlap.usage import agree
 
 FIXED_COST_SHARE = 0.02  # of a bucket's time that may go into what every collective costs, however small
-TAIL_SHARE = (
-    1 / 8
-)  # of all gradients that may be in one bucket: the last one of a backward pass has nothing to hide behind
+# Of all gradients that may be in one bucket: the last one of a backward pass has nothing to hide behind.
+TAIL_SHARE = 1 / 8
 SMALLEST_BYTES = 64 * 1024
 _PROBE_BYTES, _LARGEST_PROBE_BYTES = 1 << 20, 1 << 24
 _ROUNDS = 5
