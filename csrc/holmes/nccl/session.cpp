@@ -198,7 +198,11 @@ std::shared_ptr<NcclWork> Session::run(const char* operation, cuda::Stream calle
 void Session::call(const char* what, const std::function<Result(Comm comm)>& function) {
   throw_if_dead();
   const cuda::CurrentDevice current(device_);
-  std::lock_guard issue(device_.issue);
+  std::unique_lock issue(device_.issue, std::defer_lock);
+  if (!issue.try_lock_for(patience_with_nccl))
+    throw TimeoutError(place() + ": " + what + " did not begin within " + seconds_text(patience_with_nccl) +
+                           ": another thread is inside NCCL on this device",
+                       {.rank = options_.rank, .host = options_.host});
   throw_if_dead();
   const Result result = function(comm_);
   if (result != success)
