@@ -235,7 +235,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default 5)")
     parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn (default 4)")
-    parser.add_argument("--batch", type=int, default=8, help="samples per rank (default 8)")
+    parser.add_argument("--batch", type=int, default=16, help="samples per rank (default 16)")
     parser.add_argument("--sequence", type=int, default=32)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=256)
