@@ -140,6 +140,26 @@ def use_late_sometimes(model, step):
     model.uses_late = step in (1, 3)
 
 
+def check_stages_share_a_norm(rank, size):
+    """Two data-parallel groups with different models, clipped by one norm, as pipeline stages are."""
+    if size != 4:
+        return
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    weights = [torch.full((5,), 3.0), torch.full((7,), 4.0)]  # the gradients: of norm sqrt(5 * 9 + 7 * 16)
+    model = nn.ParameterList([nn.Parameter(torch.zeros(5 if rank < 2 else 7))])
+    optimizer = holmes.DistributedOptimizer(
+        model, torch.optim.SGD, lr=1.0, group=groups[rank // 2], norm_groups=[across[rank % 2]], max_grad_norm=1.0
+    )
+    for _ in range(2):
+        (model[0] * weights[rank // 2]).sum().backward()
+        optimizer.step()
+    optimizer.synchronize()
+    norm = (5 * 9 + 7 * 16) ** 0.5
+    assert abs(optimizer.grad_norm - norm) < 1e-4
+    torch.testing.assert_close(model[0].detach(), -2 * weights[rank // 2] / norm)
+
+
 def many_equal(rank, size, store, backend):
     init(store, rank, size, backend)
     check_equal(rank, size, Odd)
@@ -155,6 +175,8 @@ def many_equal(rank, size, store, backend):
     clipped = check_equal(rank, size, Odd, reference_arguments={"clip": 0.1})
     assert clipped.grad_norm > 0.1
     check_equal(rank, size, Odd, loss_scale=1024.0)
+    check_equal(rank, size, Odd, reduce_dtype=torch.float64, train_arguments={"micro_batches": 2})
+    check_stages_share_a_norm(rank, size)
     return True
 
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT_BYTES = 64  # a cache line: parameters and shards begin on one
-LEAST_SHARE = 1 / 8  # of the size of a bucket, that the last ones may shrink to
+LEAST_SHARE = 1 / 8  # of the size of a bucket, that the first and last ones may shrink to
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,21 @@ def lay_out(order: Sequence[int], sizes: Sequence[ParameterSize], bucket_bytes: 
     """The parameters `order` (indices into `sizes`) in buckets of at most `bucket_bytes`, in the order of completion.
 
     A parameter larger than that has a bucket of its own. A bucket is complete with the last of its parameters, so
-    buckets are sorted by that one's place in `order`. The last ones are smaller, each at most half of what is left
-    (down to LEAST_SHARE): nothing hides the last reduce-scatter of a backward pass, nor the first all-gather of a
-    forward pass, which is the same bucket's.
+    buckets are sorted by that one's place in `order`. The first ones are smaller, each at most as large as all before
+    it, so that the link gets to work early, and the last ones, each at most half of what is left (both down to
+    LEAST_SHARE): nothing hides the last reduce-scatter of a backward pass, nor the first all-gather of a forward pass,
+    which is the same bucket's.
     """
     if bucket_bytes < 1 or shards < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes} and shards={shards} must be 1 or more")
     open_buckets: dict[Hashable, list[int]] = {}
     open_bytes: dict[Hashable, int] = {}
     closed: list[list[int]] = []
-    left_bytes = sum(sizes[index].numel * sizes[index].itemsize for index in order)
+    left_bytes = total_bytes = sum(sizes[index].numel * sizes[index].itemsize for index in order)
     for index in order:
         size = sizes[index]
         added = size.numel * size.itemsize
-        limit_bytes = max(min(bucket_bytes, left_bytes / 2), bucket_bytes * LEAST_SHARE)
+        limit_bytes = max(min(bucket_bytes, left_bytes / 2, total_bytes - left_bytes), bucket_bytes * LEAST_SHARE)
         left_bytes -= added
         members = open_buckets.get(size.kind)
         if members is not None and open_bytes[size.kind] + added > limit_bytes:
