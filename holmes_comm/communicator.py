@@ -6,10 +6,10 @@ import itertools
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from holmes_comm import _C
-from holmes_comm.clusters import agree_membership, bindings
+from holmes_comm.clusters import agree_membership, bindings, engine_min_bytes
 from holmes_comm.errors import UsageError
 from holmes_comm.nics import NicSelection
 
@@ -37,7 +37,7 @@ def init(
     secret: str = "",
     cluster: str | None = None,
     cluster_nics: NicSelection | None = None,
-    hierarchical_min_bytes: int | None = None,
+    hierarchical_min_bytes: int | Literal["never"] | None = None,
     backend: str = "host",
     device: int | None = None,
     nccl_variables: dict[str, str] | None = None,
@@ -60,10 +60,11 @@ def init(
             store.
         cluster: name of the cluster this rank is in; None: HOLMES_CLUSTER, else no cluster. Where the ranks name
             several, large collectives run hierarchically (docs/hierarchy.md), and ``nics`` joins the clusters.
-        cluster_nics: which NICs to use inside the cluster; None: HOLMES_CLUSTER_NICS, else the fastest NIC that the
-            cluster's ranks share.
+        cluster_nics: which NICs to use between ranks of the cluster; None: HOLMES_CLUSTER_NICS, else the fastest NIC
+            that they share.
         hierarchical_min_bytes: size in bytes from which on operations over several clusters run hierarchically, the
-            same on all ranks; None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured now (some tenths of a second).
+            same on all ranks; "never": none does; None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured now (some tenths
+            of a second).
         backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md).
         device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
@@ -114,7 +115,7 @@ def init(
         secret,
         membership.clusters,
         bindings(membership.cluster_nics),
-        hierarchical_min_bytes,
+        engine_min_bytes(hierarchical_min_bytes),
     )
 
 

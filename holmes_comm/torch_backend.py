@@ -103,7 +103,7 @@ def _create(options: Any, pg_options: Any) -> Any:
     import torch.distributed as dist
 
     from holmes_comm._c10d import ProcessGroupHolmes
-    from holmes_comm.clusters import GroupOptions, agree_membership, bindings
+    from holmes_comm.clusters import GroupOptions, agree_membership, bindings, engine_min_bytes
     from holmes_comm.nics import NicSelection
 
     rank, size = options.group_rank, options.group_size
@@ -146,6 +146,7 @@ def _create(options: Any, pg_options: Any) -> Any:
             nic_reason=membership.reason,
             clusters=membership.clusters,
             cluster_nics=bindings(membership.cluster_nics),
+            hierarchical_min_bytes=engine_min_bytes(asked.hierarchical_min_bytes),
         )
     except Exception:
         # Somebody never came: not counting this attempt lets the next one meet him.
