@@ -1,0 +1,143 @@
+"""RDMA: ports that cannot be used, clusters whose hosts have unequal NICs, GID indices, locked memory."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from holmes.doctor.facts import HostFacts, JobFacts, NicFacts
+from holmes.doctor.finding import ERROR, NOTE, WARNING, Finding
+from holmes.topology import RDMA_CLASSES
+from holmes.topology.contradictions import some
+
+_IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
+_MEMLOCK_ENOUGH_BYTES = 1 << 40
+
+
+def rdma_nics(host: HostFacts) -> list[NicFacts]:
+    """All RDMA NICs of a host, usable or not."""
+    return [nic for nic in host.facts.nics if nic.nic_class in RDMA_CLASSES and nic.kind != "virtual_function"]
+
+
+def check_ports(job: JobFacts) -> Iterator[Finding]:
+    """Every RDMA port is active, and its interface is up and has an address."""
+    for host in job.hosts:
+        for nic in rdma_nics(host):
+            if not nic.is_up:
+                problem = f"its RDMA port is {nic.state!r}, not active"
+                fix = "look at cable and switch port (ibstat); on InfiniBand a subnet manager must run (sminfo)"
+            elif not nic.is_netdev_up:
+                problem, fix = "its RDMA port is active, but its interface is down", f"ip link set dev {nic.name} up"
+            elif not nic.address and not nic.master:
+                problem = "it has no IP address, by which Holmes finds out who reaches whom"
+                fix = f"ip address add ADDRESS/PREFIX dev {nic.name}, in a subnet of its own for each fabric"
+            else:
+                continue
+            yield Finding(WARNING, "rdma port", host.name, nic.name, problem, fix)
+
+
+def check_classes(job: JobFacts) -> Iterator[Finding]:
+    """One NIC class in each cluster: as many NICs of a class on each host, and no host that drags its label's group."""
+    by_name = {host.name: host for host in job.hosts}
+    for cluster in job.topology.clusters:
+        members = [by_name[name] for name in cluster.hosts if name in by_name]
+        counts = [Counter(nic.nic_class for nic in host.wires if nic.nic_class in RDMA_CLASSES) for host in members]
+        for nic_class in RDMA_CLASSES:
+            most = max((count[nic_class] for count in counts), default=0)
+            for host, count in zip(members, counts, strict=True):
+                if count[nic_class] < most:
+                    yield Finding(
+                        WARNING,
+                        "nic class",
+                        host.name,
+                        "",
+                        f"{count[nic_class]} usable NICs of class {nic_class}, where other hosts of {cluster.name} "
+                        f"have {most}: their groups use what all share, {cluster.nic_class}",
+                        "look for the missing ones with `holmes nics` and ibstat on this host",
+                    )
+    yield from _labels(job)
+
+
+def _labels(job: JobFacts) -> Iterator[Finding]:
+    """Hosts that HOLMES_CLUSTER puts into one cluster share their best class of NIC."""
+    labelled: dict[str, dict[str, HostFacts]] = defaultdict(dict)
+    by_rank = {rank: host for host in job.hosts for rank in host.ranks}
+    for facts in job.ranks:
+        if label := facts.variables.get("HOLMES_CLUSTER"):
+            host = by_rank[facts.rank]
+            labelled[label][host.name] = host
+    for label, hosts in labelled.items():
+        classes = {name: {nic.nic_class for nic in host.wires} for name, host in hosts.items()}
+        best = {
+            name: next((nic_class for nic_class in RDMA_CLASSES if nic_class in found), "ethernet")
+            for name, found in classes.items()
+        }
+        common = Counter(best.values()).most_common(1)[0][0]
+        for name, nic_class in best.items():
+            if common not in classes[name]:
+                others = some(other for other, its in best.items() if its == common)
+                yield Finding(
+                    ERROR,
+                    "nic class",
+                    name,
+                    "",
+                    f"HOLMES_CLUSTER={label} groups it, of class {nic_class}, with {others}, of class {common}: their "
+                    "group falls back to Ethernet",
+                    "give it the label of the cluster that it is wired to, or bring its NIC up",
+                )
+
+
+def check_gids(job: JobFacts) -> Iterator[Finding]:
+    """RoCE: a RoCE v2 entry for the IPv4 address in each NIC's GID table, under one index everywhere."""
+    indices: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    for host in job.hosts:
+        for nic in host.wires:
+            if nic.nic_class not in ("roce_v1", "roce_v2"):
+                continue
+            index = roce_v2_index(nic)
+            if index is not None:
+                indices[index].append((host.name, nic.name))
+            elif nic.gids and ":" not in nic.ip:
+                yield Finding(
+                    ERROR,
+                    "gid",
+                    host.name,
+                    nic.name,
+                    f"none of its {len(nic.gids)} GIDs is RoCE v2 with an IPv4 address; routed RoCE and NCCL need one",
+                    f"give {nic.name} its IPv4 address before the driver loads, and allow RoCE v2 (cma_roce_mode)",
+                )
+    if len(indices) > 1:
+        usual = max(indices, key=lambda index: len(indices[index]))
+        for index, places in indices.items():
+            for name, interface in places if index != usual else ():
+                yield Finding(
+                    WARNING,
+                    "gid",
+                    name,
+                    interface,
+                    f"its RoCE v2 IPv4 GID has index {index}, and {len(indices[usual])} other NICs have {usual}; one "
+                    "NCCL_IB_GID_INDEX cannot fit both",
+                    "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 and later choose for each NIC), or set it per host",
+                )
+
+
+def roce_v2_index(nic: NicFacts) -> int | None:
+    """The lowest index of a RoCE v2 GID that holds an IPv4 address."""
+    found = (gid["index"] for gid in nic.gids if "v2" in gid["type"] and gid["gid"].startswith(_IPV4_MAPPED))
+    return min(found, default=None)
+
+
+def check_locked_memory(job: JobFacts) -> Iterator[Finding]:
+    """RDMA needs locked memory: all buffers that a NIC reads and writes."""
+    by_rank = {rank: host for host in job.hosts for rank in host.ranks}
+    for facts in job.ranks:
+        host, limit = by_rank[facts.rank], facts.memlock_limit_bytes
+        if limit is None or limit >= _MEMLOCK_ENOUGH_BYTES or not rdma_nics(host):
+            continue
+        text = f"{limit / 2**20:g} MiB of locked memory are allowed (ulimit -l)"
+        fix = "memlock unlimited in /etc/security/limits.conf, LimitMEMLOCK=infinity for slurmd or kubelet"
+        if facts.emulated:
+            yield Finding(NOTE, "locked memory", host.name, "", f"{text}; enough here, where RDMA is emulated", fix)
+        else:
+            problem = f"{text}; RDMA registers every buffer and fails above that"
+            yield Finding(ERROR, "locked memory", host.name, "", problem, fix)
