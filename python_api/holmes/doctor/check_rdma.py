@@ -37,24 +37,31 @@ def check_ports(job: JobFacts) -> Iterator[Finding]:
 
 
 def check_classes(job: JobFacts) -> Iterator[Finding]:
-    """One NIC class in each cluster: as many NICs of a class on each host, and no host that drags its label's group."""
+    """One NIC class in each cluster: as many NICs of it on each host; no single host without any; labels that fit."""
     by_name = {host.name: host for host in job.hosts}
     for cluster in job.topology.clusters:
-        members = [by_name[name] for name in cluster.hosts if name in by_name]
-        counts = [Counter(nic.nic_class for nic in host.wires if nic.nic_class in RDMA_CLASSES) for host in members]
-        for nic_class in RDMA_CLASSES:
-            most = max((count[nic_class] for count in counts), default=0)
-            for host, count in zip(members, counts, strict=True):
-                if count[nic_class] < most:
-                    yield Finding(
-                        WARNING,
-                        "nic class",
-                        host.name,
-                        "",
-                        f"{count[nic_class]} usable NICs of class {nic_class}, where other hosts of {cluster.name} "
-                        f"have {most}: their groups use what all share, {cluster.nic_class}",
-                        "look for the missing ones with `holmes nics` and ibstat on this host",
-                    )
+        if cluster.nic_class not in RDMA_CLASSES:
+            continue
+        counts = {
+            name: sum(nic.nic_class == cluster.nic_class for nic in by_name[name].wires) for name in cluster.hosts
+        }
+        most = max(counts.values())
+        for name, count in counts.items():
+            if count < most:
+                yield Finding(
+                    WARNING,
+                    "nic class",
+                    name,
+                    "",
+                    f"{count} usable NICs of class {cluster.nic_class}, where other hosts of {cluster.name} "
+                    f"have {most}: their groups use only what all share",
+                    "look for the missing ones with `holmes nics` and ibstat on this host",
+                )
+    without = [host.name for host in job.hosts if not any(nic.nic_class in RDMA_CLASSES for nic in host.wires)]
+    if len(without) == 1 < len(job.hosts):
+        problem = "no usable RDMA NIC, which all other hosts of the job have: groups with it fall back to Ethernet"
+        fix = "look for its NICs with `holmes nics`, `rdma link` and ibstat; load their driver"
+        yield Finding(WARNING, "nic class", without[0], "", problem, fix)
     yield from _labels(job)
 
 

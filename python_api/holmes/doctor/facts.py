@@ -93,7 +93,8 @@ class RankFacts:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankFacts:
         """The inverse of `to_dict`."""
-        return cls(**{**data, "nics": tuple(NicFacts(**nic) for nic in data["nics"])})
+        nics = (NicFacts(**{**nic, "gids": tuple(nic["gids"])}) for nic in data["nics"])
+        return cls(**{**data, "nics": tuple(nics)})
 
 
 @dataclass(frozen=True)
