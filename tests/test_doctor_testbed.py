@@ -52,7 +52,8 @@ def test_duplicate_address_and_a_host_name_that_means_loopback() -> None:
     with Testbed("two-clusters").session() as session:
         session.exec("a1", ["ip", "address", "del", "10.10.0.2/16", "dev", "ib0"])
         session.exec("a1", ["ip", "address", "add", "10.10.0.1/16", "dev", "ib0"])
-        session.exec(None, ["sh", "-c", "sed -i 's/^.* b1 .*$/127.0.1.1 b1/' /run/holmes/hosts"])
+        change = "hosts=$(sed 's/^.* b1 .*$/127.0.1.1 b1/' /run/holmes/hosts); echo \"$hosts\" > /run/holmes/hosts"
+        session.exec(None, ["sh", "-c", change])
         session.exec("a0", ["sh", "-c", "getent hosts b1 | grep -q 127.0.1.1"])
         found, code = diagnosis(session)
     assert code == 1

@@ -1,4 +1,4 @@
-"""A job's meeting place for command-line tools: torch's rendezvous by torchrun's variables, with a deadline."""
+"""A job's meeting place for command-line tools: torch's store by torchrun's variables, with a deadline."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
     `name` must be new in the store. Raises ConnectionError naming the ranks that did not come within `join_timeout_s`;
     afterwards a wait in the store ends after `timeout_s`.
     """
-    from torch.distributed.rendezvous import rendezvous
-
     deadline_s = time.monotonic() + join_timeout_s
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=join_timeout_s)))
+        store, rank, size = _meet(timedelta(seconds=join_timeout_s))
         store.set(f"{name}/here/{rank}", "")
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise ConnectionError(
             f"rank {os.environ.get('RANK')} cannot meet the others at {place} (MASTER_ADDR:MASTER_PORT): {error}; "
@@ -63,6 +61,22 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
     if rank == 0:
         for other in range(size):
             _is_there(store, f"{name}/done/{other}", time.monotonic() + join_timeout_s)
+
+
+def _meet(timeout: timedelta) -> tuple[Any, int, int]:
+    """The store, rank and size. As torch's rendezvous does, without its wait for all, which cannot tell who misses."""
+    from torch.distributed import PrefixStore, TCPStore
+
+    try:
+        rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        address = os.environ["MASTER_ADDR"]
+    except KeyError as error:
+        raise ValueError(f"WORLD_SIZE is set, but not {error.args[0]}; start the job with torchrun") from None
+    served_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    serves = rank == 0 and not served_by_torchrun
+    store = TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"/worker/attempt_{attempt}", store), rank, size
 
 
 def _is_there(store: Any, key: str, deadline_s: float) -> bool:
