@@ -12,6 +12,8 @@ from typing import Any
 
 from holmes.topology.contradictions import some
 
+_LEAVE_S = 10.0
+
 
 @dataclass(frozen=True)
 class JobStore:
@@ -59,8 +61,9 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
     yield JobStore(store, rank, size)
     store.set(f"{name}/done/{rank}", "")
     if rank == 0:
+        deadline_s = time.monotonic() + _LEAVE_S  # for all: those that are gone never come
         for other in range(size):
-            _is_there(store, f"{name}/done/{other}", time.monotonic() + join_timeout_s)
+            _is_there(store, f"{name}/done/{other}", deadline_s)
 
 
 def _meet(timeout: timedelta) -> tuple[Any, int, int]:
