@@ -19,6 +19,7 @@ from holmes.doctor.facts import ports_of
 from holmes.doctor.finding import merged
 from holmes.doctor.trials import attempt, known_to_arp, listening_ports
 from holmes.doctor.variables import HOLMES
+from holmes.plan import plan_for
 from holmes.probe import Exchange, Responder
 from holmes.topology import candidate_fabrics, make_topology, merge_hosts
 from holmes.topology.parts import Finding as TopologyFinding
@@ -83,14 +84,14 @@ def test_a_sound_job_is_all_good() -> None:
     diagnosis = diagnose(facts)
     assert diagnosis.findings == ()
     assert diagnosis.exit_code == 0
-    assert diagnosis.checked == tuple(CHECKS)
+    assert diagnosis.checked == tuple(name for name in CHECKS if name != "the plan's groups")  # no plan given
     assert diagnosis.clusters == ("cluster 0: h0, h1, h2 (infiniband)",)
 
 
 def test_alone_only_what_needs_one_host_is_checked() -> None:
     diagnosis = diagnose(job(rank(0)))
     assert {"MTU", "clocks", "connections and firewalls"} <= set(diagnosis.skipped)
-    assert set(diagnosis.checked) | set(diagnosis.skipped) == set(CHECKS)
+    assert set(diagnosis.checked) | set(diagnosis.skipped) == set(CHECKS) - {"the plan's groups"}
 
 
 ETH = nic("eth0", "10.0.0.2/24")
@@ -216,6 +217,28 @@ def test_a_host_that_reaches_nobody_is_not_held_against_its_neighbours() -> None
     silent = [trial("silent", has_arp=False), trial("silent", has_arp=False, target="h2", address="10.0.0.3")]
     found = the_one(job(rank(0), rank(1), rank(2), trials=silent, found=(unreachable,)))
     assert (found.severity, found.check, found.host) == ("error", "unreachable", "h0")
+
+
+def test_a_plan_against_the_hosts() -> None:
+    ranks = [rank(number) for number in range(4)]
+    plan = plan_for(job(*ranks).topology, model_layers=4, pipeline=2)
+    assert findings(job(*ranks, plan=plan)) == []
+    assert "the plan's groups" in diagnose(job(*ranks, plan=plan)).checked
+    without = [dataclasses.replace(r, nics=r.nics[:1]) if r.rank in (1, 2) else r for r in ranks]
+    wrong = [f for f in findings(job(*without, plan=plan)) if f.check == "plan"]
+    assert {(f.severity, f.host, f.nic) for f in wrong} == {("error", "h1, h2", "ib0")}
+    assert "dp" in wrong[0].problem
+    roce = dataclasses.replace(ranks[3], nics=(ranks[3].nics[0], dataclasses.replace(ranks[3].nics[1], **ROCE)))
+    (other,) = [f for f in findings(job(*ranks[:3], roce, plan=plan)) if f.check == "plan"]
+    assert "count on class infiniband, and this NIC is of class roce_v2" in other.problem
+    (fewer,) = [f for f in findings(job(*ranks[:3], plan=plan)) if f.check == "plan"]
+    assert "for 4 ranks, and the job has 3" in fewer.problem
+    swapped = [rank(1, rank=0), rank(0, rank=1), *ranks[2:]]
+    moved = [f for f in findings(job(*swapped, plan=plan)) if f.check == "plan"]
+    assert [f.problem for f in moved] == [
+        "rank 0 runs here, and the plan has it on h0",
+        "rank 1 runs here, and the plan has it on h1",
+    ]
 
 
 def test_clocks() -> None:

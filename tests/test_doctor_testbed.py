@@ -62,6 +62,17 @@ def test_duplicate_address_and_a_host_name_that_means_loopback() -> None:
 
 
 @needs_namespaces
+def test_a_firewall_that_drops_is_told_from_a_wire_that_is_cut() -> None:
+    with Testbed("one-cluster").session() as session:
+        # No netfilter in a user's namespace everywhere: TCP's answers are dropped by a routing rule, ARP still works.
+        session.exec("a1", ["ip", "rule", "add", "to", "10.10.0.0/16", "ipproto", "tcp", "blackhole"])
+        found, code = diagnosis(session)
+        assert code == 1
+        assert ("firewall", "a1", "ib0") in places(found, "error")
+        assert {host for _, host, _ in places(found, "error", "warning")} == {"a1"}
+
+
+@needs_namespaces
 def test_wrong_class_and_a_nic_on_another_wire() -> None:
     with Testbed("wrong-class").session() as session:
         found, code = diagnosis(session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from holmes.doctor import Diagnosis, examine
 from holmes.doctor.examine import examine_here
 from holmes.doctor.report import print_diagnosis
 from holmes.job_store import in_job, join_job
+from holmes.plan import Plan
 
 
 def doctor(
@@ -20,6 +22,9 @@ def doctor(
     measure_s: Annotated[
         float, typer.Option(min=0.0, help="Also measure rates, to find slow NICs; takes about twice that.")
     ] = 0.0,
+    plan: Annotated[
+        Path | None, typer.Option(help="Also hold the hosts against this plan's .yaml or .json file; rank 0 reads it.")
+    ] = None,
     join_timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for all ranks to come.")] = 60.0,
 ) -> None:
     """Looks over the hosts of a job before it starts: what would make it fail, hang or be slow, each with its fix.
@@ -28,7 +33,7 @@ def doctor(
     at this host only. Rank 0 prints. Exit code: 0, also with warnings; 1 with errors; 2 where the ranks do not meet.
     """
     try:
-        diagnosis = _in_job(timeout_s, measure_s, join_timeout_s) if in_job() else examine_here()
+        diagnosis = _in_job(timeout_s, measure_s, join_timeout_s, plan) if in_job() else examine_here()
     except (ValueError, OSError, RuntimeError) as error:
         typer.echo(f"holmes doctor: {error}", err=True)
         raise typer.Exit(2) from None
@@ -41,6 +46,7 @@ def doctor(
     raise typer.Exit(diagnosis.exit_code)
 
 
-def _in_job(timeout_s: float, measure_s: float, join_timeout_s: float) -> Diagnosis | None:
+def _in_job(timeout_s: float, measure_s: float, join_timeout_s: float, plan: Path | None) -> Diagnosis | None:
     with join_job("holmes/doctor", join_timeout_s) as job:
-        return examine(job.store, job.rank, job.size, "holmes/doctor", timeout_s, measure_s)
+        planned = Plan.load(plan) if plan is not None and job.rank == 0 else None
+        return examine(job.store, job.rank, job.size, "holmes/doctor", timeout_s, measure_s, planned)

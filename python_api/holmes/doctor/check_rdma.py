@@ -68,10 +68,9 @@ def check_classes(job: JobFacts) -> Iterator[Finding]:
 def _labels(job: JobFacts) -> Iterator[Finding]:
     """Hosts that HOLMES_CLUSTER puts into one cluster share their best class of NIC."""
     labelled: dict[str, dict[str, HostFacts]] = defaultdict(dict)
-    by_rank = {rank: host for host in job.hosts for rank in host.ranks}
     for facts in job.ranks:
         if label := facts.variables.get("HOLMES_CLUSTER"):
-            host = by_rank[facts.rank]
+            host = job.by_rank[facts.rank]
             labelled[label][host.name] = host
     for label, hosts in labelled.items():
         classes = {name: {nic.nic_class for nic in host.wires} for name, host in hosts.items()}
@@ -136,9 +135,8 @@ def roce_v2_index(nic: NicFacts) -> int | None:
 
 def check_locked_memory(job: JobFacts) -> Iterator[Finding]:
     """RDMA needs locked memory: all buffers that a NIC reads and writes."""
-    by_rank = {rank: host for host in job.hosts for rank in host.ranks}
     for facts in job.ranks:
-        host, limit = by_rank[facts.rank], facts.memlock_limit_bytes
+        host, limit = job.by_rank[facts.rank], facts.memlock_limit_bytes
         if limit is None or limit >= _MEMLOCK_ENOUGH_BYTES or not rdma_nics(host):
             continue
         text = f"{limit / 2**20:g} MiB of locked memory are allowed (ulimit -l)"

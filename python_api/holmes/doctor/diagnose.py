@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from holmes.doctor import check_addresses, check_limits, check_rdma, check_reach, check_software
+from holmes.doctor import check_addresses, check_limits, check_plan, check_rdma, check_reach, check_software
 from holmes.doctor.facts import JobFacts
 from holmes.doctor.finding import ERROR, Finding, merged
 
@@ -15,6 +15,7 @@ Check = Callable[[JobFacts], Iterable[Finding]]
 #: What each check looks at, as `holmes doctor` says it, and whether it needs several hosts.
 CHECKS: dict[str, tuple[Check, bool]] = {
     "NIC classes": (check_rdma.check_classes, True),
+    "the plan's groups": (check_plan.check_plan, True),
     "RDMA ports": (check_rdma.check_ports, False),
     "reachability and class of each NIC": (check_reach.check_topology, True),
     "connections and firewalls": (check_reach.check_connections, True),
@@ -32,6 +33,8 @@ CHECKS: dict[str, tuple[Check, bool]] = {
     "TCP buffers": (check_limits.check_tcp_buffers, True),
     "congestion control": (check_limits.check_congestion_control, False),
 }
+
+PLAN_CHECK = check_plan.check_plan  # only with a plan
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,11 @@ class Diagnosis:
 
 def diagnose(job: JobFacts) -> Diagnosis:
     """Runs every check that the job is large enough for. Local."""
-    alone = len(job.hosts) < 2
+    unfit = {name for name, (_, needs_hosts) in CHECKS.items() if needs_hosts and len(job.hosts) < 2}
+    wanted = {name: check for name, (check, _) in CHECKS.items() if job.plan is not None or check is not PLAN_CHECK}
     found: list[Finding] = []
-    for check, needs_hosts in CHECKS.values():
-        if not (alone and needs_hosts):
+    for name, check in wanted.items():
+        if name not in unfit:
             found += check(job)
     clusters = (
         f"{cluster.name}: {', '.join(cluster.hosts)} ({cluster.nic_class})" for cluster in job.topology.clusters
@@ -70,7 +74,7 @@ def diagnose(job: JobFacts) -> Diagnosis:
         hosts=tuple(host.name for host in job.hosts),
         ranks=len(job.ranks),
         clusters=tuple(clusters),
-        checked=tuple(name for name, (_, needs_hosts) in CHECKS.items() if not (alone and needs_hosts)),
-        skipped=tuple(name for name, (_, needs_hosts) in CHECKS.items() if alone and needs_hosts),
+        checked=tuple(name for name in wanted if name not in unfit),
+        skipped=tuple(name for name in wanted if name in unfit),
         findings=tuple(merged(found, len(job.hosts))),
     )

@@ -6,10 +6,14 @@ import dataclasses
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from holmes.topology import NodeInventory, Port, Topology, merge_hosts
 from holmes.topology.clusters import make_topology
+
+if TYPE_CHECKING:
+    from holmes.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -143,17 +147,31 @@ class Clock:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """All that the checks see. `ranks` are in order of rank, `hosts` in order of their lowest rank."""
+    """All that the checks see. `ranks` are in order of rank, `hosts` in order of their lowest rank.
+
+    `plan`: the one that the job will run, where one was given.
+    """
 
     ranks: Sequence[RankFacts]
     hosts: Sequence[HostFacts]
     topology: Topology = field(default_factory=lambda: make_topology((), ()))
     trials: Sequence[Trial] = ()
     clocks: Sequence[Clock] = ()
+    plan: Plan | None = None
+
+    @cached_property
+    def by_rank(self) -> dict[int, HostFacts]:
+        """Each rank's host."""
+        return {rank: host for host in self.hosts for rank in host.ranks}
+
+    @cached_property
+    def hosts_by_name(self) -> dict[str, HostFacts]:
+        """Each host by its name."""
+        return {host.name: host for host in self.hosts}
 
     def host_of(self, rank: int) -> str:
         """The name of a rank's host."""
-        return next(host.name for host in self.hosts if rank in host.ranks)
+        return self.by_rank[rank].name
 
 
 def gather_hosts(ranks: Sequence[RankFacts]) -> list[HostFacts]:

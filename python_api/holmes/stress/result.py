@@ -52,7 +52,7 @@ class RankResult:
 
 @dataclass(frozen=True)
 class StressResult:
-    """All ranks' results, and the ranks that reported none. `nic_classes`: (host, NIC) -> class."""
+    """All ranks' results, and the ranks that reported none. `nic_classes`: class by (host, NIC)."""
 
     ranks: tuple[RankResult, ...]
     missing: tuple[int, ...] = ()

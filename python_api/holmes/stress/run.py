@@ -77,6 +77,7 @@ class _Run:
         failure = "it still runs, though every operation has a deadline" if alive else ""
         if self._failure is not None:
             failure = f"{type(self._failure).__name__}: {self._failure}"
+        is_wrong = isinstance(self._failure, WrongResultError)
         moved = {nic: count - self._before.get(nic, 0) for nic, count in sent_bytes(self.communicator).items()}
         return GroupResult(
             kind=self.group.kind,
@@ -86,9 +87,9 @@ class _Run:
             checked_bytes=self.loop.checked_bytes,
             sent_bytes=moved,
             seconds=(time.monotonic() if alive else self._end_s) - self._start_s,
-            failure=failure,
+            failure=str(self._failure) if is_wrong else failure,
             failed_round=self.loop.round,
-            is_wrong=isinstance(self._failure, WrongResultError),
+            is_wrong=is_wrong,
         )
 
     def _run(self) -> None:
