@@ -15,6 +15,8 @@ from holmes import __version__
 SUBCOMMANDS = {
     "nics": ("holmes.cli_nics:nics", "The NICs of this host, as Holmes sees them."),
     "topology": ("holmes.cli_topology:topology", "All hosts' NICs, who reaches whom, and the clusters that follow."),
+    "doctor": ("holmes.cli_doctor:doctor", "Look a job's hosts over before it starts; each finding with its fix."),
+    "stress": ("holmes.cli_stress:stress", "Communication shaped like training, every result checked."),
     "testbed": ("holmes.testbed.cli:app", "Run a command on emulated nodes and clusters, without root."),
     "bench": ("holmes.cli_bench:bench", "Latency and bandwidth of the collectives, per NIC."),
     "bench compute": ("holmes.cli_bench_compute:compute", "How long a GPT's parts take on this machine."),

@@ -8,7 +8,7 @@ import secrets
 import selectors
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holmes.probe.exchange import Exchange
@@ -74,15 +74,18 @@ def confirm_fabrics(
 
 
 class Responder:
-    """Answers every connection to the given local addresses with a random token. Runs a thread until closed."""
+    """Answers every connection to the given local addresses with a random token. Runs a thread until closed.
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    On each address it listens on the first of `ports` that is free; 0: the kernel chooses.
+    """
+
+    def __init__(self, addresses: Sequence[str], ports: Iterable[int] = (0,)) -> None:
         self.token = secrets.token_hex(8)
         self.doors: dict[str, int] = {}  # address -> TCP port
         self._selector = selectors.DefaultSelector()
         for address in dict.fromkeys(addresses):
-            with contextlib.suppress(OSError):  # an address that cannot be bound is not reachable: peers will find out
-                listener = socket.create_server((address, 0), family=family(address), backlog=128)
+            # An address that cannot be bound is not reachable: peers will find out.
+            if (listener := _listen(address, ports)) is not None:
                 listener.setblocking(False)
                 self._selector.register(listener, selectors.EVENT_READ)
                 self.doors[address] = listener.getsockname()[1]
@@ -110,6 +113,13 @@ class Responder:
                     connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
                     with connection:
                         connection.sendall(self.token.encode())
+
+
+def _listen(address: str, ports: Iterable[int]) -> socket.socket | None:
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return socket.create_server((address, port), family=family(address), backlog=128)
+    return None
 
 
 def reaches(source: str, target: tuple[str, int | None], token: str, timeout_s: float) -> bool:

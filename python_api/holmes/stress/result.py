@@ -1,0 +1,70 @@
+"""What a stress run comes to: per rank, and over all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class WrongResultError(RuntimeError):
+    """An operation that ended without error gave wrong data. The message names operation, place, and both values."""
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What one rank did in one group: rounds, operations, bytes whose content was checked; bytes sent by NIC ("shm":
+    shared memory) over the time `seconds`. `failure`: why it ended early, empty where it did not; `failed_round` then.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    rounds: int
+    operations: int
+    checked_bytes: int
+    sent_bytes: Mapping[str, int]
+    seconds: float
+    failure: str = ""
+    failed_round: int = 0
+    is_wrong: bool = False
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """All groups of one rank, which is on `host`; `failure`: what went wrong outside of a group's operations."""
+
+    rank: int
+    host: str
+    groups: tuple[GroupResult, ...] = ()
+    failure: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RankResult:
+        """The inverse of `to_dict`."""
+        groups = (GroupResult(**{**group, "ranks": tuple(group["ranks"])}) for group in data["groups"])
+        return cls(**{**data, "groups": tuple(groups)})
+
+
+@dataclass(frozen=True)
+class StressResult:
+    """All ranks' results, and the ranks that reported none. `nic_classes`: class by (host, NIC)."""
+
+    ranks: tuple[RankResult, ...]
+    missing: tuple[int, ...] = ()
+    nic_classes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> list[tuple[RankResult, GroupResult]]:
+        """The groups that ended early: wrong results first, as everything else may follow from one."""
+        found = [(rank, group) for rank in self.ranks for group in rank.groups if group.failure]
+        return sorted(found, key=lambda item: not item[1].is_wrong)
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every rank reported and nothing failed, else 1."""
+        return int(bool(self.missing or self.failures or any(rank.failure for rank in self.ranks)))
