@@ -214,7 +214,7 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
   if (options.size == 1) return build(rendezvous, options, env, shared_memory_bytes, deadline);
 
   std::optional<Mesh> mesh;
-  std::optional<Failure> failure;
+  std::optional<RankFailure> failure;
   try {
     mesh = build(rendezvous, options, env, shared_memory_bytes, deadline);
   } catch (const HolmesError& error) {
@@ -228,7 +228,7 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
     throw;
   }
   if (failure) log(LogLevel::info, options.rank, failure->message);
-  std::optional<Failure> verdict;
+  std::optional<RankFailure> verdict;
   try {
     verdict = rendezvous.agree(failure);
   } catch (const HolmesError&) {

@@ -74,9 +74,9 @@ private:
   std::size_t offset_ = 0;
 };
 
-Failure read_failure(Reader& reader) {
+RankFailure read_failure(Reader& reader) {
   const auto kind = static_cast<ErrorKind>(reader.number(std::numeric_limits<int>::max()));
-  Failure failure(kind, reader.text());
+  RankFailure failure(kind, reader.text());
   failure.context.rank = reader.optional_number();
   failure.context.peer = reader.optional_number();
   failure.context.host = reader.text();
@@ -111,7 +111,7 @@ std::string encode(const RankRecord& record) {
   return writer.take();
 }
 
-std::string encode(const Failure& failure) {
+std::string encode(const RankFailure& failure) {
   Writer writer("failure");
   writer.add(static_cast<std::uint64_t>(failure.kind));
   writer.add(failure.message);
@@ -157,7 +157,7 @@ RankRecord decode_rank(const std::string& bytes, const std::string& writer) {
   return record;
 }
 
-std::optional<Failure> decode_outcome(const std::string& bytes, const std::string& writer) {
+std::optional<RankFailure> decode_outcome(const std::string& bytes, const std::string& writer) {
   Reader reader(bytes, writer);
   const auto type = reader.text();
   if (type == "success") return std::nullopt;

@@ -12,13 +12,13 @@
 namespace holmes {
 
 // An error on its way to the other ranks.
-struct Failure {
+struct RankFailure {
   ErrorKind kind = ErrorKind::job;
   std::string message;
   ErrorContext context;
 
-  explicit Failure(const HolmesError& error) : kind(error.kind()), message(error.what()), context(error.context()) {}
-  Failure(ErrorKind kind, std::string message) : kind(kind), message(std::move(message)) {}
+  explicit RankFailure(const HolmesError& error) : kind(error.kind()), message(error.what()), context(error.context()) {}
+  RankFailure(ErrorKind kind, std::string message) : kind(kind), message(std::move(message)) {}
   [[noreturn]] void raise() const { throw_error(kind, message, context); }
 };
 
@@ -74,11 +74,11 @@ struct RankRecord {
 // Values of the Store. A record starts with the protocol version; `decode_*` throw ProtocolError naming `writer` where
 // the version differs or the bytes make no sense. A rank that failed writes its failure instead: decode_rank raises it.
 std::string encode(const RankRecord& record);
-std::string encode(const Failure& failure);
+std::string encode(const RankFailure& failure);
 std::string encode_success();
 RankRecord decode_rank(const std::string& bytes, const std::string& writer);
 // Nothing: success.
-std::optional<Failure> decode_outcome(const std::string& bytes, const std::string& writer);
+std::optional<RankFailure> decode_outcome(const std::string& bytes, const std::string& writer);
 
 // Boot and network namespace of this thread: what RankRecord::machine holds.
 std::string machine_identity();

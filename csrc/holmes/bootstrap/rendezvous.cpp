@@ -19,7 +19,7 @@ constexpr Duration outcome_wait = 3s;
 constexpr Duration verdict_wait = 5s;
 
 // Causes before consequences: the failure that all ranks raise is the one that comes first here.
-int order_of(const Failure& failure) {
+int order_of(const RankFailure& failure) {
   switch (failure.kind) {
     case ErrorKind::usage:
     case ErrorKind::nic:
@@ -61,13 +61,13 @@ void Rendezvous::look_for_alarm() {
   if (const auto failure = decode_outcome(*bytes, "another rank")) failure->raise();
 }
 
-void Rendezvous::raise_alarm(const Failure& own) {
+void Rendezvous::raise_alarm(const RankFailure& own) {
   if (!has_published_) store_.set(rank_key(options_.rank), encode(own));
   store_.set(key("alarm"), encode(own));
   store_.set(ok_key(options_.rank), encode(own));
 }
 
-std::optional<Failure> Rendezvous::agree(const std::optional<Failure>& own) {
+std::optional<RankFailure> Rendezvous::agree(const std::optional<RankFailure>& own) {
   if (own) {
     raise_alarm(*own);
   } else if (options_.rank != 0) {
@@ -85,7 +85,7 @@ std::optional<Failure> Rendezvous::agree(const std::optional<Failure>& own) {
     return decode_outcome(*bytes, "rank 0");
   }
   if (own) return own;
-  return Failure(TimeoutError(
+  return RankFailure(TimeoutError(
       "rank 0 of communicator '" + options_.name + "' did not say how the set-up ended; check that it still runs",
       {.rank = options_.rank, .peer = 0}));
 }
@@ -123,10 +123,10 @@ void Rendezvous::throw_missing(int first) {
       {.rank = options_.rank, .peer = first});
 }
 
-std::optional<Failure> Rendezvous::collect(const std::optional<Failure>& own) {
-  std::vector<Failure> failures;
+std::optional<RankFailure> Rendezvous::collect(const std::optional<RankFailure>& own) {
+  std::vector<RankFailure> failures;
   auto until = deadline_ + outcome_grace;
-  const auto add = [&](const Failure& failure) {
+  const auto add = [&](const RankFailure& failure) {
     failures.push_back(failure);
     until = std::min(until, Clock::now() + outcome_wait);  // the others have an alarm to follow
   };
@@ -142,7 +142,7 @@ std::optional<Failure> Rendezvous::collect(const std::optional<Failure>& own) {
       }
       if (const auto failure = decode_outcome(*bytes, "rank " + std::to_string(rank))) add(*failure);
     } catch (const HolmesError& error) {
-      add(Failure(error));
+      add(RankFailure(error));
     }
   }
   const auto cause = std::ranges::min_element(failures, {}, order_of);

@@ -27,9 +27,9 @@ public:
   // Throws the failure that another rank raised the alarm with.
   void look_for_alarm();
   // Tells how this rank fared; returns the failure all ranks raise, nothing where all succeeded.
-  std::optional<Failure> agree(const std::optional<Failure>& own);
+  std::optional<RankFailure> agree(const std::optional<RankFailure>& own);
   // Raises the alarm and does not wait.
-  void raise_alarm(const Failure& own);
+  void raise_alarm(const RankFailure& own);
 
 private:
   std::string key(const std::string& end) const { return options_.name + "/" + end; }
@@ -38,7 +38,7 @@ private:
   std::optional<std::string> get(const std::string& name, Duration timeout);
   std::optional<std::string> await(const std::string& name);
   [[noreturn]] void throw_missing(int first);
-  std::optional<Failure> collect(const std::optional<Failure>& own);
+  std::optional<RankFailure> collect(const std::optional<RankFailure>& own);
   bool is_missing(int rank) const;
 
   Store& store_;
