@@ -101,6 +101,9 @@ def main() -> None:
         assert optimizer.last_report is not None
         for span in optimizer.last_report.spans:
             recorder.add("data parallel", span.start_s, span.end_s)
+        if number == settings.steps - 1:  # bytes are counted now: the last all-gathers must be through
+            optimizer.synchronize()
+            dist.barrier()
         return torch.stack(losses).sum().item() if stage.is_last else None
 
     dist.barrier()
