@@ -16,6 +16,9 @@ BIN := $(VENV)/bin
 BUILD := build/$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 SOURCES := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+# The tests of NCCL's images use the package's library, where it is installed.
+NCCL_LIBRARY = $(firstword $(wildcard $(CURDIR)/$(VENV)/lib/python*/site-packages/nvidia/nccl/lib/libnccl.so.2))
+export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 # The tools of the environment, and no other environment's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
@@ -53,6 +56,11 @@ $(VENV)/.requirements: requirements-dev.txt $(VENV)/.created
 	$(PIP) -r requirements-dev.txt
 	@touch $@
 
+# The real NCCL, for tests only: without it (no network for 305 MB) they are skipped.
+$(VENV)/.nccl: requirements-nccl.txt $(VENV)/.created
+	@$(PIP) --no-deps -r requirements-nccl.txt || echo "no NCCL: the tests of its images will be skipped"
+	@touch $@
+
 $(VENV)/.built: $(VENV)/.requirements $(VENV)/.torch-$(TORCH) $(SOURCES)
 	$(PIP) --no-build-isolation -e .
 	@touch $@
@@ -84,18 +92,18 @@ figures: build
 test: test-cpp test-python
 
 # In the same build tree as the modules, so that the library is compiled once.
-test-cpp: build
+test-cpp: build $(VENV)/.nccl
 	$(BIN)/cmake -S . -B $(BUILD) -DHOLMES_TESTS=ON >/dev/null
 	$(BIN)/cmake --build $(BUILD)
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --timeout 120
 
-test-python: build
+test-python: build $(VENV)/.nccl
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-trainers: $(VENV)/.trainers-$(TORCHTITAN)
 	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)
 
-sanitize: $(VENV)/.requirements
+sanitize: $(VENV)/.requirements $(VENV)/.nccl
 	@for sanitizer in address undefined thread; do \
 	  dir=build/sanitize-$$sanitizer; \
 	  $(BIN)/cmake -S . -B $$dir -GNinja -DHOLMES_TESTS=ON -DHOLMES_CUDA=OFF -DHOLMES_SANITIZE=$$sanitizer >/dev/null && \

@@ -1,6 +1,7 @@
 """The demo's two distributed runs as simulator jobs: what bench_simulator.py predicts. Sizes only, no times."""
 
 from holmes.demo.settings import Settings
+from holmes.overlap.link import TAIL_SHARE
 from holmes.plan import Plan
 from holmes.simulate import Framework, Job, Place, Transformer
 
@@ -10,7 +11,7 @@ def model_of(settings: Settings, vocabulary: int) -> Transformer:
     return Transformer(settings.layers, settings.width, settings.heads, settings.sequence, vocabulary, tied=False)
 
 
-def framework_of(settings: Settings) -> Framework:
+def ddp(settings: Settings) -> Framework:
     """torch DDP: fp32 buckets are averaged during backward, ranks update all that they hold; no clipping."""
     return Framework(
         "all_reduce",
@@ -22,8 +23,21 @@ def framework_of(settings: Settings) -> Framework:
     )
 
 
+def distributed_optimizer(stage_bytes: float) -> Framework:
+    """holmes.DistributedOptimizer on stages of so many bytes of gradients: its largest buckets; no clipping."""
+    return Framework(
+        "sharded",
+        overlap_reduce=True,
+        overlap_gather=True,
+        bucket_bytes=stage_bytes * TAIL_SHARE,
+        element_bytes=4,
+        recomputation="none",
+        global_norm=False,
+    )
+
+
 def holmes_job(settings: Settings, vocabulary: int, plan: Plan) -> Job:
-    """train_holmes.py: GPipe over the clusters, DDP inside each; one rank on each node."""
+    """train_holmes.py: GPipe over the clusters, DistributedOptimizer inside each; one rank on each node."""
     places = []
     for stage in range(plan.pipeline):
         ranks = [rank for rank in range(plan.world_size) if plan.stage_of(rank) == stage]
@@ -31,11 +45,13 @@ def holmes_job(settings: Settings, vocabulary: int, plan: Plan) -> Job:
         pipeline_nic = plan.group_of("pp", ranks[0]).nic_class or "none"
         places.append(Place(f"stage {stage}", len(ranks), 1, data_nic, pipeline_nic))
     micro_batch = settings.share(plan.data * settings.micro_batches, "data-parallel ranks * micro-batches")
+    model = model_of(settings, vocabulary)
+    stage_bytes = 4 * max(model.stage_parameters(plan.layers_per_stage, stage) for stage in range(plan.pipeline))
     return Job(
-        model_of(settings, vocabulary),
+        model,
         plan.layers_per_stage,
         tuple(places),
-        framework_of(settings),
+        distributed_optimizer(stage_bytes),
         micro_batch,
         settings.global_batch,
         schedule="gpipe",
@@ -48,7 +64,7 @@ def gloo_job(settings: Settings, vocabulary: int, ranks: int) -> Job:
         model_of(settings, vocabulary),
         (settings.layers,),
         (Place("all", ranks, 1, "ethernet", "none"),),
-        framework_of(settings),
+        ddp(settings),
         settings.share(ranks, "data-parallel ranks"),
         settings.global_batch,
     )

@@ -9,7 +9,10 @@ pybind11_add_module(_C
   bindings/bind_compression.cpp
   bindings/bind_discover.cpp
   bindings/bind_error.cpp
-  bindings/bind_store.cpp)
+  bindings/bind_nccl.cpp
+  bindings/bind_store.cpp
+  bindings/bind_work.cpp
+  bindings/device_buffer.cpp)
 target_link_libraries(_C PRIVATE holmes)
 set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
 install(TARGETS _C LIBRARY DESTINATION .)

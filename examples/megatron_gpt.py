@@ -29,6 +29,7 @@ class StandInForGpu(TorchFunctionMode):
     def __enter__(self):
         """Also tells Megatron that there is no state to fork."""
         torch.cuda.current_device = lambda: torch.device("cpu")
+        torch.cuda.synchronize = lambda: None
         initialize_rng_tracker(inference_rng_tracker=True)
         return super().__enter__()
 
@@ -77,7 +78,8 @@ def main() -> None:
     plan = holmes.make_plan(model_layers=settings.layers, pipeline=2)
     groups = initialize_megatron(plan)
     batches = common.Batches(settings)
-    model = build(settings, batches.vocabulary, plan)
+    with StandInForGpu():
+        model = build(settings, batches.vocabulary, plan)
     optimizer = common.make_optimizer(model, settings)
     forward_backward = get_forward_backward_func()
     position = torch.arange(settings.sequence)

@@ -12,6 +12,8 @@ __all__: list[str] = [
     "Communicator",
     "Compression",
     "LocalStore",
+    "NcclCommunicator",
+    "NcclProfile",
     "Nic",
     "PrefixStore",
     "Store",
@@ -19,6 +21,10 @@ __all__: list[str] = [
     "Work",
     "discover_nics",
     "make_communicator",
+    "make_nccl_communicator",
+    "nccl_choose",
+    "nccl_library",
+    "nccl_unique_id",
 ]
 
 class Nic:
@@ -257,6 +263,11 @@ class Work:
         Blocks until the operation is final. Raises its error where it failed, always; raises TimeoutError after
         `timeout_s` seconds (None: no limit but the operation's own deadline) and leaves the operation running. Local.
         """
+    def wait_stream(self, stream: typing.SupportsInt | typing.SupportsIndex | None = None) -> None:
+        """
+        Device memory: what is put on `stream` (a cudaStream_t as a number; None: the stream the operation was called on) from
+        now on runs after the operation; does not block. Host memory: as wait. Raises where the operation has failed. Local.
+        """
     @property
     def elapsed_s(self) -> float:
         """
@@ -484,6 +495,11 @@ class Communicator:
         takes no part and gets None.
         """
     @property
+    def device(self) -> int | None:
+        """
+        Number of the GPU whose memory it moves; None: host memory.
+        """
+    @property
     def is_dead(self) -> bool:
         """
         Whether an error, abort or close ended it.
@@ -502,6 +518,61 @@ class Communicator:
     def size(self) -> int:
         """
         Number of ranks.
+        """
+
+class NcclProfile:
+    """
+    What one NCCL communicator may use of this host's NICs. Immutable.
+    """
+    def __init__(
+        self,
+        net: str,
+        hcas: collections.abc.Sequence[str] = [],
+        interfaces: collections.abc.Sequence[str] = [],
+        gid_index: typing.SupportsInt | typing.SupportsIndex | None = None,
+        variables: collections.abc.Mapping[str, str] = {},
+        host_id: str = "",
+    ) -> None:
+        """
+        `net`: 'IB' (InfiniBand and RoCE) or 'Socket'. `hcas`: ports ('mlx5_0:1') of net IB. `interfaces`: those that carry
+        data (Socket), or where ranks shake hands (IB). `gid_index`: of RoCE. `variables`: further NCCL variables for this
+        profile alone. `host_id`: makes NCCL take this rank for one of another host.
+        """
+    def __repr__(self) -> str: ...
+    @property
+    def hcas(self) -> list[str]:
+        """
+        Ports of net IB.
+        """
+    @property
+    def interfaces(self) -> list[str]:
+        """
+        Network interfaces.
+        """
+    @property
+    def net(self) -> str:
+        """
+        'IB' or 'Socket'.
+        """
+
+class NcclCommunicator(Communicator):
+    """
+    A group of ranks on NCCL, bound to its NICs: torch CUDA tensors, cupy arrays, anything with __cuda_array_interface__ or
+    DLPack. Calls return when the operation is on the device; see Work.wait_stream.
+    """
+    def deregister_buffer(self, handle: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Undoes register_buffer. Local.
+        """
+    def register_buffer(self, tensor: typing.Any) -> int:
+        """
+        Registers memory with NCCL (2.19 and later), which may then move it without copies. Keep the tensor
+        until deregister_buffer. Returns a handle. Local.
+        """
+    @property
+    def description(self) -> str:
+        """
+        NCCL's version, which library or image, the NICs and why.
         """
 
 def LocalStore() -> Store:
@@ -532,4 +603,45 @@ def make_communicator(
     Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in the same order
     on every rank, and, where `clusters` (each rank's cluster, by rank) names several, over `cluster_nics` inside its own
     cluster. holmes_comm.init chooses the NICs and calls this.
+    """
+
+def make_nccl_communicator(
+    store: typing.Any,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+    size: typing.SupportsInt | typing.SupportsIndex,
+    name: str,
+    nics: collections.abc.Sequence[tuple[str, str]],
+    profile: NcclProfile,
+    device: typing.SupportsInt | typing.SupportsIndex,
+    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+    connect_timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+    secret: str = "",
+    package_paths: collections.abc.Sequence[str] = [],
+    sysfs_root: str | None = None,
+) -> NcclCommunicator:
+    """
+    Collective over the ranks that share `store`: an NCCL communicator on `profile`, with a communicator for host memory
+    over `nics` ((interface, address) pairs) beside it. holmes_comm.init chooses both and calls this.
+    """
+
+def nccl_choose(
+    profile: NcclProfile, package_paths: collections.abc.Sequence[str] = [], sysfs_root: str | None = None
+) -> dict:
+    """
+    Checks the profile against this host's NICs and finds or makes the NCCL for it: dict of image (empty: the stock
+    library), reason, profile, notes (settings of the site, warnings). Local. Raises NicError, UsageError, SystemError.
+    """
+
+def nccl_library(package_paths: collections.abc.Sequence[str] = []) -> dict:
+    """
+    The NCCL of this process: dict of path, found_by, version (21803 is 2.18.3), version_text. `package_paths`: libraries
+    of Python packages, tried after a loaded one and before the system's. Local. Raises UsageError where there is none.
+    """
+
+def nccl_unique_id(
+    profile: NcclProfile, package_paths: collections.abc.Sequence[str] = [], sysfs_root: str | None = None
+) -> bytes:
+    """
+    Opens a rendezvous of that NCCL, which stays open as long as the process; its 128 bytes hold the address (from byte
+    8 on a sockaddr). For checks: it shows the interface that NCCL takes. Local.
     """

@@ -15,7 +15,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holmes_comm._C import Communicator, Compression, LocalStore, PrefixStore, Store, TcpStore, Work
+    from holmes_comm._C import (
+        Communicator,
+        Compression,
+        LocalStore,
+        NcclCommunicator,
+        NcclProfile,
+        PrefixStore,
+        Store,
+        TcpStore,
+        Work,
+    )
     from holmes_comm.clusters import GroupOptions
     from holmes_comm.communicator import init
     from holmes_comm.errors import (
@@ -44,6 +54,8 @@ __all__ = [
     "JobError",
     "LocalStore",
     "MismatchError",
+    "NcclCommunicator",
+    "NcclProfile",
     "Nic",
     "NicError",
     "NicSelection",
@@ -64,8 +76,18 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "_C": ("Communicator", "Compression", "LocalStore", "PrefixStore", "Store", "TcpStore", "Work"),
     "clusters": ("GroupOptions",),
+    "_C": (
+        "Communicator",
+        "Compression",
+        "LocalStore",
+        "NcclCommunicator",
+        "NcclProfile",
+        "PrefixStore",
+        "Store",
+        "TcpStore",
+        "Work",
+    ),
     "communicator": ("init",),
     "nics": ("Nic", "NicSelection", "discover_nics"),
 }

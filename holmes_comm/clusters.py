@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from holmes_comm.errors import UsageError
 from holmes_comm.nic_agreement import agree_group
 from holmes_comm.nics import Nic, NicSelection
 
 __all__ = ["GroupOptions", "Membership", "agree_membership"]
+
+_NEVER = 2**64 - 1  # never_hierarchical of the engine
 
 
 @dataclass(frozen=True)
@@ -17,13 +20,16 @@ class GroupOptions:
     """`pg_options` of a torch.distributed group: a NIC selection and, where it spans clusters, this rank's cluster.
 
     nics: which NICs to use; None: HOLMES_NICS. cluster: name of the cluster this rank is in; None: HOLMES_CLUSTER.
-    cluster_nics: which NICs to use inside the cluster; None: HOLMES_CLUSTER_NICS. As the arguments of
-    `holmes_comm.init`; each rank of the group passes its own. Immutable.
+    cluster_nics: which NICs to use between ranks of the cluster; None: HOLMES_CLUSTER_NICS. hierarchical_min_bytes:
+    size in bytes from which on collectives run hierarchically, "never": none does (for groups that only send, receive
+    and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. As the arguments of `holmes_comm.init`; each
+    rank of the group passes its own. Immutable.
     """
 
     nics: NicSelection | None = None
     cluster: str | None = None
     cluster_nics: NicSelection | None = None
+    hierarchical_min_bytes: int | Literal["never"] | None = None
 
 
 class Membership(NamedTuple):
@@ -79,6 +85,19 @@ def agree_membership(
         [names.index(name) for name in shared.clusters],
         inside.nics,
         f"spans the clusters {', '.join(names)}; between them {shared.reason}; inside {cluster} {inside.reason}",
+    )
+
+
+def engine_min_bytes(value: int | Literal["never"] | None) -> int | None:
+    """A `hierarchical_min_bytes` as the engine takes it. Raises UsageError where it is neither a size nor "never"."""
+    if value is None:
+        return None
+    if value == "never":
+        return _NEVER
+    if isinstance(value, int) and 0 <= value < _NEVER:
+        return value
+    raise UsageError(
+        f'hierarchical_min_bytes={value!r} is not possible; it must be a number of bytes, 0 or more, or "never"'
     )
 
 

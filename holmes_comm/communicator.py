@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from holmes_comm import _C
-from holmes_comm.clusters import agree_membership, bindings
+from holmes_comm.clusters import agree_membership, bindings, engine_min_bytes
 from holmes_comm.errors import UsageError
 from holmes_comm.nics import NicSelection
 
@@ -36,7 +37,11 @@ def init(
     secret: str = "",
     cluster: str | None = None,
     cluster_nics: NicSelection | None = None,
-    hierarchical_min_bytes: int | None = None,
+    hierarchical_min_bytes: int | Literal["never"] | None = None,
+    backend: str = "host",
+    device: int | None = None,
+    nccl_variables: dict[str, str] | None = None,
+    nccl_host_id: str = "",
 ) -> Communicator:
     """Make a communicator. Collective over all ranks that share the store.
 
@@ -55,10 +60,15 @@ def init(
             store.
         cluster: name of the cluster this rank is in; None: HOLMES_CLUSTER, else no cluster. Where the ranks name
             several, large collectives run hierarchically (docs/hierarchy.md), and ``nics`` joins the clusters.
-        cluster_nics: which NICs to use inside the cluster; None: HOLMES_CLUSTER_NICS, else the fastest NIC that the
-            cluster's ranks share.
+        cluster_nics: which NICs to use between ranks of the cluster; None: HOLMES_CLUSTER_NICS, else the fastest NIC
+            that they share.
         hierarchical_min_bytes: size in bytes from which on operations over several clusters run hierarchically, the
-            same on all ranks; None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured now (some tenths of a second).
+            same on all ranks; "never": none does; None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured now (some tenths
+            of a second).
+        backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md).
+        device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
+        nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
+        nccl_host_id: with "nccl", makes NCCL take this rank for one of another host (several ranks on one GPU).
 
     Raises:
         NicError: a rank has no NIC that fits; names rank, host and interface, on all ranks.
@@ -75,6 +85,13 @@ def init(
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     if transport is None:
         transport = selection.transport if selection is not None else "auto"
+    if backend == "nccl":
+        if cluster is not None or cluster_nics is not None or hierarchical_min_bytes is not None:
+            raise UsageError("backend='nccl' has no clusters; make one communicator for each cluster")
+        options = _NcclOptions(name, timeout_s, connect_timeout_s, secret, device, nccl_variables, nccl_host_id)
+        return _init_nccl(store, rank, size, selection, options)
+    if backend != "host":
+        raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
     membership = agree_membership(
         store,
         rank,
@@ -98,8 +115,54 @@ def init(
         secret,
         membership.clusters,
         bindings(membership.cluster_nics),
-        hierarchical_min_bytes,
+        engine_min_bytes(hierarchical_min_bytes),
     )
+
+
+class _NcclOptions(NamedTuple):
+    name: str
+    timeout_s: float
+    connect_timeout_s: float
+    secret: str
+    device: int | None
+    variables: dict[str, str] | None
+    host_id: str
+
+
+def _init_nccl(
+    store: Any, rank: int, size: int, selection: NicSelection | None, options: _NcclOptions
+) -> _C.NcclCommunicator:
+    from holmes_comm.nccl_agreement import agree_nccl, nccl_package_paths
+
+    agreement = agree_nccl(
+        store,
+        rank,
+        size,
+        selection,
+        timeout_s=options.connect_timeout_s,
+        key_prefix=f"holmes/{options.name}/nics",
+        variables=options.variables,
+        host_id=options.host_id,
+    )
+    device = options.device
+    if device is None:
+        torch = sys.modules.get("torch")
+        device = torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
+    comm = _C.make_nccl_communicator(
+        store,
+        rank,
+        size,
+        f"holmes/{options.name}",
+        bindings(agreement.nics),
+        agreement.profile,
+        device,
+        options.timeout_s,
+        options.connect_timeout_s,
+        options.secret,
+        nccl_package_paths(),
+    )
+    _log.info("communicator %s: %s: %s", options.name, agreement.reason, comm.description)
+    return comm
 
 
 def _from_environment(argument: str, variable: str, value: int | None) -> int:

@@ -131,7 +131,7 @@ def agree_group(
     if rank == 0:
         decision = _collect_and_decide(store, size, deadline, key_prefix, timeout_s)
         store.set(decision_key, json.dumps(decision))
-    elif not _wait(store, decision_key, deadline):
+    elif not wait_for(store, decision_key, deadline):
         decision = _missing(store, size, key_prefix, timeout_s)
     else:
         decision = json.loads(store.get(decision_key))
@@ -199,7 +199,8 @@ def _describe(nics: list[Nic], selection: NicSelection) -> dict[str, Any]:
     )
 
 
-def _wait(store: Store, key: str, deadline: float) -> bool:
+def wait_for(store: Store, key: str, deadline: float) -> bool:
+    """Whether `key` is there by `deadline` (as time.monotonic counts)."""
     remaining = max(timedelta(seconds=deadline - time.monotonic()), _PROBE)
     try:
         store.wait([key], remaining)
@@ -211,7 +212,7 @@ def _wait(store: Store, key: str, deadline: float) -> bool:
 def _missing(store: Store, size: int, key_prefix: str, timeout_s: float) -> dict[str, Any]:
     """Decision of a rank that waited in vain: names the ranks that said nothing."""
     now = time.monotonic()
-    missing = [rank for rank in range(size) if not _wait(store, f"{key_prefix}/nics/{rank}", now)] or [0]
+    missing = [rank for rank in range(size) if not wait_for(store, f"{key_prefix}/nics/{rank}", now)] or [0]
     return {
         "timeout": f"{_ranks(missing)} of {size} did not take part in choosing the NICs within {timeout_s:g} s: check "
         "that every rank is running and makes this call, and that all reach the store",
@@ -222,7 +223,7 @@ def _missing(store: Store, size: int, key_prefix: str, timeout_s: float) -> dict
 def _collect_and_decide(store: Store, size: int, deadline: float, key_prefix: str, timeout_s: float) -> dict[str, Any]:
     records = []
     for rank in range(size):
-        if not _wait(store, f"{key_prefix}/nics/{rank}", deadline):
+        if not wait_for(store, f"{key_prefix}/nics/{rank}", deadline):
             return _missing(store, size, key_prefix, timeout_s)
         records.append(json.loads(store.get(f"{key_prefix}/nics/{rank}")))
     for record in records:

@@ -123,13 +123,7 @@ class NicSelection:
         is down or has no address; without a condition the result may be empty.
         """
         nics = list(nics)
-        found = [nic for nic in nics if nic.nic_class != "loopback" or self.restricts]
-        if self.names:
-            found = [nic for nic in found if any(_has_name(nic, name) for name in self.names)]
-            self._require(found, nics, f"no NIC is called {' or '.join(map(repr, self.names))}")
-        if self.nic_class is not None:
-            found = [nic for nic in found if nic.nic_class in NIC_CLASSES[self.nic_class]]
-            self._require(found, nics, f"no NIC{self._called()} is of class {self.nic_class!r}")
+        found = self.matching(nics)
         up = [nic for nic in found if nic.is_netdev_up]
         self._require(up, nics, _each(found, _why_down), found)
         if self.subnet is None:
@@ -139,6 +133,22 @@ class NicSelection:
         usable = [nic.with_address(address) for nic in up if (address := _address_in(nic, self.subnet))]
         self._require(usable, nics, f"no NIC{self._called()} that is up has an address in subnet {self.subnet}", up)
         return usable
+
+    def matching(self, nics: Iterable[Nic]) -> list[Nic]:
+        """The NICs among `nics` with a name and class that the selection allows, in any state.
+
+        Local. Loopback is left out unless something is asked for. Raises NicError where an asked-for NIC does not
+        exist.
+        """
+        nics = list(nics)
+        found = [nic for nic in nics if nic.nic_class != "loopback" or self.restricts]
+        if self.names:
+            found = [nic for nic in found if any(_has_name(nic, name) for name in self.names)]
+            self._require(found, nics, f"no NIC is called {' or '.join(map(repr, self.names))}")
+        if self.nic_class is not None:
+            found = [nic for nic in found if nic.nic_class in NIC_CLASSES[self.nic_class]]
+            self._require(found, nics, f"no NIC{self._called()} is of class {self.nic_class!r}")
+        return found
 
     def _called(self) -> str:
         return f" called {' or '.join(map(repr, self.names))}" if self.names else ""

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from holmes_comm.clusters import GroupOptions
     from holmes_comm.nics import NicSelection
 
-__all__ = ["NAME", "autoload", "connections", "group_options_from", "nic_reason", "register"]
+__all__ = ["NAME", "autoload", "connections", "group_options", "group_options_from", "nic_reason", "register"]
 
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
 _choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
+_options: dict[str, GroupOptions] = {}  # by the name of the group
 
 
 def autoload() -> None:
@@ -87,12 +88,22 @@ def group_options_from(chooser: Callable[[list[int]], NicSelection | GroupOption
         _choosers.remove(chooser)
 
 
+def group_options(group: ProcessGroup | None = None) -> GroupOptions:
+    """What ``group`` (default: the world) was told to use, as the pg_options of another group on the same NICs. Local.
+
+    Raises UsageError where the group's CPU backend is not holmes.
+    """
+    from holmes_comm.clusters import GroupOptions
+
+    return _options.get(_backend(group).options.group_name) or GroupOptions()
+
+
 def _create(options: Any, pg_options: Any) -> Any:
     """torch's creator function: agrees on the NICs, then connects. Collective over the group."""
     import torch.distributed as dist
 
     from holmes_comm._c10d import ProcessGroupHolmes
-    from holmes_comm.clusters import GroupOptions, agree_membership, bindings
+    from holmes_comm.clusters import GroupOptions, agree_membership, bindings, engine_min_bytes
     from holmes_comm.nics import NicSelection
 
     rank, size = options.group_rank, options.group_size
@@ -111,6 +122,7 @@ def _create(options: Any, pg_options: Any) -> Any:
     incarnation = (options.store.add(arrivals, 1) - 1) // size
     store = dist.PrefixStore(f"{NAME}/{incarnation}", options.store)
     try:
+        _options[options.group_id] = asked
         membership = agree_membership(
             store,
             rank,
@@ -134,6 +146,7 @@ def _create(options: Any, pg_options: Any) -> Any:
             nic_reason=membership.reason,
             clusters=membership.clusters,
             cluster_nics=bindings(membership.cluster_nics),
+            hierarchical_min_bytes=engine_min_bytes(asked.hierarchical_min_bytes),
         )
     except Exception:
         # Somebody never came: not counting this attempt lets the next one meet him.

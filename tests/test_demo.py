@@ -1,6 +1,7 @@
 """The demo: equal losses over any backend on loopback, its report, and the whole command on the testbed."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -16,12 +17,13 @@ import pytest
 pytest.importorskip("torch")
 
 from rich.console import Console
+from test_groups import two_clusters
 
 from holmes.demo.report import check_runs, largest_difference
-from holmes.demo.run_demo import run_demo
+from holmes.demo.run_demo import planned_settings, run_demo
 from holmes.demo.runs import Run, RunFailed, launch_here
 from holmes.demo.settings import Settings
-from holmes.plan import Plan
+from holmes.plan import Plan, plan_for
 
 TINY = Settings(layers=3, width=32, heads=2, sequence=16, global_batch=8, steps=6)
 TIMEOUT_S = 100
@@ -153,3 +155,16 @@ def test_ranks_in_any_order_over_the_nodes() -> None:
     assert [group.ranks for group in plan.groups("pp")] == [(0, 1), (3, 2)]
     assert {c.ranks: c.nic_class for c in plan.clusters} == {(0, 3): "roce_v2", (1, 2): "infiniband"}
     assert largest_difference(ours, single) < 1e-4
+
+
+def test_a_saved_plan_drives_the_demo(tmp_path: Path) -> None:
+    plan = plan_for(two_clusters(), model_layers=3, pipeline=2, layers_per_stage=[1, 2])
+    plan.save(tmp_path / "plan.yaml")
+    settings = planned_settings(tmp_path / "plan.yaml", steps=2)
+    assert (settings.layers, settings.pipeline, settings.steps) == (3, 2, 2)
+    ours = Run("holmes", "Holmes", "holmes.demo.train_holmes", "gloo", ranks=4)
+    ours.execute(dataclasses.replace(TINY, plan=settings.plan), launch_on_loopback, lambda done: None)
+    assert Plan.from_dict(ours.plan() or {}) == plan
+    plan_for(two_clusters(ranks_per_host=2), model_layers=3, pipeline=2).save(tmp_path / "plan.yaml")
+    with pytest.raises(ValueError, match=r"is a plan for 8 ranks with tensor=1, .* the demo has 4 ranks"):
+        planned_settings(tmp_path / "plan.yaml", steps=2)

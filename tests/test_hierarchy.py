@@ -110,3 +110,46 @@ def test_only_shares_cross() -> None:
         assert outcome["plain"]["error"] == outcome["torch"]["error"] == 0
         assert 0 < outcome["bf16"]["error"] < 1 / 256
         assert "spans the clusters a, b" in outcome["torch"]["reason"]
+
+
+@needs_namespaces
+def test_stages_of_one_cluster_use_its_nics() -> None:
+    testbed = pytest.importorskip("holmes.testbed")
+    pytest.importorskip("torch")
+    worker = Path(__file__).with_name("pair_nics_worker.py")
+    result = testbed.Testbed("two-clusters").run([sys.executable, str(worker)], timeout_s=100)
+    assert result.returncode == 0, result.outputs
+    outcomes = [json.loads(line) for lines in result.outputs.values() for line in lines if line.startswith("{")]
+    assert sorted(outcome["stage"] for outcome in outcomes) == [0, 1, 2, 3]
+    # From stage 0 to 1, 1 to 2, 2 to 3: inside cluster a, across, inside b.
+    nic_to_next = ["ib0", "eth0", "roce0"]
+    for outcome in outcomes:
+        stage = outcome["stage"]
+        for title in ("hierarchical", "flat", "torch"):
+            sent = outcome[title]
+            if stage == 3:
+                assert sent == {}
+                continue
+            assert list(sent) == [str(stage + 1)]
+            assert sent[str(stage + 1)] == {nic_to_next[stage]: pytest.approx(outcome["payload_bytes"], rel=0.02)}
+        inside = "ib0" if stage < 2 else "roce0"
+        expected = [
+            [peer, purpose, inside if peer // 2 == stage // 2 else "eth0"]
+            for peer in range(4)
+            if peer != stage
+            for purpose in ("collective", "control", "p2p")
+        ]
+        assert outcome["connected"] == expected
+        assert "spans the clusters" in outcome["reason"]
+
+
+def test_hierarchical_min_bytes_is_a_size_or_never() -> None:
+    def body(comm: Any) -> None:
+        data = np.full(100_001, comm.rank + 1, dtype="float32")
+        comm.all_reduce(data)
+        assert (data == 10).all()
+
+    run_clusters(list("aabb"), body, hierarchical_min_bytes="never")
+    for wrong in (-1, 2**64, "always"):
+        with pytest.raises(holmes_comm.UsageError, match="must be a number of bytes, 0 or more, or"):
+            run_clusters(list("aabb"), body, hierarchical_min_bytes=wrong)

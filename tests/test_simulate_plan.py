@@ -33,7 +33,11 @@ def test_command_line(tmp_path: Path) -> None:
     RATES.save(tmp_path / "rates.yaml")
     options = {"--topology": "topology.yaml", "--rates": "rates.yaml", "--trace": "trace.json"}
     arguments = [str(tmp_path / "plan.yaml"), *(part for k, v in options.items() for part in (k, str(tmp_path / v)))]
-    arguments += ["--hidden", "1024", "--heads", "16", "--sequence", "512", "--global-batch", "64"]
+    without = CliRunner().invoke(load("holmes.cli_simulate:simulate"), [*arguments, "--global-batch", "64"])
+    assert without.exit_code == 2
+    assert "the plan does not say its model" in without.output
+    (tmp_path / "model.yaml").write_text("layers: 12\nhidden: 1024\nheads: 16\nsequence: 512\n")
+    arguments += ["--model", str(tmp_path / "model.yaml"), "--global-batch", "64"]
     result = CliRunner().invoke(load("holmes.cli_simulate:simulate"), arguments)
     assert result.exit_code == 0, result.output
     assert "TFLOP/s per GPU" in result.output

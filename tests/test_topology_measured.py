@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import socket
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from test_groups import MemoryStore, hosts_of, loopback, port
 
 from holmes.probe.exchange import Exchange
+from holmes.probe.inventory import local_gpu
 from holmes.probe.meter import Meter
 from holmes.probe.pairs import pack, tournament
 from holmes.probe.stream import Door, Window, dial
 from holmes.topology import Fabric, Host, Port, candidate_fabrics, make_topology
 from holmes.topology.contradictions import contradictions, mixed_wires
+from holmes.topology.graph import components
 from holmes.topology.measured import PairRate, host_rates, measured_fabrics, pairs_of, parts_of, questions, slow_hosts
 
 
@@ -164,8 +168,6 @@ def test_many_hosts_meet_in_log_rounds_that_join_them_all(count: int) -> None:
     assert len(rounds) == (count - 1).bit_length()
     pairs = [pair(*hosts, 1.0) for round_pairs in rounds for hosts in round_pairs]
     assert len(host_rates(pairs)) == count
-    from holmes.topology.graph import components
-
     assert len(components(names, [p.hosts for p in pairs])) == 1
     assert len(tournament(names, 3)) == 3
 
@@ -260,6 +262,28 @@ def test_a_link_that_came_up_slow_and_a_subnet_of_its_own() -> None:
         "host n2 NIC ib0 (line rate): says 100 Gbit/s, where the others in infiniband 10.1.0.0/24 say 200" in found[0]
     )
     assert "host n3 NIC ib0 (alone): says infiniband in 10.3.0.0/24, which no other host shares; 3 hosts" in found[1]
+
+
+# The GPUs
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ("echo 'NVIDIA H100 80GB HBM3, 81559'\necho 'NVIDIA H100 80GB HBM3, 81559'", ("NVIDIA H100 80GB HBM3", 79.6)),
+        ("echo 'NVIDIA H100 80GB HBM3, 81559'\necho 'NVIDIA T4, 15360'", None),
+        ("echo 'No devices were found'; exit 6", None),
+        ("echo 'NVIDIA GB10, [N/A]'", None),
+    ],
+)
+def test_gpus_as_nvidia_smi_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, found: tuple[str, float] | None
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{answer}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert local_gpu() == found
 
 
 # The measurement over loopback

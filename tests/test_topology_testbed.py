@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from test_testbed import needs_namespaces
 
+import holmes
 from holmes.testbed import Testbed, TestbedSession
 from holmes.testbed.spec import load_spec
 from holmes.topology import Topology
@@ -51,6 +52,7 @@ def test_clusters_classes_and_rates_without_any_label(tmp_path: Path) -> None:
     assert (link.pairs, link.is_shared) == (2, False)
     assert found.findings == ()
     assert "infiniband 10.10.0.0/16" in printed
+    assert holmes.check(holmes.plan_for(found, model_layers=4), found).holds
     assert (tmp_path / "found.svg").stat().st_size > 1000
 
 

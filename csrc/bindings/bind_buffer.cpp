@@ -24,10 +24,11 @@ std::shared_ptr<void> keep_alive(const py::handle& object) {
           }};
 }
 
-std::string type_name(const py::handle& object) { return py::str(py::type::handle_of(object).attr("__name__")); }
+}  // namespace
 
-[[noreturn]] void refuse(const char* what, const py::handle& object, const std::string& reason) {
-  throw UsageError(std::string(what) + " (" + type_name(object) + "): " + reason);
+void refuse_buffer(const char* what, const py::handle& object, const std::string& reason) {
+  const std::string type = py::str(py::type::handle_of(object).attr("__name__"));
+  throw UsageError(std::string(what) + " (" + type + "): " + reason);
 }
 
 DType dtype_of_format(const char* what, const py::handle& object, const std::string& format, py::ssize_t item_bytes) {
@@ -36,7 +37,7 @@ DType dtype_of_format(const char* what, const py::handle& object, const std::str
   const std::string byte_orders = "@=<|>!";
   if (format.size() > 2 || (format.size() == 2 && byte_orders.find(format.front()) == std::string::npos)) code = '\0';
   if (format.size() > 1 && (format.front() == '>' || format.front() == '!'))
-    refuse(what, object, "big-endian data (format '" + format + "'); convert it to the machine's byte order");
+    refuse_buffer(what, object, "big-endian data (format '" + format + "'); convert it to the machine's byte order");
   const std::string signed_codes = "bhilqn";
   const std::string unsigned_bytes = "Bc";
   if (code == '?') return DType::boolean;
@@ -56,11 +57,28 @@ DType dtype_of_format(const char* what, const py::handle& object, const std::str
         return DType::int64;
     }
   }
-  refuse(what, object,
-         "dtype with format '" + format +
-             "' is not supported; use one of float64, float32, float16, "
-             "bfloat16, int8, int16, int32, int64, uint8, bool");
+  refuse_buffer(what, object,
+                "dtype with format '" + format +
+                    "' is not supported; use one of float64, float32, float16, "
+                    "bfloat16, int8, int16, int32, int64, uint8, bool");
 }
+
+std::optional<DType> dtype_of_torch(const py::handle& dtype) {
+  // torch.dtype objects are singletons.
+  static const auto* dtypes = [] {
+    auto* map = new std::unordered_map<PyObject*, DType>();
+    const py::module_ torch = py::module_::import("torch");
+    for (int i = 0; i < dtype_count; ++i) {
+      const auto dtype = static_cast<DType>(i);
+      (*map)[torch.attr(std::string(name(dtype)).c_str()).ptr()] = dtype;
+    }
+    return map;
+  }();
+  const auto found = dtypes->find(dtype.ptr());
+  return found == dtypes->end() ? std::nullopt : std::optional(found->second);
+}
+
+namespace {
 
 std::shared_ptr<void> owner_of(const py::handle& object, const BufferUse& use) {
   return use.outlives_call ? keep_alive(object) : nullptr;
@@ -109,31 +127,23 @@ std::optional<Buffer> from_numpy(const py::handle& object, const BufferUse& use)
 // torch is asked through its own attributes: no DLPack capsule, and the lowest latency.
 Buffer from_torch(const py::handle& tensor, const BufferUse& use) {
   const char* what = use.what;
-  // torch.dtype objects are singletons.
-  static const auto* dtypes = [] {
-    auto* map = new std::unordered_map<PyObject*, DType>();
-    const py::module_ torch = py::module_::import("torch");
-    for (int i = 0; i < dtype_count; ++i) {
-      const auto dtype = static_cast<DType>(i);
-      (*map)[torch.attr(std::string(name(dtype)).c_str()).ptr()] = dtype;
-    }
-    return map;
-  }();
   const py::object dtype = tensor.attr("dtype");
-  const auto found = dtypes->find(dtype.ptr());
+  const auto known = dtype_of_torch(dtype);
   if (!tensor.attr("is_cpu").cast<bool>())
-    refuse(what, tensor,
-           "it lives on device '" + std::string(py::str(tensor.attr("device"))) +
-               "', this communicator moves host memory; use a CPU tensor (tensor.cpu())");
-  if (tensor.attr("is_sparse").cast<bool>()) refuse(what, tensor, "sparse tensors are not supported; use to_dense()");
-  if (found == dtypes->end())
-    refuse(what, tensor, std::string(py::str(dtype)) + " is not supported; view it as one of the supported dtypes");
+    refuse_buffer(what, tensor,
+                  "it lives on device '" + std::string(py::str(tensor.attr("device"))) +
+                      "', this communicator moves host memory; use a CPU tensor (tensor.cpu())");
+  if (tensor.attr("is_sparse").cast<bool>())
+    refuse_buffer(what, tensor, "sparse tensors are not supported; use to_dense()");
+  if (!known)
+    refuse_buffer(what, tensor,
+                  std::string(py::str(dtype)) + " is not supported; view it as one of the supported dtypes");
   if (!tensor.attr("is_contiguous")().cast<bool>())
-    refuse(what, tensor,
-           "it is not contiguous (shape " + std::string(py::str(tensor.attr("shape"))) + ", strides " +
-               std::string(py::str(tensor.attr("stride")())) + "); pass tensor.contiguous()");
+    refuse_buffer(what, tensor,
+                  "it is not contiguous (shape " + std::string(py::str(tensor.attr("shape"))) + ", strides " +
+                      std::string(py::str(tensor.attr("stride")())) + "); pass tensor.contiguous()");
   return {reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<std::uintptr_t>()),
-          tensor.attr("numel")().cast<std::size_t>(), found->second, owner_of(tensor, use)};
+          tensor.attr("numel")().cast<std::size_t>(), *known, owner_of(tensor, use)};
 }
 
 Buffer from_buffer_protocol(const py::handle& object, const char* what, bool writable) {
@@ -141,8 +151,9 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
   const int flags = PyBUF_FORMAT | PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object.ptr(), view.get(), flags) != 0) {
     PyErr_Clear();
-    if (writable) refuse(what, object, "its memory is read-only (or has no plain layout); pass a writable array");
-    refuse(what, object, "it gives no access to its memory as a plain array");
+    if (writable)
+      refuse_buffer(what, object, "its memory is read-only (or has no plain layout); pass a writable array");
+    refuse_buffer(what, object, "it gives no access to its memory as a plain array");
   }
   const bool contiguous = PyBuffer_IsContiguous(view.get(), 'C') != 0;
   std::shared_ptr<void> owner(view.get(), [](void* pointer) {
@@ -154,7 +165,7 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
     delete held;
   });
   const Py_buffer& held = *view.release();
-  if (!contiguous) refuse(what, object, "it is not contiguous; pass numpy.ascontiguousarray(array)");
+  if (!contiguous) refuse_buffer(what, object, "it is not contiguous; pass numpy.ascontiguousarray(array)");
   const DType dtype = dtype_of_format(what, object, held.format ? held.format : "B", held.itemsize);
   return {held.buf, static_cast<std::size_t>(held.len) / size_bytes(dtype), dtype, std::move(owner)};
 }
@@ -162,15 +173,16 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
 }  // namespace
 
 Buffer to_buffer(const py::handle& object, const BufferUse& use) {
+  if (use.device) return to_device_buffer(object, use);
   if (auto buffer = from_numpy(object, use)) return std::move(*buffer);
   const char* what = use.what;
   if (PyObject_HasAttrString(object.ptr(), "data_ptr") && PyObject_HasAttrString(object.ptr(), "is_cpu"))
     return from_torch(object, use);
   if (PyObject_CheckBuffer(object.ptr())) return from_buffer_protocol(object, what, use.writable);
   if (PyObject_HasAttrString(object.ptr(), "__dlpack__")) return from_dlpack(object, what);
-  refuse(what, object,
-         "not a tensor or array; pass a torch tensor, a numpy array, or an object with DLPack or the buffer "
-         "protocol");
+  refuse_buffer(what, object,
+                "not a tensor or array; pass a torch tensor, a numpy array, or an object with DLPack or the buffer "
+                "protocol");
 }
 
 }  // namespace holmes

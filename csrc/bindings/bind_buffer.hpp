@@ -1,8 +1,11 @@
-// Python objects as buffers: torch CPU tensors, anything with DLPack (CPU), anything with the buffer protocol (numpy,
-// ...).
+// Python objects as buffers. Host memory: torch CPU tensors, anything with DLPack, anything with the buffer protocol
+// (numpy, ...). A GPU's memory: torch CUDA tensors, anything with __cuda_array_interface__ (cupy, numba, ...) or
+// DLPack.
 #pragma once
 
 #include <pybind11/pybind11.h>
+
+#include <optional>
 
 #include "holmes/core/types.hpp"
 
@@ -13,10 +16,21 @@ struct BufferUse {
   const char* what;    // "all_reduce: tensor", for errors
   bool writable;       // the operation writes into it
   bool outlives_call;  // asynchronous: the Buffer keeps the object alive; else the caller's reference does
+  std::optional<int> device = std::nullopt;  // number of the GPU whose memory it must be; absent: host memory
 };
 
-// The memory of `object`. Throws UsageError naming `use.what` and the reason where the object is not contiguous host
-// memory of a supported dtype, or not writable where that is needed.
+// The memory of `object`. Throws UsageError naming `use.what` and the reason where the object is not contiguous memory
+// of a supported dtype in the right place, or not writable where that is needed.
 Buffer to_buffer(const pybind11::handle& object, const BufferUse& use);
+
+// --- for the readers of the several kinds of object ---
+[[noreturn]] void refuse_buffer(const char* what, const pybind11::handle& object, const std::string& reason);
+// A dtype of the buffer protocol or of a typestr ("<f4": its letter and size).
+DType dtype_of_format(const char* what, const pybind11::handle& object, const std::string& format,
+                      pybind11::ssize_t item_bytes);
+// Absent where `dtype` is no torch dtype of ours.
+std::optional<DType> dtype_of_torch(const pybind11::handle& dtype);
+// As to_buffer, for a GPU's memory.
+Buffer to_device_buffer(const pybind11::handle& object, const BufferUse& use);
 
 }  // namespace holmes

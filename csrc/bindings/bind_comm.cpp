@@ -5,6 +5,7 @@
 #include "bindings/bind_buffer.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/connection_dict.hpp"
+#include "bindings/duration.hpp"
 #include "bindings/nic_pairs.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/comm/communicator.hpp"
@@ -16,16 +17,6 @@ using namespace py::literals;
 
 namespace holmes {
 namespace {
-
-using TimeoutSeconds = std::optional<double>;
-
-Duration to_duration(const char* what, double seconds) {
-  constexpr double max_seconds = 1e9;
-  if (!(seconds > 0) || seconds > max_seconds)
-    throw UsageError(std::string(what) + " is " + std::to_string(seconds) +
-                     "; it must be more than 0 and at most 1e9 seconds");
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-}
 
 CallOptions call_options(bool async_op, const TimeoutSeconds& timeout_s) {
   CallOptions options;
@@ -41,7 +32,7 @@ py::object run(bool async_op, Start start) {
   {
     py::gil_scoped_release no_gil;
     work = start();
-    if (!async_op) work->wait();
+    if (!async_op) work->join();
   }
   return async_op ? py::cast(work) : py::object(py::none());
 }
@@ -72,7 +63,10 @@ std::vector<Buffer> cut(const Buffer& whole, int size, const std::optional<std::
   std::vector<Buffer> parts;
   std::size_t begin = 0;
   for (const std::size_t n : rows) {
-    parts.push_back({whole.begin() + begin * size_bytes(whole.dtype), n * row_count, whole.dtype, whole.owner});
+    Buffer part = whole;
+    part.data = whole.begin() + begin * size_bytes(whole.dtype);
+    part.count = n * row_count;
+    parts.push_back(std::move(part));
     begin += n * row_count;
   }
   return parts;
@@ -83,49 +77,6 @@ std::vector<Buffer> per_rank(const py::handle& object, int size, const BufferUse
                              const std::optional<std::vector<std::size_t>>& splits = std::nullopt) {
   if (is_list(object)) return list_buffers(object, use);
   return cut(to_buffer(object, use), size, splits, use.what);
-}
-
-const char* state_name(WorkState state) {
-  switch (state) {
-    case WorkState::queued:
-      return "queued";
-    case WorkState::running:
-      return "running";
-    case WorkState::completed:
-      return "completed";
-    case WorkState::failed:
-      return "failed";
-  }
-  return "unknown";
-}
-
-void bind_work(py::module_& module) {
-  py::class_<Work, WorkPtr>(
-      module, "Work", "An asynchronous operation. It holds the operation's buffers until it is final. Thread-safe.")
-      .def(
-          "wait",
-          [](Work& work, const TimeoutSeconds& timeout_s) {
-            py::gil_scoped_release no_gil;
-            if (timeout_s) {
-              work.wait(to_duration("timeout_s", *timeout_s));
-            } else {
-              work.wait();
-            }
-          },
-          "timeout_s"_a = py::none(),
-          "Blocks until the operation is final. Raises its error where it failed, always; raises TimeoutError after\n"
-          "`timeout_s` seconds (None: no limit but the operation's own deadline) and leaves the operation running. "
-          "Local.")
-      .def_property_readonly(
-          "state", [](const Work& work) { return state_name(work.state()); },
-          "'queued', 'running', 'completed' or 'failed'.")
-      .def("is_completed", &Work::is_final,
-           "Whether the operation is final, successfully or not. Local, does not block.")
-      .def_property_readonly("source_rank", &Work::source_rank,
-                             "Rank a received message came from; -1 for other operations and before the end.")
-      .def_property_readonly(
-          "elapsed_s", [](const Work& work) { return std::chrono::duration<double>(work.elapsed()).count(); },
-          "Seconds from submission to the final state (to now where it is not final).");
 }
 
 std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, const std::string& name,
@@ -162,7 +113,6 @@ std::string doc(const char* text) { return std::string(text) + common_doc; }
 }  // namespace
 
 void bind_communicator(py::module_& module) {
-  bind_work(module);
   py::class_<Communicator, std::shared_ptr<Communicator>>(
       module, "Communicator",
       "A group of ranks bound to their NICs. All ranks call the same collectives in the same order; sends and receives "
@@ -171,12 +121,14 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("rank", &Communicator::rank, "This process's rank in the communicator.")
       .def_property_readonly("size", &Communicator::size, "Number of ranks.")
       .def_property_readonly("name", &Communicator::name, "Name in errors and logs; the same on all ranks.")
+      .def_property_readonly("device", &Communicator::device,
+                             "Number of the GPU whose memory it moves; None: host memory.")
       .def_property_readonly("is_dead", &Communicator::is_dead, "Whether an error, abort or close ended it.")
       .def(
           "all_reduce",
           [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op,
              const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression) {
-            Buffer data = to_buffer(tensor, {"all_reduce: tensor", true, async_op});
+            Buffer data = to_buffer(tensor, {"all_reduce: tensor", true, async_op, self.device()});
             const ReduceOp reduction = reduce_op_from_name(op);
             return run(async_op, [&] {
               CallOptions options = call_options(async_op, timeout_s);
@@ -195,8 +147,9 @@ void bind_communicator(py::module_& module) {
           "reduce_scatter",
           [](Communicator& self, const py::object& output, const py::object& input, const std::string& op,
              bool async_op, const TimeoutSeconds& timeout_s) {
-            Buffer out = to_buffer(output, {"reduce_scatter: output", true, async_op});
-            std::vector<Buffer> in = per_rank(input, self.size(), {"reduce_scatter: input", false, async_op});
+            Buffer out = to_buffer(output, {"reduce_scatter: output", true, async_op, self.device()});
+            std::vector<Buffer> in =
+                per_rank(input, self.size(), {"reduce_scatter: input", false, async_op, self.device()});
             const ReduceOp reduction = reduce_op_from_name(op);
             return run(async_op, [&] {
               return self.reduce_scatter(std::move(out), std::move(in), reduction, call_options(async_op, timeout_s));
@@ -213,8 +166,9 @@ void bind_communicator(py::module_& module) {
           "all_gather",
           [](Communicator& self, const py::object& output, const py::object& input, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            std::vector<Buffer> out = per_rank(output, self.size(), {"all_gather: output", true, async_op});
-            Buffer in = to_buffer(input, {"all_gather: input", false, async_op});
+            std::vector<Buffer> out =
+                per_rank(output, self.size(), {"all_gather: output", true, async_op, self.device()});
+            Buffer in = to_buffer(input, {"all_gather: input", false, async_op, self.device()});
             return run(async_op, [&] {
               return self.all_gather(std::move(out), std::move(in), call_options(async_op, timeout_s));
             });
@@ -227,7 +181,7 @@ void bind_communicator(py::module_& module) {
       .def(
           "broadcast",
           [](Communicator& self, const py::object& tensor, int src, bool async_op, const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, {"broadcast: tensor", src != self.rank(), async_op});
+            Buffer data = to_buffer(tensor, {"broadcast: tensor", src != self.rank(), async_op, self.device()});
             return run(async_op,
                        [&] { return self.broadcast(std::move(data), src, call_options(async_op, timeout_s)); });
           },
@@ -237,7 +191,7 @@ void bind_communicator(py::module_& module) {
           "reduce",
           [](Communicator& self, const py::object& tensor, int dst, const std::string& op, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, {"reduce: tensor", dst == self.rank(), async_op});
+            Buffer data = to_buffer(tensor, {"reduce: tensor", dst == self.rank(), async_op, self.device()});
             const ReduceOp reduction = reduce_op_from_name(op);
             return run(async_op,
                        [&] { return self.reduce(std::move(data), dst, reduction, call_options(async_op, timeout_s)); });
@@ -249,12 +203,12 @@ void bind_communicator(py::module_& module) {
           "gather",
           [](Communicator& self, const py::object& tensor, const py::object& gather_list, int dst, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            Buffer in = to_buffer(tensor, {"gather: tensor", false, async_op});
+            Buffer in = to_buffer(tensor, {"gather: tensor", false, async_op, self.device()});
             std::vector<Buffer> out;
             if (dst == self.rank()) {
               if (gather_list.is_none())
                 throw UsageError("gather: rank " + std::to_string(dst) + " is the root, gather_list must be given");
-              out = per_rank(gather_list, self.size(), {"gather: gather_list", true, async_op});
+              out = per_rank(gather_list, self.size(), {"gather: gather_list", true, async_op, self.device()});
             }
             return run(async_op, [&] {
               return self.gather(std::move(out), std::move(in), dst, call_options(async_op, timeout_s));
@@ -269,12 +223,12 @@ void bind_communicator(py::module_& module) {
           "scatter",
           [](Communicator& self, const py::object& tensor, const py::object& scatter_list, int src, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            Buffer out = to_buffer(tensor, {"scatter: tensor", true, async_op});
+            Buffer out = to_buffer(tensor, {"scatter: tensor", true, async_op, self.device()});
             std::vector<Buffer> in;
             if (src == self.rank()) {
               if (scatter_list.is_none())
                 throw UsageError("scatter: rank " + std::to_string(src) + " is the root, scatter_list must be given");
-              in = per_rank(scatter_list, self.size(), {"scatter: scatter_list", false, async_op});
+              in = per_rank(scatter_list, self.size(), {"scatter: scatter_list", false, async_op, self.device()});
             }
             return run(async_op, [&] {
               return self.scatter(std::move(out), std::move(in), src, call_options(async_op, timeout_s));
@@ -289,10 +243,10 @@ void bind_communicator(py::module_& module) {
              const std::optional<std::vector<std::size_t>>& output_split_sizes,
              const std::optional<std::vector<std::size_t>>& input_split_sizes, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            std::vector<Buffer> out =
-                per_rank(output, self.size(), {"all_to_all: output", true, async_op}, output_split_sizes);
+            std::vector<Buffer> out = per_rank(
+                output, self.size(), {"all_to_all: output", true, async_op, self.device()}, output_split_sizes);
             std::vector<Buffer> in =
-                per_rank(input, self.size(), {"all_to_all: input", false, async_op}, input_split_sizes);
+                per_rank(input, self.size(), {"all_to_all: input", false, async_op, self.device()}, input_split_sizes);
             return run(async_op, [&] {
               return self.all_to_all(std::move(out), std::move(in), call_options(async_op, timeout_s));
             });
@@ -314,7 +268,7 @@ void bind_communicator(py::module_& module) {
           "send",
           [](Communicator& self, const py::object& tensor, int dst, std::uint32_t tag, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, {"send: tensor", false, async_op});
+            Buffer data = to_buffer(tensor, {"send: tensor", false, async_op, self.device()});
             return run(async_op,
                        [&] { return self.send(std::move(data), dst, tag, call_options(async_op, timeout_s)); });
           },
@@ -326,14 +280,14 @@ void bind_communicator(py::module_& module) {
           "recv",
           [](Communicator& self, const py::object& tensor, const std::optional<int>& src, std::uint32_t tag,
              bool async_op, const TimeoutSeconds& timeout_s) -> py::object {
-            Buffer data = to_buffer(tensor, {"recv: tensor", true, async_op});
+            Buffer data = to_buffer(tensor, {"recv: tensor", true, async_op, self.device()});
             WorkPtr work;
             {
               py::gil_scoped_release no_gil;
               const CallOptions options = call_options(async_op, timeout_s);
               work =
                   src ? self.recv(std::move(data), *src, tag, options) : self.recv_any(std::move(data), tag, options);
-              if (!async_op) work->wait();
+              if (!async_op) work->join();
             }
             return async_op ? py::cast(work) : py::cast(work->source_rank());
           },
@@ -350,7 +304,8 @@ void bind_communicator(py::module_& module) {
             for (const auto& [kind, tensor, peer, tag] : calls) {
               if (kind != "send" && kind != "recv")
                 throw UsageError("batch: '" + kind + "' is not a call; use 'send' or 'recv'");
-              p2p.push_back({kind == "send", to_buffer(tensor, {"batch: tensor", kind == "recv", true}), peer, tag});
+              p2p.push_back({kind == "send", to_buffer(tensor, {"batch: tensor", kind == "recv", true, self.device()}),
+                             peer, tag});
             }
             py::gil_scoped_release no_gil;
             return self.batch(std::move(p2p), call_options(true, timeout_s));

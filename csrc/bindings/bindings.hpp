@@ -7,4 +7,6 @@ void bind_comm(pybind11::module_& module);
 void bind_compression(pybind11::module_& module);
 void bind_discover(pybind11::module_& module);
 void bind_error(pybind11::module_& module);
+void bind_nccl(pybind11::module_& module);
 void bind_store(pybind11::module_& module);
+void bind_work(pybind11::module_& module);

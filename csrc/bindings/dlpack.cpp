@@ -62,15 +62,19 @@ bool is_contiguous(const DLTensor& tensor) {
 
 }  // namespace
 
-Buffer from_dlpack(const py::handle& object, const char* what) {
+Buffer from_dlpack(const py::handle& object, const char* what, std::optional<int> gpu) {
   const auto refuse = [&](const std::string& reason) -> void { throw UsageError(std::string(what) + ": " + reason); };
   const auto device = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
   constexpr int host = 1;
+  constexpr int cuda = 2;
   constexpr int pinned_host = 3;
-  if (device.first != host && device.first != pinned_host)
-    refuse("it lives on DLPack device type " + std::to_string(device.first) +
-           ", this communicator moves host memory; copy it to the host first");
-  const py::object capsule = object.attr("__dlpack__")();
+  if (gpu ? device != std::pair(cuda, *gpu) : device.first != host && device.first != pinned_host)
+    refuse("it lives on DLPack device type " + std::to_string(device.first) + ", number " +
+           std::to_string(device.second) + "; this communicator moves " +
+           (gpu ? "the memory of GPU " + std::to_string(*gpu) : "host memory") + ": copy it there first");
+  constexpr int legacy_default_stream = 1;  // as DLPack counts
+  const py::object capsule =
+      gpu ? object.attr("__dlpack__")(py::arg("stream") = legacy_default_stream) : object.attr("__dlpack__")();
   auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (!managed) throw py::error_already_set();
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
@@ -88,7 +92,7 @@ Buffer from_dlpack(const py::handle& object, const char* what) {
   if (!is_contiguous(tensor)) refuse("it is not contiguous; make a contiguous copy");
   std::size_t count = 1;
   for (std::int32_t i = 0; i < tensor.ndim; ++i) count *= static_cast<std::size_t>(tensor.shape[i]);
-  return {static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, std::move(owner)};
+  return {static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, std::move(owner), gpu};
 }
 
 }  // namespace holmes

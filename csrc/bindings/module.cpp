@@ -7,5 +7,7 @@ PYBIND11_MODULE(_C, module) {
   bind_discover(module);
   bind_store(module);
   bind_compression(module);
+  bind_work(module);
   bind_comm(module);
+  bind_nccl(module);
 }

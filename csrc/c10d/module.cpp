@@ -17,7 +17,8 @@ c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::S
                                               std::chrono::milliseconds connect_timeout, const std::string& name,
                                               const NicPairs& nics, const std::string& transport,
                                               std::vector<std::uint64_t> global_ranks, std::string nic_reason,
-                                              std::vector<int> clusters, const NicPairs& cluster_nics) {
+                                              std::vector<int> clusters, const NicPairs& cluster_nics,
+                                              std::optional<std::uint64_t> hierarchical_min_bytes) {
   CommunicatorOptions options;
   options.rank = rank;
   options.size = size;
@@ -25,6 +26,7 @@ c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::S
   options.nics = to_bindings(nics);
   options.clusters = std::move(clusters);
   options.cluster_nics = to_bindings(cluster_nics);
+  options.hierarchical_min_bytes = hierarchical_min_bytes;
   options.transport = transport_from_name(transport);
   options.timeout = timeout;
   options.connect_timeout = connect_timeout;
@@ -53,9 +55,10 @@ PYBIND11_MODULE(_c10d, m) {
       .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"),
            py::arg("connect_timeout"), py::arg("name"), py::arg("nics"), py::arg("transport"), py::arg("global_ranks"),
            py::arg("nic_reason"), py::arg("clusters") = std::vector<int>{}, py::arg("cluster_nics") = NicPairs{},
-           py::call_guard<py::gil_scoped_release>(),
+           py::arg("hierarchical_min_bytes") = py::none(), py::call_guard<py::gil_scoped_release>(),
            "Collective over the group: connects it over `nics`, pairs of interface and address, and where `clusters` "
-           "names several, over `cluster_nics` inside each.")
+           "names several, over `cluster_nics` inside each. Operations of `hierarchical_min_bytes` and more run "
+           "hierarchically.")
       .def_property_readonly("nic_reason", &ProcessGroupHolmes::nic_reason, "Why the group is on these NICs.")
       .def_property_readonly("options", &ProcessGroupHolmes::getBackendOptions,
                              "Backend options: timeout, name, ranks.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holmes import partition, simulate
+    from holmes.overlap import DistributedOptimizer
     from holmes.plan import Plan, plan_for
     from holmes.proof import Proof, check
     from holmes.rank_grid import KINDS
@@ -19,6 +20,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+source"
 
 _HOMES = {  # imported when first used: planning needs no torch
+    "DistributedOptimizer": "holmes.overlap",
     "KINDS": "holmes.rank_grid",
     "Plan": "holmes.plan",
     "ProcessGroups": "holmes.torch_groups",
@@ -35,6 +37,7 @@ _PACKAGES = ("partition", "simulate")
 
 __all__ = [
     "KINDS",
+    "DistributedOptimizer",
     "Plan",
     "ProcessGroups",
     "Proof",

@@ -15,13 +15,14 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 20,
     testbed: Annotated[str, typer.Option(help="Spec of 4 nodes: a built-in name or a YAML file.")] = "two-clusters",
     ethernet: Annotated[str, typer.Option(help="The interface that all nodes share.")] = "eth0",
+    plan: Annotated[Path | None, typer.Option(help="A saved plan for the Holmes run to follow.")] = None,
     backend: Annotated[str, typer.Option(help="torch.distributed backend of the Holmes run.")] = "holmes",
 ) -> None:
     """Train a small GPT over two emulated clusters: one process, torch DDP over Gloo, and Holmes.
 
     Exit code 1 where losses differ or bytes took a wrong NIC, 2 where a run cannot be made.
     """
-    from holmes.demo.run_demo import EMULATED, run_demo, testbed_launch
+    from holmes.demo.run_demo import EMULATED, planned_settings, run_demo, testbed_launch
     from holmes.demo.runs import RunFailed
     from holmes.demo.settings import Settings
     from holmes.testbed import TestbedError
@@ -32,9 +33,14 @@ def demo(
         console.print(needed, markup=False)
         raise typer.Exit(2)
     try:
+        settings = Settings(steps=steps) if plan is None else planned_settings(plan, steps)
+    except (ValueError, OSError) as error:
+        console.print(f"--plan: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(2) from error
+    try:
         with testbed_launch(testbed) as launch:
             checks = run_demo(
-                Settings(steps=steps),
+                settings,
                 out,
                 console,
                 backend=backend,

@@ -8,13 +8,13 @@ from typing import Annotated, Optional
 import typer
 
 from holmes.cli_calibrate import read_link
-from holmes.gpt import RECOMPUTATIONS
+from holmes.gpt import RECOMPUTATIONS, Transformer
+from holmes.models import load_model, model_from_dict
 from holmes.plan import Plan
 from holmes.simulate import (
     SCHEDULES,
     Framework,
     Rates,
-    Transformer,
     draw,
     job_of_plan,
     make_step,
@@ -29,9 +29,12 @@ def simulate(
     plan: Annotated[Path, typer.Argument(help="A saved plan, .yaml or .json.")],
     topology: Annotated[Path, typer.Option(help="The topology it was made for (`holmes topology --save`).")],
     rates: Annotated[Path, typer.Option(help="Rates: compute_tflops, and gbps and latency_s of each NIC class.")],
-    hidden: Annotated[int, typer.Option(help="Hidden size of the model; its layers are the plan's.")],
-    heads: Annotated[int, typer.Option(help="Attention heads.")],
-    sequence: Annotated[int, typer.Option(help="Tokens of a sample.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A preset such as gpt-7.5b, or a .yaml file of sizes; default: the plan's.", show_default=False
+        ),
+    ] = None,
     global_batch: Annotated[
         int | None, typer.Option(help="Samples of a step, all ranks together; default: the plan's.", show_default=False)
     ] = None,
@@ -43,7 +46,6 @@ def simulate(
             show_default=False,
         ),
     ] = None,
-    vocabulary: Annotated[int, typer.Option(help="Words of the vocabulary.")] = 51200,
     micro_batch: Annotated[
         int | None, typer.Option(help="Samples of a micro-batch; default: the plan's, else 1.", show_default=False)
     ] = None,
@@ -57,8 +59,12 @@ def simulate(
     synchronization: Annotated[str, typer.Option(help=f"One of {', '.join(SYNCHRONIZATIONS)}.")] = "sharded",
     overlap: Annotated[bool, typer.Option(help="Hide gradients behind backward and parameters behind forward.")] = True,
     recomputation: Annotated[
-        str, typer.Option(help=f"What runs again before its backward: {', '.join(RECOMPUTATIONS)}.")
-    ] = "full",
+        str | None,
+        typer.Option(
+            help=f"What runs again before its backward: {', '.join(RECOMPUTATIONS)}; default: the plan's, else full.",
+            show_default=False,
+        ),
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline as Chrome trace (.json).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the timeline (.png, .svg, .pdf).")] = None,
 ) -> None:
@@ -68,8 +74,13 @@ def simulate(
         job = job_of_plan(
             loaded,
             Topology.load(topology),
-            Transformer(sum(loaded.layers_per_stage), hidden, heads, sequence, vocabulary),
-            Framework(synchronization, overlap_reduce=overlap, overlap_gather=overlap, recomputation=recomputation),
+            _model(model, loaded),
+            Framework(
+                synchronization,
+                overlap_reduce=overlap,
+                overlap_gather=overlap,
+                recomputation=recomputation or loaded.recomputation or "full",
+            ),
             micro_batch=micro_batch,
             global_batch=global_batch,
             schedule=schedule,
@@ -89,3 +100,10 @@ def simulate(
         save_trace(result, trace)
     if plot is not None:
         draw(result, plot)
+
+
+def _model(name: str | None, plan: Plan) -> Transformer:
+    """The model that is named, else the plan's. Raises ValueError where neither says it, or it has other layers."""
+    if name is None and plan.model is None:
+        raise ValueError("the plan does not say its model; pass --model, such as gpt-7.5b or a .yaml file of sizes")
+    return load_model(name) if name is not None else model_from_dict(plan.model or {})

@@ -45,9 +45,9 @@ def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | N
 
     `kinds`, such as ("dp", "pp") or `holmes.KINDS` for all: None: "tp", "dp" and "pp", with context parallelism "cp"
     and "dp_cp" too, with experts "ep", "expt_tp" and "expt_dp". Groups of one rank are made too, as Megatron does.
-    Backend "holmes" puts each group on its planned NICs, and one that spans clusters runs its large collectives
-    hierarchically (docs/hierarchy.md); any other backend (for comparison) chooses by itself. Raises ValueError where
-    the plan is for another number of ranks, or a kind does not exist.
+    Backend "holmes" puts each group on its planned NICs. In one that spans clusters, ranks of one cluster use its NICs
+    with each other, and large collectives run hierarchically (docs/hierarchy.md). Any other backend (for comparison)
+    chooses by itself. Raises ValueError where the plan is for another number of ranks, or a kind does not exist.
     """
     if plan.world_size != (size := dist.get_world_size()):
         raise ValueError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")
@@ -91,15 +91,18 @@ def group_options(group: Group, rank: int) -> Any:
         return NicSelection(names=names, max_rails=max(len(names), 1))
 
     nics = selection(group.nics.get(rank, ()))
-    if not _is_hierarchical(group):
+    if max(Counter(group.cluster_of.values()).values(), default=0) < 2:  # no two of its ranks have better ones
         return GroupOptions(nics=nics)
-    return GroupOptions(nics, cluster=group.cluster_of[rank], cluster_nics=selection(group.cluster_nics[rank]))
+    return GroupOptions(
+        nics,
+        cluster=group.cluster_of[rank],
+        cluster_nics=selection(group.cluster_nics[rank]),
+        hierarchical_min_bytes=None if _has_large_collectives(group) else "never",
+    )
 
 
-def _is_hierarchical(group: Group) -> bool:
-    """Whether it pays: large collectives, and several ranks in some cluster."""
-    crowded = max(Counter(group.cluster_of.values()).values(), default=0) > 1
-    return crowded and (KINDS[group.kind].within == "cluster" or group.kind == "world")
+def _has_large_collectives(group: Group) -> bool:
+    return KINDS[group.kind].within == "cluster" or group.kind == "world"
 
 
 def _keep_order(plan: Plan, kinds: Iterable[str]) -> dict[str, Any]:

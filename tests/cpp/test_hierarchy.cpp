@@ -161,6 +161,46 @@ void check_fast_split(Communicator& comm) {
   check_large(*spanning);
 }
 
+// Sends and receives between ranks of one cluster use its NICs, others the shared ones.
+void check_nics_of_pairs(Communicator& comm, const std::vector<int>& clusters) {
+  std::vector<P2pCall> calls;
+  std::vector<std::vector<std::int64_t>> inputs(clusters.size());
+  auto own = values(comm.rank(), 30001);
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    if (peer == comm.rank()) continue;
+    auto& input = inputs[static_cast<std::size_t>(peer)] = std::vector<std::int64_t>(own.size());
+    calls.push_back({true, buffer(own, DType::int64), peer, 0});
+    calls.push_back({false, buffer(input, DType::int64), peer, 0});
+  }
+  for (const auto& work : comm.batch(calls)) work->wait();
+  std::vector<std::uint64_t> sent_bytes(clusters.size());
+  for (const auto& connection : comm.connections()) {
+    if (connection.purpose != "p2p" || connection.sent_bytes == 0) continue;
+    const auto peer = static_cast<std::size_t>(connection.peer);
+    sent_bytes[peer] += connection.sent_bytes;
+    const bool inside = clusters[peer] == clusters[static_cast<std::size_t>(comm.rank())];
+    CHECK(connection.local_address.starts_with(inside ? "127.0.1." : "127.0.0.1:"));
+  }
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    if (peer == comm.rank()) continue;
+    CHECK(inputs[static_cast<std::size_t>(peer)] == values(peer, own.size()));
+    CHECK(sent_bytes[static_cast<std::size_t>(peer)] >= own.size() * sizeof(std::int64_t));
+  }
+}
+
+// All flat: no parts for the hierarchy, the rest as ever.
+void check_never(Communicator& comm) {
+  CHECK(dynamic_cast<HierarchicalCommunicator*>(&comm) == nullptr);
+  check_large(comm);
+  std::vector<float> data(70001, 1);
+  comm.all_reduce(buffer(data, DType::float32), ReduceOp::sum,
+                  {.compression = std::make_shared<Compression>("bf16", false)})
+      ->wait();
+  for (const float value : data) CHECK(value == static_cast<float>(comm.size()));
+  const auto part = comm.split(comm.rank() < 2 ? 0 : 1, comm.rank());
+  for (const auto& connection : part->connections()) CHECK(connection.local_address.starts_with("127.0.1."));
+}
+
 }  // namespace
 
 int main() {
@@ -178,7 +218,12 @@ int main() {
                [](CommunicatorOptions& options) { options.transport = Transport::automatic; });
   run_clusters({0, 0, 1, 1}, 0, check_fast_split);
   run_clusters({0, 0, 1, 1}, std::nullopt, check_measured);
-  run_clusters({0, 0, 1, 1}, never_hierarchical, check_large);
+  run_clusters({0, 0, 1, 1}, never_hierarchical, check_never);
+  for (const auto& layout : layouts)
+    for (const auto min_bytes : {std::uint64_t{0}, never_hierarchical})
+      run_clusters(layout, min_bytes, [&](Communicator& comm) { check_nics_of_pairs(comm, layout); });
+  // Without NICs of their own, the ranks of a cluster use the shared ones.
+  run_clusters({0, 0, 1, 1}, 0, check_large, [](CommunicatorOptions& options) { options.cluster_nics.clear(); });
   run_clusters({0, 0, 1, 1, 1}, 0, check_compression);
   return 0;
 }

@@ -81,6 +81,86 @@ void test_wrong_arguments() {
   CHECK(contains(message_of<UsageError>([&] { connect_mesh(*store, {.rank = 2, .size = 2}, segment_bytes); }), "RANK"));
 }
 
+// Ranks 0 and 1 share two rails, 2 and 3 another NIC, rank 4 is alone; all share 127.0.0.1.
+const std::vector<int> clusters = {5, 5, 3, 3, 9};
+
+bool give_cluster_nics(CommunicatorOptions& options) {
+  options.clusters = clusters;
+  options.nics = {{"lo", "127.0.0.1"}};
+  const std::vector<NicBinding> first = {{"lo", "127.0.1.1"}, {"lo", "127.0.1.2"}};
+  const std::vector<NicBinding> second = {{"lo", "127.0.2.1"}};
+  options.cluster_nics = options.rank < 2 ? first : options.rank < 4 ? second : std::vector<NicBinding>{};
+  return true;
+}
+
+void test_nics_of_pairs() {
+  auto outcomes = run_ranks(5, {.transport = Transport::tcp, .connect_timeout = 20s}, give_cluster_nics);
+  for (const auto& outcome : outcomes) {
+    if (!outcome.mesh) std::fprintf(stderr, "%s\n", outcome.message.c_str());
+    CHECK(outcome.mesh.has_value());
+    if (!outcome.mesh) return;
+  }
+  for (std::size_t a = 0; a < outcomes.size(); ++a) {
+    for (std::size_t b = 0; b < a; ++b) {
+      auto& left = outcomes[a].mesh->links[b];
+      auto& right = outcomes[b].mesh->links[a];
+      const bool inside = clusters[a] == clusters[b];
+      const std::size_t rails = inside && a < 2 ? 2 : 1;
+      const std::string network = !inside ? "127.0.0." : a < 2 ? "127.0.1." : "127.0.2.";
+      for (const auto purpose : {&PeerLink::control, &PeerLink::collective, &PeerLink::p2p}) {
+        CHECK((left.*purpose).size() == rails && (right.*purpose).size() == rails);
+        for (std::size_t i = 0; i < rails; ++i) {
+          const auto& x = (left.*purpose)[i];
+          const auto& y = (right.*purpose)[i];
+          CHECK(x.rail == y.rail && x.info.purpose == y.info.purpose);
+          CHECK(x.info.local_address == y.info.remote_address && x.info.remote_address == y.info.local_address);
+          CHECK(x.info.local_address.starts_with(network + std::to_string(i + 1) + ":"));
+          send_byte(x, static_cast<char>(i + 1)), send_byte(y, static_cast<char>(i + 3));
+          CHECK(receive_byte(y) == static_cast<char>(i + 1) && receive_byte(x) == static_cast<char>(i + 3));
+        }
+      }
+    }
+  }
+  auto shared = run_ranks(4, {}, [](auto& options) {
+    give_cluster_nics(options);
+    options.clusters.pop_back();
+    return true;
+  });
+  check_pairs(shared, true, 1);
+}
+
+void test_wrong_clusters() {
+  const auto count = run_ranks(5, {.transport = Transport::tcp}, [](auto& options) {
+    give_cluster_nics(options);
+    if (options.rank == 3) options.cluster_nics.push_back({"lo", "127.0.2.2"});
+    return true;
+  });
+  check_all_fail(count, ErrorKind::usage, {"rank 2", "rank 3", "1 and 2 NICs inside their cluster"});
+  const auto nic = run_ranks(5, {.transport = Transport::tcp}, [](auto& options) {
+    give_cluster_nics(options);
+    if (options.rank == 3) options.cluster_nics = {{"nosuch0", "10.0.0.1"}};
+    return true;
+  });
+  check_all_fail(nic, ErrorKind::nic, {"rank 3", "nosuch0", "choose"});
+  const auto list = run_ranks(5, {.transport = Transport::tcp}, [](auto& options) {
+    give_cluster_nics(options);
+    if (options.rank == 3) options.clusters[1] = 4;
+    return true;
+  });
+  check_all_fail(list, ErrorKind::usage, {"rank 1", "in cluster 5", "rank 3", "in cluster 4", "same list"});
+  const auto none = run_ranks(5, {.transport = Transport::tcp}, [](auto& options) {
+    if (options.rank != 3) give_cluster_nics(options);
+    return true;
+  });
+  check_all_fail(none, ErrorKind::usage, {"rank 3", "only one of them was given the ranks' clusters"});
+  const auto never = run_ranks(5, {.transport = Transport::tcp}, [](auto& options) {
+    give_cluster_nics(options);
+    if (options.rank == 3) options.hierarchical_min_bytes = never_hierarchical;
+    return true;
+  });
+  check_all_fail(never, ErrorKind::usage, {"rank 3", "never to run hierarchically"});
+}
+
 void test_missing_rank() {
   for (const int absent : {0, 1, 3}) {
     const auto started = Clock::now();
@@ -115,6 +195,8 @@ int main(int argc, char** argv) {
                     {"many_ranks", test_many_ranks},
                     {"secrets", test_secrets},
                     {"wrong_arguments", test_wrong_arguments},
+                    {"nics_of_pairs", test_nics_of_pairs},
+                    {"wrong_clusters", test_wrong_clusters},
                     {"missing_rank", test_missing_rank}},
                    argc, argv);
 }

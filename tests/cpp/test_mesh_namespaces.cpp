@@ -73,6 +73,20 @@ void test_in_namespace() {
                  {"rank 0 (host", "cannot be reached from rank 2", "NIC c0: 10.2.0.1 -> 10.1.0.1:", "(errno 113)"});
   CHECK(bad[0].context.peer == 0 && bad[0].context.nic == "c0" && bad[0].context.system_errno == EHOSTUNREACH);
   CHECK(Clock::now() - started < 10s);  // long before the deadline
+  // Over the NICs of their cluster, though the shared ones would do.
+  bad = run_ranks(2, {.clusters = {0, 0}, .transport = Transport::tcp}, [&](CommunicatorOptions& options) {
+    place({0, 1}, {a0, b0})(options);
+    options.cluster_nics = {options.rank == 0 ? a0 : elsewhere};
+    return true;
+  });
+  check_all_fail(bad, ErrorKind::unreachable, {"rank 0", "rank 1", "NIC c0: 10.2.0.1 -> 10.1.0.1:"});
+  CHECK(bad[0].context.nic == "c0");
+  bad = run_ranks(2, {.clusters = {0, 0}, .transport = Transport::tcp}, [&](CommunicatorOptions& options) {
+    place({0, 1}, {a0, b0})(options);
+    options.cluster_nics = {{"lo", "127.0.0.1"}};
+    return true;
+  });
+  check_all_fail(bad, ErrorKind::nic, {"different hosts", "rank 0", "rank 1", "lo 127.0.0.1"});
   // Where packets are lost without a word, the deadline ends it.
   on_node(2, "ip addr add 10.1.0.1/24 dev d0 && ip route add blackhole 10.2.0.0/24");
   started = Clock::now();

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -135,3 +137,12 @@ def test_command_line(tmp_path):
     run = CliRunner().invoke(cli_plan.app, ["export", str(file), "--to", "deepspeed"])
     assert run.exit_code == 2
     assert "schedule is 'zb-h1'" in run.stderr
+
+
+def test_no_framework_is_imported_before_it_is_needed():
+    code = (
+        "import sys, holmes.integrations; "
+        "print([name for name in ('torch', 'megatron', 'deepspeed', 'torchtitan') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

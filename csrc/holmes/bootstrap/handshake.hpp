@@ -15,13 +15,13 @@ namespace holmes {
 
 inline constexpr std::uint16_t protocol_version = 1;
 inline constexpr std::size_t hello_bytes = 48;
-inline constexpr std::size_t max_rails = 64;
+inline constexpr std::size_t max_rails = 64;  // of a pair of ranks
 
 // What each side says first. The connecting side says what the connection is for; the other repeats it.
 struct Hello {
   std::uint16_t version = protocol_version;
   Purpose purpose = Purpose::control;
-  std::uint8_t rail = 0;
+  std::uint8_t rail = 0;                 // number in RankRecord::rails of both
   std::uint32_t rank = 0;                // of the side that speaks
   std::array<std::uint8_t, 16> group{};  // group_hash of the communicator's name
   std::array<std::uint8_t, 16> nonce{};  // random

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 
 #include "holmes/bootstrap/mesh_builder.hpp"
 #include "holmes/bootstrap/rendezvous.hpp"
@@ -21,8 +22,9 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
     throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
                      " ranks is not possible: it must be from 0 to size - 1; check RANK and WORLD_SIZE");
   }
-  if (options.nics.size() > max_rails) {
-    throw UsageError(std::to_string(options.nics.size()) + " NICs are too many: a communicator uses at most " +
+  for (const auto* nics : {&options.nics, &options.cluster_nics}) {
+    if (nics->size() <= max_rails) continue;
+    throw UsageError(std::to_string(nics->size()) + " NICs are too many: two ranks use at most " +
                      std::to_string(max_rails) + "; name fewer");
   }
   if (options.transport == Transport::shm && !env.shm) {
@@ -35,13 +37,15 @@ std::string label(const std::vector<RankRecord>& records, std::size_t rank) {
 }
 
 // Throws where the NICs cannot join ranks that are on different hosts.
-void check_nics_across_hosts(const std::vector<RankRecord>& records, std::size_t rank, std::size_t other) {
+void check_rails_across_hosts(const std::vector<RankRecord>& records, std::size_t rank, std::size_t other,
+                              const RailRange& rails) {
   const auto both = label(records, rank) + " and " + label(records, other) + " are on different hosts, but ";
   ErrorContext context{.peer = static_cast<int>(rank), .host = records[rank].host};
   if (!records[rank].chose_nics) {
     throw UsageError(both + label(records, rank) + " was given no NIC; name the NICs of every rank", context);
   }
-  for (const auto& rail : records[rank].rails) {
+  for (std::size_t i = rails.first; i < rails.end; ++i) {
+    const auto& rail = records[rank].rails[i];
     if (!is_loopback(rail.address)) continue;
     context.nic = rail.interface;
     throw NicError(both + label(records, rank) + " uses " + rail.interface + " " + rail.address +
@@ -50,10 +54,46 @@ void check_nics_across_hosts(const std::vector<RankRecord>& records, std::size_t
   }
 }
 
+// Throws where `ranks` cannot be joined by the NICs that all ranks share or, `inside` a cluster, by the cluster's.
+void check_rails(const std::vector<RankRecord>& records, const std::vector<std::size_t>& ranks, bool inside) {
+  const auto rails_of = [&](std::size_t rank) {
+    const auto& record = records[rank];
+    return inside ? RailRange{record.shared_rails(), record.rails.size()} : RailRange{0, record.shared_rails()};
+  };
+  const std::size_t first = ranks.front();
+  const auto expected = rails_of(first);
+  std::optional<std::size_t> elsewhere;  // a rank on another host than the first
+  for (const std::size_t rank : ranks) {
+    const auto rails = rails_of(rank);
+    const auto require = [&](bool holds, const std::string& problem_and_fix) {
+      if (holds) return;
+      throw UsageError(label(records, first) + " and " + label(records, rank) + problem_and_fix,
+                       {.peer = static_cast<int>(rank), .host = records[rank].host});
+    };
+    require(rails.size() == expected.size(), " use " + std::to_string(expected.size()) + " and " +
+                                                 std::to_string(rails.size()) + " NICs" +
+                                                 (inside ? " inside their cluster" : "") + "; give every rank" +
+                                                 (inside ? " of it" : "") + " the same number");
+    for (std::size_t i = 0; i < rails.size(); ++i) {
+      const auto& mine = records[first].rails[expected.first + i];
+      const auto& theirs = records[rank].rails[rails.first + i];
+      const auto is_ipv6 = [](const RailRecord& rail) { return rail.address.find(':') != std::string::npos; };
+      require(is_ipv6(theirs) == is_ipv6(mine), " use the addresses " + mine.address + " and " + theirs.address +
+                                                    " for one NIC, of different families; use IPv4 or IPv6 on all "
+                                                    "ranks");
+    }
+    if (!elsewhere && !records[rank].same_machine(records[first])) elsewhere = rank;
+  }
+  for (const std::size_t rank : ranks) {
+    if (!elsewhere) return;
+    const bool is_with_first = records[rank].same_machine(records[first]);
+    check_rails_across_hosts(records, rank, is_with_first ? *elsewhere : first, rails_of(rank));
+  }
+}
+
 // Throws where the ranks' records do not fit together. All ranks see the same records, hence the same error.
 void check_records(const std::vector<RankRecord>& records, Transport transport) {
   const auto& first = records.front();
-  std::optional<std::size_t> elsewhere;  // a rank on another host than rank 0
   for (std::size_t r = 1; r < records.size(); ++r) {
     const auto& record = records[r];
     const auto both = label(records, 0) + " and " + label(records, r);
@@ -67,22 +107,33 @@ void check_records(const std::vector<RankRecord>& records, Transport transport) 
     require(record.shared_memory_bytes == first.shared_memory_bytes,
             " ask for shared memory of " + std::to_string(first.shared_memory_bytes) + " and " +
                 std::to_string(record.shared_memory_bytes) + " bytes; use the same on all ranks");
-    require(record.rails.size() == first.rails.size(), " use " + std::to_string(first.rails.size()) + " and " +
-                                                           std::to_string(record.rails.size()) +
-                                                           " NICs; give every rank the same number");
-    for (std::size_t i = 0; i < record.rails.size(); ++i) {
-      const auto is_ipv6 = [](const RailRecord& rail) { return rail.address.find(':') != std::string::npos; };
-      require(is_ipv6(record.rails[i]) == is_ipv6(first.rails[i]),
-              " use the addresses " + first.rails[i].address + " and " + record.rails[i].address +
-                  " for one NIC, of different families; use IPv4 or IPv6 on all ranks");
-    }
+    require(record.cluster.empty() == first.cluster.empty(),
+            ": only one of them was given the ranks' clusters; give them to every rank, or to none");
+    require(record.runs_flat == first.runs_flat,
+            ": only one of them was told never to run hierarchically; give every rank the same hierarchical_min_bytes "
+            "(HOLMES_HIERARCHICAL_MIN_BYTES)");
     require(transport != Transport::shm || record.can_share_memory(first),
             " cannot share memory: they do not share a host (its kernel, network namespace and user); use transport "
             "automatic or tcp");
-    if (!elsewhere && !record.same_machine(first)) elsewhere = r;
   }
-  for (std::size_t r = 0; elsewhere && r < records.size(); ++r) {
-    check_nics_across_hosts(records, r, records[r].same_machine(first) ? *elsewhere : 0);
+  std::vector<std::size_t> everybody;
+  std::map<std::string, std::vector<std::size_t>> clusters;
+  for (std::size_t r = 0; r < records.size(); ++r) {
+    everybody.push_back(r);
+    if (!records[r].cluster.empty()) clusters[records[r].cluster].push_back(r);
+  }
+  check_rails(records, everybody, false);
+  for (const auto& [name, members] : clusters) check_rails(records, members, true);
+}
+
+// Throws where the others' clusters are not what this rank was told: it would use other NICs than they.
+void check_clusters(const std::vector<RankRecord>& records, const std::vector<int>& clusters, int own_rank) {
+  for (std::size_t r = 0; r < clusters.size(); ++r) {
+    if (records[r].cluster == std::to_string(clusters[r])) continue;
+    throw UsageError(label(records, r) + " says that it is in cluster " + records[r].cluster + ", but " +
+                         label(records, static_cast<std::size_t>(own_rank)) + " was told that it is in cluster " +
+                         std::to_string(clusters[r]) + "; give all ranks the same list of clusters",
+                     {.peer = static_cast<int>(r), .host = records[r].host});
   }
 }
 
@@ -97,6 +148,7 @@ void check_records(const std::vector<RankRecord>& records, Transport transport) 
 std::vector<NicBinding> checked_nics(const CommunicatorOptions& options) {
   if (options.nics.empty() && options.transport == Transport::shm) return {{"lo", "127.0.0.1"}};  // not used
   auto nics = options.nics.empty() ? std::vector<NicBinding>{{"lo", "127.0.0.1"}} : options.nics;
+  if (!options.clusters.empty()) nics.insert(nics.end(), options.cluster_nics.begin(), options.cluster_nics.end());
   for (const auto& nic : nics) check_nic(nic);
   return nics;
 }
@@ -110,6 +162,11 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   own.shared_memory_bytes = shared_memory_bytes;
   own.transport = options.transport;
   own.chose_nics = !options.nics.empty();
+  if (!options.clusters.empty()) {
+    own.cluster = std::to_string(options.clusters[static_cast<std::size_t>(options.rank)]);
+    own.runs_flat = options.hierarchical_min_bytes == never_hierarchical;
+    if (options.transport != Transport::shm) own.cluster_rails = options.cluster_nics.size();
+  }
   std::optional<MeshBuilder> builder;
   std::optional<std::string> secret;
   try {
@@ -132,6 +189,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   rendezvous.publish(own);
   const auto records = rendezvous.gather();
   check_records(records, options.transport);
+  check_clusters(records, options.clusters, options.rank);
   if (!secret) secret = records.front().made_secret;
   return builder->connect(records, *secret, deadline, [&] { rendezvous.look_for_alarm(); });
 }

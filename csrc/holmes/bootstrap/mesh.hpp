@@ -1,4 +1,4 @@
-// Mesh: connects every pair of ranks of a communicator over the chosen NICs, with proof of the job's secret.
+// Mesh: connects every pair of ranks of a communicator over the NICs chosen for it, with proof of the job's secret.
 #pragma once
 
 #include <string>
@@ -16,18 +16,19 @@ enum class Purpose : std::uint8_t { control = 0, collective = 1, p2p = 2 };
 // One connected, authenticated, non-blocking TCP socket (TCP_NODELAY set), bound to one rail.
 struct MeshSocket {
   UniqueFd fd;
-  int rail = 0;         // index into CommunicatorOptions::nics
+  int rail = 0;         // index into CommunicatorOptions::nics and, behind them, cluster_nics
   ConnectionInfo info;  // peer, host, transport, purpose, interface, both addresses, device_bound
 };
 
-// Everything two ranks share: one socket of each purpose per rail. Where both ranks are on one host and shared memory
-// is used, there are instead one Unix socket, in `control`, and in `shared_memory` a sealed memfd of
-// `shared_memory_bytes` that both sides hold (zeroed; made by the lower rank, passed with SCM_RIGHTS; no name
+// Everything two ranks share: one socket of each purpose per rail; between ranks of one cluster the rails are those of
+// CommunicatorOptions::cluster_nics, where given, else those of CommunicatorOptions::nics. Where both ranks are on one
+// host and shared memory is used, there are instead one Unix socket, in `control`, and in `shared_memory` a sealed
+// memfd of `shared_memory_bytes` that both sides hold (zeroed; made by the lower rank, passed with SCM_RIGHTS; no name
 // anywhere).
 struct PeerLink {
   int peer = -1;
   std::string host;  // host name of the peer
-  std::string nic;   // local interface of rail 0, or "shm"
+  std::string nic;   // local interface of the first rail, or "shm"
   std::vector<MeshSocket> control;
   std::vector<MeshSocket> collective;
   std::vector<MeshSocket> p2p;
@@ -48,7 +49,7 @@ struct Mesh {
 // Collective over all ranks that use the same store and options.name. Binds every socket, listening and connecting, to
 // its NIC's address and, where the kernel permits, to the device. Strangers and garbage are dropped and logged. On
 // failure every rank throws: NicError, UnreachableError, ProtocolError, TimeoutError or SystemError, naming the
-// culprit. `shared_memory_bytes` is the size of each pair's segment.
+// culprit. `options.clusters` is empty or names each rank's. `shared_memory_bytes` is the size of each pair's segment.
 Mesh connect_mesh(Store& store, const CommunicatorOptions& options, std::size_t shared_memory_bytes);
 
 }  // namespace holmes

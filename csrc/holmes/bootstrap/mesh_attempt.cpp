@@ -158,12 +158,13 @@ void MeshBuilder::throw_incomplete() const {
   }
   for (int peer = options_.rank + 1; peer < options_.size; ++peer) {
     const auto& link = mesh_.links[static_cast<std::size_t>(peer)];
-    for (std::size_t rail = 0; rail < nics_.size(); ++rail) {
-      const bool stands = shares_memory(peer) ? static_cast<bool>(link.control.front().fd)
-                                              : link.control[rail].fd && link.collective[rail].fd && link.p2p[rail].fd;
+    const bool shm = shares_memory(peer);
+    const auto rails = shm ? RailRange{0, 1} : rails_to(peer);
+    for (std::size_t rail = rails.first; rail < rails.end; ++rail) {
+      const auto i = rail - rails.first;
+      const bool stands = link.control[i].fd && (shm || (link.collective[i].fd && link.p2p[i].fd));
       if (stands) continue;
       const auto& record = (*records_)[static_cast<std::size_t>(peer)];
-      const bool shm = shares_memory(peer);
       const auto& nic = nics_[rail];
       throw UnreachableError(
           describe(peer) + " did not connect to rank " + std::to_string(options_.rank) + " (host " +

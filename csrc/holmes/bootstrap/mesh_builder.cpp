@@ -91,6 +91,11 @@ bool MeshBuilder::shares_memory(int peer) const {
   return records[static_cast<std::size_t>(peer)].can_share_memory(records[static_cast<std::size_t>(options_.rank)]);
 }
 
+RailRange MeshBuilder::rails_to(int peer) const {
+  const auto& records = *records_;
+  return records[static_cast<std::size_t>(options_.rank)].rails_to(records[static_cast<std::size_t>(peer)]);
+}
+
 std::string MeshBuilder::describe(int peer) const {
   return "rank " + std::to_string(peer) + " (host " + (*records_)[static_cast<std::size_t>(peer)].host + ")";
 }
@@ -100,11 +105,10 @@ MeshSocket& MeshBuilder::slot(int peer, Purpose purpose, int rail) {
   auto& sockets = purpose == Purpose::control      ? link.control
                   : purpose == Purpose::collective ? link.collective
                                                    : link.p2p;
-  return sockets[static_cast<std::size_t>(rail)];
+  return sockets[shares_memory(peer) ? 0 : static_cast<std::size_t>(rail) - rails_to(peer).first];
 }
 
 void MeshBuilder::prepare_slots() {
-  const auto rails = nics_.size();
   mesh_.links.resize(static_cast<std::size_t>(options_.size));
   for (int peer = 0; peer < options_.size; ++peer) {
     mesh_.hosts.push_back((*records_)[static_cast<std::size_t>(peer)].host);
@@ -113,13 +117,14 @@ void MeshBuilder::prepare_slots() {
     link.peer = peer;
     link.host = mesh_.hosts.back();
     const bool shm = shares_memory(peer);
-    link.nic = shm ? "shm" : nics_.front().interface;
-    link.control.resize(shm ? 1 : rails);
-    if (!shm) link.collective.resize(rails), link.p2p.resize(rails);
-    missing_ += shm ? 1 : 3 * static_cast<int>(rails);
+    const auto rails = rails_to(peer);
+    link.nic = shm ? "shm" : nics_[rails.first].interface;
+    link.control.resize(shm ? 1 : rails.size());
+    if (!shm) link.collective.resize(rails.size()), link.p2p.resize(rails.size());
+    missing_ += shm ? 1 : 3 * static_cast<int>(rails.size());
     if (peer > options_.rank) continue;
     if (shm) attempts_.push_back({.peer = peer, .over_unix = true});
-    for (int rail = 0; !shm && rail < static_cast<int>(rails); ++rail) {
+    for (int rail = static_cast<int>(rails.first); !shm && rail < static_cast<int>(rails.end); ++rail) {
       attempts_.push_back({.peer = peer, .purpose = Purpose::control, .rail = rail});
       attempts_.push_back({.peer = peer, .purpose = Purpose::collective, .rail = rail});
       attempts_.push_back({.peer = peer, .purpose = Purpose::p2p, .rail = rail});
@@ -213,7 +218,8 @@ std::string MeshBuilder::check_hello(const Hello& hello, const Listener& listene
     return "it says it is rank " + std::to_string(hello.rank) + ", which does not connect here";
   }
   if (listener.is_unix != shares_memory(static_cast<int>(hello.rank))) return "it uses the wrong transport";
-  if (hello.rail != listener.rail || hello.purpose > Purpose::p2p ||
+  const bool is_rail = listener.is_unix || rails_to(static_cast<int>(hello.rank)).contains(hello.rail);
+  if (hello.rail != listener.rail || !is_rail || hello.purpose > Purpose::p2p ||
       (listener.is_unix && hello.purpose != Purpose::control)) {
     return "it asks for a connection that does not exist";
   }

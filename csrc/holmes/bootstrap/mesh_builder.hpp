@@ -16,7 +16,7 @@ namespace holmes {
 // One thread. Closes whatever it opened when it goes, on success all but the mesh.
 class MeshBuilder {
 public:
-  // `nics` are checked. Throws NicError, SystemError.
+  // `nics` are checked; the ones of the own cluster come last. Throws NicError, SystemError.
   MeshBuilder(const CommunicatorOptions& options, const Env& env, std::vector<NicBinding> nics,
               std::size_t shared_memory_bytes);
 
@@ -85,6 +85,8 @@ private:
   void fill(int peer, Purpose purpose, int rail, UniqueFd fd, bool over_unix, bool device_bound);
   std::string describe(int peer) const;
   bool shares_memory(int peer) const;
+  // The numbers, in `nics_`, of those that join this rank and `peer`.
+  RailRange rails_to(int peer) const;
   // Of the connections to `peer`; empty: the system's.
   std::string congestion_control(int peer) const;
   bool is_same_machine(int peer) const;

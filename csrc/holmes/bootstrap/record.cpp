@@ -98,6 +98,9 @@ std::string encode(const RankRecord& record) {
   writer.add(std::uint64_t{record.chose_nics});
   writer.add(std::uint64_t{record.has_secret});
   writer.add(record.made_secret);
+  writer.add(record.cluster);
+  writer.add(std::uint64_t{record.runs_flat});
+  writer.add(std::uint64_t{record.cluster_rails});
   writer.add(std::uint64_t{record.rails.size()});
   for (const auto& rail : record.rails) {
     writer.add(rail.interface);
@@ -138,7 +141,11 @@ RankRecord decode_rank(const std::string& bytes, const std::string& writer) {
   record.chose_nics = reader.number(1) == 1;
   record.has_secret = reader.number(1) == 1;
   record.made_secret = reader.text();
-  const auto rail_count = reader.number(max_rails);
+  record.cluster = reader.text();
+  record.runs_flat = reader.number(1) == 1;
+  record.cluster_rails = reader.number(max_rails);
+  const auto rail_count = reader.number(2 * max_rails);
+  if (record.cluster_rails > rail_count) reader.refuse();
   for (std::uint64_t i = 0; i < rail_count; ++i) {
     RailRecord rail;
     rail.interface = reader.text();

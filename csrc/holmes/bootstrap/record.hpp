@@ -31,6 +31,15 @@ struct RailRecord {
   std::uint16_t local_port = 0;
 };
 
+// The rails of a pair of ranks: numbers `first` to `end - 1` in the lists of both.
+struct RailRange {
+  std::size_t first = 0;
+  std::size_t end = 0;
+
+  std::size_t size() const { return end - first; }
+  bool contains(std::size_t rail) const { return rail >= first && rail < end; }
+};
+
 // Everything the others need to connect to a rank.
 struct RankRecord {
   std::string host;        // for messages
@@ -39,11 +48,20 @@ struct RankRecord {
   std::string unix_token;  // abstract Unix socket; empty: shared memory is off
   std::uint64_t shared_memory_bytes = 0;
   Transport transport = Transport::automatic;
-  bool chose_nics = true;   // false: loopback by default
-  bool has_secret = false;  // was given one
-  std::string made_secret;  // by rank 0, where it was given none
+  bool chose_nics = true;         // false: loopback by default
+  bool has_secret = false;        // was given one
+  std::string made_secret;        // by rank 0, where it was given none
+  std::string cluster;            // equal on ranks of one cluster; empty: the ranks name none
+  bool runs_flat = false;         // no operation over the clusters is hierarchical
+  std::size_t cluster_rails = 0;  // so many of the rails, the last ones, join the ranks of the cluster only
   std::vector<RailRecord> rails;
 
+  std::size_t shared_rails() const { return rails.size() - cluster_rails; }
+  // The same from both sides, once check_records has passed.
+  RailRange rails_to(const RankRecord& other) const {
+    const bool inside = !cluster.empty() && cluster == other.cluster && cluster_rails > 0;
+    return inside ? RailRange{shared_rails(), rails.size()} : RailRange{0, shared_rails()};
+  }
   bool same_machine(const RankRecord& other) const { return !machine.empty() && machine == other.machine; }
   bool same_kernel(const RankRecord& other) const {
     return !machine.empty() && machine.substr(0, machine.find(':')) == other.machine.substr(0, other.machine.find(':'));

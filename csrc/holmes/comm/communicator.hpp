@@ -29,6 +29,8 @@ struct P2pCall {
 //   right:  rank 0: all_reduce(a), all_reduce(b)    rank 1: all_reduce(a), all_reduce(b)
 //   wrong:  rank 0: all_reduce(a), all_gather(b)    rank 1: all_gather(b), all_reduce(a)   -> MismatchError on all
 //   ranks
+// On device memory a call only puts the operation on the device: it runs after what the buffers' stream has before it,
+// and a synchronous call returns at once, what is put on that stream later running after it (Work::join).
 // A collective is complete on a rank when its result is there and every rank has entered it.
 // Every call returns a Work; with CallOptions::async false it is final on return. Bad arguments throw UsageError from
 // the call itself and leave the communicator usable; every other error makes the communicator dead: it says so in each
@@ -40,6 +42,8 @@ public:
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
+  // Number of the GPU whose memory it moves; absent: host memory.
+  virtual std::optional<int> device() const { return std::nullopt; }
 
   // In place: `data` (count equal on all ranks) becomes the reduction over all ranks, bit-identical on all of them.
   virtual WorkPtr all_reduce(Buffer data, ReduceOp op, CallOptions call = {}) = 0;

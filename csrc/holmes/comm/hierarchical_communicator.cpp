@@ -43,7 +43,8 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Store> store,
 
 void HierarchicalCommunicator::connect_parts() {
   const Hierarchy& at = parts_->hierarchy;
-  // The communicator of `members`, in which this rank is number `rank`. Its messages speak of this one's ranks.
+  // The communicator over `nics` of `members`, in which this rank is number `rank`. Its messages speak of this one's
+  // ranks.
   const auto connect = [&](const std::string& suffix, const std::vector<int>& members, int rank,
                            const std::vector<NicBinding>& nics) {
     CommunicatorOptions part = options_;
@@ -56,9 +57,7 @@ void HierarchicalCommunicator::connect_parts() {
     part.labels = members;
     return std::make_shared<HostCommunicator>(store_, std::move(part));
   };
-  std::vector<int> everybody;
-  for (int rank = 0; rank < options_.size; ++rank) everybody.push_back(rank);
-  parts_->flat = connect("", everybody, options_.rank, options_.nics);
+  parts_->flat = std::make_shared<HostCommunicator>(store_, options_);
   // What fails in one cluster is heard of in all.
   const auto together = [&](const std::function<void()>& connect_some) {
     try {
@@ -72,9 +71,10 @@ void HierarchicalCommunicator::connect_parts() {
     parts_->flat->barrier(call)->wait();
   };
   const std::string cluster = std::to_string(at.cluster());
+  const auto& inside = options_.cluster_nics.empty() ? options_.nics : options_.cluster_nics;
   together([&] {
-    parts_->scatter = connect("/cluster" + cluster + ".scatter", at.members(), at.index(), options_.cluster_nics);
-    parts_->gather = connect("/cluster" + cluster + ".gather", at.members(), at.index(), options_.cluster_nics);
+    parts_->scatter = connect("/cluster" + cluster + ".scatter", at.members(), at.index(), inside);
+    parts_->gather = connect("/cluster" + cluster + ".gather", at.members(), at.index(), inside);
   });
   together([&] {
     if (at.owns_share())
@@ -83,9 +83,7 @@ void HierarchicalCommunicator::connect_parts() {
 }
 
 void HierarchicalCommunicator::choose_min_bytes() {
-  auto given = options_.hierarchical_min_bytes;
-  if (!given) given = Env::read().hierarchical_min_bytes;
-  given = agree_given_bytes(*parts_->flat, given);
+  const auto given = agree_given_bytes(*parts_->flat, options_.hierarchical_min_bytes);
   CallOptions call;
   call.timeout = options_.connect_timeout;
   min_bytes_ = given ? *given
@@ -253,8 +251,13 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
     throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +
                      " ranks, but there " + "are " + std::to_string(options.size) + "; give one for each rank");
   const Hierarchy hierarchy(options.clusters, options.rank);
-  if (hierarchy.is_useful()) return std::make_shared<HierarchicalCommunicator>(std::move(store), std::move(options));
-  if (hierarchy.cluster_count() == 1) options.nics = std::move(options.cluster_nics);
+  if (!options.hierarchical_min_bytes) options.hierarchical_min_bytes = Env::read().hierarchical_min_bytes;
+  if (hierarchy.is_useful()) {
+    if (options.hierarchical_min_bytes != never_hierarchical)
+      return std::make_shared<HierarchicalCommunicator>(std::move(store), std::move(options));
+    return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+  }
+  if (hierarchy.cluster_count() == 1 && !options.cluster_nics.empty()) options.nics = std::move(options.cluster_nics);
   options.clusters.clear();
   options.cluster_nics.clear();
   return std::make_shared<HostCommunicator>(std::move(store), std::move(options));

@@ -1,5 +1,6 @@
 // HierarchicalCommunicator: the Communicator for a group that spans clusters. Large operations run inside each cluster
-// on its own NICs and cross the NICs all ranks share only with each rank's share; the others run flat.
+// on its own NICs and cross the NICs all ranks share only with each rank's share; the others run flat, each pair of
+// ranks on its best NICs.
 #pragma once
 
 #include "holmes/comm/hierarchical_chains.hpp"
@@ -7,13 +8,12 @@
 namespace holmes {
 
 // Hierarchical from min_bytes() on: all_reduce, broadcast and reduce; reduce_scatter and all_gather where counts and
-// clusters are equal. Everything else is flat: over the NICs all ranks share, also inside a cluster. Which form runs is
-// a matter of the arguments, so all ranks choose alike; every hierarchical operation is announced on the flat
-// communicator too, which finds ranks that disagree.
+// clusters are equal. Everything else is flat. Which form runs is a matter of the arguments, so all ranks choose alike;
+// every hierarchical operation is announced on the flat communicator too, which finds ranks that disagree.
 class HierarchicalCommunicator final : public Communicator {
 public:
-  // Collective. `options.clusters` names two clusters or more. Takes a measurement of up to some tenths of a second
-  // where the options and the environment do not say min_bytes().
+  // Collective. `options.clusters` names two clusters or more; `options.hierarchical_min_bytes` is not `never`. Takes a
+  // measurement of up to some tenths of a second where the options do not say min_bytes().
   HierarchicalCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options);
   ~HierarchicalCommunicator() override;
 

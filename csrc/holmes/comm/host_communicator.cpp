@@ -83,7 +83,7 @@ ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control,
 }
 
 // Unit of pipelining: what keeps two slices of every peer in the L2 cache.
-std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_bytes, std::size_t rails) {
+std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_bytes) {
   constexpr std::size_t staging_goal_bytes = 1024 * 1024;
   // Rails of different speed need a longer run to share.
   constexpr std::size_t rails_slice_factor = 4;
@@ -92,7 +92,9 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
   if (any_shared) return std::min<std::size_t>(ring_bytes / 2, 64 * 1024);
   const std::size_t share = staging_goal_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
   const std::size_t slice = std::clamp<std::size_t>(share / 4096 * 4096, 64 * 1024, 256 * 1024);
-  return rails > 1 ? slice * rails_slice_factor : slice;
+  const bool any_rails = std::any_of(mesh.links.begin(), mesh.links.end(),
+                                     [](const PeerLink& link) { return link.collective.size() > 1; });
+  return any_rails ? slice * rails_slice_factor : slice;
 }
 
 }  // namespace
@@ -116,7 +118,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->channels.resize(mesh.links.size());
   group->controls.resize(mesh.links.size());
   std::vector<std::unique_ptr<Channel>> p2p(mesh.links.size());
-  const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes, options_.nics.size());
+  const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes);
   for (PeerLink& link : mesh.links) {
     if (link.peer < 0) continue;
     auto control = std::make_unique<ControlLink>(group->label(link.peer), link.host, link.nic, std::move(link.control));
@@ -216,6 +218,8 @@ std::vector<Buffer> HostCommunicator::nothing(DType dtype) const {
 
 WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions options) {
   check_reduction(data.dtype, op);
+  // Over clusters it is allowed, but here nothing crosses by itself.
+  if (!options_.clusters.empty()) options.compression.reset();
   Call call = begin(options);
   const Signature signature{OpCode::all_reduce, data.dtype, op, std::nullopt, 0};
   auto collective = choose_all_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));

@@ -1,4 +1,5 @@
-// HostCommunicator: the Communicator for host memory, over TCP and shared memory (chosen per pair of ranks).
+// HostCommunicator: the Communicator for host memory, over TCP and shared memory. Which of them, and over which NICs,
+// is chosen per pair of ranks.
 #pragma once
 
 #include "holmes/comm/communicator.hpp"

@@ -18,7 +18,7 @@ struct NicBinding {
   std::string address;    // numeric IPv4 or IPv6 address of that interface
 };
 
-// Operations of fewer bytes run flat; `never`: all do.
+// As `hierarchical_min_bytes`: all operations run flat.
 inline constexpr std::uint64_t never_hierarchical = UINT64_MAX;
 
 // How ranks of one host reach each other.
@@ -41,9 +41,11 @@ struct CommunicatorOptions {
   // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
   // of them. Empty: one cluster.
   std::vector<int> clusters{};
-  std::vector<NicBinding> cluster_nics{};  // as `nics`, joining the ranks of this rank's cluster
-  // From how many bytes on an operation runs hierarchically; equal on all ranks that give it. Absent:
-  // HOLMES_HIERARCHICAL_MIN_BYTES, else measured at set-up.
+  // As `nics`, in the same order on every rank of this rank's cluster: its ranks talk to each other over these, to all
+  // others over `nics`. Empty: over `nics` to all.
+  std::vector<NicBinding> cluster_nics{};
+  // From how many bytes on an operation runs hierarchically; equal on all ranks that give it, `never_hierarchical` by
+  // all or none. Absent: HOLMES_HIERARCHICAL_MIN_BYTES, else measured at set-up.
   std::optional<std::uint64_t> hierarchical_min_bytes{};
   std::vector<int> labels{};  // number of each rank in messages, by rank; empty: its own
   Transport transport = Transport::automatic;
@@ -60,6 +62,8 @@ struct CallOptions {
   bool async = false;                 // false: the work is final on return (a failed one still throws in wait)
   // all_reduce over clusters only: how the hop between them is compressed. Null: not at all.
   std::shared_ptr<Compression> compression{};
+  // Device memory, sums of floating point only: every rank's contribution is multiplied by this first.
+  std::optional<double> premultiply{};
   // reduce_scatter only: ranks that `avg` divides by, where this is one level of a larger operation. Absent: all.
   std::optional<int> average_over{};
 };

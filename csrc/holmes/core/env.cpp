@@ -97,6 +97,14 @@ Env Env::read() {
     }
   }
   env.tcp_congestion = text_of("HOLMES_TCP_CONGESTION");
+  env.cuda_library = text_of("HOLMES_CUDA_LIBRARY");
+  env.nccl_library = text_of("HOLMES_NCCL_LIBRARY");
+  if (const auto text = text_of("HOLMES_NCCL_IMAGE")) {
+    if (*text != "sparse" && *text != "copy")
+      refuse("HOLMES_NCCL_IMAGE", *text, "sparse or copy", "say copy where sparse images make trouble");
+    env.nccl_image = *text == "copy" ? NcclImageForm::copy : NcclImageForm::sparse;
+  }
+  env.nccl_image_folder = text_of("HOLMES_NCCL_IMAGE_FOLDER");
   return env;
 }
 
@@ -123,6 +131,11 @@ const std::vector<EnvVariable>& env_variables() {
        "the system's; reno between ranks of one host", "Congestion control of every data socket."},
       {"HOLMES_HIERARCHICAL_MIN_BYTES", "bytes, or never", "measured when the communicator is made",
        "From how many bytes on an operation over clusters runs hierarchically; equal on all ranks."},
+      {"HOLMES_NCCL_LIBRARY", "path", "the loaded one, the Python package's, the system's", "The NCCL library to use."},
+      {"HOLMES_CUDA_LIBRARY", "path", "libcuda.so.1", "The CUDA driver to use."},
+      {"HOLMES_NCCL_IMAGE", "sparse, copy", "sparse", "Form of the further NCCL images; copy where sparse fails."},
+      {"HOLMES_NCCL_IMAGE_FOLDER", "path", "TMPDIR, /var/tmp, /tmp, /dev/shm: the first that works",
+       "Folder for copies of the NCCL library."},
   };
   return variables;
 }

@@ -12,6 +12,9 @@
 
 namespace holmes {
 
+// How a further NCCL image is made: without the file's GPU code, which is mapped from the original; or as a whole copy.
+enum class NcclImageForm { sparse, copy };
+
 // One field per variable. `Env::read()` looks when it is called (a communicator, when it is made).
 struct Env {
   // HOLMES_LOG = error | warn | info | debug. What is written to stderr. Default warn. Read once per process.
@@ -60,6 +63,19 @@ struct Env {
   // HOLMES_HIERARCHICAL_MIN_BYTES = bytes | never. From how many bytes on an operation over clusters runs
   // hierarchically; equal on all ranks. UINT64_MAX stands for never. Default: measured when the communicator is made.
   std::optional<std::uint64_t> hierarchical_min_bytes;
+
+  // HOLMES_NCCL_LIBRARY = path. The NCCL library to use. Default: the one that is already loaded, else the Python
+  // package's, else the system's.
+  std::optional<std::string> nccl_library;
+
+  // HOLMES_CUDA_LIBRARY = path. The CUDA driver to use. Default: libcuda.so.1.
+  std::optional<std::string> cuda_library;
+
+  // HOLMES_NCCL_IMAGE = sparse | copy. Form of the further NCCL images. Default sparse; where that fails, copy.
+  NcclImageForm nccl_image = NcclImageForm::sparse;
+  // HOLMES_NCCL_IMAGE_FOLDER = path. Folder for copies. Default: TMPDIR, /var/tmp, /tmp, /dev/shm, whatever works
+  // first.
+  std::optional<std::string> nccl_image_folder;
 
   // Throws UsageError naming variable, value, rule and fix.
   static Env read();

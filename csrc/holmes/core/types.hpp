@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,12 +69,14 @@ ReduceOp reduce_op_from_name(std::string_view text);
 // Throws UsageError where `op` is not defined for `dtype` (avg of integers, bitwise of floats).
 void check_reduction(DType dtype, ReduceOp op);
 
-// Host memory of `count` contiguous elements. `owner` keeps the memory alive as long as a Work needs it.
+// Memory of `count` contiguous elements. `owner` keeps it alive as long as a Work needs it.
 struct Buffer {
   void* data = nullptr;
   std::size_t count = 0;
   DType dtype = DType::uint8;
-  std::shared_ptr<void> owner;
+  std::shared_ptr<void> owner{};
+  std::optional<int> device{};  // number of the GPU whose memory it is; absent: host memory
+  void* stream = nullptr;       // of a GPU's memory: the CUstream on which it is ready; null: the default stream
 
   std::size_t bytes() const { return count * size_bytes(dtype); }
   std::byte* begin() const { return static_cast<std::byte*>(data); }

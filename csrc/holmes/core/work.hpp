@@ -38,6 +38,11 @@ public:
   // Blocks the calling thread until the work is final. A failed work always throws its error; where `timeout`
   // passes first, throws TimeoutError and leaves the work running (its buffers stay in use).
   virtual void wait(std::optional<Duration> timeout = std::nullopt);
+  // Device memory: what is put on `stream` (a CUstream) from now on runs after the work; does not block the calling
+  // thread. Throws where the work has failed. Host memory: as wait.
+  virtual void wait_stream([[maybe_unused]] void* stream) { wait(); }
+  // As wait_stream, on the stream that the operation was called on; how a synchronous call ends.
+  virtual void join() { wait(); }
   // The error of a failed work, else null.
   std::exception_ptr error() const;
   // Rank the message of a recv (also from any source) came from; -1 for other operations and before the end.

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from holmes.bench.timing import machine_cpu_s
+
 #: Parts of a model in the order in which they are timed; "optimizer" is AdamW over the layers' parameters.
 PARTS = ("embedding", "layer", "head", "optimizer")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -60,15 +62,18 @@ def run_compute(settings: ComputeSettings, on_row: Callable[[dict[str, Any]], No
     """Times every part for each number of ranks; calls `on_row` with each row of the result as it is there.
 
     A row: ranks, part, forward_us and backward_us (of one layer; of the optimizer ns_per_parameter), the mean over
-    calls and ranks, the median over rounds. Backwards add to gradients that are there. Raises RuntimeError where a
-    rank fails.
+    calls and ranks, the median over rounds; foreign_cores: what processes beside the ranks kept busy. Backwards add to
+    gradients that are there. Raises RuntimeError where a rank fails.
     """
     rows = []
     for ranks in settings.ranks:
-        times = _run_ranks(settings, ranks)  # [ranks, rounds, parts, 2] seconds of a call
-        middle = np.median(times.mean(axis=0), axis=0)
-        for part, (first, second) in zip(PARTS, middle, strict=True):
-            row: dict[str, Any] = {"ranks": ranks, "part": part}
+        # [ranks, rounds, parts, 5]: a call's forward and backward; wall, own and the machine's processor seconds
+        times = _run_ranks(settings, ranks)
+        middle = np.median(times[..., :2].mean(axis=0), axis=0)
+        foreign_s = times[0, :, :, 4].sum(axis=0) - times[..., 3].sum(axis=(0, 1))
+        foreign_cores = np.maximum(foreign_s, 0) / times[0, :, :, 2].sum(axis=0)
+        for part, (first, second), foreign in zip(PARTS, middle, foreign_cores, strict=True):
+            row: dict[str, Any] = {"ranks": ranks, "part": part, "foreign_cores": float(foreign)}
             if part == "optimizer":
                 row["ns_per_parameter"] = first * 1e9
             else:
@@ -117,22 +122,24 @@ def _rank(text: str, barrier: Barrier, results: Any) -> None:
     results.put(times)
 
 
-def _time_parts(settings: ComputeSettings, barrier: Barrier) -> list[list[tuple[float, float]]]:
+def _time_parts(settings: ComputeSettings, barrier: Barrier) -> list[list[tuple[float, ...]]]:
     from holmes.bench.compute_parts import make_parts
 
     parts = make_parts(settings)
-    rounds = []
+    rounds: list[list[tuple[float, ...]]] = []
     for _ in range(settings.rounds):
-        timed = []
+        timed: list[tuple[float, ...]] = []
         for name in PARTS:
             part = parts[name]
             for _ in range(_WARM_UP_CALLS):
                 part.call()
             barrier.wait(_START_TIMEOUT_S)
+            machine_s, cpu_s = machine_cpu_s(), time.process_time()
             first_s, second_s, calls, start = 0.0, 0.0, 0, time.perf_counter()
             while calls < _LEAST_CALLS or time.perf_counter() - start < settings.seconds:
                 pair = part.call()
                 first_s, second_s, calls = first_s + pair[0], second_s + pair[1], calls + 1
-            timed.append((first_s / calls / part.units, second_s / calls / part.units))
+            spent = (time.perf_counter() - start, time.process_time() - cpu_s, machine_cpu_s() - machine_s)
+            timed.append((first_s / calls / part.units, second_s / calls / part.units, *spent))
         rounds.append(timed)
     return rounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,19 @@ from holmes.demo.settings import MARK, Settings
 class Recorder:
     """Step times, losses, the spans of one step and byte counters of this rank. Times are CLOCK_MONOTONIC seconds.
 
-    `groups` are the process groups whose connections are counted (backend "holmes"); `plan` goes into the report as it
-    is. Call from one thread; `add` may come from any.
+    `groups` are names and process groups whose connections are counted (backend "holmes"); `plan` goes into the report
+    as it is. Call from one thread; `add` may come from any.
     """
 
     def __init__(
         self,
         settings: Settings,
-        groups: dict[str, dist.ProcessGroup] | None = None,
+        groups: Sequence[tuple[str, dist.ProcessGroup | None]] = (),
         plan: dict[str, Any] | None = None,
     ) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self._settings = settings
-        self._groups = groups or {}
+        self._groups = groups
         self._plan = plan
         self._step = -1
         self._spans: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ class Recorder:
         if self._groups:
             from holmes_comm.torch_backend import connections
 
-            for name, group in self._groups.items():
+            for name, group in self._groups:
                 for connection in connections(group):
                     key = (name, connection["interface"] or connection["transport"])
                     counted[key] = counted.get(key, 0) + connection["sent_bytes"]

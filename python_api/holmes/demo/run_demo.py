@@ -38,6 +38,19 @@ def make_runs(backend: str, ethernet: str | None) -> list[Run]:
     ]
 
 
+def planned_settings(path: Path, steps: int) -> Settings:
+    """Settings for a saved plan. Raises ValueError where the demo's model and four ranks cannot follow it."""
+    plan = Plan.load(path)
+    sizes = {name: getattr(plan, name) for name in ("tensor", "context", "expert", "chunks")}
+    if plan.world_size != RANKS or set(sizes.values()) != {1}:
+        given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ValueError(
+            f"{path} is a plan for {plan.world_size} ranks with {given}, but the demo has {RANKS} ranks and only data "
+            f"and pipeline parallelism; plan for {RANKS} ranks with these sizes 1"
+        )
+    return Settings(steps=steps, layers=sum(plan.layers_per_stage), pipeline=plan.pipeline, plan=str(path.resolve()))
+
+
 @contextmanager
 def testbed_launch(spec: str) -> Iterator[Launch]:
     """A testbed, up for the duration of the context; yields what runs a command on each of its nodes.

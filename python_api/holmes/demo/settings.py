@@ -12,7 +12,10 @@ MARK = "HOLMES-DEMO "  # begins a rank's line that is meant for the demo
 
 @dataclass(frozen=True)
 class Settings:
-    """Model, data and optimizer, equal in all runs. Batch sizes in samples, `sequence` in characters."""
+    """Model, data and optimizer, equal in all runs. Batch sizes in samples, `sequence` in characters.
+
+    `plan`: path of a saved plan that the Holmes run follows; "" lets it discover and plan by itself.
+    """
 
     layers: int = 8
     width: int = 256
@@ -25,6 +28,7 @@ class Settings:
     learning_rate: float = 1e-3
     bucket_mib: float = 4.0
     seed: int = 1234
+    plan: str = ""
 
     @property
     def timeline_step(self) -> int:

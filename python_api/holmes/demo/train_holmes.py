@@ -1,4 +1,4 @@
-"""With Holmes: discovery -> clusters -> plan -> process groups, then torch's own DDP and pipeline on those groups."""
+"""With Holmes: discovery -> clusters -> plan -> process groups, then the overlapped optimizer and torch's pipeline."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import holmes
 from holmes.demo.data import Batches
-from holmes.demo.data_parallel import DataParallel
-from holmes.demo.model import Stage, loss_of, make_optimizer
+from holmes.demo.model import Stage, loss_of
 from holmes.demo.record import Recorder
 from holmes.demo.settings import Settings, rank_arguments
 
@@ -61,7 +60,10 @@ def main() -> None:
     settings, backend = rank_arguments()
     torch.set_num_threads(1)
     dist.init_process_group(backend)
-    plan = holmes.make_plan(model_layers=settings.layers, pipeline=settings.pipeline)
+    if settings.plan:
+        plan = holmes.Plan.load(settings.plan)
+    else:
+        plan = holmes.make_plan(model_layers=settings.layers, pipeline=settings.pipeline)
     groups = holmes.process_groups(plan, backend)
     rank = dist.get_rank()
     stage_index, replica = plan.stage_of(rank), dist.get_rank(groups.dp)
@@ -69,16 +71,15 @@ def main() -> None:
     share = micro_batch * settings.micro_batches
 
     batches = Batches(settings)
-    recorder = Recorder(settings, dict(groups) if backend == "holmes" else None, plan.to_dict() if rank == 0 else None)
     model = Stage(settings, batches.vocabulary, plan.layers_of(stage_index))
-    parallel = DataParallel(model, groups.dp, settings, recorder)
-    optimizer = make_optimizer(model, settings)
+    optimizer = holmes.DistributedOptimizer(model, torch.optim.AdamW, lr=settings.learning_rate, group=groups.dp)
+    counted = [("tp", groups.tp), ("pp", groups.pp), *(("dp", group) for group in optimizer.process_groups)]
+    recorder = Recorder(settings, counted if backend == "holmes" else (), plan.to_dict() if rank == 0 else None)
     stage = TimedStage(
-        parallel.module,
+        model,
         stage_index,
         plan.pipeline,
         torch.device("cpu"),
-        # Shapes are given because torch's inference of them by a trial step confuses DDP's bucket order.
         input_args=example(settings, batches.vocabulary, micro_batch, stage_index),
         output_args=example(settings, batches.vocabulary, micro_batch, stage_index + 1),
         group=groups.pp,
@@ -95,10 +96,11 @@ def main() -> None:
         inputs, targets = (tensor[replica * share :][:share] for tensor in batches.batch(number))
         losses: list[torch.Tensor] = []
         schedule.step(*([inputs] if stage.is_first else []), target=targets if stage.is_last else None, losses=losses)
-        parallel.wait()
         with recorder.span("optimizer"):
             optimizer.step()
-            optimizer.zero_grad()
+        assert optimizer.last_report is not None
+        for span in optimizer.last_report.spans:
+            recorder.add("data parallel", span.start_s, span.end_s)
         return torch.stack(losses).sum().item() if stage.is_last else None
 
     dist.barrier()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 from holmes.probe.exchange import Exchange, KeyValueStore
-from holmes.probe.inventory import local_inventory
+from holmes.probe.inventory import local_gpu, local_inventory
 from holmes.probe.rates import measure_topology
 from holmes.probe.reach import confirm_fabrics
-from holmes.topology import NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
+from holmes.topology import Host, NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
 from holmes.topology.contradictions import MIXED, contradictions, mixed_wires
 
 
@@ -26,6 +30,9 @@ def discover_topology(
         for r, (host, host_id, ports) in enumerate(entries)
     ]
     hosts = merge_hosts(inventories)
+    leads = {host.ranks[0] for host in hosts}
+    gpus = exchange.all_gather(local_gpu() if rank in leads else None)
+    hosts = tuple(_with_gpu(host, gpus[host.ranks[0]]) for host in hosts)
     assumed = candidate_fabrics(hosts)
     tried = confirm_fabrics(exchange, hosts, [*assumed, *mixed_wires(hosts)], timeout_s)
     fabrics = [fabric for fabric in tried if fabric.nic_class != MIXED]
@@ -34,3 +41,7 @@ def discover_topology(
     if measure_s <= 0:
         return make_topology(hosts, fabrics, findings)
     return measure_topology(exchange, hosts, fabrics, findings, measure_s, timeout_s)
+
+
+def _with_gpu(host: Host, gpu: Sequence[Any] | None) -> Host:
+    return host if gpu is None else dataclasses.replace(host, gpu=gpu[0], gpu_memory_gib=gpu[1])

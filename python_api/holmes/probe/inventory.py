@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
 import socket
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from holmes.topology import NodeInventory, Port
+
+_GPU_TIMEOUT_S = 10.0
 
 
 def local_inventory(rank: int) -> NodeInventory:
@@ -18,6 +22,22 @@ def local_inventory(rank: int) -> NodeInventory:
 
     ports = usable_ports([nic.to_dict() for nic in discover_nics()])
     return NodeInventory(rank, socket.gethostname(), host_identity(), ports)
+
+
+def local_gpu() -> tuple[str, float] | None:
+    """Local. Type and memory in GiB of this host's GPUs, as nvidia-smi tells; None without it or where they differ."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=_GPU_TIMEOUT_S, check=True).stdout
+        gpus = {tuple(line.rsplit(", ", 1)) for line in listed.splitlines() if line.strip()}
+        if len(gpus) != 1:
+            return None
+        name, memory_mib = gpus.pop()
+        return name, round(float(memory_mib) / 1024, 1)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None  # a driver that does not answer is no reason to fail: the type is only told, never relied on
 
 
 def host_identity() -> str:

@@ -35,24 +35,25 @@ def pack(wishes: Sequence[Sequence[Collection[tuple[str, str]]]], most_rounds: i
     """Rounds of several networks in as few common ones as their hosts allow, at most `most_rounds`.
 
     `wishes[n]` are the rounds of network n; the result's pairs carry n. The first rounds of all networks come first, so
-    that a small limit leaves every network with some.
+    that a small limit leaves every network with some, then the rest of the largest one, which has most to show.
     """
     packed: list[list[tuple[int, str, str]]] = []
     busy: list[set[str]] = []
-    deepest = max((len(rounds) for rounds in wishes), default=0)
-    for depth in range(deepest):
-        for network, rounds in enumerate(wishes):
-            if depth >= len(rounds):
+    order = [(0, network) for network, rounds in enumerate(wishes) if rounds]
+    sizes = [sum(map(len, rounds)) for rounds in wishes]
+    for network in sorted(range(len(wishes)), key=lambda network: -sizes[network]):
+        order += [(depth, network) for depth in range(1, len(wishes[network]))]
+    for depth, network in order:
+        pairs = wishes[network][depth]
+        hosts = {host for pair in pairs for host in pair}
+        place = next((i for i, others in enumerate(busy) if others.isdisjoint(hosts)), len(packed))
+        if place == len(packed):
+            if place == most_rounds:
                 continue
-            hosts = {host for pair in rounds[depth] for host in pair}
-            place = next((i for i, others in enumerate(busy) if others.isdisjoint(hosts)), len(packed))
-            if place == len(packed):
-                if place == most_rounds:
-                    continue
-                packed.append([])
-                busy.append(set())
-            packed[place] += [(network, one, other) for one, other in rounds[depth]]
-            busy[place] |= hosts
+            packed.append([])
+            busy.append(set())
+        packed[place] += [(network, one, other) for one, other in pairs]
+        busy[place] |= hosts
     return packed
 
 

@@ -17,7 +17,7 @@ from holmes.topology.graph import components
 
 _TARGETS = 4  # hosts that all others of a fabric try to reach in one round
 _ROUNDS = 4  # after which hosts that reached nobody count as alone
-_PARALLEL = 32  # connection attempts of one host at once
+_PARALLEL = 128  # connection attempts of one host at once: four for each of its subnets, mostly
 
 
 def confirm_fabrics(

@@ -9,6 +9,7 @@ import statistics
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holmes.probe.reach import family
@@ -208,7 +209,7 @@ def _abort(connection: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _closing(connections: dict[str, socket.socket]):  # type: ignore[no-untyped-def]
+def _closing(connections: dict[str, socket.socket]) -> Iterator[None]:
     try:
         yield
     finally:

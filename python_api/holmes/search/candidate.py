@@ -12,7 +12,7 @@ from holmes.search.space import Choice
 from holmes.simulate import Result, make_step, simulate
 
 _UNEVEN_LOSSES = 0.005  # of a step: below, another split of the layers cannot gain
-_MOST_OPERATIONS = 16_384  # of all stages: some tenths of a second
+_MOST_OPERATIONS = 8_192  # of all stages: some tenths of a second
 
 
 @dataclass(frozen=True)

@@ -60,14 +60,13 @@ class Layout:
         return Rates(self.reference_tflops, links, tensor_gbps=min(known, default=None))
 
     def pipeline_rate(self) -> LinkRate:
-        """A host's rate between stages: the network's, or less where neighbouring clusters share a bottleneck."""
+        """A host's rate between stages: the network's, or less where neighbouring clusters have less."""
         assert self.machines.pipeline is not None, "hosts that a pipeline leaves"
         rate = self.machines.pipeline.rate
         gbps = rate.gbps
         for one, other in zip(self.clusters, self.clusters[1:], strict=False):
-            shared = self.machines.between_gbps.get((min(one.name, other.name), max(one.name, other.name)))
-            if one.name != other.name and shared is not None:
-                gbps = min(gbps, shared / self._hosts(one))
+            if one.name != other.name:
+                gbps = min(gbps, self.machines.host_gbps(one.name, other.name, self._hosts(one)))
         return LinkRate(gbps, rate.latency_s)
 
     def _hosts(self, cluster: ClusterMachines) -> int:

@@ -5,11 +5,13 @@ Hosts of a cluster are alike, so that the cost of a search does not grow with th
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holmes.gpus import Gpu, gpu_named
 from holmes.simulate.rates import LinkRate
-from holmes.topology import Cluster, Fabric, Host, Topology
+from holmes.topology import Cluster, Fabric, Host, Link, Topology
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,24 @@ class ClusterMachines:
 class Machines:
     """All clusters, and the network that the pipeline uses over them (None: one host).
 
-    `between_gbps`: where two clusters share a bottleneck, names of the two (sorted) to what it carries each way.
+    `between`: names of two clusters (sorted) to what was measured between them, where it was.
     """
 
     clusters: tuple[ClusterMachines, ...]
     pipeline: Network | None
-    between_gbps: dict[tuple[str, str], float]
+    between: Mapping[tuple[str, str], Link]
 
     @property
     def ranks(self) -> int:
         """Of all clusters."""
         return sum(cluster.ranks for cluster in self.clusters)
+
+    def host_gbps(self, one: str, other: str, hosts: int) -> float:
+        """What a host gets between these clusters, each way, when so many of each send; infinite where unknown."""
+        link = self.between.get((min(one, other), max(one, other)))
+        if link is None:
+            return math.inf
+        return min(link.gbps, link.aggregate_gbps / hosts) if link.is_shared else link.gbps
 
 
 @dataclass(frozen=True)
@@ -103,12 +112,7 @@ def machines_of(topology: Topology, assumptions: Assumptions) -> Machines:
                 f"no network joins all {len(topology.hosts)} hosts, so no pipeline can run over them; add one to the "
                 "topology, or plan for each cluster on its own"
             )
-    between: dict[tuple[str, str], float] = {}
-    for link in topology.links:
-        names = (min(link.clusters), max(link.clusters))
-        rate = topology.fabric_named(link.fabric).rate_gbps
-        if rate is not None and link.aggregate_gbps < 0.75 * link.pairs * rate:  # else each pair had its full rate
-            between[names] = min(between.get(names, link.aggregate_gbps), link.aggregate_gbps)
+    between = {(min(link.clusters), max(link.clusters)): link for link in topology.links}
     return Machines(clusters, pipeline, between)
 
 

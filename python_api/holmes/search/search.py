@@ -172,7 +172,7 @@ def _memory_error(layout: Layout, tried: int) -> ValueError:
         best_partition(layout.problem())
     except ValueError as error:
         return ValueError(
-            f"none of {tried} choices fits; the nearest is {layout.choice.text()}, layers as {layout.model.layers} of "
-            f"hidden {layout.model.hidden}: {error}"
+            f"none of {tried} choices fits into memory; on {layout.machines.ranks} GPUs the nearest is "
+            f"{layout.choice.text()}: {error}, with {layout.choice.tensor * layout.choice.data} GPUs for each stage"
         )
     raise AssertionError(f"{layout.choice} fits after all")

@@ -149,7 +149,7 @@ def orders(machines: Machines) -> list[tuple[int, ...]]:
     for kind in set(kinds):
         count //= math.factorial(kinds.count(kind))
     everyone = range(len(kinds))
-    if count <= _MOST_ORDERS and not machines.between_gbps and len(kinds) <= 6:
+    if count <= _MOST_ORDERS and not machines.between and len(kinds) <= 6:
         found: dict[tuple[object, ...], tuple[int, ...]] = {}
         for order in itertools.permutations(everyone):
             found.setdefault(tuple(kinds[i] for i in order), order)
@@ -175,8 +175,7 @@ def _by_links(machines: Machines, first: int) -> tuple[int, ...]:
         last = machines.clusters[order[-1]].name
 
         def width(i: int, last: str = last) -> tuple[float, int]:
-            pair = (min(last, machines.clusters[i].name), max(last, machines.clusters[i].name))
-            return machines.between_gbps.get(pair, math.inf), -i
+            return machines.host_gbps(last, machines.clusters[i].name, machines.clusters[i].hosts), -i
 
         order.append(max(left, key=width))
         left.remove(order[-1])

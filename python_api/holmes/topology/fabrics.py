@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -58,9 +59,12 @@ def candidate_fabrics(hosts: Sequence[Host]) -> tuple[Fabric, ...]:
 
 
 def make_fabric(name: str, nic_class: str, subnet: str, ports: Mapping[str, Port], *, confirmed: bool) -> Fabric:
-    """A fabric of these ports, by host id; its line rate is the slowest one's that is known."""
+    """A fabric of these ports, by host id, in the order of their addresses: neighbours often share a switch.
+
+    Its line rate is the slowest one's that is known.
+    """
     speeds = [port.speed_gbps for port in ports.values() if port.speed_gbps]
-    nics = {host_id: port.name for host_id, port in ports.items()}
+    nics = {host_id: port.name for host_id, port in sorted(ports.items(), key=lambda item: _place(item[1].address))}
     return Fabric(name, nic_class, subnet, min(speeds) if speeds else None, nics, confirmed)
 
 
@@ -75,3 +79,12 @@ def rails_together(fabrics: Iterable[Fabric]) -> list[list[Fabric]]:
         else:
             group.append(fabric)
     return [group for same_hosts in groups.values() for group in same_hosts]
+
+
+def _place(address: str) -> tuple[int, int]:
+    """Where an address is among others; addresses that are none, as a hand-written file may have, stay as they are."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return (0, 0)
+    return (parsed.version, int(parsed))

@@ -72,22 +72,25 @@ def parts_of(fabric: Fabric, pairs: Sequence[PairRate]) -> list[list[str]]:
     rates = host_rates(pairs)
     pieces = _pieces(fabric, pairs, rates)
     number = {host_id: index for index, piece in enumerate(pieces) for host_id in piece}
-    apart: set[frozenset[int]] = set()
-    best: dict[tuple[int, int], float] = {}
+    apart: dict[int, set[int]] = {index: set() for index in range(len(pieces))}
+    best: dict[int, dict[int, float]] = {index: {} for index in range(len(pieces))}
     for pair in pairs:
-        one, other = (number[host_id] for host_id in pair.hosts)
-        if pair.gbps < SPLIT_SHARE * min(rates[host_id] for host_id in pair.hosts):
-            apart.add(frozenset((one, other)))
-        for between in ((one, other), (other, one)):
-            best[between] = max(best.get(between, 0.0), pair.gbps)
-    groups: list[list[int]] = []
+        places = [number[host_id] for host_id in pair.hosts]
+        for one, other in (places, places[::-1]):
+            best[one][other] = max(best[one].get(other, 0.0), pair.gbps)
+            if pair.gbps < SPLIT_SHARE * min(rates[host_id] for host_id in pair.hosts):
+                apart[one].add(other)
+    if not any(apart.values()):
+        return [list(fabric.ports)]
+    groups: list[set[int]] = []
     for index in sorted(range(len(pieces)), key=lambda i: -len(pieces[i])):
         # Where no pair says otherwise two pieces are one fabric: class and subnet say so.
-        possible = [group for group in groups if not any(frozenset((index, other)) in apart for other in group)]
+        possible = [group for group in groups if apart[index].isdisjoint(group)]
         if possible:
-            max(possible, key=lambda group: max(best.get((index, other), 0.0) for other in group)).append(index)
+            near = best[index]
+            max(possible, key=lambda group: max((near[i] for i in near if i in group), default=0.0)).add(index)
         else:
-            groups.append([index])
+            groups.append({index})
     order = {host_id: place for place, host_id in enumerate(fabric.ports)}
     return [sorted((h for index in group for h in pieces[index]), key=order.__getitem__) for group in groups]
 
@@ -128,7 +131,7 @@ def measured_fabrics(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[
     for index, part in enumerate(shared, start=1):
         ports = {host_id: port for host_id in part if (port := fabric.port_of(hosts[host_id])) is not None}
         name = f"{fabric.name} part {index}"
-        inside = [pair for pair in pairs if set(pair.hosts) <= ports.keys()]
+        inside = [pair for pair in pairs if ports.keys() >= set(pair.hosts)]
         found.append(_with_rates(make_fabric(name, fabric.nic_class, fabric.subnet, ports, confirmed=True), inside))
     place = {host_id: index for index, part in enumerate(parts) for host_id in part}
     between = [pair for pair in pairs if place[pair.hosts[0]] != place[pair.hosts[1]]]
@@ -139,7 +142,8 @@ def slow_hosts(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[PairRa
     """A finding for each host far below the others of its part, or one where all are far below the line rate."""
     findings = []
     for part in parts_of(fabric, pairs):
-        inside = [pair for pair in pairs if set(pair.hosts) <= set(part)]
+        members = set(part)
+        inside = [pair for pair in pairs if members.issuperset(pair.hosts)]
         rates = host_rates(inside)
         if not rates:
             continue

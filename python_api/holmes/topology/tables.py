@@ -19,7 +19,8 @@ _EACH_HOST = 16  # up to so many hosts have rows of their own
 def print_topology(console: Console, topology: Topology) -> None:
     """Prints the clusters with their hosts' NICs, the fabrics, the links between clusters, and what was found wrong."""
     console.print(_clusters(topology))
-    console.print(_fabrics(topology))
+    if topology.fabrics:
+        console.print(_fabrics(topology))
     if topology.links:
         console.print(_links(topology))
     for finding in topology.findings:

@@ -1,0 +1,128 @@
+// NCCL for Python: communicators for device memory, and what NCCL there is.
+#include <pybind11/stl.h>
+
+#include "bindings/bind_buffer.hpp"
+#include "bindings/bindings.hpp"
+#include "bindings/duration.hpp"
+#include "bindings/nic_pairs.hpp"
+#include "bindings/py_store.hpp"
+#include "holmes/nccl/nccl_communicator.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace holmes {
+namespace {
+
+using Paths = std::vector<std::string>;
+
+nccl::Profile to_profile(const std::string& net, const Paths& hcas, const Paths& interfaces,
+                         const std::optional<int>& gid_index, const std::map<std::string, std::string>& variables,
+                         const std::string& host_id) {
+  if (net != "IB" && net != "Socket")
+    throw UsageError("NCCL transport '" + net + "' does not exist; use 'IB' (also for RoCE) or 'Socket'");
+  return {.net = net == "IB" ? nccl::Net::ib : nccl::Net::socket,
+          .hcas = hcas,
+          .interfaces = interfaces,
+          .gid_index = gid_index,
+          .host_id = host_id,
+          .variables = variables};
+}
+
+py::dict library(const Paths& package_paths) {
+  const nccl::Library& found = nccl::stock_library(package_paths);
+  return py::dict("path"_a = found.path, "found_by"_a = found.found_by, "version"_a = found.api.version,
+                  "version_text"_a = nccl::version_text(found.api.version));
+}
+
+py::dict choose(const nccl::Profile& profile, const Paths& package_paths, const std::optional<std::string>& root) {
+  const nccl::Chosen chosen = nccl::choose(profile, discover_nics(root.value_or(default_sysfs_root())), package_paths);
+  return py::dict("image"_a = chosen.image ? chosen.image->text() : "", "reason"_a = chosen.reason,
+                  "profile"_a = profile.text(), "notes"_a = chosen.notes);
+}
+
+py::bytes unique_id(const nccl::Profile& profile, const Paths& package_paths, const std::optional<std::string>& root) {
+  const nccl::Chosen chosen = nccl::choose(profile, discover_nics(root.value_or(default_sysfs_root())), package_paths);
+  nccl::UniqueId id{};
+  const nccl::Result result = chosen.api->get_unique_id(&id);
+  if (result != nccl::success) throw CommunicatorError(chosen.api->describe(result));
+  return {id.internal, sizeof(id.internal)};
+}
+
+std::shared_ptr<NcclCommunicator> make(const py::object& store, int rank, int size, const std::string& name,
+                                       const NicPairs& nics, const nccl::Profile& profile, int device, double timeout_s,
+                                       double connect_timeout_s, const std::string& secret, const Paths& package_paths,
+                                       const std::optional<std::string>& sysfs_root) {
+  CommunicatorOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.name = name;
+  options.nics = to_bindings(nics);
+  options.timeout = to_duration("timeout_s", timeout_s);
+  options.connect_timeout = to_duration("connect_timeout_s", connect_timeout_s);
+  options.secret = secret;
+  std::shared_ptr<Store> native = to_store(store);
+  NcclOptions nccl_options{profile, device, package_paths, sysfs_root.value_or(default_sysfs_root())};
+  py::gil_scoped_release no_gil;
+  return make_nccl_communicator(std::move(native), std::move(options), std::move(nccl_options));
+}
+
+void bind(py::module_& module) {
+  py::class_<nccl::Profile>(module, "NcclProfile", "What one NCCL communicator may use of this host's NICs. Immutable.")
+      .def(
+          py::init(&to_profile), "net"_a, "hcas"_a = Paths{}, "interfaces"_a = Paths{}, "gid_index"_a = py::none(),
+          "variables"_a = std::map<std::string, std::string>{}, "host_id"_a = "",
+          "`net`: 'IB' (InfiniBand and RoCE) or 'Socket'. `hcas`: ports ('mlx5_0:1') of net IB. `interfaces`: those "
+          "that carry\ndata (Socket), or where ranks shake hands (IB). `gid_index`: of RoCE. `variables`: further NCCL "
+          "variables for this\nprofile alone. `host_id`: makes NCCL take this rank for one of another host.")
+      .def_readonly("hcas", &nccl::Profile::hcas, "Ports of net IB.")
+      .def_readonly("interfaces", &nccl::Profile::interfaces, "Network interfaces.")
+      .def_property_readonly(
+          "net", [](const nccl::Profile& profile) { return std::string(nccl::net_name(profile.net)); },
+          "'IB' or 'Socket'.")
+      .def("__repr__", [](const nccl::Profile& profile) { return "<NcclProfile " + profile.text() + ">"; });
+  py::class_<NcclCommunicator, Communicator, std::shared_ptr<NcclCommunicator>>(
+      module, "NcclCommunicator",
+      "A group of ranks on NCCL, bound to its NICs: torch CUDA tensors, cupy arrays, anything with "
+      "__cuda_array_interface__ or\nDLPack. Calls return when the operation is on the device; see Work.wait_stream.")
+      .def_property_readonly("description", &NcclCommunicator::description,
+                             "NCCL's version, which library or image, the NICs and why.")
+      .def(
+          "register_buffer",
+          [](NcclCommunicator& self, const py::object& tensor) {
+            const Buffer buffer = to_buffer(tensor, {"register_buffer: tensor", true, true, self.device()});
+            return reinterpret_cast<std::uintptr_t>(self.register_buffer(buffer));
+          },
+          "tensor"_a,
+          "Registers memory with NCCL (2.19 and later), which may then move it without copies. Keep the "
+          "tensor\nuntil deregister_buffer. Returns a handle. Local.")
+      .def(
+          "deregister_buffer",
+          [](NcclCommunicator& self, std::uintptr_t handle) {
+            self.deregister_buffer(reinterpret_cast<void*>(handle));
+          },
+          "handle"_a, "Undoes register_buffer. Local.");
+  module.def("nccl_library", &library, "package_paths"_a = Paths{},
+             "The NCCL of this process: dict of path, found_by, version (21803 is 2.18.3), version_text. "
+             "`package_paths`: libraries\nof Python packages, tried after a loaded one and before the system's. Local. "
+             "Raises UsageError where there is none.");
+  module.def(
+      "nccl_choose", &choose, "profile"_a, "package_paths"_a = Paths{}, "sysfs_root"_a = py::none(),
+      "Checks the profile against this host's NICs and finds or makes the NCCL for it: dict of image (empty: the "
+      "stock\nlibrary), reason, profile, notes (settings of the site, warnings). Local. Raises NicError, "
+      "UsageError, SystemError.");
+  module.def("nccl_unique_id", &unique_id, "profile"_a, "package_paths"_a = Paths{}, "sysfs_root"_a = py::none(),
+             "Opens a rendezvous of that NCCL, which stays open as long as the process; its 128 bytes hold the address "
+             "(from byte\n8 on a sockaddr). For checks: it shows the interface that NCCL takes. Local.");
+  module.def("make_nccl_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "profile"_a,
+             "device"_a, "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "package_paths"_a = Paths{},
+             "sysfs_root"_a = py::none(),
+             "Collective over the ranks that share `store`: an NCCL communicator on `profile`, with a communicator for "
+             "host memory\nover `nics` ((interface, address) pairs) beside it. holmes_comm.init chooses both and calls "
+             "this.");
+}
+
+}  // namespace
+}  // namespace holmes
+
+void bind_nccl(py::module_& module) { holmes::bind(module); }

@@ -1,0 +1,86 @@
+#include "holmes/cuda/device.hpp"
+
+#include <map>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes::cuda {
+namespace {
+
+constexpr unsigned stream_non_blocking = 1;   // CU_STREAM_NON_BLOCKING
+constexpr unsigned event_without_timing = 2;  // CU_EVENT_DISABLE_TIMING
+constexpr int memory_type_attribute = 2;      // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+constexpr int ordinal_attribute = 9;          // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr unsigned device_memory = 2;         // CU_MEMORYTYPE_DEVICE
+
+}  // namespace
+
+Device& Device::get(int ordinal) {
+  static std::mutex mutex;
+  static auto* const devices = new std::map<int, std::unique_ptr<Device>>();  // never destroyed
+  std::lock_guard lock(mutex);
+  auto& device = (*devices)[ordinal];
+  if (!device) device.reset(new Device(ordinal));
+  return *device;
+}
+
+Device::Device(int ordinal) : ordinal_(ordinal) {
+  const Driver& cuda = driver();
+  int count = 0;
+  cuda.check(cuda.device_get_count(&count), "count the GPUs");
+  if (ordinal < 0 || ordinal >= count)
+    throw UsageError("device " + std::to_string(ordinal) + " does not exist; this process sees GPUs 0 to " +
+                     std::to_string(count - 1));
+  int handle = 0;
+  cuda.check(cuda.device_get(&handle, ordinal), "open the GPU");
+  cuda.check(cuda.primary_context_retain(&context_, handle), "open the GPU's context");
+}
+
+EventPtr Device::take_event() {
+  const Driver& cuda = driver();
+  Event event = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (!free_events_.empty()) {
+      event = free_events_.back();
+      free_events_.pop_back();
+    }
+  }
+  if (event == nullptr) cuda.check(cuda.event_create(&event, event_without_timing), "create a CUDA event");
+  return {event, [this](Event used) {
+            std::lock_guard lock(mutex_);
+            free_events_.push_back(used);
+          }};
+}
+
+Stream Device::make_stream() {
+  const Driver& cuda = driver();
+  Stream stream = nullptr;
+  cuda.check(cuda.stream_create(&stream, stream_non_blocking), "create a CUDA stream");
+  return stream;
+}
+
+CurrentDevice::CurrentDevice(const Device& device) {
+  const Driver& cuda = driver();
+  cuda.check(cuda.context_get_current(&previous_), "ask for the current GPU");
+  if (previous_ == device.context_) return;
+  cuda.check(cuda.context_set_current(device.context_), "make a GPU the current one");
+  changed_ = true;
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (changed_) driver().context_set_current(previous_);
+}
+
+std::optional<int> device_of(const void* address) {
+  const Driver& cuda = driver();
+  const auto at = reinterpret_cast<Address>(address);
+  unsigned type = 0;
+  int ordinal = 0;
+  if (cuda.pointer_get_attribute(&type, memory_type_attribute, at) != success || type != device_memory)
+    return std::nullopt;
+  cuda.check(cuda.pointer_get_attribute(&ordinal, ordinal_attribute, at), "find the GPU of an address");
+  return ordinal;
+}
+
+}  // namespace holmes::cuda

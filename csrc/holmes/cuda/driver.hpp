@@ -1,0 +1,50 @@
+// Driver: the functions of the CUDA driver that Holmes calls, found at run time. No CUDA is needed to build.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace holmes::cuda {
+
+using Status = int;  // CUresult
+inline constexpr Status success = 0;
+inline constexpr Status not_ready = 600;
+
+using Context = void*;  // CUcontext
+using Stream = void*;   // CUstream, the same as cudaStream_t; null: the legacy default stream
+using Event = void*;    // CUevent
+using Address = unsigned long long;
+
+// Plain data; the driver is thread-safe.
+struct Driver {
+  Status (*init)(unsigned flags) = nullptr;
+  Status (*device_get_count)(int* count) = nullptr;
+  Status (*device_get)(int* device, int ordinal) = nullptr;
+  Status (*primary_context_retain)(Context* context, int device) = nullptr;
+  Status (*context_get_current)(Context* context) = nullptr;
+  Status (*context_set_current)(Context context) = nullptr;
+  Status (*stream_create)(Stream* stream, unsigned flags) = nullptr;
+  Status (*stream_destroy)(Stream stream) = nullptr;
+  Status (*stream_wait_event)(Stream stream, Event event, unsigned flags) = nullptr;
+  Status (*stream_is_capturing)(Stream stream, int* status) = nullptr;
+  Status (*event_create)(Event* event, unsigned flags) = nullptr;
+  Status (*event_destroy)(Event event) = nullptr;
+  Status (*event_record)(Event event, Stream stream) = nullptr;
+  Status (*event_query)(Event event) = nullptr;
+  Status (*memory_allocate)(Address* address, std::size_t bytes) = nullptr;
+  Status (*memory_free)(Address address) = nullptr;
+  Status (*memory_copy)(Address to, Address from, std::size_t bytes, Stream stream) = nullptr;
+  Status (*pointer_get_attribute)(void* value, int attribute, Address address) = nullptr;
+  Status (*get_error_name)(Status status, const char** name) = nullptr;
+
+  // "CUDA_ERROR_OUT_OF_MEMORY (2)".
+  std::string describe(Status status) const;
+  // Throws SystemError "cannot `what`: ..." where `status` is no success.
+  void check(Status status, const char* what) const;
+};
+
+// The driver of HOLMES_CUDA_LIBRARY, else libcuda.so.1, initialised. Throws UsageError where there is none (no GPU on
+// this machine, or no driver in this container) or it finds no device. Thread-safe.
+const Driver& driver();
+
+}  // namespace holmes::cuda

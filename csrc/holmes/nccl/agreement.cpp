@@ -1,0 +1,98 @@
+#include "holmes/nccl/agreement.hpp"
+
+#include <functional>
+
+#include "holmes/core/error.hpp"
+#include "holmes/nccl/abi.hpp"
+
+namespace holmes::nccl {
+namespace {
+
+constexpr char separator = '\x1f';  // in no host name, NIC or message
+
+std::string encode(const RankReport& report) {
+  std::string text;
+  for (const std::string& field : {report.host, std::to_string(report.version), report.net, report.link_layer,
+                                   report.error, std::to_string(report.error_kind), report.error_nic})
+    text += field + separator;
+  return text;
+}
+
+RankReport decode(const std::string& text) {
+  std::vector<std::string> fields;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find(separator, begin);
+    fields.push_back(text.substr(begin, end - begin));
+    begin = end == std::string::npos ? text.size() : end + 1;
+  }
+  if (fields.size() != 7) throw ProtocolError("a rank's report on its NCCL makes no sense; run one version of Holmes");
+  return {fields[0], std::stoi(fields[1]), fields[2], fields[3], fields[4], std::stoi(fields[5]), fields[6]};
+}
+
+// "2.21.5: rank 0 (host a), rank 1 (host b); 2.30.7: rank 2 (host c)"
+std::string who_has_what(const std::vector<RankReport>& reports,
+                         const std::function<std::string(const RankReport&)>& property) {
+  std::vector<std::pair<std::string, std::string>> groups;
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    const std::string value = property(reports[rank]);
+    const std::string who = "rank " + std::to_string(rank) + " (host " + reports[rank].host + ")";
+    bool is_known = false;
+    for (auto& [known, members] : groups)
+      if (known == value) members += ", " + who, is_known = true;
+    if (!is_known) groups.emplace_back(value, who);
+  }
+  std::string text;
+  for (const auto& [value, members] : groups) text += (text.empty() ? "" : "; ") + value + ": " + members;
+  return text;
+}
+
+}  // namespace
+
+std::vector<RankReport> exchange_reports(Communicator& control, const RankReport& own, Duration timeout) {
+  const auto size = static_cast<std::size_t>(control.size());
+  CallOptions call;
+  call.timeout = timeout;
+  std::string text = encode(own);
+  std::int64_t own_bytes = static_cast<std::int64_t>(text.size());
+  std::vector<std::int64_t> bytes(size);
+  std::vector<Buffer> outputs;
+  for (auto& one : bytes) outputs.push_back({&one, 1, DType::int64});
+  control.all_gather(std::move(outputs), {&own_bytes, 1, DType::int64}, call)->wait();
+  std::vector<std::string> texts(size);
+  outputs.clear();
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    texts[rank].resize(static_cast<std::size_t>(bytes[rank]));
+    outputs.push_back({texts[rank].data(), texts[rank].size(), DType::uint8});
+  }
+  control.all_gather(std::move(outputs), {text.data(), text.size(), DType::uint8}, call)->wait();
+  std::vector<RankReport> reports;
+  for (const std::string& one : texts) reports.push_back(decode(one));
+  return reports;
+}
+
+void check_agreement(const std::vector<RankReport>& reports) {
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    const RankReport& report = reports[rank];
+    if (!report.error.empty())
+      throw_error(static_cast<ErrorKind>(report.error_kind),
+                  "rank " + std::to_string(rank) + " on host " + report.host + ": " + report.error,
+                  {.peer = static_cast<int>(rank), .host = report.host, .nic = report.error_nic});
+  }
+  const auto differ = [&](const auto& property) {
+    for (const RankReport& report : reports)
+      if (property(report) != property(reports.front())) return true;
+    return false;
+  };
+  const auto version = [](const RankReport& report) { return "NCCL " + version_text(report.version); };
+  if (differ(version))
+    throw UsageError("the ranks run different versions of NCCL, which cannot talk to each other: " +
+                     who_has_what(reports, version) + "; install one version on all hosts");
+  const auto net = [](const RankReport& report) {
+    return report.net == "IB" ? report.link_layer + " HCAs" : std::string("sockets");
+  };
+  if (differ(net))
+    throw NicError("the ranks' NICs cannot talk to each other: " + who_has_what(reports, net) +
+                   "; choose NICs of one class, for example with NicSelection(nic_class=...)");
+}
+
+}  // namespace holmes::nccl

@@ -1,0 +1,85 @@
+// NcclCommunicator: the Communicator for device memory, on NCCL, bound to the NICs of its profile.
+#pragma once
+
+#include "holmes/comm/communicator.hpp"
+#include "holmes/nccl/choose.hpp"
+#include "holmes/nccl/session.hpp"
+
+namespace holmes {
+
+struct NcclOptions {
+  nccl::Profile profile{};
+  int device = 0;                            // GPU of this rank
+  std::vector<std::string> package_paths{};  // libraries of Python packages, see nccl::stock_library
+  std::string sysfs_root = default_sysfs_root();
+};
+
+// Beside NCCL's own connections it keeps a communicator for host memory: it carries the set-up, tells peers of an
+// abort, and notices a lost peer at once.
+class NcclCommunicator final : public Communicator {
+public:
+  NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options, NcclOptions nccl_options);
+  ~NcclCommunicator() override;
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+  const std::string& name() const override { return options_.name; }
+  std::optional<int> device() const override { return nccl_options_.device; }
+
+  WorkPtr all_reduce(Buffer data, ReduceOp op, CallOptions call) override;
+  WorkPtr reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions call) override;
+  WorkPtr all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions call) override;
+  WorkPtr broadcast(Buffer data, int root, CallOptions call) override;
+  WorkPtr reduce(Buffer data, int root, ReduceOp op, CallOptions call) override;
+  WorkPtr gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions call) override;
+  WorkPtr scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions call) override;
+  WorkPtr all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions call) override;
+  // Also the host waits: every rank's earlier operations on its stream are done.
+  WorkPtr barrier(CallOptions call) override;
+  // NCCL has no tags: `tag` must be 0, and messages of a pair match in order.
+  WorkPtr send(Buffer data, int peer, std::uint32_t tag, CallOptions call) override;
+  WorkPtr recv(Buffer data, int peer, std::uint32_t tag, CallOptions call) override;
+  // UsageError: NCCL cannot.
+  WorkPtr recv_any(Buffer data, std::uint32_t tag, CallOptions call) override;
+  // One NCCL group: one Work, returned for each call.
+  std::vector<WorkPtr> batch(std::vector<P2pCall> calls, CallOptions call) override;
+  std::shared_ptr<Communicator> split(int color, int key) override;
+  void abort(const std::string& reason) override;
+  bool is_dead() const override { return session_->is_dead(); }
+  // Of the host-memory communicator; NCCL tells nothing of its own.
+  std::vector<ConnectionInfo> connections() const override { return control_->connections(); }
+
+  // Registers memory with NCCL (2.19 and later), which may then move it without copies; returns a handle. Local.
+  void* register_buffer(const Buffer& buffer);
+  void deregister_buffer(void* handle);
+  // NCCL's version, which library or image, the NICs asked for and why; one sentence.
+  const std::string& description() const { return description_; }
+
+private:
+  WorkPtr run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call,
+              const std::function<nccl::Result(nccl::Comm comm, nccl::Stream stream)>& enqueue);
+  WorkPtr exchange(const char* operation, std::vector<std::pair<int, Buffer>> sends,
+                   std::vector<std::pair<int, Buffer>> recvs, const CallOptions& call);
+  int reduction(ReduceOp op, DType dtype, const CallOptions& call);
+  void check(const char* what, const Buffer& buffer) const;
+  void check_all(const char* what, const std::vector<Buffer>& buffers, DType dtype) const;
+  void check_rank(const char* what, int value) const;
+  void watch_peers();
+
+  std::shared_ptr<Store> store_;
+  CommunicatorOptions options_;
+  NcclOptions nccl_options_;
+  std::shared_ptr<Communicator> control_;
+  std::shared_ptr<nccl::Session> session_;
+  std::string description_;
+  Buffer barrier_token_;
+  std::map<std::pair<DType, double>, int> premultiplied_;  // reductions that were made
+  std::mutex mutex_;                                       // protects premultiplied_ and splits_
+  int splits_ = 0;
+};
+
+// As make_communicator, for device memory.
+std::shared_ptr<NcclCommunicator> make_nccl_communicator(std::shared_ptr<Store> store, CommunicatorOptions options,
+                                                         NcclOptions nccl_options);
+
+}  // namespace holmes

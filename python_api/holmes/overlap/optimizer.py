@@ -1,0 +1,392 @@
+"""DistributedOptimizer: any element-wise torch optimizer, sharded over a data-parallel group, hidden behind compute."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from holmes.overlap.agreement import broadcast_model, check_equal_models
+from holmes.overlap.checkpoint import decode_settings, encode_settings, load_state_tensors, state_tensors
+from holmes.overlap.hooks import ModelHooks
+from holmes.overlap.link import bucket_bytes_for
+from holmes.overlap.loss_scale import LossScale
+from holmes.overlap.norm import clip_factor, global_norm, sum_of_squares
+from holmes.overlap.parameters import as_groups, as_modules, trained_parameters
+from holmes.overlap.pending import PendingState
+from holmes.overlap.report import StepReport, make_report
+from holmes.overlap.runtime import Runtime, make_layout
+from holmes.overlap.schedule import BackwardBudget, gather_order
+from holmes.overlap.shards import with_fused
+from holmes.overlap.timeline import Timeline
+from holmes.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Lane, Transfer, second_group
+from holmes.overlap.usage import UsageRecord, agree, find_needs, first_uses
+
+_log = logging.getLogger(__name__)
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """`optimizer_class` over `model`, its state sharded over `group` (ZeRO-1). A torch.optim.Optimizer to schedulers.
+
+    Args:
+        model: the module (or, in an interleaved pipeline, the modules) that this rank trains; equal on all ranks of
+            `group`. Its parameters become views of flat buffers with the first step.
+        optimizer_class: an element-wise torch optimizer; further keyword arguments (lr=...) are its own.
+        params: what torch optimizers take: parameters, or groups of them with their own settings. None: all of `model`.
+        group: the data-parallel group; None: the default group, or none where torch.distributed is not initialised.
+        gather_group: the group of the all-gathers, of the same ranks in the same order; None: one made like `group`.
+        max_grad_norm: clips by the global norm; then shards step only after every reduce-scatter.
+        norm_groups: the tensor- and pipeline-parallel groups over which that norm (and an overflow) counts too.
+        is_replicated: whether a parameter (name, tensor) is equal on all ranks of the first norm group: it counts once.
+        loss_scale: "dynamic" or a number; multiply the loss by it: `optimizer.scale(loss).backward()`.
+        reduce_dtype: dtype in which gradients accumulate and are reduced; None: each parameter's own.
+        bucket_bytes: size of a bucket; None: from the measured link (docs/optimizer.md).
+        step_in_backward: shards step as soon as their gradients are reduced, during the backward pass; parameters are
+            then new when it ends, so every one must be followed by `step`. Ignored with max_grad_norm or loss_scale.
+        accumulation_steps: backward passes between two steps where that number changes; None: as many as the first step
+            had.
+        name_of: name in `model` -> name in checkpoints, where several pipeline stages use equal names.
+
+    Every rank of `group` calls it and its methods in the same order (collective), where not said otherwise. Not
+    thread-safe. Raises ValueError or TypeError on arguments that do not fit, and what the group's backend raises.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer_class: type[torch.optim.Optimizer],
+        *,
+        params: Any = None,
+        group: dist.ProcessGroup | None = None,
+        gather_group: dist.ProcessGroup | None = None,
+        max_grad_norm: float | None = None,
+        norm_groups: Sequence[dist.ProcessGroup] = (),
+        is_replicated: Callable[[str, nn.Parameter], bool] | None = None,
+        loss_scale: float | Literal["dynamic"] | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        bucket_bytes: int | None = None,
+        step_in_backward: bool = True,
+        accumulation_steps: int | None = None,
+        name_of: Callable[[str], str] | None = None,
+        **arguments: Any,
+    ) -> None:
+        self._is_ready = False
+        self._modules = as_modules(model)
+        groups = as_groups(self._modules, params)
+        self._trained = trained_parameters(self._modules, groups, name_of)
+        self._index_of = {id(t.tensor): index for index, t in enumerate(self._trained)}
+        self._untrained = [p for m in self._modules for p in m.parameters() if not p.requires_grad]
+        self._optimizer_class = optimizer_class
+        self._arguments = with_fused(optimizer_class, arguments, [t.tensor for t in self._trained])
+        template = optimizer_class(groups, **self._arguments)
+        super().__init__(template.param_groups, template.defaults)
+        self._reduce_lane = Lane(group)
+        if gather_group is None and self._reduce_lane.size > 1 and self._device.type == "cpu":
+            gather_group = second_group(group, f"{self._reduce_lane.label} gather")
+        same = gather_group is None  # one group: its collectives run one after another
+        self._gather_lane = self._reduce_lane if same else Lane(gather_group)
+        check_equal_models(self._reduce_lane, self._trained)
+        broadcast_model(self._reduce_lane, self._modules)
+        self._max_grad_norm = max_grad_norm
+        self._norm_groups = tuple(norm_groups)
+        self._is_replicated = is_replicated or (lambda name, tensor: False)
+        self._loss_scale = None if loss_scale is None else LossScale(loss_scale)
+        self._reduce_dtype = reduce_dtype
+        self._bucket_bytes = bucket_bytes
+        self._step_in_backward = step_in_backward and max_grad_norm is None and loss_scale is None
+        self._accumulation_steps = accumulation_steps
+        self.grad_norm: float | None = None  # of the last step, before clipping; None without max_grad_norm and scaling
+        self.last_report: StepReport | None = None
+        self.timeline = Timeline()
+        self._steps = 0
+        self._step_ended_s = time.monotonic()
+        self._is_holding = False  # inside no_sync
+        self._budget: BackwardBudget | None = None  # until the order of the all-gathers is fixed
+        self._record = UsageRecord()
+        self._recorded_accumulation = accumulation_steps or 1
+        self._runtime: Runtime | None = None
+        self._pending: PendingState | None = None  # state before the first step
+        self._hooks = ModelHooks(self._modules, self._trained, self, self._record, self.timeline)
+        self._is_ready = True
+
+    # --- a step ---
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Collective. Ends the step: every shard is stepped when it returns, the all-gathers are under way.
+
+        A step whose gradients overflowed changes no parameter (see `loss_scale`, `grad_norm`). Returns the closure's
+        result. Raises what a failed collective raises.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_frozen()
+        runtime = self._runtime or self._lay_out()
+        backward_ended_s = time.monotonic()
+        runtime.reducer.finish()
+        if self._max_grad_norm is None and self._loss_scale is None:
+            runtime.step_rest()
+        else:
+            self._step_by_norm(runtime)
+        reduced = list(runtime.reducer.transfers)
+        runtime.end_step()
+        self._steps += 1
+        ended = self._report()
+        if self._budget is not None:
+            self._budget = self._observe(runtime, self._budget, ended, backward_ended_s - reduced[0].submitted_s)
+        return loss
+
+    def _step_by_norm(self, runtime: Runtime) -> None:
+        for transfer in runtime.reducer.transfers:
+            transfer.wait()
+        divisor = self._reduce_lane.divisor * (self._loss_scale.value if self._loss_scale else 1.0)
+        raw = [shard.gradients(1.0) for shard in runtime.shards]
+        flat = [gradient for gradients in raw for gradient in gradients]
+        local = sum_of_squares(flat, self._norm_weights(runtime))
+        groups = [self._reduce_lane.group] if self._reduce_lane.size > 1 else []
+        self.grad_norm = global_norm(local, [*groups, *self._norm_groups]) / divisor
+        found_inf = not math.isfinite(self.grad_norm)
+        if found_inf and self._loss_scale is None:
+            raise FloatingPointError(
+                f"the gradient norm of step {self._steps} is {self.grad_norm}; no parameter was changed. Find the "
+                'cause, or give loss_scale="dynamic" to skip such steps'
+            )
+        if not found_inf:
+            factor = clip_factor(self.grad_norm, self._max_grad_norm) / divisor
+            if factor != 1.0 and flat:
+                torch._foreach_mul_(flat, factor)
+            runtime.step_all(raw)
+        if self._loss_scale is not None:
+            self._loss_scale.update(found_inf=found_inf)
+
+    def _norm_weights(self, runtime: Runtime) -> list[float]:
+        copies = dist.get_world_size(self._norm_groups[0]) if self._norm_groups else 1
+        weights = [1.0 / copies if self._is_replicated(t.name, t.tensor) else 1.0 for t in self._trained]
+        return [weights[fragment.parameter] for shard in runtime.shards for fragment in shard.fragments]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients since the last step (collective where some are under way). They become None.
+
+        Raises RuntimeError where `step_in_backward` has already used them.
+        """
+        if self._runtime is None:
+            super().zero_grad(set_to_none=True)
+            return
+        if self._runtime.has_stepped:
+            raise RuntimeError(
+                "zero_grad between backward and step: parameters have been updated during that backward pass. Call "
+                "step after each one, or give step_in_backward=False"
+            )
+        self._runtime.reducer.reset()
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times the loss scale: call backward on that. Local."""
+        return loss if self._loss_scale is None else loss * self._loss_scale.value
+
+    @property
+    def loss_scale(self) -> float:
+        """The current factor; 1 without loss scaling."""
+        return 1.0 if self._loss_scale is None else self._loss_scale.value
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Local. Gradients of backward passes inside accumulate and are not sent."""
+        before, self._is_holding = self._is_holding, True
+        try:
+            yield
+        finally:
+            self._is_holding = before
+
+    @property
+    def accumulation_steps(self) -> int | None:
+        """Backward passes between two steps; None: as many as the first step had. Set it between steps only."""
+        return self._accumulation_steps
+
+    @accumulation_steps.setter
+    def accumulation_steps(self, count: int) -> None:
+        if self._runtime is not None and not self._runtime.reducer.is_idle:
+            raise RuntimeError("accumulation_steps changes between a backward pass and its step; set it after step")
+        self._accumulation_steps = count
+        if self._runtime is None:
+            self._recorded_accumulation = count
+        else:
+            self._runtime.reducer.expected = self._expected()
+
+    @property
+    def process_groups(self) -> tuple[dist.ProcessGroup | None, ...]:
+        """The group of the reduce-scatters and, where it is another, of the all-gathers; none where nothing is sent."""
+        lanes = {id(lane): lane for lane in (self._reduce_lane, self._gather_lane)}.values()
+        return tuple(lane.group for lane in lanes if lane.size > 1)
+
+    def synchronize(self) -> None:
+        """Local. Waits until every parameter is there: before reading parameters outside of a forward."""
+        if self._runtime is not None:
+            self._runtime.gatherer.wait_all()
+
+    def close(self) -> None:
+        """Local. Waits for every parameter and lets go of the model, which another optimizer may then take."""
+        self.synchronize()
+        self._hooks.remove()
+        if self._runtime is not None:
+            self._runtime.gate.remove()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only the constructor adds groups: the layout is fixed. Raises ValueError afterwards."""
+        if self._is_ready:
+            raise ValueError("a DistributedOptimizer takes no further parameters; give them all to its constructor")
+        super().add_param_group(param_group)
+
+    # --- checkpoints ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Local. For torch.distributed.checkpoint, which loads it on any layout.
+
+        {"state": name -> key -> FlatShard or number, "settings": JSON}; shares memory with the optimizer.
+        """
+        if self._runtime is not None:
+            state = state_tensors(self._runtime.shards, self._trained)
+        else:
+            state = self._make_pending().state()
+        scale = None if self._loss_scale is None else self._loss_scale.state_dict()
+        settings = encode_settings(self.param_groups, {"steps": self._steps, "loss_scale": scale})
+        return {"state": state, "settings": settings}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Local. The inverse. Raises ValueError where a part is missing or belongs to another layout."""
+        extra = decode_settings(state_dict["settings"], self.param_groups)
+        self._steps = int(extra["steps"])
+        if self._loss_scale is not None and extra["loss_scale"] is not None:
+            self._loss_scale.load_state_dict(extra["loss_scale"])
+        if self._steps == 0:
+            return  # saved before the first step: there is no state yet
+        with torch.no_grad():
+            if self._runtime is not None:
+                load_state_tensors(self._runtime.shards, self._trained, state_dict["state"])
+            else:
+                self._make_pending().load(state_dict["state"])
+
+    # --- reports ---
+
+    @contextmanager
+    def tracing(self, path: str | Path) -> Iterator[None]:
+        """Local. Writes the steps that end inside as a Chrome trace with compute, exposed and communication lanes."""
+        self.timeline.is_recording = True
+        try:
+            yield
+        finally:
+            self.timeline.is_recording = False
+            self.timeline.save(path, dist.get_rank() if dist.is_initialized() else 0)
+
+    def _report(self) -> list[tuple[Lane, list[tuple[Transfer, float]]]]:
+        now = time.monotonic()
+        lanes = {id(lane): lane for lane in (self._reduce_lane, self._gather_lane)}.values()
+        ended = [(lane, lane.collect()) for lane in lanes]
+        self.last_report = make_report(self._steps, now - self._step_ended_s, ended)
+        self.timeline.close_open()
+        self.timeline.add("steps", f"step {self._steps}", self._step_ended_s, now)
+        for lane, transfers in ended:
+            self.timeline.add_transfers(lane, transfers)
+        self._step_ended_s = now
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("%s", self.last_report.summary())
+        return ended
+
+    # --- inside ---
+
+    @property
+    def _device(self) -> torch.device:
+        return self._trained[0].tensor.device
+
+    def on_gradient(self, index: int) -> None:
+        """For the model's hooks: parameter `index` has accumulated a gradient."""
+        self.timeline.extend("compute", "backward")
+        if self._runtime is None:
+            if not self._is_holding:
+                self._record.saw_gradient(index)
+            return
+        self._runtime.reducer.on_gradient(index, is_counted=not self._is_holding)
+        if self._step_in_backward:
+            self._runtime.step_arrived()
+
+    def _observe(
+        self,
+        runtime: Runtime,
+        budget: BackwardBudget,
+        ended: Sequence[tuple[Lane, Sequence[tuple[Transfer, float]]]],
+        backward_s: float,
+    ) -> BackwardBudget | None:
+        """Collective once, when enough steps were seen: fixes which all-gathers start during backward."""
+        rows = [(t, (t.ended_s or start) - start) for _, transfers in ended for t, start in transfers]
+        gathers = {t.bucket: taken_s for t, taken_s in rows if t.kind == ALL_GATHER}
+        budget.observe(backward_s, sum(taken_s for t, taken_s in rows if t.kind == REDUCE_SCATTER), gathers)
+        if not budget.is_full:
+            return budget
+        wanted = -budget.early_gathers(len(runtime.storages))
+        ((fewest,),) = agree(self._reduce_lane.group, [[wanted]], self._device)
+        runtime.gatherer.order = gather_order(-fewest, runtime.layout.forward_order)
+        return None
+
+    def _check_frozen(self) -> None:
+        for parameter in self._untrained:
+            if parameter.requires_grad:
+                raise RuntimeError(
+                    "a parameter that was frozen when the optimizer was made is trained now; make a new optimizer"
+                )
+
+    def _expected(self) -> list[int]:
+        now = self._accumulation_steps or self._recorded_accumulation
+        counts = self._record.gradient_counts
+        return [counts.get(i, 0) * now // self._recorded_accumulation for i in range(len(self._trained))]
+
+    def _make_pending(self) -> PendingState:
+        if self._pending is None:
+            self._pending = PendingState(
+                self._reduce_lane, self._trained, self._optimizer_class, self._arguments, self.param_groups
+            )
+        return self._pending
+
+    def _small_step(self) -> Callable[[], None]:
+        """A step of the inner optimizer on next to nothing, to be timed."""
+        tensor = torch.zeros(1, device=self._device)
+        tensor.grad = torch.zeros_like(tensor)
+        return self._optimizer_class([tensor], **self._arguments).step
+
+    def _lay_out(self) -> Runtime:
+        """Collective. Makes the buckets from what the first step showed."""
+        count = len(self._trained)
+        record = self._record
+        places = record.gradient_places(count)
+        needs = find_needs(self._modules, self._index_of, record)
+        rows = [places, first_uses(needs, record, count)]
+        places, uses = agree(self._reduce_lane.group, rows, self._device)
+        if self._bucket_bytes is None:
+            total_bytes = sum(t.tensor.numel() * t.tensor.itemsize for t in self._trained)
+            self._bucket_bytes = bucket_bytes_for(self._reduce_lane, total_bytes, self._device, self._small_step())
+        layout = make_layout(
+            self._trained, places, uses, self._expected(), needs, self._bucket_bytes, self._reduce_lane.size
+        )
+        self._runtime = Runtime(
+            layout,
+            self._trained,
+            (self._reduce_lane, self._gather_lane),
+            self._reduce_dtype,
+            (self._optimizer_class, self._arguments, self.param_groups),
+            self.timeline,
+        )
+        if self._pending is not None and self._pending.is_loaded:
+            self._pending.distribute(self._runtime.shards)
+        self._pending = None
+        self._hooks.stop_recording()
+        if self._step_in_backward and self._gather_lane is not self._reduce_lane:
+            self._budget = BackwardBudget()
+        return self._runtime

@@ -1,0 +1,86 @@
+"""Parameters: which tensors of a model an optimizer trains, each once, with the name that checkpoints know it by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One trained parameter; `group` is its index in `param_groups`."""
+
+    name: str
+    tensor: nn.Parameter
+    group: int
+
+
+def as_modules(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
+    """The model, or the chunks of it that this rank holds (interleaved pipelines). Raises TypeError on others."""
+    modules = (model,) if isinstance(model, nn.Module) else tuple(model)
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"model holds a {type(module).__name__}; give a torch.nn.Module or a sequence of them")
+    return modules
+
+
+def as_groups(modules: Sequence[nn.Module], params: Any) -> list[dict[str, Any]]:
+    """`params` as torch optimizers take them -> parameter groups without what is frozen; None: all of the model."""
+    if params is None:
+        unique = {id(p): p for module in modules for p in module.parameters()}
+        params = list(unique.values())
+    entries = list(params)
+    groups = (
+        [dict(entry) for entry in entries] if entries and isinstance(entries[0], Mapping) else [{"params": entries}]
+    )
+    for group in groups:
+        given = group["params"]
+        tensors = [given] if isinstance(given, torch.Tensor) else list(given)
+        group["params"] = [p for p in tensors if p.requires_grad]
+    if not any(group["params"] for group in groups):
+        raise ValueError("no parameter of the model is trained: every one has requires_grad=False")
+    return groups
+
+
+def trained_parameters(
+    modules: Sequence[nn.Module], groups: Iterable[Mapping[str, Any]], name_of: Callable[[str], str] | None
+) -> list[Trained]:
+    """The parameters of `groups`, in the order in which the model registers them. Tied ones count once.
+
+    `name_of` turns a name of this rank's model into the one that checkpoints use. Raises ValueError where a parameter
+    of a group is not the model's or cannot be trained here, or where two have one name.
+    """
+    group_of = {id(p): index for index, group in enumerate(groups) for p in group["params"]}
+    trained: list[Trained] = []
+    names: set[str] = set()
+    for number, module in enumerate(modules):
+        prefix = f"{number}." if len(modules) > 1 else ""
+        for local, tensor in module.named_parameters(remove_duplicate=True):
+            group = group_of.pop(id(tensor), None)
+            if group is None:
+                continue
+            name = (name_of or str)(prefix + local)
+            if name in names:
+                raise ValueError(f"two parameters are named {name!r}; name_of must give each its own name")
+            _check(name, tensor)
+            names.add(name)
+            trained.append(Trained(name, tensor, group))
+    if group_of:
+        raise ValueError(
+            f"{len(group_of)} tensor(s) in params are not parameters of the model; give the model that has them"
+        )
+    return trained
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.dtype.is_floating_point:
+        raise ValueError(f"parameter {name!r} is {tensor.dtype}; only real floating-point parameters are supported")
+    if type(tensor.data) is not torch.Tensor:
+        raise ValueError(
+            f"parameter {name!r} is a {type(tensor.data).__name__}; give modules whose parameters are plain tensors "
+            "(of a tensor-parallel layer: this rank's part)"
+        )

@@ -1,0 +1,388 @@
+// A libnccl without a GPU, for tests: NCCL's binary interface of the version FAKE_NCCL_VERSION, "device" memory of the
+// fake CUDA driver, bytes over TCP. Operations run in their stream's order, in its thread, as NCCL's kernels do.
+//
+// FAKE_NCCL_FAULT=name@rank makes that rank of every communicator misbehave:
+//   init_fail    set-up ends with a system error          init_hang    set-up never ends
+//   call_hang    ncclAllReduce does not return            stream_hang  an all_reduce starts and never ends
+//   async_error  as stream_hang, and the communicator has an asynchronous error
+//   abort_hang   ncclCommAbort does not return
+#include <climits>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include <unistd.h>
+
+#include "fake_cuda.hpp"
+#include "reduction.hpp"
+#include "wire.hpp"
+
+using namespace fake_nccl;
+
+namespace {
+
+constexpr int version = FAKE_NCCL_VERSION;
+constexpr int success = 0, system_error = 2, internal_error = 3, invalid_argument = 4, invalid_usage = 5,
+              remote_error = 6, in_progress = 7;
+
+// sizeof(ncclConfig_t) in the header of this version.
+constexpr std::size_t config_bytes = version >= 23203   ? 120
+                                     : version >= 23102 ? 112
+                                     : version >= 23003 ? 96
+                                     : version >= 22900 ? 88
+                                     : version >= 22800 ? 80
+                                     : version >= 22700 ? 72
+                                                        : 48;
+
+struct UniqueId {
+  std::uint64_t magic;
+  sockaddr_in root;
+  char rest[128 - sizeof(std::uint64_t) - sizeof(sockaddr_in)];
+};
+static_assert(sizeof(UniqueId) == 128);
+
+// Says which NCCL call is at fault, for ncclGetLastError.
+std::mutex error_mutex;
+std::string& last_error() {
+  static auto* text = new std::string();
+  return *text;
+}
+int fail(int result, const std::string& text) {
+  std::lock_guard lock(error_mutex);
+  last_error() = text;
+  return result;
+}
+
+}  // namespace
+
+struct ncclComm {
+  int rank = 0;
+  int size = 0;
+  bool is_blocking = true;
+  std::string net_name;
+  std::vector<int> sockets;
+  std::atomic<int> state{in_progress};
+  std::atomic<bool> stop{false};
+  std::thread setup;
+  std::atomic<int> running{0};
+  std::map<int, double> scales;  // of premultiplied sums
+  int next_op = 5;
+};
+
+namespace {
+
+bool has_fault(const ncclComm& comm, const std::string& name) {
+  const char* fault = std::getenv("FAKE_NCCL_FAULT");
+  return fault != nullptr && fault == name + "@" + std::to_string(comm.rank);
+}
+
+void sleep_until(const std::atomic<bool>& stop) {
+  while (!stop) ::usleep(1000);
+}
+
+void set_up(ncclComm& comm, const sockaddr_in& root) {
+  if (has_fault(comm, "init_hang")) sleep_until(comm.stop);
+  if (has_fault(comm, "init_fail")) {
+    comm.state = fail(system_error, "fake: set-up fails as asked");
+    return;
+  }
+  comm.sockets = connect_all(root, comm.rank, comm.size, comm.stop);
+  comm.state = comm.sockets.empty() ? fail(system_error, "fake: cannot connect") : success;
+}
+
+// An operation of a group.
+struct Operation {
+  ncclComm* comm;
+  void* stream;
+  std::function<bool()> collective;  // null: a transfer
+  bool is_send = false;
+  Transfer block{};
+};
+thread_local int group_depth = 0;
+thread_local std::vector<Operation> group;
+
+bool move(ncclComm& comm, std::vector<Transfer> sends, std::vector<Transfer> recvs) {
+  // To itself: matched in order.
+  const auto take_own = [&](std::vector<Transfer>& all) {
+    std::vector<Transfer> own;
+    std::erase_if(all, [&](const Transfer& block) {
+      if (block.peer == comm.rank) own.push_back(block);
+      return block.peer == comm.rank;
+    });
+    return own;
+  };
+  const auto own_sends = take_own(sends), own_recvs = take_own(recvs);
+  if (own_sends.size() != own_recvs.size()) return false;
+  for (std::size_t i = 0; i < own_sends.size(); ++i) {
+    if (own_sends[i].bytes != own_recvs[i].bytes) return false;
+    std::memmove(own_recvs[i].data, own_sends[i].data, own_sends[i].bytes);
+  }
+  return transfer(comm.sockets, sends, recvs, comm.stop);
+}
+
+int flush() {
+  std::vector<Operation> operations;
+  operations.swap(group);
+  // One task for each communicator and stream, as NCCL launches one kernel.
+  std::map<std::pair<ncclComm*, void*>, std::vector<Operation>> tasks;
+  for (Operation& operation : operations) tasks[{operation.comm, operation.stream}].push_back(operation);
+  for (auto& [key, parts] : tasks) {
+    ncclComm* const comm = key.first;
+    ++comm->running;
+    fake_cuda_enqueue(key.second, [comm, parts = std::move(parts)] {
+      bool good = true;
+      std::vector<Transfer> sends, recvs;
+      for (const Operation& part : parts) {
+        if (!part.collective)
+          (part.is_send ? sends : recvs).push_back(part.block);
+        else
+          good = good && part.collective();
+      }
+      good = good && move(*comm, std::move(sends), std::move(recvs));
+      if (!good && comm->state == success) comm->state = fail(remote_error, "fake: a peer is gone or sizes differ");
+      // A kernel that cannot go on spins until it is aborted.
+      if (!good) sleep_until(comm->stop);
+      --comm->running;
+    });
+  }
+  return success;
+}
+
+int add(Operation operation) {
+  ncclComm* comm = operation.comm;
+  if (comm == nullptr) return fail(invalid_argument, "fake: no communicator");
+  if (comm->state != success)
+    return fail(invalid_argument, "fake: communicator used before its previous operation returned ncclSuccess");
+  group.push_back(std::move(operation));
+  return group_depth > 0 ? success : flush();
+}
+
+int add_collective(ncclComm* comm, void* stream, std::function<bool()> run) {
+  return add({comm, stream, std::move(run), false, {}});
+}
+
+char* bytes_of(const void* data) { return static_cast<char*>(const_cast<void*>(data)); }
+
+// Everybody's `bytes` from `data`, in the order of ranks.
+bool collect(ncclComm& comm, const void* data, std::size_t bytes, std::vector<std::vector<char>>& all) {
+  all.assign(static_cast<std::size_t>(comm.size), std::vector<char>(bytes));
+  std::vector<Transfer> sends, recvs;
+  for (int peer = 0; peer < comm.size; ++peer) {
+    sends.push_back({peer, bytes_of(data), bytes});
+    recvs.push_back({peer, all[static_cast<std::size_t>(peer)].data(), bytes});
+  }
+  return move(comm, std::move(sends), std::move(recvs));
+}
+
+bool reduce_all(ncclComm& comm, const void* data, void* out, std::size_t skip_elements, std::size_t out_elements,
+                std::size_t total_elements, int type, int op) {
+  std::vector<std::vector<char>> all;
+  if (!collect(comm, data, total_elements * element_bytes(type), all)) return false;
+  if (out == nullptr) return true;
+  std::vector<const char*> inputs;
+  for (const auto& one : all) inputs.push_back(one.data() + skip_elements * element_bytes(type));
+  reduce(out, inputs, out_elements, type, op, op >= 5 ? comm.scales[op] : 1.0);
+  return true;
+}
+
+bool is_bad(int type, int op) { return element_bytes(type) == 0 || op < 0; }
+
+}  // namespace
+
+extern "C" {
+
+int ncclGetVersion(int* out) {
+  if (out == nullptr) return invalid_argument;
+  *out = version;
+  return success;
+}
+
+const char* ncclGetErrorString(int result) {
+  constexpr const char* texts[] = {"no error",
+                                   "unhandled cuda error",
+                                   "unhandled system error",
+                                   "internal error",
+                                   "invalid argument",
+                                   "invalid usage",
+                                   "remote process exited or there was a network error",
+                                   "NCCL operation in progress"};
+  return result >= 0 && result < 8 ? texts[result] : "unknown result code";
+}
+
+const char* ncclGetLastError(ncclComm*) {
+  static thread_local std::string copy;
+  std::lock_guard lock(error_mutex);
+  copy = last_error();
+  return copy.c_str();
+}
+
+int ncclGetUniqueId(UniqueId* id) {
+  if (id == nullptr) return invalid_argument;
+  std::memset(id, 0, sizeof(*id));
+  id->magic = 0x484f4c4d4553;
+  id->root = interface_address();
+  if (id->root.sin_family == 0) return fail(invalid_usage, "fake: no socket interface found");
+  return start_root(id->root) ? success : fail(system_error, "fake: cannot listen");
+}
+
+int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, const char* config) {
+  std::size_t bytes = 0;
+  unsigned magic = 0, caller_version = 0;
+  std::memcpy(&bytes, config, 8);
+  std::memcpy(&magic, config + 8, 4);
+  std::memcpy(&caller_version, config + 12, 4);
+  // The real library takes any size; ours wants what its own header says, to find mistakes.
+  if (magic != 0xcafebeef || bytes != config_bytes || caller_version != static_cast<unsigned>(version))
+    return fail(invalid_argument, "fake: config of " + std::to_string(bytes) + " bytes, version " +
+                                      std::to_string(caller_version) + "; expected " + std::to_string(config_bytes));
+  for (std::size_t at = 44; at + 4 <= config_bytes; at += 4) {
+    if ((at >= 48 && at < 56) || at == 116) continue;  // commName, a pointer; padding
+    int field = 0;
+    std::memcpy(&field, config + at, 4);
+    if (version >= 22600 && field != INT_MIN && at != 44 && at != 96)
+      return fail(invalid_argument, "fake: config field at " + std::to_string(at) + " is not the default");
+  }
+  auto* made = new ncclComm();
+  made->rank = rank;
+  made->size = size;
+  int blocking = 0;
+  std::memcpy(&blocking, config + 16, 4);
+  made->is_blocking = blocking != 0;
+  const char* net = nullptr;
+  std::memcpy(&net, config + 32, sizeof(net));
+  if (net != nullptr) made->net_name = net;
+  *comm = made;
+  if (made->net_name != "Socket" && made->net_name != "IB") {
+    made->state = fail(invalid_usage, "fake: netName '" + made->net_name + "' is none that exists");
+    return made->state;
+  }
+  made->setup = std::thread([made, root = id.root] { set_up(*made, root); });
+  if (!made->is_blocking) return in_progress;
+  made->setup.join();
+  return made->state;
+}
+
+int ncclCommGetAsyncError(ncclComm* comm, int* error) {
+  if (comm == nullptr || error == nullptr) return invalid_argument;
+  *error = comm->state;
+  return success;
+}
+
+int ncclCommFinalize(ncclComm* comm) {
+  if (comm != nullptr)
+    while (comm->running > 0) ::usleep(100);
+  return success;
+}
+
+static void end(ncclComm* comm) {
+  comm->stop = true;
+  if (comm->setup.joinable()) comm->setup.join();
+  while (comm->running > 0) ::usleep(100);
+  for (const int fd : comm->sockets)
+    if (fd >= 0) ::close(fd);
+  delete comm;
+}
+
+int ncclCommDestroy(ncclComm* comm) {
+  if (comm != nullptr) end(comm);
+  return success;
+}
+
+int ncclCommAbort(ncclComm* comm) {
+  if (comm == nullptr) return success;
+  if (has_fault(*comm, "abort_hang")) ::sleep(3600);
+  end(comm);
+  return success;
+}
+
+int ncclGroupStart() {
+  ++group_depth;
+  return success;
+}
+int ncclGroupEnd() {
+  if (group_depth == 0) return invalid_usage;
+  return --group_depth == 0 ? flush() : success;
+}
+
+int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, ncclComm* comm) {
+  if (residence != 1 || (type != 6 && type != 7 && type != 8 && type != 9)) return invalid_argument;
+  comm->scales[comm->next_op] = scalar_value(scalar, type);
+  *op = comm->next_op++;
+  return success;
+}
+int ncclRedOpDestroy(int, ncclComm*) { return success; }
+
+int ncclAllReduce(const void* send, void* recv, std::size_t count, int type, int op, ncclComm* comm, void* stream) {
+  if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: all_reduce");
+  if (has_fault(*comm, "call_hang")) ::sleep(3600);
+  if (has_fault(*comm, "stream_hang") || has_fault(*comm, "async_error")) {
+    const bool tells = has_fault(*comm, "async_error");
+    return add_collective(comm, stream, [=] {
+      if (tells) comm->state = fail(remote_error, "fake: an asynchronous error as asked");
+      sleep_until(comm->stop);
+      return true;
+    });
+  }
+  return add_collective(comm, stream, [=] { return reduce_all(*comm, send, recv, 0, count, count, type, op); });
+}
+
+int ncclReduce(const void* send, void* recv, std::size_t count, int type, int op, int root, ncclComm* comm,
+               void* stream) {
+  if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: reduce");
+  void* out = comm->rank == root ? recv : nullptr;
+  return add_collective(comm, stream, [=] { return reduce_all(*comm, send, out, 0, count, count, type, op); });
+}
+
+int ncclReduceScatter(const void* send, void* recv, std::size_t count, int type, int op, ncclComm* comm, void* stream) {
+  if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: reduce_scatter");
+  return add_collective(comm, stream, [=] {
+    return reduce_all(*comm, send, recv, static_cast<std::size_t>(comm->rank) * count, count,
+                      count * static_cast<std::size_t>(comm->size), type, op);
+  });
+}
+
+int ncclBroadcast(const void* send, void* recv, std::size_t count, int type, int root, ncclComm* comm, void* stream) {
+  if (comm == nullptr || is_bad(type, 0)) return fail(invalid_argument, "fake: broadcast");
+  return add_collective(comm, stream, [=] {
+    const std::size_t bytes = count * element_bytes(type);
+    std::vector<Transfer> sends, recvs;
+    if (comm->rank == root)
+      for (int peer = 0; peer < comm->size; ++peer) sends.push_back({peer, bytes_of(send), bytes});
+    recvs.push_back({root, bytes_of(recv), bytes});
+    return move(*comm, std::move(sends), std::move(recvs));
+  });
+}
+
+int ncclAllGather(const void* send, void* recv, std::size_t count, int type, ncclComm* comm, void* stream) {
+  if (comm == nullptr || is_bad(type, 0)) return fail(invalid_argument, "fake: all_gather");
+  return add_collective(comm, stream, [=] {
+    const std::size_t bytes = count * element_bytes(type);
+    std::vector<Transfer> sends, recvs;
+    for (int peer = 0; peer < comm->size; ++peer) {
+      sends.push_back({peer, bytes_of(send), bytes});
+      recvs.push_back({peer, bytes_of(recv) + static_cast<std::size_t>(peer) * bytes, bytes});
+    }
+    return move(*comm, std::move(sends), std::move(recvs));
+  });
+}
+
+int ncclSend(const void* data, std::size_t count, int type, int peer, ncclComm* comm, void* stream) {
+  return add({comm, stream, nullptr, true, {peer, bytes_of(data), count * element_bytes(type)}});
+}
+int ncclRecv(void* data, std::size_t count, int type, int peer, ncclComm* comm, void* stream) {
+  return add({comm, stream, nullptr, false, {peer, bytes_of(data), count * element_bytes(type)}});
+}
+
+#if FAKE_NCCL_VERSION >= 21900
+int ncclCommRegister(ncclComm*, void* buffer, std::size_t, void** handle) {
+  *handle = buffer;
+  return success;
+}
+int ncclCommDeregister(ncclComm*, void*) { return success; }
+#endif
+}

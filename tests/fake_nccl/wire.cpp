@@ -1,0 +1,204 @@
+#include "wire.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <thread>
+
+namespace fake_nccl {
+namespace {
+
+constexpr int poll_ms = 20;
+
+struct Hello {
+  int rank;
+  int size;
+  sockaddr_in address;
+};
+
+// Waits for `events`; false where `stop` or the socket has failed.
+bool wait_for(int fd, short events, const std::atomic<bool>& stop) {
+  for (;;) {
+    pollfd entry{fd, events, 0};
+    const int n = ::poll(&entry, 1, poll_ms);
+    if (stop) return false;
+    if (n > 0) return true;
+    if (n < 0 && errno != EINTR) return false;
+  }
+}
+
+bool read_all(int fd, void* data, std::size_t bytes, const std::atomic<bool>& stop) {
+  for (std::size_t done = 0; done < bytes;) {
+    if (!wait_for(fd, POLLIN, stop)) return false;
+    const ssize_t n = ::recv(fd, static_cast<char*>(data) + done, bytes - done, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
+    if (n > 0) done += static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+bool write_all(int fd, const void* data, std::size_t bytes) {
+  return ::send(fd, data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);  // small ones only
+}
+
+int listen_at(sockaddr_in& address) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  socklen_t length = sizeof(address);
+  if (fd < 0 || ::bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || ::listen(fd, 256) != 0 ||
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+    return -1;
+  return fd;
+}
+
+int connect_to(const sockaddr_in& address) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd >= 0 && ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+    const int on = 1;
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    return fd;
+  }
+  if (fd >= 0) ::close(fd);
+  return -1;
+}
+
+void serve_root(int listener) {
+  const std::atomic<bool> never{false};
+  std::vector<std::pair<int, Hello>> callers;
+  do {
+    const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    Hello hello{};
+    if (fd < 0 || !read_all(fd, &hello, sizeof(hello), never)) break;
+    callers.emplace_back(fd, hello);
+  } while (callers.size() < static_cast<std::size_t>(callers.front().second.size));
+  if (callers.empty()) return;
+  std::vector<sockaddr_in> table(static_cast<std::size_t>(callers.front().second.size));
+  for (const auto& [fd, hello] : callers) table[static_cast<std::size_t>(hello.rank)] = hello.address;
+  for (const auto& [fd, hello] : callers) {
+    write_all(fd, table.data(), table.size() * sizeof(sockaddr_in));
+    ::close(fd);
+  }
+  ::close(listener);
+}
+
+}  // namespace
+
+sockaddr_in interface_address() {
+  const char* value = std::getenv("NCCL_SOCKET_IFNAME");
+  std::string list = value == nullptr ? "=lo" : value;
+  const bool exact = list.starts_with("=");
+  if (exact) list.erase(0, 1);
+  sockaddr_in address{};
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return address;
+  for (std::size_t begin = 0; begin <= list.size() && address.sin_family == 0;) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    const std::string name = list.substr(begin, end - begin);
+    for (const ifaddrs* one = all; one != nullptr && address.sin_family == 0; one = one->ifa_next) {
+      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET || !(one->ifa_flags & IFF_RUNNING)) continue;
+      if (exact ? name == one->ifa_name : std::string(one->ifa_name).starts_with(name))
+        std::memcpy(&address, one->ifa_addr, sizeof(address));
+    }
+    begin = end + 1;
+  }
+  ::freeifaddrs(all);
+  address.sin_port = 0;
+  return address;
+}
+
+bool start_root(sockaddr_in& address) {
+  const int listener = listen_at(address);
+  if (listener < 0) return false;
+  std::thread(serve_root, listener).detach();
+  return true;
+}
+
+std::vector<int> connect_all(const sockaddr_in& root, int rank, int size, const std::atomic<bool>& stop) {
+  Hello hello{rank, size, interface_address()};
+  const int listener = listen_at(hello.address);
+  const int caller = connect_to(root);
+  std::vector<sockaddr_in> table(static_cast<std::size_t>(size));
+  std::vector<int> sockets(static_cast<std::size_t>(size), -1);
+  bool good = listener >= 0 && caller >= 0 && write_all(caller, &hello, sizeof(hello)) &&
+              read_all(caller, table.data(), table.size() * sizeof(sockaddr_in), stop);
+  if (caller >= 0) ::close(caller);
+  for (int peer = 0; good && peer < rank; ++peer) {
+    const int fd = connect_to(table[static_cast<std::size_t>(peer)]);
+    good = fd >= 0 && write_all(fd, &rank, sizeof(rank));
+    sockets[static_cast<std::size_t>(peer)] = fd;
+  }
+  for (int missing = size - 1 - rank; good && missing > 0; --missing) {
+    int peer = -1;
+    good = wait_for(listener, POLLIN, stop);
+    const int fd = good ? ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC) : -1;
+    good = fd >= 0 && read_all(fd, &peer, sizeof(peer), stop) && peer > rank && peer < size;
+    if (good) sockets[static_cast<std::size_t>(peer)] = fd;
+  }
+  if (listener >= 0) ::close(listener);
+  if (good) return sockets;
+  for (const int fd : sockets)
+    if (fd >= 0) ::close(fd);
+  return {};
+}
+
+bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& sends, const std::vector<Transfer>& recvs,
+              const std::atomic<bool>& stop) {
+  // Each block goes behind its size.
+  struct Stream {
+    std::deque<Transfer> blocks;
+    std::uint64_t announced = 0;
+    std::size_t done = 0;  // of the front block, its size's bytes included
+  };
+  std::vector<Stream> out(sockets.size()), in(sockets.size());
+  for (const Transfer& block : sends) out[static_cast<std::size_t>(block.peer)].blocks.push_back(block);
+  for (const Transfer& block : recvs) in[static_cast<std::size_t>(block.peer)].blocks.push_back(block);
+  constexpr std::size_t head = sizeof(std::uint64_t);
+  const auto move = [&](int fd, Stream& stream, bool is_send) {
+    while (!stream.blocks.empty()) {
+      const Transfer& block = stream.blocks.front();
+      if (is_send) stream.announced = block.bytes;
+      char* at = stream.done < head ? reinterpret_cast<char*>(&stream.announced) + stream.done
+                                    : block.data + (stream.done - head);
+      const std::size_t left = stream.done < head ? head - stream.done : head + block.bytes - stream.done;
+      if (left > 0) {
+        const ssize_t n =
+            is_send ? ::send(fd, at, left, MSG_DONTWAIT | MSG_NOSIGNAL) : ::recv(fd, at, left, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+        if (n <= 0) return false;
+        stream.done += static_cast<std::size_t>(n);
+      }
+      if (stream.done == head && stream.announced != block.bytes) return false;
+      if (stream.done == head + block.bytes) {
+        stream.blocks.pop_front();
+        stream.done = 0;
+      }
+    }
+    return true;
+  };
+  for (;;) {
+    std::vector<pollfd> waits;
+    for (std::size_t peer = 0; peer < sockets.size(); ++peer) {
+      if (sockets[peer] < 0) continue;
+      if (!move(sockets[peer], out[peer], true) || !move(sockets[peer], in[peer], false)) return false;
+      const short events =
+          static_cast<short>((out[peer].blocks.empty() ? 0 : POLLOUT) | (in[peer].blocks.empty() ? 0 : POLLIN));
+      if (events != 0) waits.push_back({sockets[peer], events, 0});
+    }
+    if (waits.empty()) return true;
+    if (stop) return false;
+    ::poll(waits.data(), waits.size(), poll_ms);
+  }
+}
+
+}  // namespace fake_nccl

@@ -1,0 +1,34 @@
+// The fake NCCL's wires: one TCP connection per pair of ranks, on the interface that NCCL_SOCKET_IFNAME names.
+#pragma once
+
+#include <netinet/in.h>
+
+#include <atomic>
+#include <cstddef>
+#include <vector>
+
+namespace fake_nccl {
+
+// A block for or from a peer. Blocks between two ranks match in order and must be of one size.
+struct Transfer {
+  int peer;
+  char* data;
+  std::size_t bytes;
+};
+
+// The address of the first interface that NCCL_SOCKET_IFNAME names ("=a,b" or prefixes), else loopback. Port 0. Family
+// 0 where there is no such interface.
+sockaddr_in interface_address();
+
+// Listens there, in a thread, until `size` ranks (the first one says how many) have called and been told of each other.
+// Returns whether it listens; `address` then has the port.
+bool start_root(sockaddr_in& address);
+
+// By rank, sockets to the others; empty where `stop` came first or somebody could not be reached.
+std::vector<int> connect_all(const sockaddr_in& root, int rank, int size, const std::atomic<bool>& stop);
+
+// Moves all of them at once; false where a peer is gone, sizes differ, or `stop`.
+bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& sends, const std::vector<Transfer>& recvs,
+              const std::atomic<bool>& stop);
+
+}  // namespace fake_nccl

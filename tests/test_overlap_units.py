@@ -1,0 +1,173 @@
+"""The parts of the overlapped optimizer that need no ranks: layout of buckets, bucket size, schedule, reports."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+hypothesis = pytest.importorskip("hypothesis")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+
+import holmes  # noqa: E402
+from holmes.overlap.buckets import ParameterSize, lay_out  # noqa: E402
+from holmes.overlap.link import SMALLEST_BYTES, TAIL_SHARE, bucket_bytes_from  # noqa: E402
+from holmes.overlap.report import union_s  # noqa: E402
+from holmes.overlap.schedule import OBSERVED_STEPS, BackwardBudget, gather_order  # noqa: E402
+
+sizes = st.lists(
+    st.builds(ParameterSize, st.integers(0, 5000), st.just(4), st.sampled_from(["a", "b"])), min_size=1, max_size=30
+)
+
+
+@given(sizes, st.integers(1, 20000), st.integers(1, 9), st.randoms())
+def test_every_element_of_every_parameter_has_one_owner(parameters, bucket_bytes, shards, random):
+    order = list(range(len(parameters)))
+    random.shuffle(order)
+    buckets = lay_out(order, parameters, bucket_bytes, shards)
+    slots = [slot for bucket in buckets for slot in bucket.slots]
+    assert sorted(slot.parameter for slot in slots) == sorted(order)
+    owned = {index: [] for index in order}
+    for bucket in buckets:
+        assert bucket.numel % shards == 0
+        assert len({parameters[slot.parameter].kind for slot in bucket.slots}) == 1
+        ends = [slot.offset + slot.numel for slot in bucket.slots]
+        assert all(end <= slot.offset for end, slot in zip(ends, bucket.slots[1:], strict=False))
+        assert ends[-1] <= bucket.numel
+        for rank in range(shards):
+            for fragment in bucket.fragments(rank):
+                assert fragment.offset + fragment.numel <= bucket.shard_numel
+                owned[fragment.parameter].append((fragment.start, fragment.start + fragment.numel))
+    for index, parts in owned.items():
+        covered = sorted(parts)
+        assert [end for _, end in covered[:-1]] == [start for start, _ in covered[1:]]
+        assert (
+            (covered[0][0], covered[-1][1]) == (0, parameters[index].numel) if covered else not parameters[index].numel
+        )
+    place = {index: position for position, index in enumerate(order)}
+    last = [max(place[slot.parameter] for slot in bucket.slots) for bucket in buckets]
+    assert last == sorted(last)  # buckets complete in their order
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.lists(st.integers(0, 5), min_size=0, max_size=3), min_size=1, max_size=6),
+    st.lists(st.booleans(), min_size=6, max_size=6),
+    st.integers(1, 400),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_any_shapes_step_as_in_torch(shapes, frozen, bucket_bytes, dtype):
+    """Parameters of any shape, some frozen, one tied, used or not from step to step."""
+
+    def make():
+        torch.manual_seed(0)
+        model = nn.Module()
+        for i, shape in enumerate(shapes):
+            model.register_parameter(f"p{i}", nn.Parameter(torch.randn(shape, dtype=dtype), not frozen[i]))
+        model.register_parameter("tied", model.p0)
+        model.register_parameter("always", nn.Parameter(torch.ones(3, dtype=dtype)))
+        return model
+
+    def train(model, optimizer):
+        for step in range(4):
+            optimizer.zero_grad()
+            used = [p for i, p in enumerate(model.parameters()) if (i + step) % 3 or p is model.always]
+            (sum((p * p).sum() for p in used) + model.tied.sin().sum()).backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    ours, theirs = make(), make()
+    optimizer = holmes.DistributedOptimizer(ours, torch.optim.AdamW, lr=0.1, bucket_bytes=bucket_bytes)
+    expected = train(theirs, torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], lr=0.1))
+    torch.testing.assert_close(train(ours, optimizer), expected)
+
+
+def test_bucket_size_follows_the_link():
+    total = 1 << 30
+    slow, fast = (bucket_bytes_from(1e-4, rate, total) for rate in (1e7, 1e9))
+    assert SMALLEST_BYTES == slow < fast < total * TAIL_SHARE
+    assert bucket_bytes_from(1e-2, 1e10, total) == total * TAIL_SHARE
+
+
+def test_gathers_start_early_only_as_far_as_the_link_is_idle():
+    budget = BackwardBudget()
+    for _ in range(OBSERVED_STEPS):
+        assert not budget.is_full
+        budget.observe(backward_s=2.0, reduce_s=1.0, gather_s=dict.fromkeys(range(8), 0.25))
+    assert budget.is_full
+    assert budget.early_gathers(8) == 3
+    assert gather_order(3, [7, 6, 5, 4, 3, 2, 1, 0]) == [0, 1, 2, 7, 6, 5, 4, 3]
+    busy = BackwardBudget()
+    for _ in range(OBSERVED_STEPS):
+        busy.observe(backward_s=1.0, reduce_s=1.0, gather_s={0: 0.1})
+    assert busy.early_gathers(8) == 0
+
+
+def test_union_counts_overlaps_once():
+    assert union_s([(0, 2), (1, 3), (5, 6), (5.5, 5.6)]) == 4
+    assert union_s([]) == 0
+
+
+def small(**options):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    return model, holmes.DistributedOptimizer(model, torch.optim.SGD, lr=0.1, **options)
+
+
+def test_wrong_use_is_named():
+    model, optimizer = small()
+    with pytest.raises(ValueError, match=r"'0.weight' already has a DistributedOptimizer; call that one's close"):
+        holmes.DistributedOptimizer(model, torch.optim.SGD, lr=0.1)
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="got another gradient after 1 of this step"):
+        model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="zero_grad between backward and step"):
+        optimizer.zero_grad()
+    with pytest.raises(ValueError, match="takes no further parameters"):
+        optimizer.add_param_group({"params": []})
+    with pytest.raises(ValueError, match="LBFGS needs whole parameters"):
+        holmes.DistributedOptimizer(nn.Linear(2, 2), torch.optim.LBFGS)
+    with pytest.raises(ValueError, match="no parameter of the model is trained"):
+        holmes.DistributedOptimizer(nn.Linear(2, 2).requires_grad_(False), torch.optim.SGD, lr=0.1)
+
+
+def test_accumulation_may_change_between_steps():
+    model, optimizer = small(accumulation_steps=1, step_in_backward=False)
+    for count in (1, 3, 2):
+        optimizer.accumulation_steps = count
+        before = model[0].bias.detach().clone()
+        slope = model[1].weight.detach().sum(0)
+        for _ in range(count):
+            (model(torch.ones(1, 4)).sum() / count).backward()
+        optimizer.step()
+        torch.testing.assert_close(model[0].bias.detach(), before - 0.1 * slope)
+
+
+def test_an_overflow_is_skipped_and_halves_the_scale():
+    model, optimizer = small(loss_scale="dynamic")
+    before = [p.detach().clone() for p in model.parameters()]
+    scale = optimizer.loss_scale
+    optimizer.scale(model(torch.full((1, 4), float("inf"))).sum()).backward()
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert optimizer.loss_scale == scale / 2
+    optimizer.scale(model(torch.ones(1, 4)).sum()).backward()
+    optimizer.step()
+    assert not torch.equal(before[0], model[0].weight)
+
+
+def test_trace_has_compute_lanes(tmp_path):
+    model, optimizer = small()
+    path = tmp_path / "trace.json"
+    with optimizer.tracing(path):
+        for _ in range(2):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {"forward", "backward", "step 1", "step 2"} <= names
+    assert optimizer.last_report.hidden_share == 1.0

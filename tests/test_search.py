@@ -1,0 +1,161 @@
+"""The search: what it finds, that memory and sizes hold, and what it says where nothing fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holmes.cli_plan import app
+from holmes.gpus import gpu_named
+from holmes.models import PRESETS, load_model
+from holmes.plan import Plan
+from holmes.proof import check
+from holmes.search import Assumptions, Wanted, machines_of, search
+from holmes.search.estimate import estimate
+from holmes.search.layout import Layout
+from holmes.topology import Topology
+
+
+def topology(**second: object) -> Topology:
+    """Two clusters of two hosts with 4 GPUs each, joined by Ethernet; `second`: what differs in the second one."""
+
+    def host(name: str, nic_class: str, gbps: float, gpu: str) -> dict:
+        ports = [
+            {"name": "fast0", "nic_class": nic_class, "subnet": name, "speed_gbps": gbps},
+            {"name": "eth0", "nic_class": "ethernet", "subnet": "all", "speed_gbps": 25},
+        ]
+        return {"name": f"{name}{{}}", "count": 2, "ranks_per_host": 4, "gpu": gpu, "ports": ports}
+
+    options = {"name": "b", "nic_class": "roce_v2", "gbps": 100, "gpu": "A100-80GB"} | second
+    hosts = [host("a", "infiniband", 200, "A100-80GB"), host(**options)]  # type: ignore[arg-type]
+    return Topology.from_dict({"kind": "holmes topology", "version": 2, "hosts": hosts})
+
+
+GPT = load_model("gpt-3.6b")
+
+
+def test_presets_have_the_published_sizes() -> None:
+    for name, model in PRESETS.items():
+        billions = float(name.split("-")[-1].removesuffix("b"))
+        assert model.parameters == pytest.approx(billions * 1e9, rel=0.04), name
+
+
+def test_the_best_is_the_fastest_and_its_plan_holds(tmp_path: Path) -> None:
+    found = search(topology(), GPT, 128, simulated=6)
+    steps = [candidate.step_s for candidate in found.candidates]
+    assert steps == sorted(steps)
+    assert len({candidate.choice for candidate in found.candidates}) == len(steps) >= 6
+    for candidate in found.candidates:
+        assert sum(candidate.layers_per_stage) == GPT.layers
+        assert candidate.memory_bytes <= candidate.memory_limit_bytes
+    plan = found.plan()
+    assert check(plan, found.topology).holds
+    assert (plan.global_batch, plan.micro_batch) == (128, found.best.choice.micro_batch)
+    assert plan.recomputation == found.best.choice.recomputation
+    plan.save(tmp_path / "plan.yaml")
+    assert Plan.load(tmp_path / "plan.yaml") == plan
+    assert search(topology(), GPT, 128, simulated=6).plan() == plan
+
+
+def test_the_estimate_is_near_the_simulation() -> None:
+    found = search(topology(), GPT, 128, simulated=8)
+    for candidate in found.candidates:
+        guess = estimate(Layout.of(found.machines, GPT, candidate.choice, 128))
+        assert guess.step_s == pytest.approx(candidate.step_s, rel=0.2), candidate.choice.text()
+
+
+def test_slower_gpus_get_fewer_layers() -> None:
+    found = search(topology(gpu="V100-32GB"), GPT, 256, wanted=Wanted(pipeline=2, schedule="1f1b"))
+    best = found.best
+    fast = found.machines.clusters[best.choice.order[0]].tflops
+    slow = found.machines.clusters[best.choice.order[1]].tflops
+    first, second = best.layers_per_stage
+    assert (first > second) == (fast > slow)
+    assert max(first, second) / min(first, second) == pytest.approx(312 / 125, rel=0.35)  # and the head
+
+
+def test_what_is_wanted_is_kept() -> None:
+    wanted = Wanted(tensor=2, pipeline=4, micro_batch=2, schedule="interleaved", chunks=2, recomputation="full")
+    choice = search(topology(), GPT, 256, wanted=wanted, simulated=2).best.choice
+    assert (choice.tensor, choice.pipeline, choice.micro_batch) == (2, 4, 2)
+    assert (choice.schedule, choice.chunks, choice.recomputation) == ("interleaved", 2, "full")
+
+
+def test_very_many_micro_batches_take_proportionally_longer() -> None:
+    wanted = Wanted(tensor=1, pipeline=2, micro_batch=1, schedule="1f1b", recomputation="none")
+    step_s = [search(topology(), GPT, batch, wanted=wanted, simulated=1).best.step_s for batch in (2**16, 2**17, 2**18)]
+    assert (step_s[2] - step_s[1]) / (step_s[1] - step_s[0]) == pytest.approx(2, rel=1e-3)
+
+
+def test_memory_that_cannot_fit_names_stage_bytes_and_fix() -> None:
+    with pytest.raises(ValueError, match=r"none of \d+ choices fits into memory.*over by [\d,]+ bytes.*more memory"):
+        search(topology(), load_model("gpt3-175b"), 64)
+
+
+def test_a_shared_bottleneck_between_clusters_slows_down_the_pipeline() -> None:
+    plain = topology()
+    link = {"clusters": ["cluster 0", "cluster 1"], "fabric": "ethernet all", "gbps": 22.0, "latency_s": 1e-5}
+    link |= {"pairs": 2, "aggregate_gbps": 1.0}
+    narrow = Topology.from_dict({**plain.to_dict(), "links": [link]})
+    assert machines_of(narrow, Assumptions()).host_gbps("cluster 1", "cluster 0", hosts=2) == 0.5
+    wanted = Wanted(pipeline=2, micro_batch=1, tensor=1)
+    slow, fast = (search(each, GPT, 256, wanted=wanted, simulated=2).best.step_s for each in (narrow, plain))
+    assert slow > 1.5 * fast
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"global_batch": 7, "wanted": Wanted(tensor=1, pipeline=2)},
+            r"global_batch=7 must be a multiple of .* the nearest is global_batch=",
+        ),
+        ({"wanted": Wanted(pipeline=64)}, "pipeline=64 does not fit: 30 layers cannot fill 64 pipeline stages"),
+        ({"wanted": Wanted(tensor=3)}, r"tensor=3 must divide heads=32 .*those that do: \[1, 2, 4\]"),
+        ({"assumptions": Assumptions(reserve_gib=90)}, "reserve_gib=90 leaves nothing of the 80 GiB"),
+        ({"simulated": 0}, "simulated=0 must be at least 1"),
+    ],
+)
+def test_wrong_input_names_the_fix(arguments: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        search(topology(), GPT, **({"global_batch": 256} | arguments))
+
+
+def test_unknown_names_say_the_nearest() -> None:
+    with pytest.raises(ValueError, match="model 'lama-3-8b' is unknown; the nearest is 'llama-3-8b'"):
+        load_model("lama-3-8b")
+    with pytest.raises(ValueError, match="GPU 'H10' is unknown; the nearest is"):
+        search(topology(gpu="H10"), GPT, 256)
+    assert gpu_named("NVIDIA A100-SXM4-80GB").memory_gib == 80
+    hosts = [dataclasses.replace(host, gpu=None) for host in topology().hosts]
+    bare = dataclasses.replace(topology(), hosts=tuple(hosts))
+    with pytest.raises(ValueError, match=r"host a0 .* does not say its GPU's gpu_tflops and gpu_memory_gib"):
+        search(bare, GPT, 256)
+    assert search(bare, GPT, 256, assumptions=Assumptions(gpu="A100-80GB"), simulated=1).best.step_s > 0
+
+
+def test_a_model_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text("layers: 12\nhidden: 768\nheads: 12\nsequence: 1024\nvocabulary: 50257\n")
+    assert load_model(str(path)).parameters == pytest.approx(124.4e6, rel=0.01)  # GPT-2
+    path.write_text("layers: 12\nhiden: 768\nheads: 12\n")
+    with pytest.raises(ValueError, match="no field 'hiden'; the nearest is 'hidden'"):
+        load_model(str(path))
+
+
+def test_the_command_saves_and_explains(tmp_path: Path) -> None:
+    topology().save(tmp_path / "topology.yaml")
+    arguments = ["--topology", str(tmp_path / "topology.yaml"), "--model", "gpt-3.6b", "--global-batch"]
+    saved = tmp_path / "plan.yaml"
+    done = CliRunner().invoke(app, [*arguments, "256", "--simulated", "3", "-o", str(saved)])
+    assert done.exit_code == 0, done.output
+    explained = CliRunner().invoke(app, ["explain", str(saved)])
+    assert explained.exit_code == 0, explained.output
+    for words in ("runner-up, step +", "the best with another", "assumed: GPUs reach", "bubble", "GiB on stage"):
+        assert words in explained.output
+    failed = CliRunner().invoke(app, [*arguments, "7", "--tensor", "1", "--pipeline", "2"])
+    assert failed.exit_code == 2
+    assert "the nearest is global_batch=" in failed.output
