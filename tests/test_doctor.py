@@ -142,6 +142,13 @@ def test_each_check_names_the_host_that_is_wrong(
     assert fix in named[0].fix
 
 
+def test_a_host_that_reaches_nobody_is_named_itself() -> None:
+    silent = [trial("silent", has_arp=False), trial("silent", has_arp=False, target="h2", address="10.0.0.3")]
+    found = the_one(job(rank(0), rank(1), rank(2), trials=[*silent, trial(source="h2")]))
+    assert (found.severity, found.check, found.host, found.nic) == ("warning", "unreachable", "h0", "eth0")
+    assert "reaches none of h1 eth0, h2 eth0" in found.problem
+
+
 def test_fewer_nics_than_others_of_the_cluster() -> None:
     second = tuple(nic("ib1", f"10.3.0.{n + 1}/24", "infiniband", mtu=4092) for n in range(3))
     both = [dataclasses.replace(rank(n), nics=(*rank(n).nics, second[n])) for n in range(3)]

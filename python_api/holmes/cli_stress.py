@@ -61,8 +61,8 @@ def stress(
             failed = any(group.failure for group in mine.groups)
             if failed and job.rank != 0:
                 _print_own(mine)  # now: rank 0 may be gone
-            # After a failure all others have been told; without one they may be in their last operation.
-            wait_s = _AFTER_FAILURE_S if failed else timeout_s
+            # After a failure all others have been told; without one they may be in their last round.
+            wait_s = _AFTER_FAILURE_S if failed else settings.round_limit_s
             result = gather_results(job.store, job.size, "holmes/stress", mine, topology, wait_s)
     except (ValueError, OSError, RuntimeError) as error:
         typer.echo(f"holmes stress: {error}", err=True)

@@ -23,22 +23,35 @@ def check_topology(job: JobFacts) -> Iterator[Finding]:
 
 def check_connections(job: JobFacts) -> Iterator[Finding]:
     """Connections between neighbours: a failed one is laid to the target, unless the source reaches nobody at all."""
-    unreachable = {(found.host, found.nic) for found in job.topology.findings if found.kind == "unreachable"}
-    outgoing: dict[tuple[str, str], list[str]] = defaultdict(list)
+    told = {(found.host, found.nic) for found in job.topology.findings if found.kind == "unreachable"}
+    outcomes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for trial in job.trials:
-        outgoing[trial.source, trial.source_nic].append(trial.outcome)
-    cut_off = unreachable | {
-        place for place, outcomes in outgoing.items() if len(outcomes) > 1 and "ok" not in outcomes
-    }
-    failed: dict[tuple[str, str, str, str], list[Trial]] = defaultdict(list)
+        outcomes[trial.source, trial.source_nic].append(trial.outcome)
+    stuck = {place for place, all_of_it in outcomes.items() if len(all_of_it) > 1 and "ok" not in all_of_it}
+    by_target: dict[tuple[str, str, str, str], list[Trial]] = defaultdict(list)
+    by_source: dict[tuple[str, str], list[Trial]] = defaultdict(list)
     for trial in job.trials:
+        source, target = (trial.source, trial.source_nic), (trial.target, trial.target_nic)
         # Where the wire works, silence and refusal are the target's doing.
-        wire_works = trial.outcome in ("refused", "other host") or bool(trial.has_arp)
-        blameless = {(trial.source, trial.source_nic), (trial.target, trial.target_nic)} & cut_off and not wire_works
-        if trial.outcome != "ok" and not blameless:
-            failed[trial.target, trial.target_nic, trial.outcome, str(trial.has_arp)].append(trial)
-    for trials in failed.values():
+        wire_works = trial.outcome in ("refused", "other host") or (trial.outcome == "silent" and bool(trial.has_arp))
+        if trial.outcome == "ok" or (not wire_works and {source, target} & told):
+            continue
+        if source in stuck and not wire_works:
+            by_source[source].append(trial)
+        else:
+            by_target[trial.target, trial.target_nic, trial.outcome, str(trial.has_arp)].append(trial)
+    for trials in by_target.values():
         yield _failed(trials)
+    for (host, nic), trials in by_source.items():
+        targets = some(f"{trial.target} {trial.target_nic}" for trial in trials)
+        yield Finding(
+            WARNING,
+            "unreachable",
+            host,
+            nic,
+            f"reaches none of {targets} in its own subnet {trials[0].subnet}",
+            f"check cable, switch port, VLAN and routes (ip route get {trials[0].address}); two wires need two subnets",
+        )
 
 
 def _failed(trials: list[Trial]) -> Finding:

@@ -67,9 +67,10 @@ def diagnose(job: JobFacts) -> Diagnosis:
     for name, check in wanted.items():
         if name not in unfit:
             found += check(job)
-    clusters = (
-        f"{cluster.name}: {', '.join(cluster.hosts)} ({cluster.nic_class})" for cluster in job.topology.clusters
-    )
+    clusters = [
+        f"{cluster.name}: {', '.join(cluster.hosts)} ({cluster.nic_class or 'alone'})"
+        for cluster in job.topology.clusters
+    ]
     return Diagnosis(
         hosts=tuple(host.name for host in job.hosts),
         ranks=len(job.ranks),

@@ -10,12 +10,8 @@ import numpy as np
 
 from holmes.stress.patterns import DTYPES, Array, Patterns
 from holmes.stress.result import WrongResultError
-from holmes.stress.settings import KINDS, Settings
+from holmes.stress.settings import BUCKETS, KINDS, LAYERS, MICRO_BATCHES, Settings
 from holmes_comm import Communicator
-
-_BUCKETS = 4  # of a data-parallel step
-_MICRO_BATCHES = 4  # of a pipeline step
-_LAYERS = 4  # all-reduces of a tensor step
 
 
 class Loop:
@@ -48,7 +44,7 @@ class Loop:
     def _data_parallel(self, choice: random.Random) -> None:
         """Buckets of gradients are reduce-scattered while more come; then parameters are all-gathered."""
         size, rank = self._comm.size, self._comm.rank
-        buckets = [self._choose(choice, parts=size) for _ in range(_BUCKETS)]
+        buckets = [self._choose(choice, parts=size) for _ in range(BUCKETS)]
         running = []
         for operation, (count, dtype) in enumerate(buckets):
             gradients = self._data(operation, rank, 0, count * size, dtype)
@@ -58,7 +54,7 @@ class Loop:
             work.wait()
             expected = self._total(operation, range(size), rank * count, count, dtype)
             self._check("reduce_scatter", operation, output, expected)
-        for operation, (count, dtype) in enumerate(buckets, start=_BUCKETS):
+        for operation, (count, dtype) in enumerate(buckets, start=BUCKETS):
             gathered = np.empty(count * size, dtype)
             self._comm.all_gather(gathered, self._data(operation, rank, 0, count, dtype))
             expected = np.concatenate([self._data(operation, other, 0, count, dtype) for other in range(size)])
@@ -66,7 +62,7 @@ class Loop:
 
     def _tensor_parallel(self, choice: random.Random) -> None:
         """An all-reduce for each layer, one after the other, as activations need."""
-        for operation in range(_LAYERS):
+        for operation in range(LAYERS):
             count, dtype = self._choose(choice)
             data = self._data(operation, self._comm.rank, 0, count, dtype)
             self._comm.all_reduce(data)
@@ -74,10 +70,10 @@ class Loop:
 
     def _pipeline(self, choice: random.Random) -> None:
         """Micro-batches: activations to the next stage, gradients back to the one before."""
-        shapes = [self._choose(choice) for _ in range(2 * _MICRO_BATCHES)]
+        shapes = [self._choose(choice) for _ in range(2 * MICRO_BATCHES)]
         sends: list[tuple[Any, Array]] = []
         for operation, (count, dtype) in enumerate(shapes):
-            step = 1 if operation < _MICRO_BATCHES else -1
+            step = 1 if operation < MICRO_BATCHES else -1
             source, target = self._comm.rank - step, self._comm.rank + step
             if 0 <= source < self._comm.size:
                 received = np.empty(count, dtype)

@@ -16,7 +16,7 @@ from holmes.stress.settings import Settings
 from holmes.topology import Topology
 from holmes_comm import Communicator, HolmesError
 
-_SLACK_S = 10.0  # beyond an operation's deadline
+_SLACK_S = 10.0  # beyond all deadlines
 _PROGRESS_S = 1.0
 
 #: Called with the seconds gone and the loops, about once a second.
@@ -28,7 +28,7 @@ def run_stress(
 ) -> tuple[RankResult, Topology]:
     """Collective over `size` ranks, with equal settings. This rank's result, also after failures, and the topology.
 
-    `name` must be new in the store. Ends within `settings.seconds`, the set-up and one operation's deadline. Raises
+    `name` must be new in the store. Ends within `settings.seconds`, the set-up and one round more. Raises
     ValueError where the sizes do not fit the topology, HolmesError where groups cannot be made.
     """
     topology = discover_topology(store, rank, size, f"{name}/topology", measure_s=0.0)
@@ -47,7 +47,7 @@ def run_stress(
 
     for run in runs:
         run.start(start_s + settings.seconds, abort_all)
-    hard_end_s = start_s + settings.seconds + settings.timeout_s + _SLACK_S
+    hard_end_s = start_s + settings.seconds + settings.round_limit_s + _SLACK_S
     while any(run.thread.is_alive() for run in runs) and time.monotonic() < hard_end_s:
         next((run for run in runs if run.thread.is_alive()), runs[0]).thread.join(_PROGRESS_S)
         if on_progress is not None:

@@ -6,6 +6,10 @@ import shlex
 from dataclasses import dataclass
 
 KINDS = ("tp", "dp", "pp")
+BUCKETS = 4  # of a data-parallel step
+MICRO_BATCHES = 4  # of a pipeline step
+LAYERS = 4  # all-reduces of a tensor step
+OPERATIONS_PER_ROUND = 2 * max(BUCKETS, MICRO_BATCHES, LAYERS) + 1  # at most; the last one agrees on the end
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,11 @@ class Settings:
             kind, *numbers = self.corrupt.split(":")
             if kind not in KINDS or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
                 raise ValueError(f"corrupt={self.corrupt!r} must be KIND:ROUND:RANK with a kind of {', '.join(KINDS)}")
+
+    @property
+    def round_limit_s(self) -> float:
+        """The longest that a round may take when every operation of it takes its whole deadline."""
+        return OPERATIONS_PER_ROUND * self.timeout_s
 
     def is_corrupted(self, kind: str, round_number: int, rank: int) -> bool:
         """Whether the test hook strikes here."""
