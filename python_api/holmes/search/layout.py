@@ -88,6 +88,8 @@ class Layout:
                     data_nic=cluster.network.name if cluster.network else "none",
                     pipeline_nic=self.machines.pipeline.name if self.machines.pipeline else "none",
                     speed=speed,
+                    cluster=cluster.name,
+                    cluster_nic=cluster.network.name if cluster.network else None,
                 )
             )
         return tuple(found)
@@ -115,9 +117,9 @@ class Layout:
             speeds = [speed * busy_s / (busy_s + extra) for speed, extra in zip(speeds, extra_s, strict=True)]
         links: tuple[Link, ...] = ()
         if self.machines.pipeline is not None and choice.pipeline > 1:
-            rate, places = self.pipeline_rate(), self.places()
+            rates, places = self.rates(), self.places()
             count = choice.pipeline - (choice.chunks == 1)
-            links = tuple(self._link(places[i], places[(i + 1) % choice.pipeline], rate) for i in range(count))
+            links = tuple(self._link(places[i], places[(i + 1) % choice.pipeline], rates) for i in range(count))
         return PartitionProblem(
             layers=layers,
             stages=tuple(
@@ -131,10 +133,11 @@ class Layout:
         )
 
     @staticmethod
-    def _link(source: Place, target: Place, rate: LinkRate) -> Link:
+    def _link(source: Place, target: Place, rates: Rates) -> Link:
         """What one GPU gets of its host's NICs."""
         if source.host == target.host:
             return Link(float("inf"))
+        rate = rates.link(source.nic_to(target))
         return Link(rate.gbps / max(source.ranks_per_host, target.ranks_per_host), rate.latency_s)
 
     def job(self, layers_per_stage: tuple[int, ...]) -> Job:

@@ -47,6 +47,7 @@ class Place:
 
     `data_nic` and `pipeline_nic` are NIC classes (or names) in `Rates`, and need a rate only where a group leaves its
     host; `host` names the first host: stages on one host share its NICs. `speed` of its GPUs is relative to `Rates`.
+    Stages of one `cluster` send to each other over its `cluster_nic`; None: over `pipeline_nic` as to all others.
     """
 
     host: str
@@ -55,6 +56,13 @@ class Place:
     data_nic: str
     pipeline_nic: str
     speed: float = 1.0
+    cluster: str | None = None
+    cluster_nic: str | None = None
+
+    def nic_to(self, other: Place) -> str:
+        """The NIC that carries what goes to a stage elsewhere."""
+        together = self.cluster is not None and self.cluster == other.cluster
+        return self.cluster_nic if together and self.cluster_nic is not None else self.pipeline_nic
 
 
 @dataclass(frozen=True)
@@ -115,15 +123,17 @@ class Job:
 
 def make_step(job: Job, rates: Rates) -> Step:
     """The step of a job at these rates. Raises ValueError where a NIC has no rate, or times are of another shape."""
-    nics = {(place.host, place.data_nic) for place in job.places if place.hosts > 1}
-    if len({place.host for place in job.places}) > 1:
-        nics |= {(place.host, place.pipeline_nic) for place in job.places}
-    links = {f"{host} {nic} {way}": rates.link(nic).bytes_per_s for host, nic in sorted(nics) for way in ("out", "in")}
     stages = len(job.places)
+    pairs = [(i, (i + 1) % stages) for i in range(stages if job.chunks > 1 else stages - 1)]
+    nics = {(place.host, place.data_nic) for place in job.places if place.hosts > 1}
+    for a, b in [*pairs, (0, stages - 1)]:
+        one, other = job.places[a], job.places[b]
+        if one.host != other.host:
+            nics |= {(one.host, one.nic_to(other)), (other.host, other.nic_to(one))}
+    links = {f"{host} {nic} {way}": rates.link(nic).bytes_per_s for host, nic in sorted(nics) for way in ("out", "in")}
     activation_bytes = (
         job.micro_batch * job.model.sequence * job.model.hidden * job.framework.element_bytes / job.tensor
     )
-    pairs = [(i, (i + 1) % stages) for i in range(stages if job.chunks > 1 else stages - 1)]
     embedding = None
     if stages > 1 and job.framework.tied_embedding and job.model.tied:
         # An all-reduce of two ranks sends each way once what one rank holds.
@@ -192,10 +202,11 @@ def _route(source: Place, target: Place, rates: Rates) -> Route:
     """From a rank's host to its peer's; all ranks of both hosts send at once. Inside a host no NIC is used."""
     if source.host == target.host:
         return Route()
+    out, into = source.nic_to(target), target.nic_to(source)
     copies: Mapping[str, float] = {
-        f"{source.host} {source.pipeline_nic} out": float(source.ranks_per_host),
-        f"{target.host} {target.pipeline_nic} in": float(target.ranks_per_host),
+        f"{source.host} {out} out": float(source.ranks_per_host),
+        f"{target.host} {into} in": float(target.ranks_per_host),
     }
-    latency_s = max(rates.link(source.pipeline_nic).latency_s, rates.link(target.pipeline_nic).latency_s)
+    latency_s = max(rates.link(out).latency_s, rates.link(into).latency_s)
     # Its sender and its receiver together do what one rank does that sends and receives.
-    return _priced(Route(copies, latency_s), rates, source.pipeline_nic, source.hosts * source.ranks_per_host)
+    return _priced(Route(copies, latency_s), rates, out, source.hosts * source.ranks_per_host)

@@ -51,10 +51,13 @@ def _place(plan: Plan, topology: Topology, stage: int) -> Place:
             f"the simulator needs equally many ranks of stage {stage} on each host, but there are {counts}"
         )
     first = ranks[0]
+    cluster = topology.cluster_of(first)
     return Place(
         host=next(iter(counts)),
         hosts=len(counts),
         ranks_per_host=counts[next(iter(counts))],
         data_nic=plan.group_of("dp", first).nic_class or "none",
         pipeline_nic=plan.group_of("pp", first).nic_class or "none",
+        cluster=cluster.name,
+        cluster_nic=cluster.nic_class,
     )
