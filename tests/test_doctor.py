@@ -287,7 +287,8 @@ def test_overriding_variables_are_graver_where_classes_are_mixed() -> None:
 
 def test_every_variable_of_the_documentation_is_known() -> None:
     text = (Path(__file__).parent.parent / "docs" / "environment.md").read_text()
-    assert set(HOLMES) == set(re.findall(r"^\| `(HOLMES_[A-Z0-9_]+)`", text, re.M))
+    documented = set(re.findall(r"^\| `(HOLMES_[A-Z0-9_]+)`", text, re.M))
+    assert set(HOLMES) == documented, "list the same variables in holmes/doctor/variables.py"
 
 
 def test_findings_alike_become_one_and_facts_survive_json() -> None:

@@ -166,5 +166,7 @@ def test_a_killed_rank_ends_the_run_on_all_others_by_name() -> None:
     assert not result.timed_out
     printed = "\n".join(result.outputs[0])
     assert "no report from ranks 3" in printed
+    failures = [line for line in result.outputs[0] if line.startswith("failed: rank")]
+    assert "AbortedError" not in failures[0]  # causes first
     assert "PeerLostError" in "\n".join(line for lines in result.outputs.values() for line in lines)
     assert [process.returncode for process in job.processes] == [1, 1, 1, -signal.SIGKILL]

@@ -16,7 +16,6 @@ from holmes.stress import RankResult, Settings, StressResult, run_stress
 from holmes.stress.gather import gather_results
 from holmes.stress.loops import Loop
 from holmes.stress.report import print_result, progress_line, rates, verdict
-from holmes_comm import AbortedError
 
 _EVERY_S = 5.0  # between lines of progress
 _AFTER_FAILURE_S = 10.0
@@ -64,18 +63,18 @@ def stress(
             # After a failure all others have been told; without one they may be in their last round.
             wait_s = _AFTER_FAILURE_S if failed else settings.round_limit_s
             result = gather_results(job.store, job.size, "holmes/stress", mine, topology, wait_s)
+            if result is not None:
+                _print(result, settings, as_json)
+                failed = result.exit_code != 0
     except (ValueError, OSError, RuntimeError) as error:
         typer.echo(f"holmes stress: {error}", err=True)
         raise typer.Exit(2) from None
-    if result is not None:
-        _print(result, settings, as_json)
-        failed = result.exit_code != 0
     raise typer.Exit(int(failed))
 
 
 def _print_own(mine: RankResult) -> None:
     for group in mine.groups:
-        if group.failure and not group.failure.startswith(AbortedError.__name__):
+        if group.failure and not group.is_aborted:
             typer.echo(f"holmes stress: rank {mine.rank} on {mine.host}, {group.kind}: {group.failure}", err=True)
 
 

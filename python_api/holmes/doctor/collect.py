@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import ctypes.util
 import importlib.metadata
-import importlib.util
 import os
 import resource
 import shutil
@@ -100,7 +98,7 @@ def _last_number(path: Path) -> int | None:
 
 
 def _nccl_version() -> str | None:
-    """Of the NCCL that torch would load: pip's, else the system's."""
+    """Of the NCCL that would be loaded: the variable's, else the Python package's, else the system's."""
     for name in _nccl_libraries():
         with contextlib.suppress(OSError, AttributeError):
             number = ctypes.c_int()
@@ -112,11 +110,10 @@ def _nccl_version() -> str | None:
 
 
 def _nccl_libraries() -> list[str]:
-    found = []
-    with contextlib.suppress(ModuleNotFoundError):
-        spec = importlib.util.find_spec("nvidia.nccl")
-        found += [str(Path(folder) / "lib/libnccl.so.2") for folder in (spec and spec.submodule_search_locations) or ()]
-    return [*found, "libnccl.so.2"]
+    from holmes_comm.nccl_agreement import nccl_package_paths
+
+    told = os.environ.get("HOLMES_NCCL_LIBRARY")
+    return [told] if told else [*nccl_package_paths(), "libnccl.so.2"]
 
 
 def _package_version(name: str) -> str | None:

@@ -29,6 +29,11 @@ class GroupResult:
     failed_round: int = 0
     is_wrong: bool = False
 
+    @property
+    def is_aborted(self) -> bool:
+        """Whether it only ended because something else had failed."""
+        return self.failure.startswith("AbortedError")
+
 
 @dataclass(frozen=True)
 class RankResult:
@@ -60,9 +65,9 @@ class StressResult:
 
     @property
     def failures(self) -> list[tuple[RankResult, GroupResult]]:
-        """The groups that ended early: wrong results first, as everything else may follow from one."""
+        """The groups that ended early: wrong results first, then lost and late peers, then what these ended."""
         found = [(rank, group) for rank in self.ranks for group in rank.groups if group.failure]
-        return sorted(found, key=lambda item: not item[1].is_wrong)
+        return sorted(found, key=lambda item: (not item[1].is_wrong, item[1].is_aborted))
 
     @property
     def exit_code(self) -> int:
