@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holmes import files
 from holmes.bench import report
-from holmes.models import load_model
+from holmes.model.presets import load_model
 from holmes.search import search
 from holmes.topology import Topology
 

@@ -9,10 +9,10 @@ import pytest
 from topologies import topology_of
 
 from holmes.groups import Group
+from holmes.groups.sizes import Sizes, possible_pipelines
 from holmes.partition import split_evenly
 from holmes.plan import Plan, plan_for
 from holmes.probe import Exchange, Responder, confirm_fabrics, reaches, usable_ports
-from holmes.sizes import Sizes, possible_pipelines
 from holmes.topology import (
     Host,
     NodeInventory,

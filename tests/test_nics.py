@@ -46,7 +46,7 @@ def test_machine(machine, sysfs):
 def test_cli_prints_every_nic(machine, sysfs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     root = sysfs(machine)
-    nics = load("holmes.cli_nics:nics")
+    nics = load("holmes.cli.nics:nics")
     table = CliRunner().invoke(nics, ["--sysfs-root", root])
     as_json = CliRunner().invoke(nics, ["--json", "--sysfs-root", root])
     assert table.exit_code == as_json.exit_code == 0
@@ -58,7 +58,7 @@ def test_cli_prints_every_nic(machine, sysfs, monkeypatch):
 
 
 def test_cli_names_a_wrong_root(tmp_path):
-    result = CliRunner().invoke(load("holmes.cli_nics:nics"), ["--sysfs-root", str(tmp_path / "nowhere")])
+    result = CliRunner().invoke(load("holmes.cli.nics:nics"), ["--sysfs-root", str(tmp_path / "nowhere")])
     assert result.exit_code == 2
     assert "nowhere" in result.output
 

@@ -7,9 +7,9 @@ import pytest
 from test_groups import two_clusters
 from topologies import topology_of
 
+from holmes.groups.rank_grid import KINDS
 from holmes.partition import PartitionProblem, Stage, best_partition, equal_layers
 from holmes.plan import Plan, plan_for
-from holmes.rank_grid import KINDS
 from holmes.topology import Topology
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from holmes.cli_plan import app
-from holmes.gpus import gpu_named
-from holmes.models import PRESETS, load_model
+from holmes.cli.plan import app
+from holmes.model.gpus import gpu_named
+from holmes.model.presets import PRESETS, load_model
 from holmes.plan import Plan
-from holmes.proof import check
+from holmes.plan.proof import check
 from holmes.search import Assumptions, Wanted, machines_of, search
 from holmes.search.estimate import estimate
 from holmes.search.layout import Layout

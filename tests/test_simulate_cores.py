@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holmes import files
-from holmes.gpt import PartTimes, PassTimes, Transformer
+from holmes.model.gpt import PartTimes, PassTimes, Transformer
 from holmes.simulate import (
     Framework,
     Job,

@@ -5,11 +5,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holmes import partition, simulate
+    from holmes import groups, model, partition, plan, search, simulate
+    from holmes.groups.rank_grid import KINDS
     from holmes.overlap import DistributedOptimizer
-    from holmes.plan import Plan, plan_for
-    from holmes.proof import Proof, check
-    from holmes.rank_grid import KINDS
+    from holmes.plan.plan import Plan, plan_for
+    from holmes.plan.proof import Proof, check
     from holmes.session import gather_topology, make_plan
     from holmes.topology import Topology
     from holmes.torch_groups import ProcessGroups, process_groups
@@ -21,19 +21,19 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 _HOMES = {  # imported when first used: planning needs no torch
     "DistributedOptimizer": "holmes.overlap",
-    "KINDS": "holmes.rank_grid",
-    "Plan": "holmes.plan",
+    "KINDS": "holmes.groups.rank_grid",
+    "Plan": "holmes.plan.plan",
     "ProcessGroups": "holmes.torch_groups",
-    "Proof": "holmes.proof",
+    "Proof": "holmes.plan.proof",
     "Topology": "holmes.topology",
-    "check": "holmes.proof",
+    "check": "holmes.plan.proof",
     "gather_topology": "holmes.session",
     "make_plan": "holmes.session",
-    "plan_for": "holmes.plan",
+    "plan_for": "holmes.plan.plan",
     "process_groups": "holmes.torch_groups",
 }
 
-_PACKAGES = ("partition", "simulate")
+_PACKAGES = ("groups", "model", "partition", "plan", "search", "simulate")
 
 __all__ = [
     "KINDS",
@@ -45,10 +45,14 @@ __all__ = [
     "__version__",
     "check",
     "gather_topology",
+    "groups",
     "make_plan",
+    "model",
     "partition",
+    "plan",
     "plan_for",
     "process_groups",
+    "search",
     "simulate",
 ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from holmes.plan import Plan, plan_for
+from holmes.plan.plan import Plan, plan_for
 from holmes.probe import discover_topology
 from holmes.topology import Topology
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from holmes.groups import Group
-from holmes.plan import Plan
-from holmes.rank_grid import KINDS, check_kind
-from holmes.rank_text import short
+from holmes.groups.group import Group
+from holmes.groups.rank_grid import KINDS, check_kind
+from holmes.groups.rank_text import short
+from holmes.plan.plan import Plan
 
 
 class ProcessGroups(Mapping[str, dist.ProcessGroup]):

@@ -12,7 +12,8 @@ import yaml
 from plans import make
 from typer.testing import CliRunner
 
-from holmes import cli_plan
+from holmes.cli import plan as cli_plan
+from holmes.groups.rank_grid import KINDS
 from holmes.integrations import (
     FORMATS,
     NotExpressible,
@@ -24,7 +25,6 @@ from holmes.integrations import (
     start_in_plan_order,
 )
 from holmes.plan import Plan
-from holmes.rank_grid import KINDS
 
 
 def test_renumbered_is_the_same_plan():

@@ -17,7 +17,8 @@ struct RankFailure {
   std::string message;
   ErrorContext context;
 
-  explicit RankFailure(const HolmesError& error) : kind(error.kind()), message(error.what()), context(error.context()) {}
+  explicit RankFailure(const HolmesError& error)
+      : kind(error.kind()), message(error.what()), context(error.context()) {}
   RankFailure(ErrorKind kind, std::string message) : kind(kind), message(std::move(message)) {}
   [[noreturn]] void raise() const { throw_error(kind, message, context); }
 };

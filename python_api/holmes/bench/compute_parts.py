@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from holmes.bench.compute import ComputeSettings
-from holmes.gpt_torch import Block, Embedding, Head, loss_of
+from holmes.model.gpt_torch import Block, Embedding, Head, loss_of
 
 
 @dataclass(frozen=True)

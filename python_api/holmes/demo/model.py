@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from holmes.demo.settings import Settings
-from holmes.gpt_torch import Block, loss_of
+from holmes.model.gpt_torch import Block, loss_of
 
 __all__ = ["Block", "Stage", "loss_of", "make_optimizer"]
 

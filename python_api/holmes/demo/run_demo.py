@@ -14,7 +14,7 @@ from holmes.demo.report import Check, check_runs, print_report, write_result
 from holmes.demo.runs import Launch, Run, launch_here
 from holmes.demo.settings import Settings
 from holmes.demo.timeline import draw_timeline
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 RANKS = 4
 RUN_TIMEOUT_S = 240.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from holmes.doctor.facts import JobFacts
 from holmes.doctor.finding import ERROR, Finding
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 _KINDS = ("tp", "dp", "dp_cp", "pp", "expt_dp")  # what a job cannot do without
 

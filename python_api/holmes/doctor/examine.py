@@ -7,7 +7,7 @@ from holmes.doctor.collect import collect
 from holmes.doctor.diagnose import Diagnosis, diagnose
 from holmes.doctor.facts import JobFacts, RankFacts, gather_hosts
 from holmes.doctor.trials import try_connections
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 from holmes.probe import Exchange, KeyValueStore, discover_topology
 
 

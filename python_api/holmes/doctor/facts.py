@@ -13,7 +13,7 @@ from holmes.topology import NodeInventory, Port, Topology, merge_hosts
 from holmes.topology.clusters import make_topology
 
 if TYPE_CHECKING:
-    from holmes.plan import Plan
+    from holmes.plan.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from holmes.integrations.requirements import require_one, require_schedule
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 if TYPE_CHECKING:
     from deepspeed.pipe import PipelineModule

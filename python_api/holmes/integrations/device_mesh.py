@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

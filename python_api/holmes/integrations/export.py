@@ -13,7 +13,7 @@ from holmes.integrations.flagscale import flagscale_config, flagscale_hostfile
 from holmes.integrations.megatron_arguments import megatron_arguments
 from holmes.integrations.start_order import renumbered
 from holmes.integrations.torchtitan import torchtitan_parallelism
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 
 def export_plan(plan: Plan, form: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from holmes.groups.rank_text import short
 from holmes.integrations.requirements import NotExpressible, require_one, require_schedule
 from holmes.integrations.start_order import hosts_in_order
-from holmes.plan import Plan
-from holmes.rank_text import short
+from holmes.plan.plan import Plan
 from holmes.topology import Cluster
 
 

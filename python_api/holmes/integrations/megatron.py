@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from holmes.groups.rank_grid import KINDS
 from holmes.integrations.nics import new_group, planned_nics
-from holmes.plan import Plan
-from holmes.rank_grid import KINDS
+from holmes.plan.plan import Plan
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection

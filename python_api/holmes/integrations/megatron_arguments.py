@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes.integrations.requirements import require_schedule
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 
 def megatron_layout(plan: Plan) -> str:

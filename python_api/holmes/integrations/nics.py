@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from holmes.groups import Group
-from holmes.plan import Plan
+from holmes.groups.group import Group
+from holmes.plan.plan import Plan
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

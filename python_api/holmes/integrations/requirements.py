@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 
 class NotExpressible(ValueError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from holmes.groups.rank_text import short
 from holmes.integrations.requirements import NotExpressible
-from holmes.plan import Plan
-from holmes.rank_text import short
+from holmes.plan.plan import Plan
 
 
 def renumbered(plan: Plan) -> Plan:

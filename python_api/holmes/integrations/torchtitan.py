@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holmes.integrations.requirements import NotExpressible, require_order, require_schedule
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 

@@ -1,7 +1,7 @@
 """Layers of a partition problem from a transformer's sizes, where nothing was measured.
 
-Sources: times and parameters as holmes.gpt says; activations of Korthikanti et al. (arXiv 2205.05198), whose 34 bytes
-per token and hidden unit are, matrix by matrix, what `_activation_bytes` counts; bytes per parameter of Megatron-core's
+Sources: times and parameters as holmes.model.gpt says; activations of Korthikanti et al. (arXiv 2205.05198), whose 34
+bytes per token and hidden unit are, matrix by matrix, what `_activation_bytes` counts; bytes per parameter of Megatron-core's
 distributed optimizer (bf16 parameters, fp32 gradients).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from holmes.gpt import PartTimes, Transformer, check_recomputation, modelled_times
+from holmes.model.gpt import PartTimes, Transformer, check_recomputation, modelled_times
 from holmes.partition.problem import Layer
 
 __all__ = ["Transformer", "layers_of_times", "transformer_layers"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holmes.gpt import Transformer
+from holmes.model.gpt import Transformer
 from holmes.partition import Layer, Link, PartitionProblem, Stage
 from holmes.partition.transformer import layers_of_times
 from holmes.search.machines import ClusterMachines, Machines

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holmes.gpus import Gpu, gpu_named
+from holmes.model.gpus import Gpu, gpu_named
 from holmes.simulate.rates import LinkRate
 from holmes.topology import Cluster, Fabric, Host, Link, Topology
 

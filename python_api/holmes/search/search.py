@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from holmes import files
-from holmes.gpt import Transformer
+from holmes.model.gpt import Transformer
 from holmes.partition import best_partition
-from holmes.plan import Plan, plan_for
+from holmes.plan.plan import Plan, plan_for
 from holmes.search.candidate import Candidate, evaluate
 from holmes.search.estimate import Estimate, estimate
 from holmes.search.layout import Layout

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from holmes.gpt import RECOMPUTATIONS, Transformer, check_recomputation
+from holmes.groups.sizes import Limits, Sizes, check_sizes, divisors, problems
+from holmes.model.gpt import RECOMPUTATIONS, Transformer, check_recomputation
 from holmes.schedule import SCHEDULES, check_schedule
 from holmes.search.machines import ClusterMachines, Machines
-from holmes.sizes import Limits, Sizes, check_sizes, divisors, problems
 from holmes.topology import Topology
 
 _MOST_ORDERS = 24

@@ -3,7 +3,7 @@
 Flow: `Job` (model, sizes, places, framework) and `Rates` -> `make_step` -> `simulate` -> `Result`, timeline.
 """
 
-from holmes.gpt import Transformer
+from holmes.model.gpt import Transformer
 from holmes.schedule import SCHEDULES
 from holmes.simulate.calibrate import compute_from_bench, fit_link, link_from_bench, links_from_bench, solve_increasing
 from holmes.simulate.job import Framework, Job, Place, make_step

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from holmes import files
-from holmes.gpt import PartTimes, PassTimes
+from holmes.model.gpt import PartTimes, PassTimes
 from holmes.simulate.rates import LinkRate, MeasuredTimes
 
 #: Messages that follow each other in one call of n ranks, and bytes on a rank's link over a call's size: an operation's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from holmes.gpt import Transformer, check_recomputation
+from holmes.model.gpt import Transformer, check_recomputation
 from holmes.simulate.rates import Rates
 from holmes.simulate.step import Boundary, Route, Stage, Step
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holmes.gpt import Transformer
-from holmes.plan import Plan
+from holmes.model.gpt import Transformer
+from holmes.plan.plan import Plan
 from holmes.simulate.job import Framework, Job, Place
 from holmes.topology import Topology
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holmes import files
-from holmes.gpt import PartTimes, PassTimes, Transformer, modelled_times
+from holmes.model.gpt import PartTimes, PassTimes, Transformer, modelled_times
 
 _MEASURED_SIZES = ("hidden", "heads", "sequence", "vocabulary")
 

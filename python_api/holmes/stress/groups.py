@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from holmes.groups import Group
-from holmes.plan import Plan, plan_for
+from holmes.groups.group import Group
+from holmes.plan.plan import Plan, plan_for
 from holmes.stress.settings import KINDS, Settings
 from holmes.topology import Topology
 from holmes_comm import Communicator, NicSelection, init

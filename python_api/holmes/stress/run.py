@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from holmes.groups import Group
+from holmes.groups.group import Group
 from holmes.probe import discover_topology
 from holmes.stress.groups import make_communicators, make_plan, sent_bytes
 from holmes.stress.loops import Loop

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holmes.plan import Plan
-from holmes.proof_fix import nearest_fix, sizes_of
-from holmes.proof_plan import plan_differs
-from holmes.rank_grid import KINDS, Ints, check_kind
-from holmes.rank_text import short
-from holmes.reach import Reach, Shared
+from holmes.groups.rank_grid import KINDS, Ints, check_kind
+from holmes.groups.rank_text import short
+from holmes.groups.reach import Reach, Shared
+from holmes.plan.plan import Plan
+from holmes.plan.proof_fix import nearest_fix, sizes_of
+from holmes.plan.proof_plan import plan_differs
 from holmes.topology import Topology
 
 GroupLists = Mapping[str, Sequence[Sequence[int]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holmes.sizes import Limits, Sizes, fixes, problems
+from holmes.groups.sizes import Limits, Sizes, fixes, problems
 from holmes.topology import Topology
 
 

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from holmes import files
-from holmes.cli_plan_export import export
-from holmes.cli_plan_search import explain, search
-from holmes.plan import Plan
-from holmes.plan_file import KIND
-from holmes.proof import GroupLists, Proof, check
-from holmes.rank_text import from_text
+from holmes.cli.plan_export import export
+from holmes.cli.plan_search import explain, search
+from holmes.groups.rank_text import from_text
+from holmes.plan.file import KIND
+from holmes.plan.plan import Plan
+from holmes.plan.proof import GroupLists, Proof, check
 from holmes.topology import Topology
 
 app = typer.Typer(no_args_is_help=True, help="Plans: the search for the fastest one, what they say, and their proof.")

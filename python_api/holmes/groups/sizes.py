@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holmes.rank_text import to_text
+from holmes.groups.rank_text import to_text
 from holmes.topology import Cluster, Topology
 
 

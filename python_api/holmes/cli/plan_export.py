@@ -9,7 +9,7 @@ import typer
 
 from holmes.integrations.export import FORMATS, export_plan
 from holmes.integrations.start_order import hosts_in_order
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 
 def export(

@@ -7,10 +7,10 @@ from typing import Annotated, Optional
 
 import typer
 
-from holmes.cli_calibrate import read_link
-from holmes.gpt import RECOMPUTATIONS, Transformer
-from holmes.models import load_model, model_from_dict
-from holmes.plan import Plan
+from holmes.cli.calibrate import read_link
+from holmes.model.gpt import RECOMPUTATIONS, Transformer
+from holmes.model.presets import load_model, model_from_dict
+from holmes.plan.plan import Plan
 from holmes.simulate import (
     SCHEDULES,
     Framework,

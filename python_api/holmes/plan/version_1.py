@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from holmes.rank_text import to_text
+from holmes.groups.rank_text import to_text
 
 
 def upgrade(data: Mapping[str, Any]) -> dict[str, Any]:

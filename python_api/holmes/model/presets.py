@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holmes import files
-from holmes.gpt import Transformer
+from holmes.model.gpt import Transformer
 
 #: Published sizes. gpt-*b: table 1 of Narayanan et al. (arXiv 2104.04473), of which the Holmes paper (arXiv 2312.03549)
 #: trains the first three; gpt3-175b: Brown et al. (arXiv 2005.14165); llama-2-*: Touvron et al. (arXiv 2307.09288);

@@ -13,17 +13,17 @@ from holmes import __version__
 
 #: Subcommand: where it is (a typer app or a function) and what `holmes --help` says about it.
 SUBCOMMANDS = {
-    "nics": ("holmes.cli_nics:nics", "The NICs of this host, as Holmes sees them."),
-    "topology": ("holmes.cli_topology:topology", "All hosts' NICs, who reaches whom, and the clusters that follow."),
-    "doctor": ("holmes.cli_doctor:doctor", "Look a job's hosts over before it starts; each finding with its fix."),
-    "stress": ("holmes.cli_stress:stress", "Communication shaped like training, every result checked."),
+    "nics": ("holmes.cli.nics:nics", "The NICs of this host, as Holmes sees them."),
+    "topology": ("holmes.cli.topology:topology", "All hosts' NICs, who reaches whom, and the clusters that follow."),
+    "doctor": ("holmes.cli.doctor:doctor", "Look a job's hosts over before it starts; each finding with its fix."),
+    "stress": ("holmes.cli.stress:stress", "Communication shaped like training, every result checked."),
     "testbed": ("holmes.testbed.cli:app", "Run a command on emulated nodes and clusters, without root."),
-    "bench": ("holmes.cli_bench:bench", "Latency and bandwidth of the collectives, per NIC."),
-    "bench compute": ("holmes.cli_bench_compute:compute", "How long a GPT's parts take on this machine."),
-    "plan": ("holmes.cli_plan:app", "Search for the fastest plan; what a plan says, and why; the proof of its groups."),
-    "simulate": ("holmes.cli_simulate:simulate", "Predict a plan's step time, bubble and bottleneck link; no GPU."),
-    "simulate calibrate": ("holmes.cli_calibrate:calibrate", "Rates for the simulator from `holmes bench` files."),
-    "demo": ("holmes.cli_demo:demo", "Train a small GPT over two emulated clusters, with and without Holmes."),
+    "bench": ("holmes.cli.bench:bench", "Latency and bandwidth of the collectives, per NIC."),
+    "bench compute": ("holmes.cli.bench_compute:compute", "How long a GPT's parts take on this machine."),
+    "plan": ("holmes.cli.plan:app", "Search for the fastest plan; what a plan says, and why; the proof of its groups."),
+    "simulate": ("holmes.cli.simulate:simulate", "Predict a plan's step time, bubble and bottleneck link; no GPU."),
+    "simulate calibrate": ("holmes.cli.calibrate:calibrate", "Rates for the simulator from `holmes bench` files."),
+    "demo": ("holmes.cli.demo:demo", "Train a small GPT over two emulated clusters, with and without Holmes."),
 }
 
 app = typer.Typer(no_args_is_help=True, help="Training over clusters whose network cards differ.")

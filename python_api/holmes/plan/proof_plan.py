@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holmes.plan import Plan
-from holmes.rank_grid import KINDS
-from holmes.reach import Reach
+from holmes.groups.rank_grid import KINDS
+from holmes.groups.reach import Reach
+from holmes.plan.plan import Plan
 from holmes.topology import Host, Topology
 
 Difference = tuple[str, int, tuple[int, ...], str]  # kind or "plan", groups or hosts, ranks, what is wrong

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holmes.models import load_model
-from holmes.plan import Plan
+from holmes.model.presets import load_model
+from holmes.plan.plan import Plan
 from holmes.search import Assumptions, SearchResult, Wanted
 from holmes.search import search as run_search
 from holmes.search.reasons import describe

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from holmes import files
-from holmes.gpt import check_recomputation
-from holmes.groups import Group, Groups
+from holmes.groups.group import Group, Groups
+from holmes.groups.rank_grid import KINDS, RankGrid, check_kind
+from holmes.groups.rank_order import order_ranks, ordered_clusters
+from holmes.groups.rank_text import short
+from holmes.groups.reach import HostRanks, Network, Reach
+from holmes.groups.sizes import Limits, Sizes, check_sizes, problems
+from holmes.model.gpt import check_recomputation
 from holmes.partition.rules import split_evenly
-from holmes.rank_grid import KINDS, RankGrid, check_kind
-from holmes.rank_order import order_ranks, ordered_clusters
-from holmes.rank_text import short
-from holmes.reach import HostRanks, Network, Reach
 from holmes.schedule import check_schedule
-from holmes.sizes import Limits, Sizes, check_sizes, problems
 from holmes.topology import Cluster, Topology
 
 _NEED_A_NETWORK = ("tp_cp", "dp_cp", "pp", "tp_ep", "expt_dp")  # all other groups but tp_ep_pp follow from these
@@ -179,20 +179,20 @@ class Plan:
 
     def describe(self) -> str:
         """A few lines for people: sizes, clusters, and the groups' ranks, NICs and reasons."""
-        from holmes.plan_text import describe
+        from holmes.plan.text import describe
 
         return describe(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and strings, with kind and version."""
-        from holmes.plan_file import to_dict
+        from holmes.plan.file import to_dict
 
         return to_dict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """The inverse of `to_dict`; reads version 1 too. Raises ValueError naming what is wrong."""
-        from holmes.plan_file import from_dict
+        from holmes.plan.file import from_dict
 
         return from_dict(data)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holmes.rank_text import short
+from holmes.groups.rank_text import short
 from holmes.topology import Cluster, Topology
 from holmes.topology.parts import are_alike
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holmes import files
-from holmes.groups import Groups
-from holmes.rank_text import short, to_text
+from holmes.groups.group import Groups
+from holmes.groups.rank_text import short, to_text
 
 if TYPE_CHECKING:
-    from holmes.plan import Plan
+    from holmes.plan.plan import Plan
 
 _GROUPS_SHOWN = 16  # of one kind, one by one; of more, an example
 _NAMES_SHOWN = 8  # of hosts, and of a group's NICs

@@ -7,12 +7,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from holmes import files
-from holmes.rank_text import from_text, to_text
-from holmes.reach import HostRanks, Network
+from holmes.groups.rank_text import from_text, to_text
+from holmes.groups.reach import HostRanks, Network
 from holmes.topology import Cluster
 
 if TYPE_CHECKING:
-    from holmes.plan import Plan
+    from holmes.plan.plan import Plan
 
 KIND, VERSION = "holmes plan", 2
 
@@ -39,8 +39,8 @@ def to_dict(plan: Plan) -> dict[str, Any]:
 
 def from_dict(data: Mapping[str, Any]) -> Plan:
     """The inverse of `to_dict`; reads version 1 too. Raises ValueError naming what is wrong."""
-    from holmes.plan import Plan
-    from holmes.plan_v1 import upgrade
+    from holmes.plan.plan import Plan
+    from holmes.plan.version_1 import upgrade
 
     if data.get("kind") == KIND and data.get("version") == 1:
         data = upgrade(data)

@@ -13,7 +13,7 @@ from holmes.doctor import Diagnosis, examine
 from holmes.doctor.examine import examine_here
 from holmes.doctor.report import print_diagnosis
 from holmes.job_store import in_job, join_job
-from holmes.plan import Plan
+from holmes.plan.plan import Plan
 
 
 def doctor(

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
-from holmes.rank_grid import KINDS, RankGrid
-from holmes.rank_text import short
-from holmes.reach import Reach
+from holmes.groups.rank_grid import KINDS, RankGrid
+from holmes.groups.rank_text import short
+from holmes.groups.reach import Reach
 
 
 @dataclass(frozen=True)
