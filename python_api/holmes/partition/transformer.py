@@ -1,8 +1,8 @@
 """Layers of a partition problem from a transformer's sizes, where nothing was measured.
 
 Sources: times and parameters as holmes.model.gpt says; activations of Korthikanti et al. (arXiv 2205.05198), whose 34
-bytes per token and hidden unit are, matrix by matrix, what `_activation_bytes` counts; bytes per parameter of Megatron-core's
-distributed optimizer (bf16 parameters, fp32 gradients).
+bytes per token and hidden unit are, matrix by matrix, what `_activation_bytes` counts; bytes per parameter of
+Megatron-core's distributed optimizer (bf16 parameters, fp32 gradients).
 """
 
 from __future__ import annotations
