@@ -169,7 +169,8 @@ def work(arguments) -> None:
             variant.turn(arguments.steps)
     if arguments.trace:
         with ours.optimizer.tracing(f"{arguments.trace}-{dist.get_rank()}.json"):
-            ours.turn(3)
+            for _ in range(3):
+                ours.step()
     communication = communication_s(ours.optimizer, arguments.rounds)
     if dist.get_rank() == 0:
         rows = []
