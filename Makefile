@@ -17,7 +17,7 @@ BUILD := build/$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.version_in
 SOURCES := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 # The tests of NCCL's images use the package's library, where it is installed.
-NCCL_LIBRARY = $(firstword $(wildcard $(CURDIR)/$(VENV)/lib/python*/site-packages/nvidia/nccl/lib/libnccl.so.2))
+NCCL_LIBRARY = $(shell ls $(CURDIR)/$(VENV)/lib/python*/site-packages/nvidia/nccl/lib/libnccl.so.2 2>/dev/null)
 export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 # The tools of the environment, and no other environment's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
