@@ -98,7 +98,7 @@ test-cpp: build $(VENV)/.nccl
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --timeout 120
 
 test-python: build $(VENV)/.nccl
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --ignore tests/trainers $(PYTEST_ARGS)
 
 test-trainers: $(VENV)/.trainers-$(TORCHTITAN)
 	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)

@@ -26,7 +26,7 @@ def main() -> None:
     try:
         comm.all_reduce(data, async_op=True).wait()
     except holmes_comm.CommunicatorError as error:
-        print(f"{type(error).__name__} after {time.monotonic() - start:.2f} s: {error}")
+        print(f"{type(error).__name__} after {time.monotonic() - start:.2f} s: {error}", flush=True)
         os._exit(0 if time.monotonic() - start < 10 else 2)
     os._exit(3)
 
