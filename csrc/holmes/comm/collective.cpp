@@ -76,7 +76,6 @@ void Collective::prepare() {
     if (sends_to(peer)) flow.out_total = sizeof(Header) + send_total_bytes(peer);
     if (receives_from(peer)) flow.in_total = sizeof(Header) + recv_total_bytes(peer);
     open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
-    recv_bytes_ += flow.in_total;
   }
   if (keeps_pace() && is_even()) update_pace();
 }

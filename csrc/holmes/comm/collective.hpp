@@ -84,8 +84,6 @@ public:
   std::size_t awaited_send_bytes(int peer);
   // Payload bytes that this rank sends, to all peers together.
   std::size_t send_bytes() const;
-  // Bytes that come to this rank from all peers together, once it runs.
-  std::size_t recv_bytes() const { return recv_bytes_; }
   // Whether bytes to or from `peer` are missing yet.
   bool involves(int peer) const;
   // "rank 2 (host b0) on NIC eth0 has not entered it; rank 3 ...: 12 of 4096 bytes received": whom it waits for.
@@ -172,7 +170,6 @@ private:
   std::vector<Flow> flows_;
   int open_flows_ = 0;  // directions that are not finished
   bool prepared_ = false;
-  std::size_t recv_bytes_ = 0;
   std::size_t lead_bytes_ = 0;  // see Channel; 0: this operation keeps no pace
   std::size_t lead_known_until_ = 0;
   std::size_t send_limit_ = SIZE_MAX;  // of a flow's out_bytes

@@ -78,12 +78,9 @@ void Engine::sleep(std::optional<Clock::time_point> until) {
 // Whether much is awaited, over sockets only. What comes with shared memory is asked for too quickly to sleep.
 bool Engine::waits_for_bulk() {
   constexpr std::size_t bulk_bytes = 64 * 1024;
-  constexpr std::size_t large_bytes = 4 * bulk_bytes;
   if (group_->any_shared_memory) return false;
   std::size_t total = 0;
   Collective* running = queue_.empty() ? nullptr : queue_.front().get();
-  // On a slow network the last pieces of a large operation come no sooner than the others.
-  if (running && bulk_wait_ >= spin_ && running->recv_bytes() >= large_bytes) return true;
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank) continue;
     if (running) total += running->awaited_recv_bytes(peer) + running->awaited_send_bytes(peer);
