@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from holmes.job_store import in_job, join_job
 from holmes.topology import Topology, make_topology, merge_hosts
 from holmes.topology.tables import print_topology
 
@@ -25,6 +25,7 @@ def topology(
     measure_s: Annotated[
         float, typer.Option(min=0.0, help="How long to measure rates; all in all about twice that. 0: not at all.")
     ] = 3.0,
+    join_timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for all ranks to come.")] = 60.0,
 ) -> None:
     """All hosts' NICs, which fabrics really connect and how fast, the clusters that follow, and what looks wrong.
 
@@ -32,7 +33,7 @@ def topology(
     Rank 0 prints. With FILE it needs no job.
     """
     try:
-        rank, found = (0, Topology.load(file)) if file is not None else _gather(timeout_s, measure_s)
+        rank, found = (0, Topology.load(file)) if file is not None else _gather(timeout_s, measure_s, join_timeout_s)
         if rank != 0:
             return
         if save is not None:
@@ -50,19 +51,13 @@ def topology(
         print_topology(Console(), found)
 
 
-def _gather(timeout_s: float, measure_s: float) -> tuple[int, Topology]:
-    """This process's rank and the job's topology; collective where torchrun's variables are set."""
-    if "WORLD_SIZE" not in os.environ:
+def _gather(timeout_s: float, measure_s: float, join_timeout_s: float) -> tuple[int, Topology]:
+    """This process's rank and the job's topology; collective where a launcher started a job."""
+    if not in_job():
         from holmes.probe import local_inventory
 
         return 0, make_topology(merge_hosts([local_inventory(0)]), [])
-    from torch.distributed.rendezvous import rendezvous
-
     from holmes.probe import discover_topology
 
-    store, rank, size = next(rendezvous("env://"))
-    found = discover_topology(store, rank, size, "holmes/topology", timeout_s, measure_s)
-    store.set(f"holmes/topology/done/{rank}", "")
-    if rank == 0:  # it may serve the store, so it leaves last
-        store.wait([f"holmes/topology/done/{other}" for other in range(size)])
-    return rank, found
+    with join_job("holmes/topology", join_timeout_s) as job:
+        return job.rank, discover_topology(job.store, job.rank, job.size, "holmes/topology", timeout_s, measure_s)
