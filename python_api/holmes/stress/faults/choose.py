@@ -17,9 +17,7 @@ def choose_faults(settings: FaultSettings, episode: int, scene: Scene) -> list[I
         others = [
             FAULTS[name]
             for name in order
-            if name != first.name
-            and not FAULTS[name].at_setup
-            and not (first.takes_paths and FAULTS[name].takes_paths)
+            if name != first.name and not FAULTS[name].at_setup and not (first.takes_paths and FAULTS[name].takes_paths)
         ]
         if others:
             chosen.append(choice.choice(others).choose(scene, choice))

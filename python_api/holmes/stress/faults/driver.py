@@ -126,9 +126,7 @@ class Driver:
         for injection in reversed(injections):
             if injection.heal is not None:
                 injection.heal()
-        episode = Episode(
-            number, injections, injected_s, limit_s, survivors, reports, self._warnings()
-        )
+        episode = Episode(number, injections, injected_s, limit_s, survivors, reports, self._warnings())
         verdict = judge(episode)
         problems = list(verdict.problems)
         problems += self._clean_up(number, silent, ended, survivors - set(reports), limit_s)
@@ -148,7 +146,12 @@ class Driver:
         )
 
     def _hold(
-        self, injections: Sequence[Injection], survivors: frozenset[int], number: int, limit_s: float, store: FolderStore
+        self,
+        injections: Sequence[Injection],
+        survivors: frozenset[int],
+        number: int,
+        limit_s: float,
+        store: FolderStore,
     ) -> None:
         """Lets the load live with the faults; where nothing fails, tells it to stop."""
         if any(injection.expect.must_fail for injection in injections):
@@ -224,9 +227,7 @@ class Driver:
             self._store.set(f"command/{rank}/{self._commands[rank]}", json.dumps(command))
             self._commands[rank] += 1
 
-    def _await(
-        self, kinds: str | tuple[str, ...], ranks: Any, timeout_s: float, number: int | None = None
-    ) -> bool:
+    def _await(self, kinds: str | tuple[str, ...], ranks: Any, timeout_s: float, number: int | None = None) -> bool:
         """Waits until each of `ranks` has told one of these events; False after `timeout_s`."""
         kinds = (kinds,) if isinstance(kinds, str) else kinds
 

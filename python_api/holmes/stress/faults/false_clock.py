@@ -16,7 +16,7 @@ class FalseClock:
     """The clock of the processes that are started with `environment`; set from outside, at any time."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: where its library and its state are kept. Raises OSError where there is no compiler, or it fails."""
+        """`folder`: where its library and its state are kept. Raises OSError without a compiler."""
         compiler = shlex.split(os.environ.get("CC", "cc"))
         if shutil.which(compiler[0]) is None:
             raise OSError(NEEDS)

@@ -47,7 +47,9 @@ class FolderStore:
         keys, end_s = list(keys), time.monotonic() + limit_s
         while not self.check(keys):
             if time.monotonic() >= end_s:
-                raise TimeoutError(f"timeout: after {limit_s:g} s {[key for key in keys if not self.check([key])]} miss")
+                raise TimeoutError(
+                    f"timeout: after {limit_s:g} s {[key for key in keys if not self.check([key])]} miss"
+                )
             time.sleep(_POLL_S)
 
     def _path(self, key: str) -> Path:

@@ -47,7 +47,9 @@ def problems(name: str, history: Sequence[Mapping[str, int]]) -> list[str]:
     for what in COUNTED:
         first, last = min(use[what] for use in history[:_WARM_UP]), after[-1][what]
         if last > first:
-            found.append(f"{name} holds {last} {what.replace('_', ' ')}, {first} at first, after {len(history)} episodes")
+            found.append(
+                f"{name} holds {last} {what.replace('_', ' ')}, {first} at first, after {len(history)} episodes"
+            )
     quarter = max(len(after) // 4, 1)
     early = max(use["rss_bytes"] for use in after[:quarter])
     late = max(use["rss_bytes"] for use in after[-quarter:])

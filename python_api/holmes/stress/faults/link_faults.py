@@ -75,7 +75,11 @@ def nic_slow(scene: Scene, choice: random.Random) -> Injection | None:
     )
 
 
-@fault("cut-pair", "two nodes no longer reach each other over one network, silently; all other paths stand", takes_paths=True)
+@fault(
+    "cut-pair",
+    "two nodes no longer reach each other over one network, silently; all other paths stand",
+    takes_paths=True,
+)
 def cut_pair(scene: Scene, choice: random.Random) -> Injection | None:
     """One rail: the others carry on, with a warning. The only NIC: the deadline, naming the two."""
     return _cut(scene, choice, "cut-pair", both_ways=True)

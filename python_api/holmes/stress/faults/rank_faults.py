@@ -146,7 +146,11 @@ def old_version(scene: Scene, choice: random.Random) -> Injection | None:
     return Injection("old-version", what, expect, tamper={rank: {"old_version": True}})
 
 
-@fault("half-open", "a node is cut off and its ranks end unheard: their connections stay open on the others", takes_paths=True)
+@fault(
+    "half-open",
+    "a node is cut off and its ranks end unheard: their connections stay open on the others",
+    takes_paths=True,
+)
 def half_open(scene: Scene, choice: random.Random) -> Injection | None:
     """As when a machine loses power. Then the node comes back without the ranks."""
     nodes = scene.free_nodes()

@@ -75,21 +75,26 @@ def report_of_run(run: GroupRun, rank: int) -> GroupReport:
 def report_of(error: BaseException, kind: str, ranks: tuple[int, ...], rank: int, **facts: Any) -> GroupReport:
     """What an error says, in the job's ranks; what another rank told, as that one saw it."""
     name = "WrongResult" if isinstance(error, WrongResultError) else type(error).__name__
-    told = _TOLD_RE.search(str(error)) if isinstance(error, (AbortedError, Alarm)) else None
+    told = _TOLD_RE.search(str(error)) if isinstance(error, (AbortedError, Alarm, JobError)) else None
     if told is not None:
-        place = {key: told[key] for key in ("cause", "host", "nic")}
+        place: dict[str, Any] = {key: told[key] for key in ("cause", "host", "nic")}
         culprit, teller = (None if told["culprit"] == "None" else int(told["culprit"])), int(told["teller"])
     else:
         culprit, teller, place = None, rank, {"cause": name}
         if isinstance(error, HolmesError):
             place |= {"host": error.host, "nic": error.nic}
-            # What a rank says of itself has no peer.
-            local = error.rank if error.peer is None and isinstance(error, (JobError, NicError)) else error.peer
-            culprit = ranks[local] if local is not None and 0 <= local < len(ranks) else None
+            says_of_itself = error.peer is None and isinstance(error, (JobError, NicError))
+            culprit = _at(ranks, error.rank if says_of_itself else error.peer)
+            seen_by = _at(ranks, error.rank)
+            teller = rank if seen_by is None else seen_by
     facts = {"operations": 0, "checked_bytes": 0, "reported_s": time.monotonic(), **facts}
     return GroupReport(
         kind=kind, ranks=ranks, error=name, culprit=culprit, teller=teller, message=str(error), **place, **facts
     )
+
+
+def _at(ranks: tuple[int, ...], place: int | None) -> int | None:
+    return ranks[place] if place is not None and 0 <= place < len(ranks) else None
 
 
 def passed_on(report: GroupReport) -> str:

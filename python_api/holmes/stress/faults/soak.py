@@ -17,6 +17,7 @@ from holmes.stress.faults.settings import FaultSettings
 from holmes.stress.faults.table import SoakResult
 
 Say = Callable[[str], None]
+_SHOWN = 3  # problems of an episode
 
 
 def run_faults(settings: FaultSettings, say: Say) -> SoakResult:
@@ -59,8 +60,10 @@ def _run_all(settings: FaultSettings, driver: Driver, result: SoakResult, say: S
         result.add(episode, verdict, time.monotonic() - start_s - gone_s)
         result.driver_uses.append({**own_use(), "namespaces": namespaces(), "processes": _testbed_processes(driver)})
         say(line_of(episode, verdict, gone_s, settings))
-        for problem in verdict.problems:
+        for problem in verdict.problems[:_SHOWN]:
             say(f"  PROBLEM: {problem}")
+        if len(verdict.problems) > _SHOWN:
+            say(f"  and {len(verdict.problems) - _SHOWN} more")
         if verdict.problems:
             say(f"  again: {settings.replay_command(number)}")
 

@@ -11,6 +11,8 @@ from holmes.stress.faults.catalogue import FAULTS
 from holmes.stress.faults.judge import Episode, Verdict
 from holmes.stress.faults.settings import FaultSettings
 
+_SHOWN = 3  # problems of an episode
+
 
 @dataclass
 class Row:
@@ -95,11 +97,11 @@ class SoakResult:
     def markdown(self) -> str:
         """The tables, alone faults first."""
         lines = [
-            f"{self.episodes} episodes in {self.seconds:.0f} s, seed {self.settings.seed}; {self.operations} operations "
-            f"with {self.checked_bytes / 1e6:.0f} MB of results checked. Deadline of an operation "
+            f"{self.episodes} episodes in {self.seconds:.0f} s, seed {self.settings.seed}; {self.operations} "
+            f"operations with {self.checked_bytes / 1e6:.0f} MB of results checked. Deadline of an operation "
             f"{self.settings.timeout_s:g} s, of a set-up {self.settings.connect_timeout_s:g} s.",
             "",
-            "| fault | tried | as it must be | survived | reported | errors (class, times) | seconds to report: median, max |",
+            "| fault | tried | as it must be | survived | reported | errors, how often | s to report: median, max |",
             "| --- | ---: | ---: | ---: | ---: | --- | --- |",
         ]
         for name in sorted(self.rows, key=lambda name: ("+" in name, name)):
@@ -112,7 +114,7 @@ class SoakResult:
             lines.append("| " + " | ".join(map(str, cells)) + " |")
         lines += ["", f"Left out: {self.left_out or 'nothing'}. Leaks: {'; '.join(self.leaks) or 'none'}."]
         for number, problems in self.problems.items():
-            lines += [f"- episode {number}: {problem}" for problem in problems]
+            lines += [f"- episode {number}: {problem}" for problem in problems[:_SHOWN]]
         return "\n".join(lines) + "\n"
 
 

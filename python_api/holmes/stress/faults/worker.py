@@ -31,6 +31,7 @@ from holmes_comm import HolmesError
 _POLL_S = 0.02
 _COMMAND_LIMIT_S = 1800.0  # the driver is gone
 
+
 class Worker:
     """One rank. One thread, beside those of the groups of an episode."""
 
@@ -74,9 +75,7 @@ class Worker:
         with tampered(store, command.get("tamper", {})) as seen_store:
             for kind, (row, group) in groups.items():
                 try:
-                    communicator = make_communicator(
-                        kind, row, group, AlarmedStore(seen_store), self._rank, settings
-                    )
+                    communicator = make_communicator(kind, row, group, AlarmedStore(seen_store), self._rank, settings)
                 except (HolmesError, Alarm) as error:
                     failed = report_of(error, kind, group.ranks, self._rank)
                     break
