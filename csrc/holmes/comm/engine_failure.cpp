@@ -127,15 +127,17 @@ void Engine::check_deadlines() try {
       if (peer != group_->rank && is_wanted(peer)) return std::optional(peer);
     return std::optional<int>();
   };
-  const auto is_beside = [&](int peer) { return is_missing(peer) || (is_silent(peer) && involves(peer)); };
-  if (!verdict_at_ && !first_peer(is_beside)) {
+  // Who answers only waits for somebody too, be it in another operation.
+  if (!verdict_at_ && !first_peer([&](int peer) { return is_silent(peer) && (late || involves(peer)); })) {
     verdict_at_ = now + verdict_patience;
     return;
   }
-  // Whom to blame: somebody who is missing or silent, first one with whom bytes are open; else one of these.
-  auto culprit = first_peer([&](int peer) { return is_beside(peer) && involves(peer); });
-  if (!culprit) culprit = first_peer(is_beside);
-  if (!culprit) culprit = first_peer(is_silent);
+  // Whom to blame: somebody silent, else somebody missing, first one with whom bytes are open; else one of these. (Who
+  // is silent and not waited for may just be computing.)
+  auto culprit = first_peer([&](int peer) { return is_silent(peer) && involves(peer); });
+  if (!culprit) culprit = first_peer([&](int peer) { return is_silent(peer) && is_missing(peer); });
+  if (!culprit) culprit = first_peer([&](int peer) { return is_missing(peer) && involves(peer); });
+  if (!culprit) culprit = first_peer(is_missing);
   if (!culprit) culprit = first_peer([&](int peer) { return involves(peer); });
   std::string text = own_place_ + ": the deadline passed in ";
   if (late) {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 #: Of these, a process must hold as many after an episode as after its first ones.
-COUNTED = ("descriptors", "threads", "shared_memory_maps", "shm_names")
+COUNTED = ("descriptors", "threads", "shared_memory_maps", "shm_names", "processes", "namespaces")
 #: Memory may grow by so much between the first quarter and the last one: allocators keep what was freed.
 RSS_SLACK_BYTES = 8 << 20
 _WARM_UP = 3
@@ -26,16 +27,35 @@ def own_use() -> dict[str, int]:
     }
 
 
-def namespaces() -> int:
-    """Distinct network namespaces of all processes that this one may look at."""
-    found = set()
+def descendants() -> list[int]:
+    """Processes that this one started, and theirs; those of a testbed have no way out of this."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                found.add(os.readlink(entry / "ns/net"))
-            except OSError:  # gone meanwhile, or somebody else's
+                # The name may hold anything, so: after its last bracket. Then state and parent.
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:  # gone meanwhile
                 continue
-    return len(found)
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def driver_use() -> dict[str, int]:
+    """As own_use, and the processes and network namespaces of the testbed."""
+    use = own_use()
+    del use["shm_names"]  # of this machine: others use it too
+    pids, spaces = descendants(), set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            spaces.add(os.readlink(f"/proc/{pid}/ns/net"))
+    return {**use, "processes": len(pids), "namespaces": len(spaces)}
 
 
 def problems(name: str, history: Sequence[Mapping[str, int]]) -> list[str]:
@@ -45,7 +65,9 @@ def problems(name: str, history: Sequence[Mapping[str, int]]) -> list[str]:
     after = history[_WARM_UP:]
     found = []
     for what in COUNTED:
-        first, last = min(use[what] for use in history[:_WARM_UP]), after[-1][what]
+        if what not in after[-1]:
+            continue
+        first, last = max(use[what] for use in history[:_WARM_UP]), after[-1][what]
         if last > first:
             found.append(
                 f"{name} holds {last} {what.replace('_', ' ')}, {first} at first, after {len(history)} episodes"

@@ -18,7 +18,7 @@ _PAUSE_S, _WORK_S = (0.3, 0.8), 0.25
 @fault("kill", "a rank's process is killed (SIGKILL)")
 def kill(scene: Scene, choice: random.Random) -> Injection | None:
     """Everybody hears of it at once: the kernel closes its connections."""
-    rank = _victim(scene, choice)
+    rank = _victim(scene, choice, but=scene.kept)
     if rank is None:
         return None
     return Injection(
@@ -153,7 +153,7 @@ def old_version(scene: Scene, choice: random.Random) -> Injection | None:
 )
 def half_open(scene: Scene, choice: random.Random) -> Injection | None:
     """As when a machine loses power. Then the node comes back without the ranks."""
-    nodes = scene.free_nodes()
+    nodes = [node for node in scene.free_nodes() if node != scene.nodes[scene.kept]]
     if not nodes:
         return None
     node = choice.choice(nodes)
@@ -180,8 +180,8 @@ def half_open(scene: Scene, choice: random.Random) -> Injection | None:
     return Injection("half-open", what, about(ranks, LOST), act=act, heal=lambda: set_links(up=True), ended=ranks)
 
 
-def _victim(scene: Scene, choice: random.Random) -> int | None:
-    ranks = scene.free_ranks()
+def _victim(scene: Scene, choice: random.Random, but: int | None = None) -> int | None:
+    ranks = [rank for rank in scene.free_ranks() if rank != but]
     if not ranks:
         return None
     rank = choice.choice(ranks)

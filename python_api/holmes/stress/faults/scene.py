@@ -33,6 +33,11 @@ class Scene:
         """All ranks."""
         return range(len(self.nodes))
 
+    @property
+    def kept(self) -> int:
+        """A rank whose process no fault ends: it shows what leaks over a whole run."""
+        return len(self.nodes) // 2 - 1
+
     def free_ranks(self) -> list[int]:
         """Those that no fault has, on nodes that none has."""
         return [rank for rank in self.ranks if rank not in self.taken and self.nodes[rank] not in self.taken]

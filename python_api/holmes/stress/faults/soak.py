@@ -12,7 +12,7 @@ from pathlib import Path
 from holmes.stress.faults.catalogue import FAULTS
 from holmes.stress.faults.driver import Driver
 from holmes.stress.faults.judge import Episode, Verdict
-from holmes.stress.faults.leaks import namespaces, own_use, problems
+from holmes.stress.faults.leaks import descendants, driver_use, problems
 from holmes.stress.faults.settings import FaultSettings
 from holmes.stress.faults.table import SoakResult
 
@@ -27,7 +27,6 @@ def run_faults(settings: FaultSettings, say: Say) -> SoakResult:
         raise ValueError(f"there is no fault {', '.join(unknown)}; there are {', '.join(sorted(FAULTS))}")
     result = SoakResult(settings)
     folder = Path(tempfile.mkdtemp(prefix="holmes-stress-"))
-    before = namespaces()
     try:
         with Driver(settings, folder) as driver:
             for name, why in driver.lacks.items():
@@ -38,9 +37,8 @@ def run_faults(settings: FaultSettings, say: Say) -> SoakResult:
             for process, uses in driver.uses.items():
                 result.leaks += problems(process, uses)
             result.uses = {process: list(uses) for process, uses in driver.uses.items()}
-        left = namespaces() - before
-        if left > 0:
-            result.leaks.append(f"{left} network namespaces are left behind")
+        if left := descendants():
+            result.leaks.append(f"processes {left} are left behind")
         result.leaks += problems("the driver", result.driver_uses)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -58,7 +56,7 @@ def _run_all(settings: FaultSettings, driver: Driver, result: SoakResult, say: S
             return
         episode, verdict = driver.run(number)
         result.add(episode, verdict, time.monotonic() - start_s - gone_s)
-        result.driver_uses.append({**own_use(), "namespaces": namespaces(), "processes": _testbed_processes(driver)})
+        result.driver_uses.append(driver_use())
         say(line_of(episode, verdict, gone_s, settings))
         for problem in verdict.problems[:_SHOWN]:
             say(f"  PROBLEM: {problem}")
@@ -76,8 +74,3 @@ def line_of(episode: Episode, verdict: Verdict, gone_s: float, settings: FaultSe
     outcome = f"reported by {len(verdict.report_s)} ranks{slowest} ({errors})" if errors else "survived"
     state = "WRONG" if verdict.problems else "ok"
     return f"[{gone_s:4.0f} of {settings.seconds:.0f} s] episode {episode.number} {state}: {what}: {outcome}"
-
-
-def _testbed_processes(driver: Driver) -> int:
-    """Processes in the testbed's PID namespace, less the one that counts."""
-    return int(driver.session.exec(None, ["sh", "-c", "set -- /proc/[0-9]*; echo $#"])) - 1

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from holmes.stress.faults.folder_store import FolderStore
-
 _VERSION_FIELD = b"6:holmes1:"  # of a rank's record in the store, followed by the version's digit
 _SMALL_BYTES = 64 * 1024
 _SPARE_DESCRIPTORS = 3
@@ -19,7 +17,7 @@ _SHM = "/dev/shm"
 
 
 @contextlib.contextmanager
-def tampered(store: FolderStore, tamper: Mapping[str, Any]) -> Iterator[Any]:
+def tampered(store: Any, tamper: Mapping[str, Any]) -> Iterator[Any]:
     """The store to use, with the named faults in force meanwhile.
 
     descriptors: none but a few are left. file_size: files, and memory shared as such, end at 64 KiB. full_shm: a small,
@@ -29,6 +27,7 @@ def tampered(store: FolderStore, tamper: Mapping[str, Any]) -> Iterator[Any]:
         if "descriptors" in tamper:
             held = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
             _lower(undo, resource.RLIMIT_NOFILE, held + _SPARE_DESCRIPTORS)
+            store = _RoomyStore(store)
         if "file_size" in tamper:
             _lower(undo, resource.RLIMIT_FSIZE, _SMALL_BYTES)
         if "full_shm" in tamper:
@@ -45,10 +44,30 @@ def _lower(undo: contextlib.ExitStack, limit: int, soft: int) -> None:
     undo.callback(resource.setrlimit, limit, before)
 
 
+class _RoomyStore:
+    """The store with the limit of descriptors lifted while it works: a real one has its connection already."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._store, name)
+
+        def call(*arguments: Any) -> Any:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            try:
+                return operation(*arguments)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+        return call
+
+
 class _OldVersion:
     """The store as a rank of the version before would write to it."""
 
-    def __init__(self, store: FolderStore) -> None:
+    def __init__(self, store: Any) -> None:
         self._store = store
         self.get, self.check, self.wait = store.get, store.check, store.wait
 

@@ -26,7 +26,6 @@ from holmes.stress.run import GroupRun
 from holmes.stress.settings import Settings
 from holmes.topology import Topology
 from holmes.topology.file import from_dict, to_dict
-from holmes_comm import HolmesError
 
 _POLL_S = 0.02
 _COMMAND_LIMIT_S = 1800.0  # the driver is gone
@@ -76,7 +75,7 @@ class Worker:
             for kind, (row, group) in groups.items():
                 try:
                     communicator = make_communicator(kind, row, group, AlarmedStore(seen_store), self._rank, settings)
-                except (HolmesError, Alarm) as error:
+                except (Exception, Alarm) as error:  # whatever it is: reported, the process goes on
                     failed = report_of(error, kind, group.ranks, self._rank)
                     break
                 runs.append(GroupRun(group, communicator, Loop(kind, row, self._rank, communicator, settings)))
