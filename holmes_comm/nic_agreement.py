@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import re
+import resource
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -18,6 +19,7 @@ from holmes_comm.nic_selection import NicSelection, host_name, is_link_local, su
 
 _CLASS_ORDER = ("infiniband", "roce", "ethernet", "loopback")
 _PLAIN_KINDS = ("physical", "virtual_function", "bond", "loopback")  # before VLANs, bridges and the like, when equal
+_DESCRIPTORS_FOR_SYSFS = 4  # that reading it has open at a time, and some to spare
 _PROBE = timedelta(milliseconds=10)  # to ask whether a key exists; a store has no other question for it
 
 
@@ -112,11 +114,13 @@ def agree_group(
     None: what the selections say, the smallest number where they differ. cluster: name of this rank's cluster; all
     ranks or none have one.
     Raises on every rank: NicError where a rank's selection is wrong, nothing is shared or only some name a cluster,
-    TimeoutError where a rank did not take part; both name the rank and its host.
+    SystemError where a rank has no descriptors left to look at its NICs, TimeoutError where one did not take part; all
+    name the rank and its host.
     """
     deadline = time.monotonic() + timeout_s
     nics: list[Nic] = []
     try:
+        _check_descriptors()
         nics = discover_nics(None if sysfs_root is None else os.fspath(sysfs_root))
         selection = NicSelection.from_env() if selection is None else selection
         record = _describe(nics, selection) | {
@@ -125,7 +129,10 @@ def agree_group(
             "cluster": cluster,
         }
     except (errors.HolmesError, OSError) as error:
-        record = _record(error=str(error), nic=getattr(error, "nic", "") or "")
+        system_errno = error.errno if isinstance(error, OSError) else None
+        if isinstance(error, errors.SystemError):
+            system_errno = error.system_errno
+        record = _record(error=str(error), nic=getattr(error, "nic", "") or "", system_errno=system_errno)
     store.set(f"{key_prefix}/nics/{rank}", json.dumps(record))
     decision_key = f"{key_prefix}/nics/decision"
     if rank == 0:
@@ -160,16 +167,37 @@ def _record(**changes: Any) -> dict[str, Any]:
         "streams": 1,
         "restricts": False,
         "error": "",
+        "system_errno": None,
         "nic": "",
         "nics": "",
     } | changes
 
 
+def _check_descriptors() -> None:
+    """Where too few are left to read sysfs, NICs would look as if they were not there. Raises SystemError."""
+    spare: list[int] = []
+    try:
+        for _ in range(_DESCRIPTORS_FOR_SYSFS):
+            spare.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))  # one by one: all are closed again
+    except OSError as error:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise errors.SystemError(
+            f"cannot look at the NICs: {error.strerror} (errno {error.errno}); this process may open {limit} files "
+            "(ulimit -n), raise that",
+            system_errno=error.errno,
+        ) from error
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
+
+
 def _place() -> str:
     """Identifies the machine and its network namespace: ranks of one place share their interfaces."""
     boot_id, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
-    machine = boot_id.read_text().strip() if boot_id.exists() else host_name()
-    return f"{machine}/{namespace.stat().st_ino if namespace.exists() else host_name()}"
+    try:
+        return f"{boot_id.read_text().strip()}/{namespace.stat().st_ino}"
+    except OSError:  # not shown here, or no descriptor is left
+        return f"{host_name()}/{host_name()}"
 
 
 def _describe(nics: list[Nic], selection: NicSelection) -> dict[str, Any]:
@@ -241,9 +269,9 @@ def decide(records: list[dict[str, Any]]) -> dict[str, Any]:
     if wrong:
         first = records[wrong[0]]
         more = f" ({_ranks(wrong[1:])} failed too)" if wrong[1:] else ""
-        return _error(
-            f"rank {wrong[0]} on host {first['host']}: {first['error']}{more}", records, wrong[0], first["nic"]
-        )
+        message = f"rank {wrong[0]} on host {first['host']}: {first['error']}{more}"
+        system_errno = first.get("system_errno")
+        return _error(message, records, wrong[0], first["nic"]) | {"system_errno": system_errno}
     named = [bool(record["cluster"]) for record in records]
     if any(named) and not all(named):
         bare = named.index(False)
@@ -396,7 +424,10 @@ def _raise_error(decision: dict[str, Any], rank: int) -> None:
     if "timeout" in decision:
         raise errors.TimeoutError(decision["timeout"], rank=rank, peer=peer)
     if "error" in decision:
-        raise errors.NicError(decision["error"], rank=rank, peer=peer, host=decision["host"], nic=decision["nic"])
+        system_errno = decision.get("system_errno")
+        kind = errors.NicError if system_errno is None else errors.SystemError
+        place = {"host": decision["host"], "nic": decision["nic"], "system_errno": system_errno}
+        raise kind(decision["error"], rank=rank, peer=peer, **place)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

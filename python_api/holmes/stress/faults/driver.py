@@ -115,10 +115,7 @@ class Driver:
         if not at_setup:
             self._await(("running", "ended"), ranks, _RUNNING_S, number)
             time.sleep(load_s)
-            injected_s = time.monotonic()
-            for injection in injections:
-                if injection.act is not None:
-                    injection.act()
+            injected_s = self._inject(injections)
             self._hold(injections, survivors, number, limit_s, store)
         acted_s = time.monotonic()
         self._await("ended", survivors, max(injected_s + limit_s, acted_s) + _HANG_S - time.monotonic(), number)
@@ -145,6 +142,16 @@ class Driver:
             pause_s=_WARM_UP_PAUSE_S,
         )
 
+    def _inject(self, injections: Sequence[Injection]) -> float:
+        """Breaks one after the other; returns when the first one began that somebody has to report."""
+        begun_s: list[float] = []
+        for injection in injections:
+            if injection.expect.must_fail is not False or injection is injections[-1]:
+                begun_s.append(time.monotonic())
+            if injection.act is not None:
+                injection.act()
+        return begun_s[0] if begun_s else time.monotonic()
+
     def _hold(
         self,
         injections: Sequence[Injection],
@@ -170,6 +177,7 @@ class Driver:
         if late and not self._await("ended", late, limit_s + _HANG_S, number):
             lost = late - set(self._reports(late, number))
             problems += [f"rank {rank} did not end after it went on" for rank in sorted(lost & silent)]
+            problems += [f"rank {rank} said last: {self._printed[rank][-10:] or 'nothing'}" for rank in sorted(lost)]
             ended |= lost
         for rank in range(len(self._places)):
             process = self._processes[rank]
