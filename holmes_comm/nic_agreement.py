@@ -6,7 +6,6 @@ import ipaddress
 import json
 import os
 import re
-import resource
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -15,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 from holmes_comm import errors
 from holmes_comm._C import Nic, discover_nics
+from holmes_comm.descriptors import check_descriptors
 from holmes_comm.nic_selection import NicSelection, host_name, is_link_local, summarize
 
 _CLASS_ORDER = ("infiniband", "roce", "ethernet", "loopback")
 _PLAIN_KINDS = ("physical", "virtual_function", "bond", "loopback")  # before VLANs, bridges and the like, when equal
-_DESCRIPTORS_FOR_SYSFS = 4  # that reading it has open at a time, and some to spare
 _PROBE = timedelta(milliseconds=10)  # to ask whether a key exists; a store has no other question for it
 
 
@@ -120,7 +119,7 @@ def agree_group(
     deadline = time.monotonic() + timeout_s
     nics: list[Nic] = []
     try:
-        _check_descriptors()
+        check_descriptors()
         nics = discover_nics(None if sysfs_root is None else os.fspath(sysfs_root))
         selection = NicSelection.from_env() if selection is None else selection
         record = _describe(nics, selection) | {
@@ -171,24 +170,6 @@ def _record(**changes: Any) -> dict[str, Any]:
         "nic": "",
         "nics": "",
     } | changes
-
-
-def _check_descriptors() -> None:
-    """Where too few are left to read sysfs, NICs would look as if they were not there. Raises SystemError."""
-    spare: list[int] = []
-    try:
-        for _ in range(_DESCRIPTORS_FOR_SYSFS):
-            spare.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))  # one by one: all are closed again
-    except OSError as error:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        raise errors.SystemError(
-            f"cannot look at the NICs: {error.strerror} (errno {error.errno}); this process may open {limit} files "
-            "(ulimit -n), raise that",
-            system_errno=error.errno,
-        ) from error
-    finally:
-        for descriptor in spare:
-            os.close(descriptor)
 
 
 def _place() -> str:

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +30,7 @@ _START_S = 30.0  # of a rank's process, on a machine under load
 _RUNNING_S = 60.0
 _LOAD_S = (0.3, 1.5)  # before the fault
 _HANG_S = 10.0  # beyond the limit: then a rank counts as hanging and is killed
-_WARM_UP_PAUSE_S = 0.01  # between rounds: faults are tried here, not rates
+_ROUND_PAUSE_S = 0.01  # faults are tried here, not rates
 
 
 class Driver:
@@ -139,7 +139,7 @@ class Driver:
             pipeline=pipeline,
             timeout_s=settings.timeout_s,
             connect_timeout_s=settings.connect_timeout_s,
-            pause_s=_WARM_UP_PAUSE_S,
+            pause_s=_ROUND_PAUSE_S,
         )
 
     def _inject(self, injections: Sequence[Injection]) -> float:
@@ -262,6 +262,3 @@ class Driver:
         for rank, node in enumerate(self.nodes):
             lines[node] += self._printed[rank]
         return dict(lines)
-
-
-ProgressCall = Callable[[Episode, Verdict], None]
