@@ -9,6 +9,7 @@
 #include "holmes/comm/options.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
+#include "holmes/debug/communicator_record.hpp"
 
 namespace holmes {
 
@@ -80,6 +81,9 @@ public:
   virtual void abort(const std::string& reason) = 0;
   virtual bool is_dead() const = 0;
   virtual std::vector<ConnectionInfo> connections() const = 0;
+  // Its last operations and what it waits for; one for each communicator that it is made of. Local, takes some
+  // milliseconds while operations run.
+  virtual std::vector<CommunicatorRecord> flight_record() const = 0;
 };
 
 // Collective over the `size` ranks that share `store`: connects them over the given NICs and returns when all are

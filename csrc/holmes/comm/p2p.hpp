@@ -18,6 +18,9 @@ public:
     std::uint32_t tag = 0;
     std::shared_ptr<Work> work;
     Clock::time_point deadline;
+    std::uint64_t sequence = 0;  // of this rank's sends and receives
+    std::uint64_t record = 0;    // its number in the flight recorder
+    RecordedCall recorded_call() const;
   };
 
   P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels);
@@ -32,6 +35,10 @@ public:
   std::optional<Clock::time_point> next_deadline() const;
   // "recv of 4096 bytes from rank 2 (host b0) on NIC eth0, tag 0: nothing received": what is not finished by `now`.
   std::string describe_overdue(Clock::time_point now) const;
+
+  // What is not finished, appended up to `max_pending` in all; its number.
+  std::size_t append_pending(std::vector<PendingOperation>& pending) const;
+  PeerMessages messages(int peer) const { return {peers_[peer].sent_messages, peers_[peer].arrived_messages, false}; }
 
   bool awaits_recv(int peer) const;
   // Bytes that will come / can be sent next without a break, as Collective's; at least 1 where any is awaited.
@@ -79,6 +86,8 @@ private:
     std::vector<std::byte> stray;
     std::size_t payload_bytes = 0;
     bool ended = false;  // see has_ended
+    std::uint64_t sent_messages = 0;
+    std::uint64_t arrived_messages = 0;
     bool is_arriving() const { return header_bytes > 0; }
   };
 

@@ -14,8 +14,8 @@
 namespace holmes {
 namespace {
 
-// Of messages that nobody sends: a receive of one makes the host-memory communicator watch the peer.
-constexpr std::uint32_t watch_tag = 0xffffffff;
+// A receive of a message that nobody sends makes the host-memory communicator watch the peer.
+constexpr std::uint32_t watch_tag = internal_tag;
 // Why the host-memory communicator ends where a rank leaves in order.
 constexpr const char* farewell = "the communicator was destroyed there";
 constexpr auto endless = std::chrono::hours(24 * 365 * 100);
