@@ -82,7 +82,10 @@ def cause(ranks: Ranks, scenario: str, kind: str, operation: str, waiting: int) 
 
     def is_there(found: list[Finding]) -> bool:
         causes = [finding for finding in found if finding.is_cause]
-        return any(f.kind == kind and f.operation == operation and len(f.waiting) >= waiting for f in causes)
+        return any(
+            f.kind == kind and f.operation == operation and scenario in f.group and len(f.waiting) >= waiting
+            for f in causes
+        )
 
     ranks.say(scenario)
     try:

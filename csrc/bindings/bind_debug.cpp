@@ -13,7 +13,6 @@ using namespace py::literals;
 namespace holmes {
 namespace {
 
-constexpr auto patience = std::chrono::milliseconds(300);
 constexpr double ns_per_s = 1e9;
 
 py::dict to_dict(const Metrics& metrics) {
@@ -44,7 +43,7 @@ void bind(py::module_& module) {
       "process_record",
       [](const std::string& reason) {
         py::gil_scoped_release no_gil;
-        return process_record_json(reason, patience);
+        return process_record_json(reason, record_patience, record_settle);
       },
       "reason"_a, "The flight record of this process as JSON text; holmes_comm.flight_record() parses it. Local.");
   module.def(

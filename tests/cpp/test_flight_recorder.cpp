@@ -44,22 +44,16 @@ void check_ring() {
     CHECK(operation.call.sequence == 2 * capacity + i && operation.call.count == 100);
     CHECK(operation.call.op == RecordedOp::all_reduce && operation.call.reduction == ReduceOp::sum);
     CHECK(!operation.call.root && !operation.call.peer && operation.queued == now);
-    const WorkState expected = i % 4 == 0   ? WorkState::completed
-                               : i % 4 == 2 ? WorkState::failed
-                                            : WorkState::running;
+    const WorkState expected = i % 4 == 0 ? WorkState::completed : i % 4 == 2 ? WorkState::failed : WorkState::running;
     CHECK(operation.state == expected);
     CHECK(operation.finished.has_value() == (i % 2 == 0));
   }
   const auto totals = recorder.totals()[static_cast<std::size_t>(RecordedOp::all_reduce)];
   CHECK(totals.completed == 6 && totals.failed == 6 && totals.bytes == 6 * 400 && totals.ns == 6 * 5);
 
-  const std::uint64_t number = recorder.add({.op = RecordedOp::recv,
-                                             .dtype = DType::int8,
-                                             .peer = 3,
-                                             .sequence = 7,
-                                             .tag = 0xfffffffe,
-                                             .count = 9},
-                                            WorkState::running, now);
+  const std::uint64_t number = recorder.add(
+      {.op = RecordedOp::recv, .dtype = DType::int8, .peer = 3, .sequence = 7, .tag = 0xfffffffe, .count = 9},
+      WorkState::running, now);
   const RecordedOperation message = recorder.operations().back();
   CHECK(message.number == number && message.call.peer == 3 && message.call.tag == 0xfffffffe);
   CHECK(message.call.sequence == 7 && message.state == WorkState::running && message.started == now);
@@ -168,7 +162,7 @@ void check_failure() {
     CHECK(record.state && record.state->pending.size() == 1);
   });
   // The communicators are gone, their record and numbers are not.
-  const std::string json = process_record_json("test", std::chrono::seconds(1));
+  const std::string json = process_record_json("test", std::chrono::seconds(1), std::chrono::milliseconds(1));
   CHECK(json.find("\"error\":\"MismatchError\"") != std::string::npos);
   Metrics metrics = collect_metrics();
   for (const auto start = Clock::now(); !metrics.communicators.empty(); metrics = collect_metrics())

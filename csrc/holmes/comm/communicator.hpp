@@ -9,10 +9,10 @@
 #include "holmes/comm/options.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
-#include "holmes/debug/communicator_record.hpp"
 
 namespace holmes {
 
+struct CommunicatorRecord;
 using WorkPtr = std::shared_ptr<Work>;
 
 // A send or a receive of a batch.

@@ -157,9 +157,11 @@ void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {
     group_->channels[peer]->shutdown();
     p2p_.channels()[peer]->shutdown();
   }
-  count_failure(group_->name, failure.kind);
-  // Before anybody hears of the error: the process may end then.
-  dump_on_failure(failure.message);
+  if (!is_internal(group_->name)) {
+    count_failure(group_->name, failure.kind);
+    // Before anybody hears of the error: the process may end then.
+    dump_on_failure(failure.message);
+  }
   const std::exception_ptr error = error_of(failure);
   const auto now = Clock::now();
   std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();

@@ -103,7 +103,7 @@ CommunicatorRecord Engine::record(Clock::time_point until) {
 CommunicatorMetrics Engine::metrics() { return {group_->name, connections(), group_->recorder->totals()}; }
 
 void Engine::hand_over() {
-  if (is_inherited()) return;
+  if (is_inherited() || is_internal(group_->name)) return;
   std::optional<CommunicatorRecord> last;
   if (has_failed_) last = record(Clock::now());
   keep_after_end(metrics(), std::move(last));

@@ -138,7 +138,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
                                      "rank " + std::to_string(engine_label) + " (host " + host + ")",
                                      env.spin.value_or(default_spin), io_thread, std::move(sockets));
-  register_source(engine_);
+  if (!is_internal(options_.name)) register_source(engine_);
   start_watcher(env);
   introduce(mesh, slice_bytes);
 }

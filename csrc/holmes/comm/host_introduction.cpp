@@ -6,6 +6,8 @@
 #include <random>
 
 #include "holmes/comm/host_communicator.hpp"
+#include "holmes/core/log.hpp"
+#include "holmes/debug/dump.hpp"
 
 namespace holmes {
 namespace {
@@ -21,9 +23,6 @@ std::optional<std::int64_t> job_rank_of(const CommunicatorOptions& options) {
   if (rank < 0 || !end || *end != '\0') return std::nullopt;
   return rank;
 }
-
-// How long to wait for the thread that drives the operations.
-constexpr auto record_patience = std::chrono::milliseconds(300);
 
 }  // namespace
 
@@ -46,9 +45,11 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   const bool all_shared = std::all_of(mesh.links.begin(), mesh.links.end(), [](const PeerLink& link) {
     return link.peer < 0 || link.shared_memory_bytes > 0;
   });
+  const auto job_rank = job_rank_of(options_);
+  if (job_rank) set_log_rank(static_cast<int>(*job_rank));
   std::random_device random;
   const Introduction mine{slice_bytes | (all_shared ? shared_memory_bit : 0), std::uint64_t{random()} << 32 | random(),
-                          ::getpid(), job_rank_of(options_).value_or(no_job_rank)};
+                          ::getpid(), job_rank.value_or(no_job_rank)};
   std::vector<Introduction> all(static_cast<std::size_t>(options_.size), mine);
   std::vector<Buffer> outputs;
   for (auto& one : all) outputs.push_back({&one, words, DType::int64, nullptr});

@@ -27,6 +27,7 @@ struct PeerProgress {
   std::uint64_t to_receive_bytes = 0;  // in total
   std::uint64_t sent_bytes = 0;        // given to the system, which may still hold them
   std::uint64_t to_send_bytes = 0;
+  bool is_moving = false;  // these numbers were others a little earlier
 };
 
 struct PendingOperation {

@@ -72,21 +72,22 @@ void write_file(const std::string& path, const std::string& text) {
   check(::rename(part.c_str(), path.c_str()) == 0, "rename");
 }
 
-void write_record(const std::string& folder, const std::string& reason, Duration patience) {
+void write_record(const std::string& folder, const std::string& reason, Duration patience, Duration settle) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
     throw SystemError("cannot make the folder " + folder + ": " + errno_text(errno), {.system_errno = errno});
   std::string host = host_name();
   for (char& character : host)
     if (character == '/') character = '_';
-  write_file(folder + "/" + host + "-" + std::to_string(::getpid()) + ".json", process_record_json(reason, patience));
+  write_file(folder + "/" + host + "-" + std::to_string(::getpid()) + ".json",
+             process_record_json(reason, patience, settle));
 }
 
 }  // namespace
 
-std::string process_record_json(const std::string& reason, Duration patience) {
+std::string process_record_json(const std::string& reason, Duration patience, Duration settle) {
+  const auto records = collect_records(patience, settle);
   const auto now = Clock::now();
   const auto wall = std::chrono::system_clock::now();
-  const auto records = collect_records(now + patience);
   JsonWriter json;
   json.begin_object().field("kind", "holmes-flight-record").field("version", 1);
   json.field("host", host_name()).field("pid", ::getpid()).field("job_rank", job_rank_of(records));
@@ -116,7 +117,9 @@ std::optional<std::string> dump_folder() {
 
 std::string request_file(const std::string& folder) { return folder + "/request"; }
 
-void dump(const std::string& reason) noexcept {
+namespace {
+
+void write_once(const std::string& reason, Duration patience, Duration settle) noexcept {
   try {
     const auto folder = dump_folder();
     if (!folder) return;
@@ -126,7 +129,7 @@ void dump(const std::string& reason) noexcept {
     // Many communicators may fail at once: what is written after the last of them holds all of them.
     if (own.done >= ticket) return;
     const std::uint64_t answered = own.asked;
-    write_record(*folder, reason, failure_patience);
+    write_record(*folder, reason, patience, settle);
     own.done = answered;
     log(LogLevel::info, std::nullopt, "flight record written to " + *folder + " (" + reason + ")");
   } catch (const std::exception& error) {
@@ -134,10 +137,14 @@ void dump(const std::string& reason) noexcept {
   }
 }
 
+}  // namespace
+
+void dump(const std::string& reason) noexcept { write_once(reason, record_patience, record_settle); }
+
 void dump_on_failure(const std::string& message) noexcept {
   const auto folder = dump_folder();
   if (!folder) return;
-  dump("failure: " + message);
+  write_once("failure: " + message, failure_patience, Duration::zero());
   // The others may be in no operation and know nothing yet.
   UniqueFd file(::open(request_file(*folder).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (file) ::futimens(file.get(), nullptr);

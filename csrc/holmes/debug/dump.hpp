@@ -9,8 +9,11 @@
 namespace holmes {
 
 // The record of this process: an object of kind "holmes-flight-record" (docs/debug.md). Waits so long for the threads
-// that drive communicators, and for the stack source. Thread-safe, as all here.
-std::string process_record_json(const std::string& reason, Duration patience);
+// that drive communicators, and for the stack source; `settle` as in collect_records. Thread-safe, as all here.
+std::string process_record_json(const std::string& reason, Duration patience, Duration settle);
+// What is worth waiting for where nobody is in a hurry.
+inline constexpr auto record_patience = std::chrono::milliseconds(300);
+inline constexpr auto record_settle = std::chrono::milliseconds(300);
 
 // Where dumps go; the last call counts.
 void set_dump_folder(const std::optional<std::string>& folder);

@@ -51,7 +51,8 @@ void append_pending(JsonWriter& json, const PendingOperation& operation) {
   for (const PeerProgress& peer : operation.peers) {
     json.begin_object().field("peer", peer.peer).field("heard", peer.is_heard);
     json.field("received_bytes", peer.received_bytes).field("to_receive_bytes", peer.to_receive_bytes);
-    json.field("sent_bytes", peer.sent_bytes).field("to_send_bytes", peer.to_send_bytes).end_object();
+    json.field("sent_bytes", peer.sent_bytes).field("to_send_bytes", peer.to_send_bytes);
+    json.field("moving", peer.is_moving).end_object();
   }
   json.end_array().end_object();
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <mutex>
+#include <thread>
 
 #include "holmes/core/fork.hpp"
 
@@ -63,7 +64,37 @@ void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
   if (is_alive) ++all.communicators[one.name];
 }
 
+std::vector<CommunicatorRecord> ask(const std::vector<std::shared_ptr<RecordSource>>& sources, Duration patience) {
+  const auto until = Clock::now() + patience;
+  for (const auto& source : sources) source->request_state();
+  std::vector<CommunicatorRecord> records;
+  for (const auto& source : sources) records.push_back(source->record(until));
+  return records;
+}
+
+bool misses_bytes(const CommunicatorRecord& record) {
+  return !record.failure && record.state &&
+         std::ranges::any_of(record.state->pending, [](const auto& operation) { return !operation.peers.empty(); });
+}
+
+bool is_same(const PeerProgress& one, const PeerProgress& other) {
+  return one.peer == other.peer && one.is_heard == other.is_heard && one.received_bytes == other.received_bytes &&
+         one.sent_bytes == other.sent_bytes;
+}
+
+void mark_moving(CommunicatorRecord& record, const CommunicatorRecord& before) {
+  if (!record.state || record.failure) return;
+  for (PendingOperation& operation : record.state->pending)
+    for (PeerProgress& peer : operation.peers)
+      peer.is_moving = !before.state || std::ranges::none_of(before.state->pending, [&](const auto& other) {
+        return other.number == operation.number &&
+               std::ranges::any_of(other.peers, [&](const PeerProgress& was) { return is_same(was, peer); });
+      });
+}
+
 }  // namespace
+
+bool is_internal(const std::string& communicator) { return communicator.ends_with("/control"); }
 
 void register_source(const std::weak_ptr<RecordSource>& source) {
   Registry& own = registry();
@@ -87,16 +118,18 @@ void count_failure(const std::string& communicator, ErrorKind kind) {
   ++own.ended.failures[{communicator, std::string(name(kind))}];
 }
 
-std::vector<CommunicatorRecord> collect_records(Clock::time_point until) {
+std::vector<CommunicatorRecord> collect_records(Duration patience, Duration settle) {
   const auto sources = alive_sources();
-  for (const auto& source : sources) source->request_state();
-  std::vector<CommunicatorRecord> records;
-  {
-    Registry& own = registry();
-    std::lock_guard lock(own.mutex);
-    records.assign(own.failed.begin(), own.failed.end());
+  std::vector<CommunicatorRecord> records = ask(sources, patience);
+  if (settle > Duration::zero() && std::ranges::any_of(records, misses_bytes)) {
+    std::this_thread::sleep_for(settle);
+    const std::vector<CommunicatorRecord> before = std::move(records);
+    records = ask(sources, patience);
+    for (std::size_t i = 0; i < records.size(); ++i) mark_moving(records[i], before[i]);
   }
-  for (const auto& source : sources) records.push_back(source->record(until));
+  Registry& own = registry();
+  std::lock_guard lock(own.mutex);
+  records.insert(records.begin(), own.failed.begin(), own.failed.end());
   return records;
 }
 

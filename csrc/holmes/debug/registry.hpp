@@ -11,6 +11,8 @@
 
 namespace holmes {
 
+// Whether a communicator of this name only serves one on NCCL, which tells for both.
+bool is_internal(const std::string& communicator);
 // From now on it is part of the process's record and metrics, until it is destroyed. Thread-safe, as all here.
 void register_source(const std::weak_ptr<RecordSource>& source);
 // What remains of a communicator that is being destroyed: its metrics, and its record where it failed (the last few of
@@ -19,8 +21,9 @@ void keep_after_end(const CommunicatorMetrics& metrics, std::optional<Communicat
 // A communicator failed; for metrics.
 void count_failure(const std::string& communicator, ErrorKind kind);
 
-// All communicators that are alive, and those that failed. Waits for the drivers' answers until `until`.
-std::vector<CommunicatorRecord> collect_records(Clock::time_point until);
+// All communicators that are alive, and those that failed. Waits for the drivers' answers for `patience`. Where bytes
+// are missing, it looks again after `settle` and tells what has moved; zero: it does not.
+std::vector<CommunicatorRecord> collect_records(Duration patience, Duration settle);
 
 // Bytes that connections over one NIC carried for one group.
 struct NicTotals {

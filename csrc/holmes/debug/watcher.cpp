@@ -25,7 +25,6 @@ namespace {
 
 // How often the request file is looked at: one stat, of a folder that may be on the network.
 constexpr int request_poll_ms = 1000;
-constexpr auto answer_patience = std::chrono::milliseconds(300);
 
 std::atomic<int> signal_fd{-1};
 std::atomic<pid_t> signal_owner{0};
@@ -59,7 +58,7 @@ void handle_signal(int number, int fd) {
   ::sigaction(number, &action, nullptr);
 }
 
-std::string answer() { return process_record_json("asked for", answer_patience); }
+std::string answer() { return process_record_json("asked for", record_patience, record_settle); }
 
 // When the request file was last changed; {} where there is none.
 timespec request_time() {

@@ -7,6 +7,7 @@
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/debug/registry.hpp"
 #include "holmes/nccl/agreement.hpp"
 #include "holmes/nccl/scalar.hpp"
 #include "holmes/nccl/watchdog.hpp"
@@ -88,6 +89,8 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
                  nccl_options_.profile.text() + " (" + chosen.reason + ")";
   session_ = std::make_shared<nccl::Session>(
       *chosen.api, *device, nccl::SessionOptions{options_.name, report.host, options_.rank, options_.size, report.net});
+  session_->record()->introduce(control_->flight_record().front());
+  register_source(session_->record());
   session_->connect(id, deadline);
   log(LogLevel::info, options_.rank, "communicator '" + options_.name + "': " + description_);
   for (const std::string& note : chosen.notes)

@@ -17,8 +17,9 @@ _REPORTED = "[reported by"
 
 
 def is_part(communicator: Communicator) -> bool:
-    """Whether a communicator over clusters is made of it: then that one tells."""
-    return "/cluster" in communicator.name or "/cross" in communicator.name
+    """Whether another communicator is made of it, over clusters or for a GPU's memory: then that one tells."""
+    name = communicator.name
+    return "/cluster" in name or "/cross" in name or name.endswith("/control")
 
 
 def what_failed(communicator: Communicator) -> Iterator[Finding]:

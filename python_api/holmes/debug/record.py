@@ -17,7 +17,10 @@ _DESTROYED = "it was destroyed"  # how the engine says that a communicator ended
 
 @dataclass(frozen=True)
 class Progress:
-    """What has moved between a rank and `peer` (group rank) in an operation that is not finished, in bytes."""
+    """What has moved between a rank and `peer` (group rank) in an operation that is not finished, in bytes.
+
+    `moving`: the numbers were others a little earlier.
+    """
 
     peer: int
     heard: bool
@@ -25,6 +28,7 @@ class Progress:
     to_receive_bytes: int
     sent_bytes: int
     to_send_bytes: int
+    moving: bool = False
 
 
 @dataclass(frozen=True)

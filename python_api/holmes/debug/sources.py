@@ -116,12 +116,15 @@ def _ask(path: Path, pids: Collection[int]) -> ProcessRecord | Silent | None:
         pid = _CREDENTIALS.unpack(raw)[0]
         if pids and pid not in pids:
             return None
+        host = rest.rpartition("-")[0]
+        if _is_stopped(pid):
+            return Silent(int(number), host, "stopped")
         chunks = []
         try:
             while chunk := connection.recv(1 << 16):
                 chunks.append(chunk)
         except TimeoutError:
-            return Silent(int(number), rest.rpartition("-")[0], "stopped" if _is_stopped(pid) else "busy")
+            return Silent(int(number), host, "stopped" if _is_stopped(pid) else "busy")
     return ProcessRecord.from_dict(json.loads(b"".join(chunks))) if chunks else None
 
 

@@ -92,6 +92,8 @@ def _is_absent(communicator: Communicator, rank: int, sequence: int, stuck: dict
 
 def _lost_bytes(communicator: Communicator, progress: Progress, rank: int, stuck: dict[int, Operation]) -> int | None:
     """Bytes that the peer has sent to `rank` and that have not arrived; None: the peer itself has not sent more."""
+    if progress.moving:
+        return None
     if progress.peer not in communicator.views:
         return progress.to_receive_bytes - progress.received_bytes  # entered, and then nothing more
     if progress.peer not in stuck:  # it is done with this operation
@@ -99,6 +101,8 @@ def _lost_bytes(communicator: Communicator, progress: Progress, rank: int, stuck
         return left if left > 0 or not progress.heard else None
     there = next((p for p in stuck[progress.peer].peers or () if p.peer == rank), None)
     sent = progress.to_receive_bytes if there is None else there.sent_bytes
+    if there is not None and there.moving:
+        return None
     on_the_way = sent - progress.received_bytes
     return max(on_the_way, 0) if on_the_way > 0 or not progress.heard else None
 
@@ -112,6 +116,8 @@ def _message_waits(communicator: Communicator, view: View, operation: Operation)
         return
     peer = operation.peer
     there = communicator.views.get(peer)
+    if any(progress.moving for progress in operation.peers or ()):
+        return
     kind, lost = ABSENT, 0
     if there is not None:
         counterpart = "send" if operation.op == "recv" else "recv"
