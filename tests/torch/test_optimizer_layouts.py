@@ -124,8 +124,17 @@ def train(rank, size, store, pipeline, micro_batches, saved, loaded):
     return losses
 
 
-#: Ranks, pipeline stages, micro-batches. Each loads what the one before it saved after half of the steps.
-LAYOUTS = [(1, 1, 1), (4, 1, 1), (4, 2, MICRO_BATCHES), (2, 1, MICRO_BATCHES), (4, 4, MICRO_BATCHES)]
+#: Ranks, pipeline stages, micro-batches. Each of the first four loads what the one before it saved after half of the
+#: steps. Without a pipeline, micro-batches are accumulation; with one, 2x2 holds both and 1x4 the deepest.
+LAYOUTS = [
+    (1, 1, 1),
+    (4, 1, 1),
+    (4, 2, MICRO_BATCHES),
+    (2, 1, MICRO_BATCHES),
+    (4, 4, MICRO_BATCHES),
+    (1, 1, MICRO_BATCHES),
+    (4, 1, MICRO_BATCHES),
+]
 
 
 @pytest.fixture(scope="module")
