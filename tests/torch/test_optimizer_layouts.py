@@ -18,6 +18,7 @@ MICRO_BATCHES = 4  # of a pipeline; without one, with accumulation
 
 
 def single_process():
+    torch.set_num_threads(1)  # on shared processors two threads that wait for each other are far slower than one
     batches = Batches(SETTINGS)
     model = Stage(SETTINGS, batches.vocabulary, range(SETTINGS.layers))
     optimizer = make_optimizer(model, SETTINGS)
