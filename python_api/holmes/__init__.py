@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from holmes.overlap import DistributedOptimizer
     from holmes.plan.plan import Plan, plan_for
     from holmes.plan.proof import Proof, check
+    from holmes.recovery import Generation, run_elastic, workable_plan
     from holmes.session import gather_topology, make_plan
     from holmes.topology import Topology
     from holmes.torch_groups import ProcessGroups, process_groups
@@ -21,6 +22,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 _HOMES = {  # imported when first used: planning needs no torch
     "DistributedOptimizer": "holmes.overlap",
+    "Generation": "holmes.recovery",
     "KINDS": "holmes.groups.rank_grid",
     "Plan": "holmes.plan.plan",
     "ProcessGroups": "holmes.torch_groups",
@@ -31,6 +33,8 @@ _HOMES = {  # imported when first used: planning needs no torch
     "make_plan": "holmes.session",
     "plan_for": "holmes.plan.plan",
     "process_groups": "holmes.torch_groups",
+    "run_elastic": "holmes.recovery",
+    "workable_plan": "holmes.recovery",
 }
 
 _PACKAGES = ("groups", "model", "partition", "plan", "search", "simulate")
@@ -38,6 +42,7 @@ _PACKAGES = ("groups", "model", "partition", "plan", "search", "simulate")
 __all__ = [
     "KINDS",
     "DistributedOptimizer",
+    "Generation",
     "Plan",
     "ProcessGroups",
     "Proof",
@@ -52,8 +57,10 @@ __all__ = [
     "plan",
     "plan_for",
     "process_groups",
+    "run_elastic",
     "search",
     "simulate",
+    "workable_plan",
 ]
 
 
