@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import json
 import logging
-import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,9 @@ from holmes.demo.settings import Settings
 from holmes.demo.train_holmes import example
 
 
-def train(run: holmes.Generation, settings: Settings, pause_s: float) -> None:
+def train(
+    run: holmes.Generation, settings: Settings, until: int, after_step: Callable[[int], None] = lambda step: None
+) -> None:
     """Called anew for each generation, in the same process; whatever it makes fits this generation's plan."""
     torch.manual_seed(settings.seed)
     plan, groups = run.plan, run.groups
@@ -60,14 +62,14 @@ def train(run: holmes.Generation, settings: Settings, pause_s: float) -> None:
     schedule = ScheduleGPipe(
         stage, micro_batches, lambda logits, targets: loss_of(logits, targets) / micro_batches, scale_grads=False
     )
-    for step in run.steps(settings.steps):
+    for step in run.steps(until):
         inputs, targets = (tensor[replica * share :][:share] for tensor in batches.batch(step))
         losses: list[torch.Tensor] = []
         schedule.step(*([inputs] if stage.is_first else []), target=targets if stage.is_last else None, losses=losses)
         optimizer.step()
         scheduler.step()
         report(run, step, losses)
-        time.sleep(pause_s)
+        after_step(step)
 
 
 def report(run: holmes.Generation, step: int, losses: list[torch.Tensor]) -> None:
@@ -76,32 +78,33 @@ def report(run: holmes.Generation, step: int, losses: list[torch.Tensor]) -> Non
     dist.all_reduce(total)
     if run.rank == 0:
         loss = (total[0] / total[1]).item()
-        line = {"step": step, "loss": loss, "generation": run.number, "ranks": run.world_size, "time_s": time.time()}
+        line = {"step": step, "loss": loss, "generation": run.number, "ranks": run.world_size}
         print(json.dumps(line), flush=True)
+
+
+def make_plan(topology: holmes.Topology, settings: Settings) -> holmes.Plan:
+    """The sizes of the settings, or the nearest that those who are there can hold."""
+    return holmes.workable_plan(
+        topology, model_layers=settings.layers, pipeline=settings.pipeline, global_batch=settings.global_batch
+    )
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkpoints", required=True, help="a folder that all hosts share")
-    parser.add_argument("--every", type=int, default=5, help="steps between two checkpoints")
-    parser.add_argument("--settings", type=lambda text: Settings(**json.loads(text)), default=Settings())
-    parser.add_argument("--pause-s", type=float, default=0.0, help="sleep after each step")
-    parser.add_argument("--dead-after-s", type=float, default=5.0)
+    parser.add_argument("--every", type=int, default=20, help="steps between two checkpoints")
+    parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the emulated nodes share this machine's processors
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
+    torch.set_num_threads(1)  # emulated nodes share this machine's processors
+    logging.basicConfig(level=logging.INFO)
     logging.getLogger("holmes.overlap").setLevel(logging.WARNING)  # a line each step
-    settings = arguments.settings
+    settings = Settings(global_batch=24, steps=arguments.steps)
     holmes.run_elastic(
-        lambda run: train(run, settings, arguments.pause_s),
-        plan=lambda topology: holmes.workable_plan(
-            topology, model_layers=settings.layers, pipeline=settings.pipeline, global_batch=settings.global_batch
-        ),
+        lambda run: train(run, settings, settings.steps),
+        plan=lambda topology: make_plan(topology, settings),
         checkpoints=arguments.checkpoints,
         every_steps=arguments.every,
-        heartbeat_s=arguments.dead_after_s / 10,
-        dead_after_s=arguments.dead_after_s,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from holmes.recovery.errors import ReplacedError, TooFewRanksError
 from holmes.recovery.liveness import Liveness
 from holmes.recovery.member import Member, choose
 
+_log = logging.getLogger(__name__)
 _LOOK_S = 0.05  # between two looks at the store while others are awaited
 
 
@@ -58,6 +60,7 @@ def agree(board: Board, me: Member, generation: int, rules: Rules, check: Callab
         if not is_announced:
             board.wait_for_entry(me)
             is_announced = True
+            _log.info("%s waits to be let in after generation %d", me, decision.number)
         if not _wait_for_end(board, decision, rules, check):
             return None
         generation = decision.number + 1
