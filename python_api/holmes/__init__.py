@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from holmes.overlap import DistributedOptimizer
     from holmes.plan.plan import Plan, plan_for
     from holmes.plan.proof import Proof, check
-    from holmes.recovery import Generation, run_elastic, workable_plan
+    from holmes.plan.workable import workable_plan
+    from holmes.recovery import Generation, run_elastic
     from holmes.session import gather_topology, make_plan
     from holmes.topology import Topology
     from holmes.torch_groups import ProcessGroups, process_groups
@@ -34,7 +35,7 @@ _HOMES = {  # imported when first used: planning needs no torch
     "plan_for": "holmes.plan.plan",
     "process_groups": "holmes.torch_groups",
     "run_elastic": "holmes.recovery",
-    "workable_plan": "holmes.recovery",
+    "workable_plan": "holmes.plan.workable",
 }
 
 _PACKAGES = ("groups", "model", "partition", "plan", "search", "simulate")

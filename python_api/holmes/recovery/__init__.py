@@ -1,7 +1,7 @@
 """Recovery: a job that goes on with whoever is left, in the same processes, and lets in who comes back.
 
 After a failure the survivors abort their communicators, agree through the job's store on who is left (board, agreement,
-watch), make new groups and a new plan (rebuild, replan), and go on from the last checkpoint (checkpoints, state). Who
+watch), make new groups (rebuild) and a new plan, and go on from the last checkpoint (checkpoints, state). Who
 comes back joins at the next checkpoint.
 """
 
@@ -14,7 +14,6 @@ from holmes.recovery.errors import (
     TooFewRanksError,
 )
 from holmes.recovery.generation import Generation, Regroup
-from holmes.recovery.replan import workable_plan
 from holmes.recovery.run import run_elastic
 
 __all__ = [
@@ -27,5 +26,4 @@ __all__ = [
     "StoreLostError",
     "TooFewRanksError",
     "run_elastic",
-    "workable_plan",
 ]
