@@ -47,6 +47,7 @@ class ElasticJob:
             "ranks": len(nodes),
             "min_ranks": 1,
             "hold": {},
+            "fault": {},
             "pause_s": 0.0,
             "heartbeat_s": 0.25,
             "dead_after_s": 3.0,

@@ -3,6 +3,8 @@
 import argparse
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -38,9 +40,20 @@ def main() -> None:
 
         elastic_gpt.train(run, settings, options["until"], after_step)
 
+    plans = 0
+
+    def plan(topology: holmes.Topology) -> holmes.Plan:
+        nonlocal plans
+        plans += 1
+        fault = options["fault"].get(os.environ["HOLMES_HOSTNAME"])
+        if fault and plans == fault["plan"]:  # between the default group and the others
+            print("fault", flush=True)
+            os.kill(os.getpid(), getattr(signal, fault["signal"]))
+        return elastic_gpt.make_plan(topology, settings)
+
     holmes.run_elastic(
         train,
-        plan=lambda topology: elastic_gpt.make_plan(topology, settings),
+        plan=plan,
         checkpoints=options["checkpoints"],
         every_steps=options["every"],
         rules=Rules(options["ranks"], min_ranks=options["min_ranks"], join_timeout_s=60, agree_timeout_s=20),

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -25,7 +25,7 @@ from holmes.recovery.member import Member
 from holmes.recovery.rebuild import abort_groups, drop_groups, start_groups
 from holmes.recovery.watch import Watch
 from holmes.topology import Topology
-from holmes_comm.errors import CommunicatorError, NicError
+from holmes_comm.errors import CommunicatorError, HolmesError, NicError
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Attempt:
             return Outcome.LEFT
         except Exception as error:
             abort_groups()
-            reason = self.board.end(number, f"{self.me}: {type(error).__name__}: {error}")
+            reason = self.board.end(number, f"{self.me}: {_reason(error)}")
             if not self._is_recoverable(error):
                 raise
             _log.warning("generation %d failed: %s", number, reason)
@@ -124,16 +124,28 @@ class Attempt:
         )  # fmt: skip
 
     def _is_recoverable(self, error: Exception) -> bool:
-        if isinstance(error, (CommunicatorError, dist.DistError, *self.job.recover_from)):
-            return True
-        if isinstance(error, NicError):  # another rank's NIC is down: that one ends, the others go on without it
-            mine = [member.identity for member in self.decision.members].index(self.me.identity)
-            return self.decision.number > 1 and error.rank not in (None, mine)
+        for cause in _chain(error):  # torch's pipeline schedules raise an error of their own from what they meet
+            if isinstance(cause, (CommunicatorError, dist.DistError, *self.job.recover_from)):
+                return True
+            if isinstance(cause, NicError):  # another rank's NIC is down: that one ends, the others go on without it
+                mine = [member.identity for member in self.decision.members].index(self.me.identity)
+                return self.decision.number > 1 and cause.rank not in (None, mine)
         return self.watch.failure() is not None  # what an abort leads to is not always told as such
 
 
-def _forget(error: BaseException | None) -> None:
-    """Lets go of what the frames of a failed training function hold: model, buffers and groups."""
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        traceback.clear_frames(error.__traceback__)
+        yield error
         error = error.__cause__ or error.__context__
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause that says something about communication, else the error itself."""
+    found = next((cause for cause in _chain(error) if isinstance(cause, HolmesError)), error)
+    return f"{type(found).__name__}: {found}"
+
+
+def _forget(error: BaseException) -> None:
+    """Lets go of what the frames of a failed training function hold: model, buffers and groups."""
+    for cause in _chain(error):
+        traceback.clear_frames(cause.__traceback__)
