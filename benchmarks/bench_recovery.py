@@ -11,6 +11,7 @@ more than 1e-5 of it, or a rank that lived through has more descriptors at the e
 """
 
 import argparse
+import contextlib
 import json
 import re
 import sys
@@ -20,9 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elastic_job import ElasticJob, spec_with_head
-
-from holmes.testbed import Testbed, TestbedSession
+from elastic_job import ElasticJob, ElasticNodes
 
 RESULTS = Path(__file__).parent / "results"
 NODES = ["a0", "a1", "b0", "b1"]
@@ -34,12 +33,12 @@ MOST_DIFFERENCE = 1e-5
 class Scenario:
     """A job, what is done to it, and what came of it."""
 
-    def __init__(self, session: TestbedSession, folder: Path, port: int, survivors_generation: int, **options: Any):
-        self.session, self.folder, self.port = session, folder, port
+    def __init__(self, nodes: ElasticNodes, folder: Path, port: int, survivors_generation: int, **options: Any):
+        self.nodes = nodes
         self.go = folder / "go"
         hold = {str(survivors_generation): {"step": HOLD_STEP, "file": str(self.go)}}
         self.generation = survivors_generation
-        self.job = ElasticJob(session, NODES, port, MODEL, checkpoints=str(folder / "elastic"), hold=hold, **options)
+        self.job = ElasticJob(nodes, NODES, port, MODEL, checkpoints=str(folder / "elastic"), hold=hold, **options)
         self.fault_s = 0.0
         self.job.start(*NODES)
         self.job.wait_for_step(FAULT_STEP, 1)
@@ -52,7 +51,7 @@ class Scenario:
         """Starts nodes again, or lets stopped ones go on; the survivors go on when all of them wait to be let in."""
         self.job.wait_for_step(HOLD_STEP, self.generation)
         for node in resumed:
-            self.job.resume(node)
+            self.job.kill(node, signal="CONT")
         self.job.start(*nodes)
         for node in (*nodes, *resumed):
             self.job.wait("waits to be let in", node)
@@ -84,7 +83,7 @@ def two_nodes(scenario: Scenario) -> None:
 def stopped(scenario: Scenario) -> None:
     """A node is stopped (SIGSTOP), and goes on later"""
     scenario.fault()
-    scenario.job.stop("a1")
+    scenario.job.kill("a1", signal="STOP")
     scenario.give_back(resumed=("a1",))
 
 
@@ -93,7 +92,7 @@ def stopped_in_agreement(scenario: Scenario) -> None:
     scenario.fault()
     scenario.job.kill("b1")
     scenario.job.wait("generation 1 failed")
-    scenario.job.stop("a1")
+    scenario.job.kill("a1", signal="STOP")
     scenario.give_back("b1", resumed=("a1",))
 
 
@@ -102,7 +101,7 @@ def killed_in_rebuild(scenario: Scenario) -> None:
     scenario.fault()
     scenario.job.kill("b1")
     scenario.job.wait("fault", "a1")
-    scenario.job.running.pop("a1").wait(10)
+    scenario.job.wait_for_end("a1")
     scenario.give_back("b1", "a1")
 
 
@@ -118,13 +117,12 @@ def cut_off(scenario: Scenario) -> None:
     """All links of a node are cut; it ends by itself"""
     scenario.fault()
     for nic in ("ib0", "eth0"):
-        scenario.session.set_link("a1", nic, up=False)
+        scenario.nodes.session.set_link("a1", nic, up=False)
     scenario.job.wait_for_step(HOLD_STEP, 2)
-    lost = scenario.job.running.pop("a1")
-    if lost.wait(90) == 0:
+    if scenario.job.wait_for_end("a1") == 0:
         raise RuntimeError("the node that was cut off says that all is well")
     for nic in ("ib0", "eth0"):
-        scenario.session.set_link("a1", nic, up=True)
+        scenario.nodes.session.set_link("a1", nic, up=True)
     scenario.give_back("a1")
 
 
@@ -134,8 +132,8 @@ SCENARIOS: dict[str, tuple[Callable[[Scenario], None], int, dict[str, Any]]] = {
     "two-nodes": (two_nodes, 2, {}),
     "stopped": (stopped, 2, {}),
     "stopped-in-agreement": (stopped_in_agreement, 2, {}),
-    "killed-in-rebuild": (killed_in_rebuild, 3, {"fault": {"a1": {"plan": 2, "signal": "SIGKILL"}}}),
-    "stopped-in-rebuild": (stopped_in_rebuild, 3, {"fault": {"a1": {"plan": 2, "signal": "SIGSTOP"}}}),
+    "killed-in-rebuild": (killed_in_rebuild, 3, {"plan": 2, "signal": "SIGKILL"}),
+    "stopped-in-rebuild": (stopped_in_rebuild, 3, {"plan": 2, "signal": "SIGSTOP"}),
     "cut-off": (cut_off, 2, {}),
 }
 
@@ -160,15 +158,13 @@ def phases_of(job: ElasticJob) -> list[tuple[list[str], int]]:
     return [(members[number], end) for number, end in zip(numbers, ends, strict=True)]
 
 
-def planned(session: TestbedSession, folder: Path, port: int, phases: list[tuple[list[str], int]]) -> dict[int, float]:
+def planned(nodes: ElasticNodes, folder: Path, port: int, phases: list[tuple[list[str], int]]) -> dict[int, float]:
     """The losses of fresh jobs, one for each phase, each from the checkpoint of the one before."""
     losses: dict[int, float] = {}
-    for index, (nodes, until) in enumerate(phases):
-        job = ElasticJob(
-            session, NODES, port + index, MODEL, checkpoints=str(folder / "planned"), until=until, every=STEPS,
-            ranks=len(nodes),
-        )  # fmt: skip
-        job.start(*nodes)
+    for index, (members, until) in enumerate(phases):
+        options = {"until": until, "every": STEPS, "ranks": len(members), "checkpoints": str(folder / "planned")}
+        job = ElasticJob(nodes, NODES, port + index, MODEL, **options)
+        job.start(*members)
         job.finish()
         losses |= job.losses()
     return losses
@@ -185,23 +181,28 @@ def kept_descriptors(job: ElasticJob) -> dict[str, tuple[int, int]]:
     return {node: (counts[0], counts[-1]) for node, counts in found.items() if len(counts) > 1}
 
 
-def measure(session: TestbedSession, name: str, folder: Path, port: int) -> dict[str, Any]:
-    act, generation, options = SCENARIOS[name]
-    scenario = Scenario(session, folder, port, generation, **options)
-    act(scenario)
+def measure(nodes: ElasticNodes, name: str, folder: Path, port: int) -> dict[str, Any]:
+    started_s = time.monotonic()
+    act, generation, fault = SCENARIOS[name]
+    hurts = {"fault": {"a1": {**fault, "once": str(folder / "hurt")}}} if fault else {}
+    scenario = Scenario(nodes, folder, port, generation, **hurts)
     job = scenario.job
+    try:
+        act(scenario)
+    finally:
+        (folder / "lines").write_text("".join(f"{at - started_s:8.3f} {node} {line}\n" for at, node, line in job.lines))
     detected_s = min(at for at, _, line in job.lines if line.startswith("generation 1 failed"))
     agreed_s = min(at for at, _, line in job.lines if line.startswith(f"generation {generation}: rank"))
     first_s = min(at for at, _, line in job.lines if f'"generation": {generation}, ' in line)
     phases = phases_of(job)
-    expected = planned(session, folder, port + 1, phases)
+    expected = planned(nodes, folder, port + 1, phases)
     losses = job.losses()
     difference = max(abs(losses[step] - expected[step]) / abs(expected[step]) for step in range(STEPS))
     done_twice = len(job.steps) - STEPS
     return {
         "scenario": name,
         "what": (act.__doc__ or "").strip(),
-        "ranks": [len(nodes) for nodes, _ in phases],
+        "ranks": [len(members) for members, _ in phases],
         "until": [until for _, until in phases],
         "detected_s": detected_s - scenario.fault_s,
         "agreed_s": agreed_s - scenario.fault_s,
@@ -230,14 +231,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=None, help="default: where all ran")
+    parser.add_argument("--keep", type=Path, help="folder for checkpoints and output; default: a temporary one")
     arguments = parser.parse_args()
     rows = []
     # The folder goes last: what is killed at the end of the session may still write to it.
-    with tempfile.TemporaryDirectory() as folder, Testbed(spec_with_head()).session() as session:
+    with folder_of(arguments.keep) as folder, ElasticNodes(Path(folder)) as nodes:
         for index, name in enumerate(arguments.only):
             print(f"{name} ...", file=sys.stderr, flush=True)
             (own := Path(folder) / name).mkdir()
-            rows.append(measure(session, name, own, 29400 + 20 * index))
+            rows.append(measure(nodes, name, own, 29400 + 20 * index))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print(table(rows))
     if arguments.write if arguments.write is not None else len(rows) == len(SCENARIOS):
@@ -246,6 +248,10 @@ def main() -> None:
     wrong = [row["scenario"] for row in rows if row["largest_difference"] > MOST_DIFFERENCE]
     if kept or wrong:
         sys.exit(f"descriptors were kept in {sorted(set(kept))}; losses differ in {wrong}")
+
+
+def folder_of(keep: Path | None) -> contextlib.AbstractContextManager[str]:
+    return tempfile.TemporaryDirectory() if keep is None else contextlib.nullcontext(str(keep))
 
 
 def write(rows: list[dict[str, Any]]) -> None:

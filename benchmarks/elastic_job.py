@@ -1,19 +1,18 @@
-"""An elastic job on the testbed, to lose nodes of and give them back: used by bench_recovery.py and the tests."""
+"""Elastic jobs on the testbed, to lose nodes of and give them back: used by bench_recovery.py and the tests."""
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holmes.testbed import Process, Spec, TestbedSession, load_spec
+from holmes.testbed import Spec, Testbed, TestbedSession, load_spec
 from holmes.testbed.spec import parse_spec
 
-WORKER = Path(__file__).with_name("elastic_worker.py")
+SUPERVISOR = Path(__file__).with_name("elastic_node.py")
 STORE_NODE = "head"
 
 
@@ -30,96 +29,157 @@ def spec_with_head(name: str = "two-clusters") -> Spec:
     return parse_spec(f"{name}-with-{STORE_NODE}", data)
 
 
-class ElasticJob:
-    """One job: `start` and `kill` nodes (one rank each), `wait` for what they say. `steps`: what rank 0 reported.
+class ElasticNodes:
+    """A testbed with a supervisor on each node, which forks ranks. Leave it to end all. `folder`: for files.
 
-    `nodes`: in the order of their places. `settings`: of the demo's model. Times are time.monotonic() seconds.
+    `lines`: what nodes said, as (time.monotonic() seconds, node, text).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.session: TestbedSession = Testbed(spec_with_head()).session()
+        self.spec = self.session.spec
+        self.folder = folder
+        self.lines: list[tuple[float, str, str]] = []
+        self.children: dict[tuple[str, int], int | None] = {}  # (node, number) -> exit code
+        self._pids: dict[tuple[str, int], int] = {}
+        self._requests = {node.name: 0 for node in self.spec.nodes}
+
+    def __enter__(self) -> ElasticNodes:
+        """Starts the supervisors."""
+        self.session.__enter__()
+        for node in self._requests:
+            (self.folder / node).mkdir()
+            command = [sys.executable, str(SUPERVISOR), str(self.folder / node)]
+            self.session.spawn(
+                node, command, {"OMP_NUM_THREADS": "1"}, on_line=lambda line, node=node: self._on_line(node, line)
+            )
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Ends everything."""
+        self.session.__exit__(*error)
+
+    def fork(self, node: str, options: dict[str, Any]) -> int:
+        """Asks a node's supervisor for a child; returns its number."""
+        number = self._requests[node]
+        self._requests[node] += 1
+        self.children[node, number] = None
+        hidden = self.folder / node / f"{number}.part"
+        hidden.write_text(json.dumps(options))
+        hidden.rename(hidden.with_suffix(".json"))
+        return number
+
+    def kill(self, node: str, number: int, signal: str = "KILL") -> None:
+        """Sends a signal to all processes of a child."""
+        self.wait_until(lambda: (node, number) in self._pids, 120)
+        self.session.exec(None, ["kill", f"-{signal}", "--", f"-{self._pids[node, number]}"])
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Raises TimeoutError with the last lines of all after `timeout_s`."""
+        if not self.session.wait_until(condition, timeout_s):
+            last = "\n".join(f"{node}: {line}" for _, node, line in self.lines[-60:])
+            raise TimeoutError(f"not within {timeout_s} s; the last lines:\n{last}")
+
+    def _on_line(self, node: str, line: str) -> None:
+        if line.startswith('{"started"'):
+            entry = json.loads(line)
+            self._pids[node, entry["started"]] = entry["pid"]
+        elif line.startswith('{"ended"'):
+            entry = json.loads(line)
+            self.children[node, entry["ended"]] = entry["code"]
+        self.lines.append((time.monotonic(), node, line))
+
+
+class ElasticJob:
+    """One job: `start` and `kill` nodes (one rank each), `wait` for what they say. One after another on its nodes.
+
+    `nodes`: in the order of their places. `settings`: of the demo's model. `steps`: what rank 0 reported.
     """
 
     def __init__(
-        self, session: TestbedSession, nodes: Sequence[str], port: int, settings: dict[str, Any], **options: Any
+        self, nodes: ElasticNodes, places: Sequence[str], port: int, settings: dict[str, Any], **options: Any
     ) -> None:
-        self.session, self.nodes, self.port = session, list(nodes), port
+        self.nodes, self.places = nodes, list(places)
+        self._first_line = len(nodes.lines)
+        self._last_line: int | None = None
+        self.running: dict[str, int] = {}
         self.options = {
             "settings": settings,
             "until": settings["steps"],
             "every": 5,
-            "ranks": len(nodes),
-            "min_ranks": 1,
+            "ranks": len(places),
             "hold": {},
             "fault": {},
-            "pause_s": 0.0,
             "heartbeat_s": 0.25,
             "dead_after_s": 3.0,
             **options,
         }
-        self.lines: list[tuple[float, str, str]] = []  # (time, node, text)
-        self.steps: list[dict[str, Any]] = []
-        self.running: dict[str, Process] = {}
-        head = session.spec.node(STORE_NODE).nic_on(session.spec.common_network)
+        head = nodes.spec.node(STORE_NODE).nic_on(nodes.spec.common_network)
         assert head is not None
         self.store = f"{head.address.ip}:{port}"
-        command = [sys.executable, "-m", "holmes", "store", "--port", str(port)]
-        self.store_process = session.spawn(STORE_NODE, command)
+        self._server = nodes.fork(STORE_NODE, {"serve": port, "env": {}})
+
+    @property
+    def lines(self) -> list[tuple[float, str, str]]:
+        """What this job said."""
+        return self.nodes.lines[self._first_line : self._last_line]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """What rank 0 reported."""
+        return [json.loads(line) for _, _, line in self.lines if line.startswith('{"step"')]
 
     def start(self, *nodes: str) -> None:
         """Starts the ranks of these nodes."""
         for node in nodes:
-            env = {
-                "RANK": str(self.nodes.index(node)),
-                "WORLD_SIZE": str(len(self.nodes)),
-                "LOCAL_WORLD_SIZE": "1",
-                "LOCAL_RANK": "0",
-                "HOLMES_STORE": self.store,
-                "OMP_NUM_THREADS": "1",
-            }
-            command = [sys.executable, str(WORKER), json.dumps(self.options)]
-            self.running[node] = self.session.spawn(
-                node, command, env, on_line=lambda line, node=node: self._on_line(node, line)
-            )
+            place = {"RANK": str(self.places.index(node)), "WORLD_SIZE": str(len(self.places))}
+            env = {**place, "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "HOLMES_STORE": self.store}
+            self.running[node] = self.nodes.fork(node, {**self.options, "env": env})
 
-    def kill(self, *nodes: str) -> float:
-        """SIGKILL to all of their processes; returns when."""
+    def kill(self, *nodes: str, signal: str = "KILL") -> float:
+        """Sends a signal to all of their processes; returns when. After KILL they no longer count as running."""
+        at_s = time.monotonic()
         for node in nodes:
-            self.running.pop(node).kill(group=True)
-        return time.monotonic()
+            self.nodes.kill(node, self.running.pop(node) if signal == "KILL" else self.running[node], signal)
+        return at_s
 
-    def stop(self, node: str) -> None:
-        """SIGSTOP."""
-        self.running[node].kill(signal.SIGSTOP, group=True)
-
-    def resume(self, node: str) -> None:
-        """SIGCONT."""
-        self.running[node].kill(signal.SIGCONT, group=True)
-
-    def wait(self, text: str, node: str | None = None, timeout_s: float = 60.0, count: int = 1) -> float:
-        """Waits for the `count`-th line that contains `text` (of a node); returns when it came."""
+    def wait(self, text: str, node: str | None = None, timeout_s: float = 120.0) -> float:
+        """Waits for the first line that contains `text` (of a node); returns when it came."""
 
         def found() -> list[float]:
             return [at for at, where, line in self.lines if text in line and node in (None, where)]
 
-        if not self.session.wait_until(lambda: len(found()) >= count or self.failed() != [], timeout_s):
-            raise TimeoutError(f"no {text!r} within {timeout_s} s; the last lines:\n{self.tail()}")
-        if len(found()) < count:
-            raise RuntimeError(f"{self.failed()} ended before {text!r}; the last lines:\n{self.tail()}")
-        return found()[count - 1]
+        self.nodes.wait_until(lambda: bool(found() or self._failed()), timeout_s)
+        if not found():
+            raise RuntimeError(f"{self._failed()} ended before {text!r}: {[line for _, _, line in self.lines[-40:]]}")
+        return found()[0]
 
-    def wait_for_step(self, step: int, generation: int, timeout_s: float = 60.0) -> float:
+    def wait_for_step(self, step: int, generation: int) -> float:
         """Waits until rank 0 has reported a step in a generation."""
-        return self.wait(f'"step": {step}, ', timeout_s=timeout_s, count=1 + self._before(step, generation))
 
-    def finish(self, timeout_s: float = 60.0) -> None:
+        def found() -> bool:
+            return any(entry["step"] >= step and entry["generation"] >= generation for entry in self.steps)
+
+        self.nodes.wait_until(lambda: bool(found() or self._failed()), 120)
+        if not found():
+            raise RuntimeError(f"{self._failed()} ended before: {[line for _, _, line in self.lines[-40:]]}")
+        return time.monotonic()
+
+    def wait_for_end(self, node: str, timeout_s: float = 120.0) -> int:
+        """Waits until the rank of a node has ended; returns its exit code. It no longer counts as running."""
+        number = self.running.pop(node)
+        self.nodes.wait_until(lambda: self.nodes.children[node, number] is not None, timeout_s)
+        code = self.nodes.children[node, number]
+        assert code is not None
+        return code
+
+    def finish(self, timeout_s: float = 120.0) -> None:
         """Waits until all that run have ended well; ends the store."""
-        deadline_s = time.monotonic() + timeout_s
-        for node, process in self.running.items():
-            code = process.wait(max(deadline_s - time.monotonic(), 0.1))
-            if code != 0:
-                raise RuntimeError(f"{node} ended with {code}; the last lines:\n{self.tail()}")
-        self.store_process.kill(signal.SIGTERM)
-
-    def failed(self) -> list[str]:
-        """Nodes whose rank ended badly though nobody killed it."""
-        return [node for node, process in self.running.items() if process.returncode]
+        for node in list(self.running):
+            if (code := self.wait_for_end(node, timeout_s)) != 0:
+                raise RuntimeError(f"{node} ended with {code}: {[line for _, _, line in self.lines[-40:]]}")
+        self.nodes.kill(STORE_NODE, self._server, "TERM")
+        self._last_line = len(self.nodes.lines)
 
     def losses(self) -> dict[int, float]:
         """Each step's loss; of one that was done again after a failure, the last."""
@@ -132,14 +192,6 @@ class ElasticJob:
             by_number.setdefault(entry["generation"], []).append(entry)
         return [(e[0]["ranks"], e[0]["step"], e[-1]["step"]) for _, e in sorted(by_number.items())]
 
-    def tail(self, count: int = 40) -> str:
-        """The last lines of all."""
-        return "\n".join(f"{node}: {line}" for _, node, line in self.lines[-count:])
-
-    def _on_line(self, node: str, line: str) -> None:
-        if line.startswith('{"step"'):
-            self.steps.append(json.loads(line))
-        self.lines.append((time.monotonic(), node, line))
-
-    def _before(self, step: int, generation: int) -> int:
-        return sum(entry["step"] == step and entry["generation"] < generation for entry in self.steps)
+    def _failed(self) -> list[str]:
+        """Nodes whose rank ended badly though nobody killed it."""
+        return [node for node, number in self.running.items() if self.nodes.children[node, number]]

@@ -11,7 +11,7 @@ testbed = pytest.importorskip("holmes.testbed")
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
-from elastic_job import ElasticJob, spec_with_head  # noqa: E402
+from elastic_job import ElasticJob, ElasticNodes  # noqa: E402
 from test_testbed import needs_namespaces  # noqa: E402
 
 from holmes.demo.data import Batches  # noqa: E402
@@ -45,8 +45,8 @@ def losses_of_one_process() -> list[float]:
 @needs_namespaces
 def test_a_node_is_lost_and_comes_back(tmp_path: Path) -> None:
     hold = {"2": {"step": 21, "file": str(tmp_path / "go")}}  # the three train on when the fourth waits
-    with testbed.Testbed(spec_with_head()).session() as session:
-        job = ElasticJob(session, NODES, 29400, TINY, checkpoints=str(tmp_path), hold=hold)
+    with ElasticNodes(tmp_path) as nodes:
+        job = ElasticJob(nodes, NODES, 29400, TINY, checkpoints=str(tmp_path / "run"), hold=hold)
         job.start(*NODES)
         job.wait_for_step(12, 1)
         job.kill("a1")
