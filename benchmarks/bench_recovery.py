@@ -23,6 +23,8 @@ from typing import Any
 
 from elastic_job import ElasticJob, ElasticNodes
 
+from holmes.bench import report
+
 RESULTS = Path(__file__).parent / "results"
 NODES = ["a0", "a1", "b0", "b1"]
 STEPS, FAULT_STEP, HOLD_STEP = 40, 12, 27
@@ -255,7 +257,7 @@ def folder_of(keep: Path | None) -> contextlib.AbstractContextManager[str]:
 
 
 def write(rows: list[dict[str, Any]]) -> None:
-    document = {"command": "python benchmarks/bench_recovery.py", "model": MODEL, "rows": rows}
+    document = {**report.facts("python benchmarks/bench_recovery.py", MODEL), "rows": rows}
     (RESULTS / "recovery.json").write_text(json.dumps(document, indent=1) + "\n")
     (RESULTS / "recovery.md").write_text(f"# Recovery\n\n{table(rows)}\n")
 

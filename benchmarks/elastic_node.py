@@ -2,7 +2,8 @@
 
     python elastic_node.py FOLDER
 
-FOLDER/0.json, FOLDER/1.json, ... hold {"env": {...}, "serve": port} for a store, or a rank's options. Prints what became of each child as a line of JSON; the children's own lines come between. Started by elastic_job.py.
+FOLDER/0.json, FOLDER/1.json, ... hold {"env": {...}, "serve": port} for a store, or a rank's options. Prints
+what became of each child as a line of JSON; the children's own lines come between. Started by elastic_job.py.
 """
 
 import json

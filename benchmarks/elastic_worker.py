@@ -32,9 +32,8 @@ def run(options: dict) -> None:
         nonlocal plans
         plans += 1
         fault = options["fault"].get(os.environ["HOLMES_HOSTNAME"])
-        if (
-            fault and plans == fault["plan"] and not Path(fault["once"]).exists()
-        ):  # between the first group and the rest
+        # Between making the default group and the others; not again in a replacement.
+        if fault and plans == fault["plan"] and not Path(fault["once"]).exists():
             Path(fault["once"]).touch()
             print("fault", flush=True)
             os.kill(os.getpid(), getattr(signal, fault["signal"]))

@@ -114,7 +114,7 @@ class Attempt:
         # Kept: torch's groups hold only the C++ half of a store, which is nothing without this one.
         store = self._store = InterruptibleStore(prefixed, self.watch.failure, self.job.timeout_s)
         start_groups(store, rank, len(members), self.job.backend, self.job.timeout_s)
-        topology = discover_topology(store, rank, len(members), "holmes/topology", 3.0, self.job.measure_s)
+        topology = discover_topology(store, rank, len(members), "holmes/recovery", 3.0, self.job.measure_s)
         plan = self.job.plan(topology)
         if rank == 0:
             _log.info("generation %d:\n%s", number, plan.describe())
