@@ -168,6 +168,11 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
 Buffer to_buffer(const py::handle& object, const BufferUse& use) {
   if (use.device) return to_device_buffer(object, use);
   if (auto buffer = from_numpy(object, use)) return std::move(*buffer);
+  if (use.any_gpu) {
+    BufferUse there = use;
+    there.device = gpu_of(object);
+    if (there.device) return to_device_buffer(object, there);
+  }
   const char* what = use.what;
   if (PyObject_HasAttrString(object.ptr(), "data_ptr") && PyObject_HasAttrString(object.ptr(), "is_cpu"))
     return from_torch(object, use);

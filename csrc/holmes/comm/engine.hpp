@@ -99,13 +99,13 @@ private:
   void give_to_io_thread();
 
   std::unique_ptr<Group> group_;
+  UniqueFd wake_fd_;
   P2pEngine p2p_;
   std::string own_place_;  // "rank 0 (host a0)"
   Duration spin_;
   IoThread& io_thread_;
   std::uint64_t epoch_ = fork_epoch();
   UninheritedSockets sockets_;
-  UniqueFd wake_fd_;
 
   std::mutex drive_;
   std::deque<std::unique_ptr<Collective>> queue_;  // driver; the front one runs
