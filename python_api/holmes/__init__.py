@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from holmes import groups, model, partition, plan, search, simulate
     from holmes.groups.rank_grid import KINDS
     from holmes.overlap import DistributedOptimizer
+    from holmes.pipeline import PipelineStage, pipeline_schedule, pipeline_stages
     from holmes.plan.plan import Plan, plan_for
     from holmes.plan.proof import Proof, check
     from holmes.plan.workable import workable_plan
@@ -25,6 +26,7 @@ _HOMES = {  # imported when first used: planning needs no torch
     "DistributedOptimizer": "holmes.overlap",
     "Generation": "holmes.recovery",
     "KINDS": "holmes.groups.rank_grid",
+    "PipelineStage": "holmes.pipeline",
     "Plan": "holmes.plan.plan",
     "ProcessGroups": "holmes.torch_groups",
     "Proof": "holmes.plan.proof",
@@ -32,6 +34,8 @@ _HOMES = {  # imported when first used: planning needs no torch
     "check": "holmes.plan.proof",
     "gather_topology": "holmes.session",
     "make_plan": "holmes.session",
+    "pipeline_schedule": "holmes.pipeline",
+    "pipeline_stages": "holmes.pipeline",
     "plan_for": "holmes.plan.plan",
     "process_groups": "holmes.torch_groups",
     "run_elastic": "holmes.recovery",
@@ -44,6 +48,7 @@ __all__ = [
     "KINDS",
     "DistributedOptimizer",
     "Generation",
+    "PipelineStage",
     "Plan",
     "ProcessGroups",
     "Proof",
@@ -55,6 +60,8 @@ __all__ = [
     "make_plan",
     "model",
     "partition",
+    "pipeline_schedule",
+    "pipeline_stages",
     "plan",
     "plan_for",
     "process_groups",
