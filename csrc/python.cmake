@@ -4,6 +4,7 @@ find_package(pybind11 CONFIG REQUIRED)
 pybind11_add_module(_C
   bindings/module.cpp
   bindings/dlpack.cpp
+  bindings/held_object.cpp
   bindings/bind_buffer.cpp
   bindings/bind_comm.cpp
   bindings/bind_compression.cpp

@@ -23,12 +23,12 @@ thread_local bool this_thread_drives = false;
 Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
                Duration spin, IoThread& io_thread, std::vector<int> sockets)
     : group_(std::move(group)),
-      p2p_(*group_, std::move(p2p_channels)),
+      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      p2p_(*group_, std::move(p2p_channels), wake_fd_.get()),
       own_place_(std::move(own_place)),
       spin_(spin),
       io_thread_(io_thread),
       sockets_(std::move(sockets)),
-      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       lost_(static_cast<std::size_t>(group_->size)) {
   for (const auto* channels : {&std::as_const(group_->channels), &p2p_.channels()})
     for (const auto& channel : *channels)

@@ -78,8 +78,9 @@ private:
   void take_inbox();
   void check_controls();
   void check_deadlines();
-  // Asks all peers; by rank, whether it said that it has entered the collective `sequence`.
-  std::vector<char> call_roll(std::uint64_t sequence);
+  // By rank: how many collectives it has entered; nothing where it gave no sign of life.
+  using RollCall = std::vector<std::optional<std::uint64_t>>;
+  RollCall call_roll();
   std::optional<Clock::time_point> next_deadline() const;
   [[noreturn]] void throw_peer_lost(int peer, int system_errno);
   [[noreturn]] void throw_stream_closed(const StreamClosed& closed);
@@ -99,13 +100,13 @@ private:
   void give_to_io_thread();
 
   std::unique_ptr<Group> group_;
+  UniqueFd wake_fd_;
   P2pEngine p2p_;
   std::string own_place_;  // "rank 0 (host a0)"
   Duration spin_;
   IoThread& io_thread_;
   std::uint64_t epoch_ = fork_epoch();
   UninheritedSockets sockets_;
-  UniqueFd wake_fd_;
 
   std::mutex drive_;
   std::deque<std::unique_ptr<Collective>> queue_;  // driver; the front one runs
@@ -113,6 +114,7 @@ private:
   std::vector<char> lost_;        // driver; by rank: the control connection ended
   std::vector<Channel*> tended_;  // channels that need care
   bool is_watched_ = false;       // driver; the I/O thread calls take_care
+  std::optional<Clock::time_point> verdict_at_;  // driver; deadlines have passed, but others may know more until then
   unsigned spin_misses_ = 0;
   Duration bulk_wait_{};     // how long waits for large pieces last, on average over the last few
   std::vector<pollfd> fds_;  // driver of help

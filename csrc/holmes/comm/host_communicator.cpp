@@ -115,6 +115,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->size = options_.size;
   group->name = options_.name;
   group->labels = options_.labels;
+  group->pinned_ring_bytes = env.pinned_ring_bytes;
   group->channels.resize(mesh.links.size());
   group->controls.resize(mesh.links.size());
   std::vector<std::unique_ptr<Channel>> p2p(mesh.links.size());
@@ -339,7 +340,9 @@ P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::o
                        "' cannot send to or receive from itself; copy the buffer instead");
   }
   Call call = begin(options);
-  return {is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline};
+  cuda::EventPtr ready;
+  if (buffer.device) ready = cuda::Device::get(*buffer.device).mark(buffer.stream, is_send ? "send" : "recv");
+  return {is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline, std::move(ready)};
 }
 
 std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request> requests,

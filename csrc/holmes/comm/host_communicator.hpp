@@ -1,5 +1,6 @@
 // HostCommunicator: the Communicator for host memory, over TCP and shared memory. Which of them, and over which NICs,
-// is chosen per pair of ranks.
+// is chosen per pair of ranks. Sends and receives also take a GPU's memory, which the copy engine moves to and from
+// page-locked memory; then what comes later on any stream sees a finished operation's result.
 #pragma once
 
 #include "holmes/comm/communicator.hpp"

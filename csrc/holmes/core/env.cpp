@@ -96,6 +96,13 @@ Env Env::read() {
       refuse("HOLMES_HIERARCHICAL_MIN_BYTES", *text, "a whole number of bytes, or never", "say for example 65536");
     }
   }
+  if (const auto text = text_of("HOLMES_PINNED_RING_BYTES")) {
+    const auto bytes = number_from<std::uint64_t>(*text);
+    if (!bytes || *bytes < 65536 || *bytes > (std::uint64_t{1} << 30))
+      refuse("HOLMES_PINNED_RING_BYTES", *text, "a whole number of bytes from 65536 to 1073741824",
+             "say for example 4194304");
+    env.pinned_ring_bytes = *bytes;
+  }
   env.tcp_congestion = text_of("HOLMES_TCP_CONGESTION");
   env.cuda_library = text_of("HOLMES_CUDA_LIBRARY");
   env.nccl_library = text_of("HOLMES_NCCL_LIBRARY");
@@ -131,6 +138,8 @@ const std::vector<EnvVariable>& env_variables() {
        "the system's; reno between ranks of one host", "Congestion control of every data socket."},
       {"HOLMES_HIERARCHICAL_MIN_BYTES", "bytes, or never", "measured when the communicator is made",
        "From how many bytes on an operation over clusters runs hierarchically; equal on all ranks."},
+      {"HOLMES_PINNED_RING_BYTES", "bytes, 65536 to 1073741824", "4194304",
+       "Page-locked memory for sends or receives of a GPU's memory, for each peer and direction that has any."},
       {"HOLMES_NCCL_LIBRARY", "path", "the loaded one, the Python package's, the system's", "The NCCL library to use."},
       {"HOLMES_CUDA_LIBRARY", "path", "libcuda.so.1", "The CUDA driver to use."},
       {"HOLMES_NCCL_IMAGE", "sparse, copy", "sparse", "Form of the further NCCL images; copy where sparse fails."},

@@ -64,6 +64,10 @@ struct Env {
   // hierarchically; equal on all ranks. UINT64_MAX stands for never. Default: measured when the communicator is made.
   std::optional<std::uint64_t> hierarchical_min_bytes;
 
+  // HOLMES_PINNED_RING_BYTES = bytes (65536 to 1 GiB). Page-locked memory through which messages of a GPU's memory
+  // travel, for each peer, direction and GPU that has any. Default 4 MiB.
+  std::uint64_t pinned_ring_bytes = 4 * 1024 * 1024;
+
   // HOLMES_NCCL_LIBRARY = path. The NCCL library to use. Default: the one that is already loaded, else the Python
   // package's, else the system's.
   std::optional<std::string> nccl_library;

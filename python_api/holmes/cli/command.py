@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "nics": ("holmes.cli.nics:nics", "The NICs of this host, as Holmes sees them."),
     "topology": ("holmes.cli.topology:topology", "All hosts' NICs, who reaches whom, and the clusters that follow."),
     "doctor": ("holmes.cli.doctor:doctor", "Look a job's hosts over before it starts; each finding with its fix."),
+    "store": ("holmes.cli.store:store", "Serve the store of an elastic job, which outlives its hosts."),
     "stress": ("holmes.cli.stress:stress", "Communication shaped like training, every result checked."),
     "testbed": ("holmes.testbed.cli:app", "Run a command on emulated nodes and clusters, without root."),
     "bench": ("holmes.cli.bench:bench", "Latency and bandwidth of the collectives, per NIC."),
