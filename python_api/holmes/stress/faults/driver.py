@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections import defaultdict
@@ -143,14 +144,15 @@ class Driver:
         )
 
     def _inject(self, injections: Sequence[Injection]) -> float:
-        """Breaks one after the other; returns when the first one began that somebody has to report."""
-        begun_s: list[float] = []
+        """Breaks one after the other; returns when the one began that somebody has to report."""
+        begun_s = []
         for injection in injections:
-            if injection.expect.must_fail is not False or injection is injections[-1]:
-                begun_s.append(time.monotonic())
+            begun_s.append(time.monotonic())
             if injection.act is not None:
                 injection.act()
-        return begun_s[0] if begun_s else time.monotonic()
+        must = [at for at, injection in zip(begun_s, injections, strict=True) if injection.expect.must_fail]
+        may = [at for at, injection in zip(begun_s, injections, strict=True) if injection.expect.must_fail is None]
+        return (must or may or begun_s or [time.monotonic()])[0]
 
     def _hold(
         self,
@@ -179,6 +181,9 @@ class Driver:
             problems += [f"rank {rank} did not end after it went on" for rank in sorted(lost & silent)]
             problems += [f"rank {rank} said last: {self._printed[rank][-10:] or 'nothing'}" for rank in sorted(lost)]
             ended |= lost
+        for rank, reports in self._reports(silent, number).items():
+            bad = [report for report in reports if report.error in ("", "Hang", "WrongResult")]
+            problems += [f"rank {rank}, {report.kind} group, went on as if nothing were: {report}" for report in bad]
         for rank in range(len(self._places)):
             process = self._processes[rank]
             if rank in ended and process is not None and process.returncode is None:
@@ -193,6 +198,7 @@ class Driver:
         if not self._await("ready", ended, _START_S):
             problems.append(f"ranks {sorted(ended)} did not start again within {_START_S:g} s")
         self._measure(number)
+        shutil.rmtree(self._folder / f"episode{number}", ignore_errors=True)
         return problems
 
     def _measure(self, number: int) -> None:

@@ -141,14 +141,17 @@ def _mpi(session: TestbedSession, places: Sequence[tuple[str, int]], worker: Seq
 
 
 def _lines(processes: Sequence[Process]) -> list[dict[str, Any]]:
-    found = []
+    found, decoder = [], json.JSONDecoder()
     for process in processes:
         for line in list(process.lines):
-            if line.startswith("{"):
+            at = line.find("{")
+            while at >= 0:  # mpirun may join the ranks' lines
                 try:
-                    found.append(json.loads(line))
+                    fields, at = decoder.raw_decode(line, at)
                 except ValueError:
-                    continue
+                    break
+                found.append(fields)
+                at = line.find("{", at)
     return found
 
 
