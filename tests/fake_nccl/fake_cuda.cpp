@@ -43,8 +43,14 @@ public:
   Queue() : thread_([this] { run(); }) { thread_.detach(); }
   void push(std::function<void()> task) {
     std::lock_guard lock(mutex_);
+    ++unfinished_;
     tasks_.push_back(std::move(task));
     changed_.notify_one();
+  }
+
+  bool is_idle() {
+    std::lock_guard lock(mutex_);
+    return unfinished_ == 0;
   }
 
 private:
@@ -58,9 +64,13 @@ private:
         tasks_.pop_front();
       }
       task();
+      task = nullptr;
+      std::lock_guard lock(mutex_);
+      --unfinished_;
     }
   }
   std::mutex mutex_;
+  int unfinished_ = 0;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
   std::thread thread_;
@@ -79,11 +89,21 @@ int current_device() {
 
 // Never freed: tests are short, and a stream's thread must not outlive its queue.
 Queue& queue_of(void* stream) {
+  fake_cuda_check_call();
   static auto* defaults = new std::array<Queue, device_count>();
   return stream == nullptr ? (*defaults)[static_cast<std::size_t>(current_device())] : *static_cast<Queue*>(stream);
 }
 
 }  // namespace
+
+bool fake_cuda_has_context() { return current_context != nullptr; }
+bool fake_cuda_is_allocated(unsigned long long address, std::size_t bytes) {
+  std::lock_guard lock(memory_mutex);
+  auto after = memory().upper_bound(address);
+  if (after == memory().begin()) return false;
+  const auto& [begin, block] = *std::prev(after);
+  return address + bytes <= begin + block.first;
+}
 
 void fake_cuda_enqueue(void* stream, std::function<void()> task) { queue_of(stream).push(std::move(task)); }
 
@@ -115,6 +135,7 @@ int cuStreamCreate(void** stream, unsigned) {
   return success;
 }
 int cuStreamDestroy_v2(void*) { return success; }
+int cuStreamQuery(void* stream) { return queue_of(stream).is_idle() ? success : not_ready; }
 int cuStreamIsCapturing(void*, int* status) {
   *status = 0;
   return success;
@@ -190,6 +211,8 @@ int cuPointerGetAttribute(void* value, int attribute, unsigned long long address
 int cuGetErrorName(int status, const char** name) {
   *name = status == success     ? "CUDA_SUCCESS"
           : status == not_ready ? "CUDA_ERROR_NOT_READY"
+          : status == 2         ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : status == 700       ? "CUDA_ERROR_ILLEGAL_ADDRESS"
                                 : "CUDA_ERROR_INVALID_VALUE";
   return success;
 }

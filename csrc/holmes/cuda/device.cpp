@@ -53,6 +53,20 @@ EventPtr Device::take_event() {
           }};
 }
 
+EventPtr Device::mark(Stream stream, const char* what) {
+  const Driver& cuda = driver();
+  const CurrentDevice current(*this);
+  int is_capturing = 0;
+  cuda.check(cuda.stream_is_capturing(stream, &is_capturing), "ask whether a stream is captured");
+  if (is_capturing)
+    throw UsageError(std::string(what) +
+                     ": the stream is being captured into a CUDA graph, which cannot hold what sockets do; call it "
+                     "outside of the capture, or use an NCCL communicator");
+  EventPtr event = take_event();
+  cuda.check(cuda.event_record(event.get(), stream), "record a CUDA event");
+  return event;
+}
+
 Stream Device::make_stream() {
   const Driver& cuda = driver();
   Stream stream = nullptr;

@@ -26,6 +26,7 @@ struct Driver {
   Status (*stream_create)(Stream* stream, unsigned flags) = nullptr;
   Status (*stream_destroy)(Stream stream) = nullptr;
   Status (*stream_wait_event)(Stream stream, Event event, unsigned flags) = nullptr;
+  Status (*stream_query)(Stream stream) = nullptr;
   Status (*stream_is_capturing)(Stream stream, int* status) = nullptr;
   Status (*event_create)(Event* event, unsigned flags) = nullptr;
   Status (*event_destroy)(Event event) = nullptr;
@@ -34,6 +35,12 @@ struct Driver {
   Status (*memory_allocate)(Address* address, std::size_t bytes) = nullptr;
   Status (*memory_free)(Address address) = nullptr;
   Status (*memory_copy)(Address to, Address from, std::size_t bytes, Stream stream) = nullptr;
+  Status (*host_memory_allocate)(void** memory, std::size_t bytes, unsigned flags) = nullptr;
+  Status (*host_memory_free)(void* memory) = nullptr;
+  Status (*copy_to_host)(void* to, Address from, std::size_t bytes, Stream stream) = nullptr;
+  Status (*copy_to_device)(Address to, const void* from, std::size_t bytes, Stream stream) = nullptr;
+  // `function` runs in a thread of the driver and must not call the driver.
+  Status (*launch_host_function)(Stream stream, void (*function)(void* argument), void* argument) = nullptr;
   Status (*pointer_get_attribute)(void* value, int attribute, Address address) = nullptr;
   Status (*get_error_name)(Status status, const char** name) = nullptr;
 
