@@ -58,7 +58,8 @@ void check_tensor(const at::Tensor& tensor, Payload payload, Place place) {
 // without linking torch's CUDA part.
 void* current_stream(int device) {
   const py::gil_scoped_acquire gil;
-  static const py::handle ask = py::module_::import("torch").attr("_C").attr("_cuda_getCurrentRawStream").release();
+  static const py::handle ask =
+      py::module_::import("torch").attr("_C").attr("_cuda_getCurrentRawStream").cast<py::object>().release();
   return reinterpret_cast<void*>(ask(device).cast<std::uintptr_t>());
 }
 
