@@ -134,7 +134,7 @@ TorchWork ProcessGroupHolmes::endCoalescing() {
 TorchWork ProcessGroupHolmes::point_to_point(OpType type, const char* title, at::Tensor& tensor, bool is_send, int peer,
                                              int tag) {
   const std::uint32_t wire_tag = checked_tag(tag);
-  Operands operands(Place::host_or_gpu);
+  Operands operands;
   Buffer buffer = is_send ? operands.input(tensor) : operands.output(tensor);
   if (Batch* batch = batch_of_this_thread()) {
     if (peer < 0 || peer >= size_)
@@ -169,7 +169,6 @@ TorchWork ProcessGroupHolmes::recvAnysource(Tensors& tensors, int tag) {
     bool asyncOp = true;
   } opts;
   return run(OpType::RECVANYSOURCE, "holmes:recv_any", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-    operands = Operands(Place::host_or_gpu);
     Buffer buffer = operands.output(only_tensor(tensors, "recv"));
     return std::vector{comm.recv_any(std::move(buffer), checked_tag(tag), call)};
   });

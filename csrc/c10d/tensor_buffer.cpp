@@ -1,13 +1,10 @@
 #include "tensor_buffer.hpp"
 
-#include <torch/csrc/utils/pybind.h>
 #include <numeric>
 #include <optional>
 #include <string>
 
 #include "holmes/core/error.hpp"
-
-namespace py = pybind11;
 
 namespace holmes::torch_backend {
 namespace {
@@ -39,28 +36,18 @@ std::optional<DType> known_dtype(at::ScalarType type) {
   }
 }
 
-void check_tensor(const at::Tensor& tensor, Payload payload, Place place) {
+void check_tensor(const at::Tensor& tensor, Payload payload) {
   if (!tensor.defined()) throw UsageError("the tensor is undefined; pass a CPU tensor");
   if (tensor.layout() != at::kStrided)
     throw UsageError("a tensor of layout " + c10::str(tensor.layout()) +
                      " cannot be communicated; Holmes takes dense tensors: call to_dense() first");
-  const bool is_allowed = tensor.device().is_cpu() || (place == Place::host_or_gpu && tensor.device().is_cuda());
-  if (!is_allowed)
+  if (!tensor.device().is_cpu())
     throw UsageError("the tensor is on device " + tensor.device().str() +
                      "; the holmes backend takes CPU tensors: call .cpu() or give that device its own backend "
                      "(init_process_group(\"cpu:holmes,cuda:nccl\"))");
   if (payload == Payload::reduce && !known_dtype(tensor.scalar_type()))
     throw UsageError("dtype " + std::string(c10::toString(tensor.scalar_type())) +
                      " cannot be reduced; use float64, float32, float16, bfloat16, int8 to int64, uint8 or bool");
-}
-
-// torch's current stream of this GPU, as a cudaStream_t. Asked for in Python: older C++ interfaces cannot say it
-// without linking torch's CUDA part.
-void* current_stream(int device) {
-  const py::gil_scoped_acquire gil;
-  static const py::handle ask =
-      py::module_::import("torch").attr("_C").attr("_cuda_getCurrentRawStream").cast<py::object>().release();
-  return reinterpret_cast<void*>(ask(device).cast<std::uintptr_t>());
 }
 
 Buffer contiguous_buffer(const at::Tensor& tensor) {
@@ -73,17 +60,13 @@ Buffer contiguous_buffer(const at::Tensor& tensor) {
     buffer.count = tensor.nbytes();
   }
   buffer.owner = std::make_shared<c10::Storage>(tensor.storage());
-  if (tensor.device().is_cuda()) {
-    buffer.device = tensor.device().index();
-    buffer.stream = current_stream(*buffer.device);
-  }
   return buffer;
 }
 
 }  // namespace
 
 Buffer Operands::stage(const at::Tensor& tensor, Payload payload, bool is_read, bool is_written) {
-  check_tensor(tensor, payload, place_);
+  check_tensor(tensor, payload);
   if (is_written) written.push_back(tensor);
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return contiguous_buffer(tensor);
   const at::NoGradGuard no_grad;

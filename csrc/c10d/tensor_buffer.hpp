@@ -1,4 +1,4 @@
-// Tensors as the communicator sees them: contiguous memory, of the host or (sends and receives) a GPU's.
+// Tensors as the communicator sees them: contiguous host memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +13,6 @@ namespace holmes::torch_backend {
 
 // What an operation does with the elements. `move` takes any dtype (those Holmes does not know travel as bytes).
 enum class Payload { move, reduce };
-// Where an operation's tensors may be.
-enum class Place { host, host_or_gpu };
 
 // A result that has to be copied into a tensor the communicator could not write to.
 struct CopyBack {
@@ -24,10 +22,9 @@ struct CopyBack {
 
 // The tensors of one operation. A tensor that is not contiguous (or conjugated) goes through a contiguous copy, as with
 // Gloo; results are copied back when the work is done. Every method throws UsageError for a tensor that is sparse, not
-// where it may be, or of a dtype the operation is not defined for.
+// on the CPU, or of a dtype the operation is not defined for.
 class Operands {
 public:
-  explicit Operands(Place place = Place::host) : place_(place) {}
   Buffer input(const at::Tensor& tensor, Payload payload = Payload::move);
   Buffer output(const at::Tensor& tensor, Payload payload = Payload::move);
   Buffer in_place(const at::Tensor& tensor, Payload payload = Payload::move);
@@ -40,7 +37,6 @@ public:
   std::vector<CopyBack> copies;
 
 private:
-  Place place_;
   Buffer stage(const at::Tensor& tensor, Payload payload, bool is_read, bool is_written);
   std::vector<Buffer> stage_all(at::TensorList tensors, Payload payload, bool is_read, bool is_written);
 };
