@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from holmes.pipeline import PipelineStage, pipeline_schedule, pipeline_stages
     from holmes.plan.plan import Plan, plan_for
     from holmes.plan.proof import Proof, check
+    from holmes.plan.workable import workable_plan
+    from holmes.recovery import Generation, run_elastic
     from holmes.session import gather_topology, make_plan
     from holmes.topology import Topology
     from holmes.torch_groups import ProcessGroups, process_groups
@@ -22,6 +24,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 _HOMES = {  # imported when first used: planning needs no torch
     "DistributedOptimizer": "holmes.overlap",
+    "Generation": "holmes.recovery",
     "KINDS": "holmes.groups.rank_grid",
     "PipelineStage": "holmes.pipeline",
     "Plan": "holmes.plan.plan",
@@ -35,6 +38,8 @@ _HOMES = {  # imported when first used: planning needs no torch
     "pipeline_stages": "holmes.pipeline",
     "plan_for": "holmes.plan.plan",
     "process_groups": "holmes.torch_groups",
+    "run_elastic": "holmes.recovery",
+    "workable_plan": "holmes.plan.workable",
 }
 
 _PACKAGES = ("groups", "model", "partition", "plan", "search", "simulate")
@@ -42,6 +47,7 @@ _PACKAGES = ("groups", "model", "partition", "plan", "search", "simulate")
 __all__ = [
     "KINDS",
     "DistributedOptimizer",
+    "Generation",
     "PipelineStage",
     "Plan",
     "ProcessGroups",
@@ -59,8 +65,10 @@ __all__ = [
     "plan",
     "plan_for",
     "process_groups",
+    "run_elastic",
     "search",
     "simulate",
+    "workable_plan",
 ]
 
 
