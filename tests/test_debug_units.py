@@ -129,7 +129,9 @@ def test_link_between_two_that_both_wait() -> None:
     """Three ranks; what 1 and 2 send each other is lost; 0 has all it needs of them but waits for their steps."""
     records = [
         process(0, view(0, 3, [pending("all_reduce", 5, [(1, True, 100, 200, 200, 200)])])),
-        process(1, view(1, 3, [pending("all_reduce", 5, [(2, False, 0, 4000, 4000, 4000), (0, True, 200, 200, 100, 200)])])),
+        process(
+            1, view(1, 3, [pending("all_reduce", 5, [(2, False, 0, 4000, 4000, 4000), (0, True, 200, 200, 100, 200)])])
+        ),
         process(2, view(2, 3, [pending("all_reduce", 5, [(1, True, 1500, 4000, 4000, 4000)])])),
     ]
     (finding,) = diagnose(records)
