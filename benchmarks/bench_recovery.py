@@ -13,7 +13,6 @@ more than 1e-5 of it, or a rank that lived through has more descriptors at the e
 import argparse
 import contextlib
 import json
-import re
 import sys
 import tempfile
 import time
@@ -140,18 +139,9 @@ SCENARIOS: dict[str, tuple[Callable[[Scenario], None], int, dict[str, Any]]] = {
 }
 
 
-def members_of(job: ElasticJob) -> dict[int, list[str]]:
-    """Generation -> its nodes, as the ranks said."""
-    found = {}
-    for _, _, line in job.lines:
-        if match := re.match(r"generation (\d+): (rank .*); agreed", line):
-            found[int(match[1])] = re.findall(r" on ([a-z0-9]+)", match[2])
-    return found
-
-
 def phases_of(job: ElasticJob) -> list[tuple[list[str], int]]:
     """(nodes, first step not done) of each generation that did steps which count."""
-    members = members_of(job)
+    members = job.members()
     starts: dict[int, int] = {}
     for entry in job.steps:
         starts.setdefault(entry["generation"], entry["step"])
@@ -170,17 +160,6 @@ def planned(nodes: ElasticNodes, folder: Path, port: int, phases: list[tuple[lis
         job.finish()
         losses |= job.losses()
     return losses
-
-
-def kept_descriptors(job: ElasticJob) -> dict[str, tuple[int, int]]:
-    """Node -> descriptors at the end of its first and last generation of four ranks, of processes that lived on."""
-    found: dict[str, list[int]] = {}
-    members = members_of(job)
-    for _, node, line in job.lines:
-        match = re.match(r"generation (\d+) on rank .*; (\d+) descriptors", line)
-        if match and len(members[int(match[1])]) == len(NODES):
-            found.setdefault(node, []).append(int(match[2]))
-    return {node: (counts[0], counts[-1]) for node, counts in found.items() if len(counts) > 1}
 
 
 def measure(nodes: ElasticNodes, name: str, folder: Path, port: int) -> dict[str, Any]:
@@ -212,7 +191,7 @@ def measure(nodes: ElasticNodes, name: str, folder: Path, port: int) -> dict[str
         "steps_done_twice": done_twice,
         "largest_difference": difference,
         "equal_losses": sum(losses[step] == expected[step] for step in range(STEPS)),
-        "descriptors": kept_descriptors(job),
+        "descriptors": job.kept(),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from holmes.testbed.spec import parse_spec
 
 SUPERVISOR = Path(__file__).with_name("elastic_node.py")
 STORE_NODE = "head"
+# Buffered, so that each line is one write: a supervisor and its child write to the same pipe.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
 
 
 def spec_with_head(name: str = "two-clusters") -> Spec:
@@ -50,9 +53,7 @@ class ElasticNodes:
         for node in self._requests:
             (self.folder / node).mkdir()
             command = [sys.executable, str(SUPERVISOR), str(self.folder / node)]
-            self.session.spawn(
-                node, command, {"OMP_NUM_THREADS": "1"}, on_line=lambda line, node=node: self._on_line(node, line)
-            )
+            self.session.spawn(node, command, ENVIRONMENT, on_line=lambda line, node=node: self._on_line(node, line))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -191,6 +192,27 @@ class ElasticJob:
         for entry in self.steps:
             by_number.setdefault(entry["generation"], []).append(entry)
         return [(e[0]["ranks"], e[0]["step"], e[-1]["step"]) for _, e in sorted(by_number.items())]
+
+    def members(self) -> dict[int, list[str]]:
+        """Generation -> its nodes, as the ranks said."""
+        found = {}
+        for _, _, line in self.lines:
+            if match := re.match(r"generation (\d+): (rank .*); agreed", line):
+                found[int(match[1])] = re.findall(r" on ([a-z0-9]+)", match[2])
+        return found
+
+    def kept(self) -> dict[str, tuple[int, int]]:
+        """Node -> descriptors at the end of its first and its last generation of all nodes, of processes that lived on.
+
+        What a generation leaves open would be in the last, but not in the first.
+        """
+        found: dict[str, list[int]] = {}
+        members = self.members()
+        for _, node, line in self.lines:
+            match = re.match(r"generation (\d+) on rank .*; (\d+) descriptors", line)
+            if match and len(members[int(match[1])]) == len(self.places):
+                found.setdefault(node, []).append(int(match[2]))
+        return {node: (counts[0], counts[-1]) for node, counts in found.items() if len(counts) > 1}
 
     def _failed(self) -> list[str]:
         """Nodes whose rank ended badly though nobody killed it."""

@@ -181,13 +181,21 @@ def test_a_job_that_is_done_needs_nobody(peers):
     assert results == [None]
 
 
-def test_nobody_of_a_generation_is_left(peers):
-    a0, a1 = peers(0, 1, rules=Rules(2, silent_s=0.8))
+def test_where_nobody_of_a_generation_is_left_the_next_begins_as_the_first_did(peers):
+    a0, a1 = peers(0, 1, rules=Rules(2, silent_s=0.4))
     together(a0.agree, a1.agree)
     a0.watch.close()
     a1.watch.close()
-    b0, b1 = peers(0, 1, rules=Rules(2, silent_s=0.8))
-    assert places_of(together(b0.agree, b1.agree)) == [0, 1]
+    (b0,) = peers(0, rules=Rules(2, silent_s=0.4))
+    waits = threading.Thread(target=b0.agree)
+    waits.start()
+    wait_until(lambda: b0.board.ended(1) is not None)
+    time.sleep(1.0)
+    assert b0.board.decision(2) is None  # it waits for the other one
+    (b1,) = peers(1, rules=Rules(2, silent_s=0.4))
+    assert places_of([b1.agree()]) == [0, 1]
+    waits.join(20)
+    assert not waits.is_alive()
 
 
 def test_a_lost_store_is_named(peers):

@@ -64,3 +64,6 @@ def test_a_node_is_lost_and_comes_back(tmp_path: Path) -> None:
     assert again == left + 1  # nothing was lost at the boundary
     losses = job.losses()
     assert [losses[step] for step in range(STEPS)] == pytest.approx(losses_of_one_process(), rel=1e-5)
+    kept = job.kept()
+    assert sorted(kept) == ["a0", "b0", "b1"]
+    assert all(before == after for before, after in kept.values()), kept

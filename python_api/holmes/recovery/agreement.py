@@ -20,9 +20,10 @@ _LOOK_S = 0.05  # between two looks at the store while others are awaited
 class Rules:
     """When a generation is decided.
 
-    `first_ranks`: how many the first generation waits for, until `join_timeout_s`. `min_ranks`: fewer than that never
-    train; a job that has fewer waits for others up to `wait_timeout_s`. A later generation waits for those that are
-    alive, who have `agree_timeout_s` to leave the last one; who is silent for `silent_s` meanwhile is not waited for.
+    `first_ranks`: how many the first generation, or one after all were lost, waits for, until `join_timeout_s`. A later
+    one waits for those that are alive, who have `agree_timeout_s` to leave the last one; who is silent for `silent_s`
+    meanwhile is not waited for. `min_ranks`: fewer never train; a job that has fewer waits for others up to
+    `wait_timeout_s`. `whole_nodes`: a host counts when all its processes are there.
     """
 
     first_ranks: int
@@ -78,7 +79,6 @@ def _decide(board: Board, me: Member, generation: int, rules: Rules, check: Call
         return Decision(generation - 1, previous)
     board.join(generation, me)
     started_s = time.monotonic()
-    timeout_s = rules.agree_timeout_s if generation > 1 else rules.join_timeout_s
     liveness = Liveness(rules.silent_s)
     while True:
         check()
@@ -95,7 +95,9 @@ def _decide(board: Board, me: Member, generation: int, rules: Rules, check: Call
         members = choose(alive, whole_nodes=rules.whole_nodes)
         missing = expected.keys() - dead - {member.identity for member in joined}
         waited_s = time.monotonic() - started_s
-        is_complete = not missing if generation > 1 else len(members) >= rules.first_ranks
+        is_start = all(member.identity in dead for member in previous)  # the first generation, or all were lost
+        timeout_s = rules.join_timeout_s if is_start else rules.agree_timeout_s
+        is_complete = len(members) >= rules.first_ranks if is_start else not missing
         if (is_complete or waited_s > timeout_s) and len(members) >= rules.min_ranks:
             board.decide(generation, members)
         elif waited_s > timeout_s + rules.wait_timeout_s:
@@ -107,8 +109,8 @@ def _decide(board: Board, me: Member, generation: int, rules: Rules, check: Call
 
 
 def _wait_for_end(board: Board, decision: Decision, rules: Rules, check: Callable[[], None]) -> bool:
-    """Waits until this generation has ended; False where the job is done. Bounded by those who train: see below."""
-    liveness = Liveness(rules.silent_s)
+    """Waits until this generation has ended; False where the job is done; as long as it takes, if anybody lives."""
+    liveness = Liveness(4 * rules.silent_s)
     identities = [member.identity for member in decision.members]
     while board.ended(decision.number) is None:
         check()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -96,13 +95,15 @@ class Attempt:
         ready_s = time.monotonic()
         try:
             self.value = self.job.train(generation)
+            if generation.is_left:  # and training has caught the exception
+                raise Regroup
             dist.barrier()  # whoever comes here knows that all have come to their end
         finally:
             self.saved_step = generation.saved_step
             _log.info(
                 "generation %d on rank %d: groups and plan %.2f s, training %.2f s; %d descriptors, %d threads",
                 *(generation.number, generation.rank, ready_s - started_s, time.monotonic() - ready_s),
-                *(len(os.listdir("/proc/self/fd")), threading.active_count()),
+                *(len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))),
             )
         self.board.finish()
         return Outcome.FINISHED

@@ -50,6 +50,7 @@ class Generation:
         self.step = 0
         self.samples = 0
         self.saved_step: int | None = None  # of the last checkpoint written or loaded
+        self.is_left = False  # at a boundary
         self._checkpoints, self._every_steps, self._backend = checkpoints, every_steps, backend
         self._can_grow = can_grow
         self._state: TrackedState | None = None
@@ -113,6 +114,7 @@ class Generation:
         wanted = torch.tensor([int(may_leave and self.rank == 0 and self._can_grow())])
         dist.broadcast(wanted, 0)
         if wanted.item():
+            self.is_left = True
             raise Regroup
 
     def _position(self) -> torch.Tensor:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import torch.distributed as dist
+
 from holmes.plan.plan import Plan
 from holmes.recovery.agreement import Rules, agree, next_generation
 from holmes.recovery.attempt import Attempt, Job, Outcome
@@ -69,6 +71,8 @@ def run_elastic(
         raise ValueError(
             f"heartbeat_s={heartbeat_s} must be above 0 and at most a quarter of dead_after_s={dead_after_s}"
         )
+    if dist.is_initialized():
+        raise UsageError("run_elastic makes the default process group itself; remove init_process_group before it")
     own_place, ranks, node, node_ranks = place_from(os.environ, place, rules.first_ranks if rules else None)
     rules = rules or Rules(ranks)
     rules = replace(rules, silent_s=max(rules.silent_s, 4 * heartbeat_s))
@@ -89,18 +93,21 @@ def run_elastic(
 
 
 def _until_done(job: Job, board: Board, watch: Watch, me: Member, rules: Rules, max_failures: int) -> T | None:
-    failures, progress = 0, -1
+    attempts, failures, progress = 0, 0, -1
     value: T | None = None
     number = next_generation(board)
     while True:
         started_s = time.monotonic()
         decision = agree(board, me, number, rules, watch.raise_if_lost)
         if decision is None:
+            if not attempts:
+                _log.warning("the job of this store is done; another job needs another store: `holmes store` again")
             return value
         _log.info(
             "generation %d: %s; agreed after %.2f s",
             *(decision.number, ", ".join(map(str, decision.members)), time.monotonic() - started_s),
         )
+        attempts += 1
         attempt = Attempt(job, board, watch, me, decision)
         outcome = attempt.run()
         value = attempt.value  # of one that failed while all were leaving at the end of the job, too
