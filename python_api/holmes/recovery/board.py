@@ -20,7 +20,6 @@ from typing import Any
 from holmes.recovery.errors import StoreLostError
 from holmes.recovery.member import Member
 
-_DESCRIPTORS = "/proc/self/fd"
 _PREFIX = "holmes/recovery"
 LEFT = "left at a boundary"  # why a generation ended that did not fail
 _OPEN = "?"  # value of a key that nobody has decided yet
@@ -37,7 +36,6 @@ class Board:
 
         host, port = parse_address(address)
         self.address = address
-        before = set(os.listdir(_DESCRIPTORS))
         try:
             self.store: Any = TCPStore(
                 host, port, is_master=False, timeout=timedelta(seconds=connect_timeout_s), wait_for_workers=False
@@ -48,8 +46,8 @@ class Board:
                 f"store --port {port}`, on a host that outlives the job's, and check that no firewall is between"
             ) from error
         self.store.set_timeout(timedelta(seconds=timeout_s))
-        for descriptor in set(os.listdir(_DESCRIPTORS)) - before:
-            _limit_waits(int(descriptor), port, timeout_s)
+        limited = [_limit_waits(int(name), port, timeout_s) for name in os.listdir("/proc/self/fd")]
+        assert any(limited), "this store's connection is not among the process's descriptors"
         self._known: set[str] = set()  # keys that exist
 
     # --- who is there ---
@@ -158,21 +156,23 @@ class Board:
             raise StoreLostError(f"the job's store at {self.address} does not answer ({operation}): {error}") from error
 
 
-def _limit_waits(descriptor: int, port: int, timeout_s: float) -> None:
-    """Lets reads and writes of the store's connection end: torch's own client waits for an answer as long as TCP does.
+def _limit_waits(descriptor: int, port: int, timeout_s: float) -> bool:
+    """Lets reads and writes end, if this is a connection to `port`: torch's client waits for an answer as long as TCP.
 
     Which takes a quarter of an hour where the network is cut, and forever where the server is stopped.
     """
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return
+            return False
         with socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.getpeername()[1] == port:
-                limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                    connection.setsockopt(socket.SOL_SOCKET, option, limit)
-    except OSError:  # closed meanwhile, or not connected: another one
-        return
+            if connection.getpeername()[1] != port:
+                return False
+            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                connection.setsockopt(socket.SOL_SOCKET, option, limit)
+    except (OSError, IndexError):  # closed meanwhile, not connected, or to no port
+        return False
+    return True
 
 
 def parse_address(address: str) -> tuple[str, int]:
