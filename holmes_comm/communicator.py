@@ -38,6 +38,7 @@ def init(
     cluster: str | None = None,
     cluster_nics: NicSelection | None = None,
     hierarchical_min_bytes: int | Literal["never"] | None = None,
+    tls: Literal["off", "clusters", "all"] | None = None,
     backend: str = "host",
     device: int | None = None,
     nccl_variables: dict[str, str] | None = None,
@@ -65,6 +66,8 @@ def init(
         hierarchical_min_bytes: size in bytes from which on operations over several clusters run hierarchically, the
             same on all ranks; "never": none does; None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured now (some tenths
             of a second).
+        tls: which TCP connections are encrypted, the same on all ranks: "off", "clusters" (those between ranks of
+            different clusters), "all"; None: HOLMES_TLS, else off (docs/security.md).
         backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md).
         device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
@@ -101,6 +104,7 @@ def init(
         cluster_nics,
         timeout_s=connect_timeout_s,
         key_prefix=f"holmes/{name}/nics",
+        tls=tls,
     )
     _log.info("communicator %s: %s", name, membership.reason)
     return _C.make_communicator(
@@ -116,6 +120,7 @@ def init(
         membership.clusters,
         bindings(membership.cluster_nics),
         engine_min_bytes(hierarchical_min_bytes),
+        tls,
     )
 
 

@@ -9,11 +9,11 @@ namespace holmes {
 
 inline pybind11::dict to_dict(const ConnectionInfo& info) {
   using namespace pybind11::literals;
-  return pybind11::dict("peer"_a = info.peer, "host"_a = info.host, "transport"_a = info.transport,
-                        "purpose"_a = info.purpose, "interface"_a = info.interface,
-                        "local_address"_a = info.local_address, "remote_address"_a = info.remote_address,
-                        "device_bound"_a = info.device_bound, "retired"_a = info.is_retired,
-                        "sent_bytes"_a = info.sent_bytes, "received_bytes"_a = info.received_bytes);
+  return pybind11::dict(
+      "peer"_a = info.peer, "host"_a = info.host, "transport"_a = info.transport, "purpose"_a = info.purpose,
+      "interface"_a = info.interface, "local_address"_a = info.local_address, "remote_address"_a = info.remote_address,
+      "device_bound"_a = info.device_bound, "retired"_a = info.is_retired, "sent_bytes"_a = info.sent_bytes,
+      "received_bytes"_a = info.received_bytes, "encryption"_a = info.encryption);
 }
 
 }  // namespace holmes
