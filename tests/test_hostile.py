@@ -4,6 +4,7 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -114,10 +115,8 @@ def test_unfinished_requests_cost_the_store_neither_memory_nor_its_clients() -> 
     for _ in range(40):  # 320 MiB, if the store kept all
         connection = socket.create_connection(("127.0.0.1", server.port), 5.0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        try:
+        with contextlib.suppress(ConnectionError):
             connection.sendall(part)
-        except ConnectionError:
-            pass
         connections.append(connection)
     resident_kib = int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
     client = holmes_comm.TcpStore("127.0.0.1", server.port)

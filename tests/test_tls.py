@@ -25,7 +25,15 @@ def _run(name: str, size: int, body: Callable[[Any], Any], **options: Any) -> li
     def rank_body(rank: int) -> Any:
         given = {key: value(rank) if callable(value) else value for key, value in options.items()}
         comm = holmes_comm.init(
-            store, rank, size, transport="tcp", name=name, secret=SECRET, timeout_s=30.0, connect_timeout_s=20.0, **given
+            store,
+            rank,
+            size,
+            transport="tcp",
+            name=name,
+            secret=SECRET,
+            timeout_s=30.0,
+            connect_timeout_s=20.0,
+            **given,
         )
         return body(comm)
 
@@ -84,7 +92,7 @@ def test_a_pair_in_two_clusters_and_a_group_in_one(monkeypatch: pytest.MonkeyPat
 
 @contextlib.contextmanager
 def _captured(port_filter: Callable[[], set[int]]) -> Iterator[list[bytes]]:
-    """What passes loopback meanwhile, as the kernel sees it; frames of the ports that `port_filter` names at the end."""
+    """Frames that pass loopback meanwhile, as the kernel sees them: those of the ports that `port_filter` names."""
     try:
         sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0003))
     except PermissionError:

@@ -40,8 +40,7 @@ inline void run_ranks(int size, const std::function<void(int)>& body) {
 
 // `body(communicator)` on every one of `size` thread ranks.
 inline void run_communicators(int size, Transport transport, const std::function<void(Communicator&)>& body,
-                              int rails = 1, Duration timeout = std::chrono::seconds(60),
-                              TlsMode tls = TlsMode::off) {
+                              int rails = 1, Duration timeout = std::chrono::seconds(60), TlsMode tls = TlsMode::off) {
   const auto store = make_local_store();
   run_ranks(size, [&](int rank) {
     CommunicatorOptions options;

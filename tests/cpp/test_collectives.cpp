@@ -1,4 +1,5 @@
-// Every operation of the host communicator, over TCP, shared memory and TLS, 1 to 5 ranks, sizes around every threshold.
+// Every operation of the host communicator, over TCP, shared memory and TLS, 1 to 5 ranks, sizes around every
+// threshold.
 #include "collective_checks.hpp"
 
 using namespace holmes;

@@ -104,9 +104,7 @@ void test_reflection() {
 }
 
 // Keys of two connections have nothing in common.
-void test_keys_differ() {
-  CHECK(record().key != record().key);
-}
+void test_keys_differ() { CHECK(record().key != record().key); }
 
 }  // namespace
 

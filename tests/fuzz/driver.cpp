@@ -47,7 +47,8 @@ std::string mutated(std::string input, const std::vector<std::string>& corpus, s
         input.erase(at, 1 + random() % 16);
         break;
       case 4: {  // an interesting number
-        constexpr std::uint64_t numbers[] = {0, 1, 0x7f, 0xff, 0x7fff, 0xffff, 0x7fffffff, 0xffffffff, ~0ULL, 1ULL << 62};
+        constexpr std::uint64_t numbers[] = {0,      1,          0x7f,       0xff,  0x7fff,
+                                             0xffff, 0x7fffffff, 0xffffffff, ~0ULL, 1ULL << 62};
         const auto number = numbers[random() % std::size(numbers)];
         const std::size_t bytes = std::size_t{1} << random() % 4;
         if (input.size() >= at + bytes) std::memcpy(input.data() + at, &number, bytes);

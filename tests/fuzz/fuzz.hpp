@@ -19,12 +19,12 @@
 namespace holmes::fuzz {
 
 // What must hold whatever comes in.
-#define REQUIRE(condition)                                                                 \
-  do {                                                                                     \
-    if (!(condition)) {                                                                    \
-      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition);  \
-      std::abort();                                                                        \
-    }                                                                                      \
+#define REQUIRE(condition)                                                                \
+  do {                                                                                    \
+    if (!(condition)) {                                                                   \
+      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                       \
+    }                                                                                     \
   } while (false)
 
 // The input, from front to back; zeros behind its end.

@@ -56,10 +56,11 @@ void collective(Input& input, int kind) {
   const auto deadline = Clock::now() + std::chrono::hours(1);
   std::unique_ptr<Collective> operation;
   if (kind == 0) {
-    operation = choose_all_reduce(pair.group, {OpCode::all_reduce, DType::int32, ReduceOp::sum, {}}, work, deadline, own);
+    operation =
+        choose_all_reduce(pair.group, {OpCode::all_reduce, DType::int32, ReduceOp::sum, {}}, work, deadline, own);
   } else if (kind == 1) {
-    operation = choose_all_gather(pair.group, {OpCode::all_gather, DType::int32, {}, {}}, work, deadline, {own, theirs},
-                                  own);
+    operation =
+        choose_all_gather(pair.group, {OpCode::all_gather, DType::int32, {}, {}}, work, deadline, {own, theirs}, own);
   } else {
     operation = choose_reduce_scatter(pair.group, {OpCode::reduce_scatter, DType::int32, ReduceOp::max, {}}, work,
                                       deadline, own, {own, theirs});
@@ -84,8 +85,12 @@ void messages(Input& input) {
   const auto deadline = Clock::now() + std::chrono::hours(1);
   std::vector<std::vector<std::int32_t>> buffers(4, std::vector<std::int32_t>(count));
   const auto post = [&](bool is_send, int index, std::uint32_t tag, std::optional<int> peer) {
-    p2p.submit({is_send, {buffers[static_cast<std::size_t>(index)].data(), count, DType::int32, nullptr}, peer, tag,
-                std::make_shared<Work>(), deadline});
+    p2p.submit({is_send,
+                {buffers[static_cast<std::size_t>(index)].data(), count, DType::int32, nullptr},
+                peer,
+                tag,
+                std::make_shared<Work>(),
+                deadline});
   };
   post(true, 0, 1, 1);
   p2p.advance();
