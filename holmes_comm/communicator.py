@@ -84,7 +84,7 @@ def init(
     if name is None:
         name = f"comm{next(_names)}"
     if store is None:
-        store = _environment_store(rank, connect_timeout_s)
+        store = _environment_store(rank, connect_timeout_s, secret)
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     if transport is None:
         transport = selection.transport if selection is not None else "auto"
@@ -182,9 +182,9 @@ def _from_environment(argument: str, variable: str, value: int | None) -> int:
         raise UsageError(f"{variable}={text!r} is not a whole number") from None
 
 
-def _environment_store(rank: int, timeout_s: float) -> Any:
+def _environment_store(rank: int, timeout_s: float, secret: str) -> Any:
     host = os.environ.get("MASTER_ADDR")
     port = _from_environment("the store's port", "MASTER_PORT", None)
     if host is None:
         raise UsageError("store is not given and MASTER_ADDR is not set; pass store= or start with torchrun")
-    return _C.TcpStore(host, port, is_server=rank == 0, timeout_s=timeout_s)
+    return _C.TcpStore(host, port, is_server=rank == 0, timeout_s=timeout_s, secret=secret)

@@ -134,7 +134,7 @@ UniqueFd TcpStore::connect(Duration timeout) {
   std::string problem;
   while (true) {
     if (auto fd = connect_once(host_, port_, deadline, problem)) {
-      if (!secret_.empty()) authenticate(fd.get(), std::max(deadline, Clock::now() + reply_grace));
+      introduce(fd.get(), std::max(deadline, Clock::now() + reply_grace));
       return fd;
     }
     if (Clock::now() + retry_delay >= deadline) break;
@@ -144,22 +144,28 @@ UniqueFd TcpStore::connect(Duration timeout) {
                          "; check the address and that the process that serves it runs");
 }
 
-void TcpStore::authenticate(int fd, Clock::time_point deadline) const {
+void TcpStore::introduce(int fd, Clock::time_point deadline) const {
   const std::string fix = "; give every process of the job the same HOLMES_SECRET or HOLMES_SECRET_FILE";
-  const auto lost = [&](int error) {
-    return UnreachableError(where() + " is lost: " + errno_text(error) + "; check that the process that serves it runs",
-                            {.system_errno = error});
+  const auto ask = [&](Request request) {
+    auto reply = exchange(fd, request, deadline);
+    if (reply.error == 0) return reply;
+    throw UnreachableError(
+        where() + " is lost: " + errno_text(reply.error) + "; check that the process that serves it runs",
+        {.system_errno = reply.error});
   };
+  if (secret_.empty()) {  // any request: who never sends one is dropped soon
+    if (ask({.operation = op_wait, .key = "", .value = ""}).status == status_refused)
+      throw ProtocolError(where() + " serves only who proves the job's secret, and this process was given none" + fix);
+    return;
+  }
   const auto own_nonce = random_bytes(nonce_bytes);
-  auto reply = exchange(fd, {.operation = op_hello, .key = own_nonce}, deadline);
-  if (reply.error != 0) throw lost(reply.error);
+  auto reply = ask({.operation = op_hello, .key = own_nonce, .value = ""});
   if (reply.status == status_refused) throw ProtocolError(where() + " was given no secret, but this process was" + fix);
   const auto their_nonce = reply.value.substr(0, nonce_bytes);
   const bool is_proof = !reply.is_wrong && reply.status == status_ok && reply.value.size() > nonce_bytes &&
                         equal_texts(reply.value.substr(nonce_bytes), proof(secret_, true, own_nonce, their_nonce));
   if (!is_proof) throw ProtocolError(where() + " has another secret than this process" + fix);
-  reply = exchange(fd, {.operation = op_prove, .key = proof(secret_, false, own_nonce, their_nonce)}, deadline);
-  if (reply.error != 0) throw lost(reply.error);
+  reply = ask({.operation = op_prove, .key = proof(secret_, false, own_nonce, their_nonce), .value = ""});
   if (reply.is_wrong || reply.status != status_ok)
     throw ProtocolError(where() + " refused this process's proof of the secret" + fix);
 }
@@ -200,10 +206,6 @@ std::string TcpStore::call(char operation, const std::string& key, const std::st
       throw store_timeout(key, timeout);
     case status_full:
       throw UsageError("the store is full: key '" + key + "' does not fit; store less");
-    case status_refused:
-      throw ProtocolError(where() +
-                          " serves only who proves the job's secret, and this process was given none; give it the same "
-                          "HOLMES_SECRET or HOLMES_SECRET_FILE");
     default:
       throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
   }

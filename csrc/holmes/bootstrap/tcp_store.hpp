@@ -39,7 +39,8 @@ public:
 private:
   std::string call(char operation, const std::string& key, const std::string& value, Duration timeout);
   UniqueFd connect(Duration timeout);
-  void authenticate(int fd, Clock::time_point deadline) const;
+  // Proves the secret, in both directions, or says at least something.
+  void introduce(int fd, Clock::time_point deadline) const;
   std::string where() const { return "the store at " + host_ + ":" + std::to_string(port_); }
 
   std::string host_;

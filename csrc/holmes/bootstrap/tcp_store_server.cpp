@@ -110,8 +110,8 @@ void TcpStoreServer::poll_once() {
   const auto now = Clock::now();
   for (std::size_t i = 0; i < known; ++i) {
     auto& client = clients_[i];
-    bool keep = true;
-    if ((fds[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0) keep = receive(client);
+    bool keep = static_cast<bool>(client.fd);
+    if (keep && (fds[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0) keep = receive(client);
     if (keep && now >= client.deadline) {
       keep = client.awaited.has_value();
       if (keep) reply(client, status_timeout);
@@ -170,24 +170,33 @@ bool TcpStoreServer::receive(Client& client) {
   if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
   if (got == 0) return false;
   // One request at a time, and nothing while the last reply is not taken.
-  std::string reason;
   if (client.awaited || !client.output.empty()) {
-    reason = "it sent a request before it had the reply to the last one";
-  } else if (buffered_bytes_ += static_cast<std::size_t>(got); buffered_bytes_ > max_buffered_bytes) {
-    reason = "too many bytes of unfinished requests";
-  } else {
-    if (client.is_known && client.input.empty()) client.deadline = Clock::now() + request_timeout;
-    client.input.append(chunk.data(), static_cast<std::size_t>(got));
-    auto parsed = parse(client.input);
-    if (!parsed.is_wrong && !parsed.request) return true;
-    if (parsed.request) {
-      client.input = {};
-      if (handle(client, std::move(*parsed.request))) return true;
-    }
-    reason = "what it sent is no request";
+    log_drop(client, "it sent a request before it had the reply to the last one");
+    return false;
   }
-  log_drop(client, reason);
-  return false;
+  if (client.is_known && client.input.empty()) client.deadline = Clock::now() + request_timeout;
+  client.input.append(chunk.data(), static_cast<std::size_t>(got));
+  buffered_bytes_ += static_cast<std::size_t>(got);
+  auto parsed = parse(client.input);
+  if (parsed.request) {
+    client.input = {};
+    if (handle(client, std::move(*parsed.request))) return true;
+  }
+  if (parsed.is_wrong || parsed.request) {
+    log_drop(client, "what it sent is no request");
+    return false;
+  }
+  if (buffered_bytes_ > max_buffered_bytes) drop_largest();
+  return static_cast<bool>(client.fd);
+}
+
+// Who holds most, so that small requests are served whatever others send.
+void TcpStoreServer::drop_largest() {
+  const auto largest = std::ranges::max_element(clients_, {}, [](const Client& client) { return client.input.size(); });
+  log_drop(*largest, "too many bytes of unfinished requests");
+  buffered_bytes_ -= largest->input.size();
+  largest->input = {};
+  largest->fd.reset();
 }
 
 // False where the connection is to be dropped.

@@ -40,6 +40,7 @@ private:
   bool handle(Client& client, store_protocol::Request request);
   bool authenticate(Client& client, const store_protocol::Request& request);
   void drop_oldest_stranger();
+  void drop_largest();
   void log_drop(const Client& client, const std::string& reason);
   bool send(Client& client);
   void reply(Client& client, char status, const std::string& value = "");
