@@ -203,6 +203,7 @@ def _machine() -> dict[str, Any]:
         "kernel": os.uname().release,
         "python": sys.version.split()[0],
         "commit": commit.stdout.strip(),
+        "load_average": [round(load, 1) for load in os.getloadavg()],  # what else ran: above 1 or so, ratios waver
         "links": "emulated (token buckets on veth pairs)",
         "date": time.strftime("%Y-%m-%d"),
         "command": "python benchmarks/bench_security.py " + " ".join(sys.argv[1:]),
