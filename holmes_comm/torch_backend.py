@@ -58,7 +58,8 @@ def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
     """What each connection of ``group`` (default: the world) really uses; one dict per connection. Local.
 
     Keys: peer (group rank), host, transport ("tcp" or "shm"), purpose, interface, local_address, remote_address,
-    device_bound, retired, sent_bytes, received_bytes, encryption ("" where there is none). Raises UsageError where the group's CPU backend is not holmes.
+    device_bound, retired, sent_bytes, received_bytes, encryption ("" where there is none). Raises UsageError where the
+    group's CPU backend is not holmes.
     """
     rows: list[dict[str, Any]] = _backend(group).connections()
     return rows
