@@ -23,10 +23,10 @@ from importlib import resources
 from pathlib import Path
 
 import yaml
-from quiet import Others, Quiet
 from simulator_jobs import gloo_job, holmes_job
 
 from holmes.bench import report
+from holmes.bench.quiet import Others, Quiet
 from holmes.demo.data import Batches
 from holmes.demo.run_demo import make_runs, testbed_launch
 from holmes.demo.runs import Run

@@ -7,6 +7,8 @@ pybind11_add_module(_C
   bindings/held_object.cpp
   bindings/bind_buffer.cpp
   bindings/bind_comm.cpp
+  bindings/bind_debug.cpp
+  bindings/python_stacks.cpp
   bindings/bind_compression.cpp
   bindings/bind_discover.cpp
   bindings/bind_error.cpp

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from holmes_comm.nics import Nic, NicSelection, discover_nics
+    from holmes_comm.process_metrics import Metrics, metrics
+    from holmes_comm.recorder import flight_record
 
 __all__ = [
     "AbortedError",
@@ -53,6 +55,7 @@ __all__ = [
     "HolmesError",
     "JobError",
     "LocalStore",
+    "Metrics",
     "MismatchError",
     "NcclCommunicator",
     "NcclProfile",
@@ -70,7 +73,9 @@ __all__ = [
     "UsageError",
     "Work",
     "discover_nics",
+    "flight_record",
     "init",
+    "metrics",
 ]
 
 __version__ = "0.1.0"
@@ -90,6 +95,8 @@ _HOMES = {
     ),
     "communicator": ("init",),
     "nics": ("Nic", "NicSelection", "discover_nics"),
+    "process_metrics": ("Metrics", "metrics"),
+    "recorder": ("flight_record",),
 }
 
 

@@ -11,6 +11,7 @@
 #include "holmes/comm/communicator.hpp"
 #include "holmes/comm/compression.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/debug/record_json.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -340,7 +341,24 @@ void bind_communicator(py::module_& module) {
           },
           "Every established connection as a dict: peer, host, transport, purpose, interface, local_address, "
           "remote_address,\n"
-          "device_bound, retired, sent_bytes, received_bytes. Local.");
+          "device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks. Local.")
+      .def(
+          "flight_record",
+          [](const Communicator& self) {
+            JsonWriter json;
+            {
+              py::gil_scoped_release no_gil;
+              json.begin_array();
+              for (const CommunicatorRecord& record : self.flight_record()) append_json(json, record);
+              json.end_array();
+            }
+            return py::module_::import("holmes_comm.recorder").attr("operations")(json.text());
+          },
+          "The last operations (HOLMES_FLIGHT_RECORDER, default 256), oldest first, as dicts: communicator, op, "
+          "sequence, tag,\n"
+          "dtype, count, bytes, reduction, root, peer, nics, state, queued_s, started_s, finished_s (of the monotonic "
+          "clock),\n"
+          "queued_wall_s, and waiting_for: with whom bytes are missing, and how many. Local (docs/debug.md).");
   module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a,
              "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "clusters"_a = std::vector<int>{},
              "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(),

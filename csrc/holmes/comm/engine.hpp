@@ -10,19 +10,20 @@
 
 #include "holmes/comm/p2p.hpp"
 #include "holmes/core/fork.hpp"
+#include "holmes/debug/communicator_record.hpp"
 
 namespace holmes {
 
 class IoThread;
 
 // Thread-safe except where "driver" is said: that needs the drive lock.
-class Engine : public std::enable_shared_from_this<Engine> {
+class Engine : public RecordSource, public std::enable_shared_from_this<Engine> {
 public:
   // `io_thread` drives what no caller does. `sockets` are the ones of the group and the channels: a forked child has
   // none of them.
   Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
          Duration spin, IoThread& io_thread, std::vector<int> sockets);
-  ~Engine();
+  ~Engine() override;
 
   // Queues an operation; its sequence number is set here. Throws the failure where the communicator is dead.
   void submit(std::unique_ptr<Collective> collective);
@@ -53,6 +54,13 @@ public:
   std::optional<Failure> failure() const;
   Group& group() { return *group_; }
   std::vector<ConnectionInfo> connections() const;
+
+  // --- for the flight record and metrics: engine_record.cpp ---
+  // What all ranks said of themselves, and the communicator's number.
+  void set_identities(std::uint64_t id, std::vector<PeerIdentity> ranks);
+  void request_state() override;
+  CommunicatorRecord record(Clock::time_point until) override;
+  CommunicatorMetrics metrics() override;
 
   // --- for the I/O thread and help: the drive lock and what it protects ---
   std::mutex& drive_lock() { return drive_; }
@@ -98,6 +106,10 @@ private:
   bool goes_on_spinning(std::optional<Clock::time_point>& start, std::optional<Duration>& end) const;
   void wake() const;
   void give_to_io_thread();
+  void record_call(Collective& collective, WorkState state);
+  void record_call(P2pEngine::Request& request);
+  void take_state();
+  void hand_over();
 
   std::unique_ptr<Group> group_;
   UniqueFd wake_fd_;
@@ -111,9 +123,10 @@ private:
   std::mutex drive_;
   std::deque<std::unique_ptr<Collective>> queue_;  // driver; the front one runs
   bool front_started_ = false;
-  std::vector<char> lost_;        // driver; by rank: the control connection ended
-  std::vector<Channel*> tended_;  // channels that need care
-  bool is_watched_ = false;       // driver; the I/O thread calls take_care
+  Clock::time_point last_end_{};                 // driver; of a collective
+  std::vector<char> lost_;                       // driver; by rank: the control connection ended
+  std::vector<Channel*> tended_;                 // channels that need care
+  bool is_watched_ = false;                      // driver; the I/O thread calls take_care
   std::optional<Clock::time_point> verdict_at_;  // driver; deadlines have passed, but others may know more until then
   unsigned spin_misses_ = 0;
   Duration bulk_wait_{};     // how long waits for large pieces last, on average over the last few
@@ -122,11 +135,17 @@ private:
   mutable std::mutex mutex_;  // protects what follows
   std::deque<Submission> inbox_;
   std::uint64_t next_sequence_ = 0;
+  std::uint64_t next_p2p_ = 0;
+  std::uint64_t id_ = 0;
+  std::vector<PeerIdentity> identities_;
+  std::optional<DriverState> state_;  // as last asked for
+  bool has_failed_ = false;
   Failure failure_;
   std::optional<Failure> requested_failure_;
   std::atomic<bool> inbox_filled_{false};
   std::atomic<bool> failure_requested_{false};
   std::atomic<bool> close_requested_{false};
+  std::atomic<bool> state_requested_{false};
   std::atomic<bool> dead_{false};
   std::atomic<int> driver_pending_{0};  // operations the driver holds
 };

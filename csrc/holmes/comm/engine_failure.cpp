@@ -4,6 +4,8 @@
 #include "holmes/comm/engine.hpp"
 #include "holmes/comm/progress.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/debug/dump.hpp"
+#include "holmes/debug/registry.hpp"
 
 namespace holmes {
 namespace {
@@ -144,7 +146,8 @@ void Engine::check_deadlines() try {
     text += queue_.front()->describe() + ", waiting for " + queue_.front()->describe_wait(entered);
   } else {
     text += "communicator '" + group_->name + "': " + overdue;
-    if (culprit && is_silent(*culprit)) text += "; " + group_->controls[*culprit]->describe() + " gives no sign of life";
+    if (culprit && is_silent(*culprit))
+      text += "; " + group_->controls[*culprit]->describe() + " gives no sign of life";
   }
   ErrorContext context{.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}};
   if (culprit) {
@@ -159,10 +162,12 @@ void Engine::check_deadlines() try {
 
 void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {
   std::deque<Submission> unstarted;
+  if (!is_dead()) take_state();  // what it waited for, while that can be told
   {
     std::lock_guard lock(mutex_);
     if (is_dead()) return;
     failure_ = failure;
+    has_failed_ = true;
     unstarted.swap(inbox_);
     inbox_filled_.store(false);
     dead_.store(true, std::memory_order_release);
@@ -174,7 +179,13 @@ void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {
     group_->channels[peer]->shutdown();
     p2p_.channels()[peer]->shutdown();
   }
+  if (!is_internal(group_->name)) {
+    count_failure(group_->name, failure.kind);
+    // Before anybody hears of the error: the process may end then.
+    dump_on_failure(failure.message);
+  }
   const std::exception_ptr error = error_of(failure);
+  const auto now = Clock::now();
   std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();
   std::deque<std::unique_ptr<Collective>> collectives;
   collectives.swap(queue_);
@@ -182,13 +193,18 @@ void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {
     if (auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission)) {
       collectives.push_back(std::move(*collective));
     } else {
-      works.push_back(std::get<P2pEngine::Request>(submission).work);
+      auto& request = std::get<P2pEngine::Request>(submission);
+      group_->recorder->finish(request.record, false, now);
+      works.push_back(request.work);
     }
   }
   driver_pending_.store(0);
   if (also) also->fail(error);
-  for (const auto& collective : collectives) collective->work().fail(error);
-  for (const auto& work : works) work->fail(error);
+  for (const auto& collective : collectives) {
+    group_->recorder->finish(collective->record(), false, now);
+    collective->work().fail(error, now);
+  }
+  for (const auto& work : works) work->fail(error, now);
 }
 
 void Engine::wake() const {

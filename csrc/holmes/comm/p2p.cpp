@@ -105,6 +105,7 @@ bool P2pEngine::send_to(int peer) {
       if (sending.staged) continue;  // the next slot may be ready
       return moved;
     }
+    ++peers_[peer].sent_messages;
     finish(sending.request, -1);
     sends.pop_front();
   }
@@ -201,6 +202,7 @@ bool P2pEngine::recv_from(int peer) {
         return moved;
       }
     }
+    ++state.arrived_messages;
     end_message(peer);
   }
   return moved;
@@ -279,7 +281,9 @@ void P2pEngine::check_sizes(const Request& request, int peer, const Header& head
 void P2pEngine::finish(Request& request, int source) {
   --pending_;
   if (!request.is_send) request.work->set_source_rank(source);
-  request.work->complete();
+  const auto now = Clock::now();
+  group_.recorder->finish(request.record, true, now);
+  request.work->complete(now);
 }
 
 }  // namespace holmes

@@ -20,6 +20,9 @@ public:
     std::uint32_t tag = 0;
     std::shared_ptr<Work> work;
     Clock::time_point deadline;
+    std::uint64_t sequence = 0;  // of this rank's sends and receives
+    std::uint64_t record = 0;    // its number in the flight recorder
+    RecordedCall recorded_call() const;
     cuda::EventPtr begin{};  // of a GPU's memory: its copies come after this
   };
 
@@ -36,6 +39,10 @@ public:
   std::optional<Clock::time_point> next_deadline() const;
   // "recv of 4096 bytes from rank 2 (host b0) on NIC eth0, tag 0: nothing received": what is not finished by `now`.
   std::string describe_overdue(Clock::time_point now) const;
+
+  // What is not finished, appended up to `max_pending` in all; its number.
+  std::size_t append_pending(std::vector<PendingOperation>& pending) const;
+  PeerMessages messages(int peer) const { return {peers_[peer].sent_messages, peers_[peer].arrived_messages, false}; }
 
   bool awaits_recv(int peer) const;
   // Bytes that will come / can be sent next without a break, as Collective's; at least 1 where any is awaited.
@@ -96,6 +103,8 @@ private:
     std::list<Landing> landing;
     Rings send_rings, recv_rings;  // each made when first needed
     bool ended = false;            // see has_ended
+    std::uint64_t sent_messages = 0;
+    std::uint64_t arrived_messages = 0;
     bool is_arriving() const { return header_bytes > 0; }
   };
 

@@ -1,6 +1,8 @@
 // What is pending in a P2pEngine: its deadlines, its description, its end.
 #include "holmes/comm/p2p.hpp"
 
+#include <algorithm>
+
 namespace holmes {
 
 template <typename Visit>
@@ -16,9 +18,46 @@ void P2pEngine::for_each_pending(Visit visit) const {
   for (const Request& request : any_receives_) visit(request, 0, no_stage);
 }
 
+RecordedCall P2pEngine::Request::recorded_call() const {
+  return {.op = is_send ? RecordedOp::send : RecordedOp::recv,
+          .dtype = buffer.dtype,
+          .peer = peer,
+          .sequence = sequence,
+          .tag = tag,
+          .count = buffer.count};
+}
+
+std::size_t P2pEngine::append_pending(std::vector<PendingOperation>& pending) const {
+  std::size_t number = 0;
+  for_each_pending([&](const Request& request, std::size_t done_bytes, const auto*) {
+    if (request.tag == internal_tag) return;
+    ++number;
+    if (pending.size() >= max_pending) return;
+    PendingOperation operation{
+        request.record, request.recorded_call(), true, request.work->is_awaited(), request.work->submitted(), {}};
+    if (request.peer) {
+      PeerProgress progress{.peer = *request.peer, .is_heard = !request.is_send && done_bytes > 0};
+      if (request.is_send) {
+        progress.sent_bytes = done_bytes - std::min(done_bytes, sizeof(Header));
+        progress.to_send_bytes = request.buffer.bytes();
+      } else {
+        progress.received_bytes = done_bytes;
+        progress.to_receive_bytes = request.buffer.bytes();
+      }
+      operation.peers.push_back(progress);
+    }
+    pending.push_back(std::move(operation));
+  });
+  return number;
+}
+
 std::vector<std::shared_ptr<Work>> P2pEngine::take_pending() {
   std::vector<std::shared_ptr<Work>> works;
-  for_each_pending([&](const Request& request, std::size_t, const auto*) { works.push_back(request.work); });
+  const auto now = Clock::now();
+  for_each_pending([&](const Request& request, std::size_t, const auto*) {
+    group_.recorder->finish(request.record, false, now);
+    works.push_back(request.work);
+  });
   for (Peer& peer : peers_) peer = {};
   any_receives_.clear();
   pending_ = 0;

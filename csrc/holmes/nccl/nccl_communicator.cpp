@@ -7,6 +7,7 @@
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/debug/registry.hpp"
 #include "holmes/nccl/agreement.hpp"
 #include "holmes/nccl/scalar.hpp"
 #include "holmes/nccl/watchdog.hpp"
@@ -14,8 +15,8 @@
 namespace holmes {
 namespace {
 
-// Of messages that nobody sends: a receive of one makes the host-memory communicator watch the peer.
-constexpr std::uint32_t watch_tag = 0xffffffff;
+// A receive of a message that nobody sends makes the host-memory communicator watch the peer.
+constexpr std::uint32_t watch_tag = internal_tag;
 // Why the host-memory communicator ends where a rank leaves in order.
 constexpr const char* farewell = "the communicator was destroyed there";
 constexpr auto endless = std::chrono::hours(24 * 365 * 100);
@@ -88,6 +89,8 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
                  nccl_options_.profile.text() + " (" + chosen.reason + ")";
   session_ = std::make_shared<nccl::Session>(
       *chosen.api, *device, nccl::SessionOptions{options_.name, report.host, options_.rank, options_.size, report.net});
+  session_->record()->introduce(control_->flight_record().front());
+  register_source(session_->record());
   session_->connect(id, deadline);
   log(LogLevel::info, options_.rank, "communicator '" + options_.name + "': " + description_);
   for (const std::string& note : chosen.notes)

@@ -2,7 +2,9 @@
 
 #include <thread>
 
+#include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/debug/dump.hpp"
 #include "holmes/nccl/watchdog.hpp"
 
 namespace holmes::nccl {
@@ -24,6 +26,8 @@ std::string seconds_text(Duration time) {
 
 Session::Session(const Api& api, cuda::Device& device, SessionOptions options)
     : api_(api), device_(device), options_(std::move(options)) {
+  record_ = std::make_shared<SessionRecord>(options_.name, options_.rank, options_.size,
+                                            Env::read().flight_recorder_operations);
   const cuda::CurrentDevice current(device_);
   stream_ = device_.make_stream();
 }
@@ -158,6 +162,7 @@ std::shared_ptr<NcclWork> Session::run(const char* operation, cuda::Stream calle
   if (!is_capturing) put_behind_other_libraries();
 
   ++sequence_;
+  const std::uint64_t number = is_capturing ? 0 : record_->begin(operation, buffers);
   const std::string what = std::string(operation) + " (operation " + std::to_string(sequence_) + ")";
   Result result = api_.group_start();
   if (result == success) {
@@ -166,6 +171,7 @@ std::shared_ptr<NcclWork> Session::run(const char* operation, cuda::Stream calle
     if (result == success || result == in_progress) result = ended;
   }
   result = wait_while_in_progress(what.c_str(), result, deadline);
+  if (result != success) record_->finish(number, false);
   if (result == invalid_argument)
     throw UsageError(place() + ": NCCL refuses " + what + ": " + api_.describe(result), {.rank = options_.rank});
   if (result != success)
@@ -186,10 +192,11 @@ std::shared_ptr<NcclWork> Session::run(const char* operation, cuda::Stream calle
   {
     std::lock_guard lock(mutex_);
     if (dead_) {
+      record_->finish(number, false);
       work->fail(error_of(failure_));
       return work;
     }
-    pending_.push_back({work, std::move(buffers), deadline, what});
+    pending_.push_back({work, std::move(buffers), deadline, what, number});
   }
   wake_watchdog();
   return work;
@@ -218,8 +225,13 @@ void Session::fail(const Failure& failure) {
     dead_.store(true, std::memory_order_release);
     pending.swap(pending_);
   }
+  record_->fail(failure);
+  dump_on_failure(failure.message);
   const auto error = error_of(failure);
-  for (auto& one : pending) one.work->fail(error);
+  for (auto& one : pending) {
+    record_->finish(one.record, false);
+    one.work->fail(error);
+  }
   abort_in_background(std::move(pending));
 }
 
@@ -291,6 +303,7 @@ bool Session::poll() {
       if (!pending_.empty() && pending_.front().work == first) {
         finished = std::move(pending_.front());
         pending_.pop_front();
+        record_->finish(finished->record, true);
       }
     }
   } catch (const HolmesError& error) {

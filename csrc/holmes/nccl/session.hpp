@@ -11,6 +11,7 @@
 #include "holmes/core/types.hpp"
 #include "holmes/nccl/api.hpp"
 #include "holmes/nccl/nccl_work.hpp"
+#include "holmes/nccl/session_record.hpp"
 
 namespace holmes::nccl {
 
@@ -42,6 +43,8 @@ public:
   void call(const char* what, const std::function<Result(Comm comm)>& function);
 
   const Api& api() const { return api_; }
+  // Of its operations; never null.
+  const std::shared_ptr<SessionRecord>& record() const { return record_; }
   // Everything pending and later fails with this; NCCL's communicator is aborted in the background. Never blocks; the
   // first failure counts.
   void fail(const Failure& failure);
@@ -58,6 +61,7 @@ private:
     std::vector<Buffer> buffers;
     Clock::time_point deadline;
     std::string what;
+    std::uint64_t record;  // its number there
   };
 
   Result wait_while_in_progress(const char* what, Result result, Clock::time_point deadline);
@@ -71,6 +75,7 @@ private:
   const Api& api_;
   cuda::Device& device_;
   SessionOptions options_;
+  std::shared_ptr<SessionRecord> record_;
   cuda::Stream stream_ = nullptr;
   std::atomic<Comm> comm_{nullptr};  // changed under device_.issue
   std::uint64_t sequence_ = 0;       // under device_.issue

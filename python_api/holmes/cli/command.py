@@ -18,6 +18,7 @@ SUBCOMMANDS = {
     "doctor": ("holmes.cli.doctor:doctor", "Look a job's hosts over before it starts; each finding with its fix."),
     "store": ("holmes.cli.store:store", "Serve the store of an elastic job, which outlives its hosts."),
     "stress": ("holmes.cli.stress:stress", "Communication shaped like training, every result checked."),
+    "debug": ("holmes.cli.debug:debug", "Why a job hangs or failed: who waits for whom, in what, on which NIC."),
     "testbed": ("holmes.testbed.cli:app", "Run a command on emulated nodes and clusters, without root."),
     "bench": ("holmes.cli.bench:bench", "Latency and bandwidth of the collectives, per NIC."),
     "bench compute": ("holmes.cli.bench_compute:compute", "How long a GPT's parts take on this machine."),
