@@ -104,3 +104,23 @@ def copy(to: Array, source: Array, stream: int) -> None:
     """As a kernel that copies would: on the stream, after what is there."""
     arguments = (ctypes.c_ulonglong(to.address), ctypes.c_ulonglong(source.address))
     assert _driver().cuMemcpyAsync(*arguments, ctypes.c_size_t(source.values.nbytes), ctypes.c_void_p(stream)) == 0
+
+
+def most_owners() -> int:
+    """How many owners' operations (images, or communicators where NCCL orders none) ever ran on one GPU at once."""
+    return int(_driver().fake_cuda_most_owners())
+
+
+def capture(stream: int) -> None:
+    """Begins the capture of `stream` into a CUDA graph."""
+    assert _driver().cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 2) == 0
+
+
+def end_capture(stream: int) -> int:
+    graph = ctypes.c_void_p()
+    assert _driver().cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph)) == 0, "work was not joined"
+    return int(graph.value or 0)
+
+
+def launch(graph: int, stream: int) -> None:
+    assert _driver().cuGraphLaunch(ctypes.c_void_p(graph), ctypes.c_void_p(stream)) == 0

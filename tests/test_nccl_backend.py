@@ -17,11 +17,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 WORKER = Path(__file__).parent / "nccl_worker.py"
-FAULTS = ["init_fail", "init_hang", "stream_hang", "async_error", "call_hang", "abort", "rebuild"]
+DEVICE_WORKER = WORKER.with_name("nccl_device_worker.py")
+FAULTS = ["init_fail", "init_hang", "stream_hang", "async_error", "call_hang", "abort", "abort_hang", "rebuild"]
 
 
-def run_case(case: str, version: int) -> None:
-    command = [sys.executable, str(WORKER), case]
+def run_case(case: str, version: int, worker: Path = WORKER) -> None:
+    command = [sys.executable, str(worker), case]
     process = subprocess.run(
         command, env=fake_gpu.environment(version), capture_output=True, text=True, timeout=120, check=False
     )
@@ -32,6 +33,18 @@ def run_case(case: str, version: int) -> None:
 @pytest.mark.parametrize("case", ["collectives", "arguments"])
 def test_every_version(case: str, version: int) -> None:
     run_case(case, version)
+
+
+@pytest.mark.parametrize("version", fake_gpu.VERSIONS)
+def test_reductions_of_every_version(version: int) -> None:
+    run_case("reductions", version, DEVICE_WORKER)
+
+
+# 2.18 has no registration, 2.27 is the first with shrink, and orders its communicators itself only in images.
+@pytest.mark.parametrize("version", [21803, 22707, 23203])
+@pytest.mark.parametrize("case", ["groups", "graphs", "registration", "order", "shrink", "shrink_fails"])
+def test_device_features(case: str, version: int) -> None:
+    run_case(case, version, DEVICE_WORKER)
 
 
 @pytest.mark.parametrize("version", [fake_gpu.VERSIONS[0], fake_gpu.VERSIONS[-1]])

@@ -5,14 +5,17 @@
 //   init_fail    set-up ends with a system error          init_hang    set-up never ends
 //   call_hang    ncclAllReduce does not return            stream_hang  an all_reduce starts and never ends
 //   async_error  as stream_hang, and the communicator has an asynchronous error
-//   abort_hang   ncclCommAbort does not return
+//   abort_hang   ncclCommAbort does not return            shrink_fail  ncclCommShrink fails
+#include <algorithm>
 #include <climits>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -65,7 +68,12 @@ struct ncclComm {
   int size = 0;
   bool is_blocking = true;
   std::string net_name;
+  int device = 0;
+  sockaddr_in root{};
+  int shrinks = 0;
+  std::string root_file;  // of a shrink
   std::vector<int> sockets;
+  std::set<void*> registered;
   std::atomic<int> state{in_progress};
   std::atomic<bool> stop{false};
   std::thread setup;
@@ -104,6 +112,10 @@ struct Operation {
   Transfer block{};
 };
 thread_local int group_depth = 0;
+// An address of this library's own, whichever image of it this is.
+const char library_identity = 0;
+// From here on NCCL itself orders its communicators on a device, where it is told to.
+constexpr bool orders_launches = version >= 22600;
 thread_local std::vector<Operation> group;
 
 bool move(ncclComm& comm, std::vector<Transfer> sends, std::vector<Transfer> recvs) {
@@ -133,8 +145,12 @@ int flush() {
   for (Operation& operation : operations) tasks[{operation.comm, operation.stream}].push_back(operation);
   for (auto& [key, parts] : tasks) {
     ncclComm* const comm = key.first;
-    ++comm->running;
-    fake_cuda_enqueue(key.second, [comm, parts = std::move(parts)] {
+    const bool is_captured = fake_cuda_is_capturing(key.second);
+    if (!is_captured) ++comm->running;
+    fake_cuda_enqueue(key.second, [comm, is_captured, parts = std::move(parts)] {
+      if (is_captured) ++comm->running;
+      const void* owner = orders_launches ? static_cast<const void*>(&library_identity) : comm;
+      fake_cuda_begin_kernel(comm->device, owner);
       bool good = true;
       std::vector<Transfer> sends, recvs;
       for (const Operation& part : parts) {
@@ -147,6 +163,7 @@ int flush() {
       if (!good && comm->state == success) comm->state = fail(remote_error, "fake: a peer is gone or sizes differ");
       // A kernel that cannot go on spins until it is aborted.
       if (!good) sleep_until(comm->stop);
+      fake_cuda_end_kernel(comm->device, owner);
       --comm->running;
     });
   }
@@ -250,6 +267,7 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
   auto* made = new ncclComm();
   made->rank = rank;
   made->size = size;
+  made->device = fake_cuda_device();
   int blocking = 0;
   std::memcpy(&blocking, config + 16, 4);
   made->is_blocking = blocking != 0;
@@ -261,6 +279,7 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
     made->state = fail(invalid_usage, "fake: netName '" + made->net_name + "' is none that exists");
     return made->state;
   }
+  made->root = id.root;
   made->setup = std::thread([made, root = id.root] { set_up(*made, root); });
   if (!made->is_blocking) return in_progress;
   made->setup.join();
@@ -285,6 +304,7 @@ static void end(ncclComm* comm) {
   while (comm->running > 0) ::usleep(100);
   for (const int fd : comm->sockets)
     if (fd >= 0) ::close(fd);
+  if (!comm->root_file.empty()) std::remove(comm->root_file.c_str());
   delete comm;
 }
 
@@ -379,10 +399,50 @@ int ncclRecv(void* data, std::size_t count, int type, int peer, ncclComm* comm, 
 }
 
 #if FAKE_NCCL_VERSION >= 21900
-int ncclCommRegister(ncclComm*, void* buffer, std::size_t, void** handle) {
+int ncclCommRegister(ncclComm* comm, void* buffer, std::size_t bytes, void** handle) {
+  if (comm == nullptr || buffer == nullptr || bytes == 0) return fail(invalid_argument, "fake: register");
   *handle = buffer;
+  comm->registered.insert(buffer);
   return success;
 }
-int ncclCommDeregister(ncclComm*, void*) { return success; }
+int ncclCommDeregister(ncclComm* comm, void* handle) {
+  return comm->registered.erase(handle) == 1 ? success : fail(invalid_argument, "fake: no such registration");
+}
+#endif
+
+#if FAKE_NCCL_VERSION >= 22700
+// The ranks that stay meet at a new root, whose address they leave in a file.
+int ncclCommShrink(ncclComm* old, int* excluded, int count, ncclComm** made, const char* config, int flags) {
+  if (old == nullptr || count <= 0) return fail(invalid_argument, "fake: shrink");
+  if (flags == 1) old->stop = true;
+  if (flags == 0 && old->running > 0) return fail(invalid_usage, "fake: shrink with operations in flight");
+  std::sort(excluded, excluded + count);
+  int rank = 0;
+  for (int r = 0; r < old->rank; ++r) rank += std::binary_search(excluded, excluded + count, r) ? 0 : 1;
+  const char* folder = std::getenv("TMPDIR");
+  const std::string path = std::string(folder ? folder : "/tmp") + "/fake_nccl_" +
+                           std::to_string(ntohs(old->root.sin_port)) + "_" + std::to_string(old->shrinks++);
+  UniqueId id{};
+  if (has_fault(*old, "shrink_fail")) return fail(system_error, "fake: shrinking fails as asked");
+  if (rank == 0) {
+    if (ncclGetUniqueId(&id) != success) return system_error;
+    std::FILE* file = std::fopen((path + ".new").c_str(), "w");
+    if (file == nullptr) return system_error;
+    std::fwrite(&id, sizeof(id), 1, file);
+    std::fclose(file);
+    std::rename((path + ".new").c_str(), path.c_str());
+  } else {
+    std::FILE* file = nullptr;
+    for (int tries = 0; file == nullptr && tries < 5000; ++tries) {
+      file = std::fopen(path.c_str(), "r");
+      if (file == nullptr) ::usleep(1000);
+    }
+    if (file == nullptr || std::fread(&id, sizeof(id), 1, file) != 1) return fail(system_error, "fake: no root");
+    std::fclose(file);
+  }
+  const int result = ncclCommInitRankConfig(made, old->size - count, id, rank, config);
+  if (rank == 0 && *made != nullptr) (*made)->root_file = path;
+  return result;
+}
 #endif
 }

@@ -72,6 +72,16 @@ CurrentDevice::~CurrentDevice() {
   if (changed_) driver().context_set_current(previous_);
 }
 
+std::optional<unsigned long long> capture_of(Stream stream) {
+  const Driver& cuda = driver();
+  int status = 0;
+  unsigned long long id = 0;
+  cuda.check(cuda.stream_get_capture_info(stream, &status, &id, nullptr, nullptr, nullptr),
+             "ask whether a stream is captured");
+  if (status == 0) return std::nullopt;  // CU_STREAM_CAPTURE_STATUS_NONE
+  return id;
+}
+
 std::optional<int> device_of(const void* address) {
   const Driver& cuda = driver();
   const auto at = reinterpret_cast<Address>(address);
