@@ -22,14 +22,16 @@ class GroupOptions:
     nics: which NICs to use; None: HOLMES_NICS. cluster: name of the cluster this rank is in; None: HOLMES_CLUSTER.
     cluster_nics: which NICs to use between ranks of the cluster; None: HOLMES_CLUSTER_NICS. hierarchical_min_bytes:
     size in bytes from which on collectives run hierarchically, "never": none does (for groups that only send, receive
-    and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. As the arguments of `holmes_comm.init`; each
-    rank of the group passes its own. Immutable.
+    and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. nccl_variables: NCCL variables for the
+    group's CUDA tensors alone ({"NCCL_IB_TC": "106"}). As the arguments of `holmes_comm.init`; each rank of the group
+    passes its own. Immutable.
     """
 
     nics: NicSelection | None = None
     cluster: str | None = None
     cluster_nics: NicSelection | None = None
     hierarchical_min_bytes: int | Literal["never"] | None = None
+    nccl_variables: dict[str, str] | None = None
 
 
 class Membership(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,21 @@ def end_capture(stream: int) -> int:
 
 def launch(graph: int, stream: int) -> None:
     assert _driver().cuGraphLaunch(ctypes.c_void_p(graph), ctypes.c_void_p(stream)) == 0
+
+
+def find_module(name: str) -> Path | None:
+    """A Python module of tests/fake_nccl in a build tree; None where it was not built."""
+    found = [path for path in BUILD.glob(f"*/tests/cpp/fake_nccl/{name}.so") if "sanitize" not in str(path)]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def load_module(name: str) -> Any:
+    """That module; torch has been imported."""
+    path = find_module(name)
+    assert path is not None, f"{name} was not built"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

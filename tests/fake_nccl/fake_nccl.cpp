@@ -286,6 +286,18 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
   return made->state;
 }
 
+// For benchmarks that compare with raw calls: blocking, sockets.
+int ncclCommInitRank(ncclComm** comm, int size, UniqueId id, int rank) {
+  auto* made = new ncclComm();
+  made->rank = rank;
+  made->size = size;
+  made->device = fake_cuda_device();
+  made->root = id.root;
+  set_up(*made, id.root);
+  *comm = made;
+  return made->state;
+}
+
 int ncclCommGetAsyncError(ncclComm* comm, int* error) {
   if (comm == nullptr || error == nullptr) return invalid_argument;
   *error = comm->state;
