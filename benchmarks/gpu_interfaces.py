@@ -1,4 +1,4 @@
-"""Two groups of one process on two interfaces, shown by byte counters: `python benchmarks/gpu_interfaces.py [--dry-run]`.
+"""Two groups of one process on two interfaces, shown by byte counters: `gpu_interfaces.py [--dry-run]`.
 
 Starts itself on the two nodes of an emulated testbed (network namespaces, no root needed), each a rank with the same
 GPU. Each rank makes one NCCL communicator per interface that both have, moves some data over each, and reads the
@@ -40,8 +40,9 @@ def sent_bytes() -> dict[str, int]:
 
 
 def run_rank() -> None:
-    import holmes_comm
     from gpu_ranks import communicator
+
+    import holmes_comm
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_server=rank == 0)

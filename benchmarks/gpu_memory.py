@@ -73,7 +73,9 @@ def use_fakes(version: int = 23203) -> None:
     import fake_gpu
 
     if fake_gpu.find("fake_cuda") is None:
-        raise SystemExit("the dry run needs the fake NCCL: configure the build with -DHOLMES_TESTS=ON (`make test-cpp`)")
+        raise SystemExit(
+            "the dry run needs the fake NCCL: configure the build with -DHOLMES_TESTS=ON (`make test-cpp`)"
+        )
     os.environ.update({key: value for key, value in fake_gpu.environment(version).items() if key.startswith("HOLMES_")})
 
 

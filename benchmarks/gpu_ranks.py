@@ -8,6 +8,7 @@ memory of each), `killed` (a killed rank ends the others). `--dry-run`: on the t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -149,7 +150,7 @@ def images(store: Any, rank: int, size: int) -> dict[str, Any]:
     for block in blocks:
         assert place.values(block) == {float(size) ** 10}
     comms[0].barrier()
-    grown = [(after - before) / 2**20 / size for before, after in zip(used, used[1:], strict=False)]
+    grown = [(after - before) / 2**20 / size for before, after in itertools.pairwise(used)]
     return {"images": len(comms), "gpu_memory_mib_per_further_image": [round(one, 1) for one in grown]}
 
 
@@ -173,7 +174,9 @@ def killed(store: Any, rank: int, size: int) -> dict[str, Any]:
     raise AssertionError("the lost rank was not noticed")
 
 
-def _run_rank(body: Callable[..., Any], rank: int, size: int, port: int, results: Any, arguments: tuple[Any, ...]) -> None:
+def _run_rank(
+    body: Callable[..., Any], rank: int, size: int, port: int, results: Any, arguments: tuple[Any, ...]
+) -> None:
     import holmes_comm
 
     store = holmes_comm.TcpStore("127.0.0.1", port)
@@ -206,7 +209,9 @@ def launch(body: Callable[..., Any], ranks: int, *arguments: Any, lost: tuple[in
             try:
                 rank, outcome, error = results.get(timeout=1.0)
             except queue.Empty:
-                dead = [r for r, p in enumerate(processes) if p.exitcode not in (None, 0) and r not in (*lost, *outcomes)]
+                dead = [
+                    r for r, p in enumerate(processes) if p.exitcode not in (None, 0) and r not in (*lost, *outcomes)
+                ]
                 if dead or time.monotonic() > deadline:
                     raise SystemExit(f"ranks {dead} died" if dead else f"not done after {LIMIT_S:g} s") from None
                 continue

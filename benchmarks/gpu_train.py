@@ -25,7 +25,9 @@ def model_of(device: Any) -> Any:
 
     torch.manual_seed(7)
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-    model = torch.nn.Sequential(torch.nn.Embedding(256, 64), torch.nn.TransformerEncoder(layer, 2), torch.nn.Linear(64, 256))
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(256, 64), torch.nn.TransformerEncoder(layer, 2), torch.nn.Linear(64, 256)
+    )
     return model.to(device)
 
 
@@ -108,10 +110,22 @@ def main() -> None:
     worst = {
         name: max(abs(a - b) for a, b in zip(outcome[name], wanted, strict=True)) for name in ("ddp", "overlapped")
     }
-    print(json.dumps({"device": device_name, "first_loss": wanted[0], "last_loss": wanted[-1], "largest_difference": worst,
-                      "communicators": outcome["communicators"]}, indent=1))
+    print(
+        json.dumps(
+            {
+                "device": device_name,
+                "first_loss": wanted[0],
+                "last_loss": wanted[-1],
+                "largest_difference": worst,
+                "communicators": outcome["communicators"],
+            },
+            indent=1,
+        )
+    )
     assert wanted[-1] < wanted[0], "it does not learn"
-    assert all(difference < TOLERANCE for difference in worst.values()), f"losses differ: {worst}, tolerance {TOLERANCE}"
+    assert all(difference < TOLERANCE for difference in worst.values()), (
+        f"losses differ: {worst}, tolerance {TOLERANCE}"
+    )
     assert arguments.dry_run or outcome["communicators"], "nothing went over NCCL"
 
 

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from holmes_comm.clusters import GroupOptions
     from holmes_comm.nics import NicSelection
 
-__all__ = ["NAME", "autoload", "connections", "device_descriptions", "group_options", "group_options_from", "nic_reason", "register"]
+__all__ = [
+    "NAME",
+    "autoload",
+    "connections",
+    "device_descriptions",
+    "group_options",
+    "group_options_from",
+    "nic_reason",
+    "register",
+]
 
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
@@ -170,7 +179,7 @@ def _create(options: Any, pg_options: Any) -> Any:
 def _agree_device(
     store: Any, selection: NicSelection | None, asked: GroupOptions, timeout_s: float, name: str, rank: int, size: int
 ) -> tuple[Any, ...]:
-    """What an NCCL communicator of a group may use. Collective over its ``size`` ranks; called by ProcessGroupHolmes."""
+    """What an NCCL communicator of a group may use. Collective over its ``size`` ranks; ProcessGroupHolmes calls it."""
     from holmes_comm.clusters import bindings
     from holmes_comm.nccl_agreement import agree_nccl, nccl_package_paths
 

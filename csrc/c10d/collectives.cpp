@@ -40,8 +40,7 @@ ReduceOp reduce_op(const ::c10d::ReduceOp& op, const Communicator& comm, CallOpt
       const auto* factor = static_cast<const ::c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
       if (!comm.device() || factor == nullptr)
         throw UsageError("ReduceOp.PREMUL_SUM is for CUDA tensors; multiply the tensor and use ReduceOp.SUM");
-      call.premultiply =
-          factor->tensor_factor.defined() ? factor->tensor_factor.item<double>() : factor->double_factor;
+      call.premultiply = factor->tensor_factor.defined() ? factor->tensor_factor.item<double>() : factor->double_factor;
       return ReduceOp::sum;
     }
     default:
@@ -64,17 +63,19 @@ void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* what
 }  // namespace
 
 TorchWork ProcessGroupHolmes::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& opts) {
-  return run(OpType::BROADCAST, "holmes:broadcast", opts, first_of(tensors), [&](Operands& operands, Communicator& comm, auto& call) {
-    const Buffer data = operands.in_place(only(tensors, "broadcast's tensor list"));
-    return one(comm.broadcast(data, static_cast<int>(opts.rootRank), call));
-  });
+  return run(OpType::BROADCAST, "holmes:broadcast", opts, first_of(tensors),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Buffer data = operands.in_place(only(tensors, "broadcast's tensor list"));
+               return one(comm.broadcast(data, static_cast<int>(opts.rootRank), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& opts) {
-  return run(OpType::ALLREDUCE, "holmes:all_reduce", opts, first_of(tensors), [&](Operands& operands, Communicator& comm, auto& call) {
-    const Buffer data = operands.in_place(only(tensors, "all_reduce's tensor list"), Payload::reduce);
-    return one(comm.all_reduce(data, reduce_op(opts.reduceOp, comm, call), call));
-  });
+  return run(OpType::ALLREDUCE, "holmes:all_reduce", opts, first_of(tensors),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Buffer data = operands.in_place(only(tensors, "all_reduce's tensor list"), Payload::reduce);
+               return one(comm.all_reduce(data, reduce_op(opts.reduceOp, comm, call), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) {
@@ -88,21 +89,24 @@ TorchWork ProcessGroupHolmes::allreduce_coalesced(Tensors& tensors, const ::c10d
 }
 
 TorchWork ProcessGroupHolmes::reduce(Tensors& tensors, const ::c10d::ReduceOptions& opts) {
-  return run(OpType::REDUCE, "holmes:reduce", opts, first_of(tensors), [&](Operands& operands, Communicator& comm, auto& call) {
-    const at::Tensor& tensor = only(tensors, "reduce's tensor list");
-    const Buffer data =
-        opts.rootRank == rank_ ? operands.in_place(tensor, Payload::reduce) : operands.input(tensor, Payload::reduce);
-    return one(comm.reduce(data, static_cast<int>(opts.rootRank), reduce_op(opts.reduceOp, comm, call), call));
-  });
+  return run(
+      OpType::REDUCE, "holmes:reduce", opts, first_of(tensors),
+      [&](Operands& operands, Communicator& comm, auto& call) {
+        const at::Tensor& tensor = only(tensors, "reduce's tensor list");
+        const Buffer data = opts.rootRank == rank_ ? operands.in_place(tensor, Payload::reduce)
+                                                   : operands.input(tensor, Payload::reduce);
+        return one(comm.reduce(data, static_cast<int>(opts.rootRank), reduce_op(opts.reduceOp, comm, call), call));
+      });
 }
 
 TorchWork ProcessGroupHolmes::allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) {
-  return run(OpType::ALLGATHER, "holmes:all_gather", opts, first_of(inputs), [&](Operands& operands, Communicator& comm, auto& call) {
-    const Tensors& list = only(outputs, "all_gather's list of output lists");
-    check_length(list.size(), size_, "all_gather's output list");
-    const Buffer input = operands.input(only(inputs, "all_gather's input list"));
-    return one(comm.all_gather(operands.outputs(list), input, call));
-  });
+  return run(OpType::ALLGATHER, "holmes:all_gather", opts, first_of(inputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Tensors& list = only(outputs, "all_gather's list of output lists");
+               check_length(list.size(), size_, "all_gather's output list");
+               const Buffer input = operands.input(only(inputs, "all_gather's input list"));
+               return one(comm.all_gather(operands.outputs(list), input, call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -146,40 +150,43 @@ TorchWork ProcessGroupHolmes::allgather_into_tensor_coalesced(Tensors& outputs, 
 }
 
 TorchWork ProcessGroupHolmes::gather(TensorLists& outputs, Tensors& inputs, const ::c10d::GatherOptions& opts) {
-  return run(OpType::GATHER, "holmes:gather", opts, first_of(inputs), [&](Operands& operands, Communicator& comm, auto& call) {
-    const Buffer input = operands.input(only(inputs, "gather's input list"));
-    std::vector<Buffer> targets;
-    if (opts.rootRank == rank_) {
-      const Tensors& list = only(outputs, "gather's list of output lists");
-      check_length(list.size(), size_, "gather's output list");
-      targets = operands.outputs(list);
-    }
-    return one(comm.gather(std::move(targets), input, static_cast<int>(opts.rootRank), call));
-  });
+  return run(OpType::GATHER, "holmes:gather", opts, first_of(inputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Buffer input = operands.input(only(inputs, "gather's input list"));
+               std::vector<Buffer> targets;
+               if (opts.rootRank == rank_) {
+                 const Tensors& list = only(outputs, "gather's list of output lists");
+                 check_length(list.size(), size_, "gather's output list");
+                 targets = operands.outputs(list);
+               }
+               return one(comm.gather(std::move(targets), input, static_cast<int>(opts.rootRank), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& opts) {
-  return run(OpType::SCATTER, "holmes:scatter", opts, first_of(outputs), [&](Operands& operands, Communicator& comm, auto& call) {
-    const Buffer output = operands.output(only(outputs, "scatter's output list"));
-    std::vector<Buffer> sources;
-    if (opts.rootRank == rank_) {
-      const Tensors& list = only(inputs, "scatter's list of input lists");
-      check_length(list.size(), size_, "scatter's input list");
-      sources = operands.inputs(list);
-    }
-    return one(comm.scatter(output, std::move(sources), static_cast<int>(opts.rootRank), call));
-  });
+  return run(OpType::SCATTER, "holmes:scatter", opts, first_of(outputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Buffer output = operands.output(only(outputs, "scatter's output list"));
+               std::vector<Buffer> sources;
+               if (opts.rootRank == rank_) {
+                 const Tensors& list = only(inputs, "scatter's list of input lists");
+                 check_length(list.size(), size_, "scatter's input list");
+                 sources = operands.inputs(list);
+               }
+               return one(comm.scatter(output, std::move(sources), static_cast<int>(opts.rootRank), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                              const ::c10d::ReduceScatterOptions& opts) {
-  return run(
-      OpType::REDUCE_SCATTER, "holmes:reduce_scatter", opts, first_of(outputs), [&](Operands& operands, Communicator& comm, auto& call) {
-        const Tensors& list = only(inputs, "reduce_scatter's list of input lists");
-        check_length(list.size(), size_, "reduce_scatter's input list");
-        const Buffer output = operands.output(only(outputs, "reduce_scatter's output list"), Payload::reduce);
-        return one(comm.reduce_scatter(output, operands.inputs(list, Payload::reduce), reduce_op(opts.reduceOp, comm, call), call));
-      });
+  return run(OpType::REDUCE_SCATTER, "holmes:reduce_scatter", opts, first_of(outputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Tensors& list = only(inputs, "reduce_scatter's list of input lists");
+               check_length(list.size(), size_, "reduce_scatter's input list");
+               const Buffer output = operands.output(only(outputs, "reduce_scatter's output list"), Payload::reduce);
+               return one(comm.reduce_scatter(output, operands.inputs(list, Payload::reduce),
+                                              reduce_op(opts.reduceOp, comm, call), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -195,18 +202,19 @@ TorchWork ProcessGroupHolmes::_reduce_scatter_base(at::Tensor& output, at::Tenso
 
 TorchWork ProcessGroupHolmes::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                               const ::c10d::ReduceScatterOptions& opts) {
-  return run(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "holmes:reduce_scatter_tensor_coalesced", opts, first_of(inputs),
-             [&](Operands& operands, Communicator& comm, auto& call) {
-               check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced");
-               std::vector<WorkPtr> works;
-               for (std::size_t i = 0; i < inputs.size(); ++i) {
-                 const Buffer target = operands.output(outputs[i], Payload::reduce);
-                 auto sources = equal_pieces(operands.input(inputs[i], Payload::reduce), size_,
-                                             "an input of reduce_scatter_tensor");
-                 works.push_back(comm.reduce_scatter(target, std::move(sources), reduce_op(opts.reduceOp, comm, call), call));
-               }
-               return works;
-             });
+  return run(
+      OpType::REDUCE_SCATTER_TENSOR_COALESCED, "holmes:reduce_scatter_tensor_coalesced", opts, first_of(inputs),
+      [&](Operands& operands, Communicator& comm, auto& call) {
+        check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced");
+        std::vector<WorkPtr> works;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+          const Buffer target = operands.output(outputs[i], Payload::reduce);
+          auto sources =
+              equal_pieces(operands.input(inputs[i], Payload::reduce), size_, "an input of reduce_scatter_tensor");
+          works.push_back(comm.reduce_scatter(target, std::move(sources), reduce_op(opts.reduceOp, comm, call), call));
+        }
+        return works;
+      });
 }
 
 TorchWork ProcessGroupHolmes::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -224,11 +232,12 @@ TorchWork ProcessGroupHolmes::alltoall_base(at::Tensor& output, at::Tensor& inpu
 }
 
 TorchWork ProcessGroupHolmes::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& opts) {
-  return run(OpType::ALLTOALL, "holmes:all_to_all", opts, first_of(inputs), [&](Operands& operands, Communicator& comm, auto& call) {
-    check_length(outputs.size(), size_, "all_to_all's output list");
-    check_length(inputs.size(), size_, "all_to_all's input list");
-    return one(comm.all_to_all(operands.outputs(outputs), operands.inputs(inputs), call));
-  });
+  return run(OpType::ALLTOALL, "holmes:all_to_all", opts, first_of(inputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               check_length(outputs.size(), size_, "all_to_all's output list");
+               check_length(inputs.size(), size_, "all_to_all's input list");
+               return one(comm.all_to_all(operands.outputs(outputs), operands.inputs(inputs), call));
+             });
 }
 
 }  // namespace holmes::torch_backend

@@ -47,8 +47,8 @@ private:
   const int size_;
   const Make make_;
   std::mutex making_;
-  mutable std::mutex mutex_;  // protects what follows
-  int device_ = -1;           // -1: no tensor yet
+  mutable std::mutex mutex_;                                            // protects what follows
+  int device_ = -1;                                                     // -1: no tensor yet
   std::map<std::vector<int>, std::shared_ptr<NcclCommunicator>> made_;  // by members
 };
 

@@ -15,8 +15,8 @@ void* native_stream_of(const Guard& guard, const c10::Stream& stream) {
   } else {
     const c10::StreamGuard make_current(stream);
     const pybind11::gil_scoped_acquire gil;
-    const auto number = pybind11::module_::import("torch._C").attr("_cuda_getCurrentRawStream")(
-        static_cast<int>(stream.device_index()));
+    const auto number = pybind11::module_::import("torch._C")
+                            .attr("_cuda_getCurrentRawStream")(static_cast<int>(stream.device_index()));
     return reinterpret_cast<void*>(number.template cast<std::uintptr_t>());
   }
 }

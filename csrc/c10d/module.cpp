@@ -17,8 +17,8 @@ namespace py = pybind11;
 namespace holmes::torch_backend {
 namespace {
 
-// What Python agreed on for an NCCL communicator: transport, HCA ports, interfaces, GID index, NCCL variables, NCCL host
-// id, NICs of the host-memory communicator beside it, libraries of Python packages.
+// What Python agreed on for an NCCL communicator: transport, HCA ports, interfaces, GID index, NCCL variables, NCCL
+// host id, NICs of the host-memory communicator beside it, libraries of Python packages.
 using DevicePlan = std::tuple<std::string, std::vector<std::string>, std::vector<std::string>, std::optional<int>,
                               std::map<std::string, std::string>, std::string, NicPairs, std::vector<std::string>>;
 

@@ -209,10 +209,11 @@ TorchWork ProcessGroupHolmes::recvAnysource(Tensors& tensors, int tag) {
     std::chrono::milliseconds timeout = ::c10d::kUnsetTimeout;
     bool asyncOp = true;
   } opts;
-  return run(OpType::RECVANYSOURCE, "holmes:recv_any", opts, only_tensor(tensors, "recv"), [&](Operands& operands, Communicator& comm, auto& call) {
-    Buffer buffer = operands.output(only_tensor(tensors, "recv"));
-    return std::vector{comm.recv_any(std::move(buffer), checked_tag(tag), call)};
-  });
+  return run(OpType::RECVANYSOURCE, "holmes:recv_any", opts, only_tensor(tensors, "recv"),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               Buffer buffer = operands.output(only_tensor(tensors, "recv"));
+               return std::vector{comm.recv_any(std::move(buffer), checked_tag(tag), call)};
+             });
 }
 
 TorchWork ProcessGroupHolmes::barrier(const ::c10d::BarrierOptions& opts) {

@@ -23,10 +23,10 @@ using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<std::vector<at::Tensor>>;
 using TorchWork = c10::intrusive_ptr<::c10d::Work>;
 
-// CPU tensors over one Communicator, CUDA tensors over NCCL on the NICs that `devices` gives it (device_communicators.hpp).
-// On CPU tensors operations with `asyncOp` false run in the calling thread and are done on return;
-// the others, and send and receive (c10d does not tell their two forms apart), run in the engine. Thread-safe; a
-// coalescing block belongs to the thread that started it.
+// CPU tensors over one Communicator, CUDA tensors over NCCL on the NICs that `devices` gives it
+// (device_communicators.hpp). On CPU tensors operations with `asyncOp` false run in the calling thread and are done on
+// return; the others, and send and receive (c10d does not tell their two forms apart), run in the engine. Thread-safe;
+// a coalescing block belongs to the thread that started it.
 class ProcessGroupHolmes final : public ::c10d::Backend {
 public:
   // Collective over the group: connects it. `global_ranks` and `nic_reason` are only information.

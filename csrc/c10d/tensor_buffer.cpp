@@ -68,9 +68,10 @@ Buffer contiguous_buffer(const at::Tensor& tensor) {
 Operands::Operands(c10::Device device) : device_(device) {
   if (device.is_cpu()) return;
   if (!device.is_cuda())
-    throw UsageError("the tensor is on device " + device.str() +
-                     "; the holmes backend takes CPU and CUDA tensors: call .cpu() or give that device its own backend " +
-                     "(init_process_group(\"cpu:holmes," + c10::DeviceTypeName(device.type(), true) + ":...\"))");
+    throw UsageError(
+        "the tensor is on device " + device.str() +
+        "; the holmes backend takes CPU and CUDA tensors: call .cpu() or give that device its own backend " +
+        "(init_process_group(\"cpu:holmes," + c10::DeviceTypeName(device.type(), true) + ":...\"))");
   stream_ = current_stream(device);
 }
 

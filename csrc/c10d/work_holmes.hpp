@@ -14,8 +14,8 @@
 
 namespace holmes::torch_backend {
 
-// One operation, or several that finish together. Every wait on a failed one throws, again and again. On a GPU, wait and
-// get_future order streams and do not block the host, as ProcessGroupNCCL's: what runs after them sees the result.
+// One operation, or several that finish together. Every wait on a failed one throws, again and again. On a GPU, wait
+// and get_future order streams and do not block the host, as ProcessGroupNCCL's: what runs after them sees the result.
 // Thread-safe once started.
 class WorkHolmes final : public ::c10d::Work {
 public:

@@ -104,8 +104,7 @@ at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type, c10::DeviceIndex de
 }
 
 at::Tensor empty_memory_format(at::IntArrayRef sizes, std::optional<at::ScalarType> type, std::optional<at::Layout>,
-                               std::optional<at::Device> device, std::optional<bool>,
-                               std::optional<at::MemoryFormat>) {
+                               std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat>) {
   const bool is_named = device && device->has_index();
   return empty(sizes, type.value_or(at::kFloat), is_named ? device->index() : current.device);
 }
@@ -148,5 +147,6 @@ PYBIND11_MODULE(fake_torch_cuda, m) {
   m.def("values", [](const at::Tensor& tensor) { return as_cpu(tensor).clone(); });  // without waiting for anything
   m.def("use_device", [](int device) { use_device(static_cast<c10::DeviceIndex>(device)); });
   m.def("current_stream", [](int device) { return current.streams[static_cast<std::size_t>(device)]; });
-  m.def("set_stream", [](int device, std::int64_t stream) { current.streams[static_cast<std::size_t>(device)] = stream; });
+  m.def("set_stream",
+        [](int device, std::int64_t stream) { current.streams[static_cast<std::size_t>(device)] = stream; });
 }
