@@ -56,6 +56,7 @@ class Variant:
         self.step_number = 0
         self.step_s: list[float] = []
         self.others_cores: list[float] = []
+        self.cpu_s: list[float] = []  # of a step, all threads of a rank, mean of the ranks
 
     def adam(self, parameters) -> None:
         self.optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
@@ -82,6 +83,7 @@ class Variant:
         dist.all_reduce(own)
         self.step_s.append(taken.item())
         self.others_cores.append(max(machine_s - own.item(), 0) / wall_s)
+        self.cpu_s.append(own.item() / steps / dist.get_world_size())
         if isinstance(self.optimizer, holmes.DistributedOptimizer):
             self.optimizer.synchronize()
 
@@ -97,34 +99,62 @@ class Ours(Variant):
         self.reports.append(self.optimizer.last_report)
 
 
-def make_variants(settings, batches, groups, bucket_bytes) -> list[Variant]:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
+def compute_alone(settings: Settings, batches: Batches, title: str) -> Variant:
+    """Nothing is sent, and the optimizer steps half of the elements, as a rank of two does where it is sharded."""
+    alone = Variant(settings, batches, title)
+    parameters, half = sorted(alone.model.parameters(), key=torch.Tensor.numel, reverse=True), []
+    total = sum(p.numel() for p in parameters)
+    for parameter in parameters:
+        if sum(p.numel() for p in half) + parameter.numel() <= total / 2:
+            half.append(parameter)
+    alone.adam(half)
+    alone.optimizer.zero_grad = lambda: alone.model.zero_grad()  # type: ignore[method-assign, misc]
+    return alone
+
+
+def ddp(settings: Settings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
+    variant = Variant(settings, batches, title)
+    variant.model = DistributedDataParallel(variant.model, process_group=group, gradient_as_bucket_view=True)
+    variant.adam(variant.model.parameters())
+    return variant
+
+
+def zero(settings: Settings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    variants = []
-    alone = Variant(settings, batches, "compute")
-    half = list(alone.model.parameters())
-    alone.adam(half[::2])
-    alone.optimizer.zero_grad = lambda: alone.model.zero_grad()
-    variants.append(alone)
+    variant = ddp(settings, batches, title, group)
+    variant.optimizer = ZeroRedundancyOptimizer(
+        variant.model.parameters(), torch.optim.AdamW, process_group=group, lr=1e-3, fused=True
+    )
+    return variant
+
+
+def fsdp(settings: Settings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    variant = Variant(settings, batches, title)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for block in variant.model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    fully_shard(variant.model, mesh=mesh, reshard_after_forward=False)
+    variant.adam(variant.model.parameters())
+    return variant
+
+
+def make_variants(settings, batches, groups, bucket_bytes, only) -> list[Variant]:
+    """The first is the compute alone, the second DistributedOptimizer; then those whose title has a word of `only`."""
+
+    def ours(settings, batches, title, group):
+        return Ours(settings, batches, title, group, bucket_bytes=bucket_bytes)
+
+    makers = {"DistributedOptimizer": ours, "DDP": ddp, "DDP + ZeroRedundancyOptimizer": zero, "FSDP2": fsdp}
+    variants = [compute_alone(settings, batches, "compute")]
     for backend, group in groups.items():
-        variants.append(Ours(settings, batches, f"DistributedOptimizer, {backend}", group, bucket_bytes=bucket_bytes))
-        ddp = Variant(settings, batches, f"DDP, {backend}")
-        ddp.model = DistributedDataParallel(ddp.model, process_group=group, gradient_as_bucket_view=True)
-        ddp.adam(ddp.model.parameters())
-        zero = Variant(settings, batches, f"DDP + ZeroRedundancyOptimizer, {backend}")
-        zero.model = DistributedDataParallel(zero.model, process_group=group, gradient_as_bucket_view=True)
-        zero.optimizer = ZeroRedundancyOptimizer(
-            zero.model.parameters(), torch.optim.AdamW, process_group=group, lr=1e-3, fused=True
-        )
-        fsdp = Variant(settings, batches, f"FSDP2, {backend}")
-        mesh = DeviceMesh.from_group(group, "cpu")
-        for block in fsdp.model.blocks:
-            fully_shard(block, mesh=mesh, reshard_after_forward=False)
-        fully_shard(fsdp.model, mesh=mesh, reshard_after_forward=False)
-        fsdp.adam(fsdp.model.parameters())
-        variants += [ddp, zero, fsdp]
+        for name, maker in makers.items():
+            title = f"{name}, {backend}"
+            if len(variants) == 1 or not only or any(word in title for word in only):
+                variants.append(maker(settings, batches, title, group))
     return variants
 
 
@@ -157,9 +187,8 @@ def work(arguments) -> None:
     dist.init_process_group("gloo")
     groups = {name: dist.new_group(backend=name) for name in ("holmes", "gloo")}
     batches = Batches(settings)
-    variants = make_variants(settings, batches, groups, arguments.bucket_bytes)
-    ours = next(v for v in variants if isinstance(v, Ours))
-    chosen = [v for v in variants if not arguments.only or any(word in v.title for word in arguments.only)]
+    chosen = make_variants(settings, batches, groups, arguments.bucket_bytes, arguments.only)
+    ours = next(v for v in chosen if isinstance(v, Ours))
     for variant in chosen:  # warms up, records the order of use
         for _ in range(3):
             variant.step()

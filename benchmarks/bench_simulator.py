@@ -5,9 +5,12 @@ on the Ethernet that all share), and the simulator predicts both step times from
 fitted to step times. Writes results/simulator.json and prints a table; exits with 1 where the median error of a layout
 is above the goal.
 
-others: cores that other processes kept busy while `holmes bench` calibrated and just before the demo, which no model
-knows. Runs with more than --most-others do not count; they stay in the result, marked.
+others: cores that other processes kept busy while `holmes bench` calibrated and while the demo ran, which no model
+knows. A measurement with more than --most-others is repeated, --attempts times at most; a round that has one all the
+same does not count; it stays in the result, marked.
 """
+
+from __future__ import annotations
 
 import argparse
 import dataclasses
@@ -16,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from importlib import resources
 from pathlib import Path
 
@@ -24,9 +26,10 @@ import yaml
 from simulator_jobs import gloo_job, holmes_job
 
 from holmes.bench import report
-from holmes.bench.timing import machine_cpu_s
+from holmes.bench.quiet import Others, Quiet
 from holmes.demo.data import Batches
 from holmes.demo.run_demo import make_runs, testbed_launch
+from holmes.demo.runs import Run
 from holmes.demo.settings import Settings
 from holmes.plan import Plan
 from holmes.simulate import Rates, compute_from_bench, link_from_bench, make_step, simulate
@@ -39,18 +42,29 @@ HERE = Path(__file__).parent
 LAYOUTS = ("holmes", "gloo")
 
 
-def others_cores(seconds: float = 1.0) -> float:
-    """Cores busy while this process sleeps."""
-    before = machine_cpu_s()
-    time.sleep(seconds)
-    return (machine_cpu_s() - before) / seconds
-
-
-def bench(*arguments: str, path: Path) -> Path:
+def bench(quiet: Quiet, *arguments: str, path: Path) -> Path:
     """Runs `holmes bench` and returns the file of its result. Raises CalledProcessError where it fails."""
-    command = [sys.executable, "-m", "holmes", "bench", *arguments, "--json", str(path)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def call() -> tuple[str, float]:
+        command = [sys.executable, "-m", "holmes", "bench", *arguments, "--json", str(path)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        text = path.read_text()
+        return text, max(row.get("foreign_cores") or 0.0 for row in json.loads(text)["rows"])
+
+    path.write_text(quiet.measure(f"holmes bench {arguments[0]}, {path.stem}", call))
     return path
+
+
+def run_demo(quiet: Quiet, name: str, settings: Settings) -> Run:
+    """The demo's run of that name, trained."""
+
+    def call() -> tuple[Run, float]:
+        run = next(run for run in make_runs("holmes", ETHERNET) if run.name == name)
+        with Others() as others, testbed_launch(SPEC) as launch:
+            run.execute(settings, launch, lambda done: None)
+        return run, others.cores
+
+    return quiet.measure(f"demo, {name}", call)
 
 
 def cluster_spec(cluster: str, folder: Path) -> Path:
@@ -62,12 +76,12 @@ def cluster_spec(cluster: str, folder: Path) -> Path:
     return path
 
 
-def calibrate(settings: Settings, folder: Path) -> tuple[Rates, Rates]:
+def calibrate(quiet: Quiet, settings: Settings, folder: Path) -> tuple[Rates, Rates]:
     """Rates of the Holmes run and of the Gloo run, from `holmes bench` on the demo's machine and testbed."""
     spec, ranks = load_spec(SPEC), len(load_spec(SPEC).nodes)
     measured, cores = compute_from_bench(
         bench(
-            "compute", "--hidden", str(settings.width), "--heads", str(settings.heads),
+            quiet, "compute", "--hidden", str(settings.width), "--heads", str(settings.heads),
             "--sequence", str(settings.sequence), "--vocabulary", str(Batches(settings).vocabulary),
             "--layers", str(settings.layers // settings.pipeline),
             "--micro-batch", str(settings.share(ranks // settings.pipeline * settings.micro_batches, "ranks")),
@@ -80,45 +94,40 @@ def calibrate(settings: Settings, folder: Path) -> tuple[Rates, Rates]:
     links = {}
     for cluster in spec.clusters:
         nic = next(nic for nic in cluster.nodes[0].nics if nic.network != spec.common_network)
+        # Sizes of DistributedOptimizer's buckets on this model: small ones cost more processor time for each byte.
         found = bench(
-            "all_reduce", "--testbed", str(cluster_spec(cluster.name, folder)), "--sizes", f"1M,{bucket},8M",
-            "--nics", nic.name, "--through", "torch", "--peers", "none", *timed, path=folder / f"{nic.name}.json",
+            quiet, "reduce_scatter", "all_gather", "--testbed", str(cluster_spec(cluster.name, folder)), "--sizes",
+            "512K,1M,1.5M", "--nics", nic.name, "--through", "torch", "--peers", "none", *timed,
+            path=folder / f"{nic.name}.json",
         )  # fmt: skip
         links[nic.nic_class] = link_from_bench(found)
     found = bench(
-        "ping_pong", "send_recv", "--testbed", SPEC, "--sizes", "32K,64K,128K", "--nics", ETHERNET, "--through",
+        quiet, "ping_pong", "send_recv", "--testbed", SPEC, "--sizes", "32K,64K,128K", "--nics", ETHERNET, "--through",
         "torch", "--peers", "none", *timed, path=folder / "ethernet.json",
     )  # fmt: skip
     links["ethernet"] = link_from_bench(found)
     found = bench(
-        "all_reduce", "--testbed", SPEC, "--sizes", f"1M,{bucket},8M", "--no-holmes", "--peers", "gloo", "--rounds",
-        "2", "--seconds", "1.5", "--warmup", "1", path=folder / "gloo.json",
+        quiet, "all_reduce", "--testbed", SPEC, "--sizes", f"1M,{bucket},8M", "--no-holmes", "--peers", "gloo",
+        "--rounds", "2", "--seconds", "1.5", "--warmup", "1", path=folder / "gloo.json",
     )  # fmt: skip
     gloo = {"ethernet": link_from_bench(found)}
     return Rates(None, links, measured, cores), Rates(None, gloo, measured, cores)
 
 
-def calibration_others(folder: Path) -> float:
-    """The most that others kept busy during one measurement of `holmes bench`."""
-    files = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    return max(row.get("foreign_cores") or 0.0 for document in files for row in document["rows"])
-
-
-def one_round(settings: Settings, gloo_steps: int, folder: Path) -> dict:
+def one_round(settings: Settings, gloo_steps: int, quietly: tuple[float, int], folder: Path) -> dict:
     """One round: rates, measured and predicted step times of both layouts."""
-    ours_rates, gloo_rates = calibrate(settings, folder)
-    single, gloo, ours = make_runs("holmes", ETHERNET)
-    del single
+    calibration = Quiet(*quietly)
+    ours_rates, gloo_rates = calibrate(calibration, settings, folder)
     row: dict = {"rates": {"holmes": ours_rates.to_dict(), "gloo": gloo_rates.to_dict()}}
-    row["bench_others_cores"] = calibration_others(folder)
-    for name, run, steps in (("holmes", ours, settings.steps), ("gloo", gloo, gloo_steps)):
-        others = others_cores()
-        with testbed_launch(SPEC) as launch:
-            run.execute(dataclasses.replace(settings, steps=steps), launch, lambda done: None)
-        row[name] = {"measured_s": run.step_s(), "others_cores": others}
+    row["bench_others_cores"] = calibration.worst
+    runs = {}
+    for name, steps in (("holmes", settings.steps), ("gloo", gloo_steps)):
+        quiet = Quiet(*quietly)
+        runs[name] = run_demo(quiet, name, dataclasses.replace(settings, steps=steps))
+        row[name] = {"measured_s": runs[name].step_s(), "others_cores": quiet.worst}
     vocabulary = Batches(settings).vocabulary
     jobs = {
-        "holmes": (holmes_job(settings, vocabulary, Plan.from_dict(ours.plan() or {})), ours_rates),
+        "holmes": (holmes_job(settings, vocabulary, Plan.from_dict(runs["holmes"].plan() or {})), ours_rates),
         "gloo": (gloo_job(settings, vocabulary, len(load_spec(SPEC).nodes)), gloo_rates),
     }
     for name, (job, rates) in jobs.items():
@@ -146,6 +155,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="of the Holmes run in each round")
     parser.add_argument("--gloo-steps", type=int, default=8)
     parser.add_argument("--most-others", type=float, default=0.2, help="cores; a run with more is not counted")
+    parser.add_argument("--attempts", type=int, default=3, help="at each measurement, until it has no more than that")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "simulator.json")
     parser.add_argument("--add", action="store_true", help="keep the rounds that the output file holds already")
     arguments = parser.parse_args()
@@ -154,7 +164,8 @@ def main() -> int:
     for number in range(arguments.rounds):
         print(f"round {number + 1} of {arguments.rounds}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            rounds.append(one_round(settings, arguments.gloo_steps, Path(folder)))
+            quietly = arguments.most_others, arguments.attempts
+            rounds.append(one_round(settings, arguments.gloo_steps, quietly, Path(folder)))
     errors: dict[str, float | None] = {}
     for name in LAYOUTS:
         for row in rounds:

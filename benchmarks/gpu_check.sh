@@ -71,9 +71,9 @@ step 300 "Killed rank" "a killed rank ends the others by the deadline" "$python"
 step 300 "Two interfaces in one process" "byte counters show each group on its own interface" "$python" benchmarks/gpu_interfaces.py $dry
 step 600 "Overhead over raw NCCL" "under 3 us a call, under 2 % from 1 MiB on" "$python" benchmarks/gpu_overhead.py $dry
 step 600 "torch.distributed cuda:holmes" "stream order, futures, coalescing, point to point, errors and aborts of c10d on real streams" \
-  "$python" -m pytest -q -m gpu -rs tests
-# The second table of the c10d tests: what they show on the fakes, on this machine's torch.
-step 600 "c10d on the fakes" "(runs the same everywhere)" "$python" -m pytest -q tests/torch/test_c10d_cuda.py
+  "$python" -m pytest -q -m gpu -rs $(grep -rl "mark.gpu" tests --include="test_*.py")
+[ -n "$dry" ] || step 900 "The backend's tests on the fakes, the long form" "nothing more: they need no GPU" \
+  env HOLMES_TEST_LONG=1 "$python" -m pytest -q tests/test_nccl_backend.py
 for script in gpu_kernels gpu_sendrecv; do
   case $script in
     gpu_kernels) proves="kernels at 90 % of the copy bandwidth" ;;

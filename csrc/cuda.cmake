@@ -31,9 +31,14 @@ if(NOT holmes_cuda_architectures)
 endif()
 message(STATUS "CUDA kernels: nvcc ${CMAKE_CUDA_COMPILER_VERSION} for ${holmes_cuda_architectures}")
 
-add_library(holmes_cuda SHARED kernels/pack.cu)
+add_library(holmes_cuda SHARED
+  kernels/launch.cu
+  kernels/bucket_move.cu
+  kernels/shard_sum.cu
+  kernels/squared_norm.cu)
 target_include_directories(holmes_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-target_compile_options(holmes_cuda PRIVATE -Xcompiler=-Wall,-Wextra)
+# No fused multiply-add: the results are those of torch's and numpy's operations, bit for bit.
+target_compile_options(holmes_cuda PRIVATE -Xcompiler=-Wall,-Wextra -fmad=false)
 set_target_properties(holmes_cuda PROPERTIES
   CUDA_ARCHITECTURES "${holmes_cuda_architectures}"
   CUDA_STANDARD 17

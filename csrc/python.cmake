@@ -4,8 +4,11 @@ find_package(pybind11 CONFIG REQUIRED)
 pybind11_add_module(_C
   bindings/module.cpp
   bindings/dlpack.cpp
+  bindings/held_object.cpp
   bindings/bind_buffer.cpp
   bindings/bind_comm.cpp
+  bindings/bind_debug.cpp
+  bindings/python_stacks.cpp
   bindings/bind_compression.cpp
   bindings/bind_discover.cpp
   bindings/bind_error.cpp

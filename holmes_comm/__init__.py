@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from holmes_comm.nics import Nic, NicSelection, discover_nics
+    from holmes_comm.process_metrics import Metrics, metrics
+    from holmes_comm.recorder import flight_record
 
 __all__ = [
     "AbortedError",
@@ -54,6 +56,7 @@ __all__ = [
     "HolmesError",
     "JobError",
     "LocalStore",
+    "Metrics",
     "MismatchError",
     "NcclCommunicator",
     "NcclGroup",
@@ -72,7 +75,9 @@ __all__ = [
     "UsageError",
     "Work",
     "discover_nics",
+    "flight_record",
     "init",
+    "metrics",
 ]
 
 __version__ = "0.1.0"
@@ -93,6 +98,8 @@ _HOMES = {
     ),
     "communicator": ("init",),
     "nics": ("Nic", "NicSelection", "discover_nics"),
+    "process_metrics": ("Metrics", "metrics"),
+    "recorder": ("flight_record",),
 }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from holmes_comm import _C
 from holmes_comm.clusters import agree_membership, bindings, engine_min_bytes
 from holmes_comm.errors import UsageError
+from holmes_comm.metrics_server import start_from_environment
 from holmes_comm.nics import NicSelection
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def init(
         ProtocolError: a rank has another secret or version.
         TimeoutError: a rank did not come; names it.
     """
+    start_from_environment()
     rank = _from_environment("rank", "RANK", rank)
     size = _from_environment("size", "WORLD_SIZE", size)
     if name is None:

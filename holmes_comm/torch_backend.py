@@ -68,7 +68,8 @@ def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
     """What each connection of ``group`` (default: the world) really uses; one dict per connection. Local.
 
     Keys: peer (group rank), host, transport ("tcp" or "shm"), purpose, interface, local_address, remote_address,
-    device_bound, retired, sent_bytes, received_bytes. Raises UsageError where the group's CPU backend is not holmes.
+    device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks. Raises UsageError where
+    the group's CPU backend is not holmes.
     """
     rows: list[dict[str, Any]] = _backend(group).connections()
     return rows
@@ -124,8 +125,10 @@ def _create(options: Any, pg_options: Any) -> Any:
 
     from holmes_comm._c10d import ProcessGroupHolmes
     from holmes_comm.clusters import GroupOptions, agree_membership, bindings, engine_min_bytes
+    from holmes_comm.metrics_server import start_from_environment
     from holmes_comm.nics import NicSelection
 
+    start_from_environment()
     rank, size = options.group_rank, options.group_size
     if pg_options is None and _choosers:
         # torch lists no ranks for the default group: it has all of them.

@@ -24,12 +24,13 @@ def test_measured_times_become_rates(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     document = json.loads(found.read_text())
     assert [(row["ranks"], row["part"]) for row in document["rows"]] == [
-        (ranks, part) for ranks in (1, 2) for part in ("embedding", "layer", "head", "optimizer")
+        (ranks, part) for ranks in (1, 2) for part in ("embedding", "layer", "head", "optimizer", "sharding")
     ]
     measured, cores = compute_from_bench(found)
     assert (measured.hidden, measured.vocabulary, measured.micro_batch) == (64, 50, 1)
     assert measured.times.layer.forward_s > 0 < measured.times.layer.backward_s
     assert measured.optimizer_ns_per_parameter > 0
+    assert measured.sharding_ns_per_parameter > 0  # dozens of hooks and small updates beside one
     assert cores[1] == 1.0
     link = Path(__file__).parent.parent / "benchmarks" / "results" / "link-2.json"
     arguments = [str(rates), "--compute", str(found), "--link", f"ethernet={link}:holmes", "--shared-cores"]

@@ -40,9 +40,13 @@ def test_reductions_of_every_version(version: int) -> None:
     run_case("reductions", version, DEVICE_WORKER)
 
 
+DEVICE_CASES = ["groups", "graphs", "registration", "order", "shrink", "shrink_fails"]
 # 2.18 has no registration, 2.27 is the first with shrink, and orders its communicators itself only in images.
-@pytest.mark.parametrize("version", [21803, 22707, 23203])
-@pytest.mark.parametrize("case", ["groups", "graphs", "registration", "order", "shrink", "shrink_fails"])
+FEATURES = [(case, 23203) for case in DEVICE_CASES] + [(case, 21803) for case in ("registration", "order", "shrink")]
+LONG_FEATURES = [(case, version) for case in DEVICE_CASES for version in (21803, 22707, 23203)]
+
+
+@pytest.mark.parametrize(("case", "version"), LONG_FEATURES if fake_gpu.IS_LONG else FEATURES)
 def test_device_features(case: str, version: int) -> None:
     run_case(case, version, DEVICE_WORKER)
 

@@ -7,9 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
+from ranks import run_communicators
 
 import holmes_comm
 
@@ -107,3 +111,52 @@ def test_forked_child_neither_uses_nor_keeps_the_communicator(transport: str) ->
         assert survivor["seconds"] < 10
     finally:
         os.kill(child["child"], signal.SIGKILL)
+
+
+END_IN_MID_OPERATION = """
+import numpy as np
+import holmes_comm
+store = holmes_comm.LocalStore()
+import threading
+comms = [None, None]
+def make(rank):
+    comms[rank] = holmes_comm.init(
+        store, rank, 2, transport="{transport}", name="ends", timeout_s=20.0, connect_timeout_s=20.0
+    )
+threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+for _ in range(50):  # under way when the interpreter ends: nobody has waited, nobody receives
+    comms[0].send(np.ones(1_000_000, "float32"), 1, async_op=True)
+    comms[0].all_reduce(np.ones(100_000, "float32"), async_op=True)
+    comms[1].recv(memoryview(bytearray(4)).cast("f"), 0, tag=7, async_op=True)
+print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_interpreter_may_end_in_mid_operation(transport: str) -> None:
+    program = END_IN_MID_OPERATION.format(transport=transport)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "end\n"), ended.stderr
+    assert not ended.stderr
+
+
+def test_what_an_engine_thread_let_go_of_is_freed() -> None:
+    """Arrays of operations that ended in an I/O thread, which never takes the interpreter lock."""
+
+    def body(comm):
+        arrays = [np.ones(200_000, "float32") for _ in range(8)]
+        gone = [weakref.ref(array) for array in arrays]
+        works = [comm.all_reduce(array, async_op=True) for array in arrays]
+        for work in works:
+            while not work.is_completed():
+                time.sleep(0.001)
+        del arrays, works, work
+        return gone
+
+    for gone in run_communicators(2, body):
+        deadline = time.monotonic() + 10
+        while any(ref() is not None for ref in gone) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not any(ref() is not None for ref in gone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -64,6 +65,25 @@ def test_communication_takes_cores_from_computation() -> None:
         for core_s_per_gb in (0.0, 0.8)
     )
     assert costly > 1.1 * free
+
+
+def test_sharding_the_optimizer_lengthens_the_last_backward_only() -> None:
+    plain = measured_rates({})
+    assert plain.measured is not None
+    measured = dataclasses.replace(plain.measured, sharding_ns_per_parameter=1.0)
+    sharded = dataclasses.replace(plain, measured=measured)
+    parameters = MODEL.stage_parameters((8,), 0)
+    for schedule in ("gpipe", "zb-h1"):
+        framework = Framework("sharded", overlap_reduce=True, recomputation="none", bucket_bytes=1e9)
+        place = Place("all", 1, 1, "ethernet", "none")
+        job = Job(MODEL, (8,), (place,), framework, 2, 6, schedule=schedule)  # three micro-batches
+        without, added = (simulate(make_step(job, rates)) for rates in (plain, sharded))
+        assert added.step_s - without.step_s == pytest.approx(parameters * 1e-9)
+        pairs = zip(added.tasks, without.tasks, strict=True)
+        longer = [a.label for a, b in pairs if a.duration_s - b.duration_s > 1e-9]
+        assert longer == ["W2" if schedule == "zb-h1" else "B2"]
+    unsharded = dataclasses.replace(job, framework=dataclasses.replace(framework, synchronization="all_reduce"))
+    assert simulate(make_step(unsharded, sharded)).step_s == simulate(make_step(unsharded, plain)).step_s
 
 
 def test_own_optimizers_do_not_wait_for_other_stages() -> None:

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "bindings/dlpack.hpp"
+#include "bindings/held_object.hpp"
 #include "holmes/core/error.hpp"
 
 namespace py = pybind11;
@@ -14,14 +15,9 @@ namespace py = pybind11;
 namespace holmes {
 namespace {
 
-// Keeps a Python object alive; may be dropped in a thread without the GIL.
 std::shared_ptr<void> keep_alive(const py::handle& object) {
   object.inc_ref();
-  return {object.ptr(), [](void* pointer) {
-            if (!Py_IsInitialized()) return;
-            py::gil_scoped_acquire gil;
-            Py_DECREF(static_cast<PyObject*>(pointer));
-          }};
+  return held_by_work(object.ptr(), [](void* held) { Py_DECREF(static_cast<PyObject*>(held)); });
 }
 
 }  // namespace
@@ -156,12 +152,9 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
     refuse_buffer(what, object, "it gives no access to its memory as a plain array");
   }
   const bool contiguous = PyBuffer_IsContiguous(view.get(), 'C') != 0;
-  std::shared_ptr<void> owner(view.get(), [](void* pointer) {
+  std::shared_ptr<void> owner = held_by_work(view.get(), [](void* pointer) {
     auto* held = static_cast<Py_buffer*>(pointer);
-    if (Py_IsInitialized()) {
-      py::gil_scoped_acquire gil;
-      PyBuffer_Release(held);
-    }
+    PyBuffer_Release(held);
     delete held;
   });
   const Py_buffer& held = *view.release();
@@ -175,6 +168,11 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
 Buffer to_buffer(const py::handle& object, const BufferUse& use) {
   if (use.device) return to_device_buffer(object, use);
   if (auto buffer = from_numpy(object, use)) return std::move(*buffer);
+  if (use.any_gpu) {
+    BufferUse there = use;
+    there.device = gpu_of(object);
+    if (there.device) return to_device_buffer(object, there);
+  }
   const char* what = use.what;
   if (PyObject_HasAttrString(object.ptr(), "data_ptr") && PyObject_HasAttrString(object.ptr(), "is_cpu"))
     return from_torch(object, use);

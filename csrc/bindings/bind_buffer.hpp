@@ -17,6 +17,7 @@ struct BufferUse {
   bool writable;       // the operation writes into it
   bool outlives_call;  // asynchronous: the Buffer keeps the object alive; else the caller's reference does
   std::optional<int> device = std::nullopt;  // number of the GPU whose memory it must be; absent: host memory
+  bool any_gpu = false;                      // without `device`: a GPU's memory too, whichever it is
 };
 
 // The memory of `object`. Throws UsageError naming `use.what` and the reason where the object is not contiguous memory
@@ -30,6 +31,8 @@ DType dtype_of_format(const char* what, const pybind11::handle& object, const st
                       pybind11::ssize_t item_bytes);
 // Absent where `dtype` is no torch dtype of ours.
 std::optional<DType> dtype_of_torch(const pybind11::handle& dtype);
+// The number of the GPU in whose memory the object is; absent: none.
+std::optional<int> gpu_of(const pybind11::handle& object);
 // As to_buffer, for a GPU's memory.
 Buffer to_device_buffer(const pybind11::handle& object, const BufferUse& use);
 

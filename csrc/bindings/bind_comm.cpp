@@ -11,6 +11,7 @@
 #include "holmes/comm/communicator.hpp"
 #include "holmes/comm/compression.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/debug/record_json.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -284,19 +285,20 @@ void bind_communicator(py::module_& module) {
           "send",
           [](Communicator& self, const py::object& tensor, int dst, std::uint32_t tag, bool async_op,
              const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, {"send: tensor", false, async_op, self.device()});
+            Buffer data = to_buffer(tensor, {"send: tensor", false, async_op, self.device(), true});
             return run(async_op,
                        [&] { return self.send(std::move(data), dst, tag, call_options(async_op, timeout_s)); });
           },
           "tensor"_a, "dst"_a, "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
           doc("Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take "
-              "it.")
+              "it. A GPU's\n"
+              "memory is allowed too (torch CUDA tensors, cupy, ...), on either end (docs/gpu.md).")
               .c_str())
       .def(
           "recv",
           [](Communicator& self, const py::object& tensor, const std::optional<int>& src, std::uint32_t tag,
              bool async_op, const TimeoutSeconds& timeout_s) -> py::object {
-            Buffer data = to_buffer(tensor, {"recv: tensor", true, async_op, self.device()});
+            Buffer data = to_buffer(tensor, {"recv: tensor", true, async_op, self.device(), true});
             WorkPtr work;
             {
               py::gil_scoped_release no_gil;
@@ -310,7 +312,9 @@ void bind_communicator(py::module_& module) {
           "tensor"_a, "src"_a = py::none(), "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
           doc("Receives into `tensor` from rank `src` (None: whoever sends with this tag first). Returns the source "
               "rank where\n"
-              "async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's.")
+              "async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's. A GPU's memory "
+              "as "
+              "in send.")
               .c_str())
       .def(
           "batch",
@@ -320,8 +324,9 @@ void bind_communicator(py::module_& module) {
             for (const auto& [kind, tensor, peer, tag] : calls) {
               if (kind != "send" && kind != "recv")
                 throw UsageError("batch: '" + kind + "' is not a call; use 'send' or 'recv'");
-              p2p.push_back({kind == "send", to_buffer(tensor, {"batch: tensor", kind == "recv", true, self.device()}),
-                             peer, tag});
+              p2p.push_back({kind == "send",
+                             to_buffer(tensor, {"batch: tensor", kind == "recv", true, self.device(), true}), peer,
+                             tag});
             }
             py::gil_scoped_release no_gil;
             return self.batch(std::move(p2p), call_options(true, timeout_s));
@@ -352,7 +357,24 @@ void bind_communicator(py::module_& module) {
           },
           "Every established connection as a dict: peer, host, transport, purpose, interface, local_address, "
           "remote_address,\n"
-          "device_bound, retired, sent_bytes, received_bytes. Local.");
+          "device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks. Local.")
+      .def(
+          "flight_record",
+          [](const Communicator& self) {
+            JsonWriter json;
+            {
+              py::gil_scoped_release no_gil;
+              json.begin_array();
+              for (const CommunicatorRecord& record : self.flight_record()) append_json(json, record);
+              json.end_array();
+            }
+            return py::module_::import("holmes_comm.recorder").attr("operations")(json.text());
+          },
+          "The last operations (HOLMES_FLIGHT_RECORDER, default 256), oldest first, as dicts: communicator, op, "
+          "sequence, tag,\n"
+          "dtype, count, bytes, reduction, root, peer, nics, state, queued_s, started_s, finished_s (of the monotonic "
+          "clock),\n"
+          "queued_wall_s, and waiting_for: with whom bytes are missing, and how many. Local (docs/debug.md).");
   module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a,
              "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "clusters"_a = std::vector<int>{},
              "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(),

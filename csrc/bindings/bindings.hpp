@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+void bind_debug(pybind11::module_& module);
 void bind_comm(pybind11::module_& module);
 void bind_compression(pybind11::module_& module);
 void bind_discover(pybind11::module_& module);

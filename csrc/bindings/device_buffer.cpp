@@ -134,6 +134,24 @@ Buffer from_cuda_array_interface(const py::handle& array, const BufferUse& use) 
 
 }  // namespace
 
+std::optional<int> gpu_of(const py::handle& object) {
+  if (PyObject_HasAttrString(object.ptr(), "is_cuda")) {  // torch
+    if (!object.attr("is_cuda").cast<bool>()) return std::nullopt;
+    return object.attr("device").attr("index").cast<int>();
+  }
+  if (PyObject_HasAttrString(object.ptr(), "__cuda_array_interface__")) {
+    const auto interface = object.attr("__cuda_array_interface__").cast<py::dict>();
+    const auto address = interface["data"].cast<std::pair<std::uintptr_t, bool>>().first;
+    return address == 0 ? 0 : cuda::device_of(as_stream(address));  // without elements it is anywhere
+  }
+  if (PyObject_HasAttrString(object.ptr(), "__dlpack_device__")) {
+    constexpr int dlpack_cuda = 2;
+    const auto device = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
+    if (device.first == dlpack_cuda) return device.second;
+  }
+  return std::nullopt;
+}
+
 Buffer to_device_buffer(const py::handle& object, const BufferUse& use) {
   if (PyObject_HasAttrString(object.ptr(), "data_ptr") && PyObject_HasAttrString(object.ptr(), "is_cpu"))
     return from_torch(object, use);

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/held_object.hpp"
 #include "holmes/core/error.hpp"
 
 namespace py = pybind11;
@@ -78,11 +79,9 @@ Buffer from_dlpack(const py::handle& object, const char* what, std::optional<int
   auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (!managed) throw py::error_already_set();
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
-  std::shared_ptr<void> owner(managed, [](void* pointer) {
+  std::shared_ptr<void> owner = held_by_work(managed, [](void* pointer) {
     auto* held = static_cast<DLManagedTensor*>(pointer);
-    if (!held->deleter || !Py_IsInitialized()) return;
-    py::gil_scoped_acquire gil;
-    held->deleter(held);
+    if (held->deleter) held->deleter(held);
   });
   const DLTensor& tensor = managed->tensor;
   const auto dtype = dtype_of(tensor.dtype);

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, module) {
   bind_work(module);
   bind_comm(module);
   bind_nccl(module);
+  bind_debug(module);
 }

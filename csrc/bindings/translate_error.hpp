@@ -8,34 +8,6 @@
 
 namespace holmes {
 
-inline const char* python_name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::usage:
-      return "UsageError";
-    case ErrorKind::nic:
-      return "NicError";
-    case ErrorKind::mismatch:
-      return "MismatchError";
-    case ErrorKind::communicator:
-      return "CommunicatorError";
-    case ErrorKind::peer_lost:
-      return "PeerLostError";
-    case ErrorKind::timeout:
-      return "TimeoutError";
-    case ErrorKind::aborted:
-      return "AbortedError";
-    case ErrorKind::unreachable:
-      return "UnreachableError";
-    case ErrorKind::job:
-      return "JobError";
-    case ErrorKind::protocol:
-      return "ProtocolError";
-    case ErrorKind::system:
-      return "SystemError";
-  }
-  return "HolmesError";
-}
-
 // Sets the Python error. Needs the GIL.
 inline void set_python_error(const HolmesError& error) {
   namespace py = pybind11;
@@ -43,7 +15,7 @@ inline void set_python_error(const HolmesError& error) {
   const auto optional = [](const std::optional<int>& value) -> py::object {
     return value ? py::object(py::int_(*value)) : py::object(py::none());
   };
-  const py::object type = py::module_::import("holmes_comm.errors").attr(python_name(error.kind()));
+  const py::object type = py::module_::import("holmes_comm.errors").attr(name(error.kind()));
   const py::object value = type(error.what(), py::arg("rank") = optional(context.rank),
                                 py::arg("peer") = optional(context.peer), py::arg("host") = context.host,
                                 py::arg("nic") = context.nic, py::arg("system_errno") = optional(context.system_errno));

@@ -74,6 +74,9 @@ c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::S
   options.transport = transport_from_name(transport);
   options.timeout = timeout;
   options.connect_timeout = connect_timeout;
+  // The default group lists no ranks: it has all of them.
+  const auto own = static_cast<std::size_t>(rank);
+  options.job_rank = own < global_ranks.size() ? static_cast<int>(global_ranks[own]) : rank;
   auto make_device = device_maker(agree_device, store, options);
   const py::gil_scoped_release no_gil;
   return c10::make_intrusive<ProcessGroupHolmes>(store, std::move(options), std::move(global_ranks),

@@ -14,7 +14,7 @@ struct TorchError final : torch::PyTorchError {
   PyObject* python_type() override {
     try {
       // The module keeps the class alive.
-      return pybind11::module_::import("holmes_comm.errors").attr(python_name(holmes_error.kind())).ptr();
+      return pybind11::module_::import("holmes_comm.errors").attr(name(holmes_error.kind())).ptr();
     } catch (pybind11::error_already_set&) {
       return PyExc_RuntimeError;
     }

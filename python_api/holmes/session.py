@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch.distributed as dist
@@ -11,8 +10,6 @@ from torch.distributed.distributed_c10d import _get_default_store
 from holmes.plan.plan import Plan, plan_for
 from holmes.probe import discover_topology
 from holmes.topology import Topology
-
-_calls = itertools.count()
 
 
 def gather_topology(timeout_s: float = 3.0, measure_s: float = 1.0) -> Topology:
@@ -23,8 +20,10 @@ def gather_topology(timeout_s: float = 3.0, measure_s: float = 1.0) -> Topology:
     """
     if not dist.is_initialized():
         raise RuntimeError('no process group yet; call torch.distributed.init_process_group("holmes") first')
-    name = f"holmes/topology/{next(_calls)}"
-    return discover_topology(_get_default_store(), dist.get_rank(), dist.get_world_size(), name, timeout_s, measure_s)
+    store, rank = _get_default_store(), dist.get_rank()
+    # Counted in the store: of processes that met later, one may have called this oftener than another.
+    call = store.add(f"holmes/topology/calls/{rank}", 1)
+    return discover_topology(store, rank, dist.get_world_size(), f"holmes/topology/{call}", timeout_s, measure_s)
 
 
 def make_plan(*, model_layers: int, topology: Topology | None = None, **options: Any) -> Plan:

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/pack.hpp"
+#include "kernels/interface.hpp"
 
 namespace {
 

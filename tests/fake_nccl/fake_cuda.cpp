@@ -66,12 +66,18 @@ public:
       ++captured;
       return;
     }
+    ++unfinished_;
     tasks_.push_back(std::move(task));
     changed_.notify_one();
   }
 
   std::shared_ptr<Graph> capture;            // a capture is one thread's
   std::size_t captured = 0, waited_for = 0;  // in the capture: how much there is, how much of it the origin waits for
+
+  bool is_idle() {
+    std::lock_guard lock(mutex_);
+    return unfinished_ == 0;
+  }
 
 private:
   void run() {
@@ -84,9 +90,13 @@ private:
         tasks_.pop_front();
       }
       task();
+      task = nullptr;
+      std::lock_guard lock(mutex_);
+      --unfinished_;
     }
   }
   std::mutex mutex_;
+  int unfinished_ = 0;
   std::condition_variable changed_;
   std::deque<Task> tasks_;
   std::thread thread_;
@@ -105,11 +115,21 @@ int current_device() {
 
 // Never freed: tests are short, and a stream's thread must not outlive its queue.
 Queue& queue_of(void* stream) {
+  fake_cuda_check_call();
   static auto* defaults = new std::array<Queue, device_count>();
   return stream == nullptr ? (*defaults)[static_cast<std::size_t>(current_device())] : *static_cast<Queue*>(stream);
 }
 
 }  // namespace
+
+bool fake_cuda_has_context() { return current_context != nullptr; }
+bool fake_cuda_is_allocated(unsigned long long address, std::size_t bytes) {
+  std::lock_guard lock(memory_mutex);
+  auto after = memory().upper_bound(address);
+  if (after == memory().begin()) return false;
+  const auto& [begin, block] = *std::prev(after);
+  return address + bytes <= begin + block.first;
+}
 
 void fake_cuda_enqueue(void* stream, std::function<void()> task) { queue_of(stream).push(std::move(task)); }
 bool fake_cuda_is_capturing(void* stream) { return queue_of(stream).capture != nullptr; }
@@ -164,6 +184,7 @@ int cuStreamCreate(void** stream, unsigned) {
   return success;
 }
 int cuStreamDestroy_v2(void*) { return success; }
+int cuStreamQuery(void* stream) { return queue_of(stream).is_idle() ? success : not_ready; }
 int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void**, const void**, std::size_t*) {
   const auto graph = queue_of(stream).capture;
   *status = graph ? 1 : 0;
@@ -290,6 +311,8 @@ int cuPointerGetAttribute(void* value, int attribute, unsigned long long address
 int cuGetErrorName(int status, const char** name) {
   *name = status == success             ? "CUDA_SUCCESS"
           : status == not_ready         ? "CUDA_ERROR_NOT_READY"
+          : status == 2                 ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : status == 700               ? "CUDA_ERROR_ILLEGAL_ADDRESS"
           : status == capture_unjoined  ? "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
           : status == capture_isolation ? "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"
                                         : "CUDA_ERROR_INVALID_VALUE";

@@ -262,6 +262,17 @@ def errors(rank, size, store):
     assert set(gpu.result(data)) == {2.0}
 
 
+def everything(rank, size, store):
+    """All of the above in one set of processes: starting torch takes longest. Some need two ranks."""
+    for number, (body, ranks) in enumerate(((collectives, 3), (streams, 2), (point_to_point, 3), (errors, 2))):
+        if rank < ranks:
+            body(rank, ranks, dist.PrefixStore(f"{body.__name__}{number}", store))
+            dist.destroy_process_group()
+    finished = dist.PrefixStore("finished", store)
+    finished.set(str(rank), "")
+    finished.wait([str(one) for one in range(size)])
+
+
 def lost_rank(rank, size, store):
     gpu = start(rank, size, store, timeout_s=60.0)
     data = gpu.full(4, 1.0)

@@ -11,6 +11,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+#: Imported once, by the server that every rank is forked from: torch takes seconds.
+PRELOADED = ["torch.distributed.checkpoint", "torch.distributed.pipelining", "holmes", "holmes_comm.torch_backend"]
+
 
 def init(store, rank, size, backend="holmes", timeout_s=30.0, **options):
     dist.init_process_group(
@@ -33,7 +36,8 @@ def _rank_main(function, rank, size, port, results, args):
 
 def run_ranks(function, size, *args, timeout_s=100.0, lost=()):
     """What `function(rank, size, store, *args)` returns on each rank; None for the `lost` ones, which must die."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     results = context.Queue()
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [

@@ -191,7 +191,12 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   check_records(records, options.transport);
   check_clusters(records, options.clusters, options.rank);
   if (!secret) secret = records.front().made_secret;
-  return builder->connect(records, *secret, deadline, [&] { rendezvous.look_for_alarm(); });
+  try {
+    return builder->connect(records, *secret, deadline, [&] { rendezvous.look_for_alarm(); });
+  } catch (const SystemError& error) {
+    if (error.context().rank) throw;  // another's
+    throw_as_own(error, options.rank, own.host);
+  }
 }
 
 }  // namespace
@@ -220,9 +225,10 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
   } catch (const HolmesError& error) {
     failure.emplace(error);
   } catch (const std::exception& error) {  // not ours: of the store, or an interrupt
+    const std::string what = error.what();
     try {
       rendezvous.raise_alarm({ErrorKind::job, "rank " + std::to_string(options.rank) + " (host " + host_name() +
-                                                  ") gave up the set-up: " + error.what()});
+                                                  ") gave up the set-up: " + what.substr(0, what.find('\n'))});
     } catch (const std::exception&) {  // the store is gone: nobody to tell
     }
     throw;

@@ -50,7 +50,12 @@ std::vector<RankRecord> Rendezvous::gather() {
   for (int rank = 0; rank < options_.size; ++rank) {
     const auto bytes = await(rank_key(rank));
     if (!bytes) throw_missing(rank);
-    records.push_back(decode_rank(*bytes, "rank " + std::to_string(rank)));
+    try {
+      records.push_back(decode_rank(*bytes, "rank " + std::to_string(rank)));
+    } catch (const ProtocolError& error) {
+      if (error.context().peer) throw;  // of a rank that failed
+      throw ProtocolError(error.what(), {.rank = options_.rank, .peer = rank});
+    }
   }
   return records;
 }

@@ -251,6 +251,27 @@ void Collective::check_header(int peer) const {
                       context);
 }
 
+std::vector<PeerProgress> Collective::progress() const {
+  const auto payload = [](std::size_t bytes) { return bytes > sizeof(Header) ? bytes - sizeof(Header) : 0; };
+  std::vector<PeerProgress> missing;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank || flows_.empty() || !involves(peer)) continue;
+    const Flow& flow = flows_[peer];
+    missing.push_back({peer, flow.in_bytes >= sizeof(Header) || flow.in_total == 0, payload(flow.in_bytes),
+                       payload(flow.in_total), payload(flow.out_bytes), payload(flow.out_total)});
+  }
+  return missing;
+}
+
+RecordedCall Collective::recorded_call() const {
+  return {.op = static_cast<RecordedOp>(signature_.op),
+          .dtype = signature_.dtype,
+          .reduction = signature_.reduction,
+          .root = signature_.root,
+          .sequence = signature_.sequence,
+          .count = signature_.count};
+}
+
 std::string Collective::describe_wait(const std::vector<char>& entered) const {
   std::string text;
   std::string waiting;

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "holmes/comm/control.hpp"
+#include "holmes/comm/flight_recorder.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
+#include "holmes/debug/communicator_record.hpp"
 #include "holmes/transport/channel.hpp"
 
 namespace holmes {
@@ -42,6 +44,7 @@ struct Signature {
   Form form = Form::flat;
   std::uint64_t announced_bytes = 0;  // of a hierarchical operation, which moves them on other communicators
   std::optional<int> average_over{};  // see CallOptions; not compared
+  std::uint64_t count = 0;            // elements of this rank's buffer, for the flight recorder; not compared
 };
 
 // What a collective sees of its communicator. Only the driver touches it while an operation runs.
@@ -56,7 +59,9 @@ struct Group {
   std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
   bool any_shared_memory = false;          // a pair of this rank
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
+  std::size_t pinned_ring_bytes = 0;       // per peer, direction and GPU, for messages of a GPU's memory
   std::vector<std::byte> staging;          // memory for the one collective that runs; grows, never shrinks
+  std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
 
   int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
   // 64-byte aligned, valid for the running collective.
@@ -89,6 +94,12 @@ public:
   // "rank 2 (host b0) on NIC eth0 has not entered it; rank 3 ...: 12 of 4096 bytes received": whom it waits for.
   // `entered[r]`: rank r said that it has entered it, and may wait for others itself.
   std::string describe_wait(const std::vector<char>& entered) const;
+  // With whom bytes are missing, and how many.
+  std::vector<PeerProgress> progress() const;
+  RecordedCall recorded_call() const;
+  // Its number in the flight recorder.
+  std::uint64_t record() const { return record_; }
+  void set_record(std::uint64_t record) { record_ = record; }
   // "all_reduce #17 (float32, sum) of communicator 'dp0'".
   std::string describe() const;
 
@@ -167,6 +178,7 @@ private:
 
   std::shared_ptr<Work> work_;
   Clock::time_point deadline_;
+  std::uint64_t record_ = 0;
   std::vector<Flow> flows_;
   int open_flows_ = 0;  // directions that are not finished
   bool prepared_ = false;

@@ -12,6 +12,7 @@
 
 namespace holmes {
 
+struct CommunicatorRecord;
 using WorkPtr = std::shared_ptr<Work>;
 
 // A send or a receive of a batch.
@@ -80,6 +81,9 @@ public:
   virtual void abort(const std::string& reason) = 0;
   virtual bool is_dead() const = 0;
   virtual std::vector<ConnectionInfo> connections() const = 0;
+  // Its last operations and what it waits for; one for each communicator that it is made of. Local, takes some
+  // milliseconds while operations run.
+  virtual std::vector<CommunicatorRecord> flight_record() const = 0;
 };
 
 // Collective over the `size` ranks that share `store`: connects them over the given NICs and returns when all are

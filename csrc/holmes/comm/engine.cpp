@@ -23,12 +23,12 @@ thread_local bool this_thread_drives = false;
 Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
                Duration spin, IoThread& io_thread, std::vector<int> sockets)
     : group_(std::move(group)),
-      p2p_(*group_, std::move(p2p_channels)),
+      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      p2p_(*group_, std::move(p2p_channels), wake_fd_.get()),
       own_place_(std::move(own_place)),
       spin_(spin),
       io_thread_(io_thread),
       sockets_(std::move(sockets)),
-      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       lost_(static_cast<std::size_t>(group_->size)) {
   for (const auto* channels : {&std::as_const(group_->channels), &p2p_.channels()})
     for (const auto& channel : *channels)
@@ -38,7 +38,7 @@ Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel
                       {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = errno});
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() { hand_over(); }
 
 void Engine::throw_if_inherited() const {
   if (!is_inherited()) return;
@@ -63,6 +63,7 @@ void Engine::submit(std::unique_ptr<Collective> collective) {
   std::unique_lock lock(mutex_);
   if (!is_dead()) {
     collective->set_sequence(next_sequence_++);
+    record_call(*collective, WorkState::queued);
     inbox_.emplace_back(std::move(collective));
     inbox_filled_.store(true, std::memory_order_release);
     return;
@@ -79,6 +80,7 @@ bool Engine::run_here(std::unique_ptr<Collective>& collective) {
       std::lock_guard lock(mutex_);
       if (is_dead() || inbox_filled_.load(std::memory_order_relaxed)) return false;
       collective->set_sequence(next_sequence_++);
+      record_call(*collective, queue_.empty() ? WorkState::running : WorkState::queued);
       driver_pending_.fetch_add(1);
     }
     const std::shared_ptr<Work> work = collective->shared_work();
@@ -93,7 +95,10 @@ bool Engine::run_here(std::unique_ptr<Collective>& collective) {
 void Engine::submit(std::vector<P2pEngine::Request> requests) {
   std::unique_lock lock(mutex_);
   if (!is_dead()) {
-    for (auto& request : requests) inbox_.emplace_back(std::move(request));
+    for (auto& request : requests) {
+      record_call(request);
+      inbox_.emplace_back(std::move(request));
+    }
     inbox_filled_.store(true, std::memory_order_release);
     return;
   }
@@ -169,12 +174,15 @@ bool Engine::progress_or_throw() {
     return true;
   }
   if (inbox_filled_.load(std::memory_order_acquire)) take_inbox();
+  if (state_requested_.load(std::memory_order_relaxed)) take_state();
   bool moved = false;
   if (!queue_.empty()) {
     Collective& running = *queue_.front();
     if (!front_started_) {
       front_started_ = true;
       running.work().mark_running();
+      // One that follows another begins when that one ends.
+      group_->recorder->start(running.record(), std::max(running.work().submitted(), last_end_));
       running.start();
     }
     moved = running.advance();
@@ -183,7 +191,9 @@ bool Engine::progress_or_throw() {
       queue_.pop_front();
       front_started_ = false;
       driver_pending_.fetch_sub(1);
-      finished->work().complete();
+      last_end_ = Clock::now();
+      group_->recorder->finish(finished->record(), true, last_end_);
+      finished->work().complete(last_end_);
       moved = true;
     }
   }
@@ -210,6 +220,7 @@ void Engine::take_inbox() {
     }
     auto& request = std::get<P2pEngine::Request>(*it);
     const auto work = request.work;
+    const std::uint64_t record = request.record;
     try {
       const std::size_t before = p2p_.pending();
       p2p_.submit(std::move(request));
@@ -221,6 +232,7 @@ void Engine::take_inbox() {
         std::lock_guard lock(mutex_);
         std::move(std::next(it), taken.end(), std::front_inserter(inbox_));
       }
+      group_->recorder->finish(record, false, Clock::now());
       fail(failure_of(error), work);
       return;
     }

@@ -10,19 +10,20 @@
 
 #include "holmes/comm/p2p.hpp"
 #include "holmes/core/fork.hpp"
+#include "holmes/debug/communicator_record.hpp"
 
 namespace holmes {
 
 class IoThread;
 
 // Thread-safe except where "driver" is said: that needs the drive lock.
-class Engine : public std::enable_shared_from_this<Engine> {
+class Engine : public RecordSource, public std::enable_shared_from_this<Engine> {
 public:
   // `io_thread` drives what no caller does. `sockets` are the ones of the group and the channels: a forked child has
   // none of them.
   Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
          Duration spin, IoThread& io_thread, std::vector<int> sockets);
-  ~Engine();
+  ~Engine() override;
 
   // Queues an operation; its sequence number is set here. Throws the failure where the communicator is dead.
   void submit(std::unique_ptr<Collective> collective);
@@ -54,6 +55,13 @@ public:
   Group& group() { return *group_; }
   std::vector<ConnectionInfo> connections() const;
 
+  // --- for the flight record and metrics: engine_record.cpp ---
+  // What all ranks said of themselves, and the communicator's number.
+  void set_identities(std::uint64_t id, std::vector<PeerIdentity> ranks);
+  void request_state() override;
+  CommunicatorRecord record(Clock::time_point until) override;
+  CommunicatorMetrics metrics() override;
+
   // --- for the I/O thread and help: the drive lock and what it protects ---
   std::mutex& drive_lock() { return drive_; }
   bool has_pending() const;
@@ -78,8 +86,9 @@ private:
   void take_inbox();
   void check_controls();
   void check_deadlines();
-  // Asks all peers; by rank, whether it said that it has entered the collective `sequence`.
-  std::vector<char> call_roll(std::uint64_t sequence);
+  // By rank: how many collectives it has entered; nothing where it gave no sign of life.
+  using RollCall = std::vector<std::optional<std::uint64_t>>;
+  RollCall call_roll();
   std::optional<Clock::time_point> next_deadline() const;
   [[noreturn]] void throw_peer_lost(int peer, int system_errno);
   [[noreturn]] void throw_stream_closed(const StreamClosed& closed);
@@ -97,22 +106,28 @@ private:
   bool goes_on_spinning(std::optional<Clock::time_point>& start, std::optional<Duration>& end) const;
   void wake() const;
   void give_to_io_thread();
+  void record_call(Collective& collective, WorkState state);
+  void record_call(P2pEngine::Request& request);
+  void take_state();
+  void hand_over();
 
   std::unique_ptr<Group> group_;
+  UniqueFd wake_fd_;
   P2pEngine p2p_;
   std::string own_place_;  // "rank 0 (host a0)"
   Duration spin_;
   IoThread& io_thread_;
   std::uint64_t epoch_ = fork_epoch();
   UninheritedSockets sockets_;
-  UniqueFd wake_fd_;
 
   std::mutex drive_;
   std::deque<std::unique_ptr<Collective>> queue_;  // driver; the front one runs
   bool front_started_ = false;
-  std::vector<char> lost_;        // driver; by rank: the control connection ended
-  std::vector<Channel*> tended_;  // channels that need care
-  bool is_watched_ = false;       // driver; the I/O thread calls take_care
+  Clock::time_point last_end_{};                 // driver; of a collective
+  std::vector<char> lost_;                       // driver; by rank: the control connection ended
+  std::vector<Channel*> tended_;                 // channels that need care
+  bool is_watched_ = false;                      // driver; the I/O thread calls take_care
+  std::optional<Clock::time_point> verdict_at_;  // driver; deadlines have passed, but others may know more until then
   unsigned spin_misses_ = 0;
   Duration bulk_wait_{};     // how long waits for large pieces last, on average over the last few
   std::vector<pollfd> fds_;  // driver of help
@@ -120,11 +135,17 @@ private:
   mutable std::mutex mutex_;  // protects what follows
   std::deque<Submission> inbox_;
   std::uint64_t next_sequence_ = 0;
+  std::uint64_t next_p2p_ = 0;
+  std::uint64_t id_ = 0;
+  std::vector<PeerIdentity> identities_;
+  std::optional<DriverState> state_;  // as last asked for
+  bool has_failed_ = false;
   Failure failure_;
   std::optional<Failure> requested_failure_;
   std::atomic<bool> inbox_filled_{false};
   std::atomic<bool> failure_requested_{false};
   std::atomic<bool> close_requested_{false};
+  std::atomic<bool> state_requested_{false};
   std::atomic<bool> dead_{false};
   std::atomic<int> driver_pending_{0};  // operations the driver holds
 };

@@ -4,6 +4,8 @@
 #include "holmes/comm/engine.hpp"
 #include "holmes/comm/progress.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/debug/dump.hpp"
+#include "holmes/debug/registry.hpp"
 
 namespace holmes {
 namespace {
@@ -12,6 +14,8 @@ namespace {
 constexpr auto reason_grace = std::chrono::milliseconds(300);
 // How long ranks have to say that they wait too.
 constexpr auto roll_call_time = std::chrono::milliseconds(200);
+// How long a rank whose peers all wait too leaves the verdict to those beside the culprit, who know more.
+constexpr auto verdict_patience = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -79,12 +83,14 @@ std::optional<Clock::time_point> Engine::next_deadline() const {
   std::optional<Clock::time_point> next = p2p_.next_deadline();
   for (const auto& collective : queue_)
     if (!next || collective->deadline() < *next) next = collective->deadline();
+  if (next && verdict_at_) next = std::max(*next, *verdict_at_);
   return next;
 }
 
-// Who waits too, and who is waited for? In an operation of several steps a silent peer may only wait for another one.
-std::vector<char> Engine::call_roll(std::uint64_t sequence) {
-  std::vector<char> entered(static_cast<std::size_t>(group_->size));
+// Who waits too, and who is waited for? In an operation of several steps, and in a chain of messages, a silent peer may
+// only wait for another one.
+Engine::RollCall Engine::call_roll() {
+  RollCall answers(static_cast<std::size_t>(group_->size));
   const auto for_each_peer = [&](const auto& visit) {
     for (int peer = 0; peer < group_->size; ++peer)
       if (peer != group_->rank && !lost_[peer]) visit(peer, *group_->controls[peer]);
@@ -95,10 +101,10 @@ std::vector<char> Engine::call_roll(std::uint64_t sequence) {
     check_controls();
     bool all_answered = true;
     for_each_peer([&](int peer, ControlLink& control) {
+      answers[static_cast<std::size_t>(peer)] = control.entered();
       all_answered &= control.entered().has_value();
-      entered[static_cast<std::size_t>(peer)] = control.entered().value_or(0) > sequence;
     });
-    if (all_answered || Clock::now() >= end) return entered;
+    if (all_answered || Clock::now() >= end) return answers;
     std::vector<pollfd> fds;
     for_each_peer([&](int, ControlLink& control) { control.append_fds(fds); });
     poll_until(fds, end);
@@ -110,27 +116,45 @@ void Engine::check_deadlines() try {
   if (is_dead()) return;
   const bool late = std::any_of(queue_.begin(), queue_.end(), [&](const auto& op) { return op->deadline() <= now; });
   const std::string overdue = p2p_.describe_overdue(now);
-  if (!late && overdue.empty()) return;
-  std::string text = own_place_ + ": the deadline passed in ";
+  if (!late && overdue.empty()) verdict_at_.reset();
+  if ((!late && overdue.empty()) || (verdict_at_ && now < *verdict_at_)) return;
+  const RollCall answers = call_roll();
+  const auto is_silent = [&](int peer) { return !answers[static_cast<std::size_t>(peer)]; };
   std::vector<char> entered(static_cast<std::size_t>(group_->size));
+  for (std::size_t peer = 0; late && peer < entered.size(); ++peer)
+    entered[peer] = answers[peer].value_or(0) > queue_.front()->sequence();
+  const auto is_missing = [&](int peer) { return late && !entered[static_cast<std::size_t>(peer)]; };
+  const auto first_peer = [&](const auto& is_wanted) {
+    for (int peer = 0; peer < group_->size; ++peer)
+      if (peer != group_->rank && is_wanted(peer)) return std::optional(peer);
+    return std::optional<int>();
+  };
+  // Who answers only waits for somebody too, be it in another operation.
+  if (!verdict_at_ && !first_peer([&](int peer) { return is_silent(peer) && (late || involves(peer)); })) {
+    verdict_at_ = now + verdict_patience;
+    return;
+  }
+  // Whom to blame: somebody silent, else somebody missing, first one with whom bytes are open; else one of these. (Who
+  // is silent and not waited for may just be computing.)
+  auto culprit = first_peer([&](int peer) { return is_silent(peer) && involves(peer); });
+  if (!culprit) culprit = first_peer([&](int peer) { return is_silent(peer) && is_missing(peer); });
+  if (!culprit) culprit = first_peer([&](int peer) { return is_missing(peer) && involves(peer); });
+  if (!culprit) culprit = first_peer(is_missing);
+  if (!culprit) culprit = first_peer([&](int peer) { return involves(peer); });
+  std::string text = own_place_ + ": the deadline passed in ";
   if (late) {
-    entered = call_roll(queue_.front()->sequence());
     text += queue_.front()->describe() + ", waiting for " + queue_.front()->describe_wait(entered);
   } else {
     text += "communicator '" + group_->name + "': " + overdue;
+    if (culprit && is_silent(*culprit))
+      text += "; " + group_->controls[*culprit]->describe() + " gives no sign of life";
   }
   ErrorContext context{.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}};
-  // Whom to blame: somebody who is missing, else somebody with whom bytes are open.
-  const auto name_first = [&](const auto& is_culprit) {
-    for (int peer = 0; peer < group_->size && !context.peer; ++peer) {
-      if (peer == group_->rank || !is_culprit(peer)) continue;
-      context.peer = group_->label(peer);
-      context.host = group_->controls[peer]->host();
-      context.nic = group_->controls[peer]->nic();
-    }
-  };
-  if (late) name_first([&](int peer) { return !entered[static_cast<std::size_t>(peer)]; });
-  name_first([&](int peer) { return involves(peer); });
+  if (culprit) {
+    context.peer = group_->label(*culprit);
+    context.host = group_->controls[*culprit]->host();
+    context.nic = group_->controls[*culprit]->nic();
+  }
   fail({ErrorKind::timeout, text + "; raise the timeout if this is expected", context});
 } catch (const HolmesError& error) {
   fail(failure_of(error));  // a peer told first what is wrong
@@ -138,10 +162,12 @@ void Engine::check_deadlines() try {
 
 void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {
   std::deque<Submission> unstarted;
+  if (!is_dead()) take_state();  // what it waited for, while that can be told
   {
     std::lock_guard lock(mutex_);
     if (is_dead()) return;
     failure_ = failure;
+    has_failed_ = true;
     unstarted.swap(inbox_);
     inbox_filled_.store(false);
     dead_.store(true, std::memory_order_release);
@@ -153,7 +179,13 @@ void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {
     group_->channels[peer]->shutdown();
     p2p_.channels()[peer]->shutdown();
   }
+  if (!is_internal(group_->name)) {
+    count_failure(group_->name, failure.kind);
+    // Before anybody hears of the error: the process may end then.
+    dump_on_failure(failure.message);
+  }
   const std::exception_ptr error = error_of(failure);
+  const auto now = Clock::now();
   std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();
   std::deque<std::unique_ptr<Collective>> collectives;
   collectives.swap(queue_);
@@ -161,13 +193,18 @@ void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {
     if (auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission)) {
       collectives.push_back(std::move(*collective));
     } else {
-      works.push_back(std::get<P2pEngine::Request>(submission).work);
+      auto& request = std::get<P2pEngine::Request>(submission);
+      group_->recorder->finish(request.record, false, now);
+      works.push_back(request.work);
     }
   }
   driver_pending_.store(0);
   if (also) also->fail(error);
-  for (const auto& collective : collectives) collective->work().fail(error);
-  for (const auto& work : works) work->fail(error);
+  for (const auto& collective : collectives) {
+    group_->recorder->finish(collective->record(), false, now);
+    collective->work().fail(error, now);
+  }
+  for (const auto& work : works) work->fail(error, now);
 }
 
 void Engine::wake() const {

@@ -121,9 +121,12 @@ WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes
   const Duration timeout = call.timeout.value_or(options_.timeout);
   signature.form = form_of(call.compression);
   signature.announced_bytes = bytes;
+  signature.count = bytes / size_bytes(signature.dtype);
   std::vector<Chain> chains = make(HierarchicalChains(parts_, Clock::now() + timeout + part_grace));
   const auto announce = [&]() -> std::vector<WorkPtr> {
-    return {parts_->flat->announce(signature, {.timeout = timeout, .async = true})};
+    const WorkPtr work = parts_->flat->announce(signature, {.timeout = timeout, .async = true});
+    if (!call.async) work->mark_awaited();  // for diagnosis: the caller waits for the whole
+    return {work};
   };
   std::string title = std::string(holmes::name(signature.op)) + " of " + std::to_string(bytes) +
                       " bytes on communicator '" + options_.name + "'";
@@ -238,6 +241,13 @@ std::vector<ConnectionInfo> HierarchicalCommunicator::connections() const {
   append(parts_->scatter, parts_->hierarchy.members());
   append(parts_->gather, parts_->hierarchy.members());
   if (parts_->cross) append(parts_->cross, parts_->hierarchy.counterparts());
+  return all;
+}
+
+std::vector<CommunicatorRecord> HierarchicalCommunicator::flight_record() const {
+  std::vector<CommunicatorRecord> all;
+  for (const auto& part : {parts_->flat, parts_->scatter, parts_->cross, parts_->gather})
+    if (part) std::ranges::copy(part->flight_record(), std::back_inserter(all));
   return all;
 }
 

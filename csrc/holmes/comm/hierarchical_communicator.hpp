@@ -40,6 +40,7 @@ public:
   void abort(const std::string& reason) override;
   bool is_dead() const override { return pipeline_->has_failed() || parts_->flat->is_dead(); }
   std::vector<ConnectionInfo> connections() const override;
+  std::vector<CommunicatorRecord> flight_record() const override;
 
 private:
   void connect_parts();

@@ -9,6 +9,8 @@
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/debug/registry.hpp"
+#include "holmes/debug/watcher.hpp"
 #include "holmes/transport/rails_channel.hpp"
 #include "holmes/transport/shm_channel.hpp"
 #include "holmes/transport/tcp_channel.hpp"
@@ -31,6 +33,7 @@ public:
   }
   void help(std::optional<Clock::time_point> until) {
     if (is_final()) return;
+    mark_awaited();
     if (const auto engine = engine_.lock()) engine->help(*this, until);
   }
   // Until final, without raising.
@@ -115,6 +118,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->size = options_.size;
   group->name = options_.name;
   group->labels = options_.labels;
+  group->recorder = std::make_unique<FlightRecorder>(env.flight_recorder_operations);
+  group->pinned_ring_bytes = env.pinned_ring_bytes;
   group->channels.resize(mesh.links.size());
   group->controls.resize(mesh.links.size());
   std::vector<std::unique_ptr<Channel>> p2p(mesh.links.size());
@@ -134,26 +139,9 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
                                      "rank " + std::to_string(engine_label) + " (host " + host + ")",
                                      env.spin.value_or(default_spin), io_thread, std::move(sockets));
-
-  // The first operation: the slice size all ranks can work with, and whether every pair shares memory.
-  constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
-  const bool all_shared = std::all_of(mesh.links.begin(), mesh.links.end(), [](const PeerLink& link) {
-    return link.peer < 0 || link.shared_memory_bytes > 0;
-  });
-  std::vector<std::uint64_t> wishes(static_cast<std::size_t>(options_.size),
-                                    slice_bytes | (all_shared ? shared_memory_bit : 0));
-  std::vector<Buffer> outputs;
-  for (auto& wish : wishes) outputs.push_back({&wish, 1, DType::int64, nullptr});
-  const Buffer own = outputs[options_.rank];
-  CallOptions call;
-  call.timeout = options_.connect_timeout;
-  all_gather(std::move(outputs), own, call)->wait();
-  Group& agreed = engine_->group();
-  agreed.slice_bytes = slice_bytes;
-  for (const std::uint64_t wish : wishes) {
-    agreed.all_shared_memory &= (wish & shared_memory_bit) != 0;
-    agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, wish & ~shared_memory_bit);
-  }
+  if (!is_internal(options_.name)) register_source(engine_);
+  start_watcher(env);
+  introduce(mesh, slice_bytes);
 }
 
 HostCommunicator::~HostCommunicator() { engine_->close(); }
@@ -177,6 +165,7 @@ HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const
 }
 
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
+  if (!call.async) call.work->mark_awaited();
   if (!call.async && engine_->run_here(collective)) return call.work;
   const std::size_t bytes = collective->send_bytes();
   engine_->submit(std::move(collective));
@@ -221,7 +210,8 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
   // Over clusters it is allowed, but here nothing crosses by itself.
   if (!options_.clusters.empty()) options.compression.reset();
   Call call = begin(options);
-  const Signature signature{OpCode::all_reduce, data.dtype, op, std::nullopt, 0};
+  const Signature signature{
+      .op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .root = {}, .count = data.count};
   auto collective = choose_all_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));
   return finish(std::move(call), std::move(collective));
 }
@@ -235,7 +225,8 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
                             .dtype = output.dtype,
                             .reduction = op,
                             .root = {},
-                            .average_over = options.average_over};
+                            .average_over = options.average_over,
+                            .count = output.count};
   auto collective = choose_reduce_scatter(engine_->group(), signature, call.work, call.deadline, std::move(output),
                                           std::move(inputs));
   return finish(std::move(call), std::move(collective));
@@ -245,7 +236,8 @@ WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
   check_reduction(data.dtype, op);
   check_rank("reduce: root", root);
   Call call = begin(options);
-  const Signature signature{OpCode::reduce, data.dtype, op, root, 0};
+  const Signature signature{
+      .op = OpCode::reduce, .dtype = data.dtype, .reduction = op, .root = root, .count = data.count};
   std::vector<Buffer> inputs = nothing(data.dtype);
   Buffer output = root == options_.rank ? data : inputs[options_.rank];
   inputs[root] = std::move(data);
@@ -254,11 +246,11 @@ WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
   return finish(std::move(call), std::move(collective));
 }
 
-WorkPtr HostCommunicator::exchange(OpCode op, DType dtype, std::optional<int> root, std::vector<Buffer> sends,
-                                   std::vector<Buffer> recvs, const CallOptions& options) {
+WorkPtr HostCommunicator::exchange(const Signature& signature, std::vector<Buffer> sends, std::vector<Buffer> recvs,
+                                   const CallOptions& options) {
   Call call = begin(options);
-  auto collective = std::make_unique<Exchange>(engine_->group(), Signature{op, dtype, std::nullopt, root, 0}, call.work,
-                                               call.deadline, std::move(sends), std::move(recvs));
+  auto collective = std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline, std::move(sends),
+                                               std::move(recvs));
   return finish(std::move(call), std::move(collective));
 }
 
@@ -266,7 +258,8 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   check_one_per_rank("all_gather: outputs", outputs, input.dtype);
   check_equal_count("all_gather", outputs[options_.rank], input);
   Call call = begin(options);
-  const Signature signature{OpCode::all_gather, input.dtype, std::nullopt, std::nullopt, 0};
+  const Signature signature{
+      .op = OpCode::all_gather, .dtype = input.dtype, .reduction = {}, .root = {}, .count = input.count};
   auto collective =
       choose_all_gather(engine_->group(), signature, call.work, call.deadline, std::move(outputs), std::move(input));
   return finish(std::move(call), std::move(collective));
@@ -275,6 +268,7 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
 WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) {
   check_rank("broadcast: root", root);
   const DType dtype = data.dtype;
+  const std::size_t count = data.count;
   std::vector<Buffer> sends = nothing(dtype);
   std::vector<Buffer> recvs = nothing(dtype);
   if (root == options_.rank) {
@@ -283,12 +277,14 @@ WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) 
   } else {
     recvs[root] = std::move(data);
   }
-  return exchange(OpCode::broadcast, dtype, root, std::move(sends), std::move(recvs), options);
+  return exchange({.op = OpCode::broadcast, .dtype = dtype, .reduction = {}, .root = root, .count = count},
+                  std::move(sends), std::move(recvs), options);
 }
 
 WorkPtr HostCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions options) {
   check_rank("gather: root", root);
   const DType dtype = input.dtype;
+  const std::size_t count = input.count;
   std::vector<Buffer> sends = nothing(dtype);
   if (root == options_.rank) {
     check_one_per_rank("gather: outputs", outputs, dtype);
@@ -297,12 +293,14 @@ WorkPtr HostCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int 
     outputs = nothing(dtype);
   }
   sends[root] = std::move(input);
-  return exchange(OpCode::gather, dtype, root, std::move(sends), std::move(outputs), options);
+  return exchange({.op = OpCode::gather, .dtype = dtype, .reduction = {}, .root = root, .count = count},
+                  std::move(sends), std::move(outputs), options);
 }
 
 WorkPtr HostCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions options) {
   check_rank("scatter: root", root);
   const DType dtype = output.dtype;
+  const std::size_t count = output.count;
   std::vector<Buffer> recvs = nothing(dtype);
   if (root == options_.rank) {
     check_one_per_rank("scatter: inputs", inputs, dtype);
@@ -311,15 +309,19 @@ WorkPtr HostCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int
     inputs = nothing(dtype);
   }
   recvs[root] = std::move(output);
-  return exchange(OpCode::scatter, dtype, root, std::move(inputs), std::move(recvs), options);
+  return exchange({.op = OpCode::scatter, .dtype = dtype, .reduction = {}, .root = root, .count = count},
+                  std::move(inputs), std::move(recvs), options);
 }
 
 WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions options) {
   const DType dtype = inputs.empty() ? DType::uint8 : inputs.front().dtype;
+  std::size_t count = 0;
+  for (const Buffer& input : inputs) count += input.count;
   check_one_per_rank("all_to_all: inputs", inputs, dtype);
   check_one_per_rank("all_to_all: outputs", outputs, dtype);
   check_equal_count("all_to_all", outputs[options_.rank], inputs[options_.rank]);
-  return exchange(OpCode::all_to_all, dtype, std::nullopt, std::move(inputs), std::move(outputs), options);
+  return exchange({.op = OpCode::all_to_all, .dtype = dtype, .reduction = {}, .root = {}, .count = count},
+                  std::move(inputs), std::move(outputs), options);
 }
 
 WorkPtr HostCommunicator::barrier(CallOptions options) {
@@ -339,7 +341,9 @@ P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::o
                        "' cannot send to or receive from itself; copy the buffer instead");
   }
   Call call = begin(options);
-  return {is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline};
+  cuda::EventPtr ready;
+  if (buffer.device) ready = cuda::Device::get(*buffer.device).mark(buffer.stream, is_send ? "send" : "recv");
+  return {is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline, std::move(ready)};
 }
 
 std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request> requests,

@@ -1,5 +1,6 @@
 // HostCommunicator: the Communicator for host memory, over TCP and shared memory. Which of them, and over which NICs,
-// is chosen per pair of ranks.
+// is chosen per pair of ranks. Sends and receives also take a GPU's memory, which the copy engine moves to and from
+// page-locked memory; then what comes later on any stream sees a finished operation's result.
 #pragma once
 
 #include "holmes/comm/communicator.hpp"
@@ -33,6 +34,7 @@ public:
   void abort(const std::string& reason) override { engine_->abort(reason); }
   bool is_dead() const override { return engine_->is_dead() || engine_->is_inherited(); }
   std::vector<ConnectionInfo> connections() const override { return engine_->connections(); }
+  std::vector<CommunicatorRecord> flight_record() const override;
 
   // --- for communicators made of others ---
   // Collective without payload: MismatchError where the ranks' signatures (but for the sequence number, which is set
@@ -44,12 +46,13 @@ public:
   Failure abort_failure(const std::string& reason) const { return engine_->abort_failure(reason); }
 
 private:
+  void introduce(const Mesh& mesh, std::size_t slice_bytes);
   struct Call;
   Call begin(const CallOptions& options) const;
   WorkPtr finish(Call call, std::unique_ptr<Collective> collective);
   std::vector<WorkPtr> finish_p2p(std::vector<P2pEngine::Request> requests, const CallOptions& call);
-  WorkPtr exchange(OpCode op, DType dtype, std::optional<int> root, std::vector<Buffer> sends,
-                   std::vector<Buffer> recvs, const CallOptions& options);
+  WorkPtr exchange(const Signature& signature, std::vector<Buffer> sends, std::vector<Buffer> recvs,
+                   const CallOptions& options);
   P2pEngine::Request request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
                              const CallOptions& call) const;
   std::vector<Buffer> nothing(DType dtype) const;

@@ -21,6 +21,9 @@ struct NicBinding {
 // As `hierarchical_min_bytes`: all operations run flat.
 inline constexpr std::uint64_t never_hierarchical = UINT64_MAX;
 
+// Tag of receives that serve the library itself (nobody sends such a message): no operations of the user's.
+inline constexpr std::uint32_t internal_tag = UINT32_MAX;
+
 // How ranks of one host reach each other.
 enum class Transport {
   automatic,  // shared memory where both ranks are on one host, else TCP
@@ -47,7 +50,8 @@ struct CommunicatorOptions {
   // From how many bytes on an operation runs hierarchically; equal on all ranks that give it, `never_hierarchical` by
   // all or none. Absent: HOLMES_HIERARCHICAL_MIN_BYTES, else measured at set-up.
   std::optional<std::uint64_t> hierarchical_min_bytes{};
-  std::vector<int> labels{};  // number of each rank in messages, by rank; empty: its own
+  std::optional<int> job_rank{};  // this process's number in the job, for diagnosis; absent: the variable RANK, if any
+  std::vector<int> labels{};      // number of each rank in messages, by rank; empty: its own
   Transport transport = Transport::automatic;
   Duration timeout = std::chrono::minutes(30);          // deadline of an operation unless the call gives one
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
@@ -81,6 +85,8 @@ struct ConnectionInfo {
   bool is_retired = false;     // a lost rail: the stream goes on without it
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
+  std::uint64_t retransmitted_segments = 0;  // TCP segments the system sent again
+  std::uint64_t resent_chunks = 0;           // sent again on other rails, since this one was lost
 };
 
 }  // namespace holmes

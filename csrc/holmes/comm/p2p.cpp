@@ -16,15 +16,20 @@ constexpr std::size_t read_ahead_bytes = 8 * 1024;
 
 }  // namespace
 
-P2pEngine::P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels)
-    : group_(group), channels_(std::move(channels)), peers_(static_cast<std::size_t>(group.size)) {}
+P2pEngine::P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels, int wake_fd)
+    : group_(group), channels_(std::move(channels)), peers_(static_cast<std::size_t>(group.size)), wake_fd_(wake_fd) {}
 
 void P2pEngine::submit(Request request) {
   request.work->mark_running();
   ++pending_;
   if (request.is_send) {
     const Header header{message_magic, request.tag, request.buffer.bytes(), request.buffer.dtype, {}};
-    peers_[*request.peer].sends.push_back({std::move(request), header, 0});
+    Peer& state = peers_[*request.peer];
+    std::unique_ptr<cuda::StagedSend> staged;
+    if (request.buffer.device)
+      staged = std::make_unique<cuda::StagedSend>(ring(state.send_rings, *request.buffer.device), request.buffer,
+                                                  request.begin);
+    state.sends.push_back({std::move(request), header, 0, std::move(staged)});
     return;
   }
   // A message may be waiting for it.
@@ -35,6 +40,11 @@ void P2pEngine::submit(Request request) {
       Unexpected message = std::move(*it);
       peers_[peer].unexpected.erase(it);
       check_sizes(request, peer, message.header);
+      if (request.buffer.device) {
+        auto staged = stage_recv(peer, request);
+        peers_[peer].landing.push_back({std::move(request), std::move(staged), std::move(message.payload)});
+        return;
+      }
       std::copy(message.payload.begin(), message.payload.end(), request.buffer.begin());
       finish(request, peer);
       return;
@@ -43,8 +53,9 @@ void P2pEngine::submit(Request request) {
     Peer& state = peers_[peer];
     if (state.header_bytes == sizeof(Header) && !state.target && state.header.tag == request.tag) {
       check_sizes(request, peer, state.header);
-      std::copy_n(state.stray.begin(), state.payload_bytes, request.buffer.begin());
       state.target = std::move(request);
+      if (state.target->buffer.device) return;  // lands when all of it is here
+      std::copy_n(state.stray.begin(), state.payload_bytes, state.target->buffer.begin());
       state.stray = {};
       return;
     }
@@ -63,6 +74,7 @@ bool P2pEngine::advance() {
     if (peer == group_.rank) continue;
     moved |= send_to(peer);
     moved |= recv_or_end(peer);
+    moved |= land(peer);
   }
   return moved;
 }
@@ -71,22 +83,29 @@ bool P2pEngine::send_to(int peer) {
   auto& sends = peers_[peer].sends;
   bool moved = false;
   while (!sends.empty()) {
+    fill_sends(peers_[peer]);
     Sending& sending = sends.front();
     iovec pieces[2];
     std::size_t count = 0;
-    std::size_t payload_done = 0;
-    if (sending.done_bytes < sizeof(Header)) {
-      pieces[count++] = {reinterpret_cast<std::byte*>(&sending.header) + sending.done_bytes,
-                         sizeof(Header) - sending.done_bytes};
-    } else {
-      payload_done = sending.done_bytes - sizeof(Header);
+    const std::size_t header_left = sizeof(Header) - std::min(sending.done_bytes, sizeof(Header));
+    if (header_left > 0)
+      pieces[count++] = {reinterpret_cast<std::byte*>(&sending.header) + sending.done_bytes, header_left};
+    if (!sending.staged) {
+      const std::size_t payload_done = sending.done_bytes + header_left - sizeof(Header);
+      pieces[count++] = {sending.request.buffer.begin() + payload_done, sending.header.bytes - payload_done};
+    } else if (const auto ready = sending.staged->ready(); !ready.empty()) {
+      pieces[count++] = {const_cast<std::byte*>(ready.data()), ready.size()};
     }
-    pieces[count++] = {sending.request.buffer.begin() + payload_done, sending.header.bytes - payload_done};
-    const std::size_t bytes = channels_[peer]->try_send({pieces, count});
+    const std::size_t bytes = count == 0 ? 0 : channels_[peer]->try_send({pieces, count});
     if (bytes == 0) return moved;
     moved = true;
     sending.done_bytes += bytes;
-    if (sending.done_bytes < sizeof(Header) + sending.header.bytes) return moved;
+    if (sending.staged && bytes > header_left) sending.staged->sent(bytes - header_left);
+    if (sending.done_bytes < sizeof(Header) + sending.header.bytes) {
+      if (sending.staged) continue;  // the next slot may be ready
+      return moved;
+    }
+    ++peers_[peer].sent_messages;
     finish(sending.request, -1);
     sends.pop_front();
   }
@@ -102,14 +121,18 @@ std::size_t P2pEngine::awaited_recv_bytes(int peer) const {
   const Peer& state = peers_[peer];
   if (!awaits_recv(peer)) return 0;
   if (state.header_bytes < sizeof(Header)) return 1;
-  const std::size_t left = state.header.bytes - state.payload_bytes;
+  std::size_t left = state.header.bytes - state.payload_bytes;
+  if (state.staged) left = state.staged->space_bytes();
+  if (left == 0) return 0;  // until a slot is free
   return std::max<std::size_t>(left - std::min(left, state.ahead_end - state.ahead_begin), 1);
 }
 
 std::size_t P2pEngine::awaited_send_bytes(int peer) const {
   if (peers_[peer].sends.empty()) return 0;
   const Sending& sending = peers_[peer].sends.front();
-  return sizeof(Header) + sending.header.bytes - sending.done_bytes;
+  const std::size_t left = sizeof(Header) + sending.header.bytes - sending.done_bytes;
+  if (!sending.staged) return left;
+  return sizeof(Header) - std::min(sending.done_bytes, sizeof(Header)) + sending.staged->ready().size();
 }
 
 bool P2pEngine::needs(int peer, bool left_in_order) const {
@@ -167,25 +190,47 @@ bool P2pEngine::recv_from(int peer) {
       if (state.header_bytes < sizeof(Header)) continue;
       match(peer);
     }
-    std::byte* into = state.target ? state.target->buffer.begin() : state.stray.data();
     if (state.payload_bytes < state.header.bytes) {
-      const std::size_t bytes = read(peer, into + state.payload_bytes, state.header.bytes - state.payload_bytes);
+      const std::span<std::byte> space = next_space(state);
+      const std::size_t bytes = space.empty() ? 0 : read(peer, space.data(), space.size());
       if (bytes == 0) return moved;
       moved = true;
       state.payload_bytes += bytes;
-      if (state.payload_bytes < state.header.bytes) return moved;
+      if (state.staged) state.staged->received(bytes);
+      if (state.payload_bytes < state.header.bytes) {
+        if (state.staged) continue;  // in the next slot
+        return moved;
+      }
     }
-    if (state.target) {
-      finish(*state.target, peer);
-    } else {
-      state.unexpected.push_back({state.header, std::move(state.stray)});
-    }
-    state.target.reset();
-    state.stray = {};
-    state.header_bytes = 0;
-    state.payload_bytes = 0;
+    ++state.arrived_messages;
+    end_message(peer);
   }
   return moved;
+}
+
+std::span<std::byte> P2pEngine::next_space(Peer& state) const {
+  if (state.staged) return state.staged->space();
+  const bool is_direct = state.target && !state.target->buffer.device;
+  std::byte* begin = is_direct ? state.target->buffer.begin() : state.stray.data();
+  return {begin + state.payload_bytes, state.header.bytes - state.payload_bytes};
+}
+
+// The whole message is here.
+void P2pEngine::end_message(int peer) {
+  Peer& state = peers_[peer];
+  if (!state.target) {
+    state.unexpected.push_back({state.header, std::move(state.stray)});
+  } else if (state.target->buffer.device) {
+    if (!state.staged) state.staged = stage_recv(peer, *state.target);
+    state.landing.push_back({std::move(*state.target), std::move(state.staged), std::move(state.stray)});
+  } else {
+    finish(*state.target, peer);
+  }
+  state.target.reset();
+  state.staged.reset();
+  state.stray = {};
+  state.header_bytes = 0;
+  state.payload_bytes = 0;
 }
 
 void P2pEngine::match(int peer) {
@@ -204,6 +249,7 @@ void P2pEngine::match(int peer) {
     check_sizes(*it, peer, state.header);
     state.target = std::move(*it);
     receives.erase(it);
+    if (state.target->buffer.device) state.staged = stage_recv(peer, *state.target);
     return true;
   };
   if (take(state.receives) || take(any_receives_)) return;
@@ -235,46 +281,9 @@ void P2pEngine::check_sizes(const Request& request, int peer, const Header& head
 void P2pEngine::finish(Request& request, int source) {
   --pending_;
   if (!request.is_send) request.work->set_source_rank(source);
-  request.work->complete();
-}
-
-template <typename Visit>
-void P2pEngine::for_each_pending(Visit visit) const {
-  for (const Peer& peer : peers_) {
-    for (const Sending& sending : peer.sends) visit(sending.request, sending.done_bytes);
-    if (peer.target) visit(*peer.target, peer.payload_bytes);
-    for (const Request& request : peer.receives) visit(request, 0);
-  }
-  for (const Request& request : any_receives_) visit(request, 0);
-}
-
-std::vector<std::shared_ptr<Work>> P2pEngine::take_pending() {
-  std::vector<std::shared_ptr<Work>> works;
-  for_each_pending([&](const Request& request, std::size_t) { works.push_back(request.work); });
-  for (Peer& peer : peers_) peer = {};
-  any_receives_.clear();
-  pending_ = 0;
-  return works;
-}
-
-std::optional<Clock::time_point> P2pEngine::next_deadline() const {
-  std::optional<Clock::time_point> next;
-  for_each_pending([&](const Request& request, std::size_t) {
-    if (!next || request.deadline < *next) next = request.deadline;
-  });
-  return next;
-}
-
-std::string P2pEngine::describe_overdue(Clock::time_point now) const {
-  std::string text;
-  for_each_pending([&](const Request& request, std::size_t done_bytes) {
-    if (request.deadline > now) return;
-    text += (text.empty() ? "" : "; ") + std::string(request.is_send ? "send of " : "recv of ") +
-            std::to_string(request.buffer.bytes()) + (request.is_send ? " bytes to " : " bytes from ") +
-            (request.peer ? group_.controls[*request.peer]->describe() : std::string("any rank")) + ", tag " +
-            std::to_string(request.tag) + ": " + std::to_string(done_bytes) + " bytes moved";
-  });
-  return text;
+  const auto now = Clock::now();
+  group_.recorder->finish(request.record, true, now);
+  request.work->complete(now);
 }
 
 }  // namespace holmes

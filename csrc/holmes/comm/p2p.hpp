@@ -3,8 +3,10 @@
 
 #include <deque>
 #include <list>
+#include <map>
 
 #include "holmes/comm/collective.hpp"
+#include "holmes/cuda/staged_message.hpp"
 
 namespace holmes {
 
@@ -18,9 +20,14 @@ public:
     std::uint32_t tag = 0;
     std::shared_ptr<Work> work;
     Clock::time_point deadline;
+    std::uint64_t sequence = 0;  // of this rank's sends and receives
+    std::uint64_t record = 0;    // its number in the flight recorder
+    RecordedCall recorded_call() const;
+    cuda::EventPtr begin{};  // of a GPU's memory: its copies come after this
   };
 
-  P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels);
+  // `wake_fd`: an event descriptor that makes the driver call `advance` again.
+  P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels, int wake_fd);
 
   void submit(Request request);
   // Moves what can be moved without blocking. Returns whether anything moved.
@@ -32,6 +39,10 @@ public:
   std::optional<Clock::time_point> next_deadline() const;
   // "recv of 4096 bytes from rank 2 (host b0) on NIC eth0, tag 0: nothing received": what is not finished by `now`.
   std::string describe_overdue(Clock::time_point now) const;
+
+  // What is not finished, appended up to `max_pending` in all; its number.
+  std::size_t append_pending(std::vector<PendingOperation>& pending) const;
+  PeerMessages messages(int peer) const { return {peers_[peer].sent_messages, peers_[peer].arrived_messages, false}; }
 
   bool awaits_recv(int peer) const;
   // Bytes that will come / can be sent next without a break, as Collective's; at least 1 where any is awaited.
@@ -57,8 +68,17 @@ private:
   struct Sending {
     Request request;
     Header header;
-    std::size_t done_bytes = 0;  // header included
+    std::size_t done_bytes = 0;                  // header included
+    std::unique_ptr<cuda::StagedSend> staged{};  // a GPU's memory
   };
+  // A message that is here, while it is copied to a GPU.
+  struct Landing {
+    Request request;
+    std::unique_ptr<cuda::StagedRecv> staged;
+    std::vector<std::byte> payload{};  // where it came before its receive was posted
+    std::size_t fed_bytes = 0;         // of that
+  };
+  using Rings = std::map<int, std::shared_ptr<cuda::PinnedRing>>;  // by GPU
   // A message that came before its receive was posted, while another receive waits on the same peer.
   struct Unexpected {
     Header header;
@@ -75,10 +95,16 @@ private:
     // The message that is arriving.
     Header header;
     std::size_t header_bytes = 0;
-    std::optional<Request> target;  // where its payload goes; absent: `stray`
+    std::optional<Request> target;  // what it is for, where that is known
+    // Where its payload goes: through this, else into the target's host memory, else into `stray`.
+    std::unique_ptr<cuda::StagedRecv> staged;
     std::vector<std::byte> stray;
     std::size_t payload_bytes = 0;
-    bool ended = false;  // see has_ended
+    std::list<Landing> landing;
+    Rings send_rings, recv_rings;  // each made when first needed
+    bool ended = false;            // see has_ended
+    std::uint64_t sent_messages = 0;
+    std::uint64_t arrived_messages = 0;
     bool is_arriving() const { return header_bytes > 0; }
   };
 
@@ -87,8 +113,16 @@ private:
   bool recv_or_end(int peer);
   std::size_t read(int peer, std::byte* into, std::size_t bytes);
   void match(int peer);
+  void end_message(int peer);
+  std::span<std::byte> next_space(Peer& state) const;
+  // --- a GPU's memory (p2p_device.cpp) ---
+  std::shared_ptr<cuda::PinnedRing> ring(Rings& rings, int device);
+  std::unique_ptr<cuda::StagedRecv> stage_recv(int peer, const Request& request);
+  void fill_sends(Peer& state);
+  bool land(int peer);
   void check_sizes(const Request& request, int peer, const Header& header) const;
   void finish(Request& request, int source);
+  // visit(request, done_bytes, staged): the last is null where the message is in host memory.
   template <typename Visit>
   void for_each_pending(Visit visit) const;
 
@@ -97,6 +131,7 @@ private:
   std::vector<Peer> peers_;
   std::list<Request> any_receives_;
   std::size_t pending_ = 0;
+  int wake_fd_;
 };
 
 }  // namespace holmes

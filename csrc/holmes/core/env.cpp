@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 
 #include "holmes/core/cpu_list.hpp"
@@ -39,6 +40,15 @@ std::optional<std::chrono::nanoseconds> seconds_of(const char* variable, const s
   if (!seconds || !std::isfinite(*seconds) || *seconds <= 0 || *seconds > 1e6)
     refuse(variable, *text, "a number of seconds above 0 and at most 1000000", "say for example " + example);
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(*seconds));
+}
+
+int signal_from(const std::string& text) {
+  const std::string name = text.starts_with("SIG") ? text.substr(3) : text;
+  if (name == "USR1") return SIGUSR1;
+  if (name == "USR2") return SIGUSR2;
+  if (name == "HUP") return SIGHUP;
+  if (name == "QUIT") return SIGQUIT;
+  refuse("HOLMES_FLIGHT_RECORDER_SIGNAL", text, "USR1, USR2, HUP or QUIT", "say for example USR1");
 }
 
 std::pair<std::uint16_t, std::uint16_t> port_range_from(const std::string& text) {
@@ -96,6 +106,26 @@ Env Env::read() {
       refuse("HOLMES_HIERARCHICAL_MIN_BYTES", *text, "a whole number of bytes, or never", "say for example 65536");
     }
   }
+  if (const auto text = text_of("HOLMES_FLIGHT_RECORDER")) {
+    const auto operations = number_from<int>(*text);
+    if (!operations || *operations < 0 || *operations > 1'000'000)
+      refuse("HOLMES_FLIGHT_RECORDER", *text, "a whole number of operations from 0 to 1000000", "say for example 256");
+    env.flight_recorder_operations = static_cast<std::size_t>(*operations);
+  }
+  env.flight_recorder_folder = text_of("HOLMES_FLIGHT_RECORDER_DIR");
+  if (const auto text = text_of("HOLMES_FLIGHT_RECORDER_SIGNAL")) {
+    env.flight_recorder_signal = signal_from(*text);
+    if (!env.flight_recorder_folder)
+      throw UsageError("HOLMES_FLIGHT_RECORDER_SIGNAL='" + *text +
+                       "' needs a folder for what is written then; set HOLMES_FLIGHT_RECORDER_DIR too, or unset it");
+  }
+  if (const auto text = text_of("HOLMES_PINNED_RING_BYTES")) {
+    const auto bytes = number_from<std::uint64_t>(*text);
+    if (!bytes || *bytes < 65536 || *bytes > (std::uint64_t{1} << 30))
+      refuse("HOLMES_PINNED_RING_BYTES", *text, "a whole number of bytes from 65536 to 1073741824",
+             "say for example 4194304");
+    env.pinned_ring_bytes = *bytes;
+  }
   env.tcp_congestion = text_of("HOLMES_TCP_CONGESTION");
   env.cuda_library = text_of("HOLMES_CUDA_LIBRARY");
   env.nccl_library = text_of("HOLMES_NCCL_LIBRARY");
@@ -127,10 +157,18 @@ const std::vector<EnvVariable>& env_variables() {
        "Processors of the I/O threads; numa: those of the NUMA node of the communicator's first NIC."},
       {"HOLMES_RAIL_TIMEOUT_S", "seconds, above 0", "2",
        "A rail on which the peer acknowledges nothing for so long is lost; the others go on."},
+      {"HOLMES_FLIGHT_RECORDER", "operations, 0 to 1000000", "256",
+       "Operations that each communicator remembers for diagnosis; 0: none, and holmes debug cannot ask the process."},
+      {"HOLMES_FLIGHT_RECORDER_DIR", "folder", "nothing is written",
+       "Where every rank writes its flight record when a communicator fails."},
+      {"HOLMES_FLIGHT_RECORDER_SIGNAL", "USR1, USR2, HUP, QUIT", "none",
+       "Signal on which a process writes its flight record."},
       {"HOLMES_TCP_CONGESTION", "a name in tcp_allowed_congestion_control",
        "the system's; reno between ranks of one host", "Congestion control of every data socket."},
       {"HOLMES_HIERARCHICAL_MIN_BYTES", "bytes, or never", "measured when the communicator is made",
        "From how many bytes on an operation over clusters runs hierarchically; equal on all ranks."},
+      {"HOLMES_PINNED_RING_BYTES", "bytes, 65536 to 1073741824", "4194304",
+       "Page-locked memory for sends or receives of a GPU's memory, for each peer and direction that has any."},
       {"HOLMES_NCCL_LIBRARY", "path", "the loaded one, the Python package's, the system's", "The NCCL library to use."},
       {"HOLMES_CUDA_LIBRARY", "path", "libcuda.so.1", "The CUDA driver to use."},
       {"HOLMES_NCCL_IMAGE", "sparse, copy", "sparse", "Form of the further NCCL images; copy where sparse fails."},

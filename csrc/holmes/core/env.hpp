@@ -56,6 +56,16 @@ struct Env {
   // long, though the system repeats it, is lost; the others go on. Default 2.
   std::chrono::nanoseconds rail_timeout = std::chrono::seconds(2);
 
+  // HOLMES_FLIGHT_RECORDER = number (0 to 1000000). Operations that each communicator remembers for diagnosis. 0: none,
+  // and `holmes debug` cannot ask this process. Default 256.
+  std::size_t flight_recorder_operations = 256;
+  // HOLMES_FLIGHT_RECORDER_DIR = folder. A process whose communicator fails writes its flight record there, and all
+  // others with the same folder do too. Default: nothing is written.
+  std::optional<std::string> flight_recorder_folder;
+  // HOLMES_FLIGHT_RECORDER_SIGNAL = USR1 | USR2 | HUP | QUIT. On this signal the record is written there. Needs the
+  // folder. Default: none.
+  int flight_recorder_signal = 0;
+
   // HOLMES_TCP_CONGESTION = name. Congestion control of every data socket, one of tcp_allowed_congestion_control.
   // Default: the system's; reno between ranks of one host.
   std::optional<std::string> tcp_congestion;
@@ -63,6 +73,10 @@ struct Env {
   // HOLMES_HIERARCHICAL_MIN_BYTES = bytes | never. From how many bytes on an operation over clusters runs
   // hierarchically; equal on all ranks. UINT64_MAX stands for never. Default: measured when the communicator is made.
   std::optional<std::uint64_t> hierarchical_min_bytes;
+
+  // HOLMES_PINNED_RING_BYTES = bytes (65536 to 1 GiB). Page-locked memory through which messages of a GPU's memory
+  // travel, for each peer, direction and GPU that has any. Default 4 MiB.
+  std::uint64_t pinned_ring_bytes = 4 * 1024 * 1024;
 
   // HOLMES_NCCL_LIBRARY = path. The NCCL library to use. Default: the one that is already loaded, else the Python
   // package's, else the system's.

@@ -35,6 +35,34 @@ void throw_error(ErrorKind kind, const std::string& message, const ErrorContext&
   throw ProtocolError("unknown error kind " + std::to_string(static_cast<int>(kind)) + ": " + message, context);
 }
 
+const char* name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::usage:
+      return "UsageError";
+    case ErrorKind::nic:
+      return "NicError";
+    case ErrorKind::mismatch:
+      return "MismatchError";
+    case ErrorKind::communicator:
+      return "CommunicatorError";
+    case ErrorKind::peer_lost:
+      return "PeerLostError";
+    case ErrorKind::timeout:
+      return "TimeoutError";
+    case ErrorKind::aborted:
+      return "AbortedError";
+    case ErrorKind::unreachable:
+      return "UnreachableError";
+    case ErrorKind::job:
+      return "JobError";
+    case ErrorKind::protocol:
+      return "ProtocolError";
+    case ErrorKind::system:
+      return "SystemError";
+  }
+  return "HolmesError";
+}
+
 std::string errno_text(int system_errno) {
   return std::string(std::strerror(system_errno)) + " (errno " + std::to_string(system_errno) + ")";
 }

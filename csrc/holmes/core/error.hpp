@@ -75,6 +75,9 @@ HOLMES_DEFINE_ERROR(SystemError, JobError, system);      // the operating system
 
 #undef HOLMES_DEFINE_ERROR
 
+// The subclass's name: "TimeoutError".
+const char* name(ErrorKind kind);
+
 // Throws the subclass that `kind` names: how an error that arrived in an abort frame, or that a stored
 // failure holds, is raised again with its own type.
 [[noreturn]] void throw_error(ErrorKind kind, const std::string& message, const ErrorContext& context = {});

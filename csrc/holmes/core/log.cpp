@@ -13,6 +13,9 @@ namespace {
 
 constexpr std::array<const char*, 4> level_names = {"error", "warn", "info", "debug"};
 
+constexpr int no_rank = -1;
+std::atomic<int> own_job_rank{no_rank};
+
 std::atomic<LogLevel>& current_level() {
   static std::atomic<LogLevel> level = [] {
     const char* text = std::getenv("HOLMES_LOG");
@@ -34,9 +37,12 @@ bool log_enabled(LogLevel level) { return level <= current_level().load(std::mem
 
 void set_log_level(LogLevel level) { current_level().store(level, std::memory_order_relaxed); }
 
+void set_log_rank(int job_rank) { own_job_rank.store(job_rank, std::memory_order_relaxed); }
+
 void log(LogLevel level, std::optional<int> rank, const std::string& text) noexcept {
   if (!log_enabled(level)) return;
   try {
+    if (const int own = own_job_rank.load(std::memory_order_relaxed); own != no_rank) rank = own;
     std::string line = "[holmes ";
     if (rank) line += "rank " + std::to_string(*rank) + "/";
     line += host_name() + "] " + level_names[static_cast<std::size_t>(level)] + ": " + text + "\n";

@@ -15,7 +15,11 @@ bool log_enabled(LogLevel level);
 // Changes the level of this process (starts as HOLMES_LOG says, else warn).
 void set_log_level(LogLevel level);
 
-// Writes "[holmes rank 3/host] warn: text" in one piece; absent rank: "[holmes host] ...". Thread-safe, never throws.
+// This process's number in the job, for the prefix of every line from now on. Until then it is the rank that `log` is
+// given: the rank in the communicator that the line is about.
+void set_log_rank(int job_rank);
+
+// Writes "[holmes rank 3/host] warn: text" in one piece; no rank known: "[holmes host] ...". Thread-safe, never throws.
 void log(LogLevel level, std::optional<int> rank, const std::string& text) noexcept;
 
 }  // namespace holmes

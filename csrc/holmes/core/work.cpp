@@ -8,6 +8,7 @@ namespace holmes {
 
 void Work::wait(std::optional<Duration> timeout) {
   if (!is_final()) {
+    mark_awaited();
     std::unique_lock lock(mutex_);
     const auto is_done = [this] { return is_final(); };
     if (!timeout) {
@@ -47,16 +48,16 @@ void Work::mark_running() {
   state_.compare_exchange_strong(expected, WorkState::running);
 }
 
-void Work::complete() { finish(WorkState::completed, nullptr); }
-void Work::fail(std::exception_ptr error) { finish(WorkState::failed, std::move(error)); }
+void Work::complete(Clock::time_point now) { finish(WorkState::completed, nullptr, now); }
+void Work::fail(std::exception_ptr error, Clock::time_point now) { finish(WorkState::failed, std::move(error), now); }
 
-void Work::finish(WorkState state, std::exception_ptr error) {
+void Work::finish(WorkState state, std::exception_ptr error, Clock::time_point now) {
   std::vector<std::function<void()>> callbacks;
   {
     std::lock_guard lock(mutex_);
     if (is_final()) return;
     error_ = std::move(error);
-    finished_ = Clock::now();
+    finished_ = now;
     callbacks.swap(callbacks_);
     state_.store(state, std::memory_order_release);
     final_.notify_all();

@@ -49,26 +49,32 @@ public:
   int source_rank() const { return source_rank_.load(std::memory_order_acquire); }
   // Time from submission to the final state (to now where it is not final yet).
   Duration elapsed() const;
+  // Whether a thread waits for it, or has waited and given up.
+  bool is_awaited() const { return is_awaited_.load(std::memory_order_relaxed); }
+  void mark_awaited() { is_awaited_.store(true, std::memory_order_relaxed); }
+  // When it was called.
+  Clock::time_point submitted() const { return submitted_; }
   // Runs `callback` once when the work is final: now where it already is, else in the thread that finishes it.
   // It must not block.
   void on_final(std::function<void()> callback);
 
   // --- for the engine ---
   void mark_running();
-  void complete();
-  void fail(std::exception_ptr error);
+  void complete(Clock::time_point now = Clock::now());
+  void fail(std::exception_ptr error, Clock::time_point now = Clock::now());
   void set_source_rank(int rank) { source_rank_.store(rank, std::memory_order_release); }
 
 private:
-  void finish(WorkState state, std::exception_ptr error);
+  void finish(WorkState state, std::exception_ptr error, Clock::time_point now);
 
   std::atomic<WorkState> state_{WorkState::queued};
   std::atomic<int> source_rank_{-1};
+  std::atomic<bool> is_awaited_{false};
   mutable std::mutex mutex_;
   std::condition_variable final_;
   std::exception_ptr error_;
   std::vector<std::function<void()>> callbacks_;
-  Clock::time_point submitted_{Clock::now()};
+  const Clock::time_point submitted_{Clock::now()};
   std::optional<Clock::time_point> finished_;
 };
 

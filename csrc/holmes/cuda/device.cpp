@@ -53,6 +53,18 @@ EventPtr Device::take_event() {
           }};
 }
 
+EventPtr Device::mark(Stream stream, const char* what) {
+  const Driver& cuda = driver();
+  const CurrentDevice current(*this);
+  if (capture_of(stream))
+    throw UsageError(std::string(what) +
+                     ": the stream is being captured into a CUDA graph, which cannot hold what sockets do; call it "
+                     "outside of the capture, or use an NCCL communicator");
+  EventPtr event = take_event();
+  cuda.check(cuda.event_record(event.get(), stream), "record a CUDA event");
+  return event;
+}
+
 Stream Device::make_stream() {
   const Driver& cuda = driver();
   Stream stream = nullptr;

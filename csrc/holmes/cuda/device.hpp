@@ -22,6 +22,9 @@ public:
 
   int ordinal() const { return ordinal_; }
   EventPtr take_event();
+  // An event behind what `stream` of this device has now. Throws UsageError naming `what` where the stream is being
+  // captured: what the host does cannot be part of a graph.
+  EventPtr mark(Stream stream, const char* what);
   // A stream that does not wait for the legacy default stream.
   Stream make_stream();
 

@@ -34,6 +34,7 @@ std::unique_ptr<Driver> load() {
   resolve("cuStreamDestroy_v2", made->stream_destroy);
   resolve("cuStreamWaitEvent", made->stream_wait_event);
   resolve("cuStreamGetCaptureInfo_v2", made->stream_get_capture_info);
+  resolve("cuStreamQuery", made->stream_query);
   resolve("cuEventCreate", made->event_create);
   resolve("cuEventDestroy_v2", made->event_destroy);
   resolve("cuEventRecord", made->event_record);
@@ -41,6 +42,11 @@ std::unique_ptr<Driver> load() {
   resolve("cuMemAlloc_v2", made->memory_allocate);
   resolve("cuMemFree_v2", made->memory_free);
   resolve("cuMemcpyAsync", made->memory_copy);
+  resolve("cuMemHostAlloc", made->host_memory_allocate);
+  resolve("cuMemFreeHost", made->host_memory_free);
+  resolve("cuMemcpyDtoHAsync_v2", made->copy_to_host);
+  resolve("cuMemcpyHtoDAsync_v2", made->copy_to_device);
+  resolve("cuLaunchHostFunc", made->launch_host_function);
   resolve("cuPointerGetAttribute", made->pointer_get_attribute);
   resolve("cuGetErrorName", made->get_error_name);
   int count = 0;

@@ -29,6 +29,7 @@ struct Driver {
   // cuStreamGetCaptureInfo_v2; what follows `id` may be null.
   Status (*stream_get_capture_info)(Stream stream, int* status, unsigned long long* id, void** graph,
                                     const void** dependencies, std::size_t* count) = nullptr;
+  Status (*stream_query)(Stream stream) = nullptr;
   Status (*event_create)(Event* event, unsigned flags) = nullptr;
   Status (*event_destroy)(Event event) = nullptr;
   Status (*event_record)(Event event, Stream stream) = nullptr;
@@ -36,6 +37,12 @@ struct Driver {
   Status (*memory_allocate)(Address* address, std::size_t bytes) = nullptr;
   Status (*memory_free)(Address address) = nullptr;
   Status (*memory_copy)(Address to, Address from, std::size_t bytes, Stream stream) = nullptr;
+  Status (*host_memory_allocate)(void** memory, std::size_t bytes, unsigned flags) = nullptr;
+  Status (*host_memory_free)(void* memory) = nullptr;
+  Status (*copy_to_host)(void* to, Address from, std::size_t bytes, Stream stream) = nullptr;
+  Status (*copy_to_device)(Address to, const void* from, std::size_t bytes, Stream stream) = nullptr;
+  // `function` runs in a thread of the driver and must not call the driver.
+  Status (*launch_host_function)(Stream stream, void (*function)(void* argument), void* argument) = nullptr;
   Status (*pointer_get_attribute)(void* value, int attribute, Address address) = nullptr;
   Status (*get_error_name)(Status status, const char** name) = nullptr;
 

@@ -6,14 +6,15 @@
 #include "holmes/comm/failure.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/debug/registry.hpp"
 #include "holmes/nccl/agreement.hpp"
 #include "holmes/nccl/watchdog.hpp"
 
 namespace holmes {
 namespace {
 
-// Of messages that nobody sends: a receive of one makes the host-memory communicator watch the peer.
-constexpr std::uint32_t watch_tag = 0xffffffff;
+// A receive of a message that nobody sends makes the host-memory communicator watch the peer.
+constexpr std::uint32_t watch_tag = internal_tag;
 // Why the host-memory communicator ends where a rank leaves in order.
 constexpr const char* farewell = "the communicator was destroyed there";
 // From which version on NCCL runs operations of several communicators of one library in the order of the calls: in
@@ -75,6 +76,8 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     session_ = std::make_shared<nccl::Session>(
         *chosen.api, *device,
         nccl::SessionOptions{options_.name, report.host, options_.rank, options_.size, report.net, library_orders});
+    session_->record()->introduce(control_->flight_record().front());
+    register_source(session_->record());
   };
   bool shrinks = parent != nullptr && all_agree(chosen.api == &parent->session_->api() && chosen.api->comm_shrink &&
                                                     !parent->session_->has_failed(),

@@ -67,6 +67,7 @@ public:
   bool is_dead() const override { return session_->is_dead(); }
   // Of the host-memory communicator; NCCL tells nothing of its own.
   std::vector<ConnectionInfo> connections() const override { return control_->connections(); }
+  std::vector<CommunicatorRecord> flight_record() const override { return {session_->record()->record(Clock::now())}; }
 
   // Registers memory with NCCL (2.19 and later), which may then move it without copies; returns a handle. Local.
   void* register_buffer(const Buffer& buffer);

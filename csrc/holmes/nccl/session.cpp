@@ -2,7 +2,9 @@
 
 #include <thread>
 
+#include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/debug/dump.hpp"
 #include "holmes/nccl/watchdog.hpp"
 
 namespace holmes::nccl {
@@ -17,6 +19,8 @@ constexpr auto orderly_end_time = std::chrono::seconds(2);
 
 Session::Session(const Api& api, cuda::Device& device, SessionOptions options)
     : api_(api), device_(device), options_(std::move(options)) {
+  record_ = std::make_shared<SessionRecord>(options_.name, options_.rank, options_.size,
+                                            Env::read().flight_recorder_operations);
   const cuda::CurrentDevice current(device_);
   stream_ = device_.make_stream();
 }
@@ -100,8 +104,13 @@ void Session::fail(const Failure& failure) {
     dead_.store(true, std::memory_order_release);
     pending.swap(pending_);
   }
+  record_->fail(failure);
+  dump_on_failure(failure.message);
   const auto error = error_of(failure);
-  for (auto& one : pending) one.work->fail(error);
+  for (auto& one : pending) {
+    record_->finish(one.record, false);
+    one.work->fail(error);
+  }
   abort_in_background(std::move(pending));
 }
 
@@ -174,6 +183,7 @@ bool Session::poll() {
       if (!pending_.empty() && pending_.front().work == first) {
         finished = std::move(pending_.front());
         pending_.pop_front();
+        record_->finish(finished->record, true);
       }
     }
   } catch (const HolmesError& error) {

@@ -11,6 +11,7 @@
 #include "holmes/core/types.hpp"
 #include "holmes/nccl/api.hpp"
 #include "holmes/nccl/nccl_work.hpp"
+#include "holmes/nccl/session_record.hpp"
 
 namespace holmes::nccl {
 
@@ -56,6 +57,8 @@ public:
 
   const Api& api() const { return api_; }
   bool has_pending() const;
+  // Of its operations; never null.
+  const std::shared_ptr<SessionRecord>& record() const { return record_; }
   // Everything pending and later fails with this; NCCL's communicator is aborted in the background. Never blocks; the
   // first failure counts.
   void fail(const Failure& failure);
@@ -75,6 +78,7 @@ private:
     Clock::time_point deadline;
     const char* name;
     std::uint64_t number;
+    std::uint64_t record;  // its number in the record
   };
 
   Result wait_while_in_progress(const char* what, Result result, Clock::time_point deadline);
@@ -90,6 +94,7 @@ private:
   const Api& api_;
   cuda::Device& device_;
   SessionOptions options_;
+  std::shared_ptr<SessionRecord> record_;
   cuda::Stream stream_ = nullptr;
   std::atomic<Comm> comm_{nullptr};  // changed under device_.issue
   std::uint64_t sequence_ = 0;       // under device_.issue

@@ -66,6 +66,7 @@ std::shared_ptr<NcclWork> Session::run(Operation operation) {
   keep_order(stream, capture);
 
   ++sequence_;
+  const std::uint64_t record = capture ? 0 : record_->begin(operation.name, operation.buffers);
   const auto what = [&] { return std::string(operation.name) + " (operation " + std::to_string(sequence_) + ")"; };
   Result result = api_.group_start();
   if (result == success) {
@@ -74,6 +75,7 @@ std::shared_ptr<NcclWork> Session::run(Operation operation) {
     if (result == success || result == in_progress) result = ended;
   }
   if (result == in_progress) result = wait_while_in_progress(what().c_str(), result, deadline);
+  if (result != success) record_->finish(record, false);
   if (result == invalid_argument)
     throw UsageError(place() + ": NCCL refuses " + what() + ": " + api_.describe(result), {.rank = options_.rank});
   if (result != success)
@@ -94,10 +96,11 @@ std::shared_ptr<NcclWork> Session::run(Operation operation) {
   {
     std::lock_guard lock(mutex_);
     if (dead_) {
+      record_->finish(record, false);
       work->fail(error_of(failure_));
       return work;
     }
-    pending_.push_back({work, std::move(operation.buffers), deadline, operation.name, number});
+    pending_.push_back({work, std::move(operation.buffers), deadline, operation.name, number, record});
   }
   wake_watchdog();
   return work;

@@ -243,6 +243,7 @@ ChunkQueue Rail::retire() {
   state_.store(State::retired, std::memory_order_relaxed);
   written_chunks_ = partial_bytes_ = 0;
   pushed_bytes_ = acknowledged_bytes_;
+  add(resent_chunks_, queue_.size());
   return std::exchange(queue_, {});
 }
 
@@ -253,6 +254,8 @@ void Rail::append_info(std::vector<ConnectionInfo>& infos) const {
   infos.back().sent_bytes = sent_bytes_.load(std::memory_order_relaxed);
   infos.back().received_bytes = received_bytes_.load(std::memory_order_relaxed);
   infos.back().is_retired = state() == State::retired;
+  infos.back().retransmitted_segments = holmes::retransmitted_segments(fd());
+  infos.back().resent_chunks = resent_chunks_.load(std::memory_order_relaxed);
 }
 
 }  // namespace holmes

@@ -127,6 +127,7 @@ private:
   std::size_t next_header_bytes_ = 0;
   std::atomic<std::uint64_t> sent_bytes_{0};
   std::atomic<std::uint64_t> received_bytes_{0};
+  std::atomic<std::uint64_t> resent_chunks_{0};  // since this rail was lost, on others
 };
 
 }  // namespace holmes

@@ -297,6 +297,12 @@ std::string default_congestion_control() {
   return algorithm;
 }
 
+std::uint64_t retransmitted_segments(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 ? info.tcpi_total_retrans : 0;
+}
+
 int socket_error(int fd) {
   int error = 0;
   socklen_t length = sizeof(error);

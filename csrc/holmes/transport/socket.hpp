@@ -78,6 +78,9 @@ bool set_congestion_control(int fd, const std::string& algorithm);
 // What new sockets get; empty where the system does not tell.
 std::string default_congestion_control();
 
+// TCP segments that the system sent again on it so far.
+std::uint64_t retransmitted_segments(int fd);
+
 // The pending error of a socket (SO_ERROR), 0 where there is none.
 int socket_error(int fd);
 

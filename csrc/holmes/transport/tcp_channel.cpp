@@ -8,6 +8,8 @@
 #include <array>
 #include <cerrno>
 
+#include "holmes/transport/socket.hpp"
+
 namespace holmes {
 namespace {
 
@@ -100,6 +102,7 @@ void TcpChannel::append_info(std::vector<ConnectionInfo>& infos) const {
   infos.push_back(socket_.info);
   infos.back().sent_bytes = sent_bytes();
   infos.back().received_bytes = received_bytes();
+  infos.back().retransmitted_segments = holmes::retransmitted_segments(socket_.fd.get());
 }
 
 }  // namespace holmes

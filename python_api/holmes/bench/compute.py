@@ -15,8 +15,10 @@ import numpy as np
 
 from holmes.bench.timing import machine_cpu_s
 
-#: Parts of a model in the order in which they are timed; "optimizer" is AdamW over the layers' parameters.
-PARTS = ("embedding", "layer", "head", "optimizer")
+#: Parts of a model in the order in which they are timed; "optimizer" is AdamW over the layers' parameters, "sharding"
+#: what holmes.DistributedOptimizer adds to a backward and that update.
+PARTS = ("embedding", "layer", "head", "optimizer", "sharding")
+_PER_PARAMETER = ("optimizer", "sharding")
 DTYPES = ("float32", "bfloat16", "float16")
 _WARM_UP_CALLS = 3
 _LEAST_CALLS = 3
@@ -61,9 +63,9 @@ class ComputeSettings:
 def run_compute(settings: ComputeSettings, on_row: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
     """Times every part for each number of ranks; calls `on_row` with each row of the result as it is there.
 
-    A row: ranks, part, forward_us and backward_us (of one layer; of the optimizer ns_per_parameter), the mean over
-    calls and ranks, the median over rounds; foreign_cores: what processes beside the ranks kept busy. Backwards add to
-    gradients that are there. Raises RuntimeError where a rank fails.
+    A row: ranks, part, forward_us and backward_us (of one layer; of optimizer and sharding ns_per_parameter), the mean
+    over calls and ranks, the median over rounds; foreign_cores: what processes beside the ranks kept busy. Backwards
+    add to gradients that are there. Raises RuntimeError where a rank fails.
     """
     rows = []
     for ranks in settings.ranks:
@@ -74,8 +76,8 @@ def run_compute(settings: ComputeSettings, on_row: Callable[[dict[str, Any]], No
         foreign_cores = np.maximum(foreign_s, 0) / times[0, :, :, 2].sum(axis=0)
         for part, (first, second), foreign in zip(PARTS, middle, foreign_cores, strict=True):
             row: dict[str, Any] = {"ranks": ranks, "part": part, "foreign_cores": float(foreign)}
-            if part == "optimizer":
-                row["ns_per_parameter"] = first * 1e9
+            if part in _PER_PARAMETER:
+                row["ns_per_parameter"] = max(first, 0.0) * 1e9  # sharding is a difference
             else:
                 row |= {"forward_us": first * 1e6, "backward_us": second * 1e6}
             rows.append(row)

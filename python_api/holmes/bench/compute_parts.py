@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +13,8 @@ from torch import nn
 
 from holmes.bench.compute import ComputeSettings
 from holmes.model.gpt_torch import Block, Embedding, Head, loss_of
+from holmes.overlap import DistributedOptimizer
+from holmes.overlap.link import TAIL_SHARE
 
 
 @dataclass(frozen=True)
@@ -51,15 +55,32 @@ def make_parts(settings: ComputeSettings) -> dict[str, Part]:
         synchronize()
         return middle - start, time.perf_counter() - middle
 
-    def update() -> tuple[float, float]:
+    def pass_through(module: nn.Module) -> tuple[float, float]:
+        return timed(lambda: module(hidden.detach().requires_grad_()), hidden)
+
+    def update(optimizer: torch.optim.Optimizer) -> float:
         start = time.perf_counter()
         optimizer.step()
         synchronize()
-        return time.perf_counter() - start, 0.0
+        return time.perf_counter() - start
 
+    @functools.cache
+    def sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
+        module = copy.deepcopy(layers)
+        size_bytes = sum(parameter.numel() * parameter.itemsize for parameter in module.parameters())
+        # Of one rank, so nothing is sent: what sending costs is the links' part. Buckets as large as they ever are.
+        return module, DistributedOptimizer(module, torch.optim.AdamW, bucket_bytes=int(size_bytes * TAIL_SHARE))
+
+    def sharding() -> tuple[float, float]:
+        module, its_optimizer = sharded()
+        plain_s = pass_through(layers)[1] + update(optimizer)
+        return pass_through(module)[1] + update(its_optimizer) - plain_s, 0.0
+
+    parameters = sum(parameter.numel() for parameter in layers.parameters())
     return {
         "embedding": Part(lambda: timed(lambda: embedding(tokens), hidden)),
-        "layer": Part(lambda: timed(lambda: layers(hidden.detach().requires_grad_()), hidden), settings.layers),
+        "layer": Part(lambda: pass_through(layers), settings.layers),
         "head": Part(lambda: timed(lambda: loss_of(head(hidden.detach().requires_grad_()), tokens), None)),
-        "optimizer": Part(update, sum(parameter.numel() for parameter in layers.parameters())),
+        "optimizer": Part(lambda: (update(optimizer), 0.0), parameters),
+        "sharding": Part(sharding, parameters),
     }

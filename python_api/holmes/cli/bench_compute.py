@@ -33,7 +33,8 @@ def compute(
         typer.Option("--json", help="Also write the results to this file, for `holmes simulate calibrate`."),
     ] = None,
 ) -> None:
-    """Forward and backward of a GPT's embedding, layer and head with loss, and AdamW, with PyTorch on this machine."""
+    """Forward and backward of a GPT's embedding, layer and head with loss, AdamW, and what holmes.DistributedOptimizer
+    adds, with PyTorch on this machine."""
     try:
         numbers = tuple(int(number) for number in ranks.split(","))
         settings = ComputeSettings(
@@ -55,7 +56,7 @@ def compute(
 
 
 def _show(row: dict[str, Any]) -> None:
-    if row["part"] == "optimizer":
+    if "ns_per_parameter" in row:
         cells = f"{row['ns_per_parameter']:>9.4f} ns per parameter"
     else:
         cells = f"{row['forward_us']:>12.1f} {row['backward_us']:>12.1f}"

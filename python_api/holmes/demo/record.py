@@ -34,17 +34,18 @@ class Recorder:
         self._plan = plan
         self._step = -1
         self._spans: list[dict[str, Any]] = []
+        self._busy_s = 0.0  # forward and backward of this step
 
     def train(self, step: Callable[[int], float | None]) -> None:
         """Runs `step(number)`, which returns this rank's mean loss (None: not on this rank), for all steps; reports."""
         interfaces, connections = interface_bytes(), self._connection_bytes()
         for number in range(self._settings.steps):
-            self._step = number
+            self._step, self._busy_s = number, 0.0
             started = time.monotonic()
             loss = step(number)
             ended = time.monotonic()
             self.add("step", started, ended)
-            _print({"rank": self.rank, "step": number, "loss": loss, "step_s": ended - started})
+            _print({"rank": self.rank, "step": number, "loss": loss, "step_s": ended - started, "busy_s": self._busy_s})
         sent = _difference(interface_bytes(), interfaces)
         by_group = _difference(self._connection_bytes(), connections)
         _print(
@@ -60,8 +61,11 @@ class Recorder:
 
     def add(self, kind: str, started: float, ended: float | None = None) -> None:
         """A span of `kind` that began at `started` and ends now, kept when this is the step of the picture."""
+        ended = ended or time.monotonic()
+        if kind in ("forward", "backward"):
+            self._busy_s += ended - started
         if self._step == self._settings.timeline_step:
-            self._spans.append({"kind": kind, "start_s": started, "end_s": ended or time.monotonic()})
+            self._spans.append({"kind": kind, "start_s": started, "end_s": ended})
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:

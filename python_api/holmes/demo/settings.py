@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 MARK = "HOLMES-DEMO "  # begins a rank's line that is meant for the demo
 
@@ -14,7 +15,9 @@ MARK = "HOLMES-DEMO "  # begins a rank's line that is meant for the demo
 class Settings:
     """Model, data and optimizer, equal in all runs. Batch sizes in samples, `sequence` in characters.
 
-    `plan`: path of a saved plan that the Holmes run follows; "" lets it discover and plan by itself.
+    `plan`: path of a saved plan that the Holmes run follows; "" lets it discover and plan by itself. `overlap`: whether
+    its gradients and parameters travel beside compute. `slowdown`: node name -> how many times as long its compute
+    takes (see `slow_compute`).
     """
 
     layers: int = 8
@@ -29,6 +32,8 @@ class Settings:
     bucket_mib: float = 4.0
     seed: int = 1234
     plan: str = ""
+    overlap: bool = True
+    slowdown: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def timeline_step(self) -> int:

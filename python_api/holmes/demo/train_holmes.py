@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from holmes.demo.data import Batches
 from holmes.demo.model import Stage, loss_of
 from holmes.demo.record import Recorder
 from holmes.demo.settings import Settings, rank_arguments
+from holmes.demo.slow_compute import slow_down
 
 
 class TimedStage(PipelineStage):
@@ -72,6 +75,7 @@ def main() -> None:
 
     batches = Batches(settings)
     model = Stage(settings, batches.vocabulary, plan.layers_of(stage_index))
+    slow_down(model.blocks, settings.slowdown.get(os.environ.get("HOLMES_HOSTNAME", ""), 1.0))
     optimizer = holmes.DistributedOptimizer(model, torch.optim.AdamW, lr=settings.learning_rate, group=groups.dp)
     counted = [("tp", groups.tp), ("pp", groups.pp), *(("dp", group) for group in optimizer.process_groups)]
     recorder = Recorder(settings, counted if backend == "holmes" else (), plan.to_dict() if rank == 0 else None)
@@ -95,9 +99,13 @@ def main() -> None:
     def step(number: int) -> float | None:
         inputs, targets = (tensor[replica * share :][:share] for tensor in batches.batch(number))
         losses: list[torch.Tensor] = []
-        schedule.step(*([inputs] if stage.is_first else []), target=targets if stage.is_last else None, losses=losses)
+        with nullcontext() if settings.overlap else optimizer.no_sync():
+            target = targets if stage.is_last else None
+            schedule.step(*([inputs] if stage.is_first else []), target=target, losses=losses)
         with recorder.span("optimizer"):
             optimizer.step()
+            if not settings.overlap:
+                optimizer.synchronize()
         assert optimizer.last_report is not None
         for span in optimizer.last_report.spans:
             recorder.add("data parallel", span.start_s, span.end_s)

@@ -7,11 +7,17 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
+from holmes_comm import kernels
+
 
 def sum_of_squares(gradients: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     """Local. Scalar float64: each gradient's sum of squares times its weight; not finite where a gradient is not."""
     if not gradients:
         return torch.zeros((), dtype=torch.float64)
+    is_of_one_kind = len({(gradient.device, gradient.dtype) for gradient in gradients}) == 1
+    if is_of_one_kind and kernels.implementation(gradients[0]) == "CUDA kernels":
+        total: torch.Tensor = kernels.squared_norm(gradients, weights)
+        return total
     norms = torch.stack([norm.double() for norm in torch._foreach_norm(list(gradients))])
     return (norms.square() * norms.new_tensor(list(weights))).sum()
 

@@ -14,7 +14,7 @@ from holmes.topology import Cluster
 if TYPE_CHECKING:
     from holmes.plan.plan import Plan
 
-KIND, VERSION = "holmes plan", 2
+KIND, VERSION = "holmes plan", 3
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
@@ -38,12 +38,14 @@ def to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[str, Any]) -> Plan:
-    """The inverse of `to_dict`; reads version 1 too. Raises ValueError naming what is wrong."""
+    """The inverse of `to_dict`; reads versions 1 and 2 too. Raises ValueError naming what is wrong."""
+    from holmes.plan import version_1, version_2
     from holmes.plan.plan import Plan
-    from holmes.plan.version_1 import upgrade
 
     if data.get("kind") == KIND and data.get("version") == 1:
-        data = upgrade(data)
+        data = version_1.upgrade(data)
+    if data.get("kind") == KIND and data.get("version") == 2:
+        data = version_2.upgrade(data)
     files.check_kind(data, KIND, version=VERSION)
     values = {key: value for key, value in data.items() if key not in ("kind", "version")}
     try:

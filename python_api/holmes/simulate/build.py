@@ -121,10 +121,13 @@ class _StageTasks:
     def _duration_s(self, operation: Operation) -> float:
         if operation.phase == "F":
             return self.stage.forward_s / self.step.chunks
-        if self.step.schedule != "zb-h1":
-            return self.stage.backward_s / self.step.chunks
-        share = self.stage.weight_share
-        return self.stage.backward_s * (share if operation.phase == "W" else 1 - share)
+        seconds = self.stage.backward_s / self.step.chunks
+        if self.step.schedule == "zb-h1":  # which has one chunk
+            share = self.stage.weight_share
+            seconds *= share if operation.phase == "W" else 1 - share
+        if self.last[operation.chunk] == operation:
+            seconds += self.stage.sharding_s / self.step.chunks
+        return seconds
 
     def _key(self, operation: Operation) -> Key:
         return (operation.phase, self.index, operation.micro_batch, operation.chunk)

@@ -118,6 +118,8 @@ def compute_from_bench(path: str | Path) -> tuple[MeasuredTimes, dict[int, float
             **{name: settings[name] for name in ("hidden", "heads", "sequence", "vocabulary", "micro_batch")},
             times=PartTimes(**{part: passes[alone, part] for part in ("embedding", "layer", "head")}),
             optimizer_ns_per_parameter=found[alone, "optimizer"]["ns_per_parameter"],
+            # files of earlier versions do not have it
+            sharding_ns_per_parameter=found.get((alone, "sharding"), {}).get("ns_per_parameter", 0.0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no file of `holmes bench compute --json`: {error}") from error

@@ -181,6 +181,7 @@ def _stage(job: Job, rates: Rates, index: int) -> Stage:
         reduce_bytes=wire_bytes * reduces if job.data > 1 else 0.0,
         gather_bytes=wire_bytes * gathers if job.data > 1 else 0.0,
         optimizer_s=rates.optimizer_s_per_parameter * parameters / (job.data if gathers else 1),
+        sharding_s=rates.sharding_s_per_parameter * parameters if gathers and framework.overlap_reduce else 0.0,
         cores={SHARED_CORES: float(place.hosts * place.ranks_per_host)} if rates.cores else {},
     )
 

@@ -43,6 +43,8 @@ class MeasuredTimes:
     """What `holmes bench compute` measured for one shape, by a rank that has a core (or GPU) to itself.
 
     Backward times are without recomputation. `optimizer_ns_per_parameter`: of the optimizer's update.
+    `sharding_ns_per_parameter`: what holmes.DistributedOptimizer's hooks, buckets and their separate updates add to a
+    step's last backward.
     """
 
     hidden: int
@@ -52,6 +54,7 @@ class MeasuredTimes:
     micro_batch: int
     times: PartTimes
     optimizer_ns_per_parameter: float = 0.0
+    sharding_ns_per_parameter: float = 0.0
 
     def of(self, model: Transformer, micro_batch: int, recomputation: str) -> PartTimes:
         """The times of this model. Raises ValueError where another shape was measured."""
@@ -114,6 +117,11 @@ class Rates:
     def optimizer_s_per_parameter(self) -> float:
         """Seconds that the optimizer takes for one parameter; 0 where it was not measured."""
         return self.measured.optimizer_ns_per_parameter * 1e-9 if self.measured else 0.0
+
+    @property
+    def sharding_s_per_parameter(self) -> float:
+        """Seconds that sharding the optimizer adds to a step's last backward, for each parameter; 0 where unknown."""
+        return self.measured.sharding_ns_per_parameter * 1e-9 if self.measured else 0.0
 
     def link(self, name: str) -> LinkRate:
         """The rate of a class or NIC. Raises ValueError naming those there are."""

@@ -34,7 +34,8 @@ class Stage:
     """One pipeline stage, seen from one of its ranks; all data-parallel replicas run in lock-step.
 
     Times are of one micro-batch through the whole stage (all chunks). `reduce_bytes` and `gather_bytes` are what
-    crosses each link of `data_route` (per copy) after the last backward and before the first forward.
+    crosses each link of `data_route` (per copy) after the last backward and before the first forward. `sharding_s`:
+    what the optimizer's hooks and buckets add to the last backward.
     """
 
     forward_s: float
@@ -44,6 +45,7 @@ class Stage:
     reduce_bytes: float = 0.0
     gather_bytes: float = 0.0
     optimizer_s: float = 0.0
+    sharding_s: float = 0.0
     cores: Mapping[str, float] = field(default_factory=dict)  # shared processor: ranks of this stage on it
 
 

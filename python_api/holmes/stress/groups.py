@@ -24,30 +24,28 @@ def make_plan(topology: Topology, settings: Settings) -> Plan:
     )
 
 
-def make_communicators(plan: Plan, store: Any, rank: int, settings: Settings) -> dict[str, tuple[Group, Communicator]]:
-    """Collective over the job. This rank's groups of more than one rank, by kind, in the same order everywhere."""
-    made = {}
+def groups_of(plan: Plan, rank: int) -> dict[str, tuple[int, Group]]:
+    """A rank's groups of more than one rank: number and group by kind, in the same order on all ranks. Local."""
+    found = {}
     for kind in KINDS:
         row = plan.grid.row_of(kind, rank)
-        if row is None:
-            continue
-        group = plan.groups(kind)[row]
-        if len(group.ranks) < 2:
-            continue
-        names = group.nics.get(rank, ())
-        made[kind] = (
-            group,
-            init(
-                store,
-                group.ranks.index(rank),
-                len(group.ranks),
-                nics=NicSelection(names=names, max_rails=max(len(names), 1)),
-                name=f"stress/{kind}{row}",
-                timeout_s=settings.timeout_s,
-                connect_timeout_s=settings.timeout_s,
-            ),
-        )
-    return made
+        if row is not None and len(plan.groups(kind)[row].ranks) > 1:
+            found[kind] = (row, plan.groups(kind)[row])
+    return found
+
+
+def make_communicator(kind: str, row: int, group: Group, store: Any, rank: int, settings: Settings) -> Communicator:
+    """Collective over the group: its communicator, on the planned NICs. Raises HolmesError."""
+    names = group.nics.get(rank, ())
+    return init(
+        store,
+        group.ranks.index(rank),
+        len(group.ranks),
+        nics=NicSelection(names=names, max_rails=max(len(names), 1)),
+        name=f"stress/{kind}{row}",
+        timeout_s=settings.timeout_s,
+        connect_timeout_s=settings.connect_timeout_s or settings.timeout_s,
+    )
 
 
 def sent_bytes(communicator: Communicator) -> dict[str, int]:

@@ -25,6 +25,7 @@ class Loop:
         self.round = self.first_round = settings.first_round
         self.operations = 0
         self.checked_bytes = 0
+        self._is_stopped = self._is_mistaken = False
         self._operation = 0  # within the round
         self._group = row * len(KINDS) + KINDS.index(kind)
         self._patterns = Patterns(settings.seed, self._group, settings.max_bytes // 4 + communicator.size)
@@ -37,9 +38,21 @@ class Loop:
             choice = random.Random(f"{self._settings.seed}/{self._group}/{self.round}")
             self._operation = 0
             self._steps[self.kind](choice)
-            over[0] = time.monotonic() >= end_s
-            self._comm.all_reduce(over, op="max")  # all end together
+            over[0] = self._is_stopped or time.monotonic() >= end_s
+            if self._is_mistaken:
+                self._comm.broadcast(over)
+            else:
+                self._comm.all_reduce(over, op="max")  # all end together
             self.round += 1
+            time.sleep(self._settings.pause_s)
+
+    def stop(self) -> None:
+        """From any thread: the round that is under way is the last one, on all ranks of the group."""
+        self._is_stopped = True
+
+    def make_mistake(self) -> None:
+        """From any thread, an injected fault: this rank alone ends its round with another collective."""
+        self._is_mistaken = True
 
     def _data_parallel(self, choice: random.Random) -> None:
         """Buckets of gradients are reduce-scattered while more come; then parameters are all-gathered."""

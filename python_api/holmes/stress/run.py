@@ -9,7 +9,7 @@ from typing import Any
 
 from holmes.groups.group import Group
 from holmes.probe import discover_topology
-from holmes.stress.groups import make_communicators, make_plan, sent_bytes
+from holmes.stress.groups import groups_of, make_communicator, make_plan, sent_bytes
 from holmes.stress.loops import Loop
 from holmes.stress.result import GroupResult, RankResult, WrongResultError
 from holmes.stress.settings import Settings
@@ -33,17 +33,15 @@ def run_stress(
     """
     topology = discover_topology(store, rank, size, f"{name}/topology", measure_s=0.0)
     plan = make_plan(topology, settings)
-    communicators = make_communicators(plan, store, rank, settings)
     runs = []
-    for kind, (group, communicator) in communicators.items():
-        row = plan.grid.row_of(kind, rank)
-        assert row is not None, "it has a communicator"
-        runs.append(_Run(group, communicator, Loop(kind, row, rank, communicator, settings)))
+    for kind, (row, group) in groups_of(plan, rank).items():
+        communicator = make_communicator(kind, row, group, store, rank, settings)
+        runs.append(GroupRun(group, communicator, Loop(kind, row, rank, communicator, settings)))
     start_s = time.monotonic()
 
-    def abort_all() -> None:
+    def abort_all(failed: GroupRun) -> None:
         for run in runs:
-            run.communicator.abort("another group of the stress run failed")
+            run.communicator.abort(f"the {failed.group.kind} group of the stress run failed: {failed.failure}")
 
     for run in runs:
         run.start(start_s + settings.seconds, abort_all)
@@ -56,17 +54,17 @@ def run_stress(
     return RankResult(rank, topology.host_of(rank).name, results), topology
 
 
-class _Run:
-    """One group's loop on a thread of its own."""
+class GroupRun:
+    """One group's loop on a thread of its own. `failure` and, once it has ended, `end_s` (time.monotonic) are final."""
 
     def __init__(self, group: Group, communicator: Communicator, loop: Loop) -> None:
         self.group, self.communicator, self.loop = group, communicator, loop
-        self._failure: Exception | None = None
-        self._start_s = self._end_s = time.monotonic()
+        self.failure: Exception | None = None
+        self._start_s = self.end_s = time.monotonic()
         self._before = sent_bytes(communicator)
         self.thread = threading.Thread(target=self._run, name=f"stress {group.kind}", daemon=True)
 
-    def start(self, end_s: float, on_failure: Callable[[], object]) -> None:
+    def start(self, end_s: float, on_failure: Callable[[GroupRun], object]) -> None:
         """Starts the loop; `on_failure` is called on its thread."""
         self._until_s, self._on_failure = end_s, on_failure
         self.thread.start()
@@ -75,9 +73,9 @@ class _Run:
         """What it came to; a loop that still runs has failed."""
         alive = self.thread.is_alive()
         failure = "it still runs, though every operation has a deadline" if alive else ""
-        if self._failure is not None:
-            failure = f"{type(self._failure).__name__}: {self._failure}"
-        is_wrong = isinstance(self._failure, WrongResultError)
+        if self.failure is not None:
+            failure = f"{type(self.failure).__name__}: {self.failure}"
+        is_wrong = isinstance(self.failure, WrongResultError)
         moved = {nic: count - self._before.get(nic, 0) for nic, count in sent_bytes(self.communicator).items()}
         return GroupResult(
             kind=self.group.kind,
@@ -86,8 +84,8 @@ class _Run:
             operations=self.loop.operations,
             checked_bytes=self.loop.checked_bytes,
             sent_bytes=moved,
-            seconds=(time.monotonic() if alive else self._end_s) - self._start_s,
-            failure=str(self._failure) if is_wrong else failure,
+            seconds=(time.monotonic() if alive else self.end_s) - self._start_s,
+            failure=str(self.failure) if is_wrong else failure,
             failed_round=self.loop.round,
             is_wrong=is_wrong,
         )
@@ -97,11 +95,11 @@ class _Run:
         try:
             self.loop.run(self._until_s)
         except (HolmesError, WrongResultError) as error:
-            self._failure = error
+            self.failure = error
         except Exception as error:  # a fault of ours: reported, never a silent end of the thread
-            self._failure = error
+            self.failure = error
             raise
         finally:
-            self._end_s = time.monotonic()
-            if self._failure is not None:
-                self._on_failure()
+            self.end_s = time.monotonic()
+            if self.failure is not None:
+                self._on_failure(self)

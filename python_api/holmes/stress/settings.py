@@ -19,7 +19,8 @@ class Settings:
     seconds: how long operations are started. seed: of all sizes, types and data. max_bytes: largest buffer.
     tensor: ranks of a tensor group; 0: two where every host has an even number of ranks, else one. pipeline: stages; 0:
     one for each cluster. first_round: number of the first round of each group, to begin where an earlier run failed.
-    timeout_s: deadline of one operation. corrupt: "KIND:ROUND:RANK", for tests of the check itself: there one value of
+    timeout_s: deadline of one operation. connect_timeout_s: of the set-up of a group; 0: as long. pause_s: rest after a
+    round. corrupt: "KIND:ROUND:RANK", for tests of the check itself: there one value of
     a result is changed before it is looked at.
 
     Raises ValueError where a value is not possible.
@@ -32,6 +33,8 @@ class Settings:
     pipeline: int = 0
     first_round: int = 0
     timeout_s: float = 60.0
+    connect_timeout_s: float = 0.0
+    pause_s: float = 0.0
     corrupt: str = ""
 
     def __post_init__(self) -> None:

@@ -140,6 +140,7 @@ class Agent:
                 return
             child = self.running.pop(pid, None)
             if child is not None:
+                del self.by_number[child.number]
                 child.process.returncode = os.waitstatus_to_exitcode(status)
                 while not child.output.closed and self.read_output(child):
                     pass

@@ -22,6 +22,10 @@ _ROOT = PurePosixPath("/run/holmes")
 # let short messages through faster than the link.
 _BURST_S = 0.001
 _MIN_BURST_BYTES = 16384
+# TCP super-packets that do not fit into the bucket would be cut into wire packets by the processor, which a real NIC
+# does itself. The bucket counts each wire packet's headers too.
+_SUPER_PACKET_SHARE = 0.9
+_MAX_SUPER_PACKET_BYTES = 65536
 
 _SET_HOSTNAME = "import socket, sys; socket.sethostname(sys.argv[1])"
 # A container may forbid mounting sysfs; the old one then shows the outer machine's NICs, which is harmless.
@@ -93,6 +97,11 @@ def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
         Step(
             purpose, ["nsenter", f"--net=/run/netns/{node}", *tc], _shape(nic, replace(link, rate_gbps=rate_gbps), spec)
         ),
+        Step(
+            purpose,
+            ["nsenter", f"--net=/run/netns/{node}", "ip", "-batch", "-"],
+            f"link set dev {nic} gso_max_size {_super_packet_bytes(rate_gbps)}",
+        ),
     ]
 
 
@@ -157,10 +166,17 @@ def _shape(device: str, nic: Nic, spec: Spec) -> str:
 
 
 def _limit(device: str, rate_gbps: float, queue_ms: float) -> str:
-    rate_bits_per_s = round(rate_gbps * 1e9)
-    burst_bytes = max(round(rate_bits_per_s / 8 * _BURST_S), _MIN_BURST_BYTES)
-    queue_us = round(queue_ms * 1000)
+    rate_bits_per_s, queue_us = round(rate_gbps * 1e9), round(queue_ms * 1000)
+    burst_bytes = _burst_bytes(rate_gbps)
     return f"qdisc replace dev {device} root tbf rate {rate_bits_per_s}bit burst {burst_bytes} latency {queue_us}us"
+
+
+def _burst_bytes(rate_gbps: float) -> int:
+    return max(round(rate_gbps * 1e9 / 8 * _BURST_S), _MIN_BURST_BYTES)
+
+
+def _super_packet_bytes(rate_gbps: float) -> int:
+    return min(round(_burst_bytes(rate_gbps) * _SUPER_PACKET_SHARE), _MAX_SUPER_PACKET_BYTES)
 
 
 def _node_script(name: str) -> str:
@@ -200,6 +216,7 @@ def _node_network_script(spec: Spec, node: Node) -> str:
     for nic in node.nics:
         ip += [f"address add {nic.address} broadcast + dev {nic.name}", f"link set dev {nic.name} up"]
         if nic.rate_gbps:
+            ip.append(f"link set dev {nic.name} gso_max_size {_super_packet_bytes(nic.rate_gbps)}")
             tc.append(_shape(nic.name, nic, spec))
     # Namespaces inherit the host's forwarding, which container engines switch on. A read-only /proc/sys is fine where
     # there is nothing to change.

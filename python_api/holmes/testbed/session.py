@@ -264,6 +264,7 @@ class Session:
                     process.lines.append(event["text"])
                 elif kind == "exit":
                     process.returncode, process.ended_s = event["returncode"], time.monotonic()
+                    del self._processes[process._number]
             self._condition.notify_all()
 
     def _read_errors(self) -> None:

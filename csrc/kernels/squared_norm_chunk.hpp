@@ -1,0 +1,59 @@
+// What one thread adds to a sum of squares for its part of a chunk.
+#pragma once
+
+#include "kernels/chunks.hpp"
+
+namespace holmes::kernels {
+
+constexpr int max_norm_tensors = 128;
+// Fixed, so that the order of additions, and with it every bit of the sum, is the same on every GPU.
+constexpr unsigned norm_blocks = 1024;
+
+// One launch, passed by value.
+struct NormBatch {
+  const char* tensor[max_norm_tensors];
+  std::size_t count[max_norm_tensors];
+  float weight[max_norm_tensors];
+  ChunkTable<max_norm_tensors> table;
+};
+static_assert(sizeof(NormBatch) <= argument_bytes);
+
+// Of one vector: in float32 where nothing is lost (too large, too small or not finite), else in float64.
+template <typename T>
+HOLMES_KERNEL_CODE double squares(const Vector<T>& in) {
+  float sum = 0;
+  HOLMES_UNROLL
+  for (unsigned k = 0; k < vector_elements; ++k) sum += to_float(in.element[k]) * to_float(in.element[k]);
+  if (sum > 1e-25f && sum < 1e37f) return sum;
+  double exact = 0;
+  HOLMES_UNROLL
+  for (unsigned k = 0; k < vector_elements; ++k) {
+    const double value = to_float(in.element[k]);
+    exact += value * value;
+  }
+  return exact;
+}
+
+// The part of `thread` in the weighted sum of squares of a chunk. Not finite where an element is not.
+template <typename T>
+HOLMES_KERNEL_CODE double square_chunk(Thread thread, unsigned chunk, const NormBatch& batch) {
+  const int tensor = batch.table.tensor_of(chunk);
+  const std::size_t begin = batch.table.begin_of(chunk, tensor);
+  const unsigned count = chunk_count(begin, batch.count[tensor]);
+  const T* from = reinterpret_cast<const T*>(batch.tensor[tensor]) + begin;
+  const Cut parts = cut(from, from, count);
+  const auto* vectors = reinterpret_cast<const Vector<T>*>(from + parts.head);
+  double sum = 0;
+  HOLMES_UNROLL_4
+  for (unsigned v = thread.index; v < parts.vectors; v += thread.count) sum += squares(vectors[v]);
+  const auto add_one = [&](unsigned i) {
+    const double value = to_float(from[i]);
+    sum += value * value;
+  };
+  for (unsigned i = thread.index; i < parts.head; i += thread.count) add_one(i);
+  for (unsigned i = parts.head + parts.vectors * vector_elements + thread.index; i < count; i += thread.count)
+    add_one(i);
+  return sum * batch.weight[tensor];
+}
+
+}  // namespace holmes::kernels

@@ -1,0 +1,72 @@
+"""The metrics of this process over HTTP, on loopback only: /metrics for Prometheus, /metrics.json."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from holmes_comm.errors import UsageError
+from holmes_comm.process_metrics import metrics
+
+__all__ = ["serve_metrics", "start_from_environment"]
+
+_log = logging.getLogger(__name__)
+_VARIABLE = "HOLMES_METRICS_PORT"
+_started_by: int | None = None  # process that has done what the environment says
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 5.0
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            body, kind = metrics().to_prometheus(), "text/plain; version=0.0.4; charset=utf-8"
+        elif self.path == "/metrics.json":
+            body, kind = metrics().to_json(), "application/json"
+        else:
+            self.send_error(404, "there is /metrics and /metrics.json")
+            return
+        data = body.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        _log.debug(format, *args)
+
+
+def serve_metrics(port: int) -> ThreadingHTTPServer:
+    """Serves them at 127.0.0.1:`port` (0: a free one) on a thread of its own; `shutdown()` ends it. Local.
+
+    Raises OSError where the port is taken.
+    """
+    server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="holmes-metrics", daemon=True).start()
+    return server
+
+
+def start_from_environment() -> None:
+    """Serves them at HOLMES_METRICS_PORT + LOCAL_RANK where that is set, once per process. Local.
+
+    A port that is taken is a warning: it must not end a job. Raises UsageError where the variable is no port.
+    """
+    global _started_by
+    text = os.environ.get(_VARIABLE, "")
+    if not text or _started_by == os.getpid():
+        return
+    if not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise UsageError(
+            f"{_VARIABLE}={text!r} is not allowed: it must be a port from 1 to 65535; say for example 9400"
+        )
+    _started_by = os.getpid()
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    port = int(text) + (int(local_rank) if local_rank.isdigit() else 0)
+    try:
+        serve_metrics(port)
+    except (OSError, OverflowError) as error:
+        _log.warning("no metrics at 127.0.0.1:%d (%s + LOCAL_RANK): %s", port, _VARIABLE, error)

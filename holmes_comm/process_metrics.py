@@ -1,0 +1,142 @@
+"""What the communicators of this process have moved, done, repeated and lost: structure, Prometheus, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holmes_comm.recorder import short_name
+
+__all__ = ["Metrics", "NicMetrics", "OperationMetrics", "metrics"]
+
+
+@dataclass(frozen=True)
+class NicMetrics:
+    """What a group's connections over one NIC carried.
+
+    Attributes:
+        group: name of the communicator, or of the process group.
+        nic: interface; "shm": shared memory.
+        sent_bytes: payload and headers given to the system.
+        received_bytes: the same, received.
+        retransmitted_segments: TCP segments that the system sent again.
+        resent_chunks: pieces that went out again on other rails, since this one was lost.
+        connections: open ones.
+    """
+
+    group: str
+    nic: str
+    sent_bytes: int
+    received_bytes: int
+    retransmitted_segments: int
+    resent_chunks: int
+    connections: int
+
+
+@dataclass(frozen=True)
+class OperationMetrics:
+    """The operations of one kind in a group that have ended.
+
+    Attributes:
+        group: as above.
+        op: "all_reduce", "send", ...
+        completed: how many ended well.
+        failed: how many did not.
+        bytes: of this rank's buffers, completed ones.
+        seconds: from call to end, completed ones, added up; asynchronous ones overlap.
+    """
+
+    group: str
+    op: str
+    completed: int
+    failed: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Totals since the process began, also of communicators that have ended.
+
+    Attributes:
+        nics: by group and NIC.
+        operations: by group and operation; empty with HOLMES_FLIGHT_RECORDER=0.
+        failures: communicators that failed, by group and name of the error.
+        communicators: those alive, by group.
+        labels: of this process, on every line: job rank and host.
+    """
+
+    nics: tuple[NicMetrics, ...]
+    operations: tuple[OperationMetrics, ...]
+    failures: dict[tuple[str, str], int]
+    communicators: dict[str, int]
+    labels: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain dicts and lists."""
+        failures = [{"group": group, "error": error, "count": n} for (group, error), n in self.failures.items()]
+        return {**asdict(self), "failures": failures}
+
+    def to_json(self) -> str:
+        """As JSON, one object."""
+        return json.dumps(self.to_dict())
+
+    def to_prometheus(self) -> str:
+        """In Prometheus's text format (version 0.0.4)."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        for name, kind, meaning, samples in self._families():
+            yield f"# HELP {name} {meaning}"
+            yield f"# TYPE {name} {kind}"
+            for labels, value in samples:
+                text = ",".join(f'{key}="{_escaped(label)}"' for key, label in {**labels, **self.labels}.items())
+                yield f"{name}{{{text}}} {value}"
+
+    def _families(self) -> Iterator[tuple[str, str, str, list[tuple[dict[str, str], float]]]]:
+        def of_nics(field: str) -> list[tuple[dict[str, str], float]]:
+            return [({"group": nic.group, "nic": nic.nic}, getattr(nic, field)) for nic in self.nics]
+
+        def of_operations(field: str) -> list[tuple[dict[str, str], float]]:
+            return [({"group": op.group, "op": op.op}, getattr(op, field)) for op in self.operations]
+
+        yield "holmes_sent_bytes_total", "counter", "Bytes sent over a NIC for a group.", of_nics("sent_bytes")
+        yield "holmes_received_bytes_total", "counter", "Bytes received.", of_nics("received_bytes")
+        again = "TCP segments the system sent again."
+        yield "holmes_retransmitted_segments_total", "counter", again, of_nics("retransmitted_segments")
+        resent = "Pieces sent again on other rails after a rail was lost."
+        yield "holmes_resent_chunks_total", "counter", resent, of_nics("resent_chunks")
+        yield "holmes_connections", "gauge", "Open connections.", of_nics("connections")
+        yield "holmes_operations_total", "counter", "Operations that ended well.", of_operations("completed")
+        yield "holmes_operations_failed_total", "counter", "Operations that failed.", of_operations("failed")
+        yield "holmes_operation_bytes_total", "counter", "Bytes of this rank's buffers.", of_operations("bytes")
+        yield "holmes_operation_seconds_total", "counter", "Seconds from call to end.", of_operations("seconds")
+        failures = [({"group": group, "error": error}, float(n)) for (group, error), n in self.failures.items()]
+        yield "holmes_failures_total", "counter", "Communicators that failed.", failures
+        alive = [({"group": group}, float(count)) for group, count in self.communicators.items()]
+        yield "holmes_communicators", "gauge", "Communicators that are alive.", alive
+
+
+def metrics() -> Metrics:
+    """What the communicators of this process have done so far. Local, does not wait for anybody."""
+    import os
+
+    from holmes_comm import _C
+
+    totals = _C.process_metrics()
+    labels = {"rank": os.environ["RANK"]} if os.environ.get("RANK") else {}
+    return Metrics(
+        nics=tuple(NicMetrics(**{**entry, "group": short_name(entry["group"])}) for entry in totals["nics"]),
+        operations=tuple(
+            OperationMetrics(**{**entry, "group": short_name(entry["group"])}) for entry in totals["operations"]
+        ),
+        failures={(short_name(entry["group"]), entry["error"]): entry["count"] for entry in totals["failures"]},
+        communicators={short_name(entry["group"]): entry["count"] for entry in totals["communicators"]},
+        labels=labels,
+    )
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,60 @@
+"""Plan -> torch's schedule of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed.pipelining as torch_pipelining
+from torch.distributed.pipelining import PipelineStage as TorchPipelineStage
+
+from holmes.plan.plan import Plan
+from holmes.schedule import SCHEDULES, check_schedule
+
+#: torch's class for each schedule that a plan can name.
+CLASSES = dict(
+    zip(
+        SCHEDULES,
+        ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble"),
+        strict=True,
+    )
+)
+_ONE_STAGE = ("gpipe", "1f1b")  # their classes take one stage, the others a list
+
+
+def pipeline_schedule(
+    plan: Plan,
+    stages: Sequence[TorchPipelineStage],
+    loss_fn: Callable[..., torch.Tensor],
+    *,
+    micro_batches: int | None = None,
+    **options: Any,
+) -> Any:
+    """torch's schedule for the plan's: an object whose `step` runs all micro-batches through these stages. Local.
+
+    `stages`: this rank's, one for each chunk, as `pipeline_stages` makes them. `micro_batches`: of a step through each
+    replica; None: the plan's. The gradients are those of the mean over micro-batches of `loss_fn(output, target)`: the
+    loss is divided, not the gradients afterwards, so that DistributedOptimizer may send them while others are still
+    computed. What `step` puts into `losses` are the undivided ones. `options` go to torch's schedule.
+
+    Raises ValueError where the number of stages is not the plan's, or of micro-batches is not known.
+    """
+    check_schedule(plan.schedule, len(stages))
+    if len(stages) != plan.chunks:
+        raise ValueError(f"stages has {len(stages)} entries, but the plan gives each rank {plan.chunks} (its chunks)")
+    count = micro_batches or plan.micro_batches
+    if count is None:
+        raise ValueError(
+            "micro_batches=None needs a plan with micro_batch and global_batch, but this one has "
+            f"micro_batch={plan.micro_batch}, global_batch={plan.global_batch}; give micro_batches"
+        )
+
+    def share_of_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = loss_fn(*args, **kwargs)
+        share = loss / count
+        return share + (loss - share).detach()  # the value of the loss, the gradient of its share
+
+    cls = getattr(torch_pipelining, CLASSES[plan.schedule])
+    taken = stages[0] if plan.schedule in _ONE_STAGE else list(stages)
+    return cls(taken, count, loss_fn=share_of_loss, scale_grads=False, **options)

@@ -1,0 +1,82 @@
+"""What a process holds that could leak, and whether that stayed flat."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+#: Of these, a process must hold as many after an episode as after its first ones.
+COUNTED = ("descriptors", "threads", "shared_memory_maps", "shm_names", "processes", "namespaces")
+#: Memory may grow by so much between the first quarter and the last one: allocators keep what was freed.
+RSS_SLACK_BYTES = 8 << 20
+_WARM_UP = 3
+
+
+def own_use() -> dict[str, int]:
+    """Descriptors, threads, mappings of shared memory, names in /dev/shm, and resident bytes of this process."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": int(status["Threads"]),
+        "shared_memory_maps": sum("memfd:holmes" in line for line in maps),
+        "shm_names": len(os.listdir("/dev/shm")),
+        "rss_bytes": int(status["VmRSS"].split()[0]) * 1024,
+    }
+
+
+def descendants() -> list[int]:
+    """Processes that this one started, and theirs; those of a testbed have no way out of this."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                # The name may hold anything, so: after its last bracket. Then state and parent.
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:  # gone meanwhile
+                continue
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def driver_use() -> dict[str, int]:
+    """As own_use, and the processes and network namespaces of the testbed."""
+    use = own_use()
+    del use["shm_names"]  # of this machine: others use it too
+    pids, spaces = descendants(), set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            spaces.add(os.readlink(f"/proc/{pid}/ns/net"))
+    return {**use, "processes": len(pids), "namespaces": len(spaces)}
+
+
+def problems(name: str, history: Sequence[Mapping[str, int]]) -> list[str]:
+    """What grew over a process's life: one use for each episode. Empty where it is too short to tell."""
+    if len(history) < 2 * _WARM_UP:
+        return []
+    after = history[_WARM_UP:]
+    found = []
+    for what in COUNTED:
+        if what not in after[-1]:
+            continue
+        first, last = max(use[what] for use in history[:_WARM_UP]), after[-1][what]
+        if last > first:
+            found.append(
+                f"{name} holds {last} {what.replace('_', ' ')}, {first} at first, after {len(history)} episodes"
+            )
+    quarter = max(len(after) // 4, 1)
+    early = max(use["rss_bytes"] for use in after[:quarter])
+    late = max(use["rss_bytes"] for use in after[-quarter:])
+    if late > early + RSS_SLACK_BYTES:
+        found.append(
+            f"{name} grew from {early / 2**20:.1f} to {late / 2**20:.1f} MiB resident over {len(history)} episodes"
+        )
+    return found

@@ -1,0 +1,153 @@
+// Page-locked memory, copies to and from it, and host functions of the fake CUDA driver. A copy runs when its stream
+// gets to it; until then what it writes is poisoned and what it reads must not change.
+//
+// FAKE_CUDA_COPY_US: every such copy takes so long. FAKE_CUDA_FAULT=copy, pinned: copies, page-locked allocations fail.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fake_cuda.hpp"
+
+namespace {
+
+constexpr int success = 0, invalid_value = 1, out_of_memory = 2, illegal_address = 700;
+constexpr int poison = 0xee;
+
+struct Block {
+  std::size_t bytes;
+  int copies;  // that are queued
+};
+std::mutex pinned_mutex;
+std::map<char*, Block>& pinned() {
+  static auto* map = new std::map<char*, Block>();
+  return *map;
+}
+
+thread_local bool in_host_function = false;
+
+bool has_fault(const char* kind) {
+  const char* fault = std::getenv("FAKE_CUDA_FAULT");
+  return fault != nullptr && std::string(fault) == kind;
+}
+
+void take_time() {
+  const char* text = std::getenv("FAKE_CUDA_COPY_US");
+  if (text != nullptr) std::this_thread::sleep_for(std::chrono::microseconds(std::atoi(text)));
+}
+
+// The block that holds these bytes, null where there is none. Under the lock.
+Block* find_pinned(const void* begin, std::size_t bytes) {
+  auto* address = static_cast<char*>(const_cast<void*>(begin));
+  auto after = pinned().upper_bound(address);
+  if (after == pinned().begin()) return nullptr;
+  auto& [start, block] = *std::prev(after);
+  return address + bytes <= start + block.bytes ? &block : nullptr;
+}
+
+void count_copy(const void* begin, std::size_t bytes, int change) {
+  std::lock_guard lock(pinned_mutex);
+  Block* block = find_pinned(begin, bytes);
+  if (block == nullptr) fake_cuda_misuse("a copy between a GPU and memory that is not page-locked (any more)");
+  block->copies += change;
+}
+
+void check_copy(unsigned long long device_address, const void* host, std::size_t bytes) {
+  fake_cuda_check_call();
+  if (!fake_cuda_has_context()) fake_cuda_misuse("a copy in a thread without a current context");
+  if (bytes == 0) fake_cuda_misuse("a copy of nothing");
+  if (!fake_cuda_is_allocated(device_address, bytes)) fake_cuda_misuse("a copy beyond the GPU's allocated memory");
+  count_copy(host, bytes, 1);
+}
+
+void check_alive(unsigned long long device_address, std::size_t bytes) {
+  if (!fake_cuda_is_allocated(device_address, bytes))
+    fake_cuda_misuse("memory of a GPU was freed while a copy was queued");
+}
+
+}  // namespace
+
+void fake_cuda_misuse(const char* text) {
+  std::fprintf(stderr, "fake CUDA: misuse: %s\n", text);
+  std::abort();
+}
+
+void fake_cuda_check_call() {
+  if (in_host_function) fake_cuda_misuse("the driver was called in a function of cuLaunchHostFunc");
+}
+
+extern "C" {
+
+int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  fake_cuda_check_call();
+  if (bytes == 0) return invalid_value;
+  if (has_fault("pinned")) return out_of_memory;
+  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  if (*memory == nullptr) return out_of_memory;
+  std::lock_guard lock(pinned_mutex);
+  pinned()[static_cast<char*>(*memory)] = {bytes, 0};
+  return success;
+}
+
+int cuMemFreeHost(void* memory) {
+  fake_cuda_check_call();
+  std::lock_guard lock(pinned_mutex);
+  const auto found = pinned().find(static_cast<char*>(memory));
+  if (found == pinned().end()) return invalid_value;
+  if (found->second.copies > 0) fake_cuda_misuse("page-locked memory was freed while a copy was queued");
+  pinned().erase(found);
+  std::free(memory);
+  return success;
+}
+
+int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, std::size_t bytes, void* stream) {
+  check_copy(from, to, bytes);
+  if (has_fault("copy")) return count_copy(to, bytes, -1), illegal_address;
+  std::memset(to, poison, bytes);
+  fake_cuda_enqueue(stream, [=] {
+    take_time();
+    check_alive(from, bytes);
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    count_copy(to, bytes, -1);
+  });
+  return success;
+}
+
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t bytes, void* stream) {
+  check_copy(to, from, bytes);
+  if (has_fault("copy")) return count_copy(from, bytes, -1), illegal_address;
+  const auto* source = static_cast<const char*>(from);
+  const auto before = std::make_shared<std::vector<char>>(source, source + bytes);
+  fake_cuda_enqueue(stream, [=] {
+    take_time();
+    check_alive(to, bytes);
+    if (std::memcmp(before->data(), from, bytes) != 0)
+      fake_cuda_misuse("page-locked memory was written while a copy of it was queued");
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    count_copy(from, bytes, -1);
+  });
+  return success;
+}
+
+int cuLaunchHostFunc(void* stream, void (*function)(void*), void* argument) {
+  fake_cuda_enqueue(stream, [=] {
+    in_host_function = true;
+    function(argument);
+    in_host_function = false;
+  });
+  return success;
+}
+// For tests: bytes of page-locked memory that are allocated now.
+std::size_t fake_cuda_pinned_bytes() {
+  std::lock_guard lock(pinned_mutex);
+  std::size_t bytes = 0;
+  for (const auto& [address, block] : pinned()) bytes += block.bytes;
+  return bytes;
+}
+}

@@ -1,0 +1,66 @@
+"""Sends and receives of a GPU's memory by the copy engine and TCP, on a fake CUDA driver that notices misuse."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_gpu
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    fake_gpu.find("fake_cuda") is None,
+    reason="needs the fake CUDA driver: configure the build with -DHOLMES_TESTS=ON (`make test-cpp` does)",
+)
+
+FOLDER = Path(__file__).parent
+CASES = ["sizes", "streams", "in_flight", "arguments", "deadline", "abort", "copy_fails", "no_pinned_memory"]
+
+
+def environment(copy_us: int) -> dict[str, str]:
+    return {
+        **fake_gpu.environment(fake_gpu.VERSIONS[-1]),
+        "HOLMES_PINNED_RING_BYTES": str(256 * 1024),
+        "FAKE_CUDA_COPY_US": str(copy_us),
+    }
+
+
+def run_case(case: str, copy_us: int) -> None:
+    command = [sys.executable, str(FOLDER / "gpu_p2p_worker.py"), case]
+    process = subprocess.run(
+        command, env=environment(copy_us), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_fast_gpu(case: str) -> None:
+    run_case(case, 0)
+
+
+@pytest.mark.parametrize("case", ["streams", "in_flight", "abort"])
+def test_where_copies_are_slower_than_the_network(case: str) -> None:
+    run_case(case, 300)
+
+
+def test_killed_peer_is_named_while_copies_are_under_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(FOLDER / "gpu_p2p_rank.py"), str(rank), str(port)],
+            env=environment(2000),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=90)[0] for process in ranks]
+    assert ranks[1].returncode == -signal.SIGKILL, outputs
+    assert ranks[0].returncode == 0, outputs[0]
+    assert "PeerLostError" in outputs[0], outputs
+    assert "rank 1" in outputs[0], outputs

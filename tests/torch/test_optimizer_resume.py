@@ -1,0 +1,82 @@
+"""A node lost in mid-step: named on every other one within the deadline; the remaining cluster continues the curve."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from resume_worker import CHECKPOINT_EVERY, SETTINGS, TIMEOUT_S  # noqa: E402
+
+from holmes.demo.data import Batches  # noqa: E402
+from holmes.demo.model import Stage, loss_of, make_optimizer  # noqa: E402
+from holmes.testbed import Testbed  # noqa: E402
+from holmes.testbed.launch import rank_environment  # noqa: E402
+
+WORKER = Path(__file__).with_name("resume_worker.py")
+STEPS, KILLED_STEP, VICTIM = 12, 6, 3
+
+needs_namespaces = pytest.mark.skipif(
+    subprocess.run(["unshare", "-Urnm", "true"], capture_output=True, check=False).returncode != 0,
+    reason="this machine forbids unprivileged user namespaces (unshare -Urnm true fails)",
+)
+
+
+def single_process():
+    torch.set_num_threads(1)  # on shared processors two threads that wait for each other are far slower than one
+    batches = Batches(SETTINGS)
+    model = Stage(SETTINGS, batches.vocabulary, range(SETTINGS.layers))
+    optimizer = make_optimizer(model, SETTINGS)
+    losses = []
+    for step in range(STEPS):
+        inputs, targets = batches.batch(step)
+        loss = loss_of(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def said(lines):
+    return [json.loads(line.removeprefix("SAYS ")) for line in lines if line.startswith("SAYS ")]
+
+
+def losses_of(lines):
+    return [entry["loss"] for entry in said(lines) if "loss" in entry]
+
+
+@needs_namespaces
+def test_the_remaining_cluster_continues_after_a_node_died(tmp_path):
+    """Four nodes of two clusters train data-parallel; b1 dies; a0 and a1 go on from the last checkpoint."""
+    command = [sys.executable, str(WORKER), str(tmp_path), str(STEPS)]
+    expected = single_process()
+    with Testbed("two-clusters").session() as session:
+        job = session.launch([*command, str(VICTIM), str(KILLED_STEP)])
+        result = job.wait(100, grace_s=TIMEOUT_S + 5)
+        assert job.processes[VICTIM].returncode == -signal.SIGKILL, result.outputs
+        dying = said(result.outputs[VICTIM])[-1]
+        assert dying["sent"] > 0
+        for rank in range(VICTIM):
+            assert job.processes[rank].returncode == 1, result.outputs[rank]
+            last = said(result.outputs[rank])[-1]
+            assert (last["peer"], last["host"], last["nic"]) == (VICTIM, "b1", "eth0"), last
+            assert all(word in last["message"] for word in (f"rank {VICTIM}", "b1", "eth0")), last["message"]
+            assert last["failed_s"] - dying["killed_s"] < TIMEOUT_S
+            torch.testing.assert_close(losses_of(result.outputs[rank]), expected[:KILLED_STEP], rtol=1e-4, atol=0)
+
+        places = [("a0", 0), ("a1", 0)]
+        processes = [
+            session.spawn(
+                node, [*command, "-1", "0"], {"OMP_NUM_THREADS": "1", **rank_environment(session.spec, places, rank)}
+            )
+            for rank, (node, _) in enumerate(places)
+        ]
+        for process in processes:
+            assert process.wait(100) == 0, process.lines
+            losses = losses_of(process.lines)
+            torch.testing.assert_close(losses, expected[CHECKPOINT_EVERY:], rtol=1e-4, atol=0)

@@ -1,0 +1,119 @@
+"""Pipelines over Holmes groups: every schedule of a plan trains as one process does; bfloat16 across clusters only."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from topologies import topology_of  # noqa: E402
+from torch import nn  # noqa: E402
+from torch_ranks import init, run_ranks  # noqa: E402
+
+import holmes  # noqa: E402
+from holmes.demo.data import Batches  # noqa: E402
+from holmes.demo.model import Stage, loss_of, make_optimizer  # noqa: E402
+from holmes.demo.settings import Settings  # noqa: E402
+
+SETTINGS = Settings(layers=4, width=32, heads=2, sequence=16, global_batch=16)
+STEPS, MICRO_BATCHES = 8, 4
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
+
+
+@pytest.fixture(scope="module")
+def expected():
+    batches = Batches(SETTINGS)
+    model = Stage(SETTINGS, batches.vocabulary, range(SETTINGS.layers))
+    optimizer = make_optimizer(model, SETTINGS)
+    losses = []
+    for step in range(STEPS):
+        inputs, targets = batches.batch(step)
+        loss = loss_of(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def make_plan(ranks_of_hosts, schedule, chunks=1):
+    return holmes.plan_for(
+        topology_of(ranks_of_hosts),
+        model_layers=SETTINGS.layers,
+        pipeline=2,
+        chunks=chunks,
+        schedule=schedule,
+        micro_batch=SETTINGS.global_batch // 2 // MICRO_BATCHES,
+        global_batch=SETTINGS.global_batch,
+    )
+
+
+class Trainer:
+    """Two data-parallel replicas of a two-stage pipeline."""
+
+    def __init__(self, plan, wire_dtype=None):
+        rank = dist.get_rank()
+        groups = {}
+        for kind in ("dp", "pp"):
+            for ranks in plan.groups(kind).ranks:
+                made = dist.new_group(ranks.tolist())
+                if rank in ranks:
+                    groups[kind] = made
+        self.plan, self.replica = plan, dist.get_rank(groups["dp"])
+        self.batches = Batches(SETTINGS)
+        stage = plan.stage_of(rank)
+        parts = [plan.layers_of(stage, chunk) for chunk in range(plan.chunks)]
+        self.model = nn.ModuleList(Stage(SETTINGS, self.batches.vocabulary, part) for part in parts)
+        self.optimizer = holmes.DistributedOptimizer(
+            list(self.model), torch.optim.AdamW, lr=SETTINGS.learning_rate, group=groups["dp"], bucket_bytes=32768
+        )
+        self.stages = holmes.pipeline_stages(plan, list(self.model), group=groups["pp"], wire_dtype=wire_dtype)
+        self.schedule = holmes.pipeline_schedule(plan, self.stages, loss_of)
+        self.is_last = any(stage.is_last for stage in self.stages)
+
+    def step(self, number):
+        inputs, targets = (t.chunk(self.plan.data)[self.replica] for t in self.batches.batch(number))
+        losses = []
+        self.schedule.step(
+            *([inputs] if self.stages[0].is_first else []), target=targets if self.is_last else None, losses=losses
+        )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        total = sum(loss.detach() for loss in losses) / MICRO_BATCHES if self.is_last else torch.zeros(())
+        dist.all_reduce(total)
+        return total.item() / self.plan.data
+
+
+def train_all(rank, size, store):
+    init(store, rank, size)
+    found = {}
+    for schedule in SCHEDULES:
+        trainer = Trainer(make_plan([[1, 1], [1, 1]], schedule, chunks=2 if schedule == "interleaved" else 1))
+        found[schedule] = [trainer.step(number) for number in range(STEPS)]
+        kinds = {wait.what for stage in trainer.stages for wait in stage.waits}
+        assert "sends" in kinds
+        assert kinds & {"forward", "backward"}
+        assert all(wait.end_s >= wait.start_s for stage in trainer.stages for wait in stage.waits)
+    trainer = Trainer(make_plan([[1, 1], [1, 1]], "1f1b"), wire_dtype=torch.bfloat16)
+    found["bfloat16"] = [trainer.step(number) for number in range(STEPS)]
+    boundary = trainer.stages[0].submod
+    assert type(boundary).__name__ == "WireCast"
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return run_ranks(train_all, 4)[0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_losses_are_the_single_process_ones(schedule, trained, expected):
+    torch.testing.assert_close(trained[schedule], expected, rtol=1e-4, atol=0)
+
+
+def test_bfloat16_on_the_wire_stays_near(trained, expected):
+    torch.testing.assert_close(trained["bfloat16"], expected, rtol=5e-3, atol=0)
+    assert trained["bfloat16"] != expected
