@@ -207,7 +207,8 @@ class PrefixStore(Store):
 class TcpStore(Store):
     """
     A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the others
-    connect, waiting up to `timeout_s` seconds for it. Who reaches the port can read and write it.
+    connect, waiting up to `timeout_s` seconds for it. `secret`: the job's; empty: HOLMES_SECRET or HOLMES_SECRET_FILE,
+    else none: then who reaches the port can read and write.
     """
     def __init__(
         self,
@@ -215,6 +216,7 @@ class TcpStore(Store):
         port: typing.SupportsInt | typing.SupportsIndex,
         is_server: bool = False,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex = 60.0,
+        secret: str = "",
     ) -> None: ...
     @property
     def host(self) -> str:
@@ -388,7 +390,7 @@ class Communicator:
     def connections(self) -> list:
         """
         Every established connection as a dict: peer, host, transport, purpose, interface, local_address, remote_address,
-        device_bound, retired, sent_bytes, received_bytes. Local.
+        device_bound, retired, sent_bytes, received_bytes, encryption ('' where there is none). Local.
         """
     def gather(
         self,
@@ -648,6 +650,7 @@ def make_communicator(
     clusters: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     cluster_nics: collections.abc.Sequence[tuple[str, str]] = [],
     hierarchical_min_bytes: typing.SupportsInt | typing.SupportsIndex | None = None,
+    tls: str | None = None,
 ) -> Communicator:
     """
     Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in the same order

@@ -68,8 +68,8 @@ def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
     """What each connection of ``group`` (default: the world) really uses; one dict per connection. Local.
 
     Keys: peer (group rank), host, transport ("tcp" or "shm"), purpose, interface, local_address, remote_address,
-    device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks. Raises UsageError where
-    the group's CPU backend is not holmes.
+    device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks, encryption ("" where there
+    is none). Raises UsageError where the group's CPU backend is not holmes.
     """
     rows: list[dict[str, Any]] = _backend(group).connections()
     return rows
@@ -155,6 +155,7 @@ def _create(options: Any, pg_options: Any) -> Any:
             asked.cluster_nics,
             timeout_s=connect_timeout.total_seconds(),
             key_prefix="nics",
+            tls=asked.tls,
         )
         return ProcessGroupHolmes(
             store,
@@ -171,6 +172,7 @@ def _create(options: Any, pg_options: Any) -> Any:
             cluster_nics=bindings(membership.cluster_nics),
             hierarchical_min_bytes=engine_min_bytes(asked.hierarchical_min_bytes),
             agree_device=functools.partial(_agree_device, store, selection, asked, connect_timeout.total_seconds()),
+            tls=asked.tls,
         )
     except Exception:
         # Somebody never came: not counting this attempt lets the next one meet him.

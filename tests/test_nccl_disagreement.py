@@ -1,4 +1,4 @@
-"""Ranks with another NCCL, link layer or transport are refused on every rank, by rank and host, before NCCL is called."""
+"""Ranks with another NCCL, link layer or transport are refused on every rank, by rank and host, before NCCL runs."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ std::vector<Buffer> per_rank(const py::handle& object, int size, const BufferUse
 std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, const std::string& name,
                                    const NicPairs& nics, const std::string& transport, double timeout_s,
                                    double connect_timeout_s, const std::string& secret, std::vector<int> clusters,
-                                   const NicPairs& cluster_nics, std::optional<std::uint64_t> hierarchical_min_bytes) {
+                                   const NicPairs& cluster_nics, std::optional<std::uint64_t> hierarchical_min_bytes,
+                                   const std::optional<std::string>& tls) {
   CommunicatorOptions options;
   options.rank = rank;
   options.size = size;
@@ -106,6 +107,7 @@ std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, 
   options.timeout = to_duration("timeout_s", timeout_s);
   options.connect_timeout = to_duration("connect_timeout_s", connect_timeout_s);
   options.secret = secret;
+  if (tls) options.tls = tls_mode_from_name(*tls);
   std::shared_ptr<Store> native = to_store(store);
   py::gil_scoped_release no_gil;
   return make_communicator(std::move(native), std::move(options));
@@ -357,7 +359,8 @@ void bind_communicator(py::module_& module) {
           },
           "Every established connection as a dict: peer, host, transport, purpose, interface, local_address, "
           "remote_address,\n"
-          "device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks. Local.")
+          "device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks,\n"
+          "encryption ('' where there is none). Local.")
       .def(
           "flight_record",
           [](const Communicator& self) {
@@ -377,7 +380,7 @@ void bind_communicator(py::module_& module) {
           "queued_wall_s, and waiting_for: with whom bytes are missing, and how many. Local (docs/debug.md).");
   module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a,
              "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "clusters"_a = std::vector<int>{},
-             "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(),
+             "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(), "tls"_a = py::none(),
              "Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in "
              "the same order\n"
              "on every rank, and, where `clusters` (each rank's cluster, by rank) names several, over `cluster_nics` "

@@ -62,8 +62,9 @@ c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::S
                                               std::vector<std::uint64_t> global_ranks, std::string nic_reason,
                                               std::vector<int> clusters, const NicPairs& cluster_nics,
                                               std::optional<std::uint64_t> hierarchical_min_bytes,
-                                              const py::object& agree_device) {
+                                              const py::object& agree_device, const std::optional<std::string>& tls) {
   CommunicatorOptions options;
+  if (tls) options.tls = tls_mode_from_name(*tls);
   options.rank = rank;
   options.size = size;
   options.name = name;
@@ -105,6 +106,7 @@ PYBIND11_MODULE(_c10d, m) {
            py::arg("connect_timeout"), py::arg("name"), py::arg("nics"), py::arg("transport"), py::arg("global_ranks"),
            py::arg("nic_reason"), py::arg("clusters") = std::vector<int>{}, py::arg("cluster_nics") = NicPairs{},
            py::arg("hierarchical_min_bytes") = py::none(), py::arg("agree_device") = py::none(),
+           py::arg("tls") = py::none(),
            "Collective over the group: connects it over `nics`, pairs of interface and address, and where `clusters` "
            "names several, over `cluster_nics` inside each. Operations of `hierarchical_min_bytes` and more run "
            "hierarchically. `agree_device(name, rank, size)`, collective over the ranks of an NCCL communicator, says "

@@ -21,17 +21,13 @@
 
 #include <unistd.h>
 
+#include "fake_comm.hpp"
 #include "fake_cuda.hpp"
 #include "reduction.hpp"
-#include "wire.hpp"
 
 using namespace fake_nccl;
 
 namespace {
-
-constexpr int version = FAKE_NCCL_VERSION;
-constexpr int success = 0, system_error = 2, internal_error = 3, invalid_argument = 4, invalid_usage = 5,
-              remote_error = 6, in_progress = 7;
 
 // sizeof(ncclConfig_t) in the header of this version.
 constexpr std::size_t config_bytes = version >= 23203   ? 120
@@ -42,52 +38,31 @@ constexpr std::size_t config_bytes = version >= 23203   ? 120
                                      : version >= 22700 ? 72
                                                         : 48;
 
-struct UniqueId {
-  std::uint64_t magic;
-  sockaddr_in root;
-  char rest[128 - sizeof(std::uint64_t) - sizeof(sockaddr_in)];
-};
-static_assert(sizeof(UniqueId) == 128);
-
 // Says which NCCL call is at fault, for ncclGetLastError.
 std::mutex error_mutex;
 std::string& last_error() {
   static auto* text = new std::string();
   return *text;
 }
+
+}  // namespace
+
+namespace fake_nccl {
+
 int fail(int result, const std::string& text) {
   std::lock_guard lock(error_mutex);
   last_error() = text;
   return result;
 }
 
-}  // namespace
-
-struct ncclComm {
-  int rank = 0;
-  int size = 0;
-  bool is_blocking = true;
-  std::string net_name;
-  int device = 0;
-  sockaddr_in root{};
-  int shrinks = 0;
-  std::string root_file;  // of a shrink
-  std::vector<int> sockets;
-  std::set<void*> registered;
-  std::atomic<int> state{in_progress};
-  std::atomic<bool> stop{false};
-  std::thread setup;
-  std::atomic<int> running{0};
-  std::map<int, double> scales;  // of premultiplied sums
-  int next_op = 5;
-};
-
-namespace {
-
 bool has_fault(const ncclComm& comm, const std::string& name) {
   const char* fault = std::getenv("FAKE_NCCL_FAULT");
   return fault != nullptr && fault == name + "@" + std::to_string(comm.rank);
 }
+
+}  // namespace fake_nccl
+
+namespace {
 
 void sleep_until(const std::atomic<bool>& stop) {
   while (!stop) ::usleep(1000);
@@ -409,52 +384,4 @@ int ncclSend(const void* data, std::size_t count, int type, int peer, ncclComm* 
 int ncclRecv(void* data, std::size_t count, int type, int peer, ncclComm* comm, void* stream) {
   return add({comm, stream, nullptr, false, {peer, bytes_of(data), count * element_bytes(type)}});
 }
-
-#if FAKE_NCCL_VERSION >= 21900
-int ncclCommRegister(ncclComm* comm, void* buffer, std::size_t bytes, void** handle) {
-  if (comm == nullptr || buffer == nullptr || bytes == 0) return fail(invalid_argument, "fake: register");
-  *handle = buffer;
-  comm->registered.insert(buffer);
-  return success;
-}
-int ncclCommDeregister(ncclComm* comm, void* handle) {
-  return comm->registered.erase(handle) == 1 ? success : fail(invalid_argument, "fake: no such registration");
-}
-#endif
-
-#if FAKE_NCCL_VERSION >= 22700
-// The ranks that stay meet at a new root, whose address they leave in a file.
-int ncclCommShrink(ncclComm* old, int* excluded, int count, ncclComm** made, const char* config, int flags) {
-  if (old == nullptr || count <= 0) return fail(invalid_argument, "fake: shrink");
-  if (flags == 1) old->stop = true;
-  if (flags == 0 && old->running > 0) return fail(invalid_usage, "fake: shrink with operations in flight");
-  std::sort(excluded, excluded + count);
-  int rank = 0;
-  for (int r = 0; r < old->rank; ++r) rank += std::binary_search(excluded, excluded + count, r) ? 0 : 1;
-  const char* folder = std::getenv("TMPDIR");
-  const std::string path = std::string(folder ? folder : "/tmp") + "/fake_nccl_" +
-                           std::to_string(ntohs(old->root.sin_port)) + "_" + std::to_string(old->shrinks++);
-  UniqueId id{};
-  if (has_fault(*old, "shrink_fail")) return fail(system_error, "fake: shrinking fails as asked");
-  if (rank == 0) {
-    if (ncclGetUniqueId(&id) != success) return system_error;
-    std::FILE* file = std::fopen((path + ".new").c_str(), "w");
-    if (file == nullptr) return system_error;
-    std::fwrite(&id, sizeof(id), 1, file);
-    std::fclose(file);
-    std::rename((path + ".new").c_str(), path.c_str());
-  } else {
-    std::FILE* file = nullptr;
-    for (int tries = 0; file == nullptr && tries < 5000; ++tries) {
-      file = std::fopen(path.c_str(), "r");
-      if (file == nullptr) ::usleep(1000);
-    }
-    if (file == nullptr || std::fread(&id, sizeof(id), 1, file) != 1) return fail(system_error, "fake: no root");
-    std::fclose(file);
-  }
-  const int result = ncclCommInitRankConfig(made, old->size - count, id, rank, config);
-  if (rank == 0 && *made != nullptr) (*made)->root_file = path;
-  return result;
-}
-#endif
 }

@@ -5,6 +5,9 @@ shows that it lives.
 """
 
 import contextlib
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -211,6 +214,17 @@ def test_a_lost_store_is_named(peers):
         peer.board.end(1, "failed")
     with pytest.raises(StoreLostError, match="holmes store --port 1"):
         Board("127.0.0.1:1", 0.3)
+
+
+def test_a_stopped_store_is_named():
+    command = "import holmes.recovery.serve as s; s.serve_store(0, lambda port: print(port, flush=True))"
+    with subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True) as server:
+        board = Board(f"127.0.0.1:{server.stdout.readline().strip()}", 10, timeout_s=0.5)
+        assert board.ended(1) is None
+        server.send_signal(signal.SIGSTOP)
+        with pytest.raises(StoreLostError, match="does not answer"):
+            board.ended(1)
+        server.kill()
 
 
 def test_choose():

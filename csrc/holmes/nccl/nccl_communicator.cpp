@@ -35,6 +35,11 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
                                    NcclCommunicator* parent, const std::vector<int>& excluded)
     : store_(std::move(store)), options_(std::move(options)), nccl_options_(std::move(nccl_options)) {
   const auto deadline = Clock::now() + Env::read().connect_timeout.value_or(options_.connect_timeout);
+  if (options_.tls.value_or(tls_mode_from_name(Env::read().tls)) == TlsMode::all)
+    throw UsageError(
+        "communicator '" + options_.name +
+        "': NCCL's connections cannot be encrypted, and tls is 'all'; use tls='clusters' (HOLMES_TLS) with "
+        "NCCL inside a cluster, or backend='host'");
   CommunicatorOptions control = options_;
   control.name = options_.name + "/control";
   control.clusters.clear();
