@@ -23,8 +23,9 @@ class GroupOptions:
     cluster_nics: which NICs to use between ranks of the cluster; None: HOLMES_CLUSTER_NICS. hierarchical_min_bytes:
     size in bytes from which on collectives run hierarchically, "never": none does (for groups that only send, receive
     and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. tls: "off", "clusters" or "all", which
-    connections are encrypted; None: HOLMES_TLS, else off. As the arguments of `holmes_comm.init`; each
-    rank of the group passes its own. Immutable.
+    connections are encrypted; None: HOLMES_TLS, else off. nccl_variables: NCCL variables for the group's CUDA tensors
+    alone ({"NCCL_IB_TC": "106"}). As the arguments of `holmes_comm.init`; each rank of the group passes its own.
+    Immutable.
     """
 
     nics: NicSelection | None = None
@@ -32,6 +33,7 @@ class GroupOptions:
     cluster_nics: NicSelection | None = None
     hierarchical_min_bytes: int | Literal["never"] | None = None
     tls: Literal["off", "clusters", "all"] | None = None
+    nccl_variables: dict[str, str] | None = None
 
 
 class Membership(NamedTuple):

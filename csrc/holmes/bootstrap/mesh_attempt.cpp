@@ -100,8 +100,9 @@ void MeshBuilder::advance(Attempt& attempt) {
       return retry(attempt, "TLS: " + attempt.tls->failure());
     }
   }
-  fill(attempt.peer, attempt.purpose, attempt.rail, {.fd = std::move(attempt.socket.fd), .tls = std::move(attempt.tls)},
-       attempt.over_unix, attempt.socket.device_bound);
+  fill(attempt.peer, attempt.purpose, attempt.rail,
+       {.fd = std::move(attempt.socket.fd), .info = {}, .tls = std::move(attempt.tls)}, attempt.over_unix,
+       attempt.socket.device_bound);
   attempt.is_done = true;
 }
 

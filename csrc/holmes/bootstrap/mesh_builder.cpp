@@ -268,7 +268,7 @@ void MeshBuilder::advance(Stranger& stranger) {
         return drop(stranger, stranger.tls->failure());
       }
     }
-    fill(peer, hello.purpose, hello.rail, {.fd = std::move(stranger.fd), .tls = std::move(stranger.tls)},
+    fill(peer, hello.purpose, hello.rail, {.fd = std::move(stranger.fd), .info = {}, .tls = std::move(stranger.tls)},
          stranger.listener->is_unix, stranger.listener->socket.device_bound);
     stranger.is_done = true;
   }

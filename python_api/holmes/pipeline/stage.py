@@ -47,8 +47,9 @@ class PipelineStage(TorchPipelineStage):
     which torch's stage must see: use DistributedOptimizer, or leave it off.
 
     `posts_ahead=False`: messages as torch's stage orders and awaits them, for comparison.
-    `waits`: what the last step waited for, in order (not what torch's schedules await themselves). Constructed and used as torch's stage (the first `step` is
-    collective over the group). A lost peer raises the backend's named error in `step`. Not thread-safe.
+    `waits`: what the last step waited for, in order (not what torch's schedules await themselves). Constructed and used
+    as torch's stage (the first `step` is collective over the group). A lost peer raises the backend's named error in
+    `step`. Not thread-safe.
     """
 
     def __init__(
