@@ -68,7 +68,7 @@ def report_of_run(run: GroupRun, rank: int) -> GroupReport:
         "operations": loop.operations,
         "checked_bytes": loop.checked_bytes,
         "round": loop.round,
-        "reported_s": time.monotonic() if hangs or run.end_s == 0 else run.end_s,
+        "reported_s": time.monotonic() if hangs else run.end_s,
     }
     if run.failure is not None:
         return report_of(run.failure, run.group.kind, run.group.ranks, rank, **facts)
