@@ -85,8 +85,9 @@ def test_growth_is_a_leak_and_a_level_is_not() -> None:
     flat = {"descriptors": 6, "threads": 2, "rss_bytes": 50 << 20}
     assert problems("rank 0", [flat] * 20) == []
     assert "7 descriptors, 6 at first" in problems("rank 0", [flat] * 19 + [{**flat, "descriptors": 7}])[0]
-    growing = [{**flat, "rss_bytes": (50 + episode) << 20} for episode in range(20)]
+    growing = [{**flat, "rss_bytes": (50 << 20) + (episode << 18)} for episode in range(120)]
     assert "MiB resident" in problems("rank 0", growing)[0]
+    assert problems("rank 0", growing[:60]) == []
 
 
 def test_folder_store(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from holmes.topology.file import from_dict
 _START_S = 30.0  # of a rank's process, on a machine under load
 _RUNNING_S = 60.0
 _LOAD_S = (0.3, 1.5)  # before the fault
+_KEPT_COMMANDS = 4  # files of a rank: what is older was carried out
 _HANG_S = 10.0  # beyond the limit: then a rank counts as hanging and is killed
 _ROUND_PAUSE_S = 0.01  # faults are tried here, not rates
 
@@ -239,6 +240,7 @@ class Driver:
     def _command(self, ranks: Sequence[int] | range, **command: Any) -> None:
         for rank in ranks:
             self._store.set(f"command/{rank}/{self._commands[rank]}", json.dumps(command))
+            self._store.delete(f"command/{rank}/{self._commands[rank] - _KEPT_COMMANDS}")
             self._commands[rank] += 1
 
     def _await(self, kinds: str | tuple[str, ...], ranks: Any, timeout_s: float, number: int | None = None) -> bool:

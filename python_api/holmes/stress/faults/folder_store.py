@@ -37,6 +37,10 @@ class FolderStore:
         self.wait([key])
         return self._path(key).read_bytes()
 
+    def delete(self, key: str) -> None:
+        """Takes a key away, where it is there."""
+        self._path(key).unlink(missing_ok=True)
+
     def check(self, keys: Iterable[str]) -> bool:
         """Whether all keys are there."""
         return all(self._path(key).exists() for key in keys)

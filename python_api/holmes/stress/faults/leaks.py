@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 #: Of these, a process must hold as many after an episode as after its first ones.
 COUNTED = ("descriptors", "threads", "shared_memory_maps", "shm_names", "processes", "namespaces")
-#: Memory may grow by so much between the first quarter and the last one: allocators keep what was freed.
+#: Memory may grow by so much from the second quarter of a long life to its last one: allocators keep what was freed.
 RSS_SLACK_BYTES = 8 << 20
 _WARM_UP = 3
+_LONG_LIFE = 100  # episodes; before, arenas and the records of the last failures still fill
+_SETTLE_S = 2.0  # how long ended communicators may take to close: their I/O thread does it
 
 
 def own_use() -> dict[str, int]:
@@ -25,6 +28,14 @@ def own_use() -> dict[str, int]:
         "shm_names": len(os.listdir("/dev/shm")),
         "rss_bytes": int(status["VmRSS"].split()[0]) * 1024,
     }
+
+
+def settled_use(least: int) -> dict[str, int]:
+    """As own_use, once no more than `least` descriptors are open, or after 2 s."""
+    end_s = time.monotonic() + _SETTLE_S
+    while (use := own_use())["descriptors"] > least and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return use
 
 
 def descendants() -> list[int]:
@@ -72,9 +83,11 @@ def problems(name: str, history: Sequence[Mapping[str, int]]) -> list[str]:
             found.append(
                 f"{name} holds {last} {what.replace('_', ' ')}, {first} at first, after {len(history)} episodes"
             )
-    quarter = max(len(after) // 4, 1)
-    early = max(use["rss_bytes"] for use in after[:quarter])
-    late = max(use["rss_bytes"] for use in after[-quarter:])
+    if len(history) < _LONG_LIFE:
+        return found
+    quarter = len(history) // 4
+    early = max(use["rss_bytes"] for use in history[quarter : 2 * quarter])
+    late = max(use["rss_bytes"] for use in history[-quarter:])
     if late > early + RSS_SLACK_BYTES:
         found.append(
             f"{name} grew from {early / 2**20:.1f} to {late / 2**20:.1f} MiB resident over {len(history)} episodes"

@@ -19,7 +19,7 @@ from holmes.groups.group import Group
 from holmes.plan.plan import Plan
 from holmes.probe import discover_topology
 from holmes.stress.faults.folder_store import FolderStore
-from holmes.stress.faults.leaks import own_use
+from holmes.stress.faults.leaks import settled_use
 from holmes.stress.faults.messages import GroupReport, tell
 from holmes.stress.faults.reports import ALARM, Alarm, AlarmedStore, passed_on, report_of, report_of_run
 from holmes.stress.faults.tamper import tampered
@@ -41,6 +41,7 @@ class Worker:
     def __init__(self, store: FolderStore, rank: int, size: int, first_command: int) -> None:
         self._store, self._rank, self._size, self._next = store, rank, size, first_command
         self._topology: Topology | None = None
+        self._has_loaded, self._least_descriptors = False, sys.maxsize
 
     def serve(self) -> None:
         """Carries out commands until it is told to quit. Raises TimeoutError where none comes for long."""
@@ -65,7 +66,10 @@ class Worker:
     def do_measure(self, command: dict[str, Any]) -> None:
         """What this process holds."""
         gc.collect()
-        tell("use", number=command["number"], use=own_use())
+        use = settled_use(self._least_descriptors)
+        if self._has_loaded:  # the I/O thread is there
+            self._least_descriptors = min(self._least_descriptors, use["descriptors"])
+        tell("use", number=command["number"], use=use)
 
     def do_episode(self, command: dict[str, Any]) -> None:
         """Collective over all ranks, for those that live through it: set-up, load, the reports of all groups."""
@@ -117,6 +121,7 @@ class Worker:
                 if run is not failed:
                     run.communicator.abort(passed_on(report_of_run(failed, self._rank)))
 
+        self._has_loaded = True
         for run in runs:
             run.start(time.monotonic() + settings.seconds, abort_all)
         tell("running", number=number)
