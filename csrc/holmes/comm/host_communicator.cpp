@@ -341,13 +341,9 @@ P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::o
   Call call = begin(options);
   cuda::EventPtr ready;
   if (buffer.device) ready = cuda::Device::get(*buffer.device).mark(buffer.stream, is_send ? "send" : "recv");
-  return {.is_send = is_send,
-          .buffer = std::move(buffer),
-          .peer = peer,
-          .tag = tag,
-          .work = std::move(call.work),
-          .deadline = call.deadline,
-          .begin = std::move(ready)};
+  P2pEngine::Request made{is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline};
+  made.begin = std::move(ready);
+  return made;
 }
 
 std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request> requests,
