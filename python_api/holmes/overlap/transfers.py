@@ -134,7 +134,8 @@ class Lane:
 
 
 def second_group(group: dist.ProcessGroup | None, label: str) -> dist.ProcessGroup | None:
-    """Collective over `group`. Another group of the same ranks, backend and NICs; None where ranks cannot keep order.
+    """Collective over `group`. Another one of the same ranks, backend, NICs and time limit; None where ranks cannot keep
+    order.
 
     Collectives of two groups run side by side, those of one group one after another.
     """
@@ -146,8 +147,10 @@ def second_group(group: dist.ProcessGroup | None, label: str) -> dist.ProcessGro
         from holmes_comm.torch_backend import group_options
 
         options = group_options(group)
+    first = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
     made: dist.ProcessGroup = dist.new_group(
         ranks,
+        timeout=first.options._timeout,
         backend=backend,
         pg_options=options,
         use_local_synchronization=True,
