@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def operation(op: str, sequence: int, **fields: Any) -> dict[str, Any]:
     return {**usual, **fields}
 
 
-def pending(op: str, sequence: int, peers: list[tuple[int, bool, int, int, int, int]] = [], **fields: Any) -> Any:
+def pending(op: str, sequence: int, peers: Sequence[tuple[int, bool, int, int, int, int]] = (), **fields: Any) -> Any:
     """`peers`: peer, heard, bytes received, to receive, sent, to send."""
     keys = ("peer", "heard", "received_bytes", "to_receive_bytes", "sent_bytes", "to_send_bytes")
     rows = [dict(zip(keys, row, strict=True)) for row in peers]
@@ -129,7 +130,9 @@ def test_link_between_two_that_both_wait() -> None:
     """Three ranks; what 1 and 2 send each other is lost; 0 has all it needs of them but waits for their steps."""
     records = [
         process(0, view(0, 3, [pending("all_reduce", 5, [(1, True, 100, 200, 200, 200)])])),
-        process(1, view(1, 3, [pending("all_reduce", 5, [(2, False, 0, 4000, 4000, 4000), (0, True, 200, 200, 100, 200)])])),
+        process(
+            1, view(1, 3, [pending("all_reduce", 5, [(2, False, 0, 4000, 4000, 4000), (0, True, 200, 200, 100, 200)])])
+        ),
         process(2, view(2, 3, [pending("all_reduce", 5, [(1, True, 1500, 4000, 4000, 4000)])])),
     ]
     (finding,) = diagnose(records)

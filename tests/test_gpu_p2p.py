@@ -46,6 +46,37 @@ def test_where_copies_are_slower_than_the_network(case: str) -> None:
     run_case(case, 300)
 
 
+MISUSE = {
+    "memory of a GPU was freed": "copy(); cuda.cuMemFree_v2(device)",
+    "page-locked memory was freed": "copy(); cuda.cuMemFreeHost(host)",
+    "written while a copy of it was queued": "copy(); ctypes.memset(host, 1, 8)",
+    "beyond the GPU's allocated memory": "cuda.cuMemcpyHtoDAsync_v2(device, host, c_size_t(4097), None)",
+    "in a function of cuLaunchHostFunc": "cuda.cuLaunchHostFunc(None, call_driver, None)",
+}
+
+
+@pytest.mark.parametrize("text", MISUSE)
+def test_fake_driver_ends_what_the_real_one_would_do_wrong(text: str) -> None:
+    """So that the tests above can fail."""
+    program = f"""
+import ctypes, os, time
+from ctypes import c_size_t, c_ulonglong, c_void_p
+cuda = ctypes.CDLL(os.environ["HOLMES_CUDA_LIBRARY"])
+device, host = c_ulonglong(), c_void_p()
+cuda.cuCtxSetCurrent(c_void_p(1))
+assert cuda.cuMemAlloc_v2(ctypes.byref(device), c_size_t(4096)) == 0
+assert cuda.cuMemHostAlloc(ctypes.byref(host), c_size_t(8192), 0) == 0
+call_driver = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: cuda.cuStreamQuery(None))
+def copy(): assert cuda.cuMemcpyHtoDAsync_v2(device, host, c_size_t(4096), None) == 0
+{MISUSE[text]}
+time.sleep(5)
+"""
+    command = [sys.executable, "-c", program]
+    process = subprocess.run(command, env=environment(100_000), capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == -signal.SIGABRT, process.stderr
+    assert text in process.stderr
+
+
 def test_killed_peer_is_named_while_copies_are_under_way() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

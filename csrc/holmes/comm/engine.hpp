@@ -123,10 +123,10 @@ private:
   std::mutex drive_;
   std::deque<std::unique_ptr<Collective>> queue_;  // driver; the front one runs
   bool front_started_ = false;
-  Clock::time_point last_end_{};  // driver; of a collective
-  std::vector<char> lost_;        // driver; by rank: the control connection ended
-  std::vector<Channel*> tended_;  // channels that need care
-  bool is_watched_ = false;       // driver; the I/O thread calls take_care
+  Clock::time_point last_end_{};                 // driver; of a collective
+  std::vector<char> lost_;                       // driver; by rank: the control connection ended
+  std::vector<Channel*> tended_;                 // channels that need care
+  bool is_watched_ = false;                      // driver; the I/O thread calls take_care
   std::optional<Clock::time_point> verdict_at_;  // driver; deadlines have passed, but others may know more until then
   unsigned spin_misses_ = 0;
   Duration bulk_wait_{};     // how long waits for large pieces last, on average over the last few

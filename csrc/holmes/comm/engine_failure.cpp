@@ -146,7 +146,8 @@ void Engine::check_deadlines() try {
     text += queue_.front()->describe() + ", waiting for " + queue_.front()->describe_wait(entered);
   } else {
     text += "communicator '" + group_->name + "': " + overdue;
-    if (culprit && is_silent(*culprit)) text += "; " + group_->controls[*culprit]->describe() + " gives no sign of life";
+    if (culprit && is_silent(*culprit))
+      text += "; " + group_->controls[*culprit]->describe() + " gives no sign of life";
   }
   ErrorContext context{.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}};
   if (culprit) {

@@ -52,7 +52,7 @@ PinnedRing::PinnedRing(Device& device, std::size_t ring_bytes, std::function<voi
   if (status != success)
     throw SystemError("cannot allocate " + std::to_string(slot_count * slot_bytes_) +
                       " bytes of page-locked memory for a GPU's messages: " + cuda.describe(status) +
-                      "; lower HOLMES_PINNED_RING_BYTES or raise the limit of locked memory (ulimit -l)");
+                      "; lower HOLMES_PINNED_RING_BYTES, or free memory of this host");
   for (int slot = static_cast<int>(slot_count); slot-- > 0;) free_slots_.push_back(slot);
 }
 
