@@ -19,12 +19,15 @@ __all__: list[str] = [
     "Store",
     "TcpStore",
     "Work",
+    "debug_socket_folder",
     "discover_nics",
     "make_communicator",
     "make_nccl_communicator",
     "nccl_choose",
     "nccl_library",
     "nccl_unique_id",
+    "process_metrics",
+    "process_record",
 ]
 
 class Nic:
@@ -385,7 +388,13 @@ class Communicator:
     def connections(self) -> list:
         """
         Every established connection as a dict: peer, host, transport, purpose, interface, local_address, remote_address,
-        device_bound, retired, sent_bytes, received_bytes. Local.
+        device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks. Local.
+        """
+    def flight_record(self) -> typing.Any:
+        """
+        The last operations (HOLMES_FLIGHT_RECORDER, default 256), oldest first, as dicts: communicator, op, sequence, tag,
+        dtype, count, bytes, reduction, root, peer, nics, state, queued_s, started_s, finished_s (of the monotonic clock),
+        queued_wall_s, and waiting_for: with whom bytes are missing, and how many. Local (docs/debug.md).
         """
     def gather(
         self,
@@ -581,6 +590,11 @@ def LocalStore() -> Store:
     A store in memory, for ranks that are threads of one process.
     """
 
+def debug_socket_folder() -> str:
+    """
+    Folder in which processes of this user have the sockets that `holmes debug` asks. Local.
+    """
+
 def discover_nics(sysfs_root: str | None = None) -> list[Nic]:
     """
     All NICs of this host, by class and name. Local. `sysfs_root`: None means HOLMES_SYSFS_ROOT, else /sys. Raises UsageError where it is no folder.
@@ -645,4 +659,14 @@ def nccl_unique_id(
     """
     Opens a rendezvous of that NCCL, which stays open as long as the process; its 128 bytes hold the address (from byte
     8 on a sockaddr). For checks: it shows the interface that NCCL takes. Local.
+    """
+
+def process_metrics() -> dict:
+    """
+    Totals since the process began: lists of dicts, by group and NIC, operation or error; see holmes_comm.metrics. Local.
+    """
+
+def process_record(reason: str) -> str:
+    """
+    The flight record of this process as JSON text; holmes_comm.flight_record() parses it. Local.
     """
