@@ -23,7 +23,7 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-trainers lint fmt stubs bench bench-compare figures sanitize clean
+.PHONY: help build demo test test-cpp test-python test-trainers lint fmt stubs bench bench-compare figures sanitize fuzz clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/test_x.py -k name')"
@@ -33,6 +33,7 @@ help:
 	@echo "make bench-compare BASE=COMMIT   this tree against another commit; fails on a regression"
 	@echo "make figures   what Holmes promises, measured and judged (FIGURES_ARGS='--quick --only link-2')"
 	@echo "make sanitize  C++ tests under the address, undefined and thread sanitizers"
+	@echo "make fuzz      the fuzzers of everything a peer can send, FUZZ_SECONDS=60 each"
 	@echo "make stubs     regenerate holmes_comm/_C.pyi"
 	@echo "make build     environment and in-place build;  make clean removes both"
 
@@ -110,6 +111,15 @@ sanitize: $(VENV)/.requirements $(VENV)/.nccl
 	  $(BIN)/cmake --build $$dir && \
 	  $(BIN)/ctest --test-dir $$dir --output-on-failure --timeout 300 || exit 1; \
 	done
+
+# Everything that reads what a peer or a stranger sent, each FUZZ_SECONDS, two at a time. clang's libFuzzer is used where
+# clang++ is; else g++ and a driver that mutates at random.
+FUZZ_SECONDS ?= 60
+FUZZ_CXX ?= $(shell command -v clang++ || echo g++)
+fuzz: $(VENV)/.requirements
+	$(BIN)/cmake -S . -B build/fuzz -GNinja -DHOLMES_FUZZ=ON -DHOLMES_CUDA=OFF -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) >/dev/null
+	$(BIN)/cmake --build build/fuzz
+	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
 
 # mypy reads torch's types, so lint needs torch too.
 lint: $(VENV)/.requirements $(VENV)/.torch-$(TORCH)

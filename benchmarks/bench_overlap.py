@@ -1,14 +1,19 @@
 """How much of the data-parallel traffic hides behind compute: holmes.DistributedOptimizer, DDP, FSDP2 and ZeRO-1.
 
     python benchmarks/bench_overlap.py            # writes results/overlap.json and results/overlap.md
-    python benchmarks/bench_overlap.py --rounds 3 --batch 12 --trace /tmp/overlap
+    python benchmarks/bench_overlap.py --only DDP --keep                # these beside what the files have
+    python benchmarks/bench_overlap.py --rounds 3 --trace /tmp/overlap  # Chrome traces of DistributedOptimizer
 
 Two ranks of a small GPT on the emulated testbed, one link shaped so that communication takes about as long as compute.
-All variants run in the same processes and take turns (rounds of a few steps each); a step's time is the slower rank's,
+The variants of a run take turns in the same processes (rounds of a few steps each); a step's time is the slower rank's,
 the table has medians. compute: forward, backward and the optimizer on half of the parameters, both ranks at once,
 nothing sent. communication: the same buckets' reduce-scatters and all-gathers, nothing computed. bound: the larger of
-the two. hidden: 1 - (step - compute) / communication, the same formula for all. calm: turns without other processes on
-the cores; where there is one, only those count.
+the two. hidden: 1 - (step - compute) / communication, the same formula for all; all of the same run. calm: turns
+without other processes on the cores; where there is one, only those count.
+
+The ranks compute on all cores of a two-core machine, and moving bytes takes processor time too, the same for every
+byte. With accelerators the cores are free for that; here a slow link keeps its share small: hence 0.25 Gbit/s, and
+batches that take as long as it does. `--rate-gbps 1 --batch 16` shows the other end.
 """
 
 import argparse
@@ -22,17 +27,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from overlap_variants import Ours, Variant, make_variants
 
 import holmes
 from holmes.bench import report
-from holmes.bench.timing import machine_cpu_s
 from holmes.demo.data import Batches
-from holmes.demo.model import Stage, loss_of
 from holmes.demo.settings import Settings
 
 HIDDEN_GOAL, BOUND_GOAL = 0.85, 1.15
+OURS = "DistributedOptimizer, holmes"
 CALM_CORES = 0.25  # turns in which other processes kept more cores busy count only where no turn was calm
+SETTINGS = ("batch", "sequence", "layers", "width", "rate_gbps", "bucket_bytes", "steps")
 RESULTS = Path(__file__).parent / "results"
 SPEC = """description: two nodes and one shaped link
 networks:
@@ -43,119 +48,6 @@ clusters:
     nics:
       - {{name: eth0, network: eth}}
 """
-
-
-class Variant:
-    """A way to train the model: `run(steps)` trains, `close()` waits for what is under way."""
-
-    def __init__(self, settings: Settings, batches: Batches, title: str) -> None:
-        self.title = title
-        self.model: torch.nn.Module = Stage(settings, batches.vocabulary, range(settings.layers))
-        self.batches, self.share = batches, settings.global_batch // dist.get_world_size()
-        self.optimizer: torch.optim.Optimizer
-        self.step_number = 0
-        self.step_s: list[float] = []
-        self.others_cores: list[float] = []
-        self.cpu_s: list[float] = []  # of a step, all threads of a rank, mean of the ranks
-
-    def adam(self, parameters) -> None:
-        self.optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
-
-    def step(self) -> None:
-        rank = dist.get_rank()
-        inputs, targets = (t[rank * self.share :][: self.share] for t in self.batches.batch(self.step_number))
-        loss_of(self.model(inputs), targets).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step_number += 1
-
-    def turn(self, steps: int) -> None:
-        """A few steps; the first two are not counted, as what they wait for may be from before the turn."""
-        for _ in range(2):
-            self.step()
-        start_s, own_s, machine_s = time.monotonic(), time.process_time(), machine_cpu_s()
-        for _ in range(steps):
-            self.step()
-        wall_s = time.monotonic() - start_s
-        machine_s, own = machine_cpu_s() - machine_s, torch.tensor([time.process_time() - own_s])
-        taken = torch.tensor([wall_s / steps])
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        dist.all_reduce(own)
-        self.step_s.append(taken.item())
-        self.others_cores.append(max(machine_s - own.item(), 0) / wall_s)
-        self.cpu_s.append(own.item() / steps / dist.get_world_size())
-        if isinstance(self.optimizer, holmes.DistributedOptimizer):
-            self.optimizer.synchronize()
-
-
-class Ours(Variant):
-    def __init__(self, settings, batches, title, group, **options) -> None:
-        super().__init__(settings, batches, title)
-        self.optimizer = holmes.DistributedOptimizer(self.model, torch.optim.AdamW, lr=1e-3, group=group, **options)
-        self.reports: list[holmes.overlap.StepReport] = []
-
-    def step(self) -> None:
-        super().step()
-        self.reports.append(self.optimizer.last_report)
-
-
-def compute_alone(settings: Settings, batches: Batches, title: str) -> Variant:
-    """Nothing is sent, and the optimizer steps half of the elements, as a rank of two does where it is sharded."""
-    alone = Variant(settings, batches, title)
-    parameters, half = sorted(alone.model.parameters(), key=torch.Tensor.numel, reverse=True), []
-    total = sum(p.numel() for p in parameters)
-    for parameter in parameters:
-        if sum(p.numel() for p in half) + parameter.numel() <= total / 2:
-            half.append(parameter)
-    alone.adam(half)
-    alone.optimizer.zero_grad = lambda: alone.model.zero_grad()  # type: ignore[method-assign, misc]
-    return alone
-
-
-def ddp(settings: Settings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
-    variant = Variant(settings, batches, title)
-    variant.model = DistributedDataParallel(variant.model, process_group=group, gradient_as_bucket_view=True)
-    variant.adam(variant.model.parameters())
-    return variant
-
-
-def zero(settings: Settings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    variant = ddp(settings, batches, title, group)
-    variant.optimizer = ZeroRedundancyOptimizer(
-        variant.model.parameters(), torch.optim.AdamW, process_group=group, lr=1e-3, fused=True
-    )
-    return variant
-
-
-def fsdp(settings: Settings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    variant = Variant(settings, batches, title)
-    mesh = DeviceMesh.from_group(group, "cpu")
-    for block in variant.model.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=False)
-    fully_shard(variant.model, mesh=mesh, reshard_after_forward=False)
-    variant.adam(variant.model.parameters())
-    return variant
-
-
-def make_variants(settings, batches, groups, bucket_bytes, only) -> list[Variant]:
-    """The first is the compute alone, the second DistributedOptimizer; then those whose title has a word of `only`."""
-
-    def ours(settings, batches, title, group):
-        return Ours(settings, batches, title, group, bucket_bytes=bucket_bytes)
-
-    makers = {"DistributedOptimizer": ours, "DDP": ddp, "DDP + ZeroRedundancyOptimizer": zero, "FSDP2": fsdp}
-    variants = [compute_alone(settings, batches, "compute")]
-    for backend, group in groups.items():
-        for name, maker in makers.items():
-            title = f"{name}, {backend}"
-            if len(variants) == 1 or not only or any(word in title for word in only):
-                variants.append(maker(settings, batches, title, group))
-    return variants
 
 
 def communication_s(optimizer: holmes.DistributedOptimizer, rounds: int) -> float:
@@ -202,80 +94,109 @@ def work(arguments) -> None:
                 ours.step()
     communication = communication_s(ours.optimizer, arguments.rounds)
     if dist.get_rank() == 0:
-        rows = []
-        for variant in chosen:
-            calm = [s for s, cores in zip(variant.step_s, variant.others_cores, strict=True) if cores <= CALM_CORES]
-            row = {
-                "title": variant.title,
-                "step_s": statistics.median(calm or variant.step_s),
-                "turns_s": variant.step_s,
-            }
-            row |= {"others_cores": variant.others_cores, "calm_turns": len(calm)}
-            if isinstance(variant, Ours):
-                steady = variant.reports[5:]
-                row["reported"] = {
-                    "communication_s": statistics.median(r.communication_s for r in steady),
-                    "exposed_s": statistics.median(r.exposed_s for r in steady),
-                    "last": steady[-1].summary(),
-                    "buckets": len(variant.optimizer._runtime.storages),
-                    "bucket_bytes": variant.optimizer._bucket_bytes,
-                }
-            rows.append(row)
-        parameters = sum(p.numel() for p in ours.model.parameters())
-        result = {"rows": rows, "communication_s": communication, "parameters": parameters}
-        print("RESULT " + json.dumps(result), flush=True)
+        print("RESULT " + json.dumps({"rows": rows_of(chosen, communication)}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def table(result: dict) -> tuple[str, bool]:
-    """Adds each row's figures; returns the table and whether the goals are met."""
-    compute = next(row["step_s"] for row in result["rows"] if row["title"] == "compute")
-    communication = result["communication_s"]
-    bound = max(compute, communication)
-    calm = next(f"{r['calm_turns']} of {len(r['turns_s'])}" for r in result["rows"] if r["title"] == "compute")
+def rows_of(variants: list[Variant], communication: float) -> list[dict]:
+    """Each variant's figures beside the compute and communication of the same run."""
+    compute = typical(variants[0].step_s, variants[0].others_cores)
+    rows = []
+    for variant in variants[1:]:
+        step = typical(variant.step_s, variant.others_cores)
+        row = {
+            "title": variant.title,
+            "step_s": step,
+            "compute_s": compute,
+            "communication_s": communication,
+            "times_bound": step / max(compute, communication),
+            "hidden": 1 - (step - compute) / communication,
+            "cpu_s": typical(variant.cpu_s, variant.others_cores),
+            "compute_cpu_s": typical(variants[0].cpu_s, variants[0].others_cores),
+            "turns_s": variant.step_s,
+            "compute_turns_s": variants[0].step_s,
+            "others_cores": variant.others_cores,
+            "calm_turns": min(calm_turns(variant.others_cores), calm_turns(variants[0].others_cores)),
+            "date": time.strftime("%Y-%m-%d %H:%M"),
+        }
+        if isinstance(variant, Ours):
+            steady = variant.reports[5:]
+            row["reported"] = {
+                "communication_s": statistics.median(r.communication_s for r in steady),
+                "exposed_s": statistics.median(r.exposed_s for r in steady),
+                "last": steady[-1].summary(),
+                "buckets": len(variant.optimizer._runtime.storages),
+                "bucket_bytes": variant.optimizer._bucket_bytes,
+            }
+        rows.append(row)
+    return rows
+
+
+def calm_turns(others_cores: list[float]) -> int:
+    return sum(cores <= CALM_CORES for cores in others_cores)
+
+
+def typical(values: list[float], others_cores: list[float]) -> float:
+    """The median over the calm turns, or over all where none was."""
+    calm = [v for v, cores in zip(values, others_cores, strict=True) if cores <= CALM_CORES]
+    return statistics.median(calm or values)
+
+
+def table(rows: list[dict]) -> str:
     lines = [
-        f"compute {1e3 * compute:.0f} ms ({calm} turns calm), communication {1e3 * communication:.0f} ms, "
-        f"bound {1e3 * bound:.0f} ms",
-        "",
-        "| variant | step (ms) | times bound | hidden | reported: communication, exposed (ms) | calm turns |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| variant | step (ms) | compute, communication (ms) | times bound | hidden | processor time: step, compute "
+        "(ms) | reported: communication, exposed (ms) | calm turns |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in result["rows"]:
-        if row["title"] == "compute":
-            continue
-        row["times_bound"] = row["step_s"] / bound
-        row["hidden"] = 1 - (row["step_s"] - compute) / communication
+    for row in rows:
         reported = row.get("reported")
         own = f"{1e3 * reported['communication_s']:.0f}, {1e3 * reported['exposed_s']:.1f}" if reported else "-"
         lines.append(
-            f"| {row['title']} | {1e3 * row['step_s']:.1f} | {row['times_bound']:.2f} | {row['hidden']:.0%} | {own} "
+            f"| {row['title']} | {1e3 * row['step_s']:.0f} | {1e3 * row['compute_s']:.0f}, "
+            f"{1e3 * row['communication_s']:.0f} | {row['times_bound']:.2f} | {row['hidden']:.0%} | "
+            f"{1e3 * row['cpu_s']:.0f}, {1e3 * row['compute_cpu_s']:.0f} | {own} "
             f"| {row['calm_turns']} of {len(row['turns_s'])} |"
         )
-    ours = [row for row in result["rows"] if row["title"] == "DistributedOptimizer, holmes"]
-    others = [row["step_s"] for row in result["rows"] if row["title"] not in ("compute", *(r["title"] for r in ours))]
-    met = all(
+    return "\n".join(lines)
+
+
+def goals_met(rows: list[dict]) -> bool:
+    ours = [row for row in rows if row["title"] == OURS]
+    others = [row["times_bound"] for row in rows if row["title"] != OURS]
+    return bool(ours) and all(
         row["calm_turns"]
         and row["hidden"] >= HIDDEN_GOAL
         and row["times_bound"] <= BOUND_GOAL
-        and row["step_s"] < min(others, default=1e9)
+        and row["times_bound"] < min(others, default=1e9)
         for row in ours
     )
-    return "\n".join(lines), met
+
+
+def with_kept(rows: list[dict], settings: dict) -> list[dict]:
+    """`rows` and those of the result file whose variants were not run now, where its settings are the same."""
+    if not (RESULTS / "overlap.json").exists():
+        return rows
+    kept = json.loads((RESULTS / "overlap.json").read_text())
+    if any(kept["settings"].get(key) != value for key, value in settings.items()):
+        raise SystemExit(f"--keep: overlap.json was measured with {kept['settings']}, not {settings}; run all again")
+    titles = [row["title"] for row in rows]
+    return [*rows, *(row for row in kept["rows"] if row["title"] not in titles)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default 5)")
     parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn (default 4)")
-    parser.add_argument("--batch", type=int, default=16, help="samples per rank (default 16)")
+    parser.add_argument("--batch", type=int, default=60, help="samples per rank (default 60)")
     parser.add_argument("--sequence", type=int, default=32)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--rate-gbps", type=float, default=1.0, help="of the link (default 1)")
+    parser.add_argument("--rate-gbps", type=float, default=0.25, help="of the link (default 0.25)")
     parser.add_argument("--bucket-bytes", type=int, help="of DistributedOptimizer (default: from the measured link)")
-    parser.add_argument("--only", nargs="*", help="variants whose title has one of these words")
+    parser.add_argument("--only", nargs="*", help="these, besides ours: titles that hold one of the words")
     parser.add_argument("--trace", help="writes Chrome traces of three steps to TRACE-<rank>.json")
+    parser.add_argument("--keep", action="store_true", help="keeps the result file's rows of variants not run now")
     parser.add_argument("--dry", action="store_true", help="writes no result files")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -294,16 +215,18 @@ def main() -> int:
     if outcome.returncode != 0 or not found:
         print("\n".join(lines), file=sys.stderr)
         return 1
-    result = json.loads(found[0].removeprefix("RESULT "))
-    text, met = table(result)
+    rows = json.loads(found[0].removeprefix("RESULT "))["rows"]
+    settings = {key: value for key, value in vars(arguments).items() if key in SETTINGS}
+    if arguments.keep:
+        rows = with_kept(rows, settings)
+    text, met = table(rows), goals_met(rows)
     print(text)
-    for row in result["rows"]:
+    for row in rows:
         if "reported" in row:
             print(f"{row['title']}: {row['reported']['buckets']} buckets; {row['reported']['last']}")
     if not arguments.dry:
         command = " ".join(["python benchmarks/bench_overlap.py", *sys.argv[1:]])
-        settings = {key: value for key, value in vars(arguments).items() if key not in ("rank", "dry")}
-        document = report.document(command, {**settings, "emulated": True}, 2, {}, []) | result
+        document = report.document(command, {**settings, "emulated": True}, 2, {}, []) | {"rows": rows}
         (RESULTS / "overlap.json").write_text(json.dumps(document, indent=1) + "\n")
         heading = (
             f"# Overlap\n\nEmulated link of {arguments.rate_gbps:g} Gbit/s, 2 ranks, {os.cpu_count()} cores; "

@@ -52,7 +52,8 @@ class ElasticNodes:
         self.session.__enter__()
         for node in self._requests:
             (self.folder / node).mkdir()
-            command = [sys.executable, str(SUPERVISOR), str(self.folder / node)]
+            modules = [] if node == STORE_NODE else ["elastic_worker"]
+            command = [sys.executable, str(SUPERVISOR), str(self.folder / node), *modules]
             self.session.spawn(node, command, ENVIRONMENT, on_line=lambda line, node=node: self._on_line(node, line))
         return self
 

@@ -56,5 +56,5 @@ def run(options: dict) -> None:
         rules=Rules(options["ranks"], join_timeout_s=300, agree_timeout_s=20),
         heartbeat_s=options["heartbeat_s"],
         dead_after_s=options["dead_after_s"],
-        timeout_s=60,
+        timeout_s=20,
     )

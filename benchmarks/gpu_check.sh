@@ -1,44 +1,92 @@
 #!/usr/bin/env bash
-# One call on a machine with an NVIDIA GPU: builds Holmes, tests the NCCL backend on the real NCCL, writes what it found.
-# usage: benchmarks/gpu_check.sh [RESULT.md]   (needs: NVIDIA driver, Python >= 3.10, g++, make; pip brings the rest)
+# One call on a machine with an NVIDIA GPU: builds Holmes, tests and measures all that needs one, writes what it found.
+# usage: benchmarks/gpu_check.sh [--dry-run] [RESULT.md]
+# Needs: NVIDIA driver, Python >= 3.10, g++, make, and nvcc for the kernels; pip brings the rest (torch with CUDA).
+# --dry-run, and also where there is no GPU: every step runs on the fakes of tests/fake_nccl or on the CPU, and the
+# result says of each that it proves nothing. GPU_CHECK_PYTHON: an interpreter with Holmes built, instead of .venv.
 # Steps go on after a failure, so that one call shows everything; the exit status tells whether any failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+dry=""
+if [ "${1:-}" = "--dry-run" ]; then dry="--dry-run"; shift; fi
+nvidia-smi >/dev/null 2>&1 || dry="--dry-run"
 result=${1:-benchmarks/results/gpu-check.md}
+python=${GPU_CHECK_PYTHON:-.venv/bin/python}
 status=0
+unproven=()
 
-section() { printf '\n## %s\n\n' "$1" | tee -a "$result"; }
-# Runs a command of at most `$1` seconds and writes its last lines and its verdict.
+say() { echo "$@" | tee -a "$result"; }
+# step LIMIT_S NAME PROVES COMMAND...: runs it, writes its last lines and its verdict. PROVES: what its success proves
+# on a GPU; goes to the list of what is unproven where it fails, or there is no GPU.
 step() {
-  local limit_s=$1 name=$2 log
-  shift 2
+  local limit_s=$1 name=$2 proves=$3 log
+  shift 3
   log=$(mktemp)
-  section "$name"
-  if timeout "$limit_s" "$@" >"$log" 2>&1; then echo "passed" | tee -a "$result"; else
-    echo "FAILED (status $?)" | tee -a "$result"
+  say ""; say "## $name"; say ""
+  say "\`$*\`"; say ""
+  local start=$SECONDS
+  if timeout "$limit_s" "$@" >"$log" 2>&1; then
+    if [ -n "$dry" ]; then say "walked through without a GPU ($((SECONDS - start)) s)"; unproven+=("$proves")
+    else say "passed ($((SECONDS - start)) s)"; fi
+  else
+    say "FAILED (status $?, $((SECONDS - start)) s)"
+    unproven+=("$proves")
     status=1
   fi
-  { echo '```'; tail -n 40 "$log"; echo '```'; } | tee -a "$result"
+  { echo; echo '```'; grep -v '^$' "$log" | tail -n "${LINES_KEPT:-25}" | cut -c1-240; echo '```'; } | tee -a "$result"
   rm -f "$log"
 }
 
-echo "# NCCL backend on a GPU" >"$result"
-section "machine"
-{ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || echo "no nvidia-smi"
-  uname -srm; git rev-parse --short HEAD; } 2>&1 | tee -a "$result"
-if ! nvidia-smi >/dev/null 2>&1; then
-  echo "no GPU here: nothing was checked" | tee -a "$result"
-  exit 1
-fi
+mkdir -p "$(dirname "$result")"
+echo "# GPU check" >"$result"
+say ""
+say "$(date -u +%Y-%m-%dT%H:%MZ), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown), \`benchmarks/gpu_check.sh ${dry}\`"
+say ""
+[ -z "$dry" ] || say "**There was no GPU, or a dry run was asked for: nothing below is proven on one.**"
+say ""; say "## Machine"; say ""; say '```'
+{ nvidia-smi --query-gpu=name,driver_version,memory.total,pcie.link.gen.max --format=csv,noheader 2>/dev/null || echo "no GPU"
+  uname -srm; nproc | sed 's/$/ processors/'; nvcc --version 2>/dev/null | tail -1 || echo "no nvcc"; } | tee -a "$result"
+say '```'
 
-step 3600 "build" make build
-python=.venv/bin/python
-step 1200 "images with the real NCCL, no GPU needed" make test-cpp
+if [ -z "${GPU_CHECK_PYTHON:-}" ]; then
+  step 3600 "Build and C++ tests" "the kernels compile for this GPU and pass test_pack" make test-cpp
+fi
+step 120 "Versions" "versions are known" "$python" -c "
+import sys, torch, holmes_comm
+from holmes_comm import _C
+from holmes_comm.nccl_agreement import nccl_package_paths
+print('python', sys.version.split()[0], 'torch', torch.__version__, 'cuda', torch.version.cuda, 'holmes', holmes_comm.__version__)
+try: print('NCCL', _C.nccl_library(nccl_package_paths()))
+except holmes_comm.HolmesError as error: print(error)
+for i in range(torch.cuda.device_count()): print(torch.cuda.get_device_properties(i))
+"
 for ranks in 2 4; do
-  step 300 "communicator, $ranks ranks on one GPU" "$python" benchmarks/gpu_ranks.py --ranks "$ranks" check
-  step 300 "overhead over raw NCCL, $ranks ranks" "$python" benchmarks/gpu_ranks.py --ranks "$ranks" overhead
+  step 300 "Communicator, $ranks ranks on one GPU" "operations, streams, groups, registration, split and shrink with $ranks ranks on the real NCCL" \
+    "$python" benchmarks/gpu_ranks.py --ranks $ranks $dry check
 done
-section "not covered yet"
-echo "byte counters of two interfaces (needs network namespaces), kernels against the copy bandwidth, SM-free send/recv," \
-  "CUDA graphs, the optimizer and the demo on GPUs" | tee -a "$result"
+step 300 "CUDA graphs" "NCCL calls inside a CUDA graph" "$python" benchmarks/gpu_ranks.py $dry graph
+step 300 "Images on one device" "CUDA takes kernels from sparse images; GPU memory per image; operations of several images in one order" \
+  "$python" benchmarks/gpu_ranks.py $dry images
+step 300 "Killed rank" "a killed rank ends the others by the deadline" "$python" benchmarks/gpu_ranks.py --ranks 3 $dry killed
+step 300 "Two interfaces in one process" "byte counters show each group on its own interface" "$python" benchmarks/gpu_interfaces.py $dry
+step 600 "Overhead over raw NCCL" "under 3 us a call, under 2 % from 1 MiB on" "$python" benchmarks/gpu_overhead.py $dry
+step 600 "torch.distributed cuda:holmes" "stream order, futures, coalescing, point to point, errors and aborts of c10d on real streams" \
+  "$python" -m pytest -q -m gpu -rs $(grep -rl "mark.gpu" tests --include="test_*.py")
+[ -n "$dry" ] || step 900 "The backend's tests on the fakes, the long form" "nothing more: they need no GPU" \
+  env HOLMES_TEST_LONG=1 "$python" -m pytest -q tests/test_nccl_backend.py
+for script in gpu_kernels gpu_sendrecv; do
+  case $script in
+    gpu_kernels) proves="kernels at 90 % of the copy bandwidth" ;;
+    *) proves="send/recv without SMs against NCCL's sockets, and what a matrix multiplication beside it loses" ;;
+  esac
+  if [ -f benchmarks/$script.py ]; then step 600 "$script" "$proves" "$python" benchmarks/$script.py $dry
+  else say ""; say "## $script"; say ""; say "not in this tree"; unproven+=("$proves"); fi
+done
+step 600 "Training: DDP and the overlapped optimizer" "both train on the GPU with one process's losses" \
+  "$python" benchmarks/gpu_train.py $dry
+
+say ""; say "## Unproven"; say ""
+unproven+=("InfiniBand and RoCE HCAs: this machine's check uses interfaces only"
+  "the demo's pipeline on a GPU: its stages train on the CPU")
+for line in "${unproven[@]}"; do say "- $line"; done
 exit $status

@@ -1,124 +1,240 @@
-"""Several ranks on one GPU over NCCL, one process and one NCCL host id each, for gpu_check.sh."""
+"""Several ranks on one GPU over NCCL, one process and one NCCL host id each, for gpu_check.sh.
+
+`python benchmarks/gpu_ranks.py [--ranks N] [--dry-run] CASE`: `check` (operations against their results, streams,
+groups, multiplied sums, registered buffers, shrinking), `graph` (CUDA graphs), `images` (several images on the device,
+memory of each), `killed` (a killed rank ends the others). `--dry-run`: on the tests' fakes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
+import queue
+import signal
 import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
-SIZES_BYTES = [1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024]
-WARMUPS = 5
-REPEATS = 50
+from gpu_memory import memory, use_fakes
+
+DEADLINE_S = 20.0  # of a lost rank to be noticed
+LIMIT_S = 240.0
 
 
-def check(comm: Any, rank: int, size: int) -> dict[str, Any]:
-    """Operations against their results, and the stream semantics."""
-    import torch
-
-    device = torch.device("cuda", 0)
-    total = size * (size + 1) / 2
-    data = torch.full((1000003,), rank + 1.0, device=device)
-    comm.all_reduce(data)
-    assert data.eq(total).all().item(), "all_reduce"
-    gathered = torch.empty(size * 1000, device=device)
-    comm.all_gather(gathered, torch.full((1000,), float(rank), device=device))
-    wanted = torch.arange(size, device=device, dtype=torch.float32).repeat_interleave(1000)
-    assert gathered.equal(wanted), "all_gather"
-    share = torch.empty(1000, device=device)
-    comm.reduce_scatter(share, torch.full((size * 1000,), rank + 1.0, device=device))
-    assert share.eq(total).all().item(), "reduce_scatter"
-    other = torch.empty(1000, device=device)
-    mine = torch.full((1000,), float(rank), device=device)
-    for work in comm.batch([("send", mine, (rank + 1) % size, 0), ("recv", other, (rank - 1) % size, 0)]):
-        work.wait()
-    assert other.eq((rank - 1) % size).all().item(), "batch"
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        late = torch.full((1 << 22,), 1.0, device=device)
-        late.mul_(rank + 1.0)
-        comm.all_reduce(late)
-        late.mul_(2.0)
-    stream.synchronize()
-    assert late.eq(2 * total).all().item(), "stream order"
-    comm.barrier()
-    return {"description": comm.description}
+def device_of(rank: int) -> int:
+    """All ranks share GPU 0; fake ones have one each."""
+    return rank if "fake_cuda" in os.environ.get("HOLMES_CUDA_LIBRARY", "") else 0
 
 
-def overhead(comm: Any, rank: int, size: int) -> dict[str, Any]:
-    """Host time of a call and time of an all_reduce, by size."""
-    import torch
-
-    rows = []
-    for size_bytes in SIZES_BYTES:
-        data = torch.ones(size_bytes // 4, device="cuda")
-        for _ in range(WARMUPS):
-            comm.all_reduce(data)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(REPEATS):
-            comm.all_reduce(data)
-        issued = time.perf_counter()
-        torch.cuda.synchronize()
-        done = time.perf_counter()
-        rows.append(
-            {
-                "size_bytes": size_bytes,
-                "call_us": 1e6 * (issued - start) / REPEATS,
-                "all_reduce_us": 1e6 * (done - start) / REPEATS,
-            }
-        )
-    return {"all_reduce": rows}
-
-
-def run_rank(case: str, rank: int, size: int, port: int, results: Any) -> None:
-    import torch
-
+def communicator(store: Any, rank: int, size: int, **options: Any) -> Any:
     import holmes_comm
 
-    torch.cuda.set_device(0)
-    store = holmes_comm.TcpStore("127.0.0.1", port, is_server=rank == 0)
-    comm = holmes_comm.init(
+    return holmes_comm.init(
         store,
         rank,
         size,
         backend="nccl",
-        device=0,
-        nics=holmes_comm.NicSelection(names=("lo",)),
+        device=device_of(rank),
+        nics=options.pop("nics", holmes_comm.NicSelection(names=("lo",))),
         nccl_host_id=f"rank{rank}",
-        nccl_variables={"NCCL_MNNVL_ENABLE": "0"},
+        nccl_variables={"NCCL_MNNVL_ENABLE": "0", **options.pop("nccl_variables", {})},
         timeout_s=120.0,
+        **options,
     )
-    outcome = {"check": check, "overhead": overhead}[case](comm, rank, size)
+
+
+def check(store: Any, rank: int, size: int) -> dict[str, Any]:
+    comm = communicator(store, rank, size)
+    place = memory(comm.device)
+    total = size * (size + 1) / 2
+
+    def same(block: Any, value: float, what: str) -> None:
+        found = place.values(block)
+        assert found == {value}, f"{what}: {found}, not {value}"
+
+    data = place.make(1000003, rank + 1.0)
+    comm.all_reduce(data.array)
+    same(data, total, "all_reduce")
+    for op, wanted in (("avg", total / size), ("max", float(size)), ("min", 1.0)):
+        data = place.make(100, rank + 1.0)
+        comm.all_reduce(data.array, op)
+        same(data, wanted, op)
+    data = place.make(100, rank + 1.0)
+    comm.all_reduce(data.array, premultiply=0.5)
+    same(data, total / 2, "premultiplied sum")
+    parts = [place.make(1000, -1.0) for _ in range(size)]
+    comm.all_gather([part.array for part in parts], place.make(1000, float(rank)).array)
+    for other, part in enumerate(parts):
+        same(part, float(other), "all_gather")
+    share = place.make(1000, 0.0)
+    comm.reduce_scatter(share.array, place.make(size * 1000, rank + 1.0).array)
+    same(share, total, "reduce_scatter")
+    comm.broadcast(data.array, size - 1)
+    exchanged = [place.make(10, -1.0) for _ in range(size)]
+    comm.all_to_all([one.array for one in exchanged], [place.make(10, float(rank)).array for _ in range(size)])
+    for other, one in enumerate(exchanged):
+        same(one, float(other), "all_to_all")
+    mine, received = place.make(1000, float(rank)), place.make(1000, -1.0)
+    peers = ("send", mine.array, (rank + 1) % size, 0), ("recv", received.array, (rank - 1) % size, 0)
+    for work in comm.batch(list(peers)):
+        work.wait()
+    same(received, float((rank - 1) % size), "batch")
+    several = [place.make(1000, rank + 1.0) for _ in range(8)]
+    with comm.group():
+        for one in several:
+            comm.all_reduce(one.array)
+    for one in several:
+        same(one, total, "group")
+    handle = comm.register_buffer(data.array)
+    comm.all_reduce(data.array)
+    comm.deregister_buffer(handle)
     comm.barrier()
-    if rank == 0:
-        results.put(outcome)
+    half = comm.split(rank % 2, rank)
+    data = place.make(10, rank + 1.0)
+    half.all_reduce(data.array)
+    same(data, sum(r + 1.0 for r in range(rank % 2, size, 2)), "split")
+    comm.barrier()
+    if size > 2 and rank < size - 1:
+        rest = comm.shrink([size - 1])
+        data = place.make(10, rank + 1.0)
+        rest.all_reduce(data.array)
+        same(data, total - size, "shrink")
+        rest.barrier()
+    return {"description": comm.description}
+
+
+def graph(store: Any, rank: int, size: int) -> dict[str, Any]:
+    comm = communicator(store, rank, size)
+    place = memory(comm.device)
+    data = place.make(1000, 1.0)
+    comm.all_reduce(data.array)
+    place.synchronize()
+    if hasattr(place, "torch"):
+        captured = place.torch.cuda.CUDAGraph()
+        with place.torch.cuda.graph(captured):
+            comm.all_reduce(data.array)
+        for _ in range(3):
+            captured.replay()
+    else:
+        place.fake.capture(place.stream)
+        comm.all_reduce(data.array)
+        captured = place.fake.end_capture(place.stream)
+        for _ in range(3):
+            place.fake.launch(captured, place.stream)
+    found = place.values(data)
+    assert found == {float(size) ** 4}, found
+    comm.barrier()
+    return {"launches": 3}
+
+
+def images(store: Any, rank: int, size: int) -> dict[str, Any]:
+    """Several images on one device, their operations mixed; what each takes of the GPU's memory."""
+    place = memory(device_of(rank))
+    used, comms = [], []
+    for number in range(4):
+        comms.append(communicator(store, rank, size, nccl_variables={"NCCL_HOLMES_NUMBER": str(number)}))
+        data = place.make(1000, 1.0)
+        comms[-1].all_reduce(data.array)
+        place.synchronize()
+        if hasattr(place, "torch"):
+            free, total = place.torch.cuda.mem_get_info()
+            used.append(total - free)
+    blocks = [place.make(1 << 20, 1.0) for _ in comms]
+    for _ in range(10):
+        for comm, block in zip(comms, blocks, strict=True):
+            comm.all_reduce(block.array)
+    for block in blocks:
+        assert place.values(block) == {float(size) ** 10}
+    comms[0].barrier()
+    grown = [(after - before) / 2**20 / size for before, after in itertools.pairwise(used)]
+    return {"images": len(comms), "gpu_memory_mib_per_further_image": [round(one, 1) for one in grown]}
+
+
+def killed(store: Any, rank: int, size: int) -> dict[str, Any]:
+    import holmes_comm
+
+    comm = communicator(store, rank, size)
+    place = memory(comm.device)
+    data = place.make(1000, 1.0)
+    comm.all_reduce(data.array)
+    comm.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        comm.all_reduce(data.array, async_op=True).wait()
+    except holmes_comm.CommunicatorError as error:
+        seconds = time.monotonic() - start
+        assert seconds < DEADLINE_S, f"{seconds:.1f} s"
+        return {"noticed_after_s": round(seconds, 2), "error": f"{type(error).__name__}: {error}"}
+    raise AssertionError("the lost rank was not noticed")
+
+
+def _run_rank(
+    body: Callable[..., Any], rank: int, size: int, port: int, results: Any, arguments: tuple[Any, ...]
+) -> None:
+    import holmes_comm
+
+    store = holmes_comm.TcpStore("127.0.0.1", port)
+    try:
+        results.put((rank, body(store, rank, size, *arguments), ""))
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
+    results.close()
+    results.join_thread()
+    os._exit(0)  # a GPU that hangs must not keep the process
+
+
+def launch(body: Callable[..., Any], ranks: int, *arguments: Any, lost: tuple[int, ...] = ()) -> list[Any]:
+    """What `body(store, rank, size, *arguments)` returns in each of so many processes; raises where one fails."""
+    import holmes_comm
+
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+    processes = [
+        context.Process(target=_run_rank, args=(body, rank, ranks, server.port, results, arguments), daemon=True)
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    outcomes: dict[int, Any] = {}
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while len(outcomes) < ranks - len(lost):
+            try:
+                rank, outcome, error = results.get(timeout=1.0)
+            except queue.Empty:
+                dead = [
+                    r for r, p in enumerate(processes) if p.exitcode not in (None, 0) and r not in (*lost, *outcomes)
+                ]
+                if dead or time.monotonic() > deadline:
+                    raise SystemExit(f"ranks {dead} died" if dead else f"not done after {LIMIT_S:g} s") from None
+                continue
+            if error:
+                raise SystemExit(f"rank {rank}:\n{error}")
+            outcomes[rank] = outcome
+    finally:
+        for process in processes:
+            process.kill()
+    return [outcomes.get(rank) for rank in range(ranks)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    cases = {"check": check, "graph": graph, "images": images, "killed": killed}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--port", type=int, default=29531)
-    parser.add_argument("case", choices=["check", "overhead"])
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("case", choices=list(cases))
     arguments = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [
-        context.Process(
-            target=run_rank, args=(arguments.case, rank, arguments.ranks, arguments.port, results), daemon=True
-        )
-        for rank in range(arguments.ranks)
-    ]
-    for process in ranks:
-        process.start()
-    outcome = results.get(timeout=280)
-    for process in ranks:
-        process.join(30)
-    print(json.dumps(outcome, indent=1))
-    if any(process.exitcode != 0 for process in ranks):
-        os._exit(1)
+    if arguments.dry_run:
+        use_fakes()
+    lost = (1,) if arguments.case == "killed" else ()
+    print(json.dumps(launch(cases[arguments.case], arguments.ranks, lost=lost)[0], indent=1))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ if(HOLMES_TORCH_FAILED)
 endif()
 
 add_library(_c10d MODULE
+  c10d/device_stream.cpp
+  c10d/device_communicators.cpp
   c10d/tensor_buffer.cpp
   c10d/torch_error.cpp
   c10d/store_adapter.cpp
@@ -22,7 +24,7 @@ add_library(_c10d MODULE
 target_include_directories(_c10d SYSTEM PRIVATE
   ${HOLMES_TORCH_ROOT}/include ${HOLMES_TORCH_ROOT}/include/torch/csrc/api/include)
 target_compile_options(_c10d PRIVATE -Wall -Wextra -fvisibility=hidden)
-# Parsing torch's headers is most of the work: once instead of seven times.
+# Parsing torch's headers is most of the work: once instead of for each source.
 target_precompile_headers(_c10d PRIVATE
   <torch/csrc/utils/pybind.h> <torch/csrc/Exceptions.h> <torch/csrc/distributed/c10d/Backend.hpp>)
 target_link_libraries(_c10d PRIVATE holmes Python::Module

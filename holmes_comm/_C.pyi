@@ -13,6 +13,7 @@ __all__: list[str] = [
     "Compression",
     "LocalStore",
     "NcclCommunicator",
+    "NcclGroup",
     "NcclProfile",
     "Nic",
     "PrefixStore",
@@ -209,7 +210,8 @@ class PrefixStore(Store):
 class TcpStore(Store):
     """
     A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the others
-    connect, waiting up to `timeout_s` seconds for it. Who reaches the port can read and write it.
+    connect, waiting up to `timeout_s` seconds for it. `secret`: the job's; empty: HOLMES_SECRET or HOLMES_SECRET_FILE,
+    else none: then who reaches the port can read and write.
     """
     def __init__(
         self,
@@ -217,6 +219,7 @@ class TcpStore(Store):
         port: typing.SupportsInt | typing.SupportsIndex,
         is_server: bool = False,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex = 60.0,
+        secret: str = "",
     ) -> None: ...
     @property
     def host(self) -> str:
@@ -319,11 +322,13 @@ class Communicator:
         async_op: bool = False,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
         compression: Compression | None = None,
+        premultiply: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> typing.Any:
         """
         Collective, in place: `tensor` (any shape, count and dtype equal on all ranks) becomes the reduction over all
         ranks, bit-identical on all of them. `compression`: a Compression of the hop between clusters, for sums and averages
-        of float32 on a communicator that spans clusters; None: not compressed.
+        of float32 on a communicator that spans clusters; None: not compressed. `premultiply`: device memory and sums of
+        floating point only: every rank's contribution is multiplied by this number first.
 
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
@@ -388,7 +393,8 @@ class Communicator:
     def connections(self) -> list:
         """
         Every established connection as a dict: peer, host, transport, purpose, interface, local_address, remote_address,
-        device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks. Local.
+        device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks,
+        encryption ('' where there is none). Local.
         """
     def flight_record(self) -> typing.Any:
         """
@@ -423,7 +429,7 @@ class Communicator:
     ) -> typing.Any:
         """
         Receives into `tensor` from rank `src` (None: whoever sends with this tag first). Returns the source rank where
-        async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's. A GPU's memory as in send.
+        async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's.
 
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
@@ -453,11 +459,12 @@ class Communicator:
         op: str = "sum",
         async_op: bool = False,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        premultiply: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> typing.Any:
         """
         Collective: `input` is one buffer, cut into `size` equal parts, or a list of `size` buffers (which may differ in
         count); part r, reduced over all ranks, lands in `output` of rank r. `output` may be this rank's part of
-        `input`, else they must not overlap.
+        `input`, else they must not overlap. `premultiply`: as in all_reduce.
 
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
@@ -489,8 +496,7 @@ class Communicator:
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> typing.Any:
         """
-        Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take it. A GPU's
-        memory is allowed too (torch CUDA tensors, cupy, ...), on either end (docs/gpu.md).
+        Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take it.
 
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
@@ -530,6 +536,24 @@ class Communicator:
         Number of ranks.
         """
 
+class NcclGroup:
+    """
+    Operations that NCCL launches together; see NcclCommunicator.group. One thread's.
+    """
+    def __enter__(self) -> NcclGroup:
+        """
+        Opens the group.
+        """
+    def __exit__(self, type: typing.Any, value: typing.Any, traceback: typing.Any) -> None:
+        """
+        Starts what the block called; nothing of it after an exception.
+        """
+    @property
+    def work(self) -> Work:
+        """
+        The Work of all of them, after the block.
+        """
+
 class NcclProfile:
     """
     What one NCCL communicator may use of this host's NICs. Immutable.
@@ -550,9 +574,19 @@ class NcclProfile:
         """
     def __repr__(self) -> str: ...
     @property
+    def gid_index(self) -> int | None:
+        """
+        GID index of RoCE ports; None: NCCL's choice.
+        """
+    @property
     def hcas(self) -> list[str]:
         """
         Ports of net IB.
+        """
+    @property
+    def host_id(self) -> str:
+        """
+        Takes the host's place in NCCL; empty: the host itself.
         """
     @property
     def interfaces(self) -> list[str]:
@@ -564,6 +598,11 @@ class NcclProfile:
         """
         'IB' or 'Socket'.
         """
+    @property
+    def variables(self) -> dict[str, str]:
+        """
+        Further NCCL variables.
+        """
 
 class NcclCommunicator(Communicator):
     """
@@ -574,10 +613,23 @@ class NcclCommunicator(Communicator):
         """
         Undoes register_buffer. Local.
         """
+    def group(
+        self, async_op: bool = False, timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None
+    ) -> NcclGroup:
+        """
+        A context manager: what its block calls on this communicator in this thread becomes one NCCL group, launched together
+        at its end; no call of the block waits. All ranks make the same groups. `async_op`, `timeout_s`: of the group.
+        """
     def register_buffer(self, tensor: typing.Any) -> int:
         """
         Registers memory with NCCL (2.19 and later), which may then move it without copies. Keep the tensor
         until deregister_buffer. Returns a handle. Local.
+        """
+    def shrink(self, excluded: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> NcclCommunicator:
+        """
+        Collective over the ranks that are not in `excluded`: a communicator of them, in the same order; this one ends. For
+        ranks that are lost (also where this communicator has failed) or leave. NCCL 2.27 and later make it from this one's
+        connections where nothing has failed.
         """
     @property
     def description(self) -> str:
@@ -613,6 +665,7 @@ def make_communicator(
     clusters: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     cluster_nics: collections.abc.Sequence[tuple[str, str]] = [],
     hierarchical_min_bytes: typing.SupportsInt | typing.SupportsIndex | None = None,
+    tls: str | None = None,
 ) -> Communicator:
     """
     Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in the same order

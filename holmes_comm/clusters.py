@@ -22,14 +22,18 @@ class GroupOptions:
     nics: which NICs to use; None: HOLMES_NICS. cluster: name of the cluster this rank is in; None: HOLMES_CLUSTER.
     cluster_nics: which NICs to use between ranks of the cluster; None: HOLMES_CLUSTER_NICS. hierarchical_min_bytes:
     size in bytes from which on collectives run hierarchically, "never": none does (for groups that only send, receive
-    and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. As the arguments of `holmes_comm.init`; each
-    rank of the group passes its own. Immutable.
+    and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. tls: "off", "clusters" or "all", which
+    connections are encrypted; None: HOLMES_TLS, else off. nccl_variables: NCCL variables for the group's CUDA tensors
+    alone ({"NCCL_IB_TC": "106"}). As the arguments of `holmes_comm.init`; each rank of the group passes its own.
+    Immutable.
     """
 
     nics: NicSelection | None = None
     cluster: str | None = None
     cluster_nics: NicSelection | None = None
     hierarchical_min_bytes: int | Literal["never"] | None = None
+    tls: Literal["off", "clusters", "all"] | None = None
+    nccl_variables: dict[str, str] | None = None
 
 
 class Membership(NamedTuple):
@@ -56,17 +60,24 @@ def agree_membership(
     *,
     timeout_s: float,
     key_prefix: str,
+    tls: str | None = None,
 ) -> Membership:
     """Agrees on NICs and clusters. Collective over the `size` ranks of `store`.
 
     nics: what to choose from for the whole group; None: HOLMES_NICS. cluster: name of this rank's cluster; None:
     HOLMES_CLUSTER, else none. cluster_nics: what to choose from inside the cluster; None: HOLMES_CLUSTER_NICS, else the
     fastest NIC that the ranks of the cluster share. timeout_s: seconds to wait for the other ranks. key_prefix: keys
-    used in the store; a fresh one for every call. Raises as agree_group does.
+    used in the store; a fresh one for every call. tls: as of `GroupOptions`. Raises as agree_group does, and UsageError
+    where the connections between clusters are to be encrypted and nobody says which these are.
     """
     cluster = os.environ.get("HOLMES_CLUSTER", "") if cluster is None else cluster
     shared = agree_group(store, rank, size, nics, timeout_s=timeout_s, key_prefix=key_prefix, cluster=cluster)
     names = list(dict.fromkeys(shared.clusters))
+    if names == [""] and size > 1 and (tls or os.environ.get("HOLMES_TLS")) == "clusters":
+        raise UsageError(
+            "tls='clusters' encrypts what travels between clusters, but no rank of this group names its cluster; set "
+            "HOLMES_CLUSTER on every rank (or pass cluster=), or use tls='all'"
+        )
     if len(names) < 2:
         return Membership(shared.nics, [], [], shared.reason)
     if cluster_nics is None:

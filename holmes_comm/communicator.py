@@ -39,6 +39,7 @@ def init(
     cluster: str | None = None,
     cluster_nics: NicSelection | None = None,
     hierarchical_min_bytes: int | Literal["never"] | None = None,
+    tls: Literal["off", "clusters", "all"] | None = None,
     backend: str = "host",
     device: int | None = None,
     nccl_variables: dict[str, str] | None = None,
@@ -66,6 +67,8 @@ def init(
         hierarchical_min_bytes: size in bytes from which on operations over several clusters run hierarchically, the
             same on all ranks; "never": none does; None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured now (some tenths
             of a second).
+        tls: which TCP connections are encrypted, the same on all ranks: "off", "clusters" (those between ranks of
+            different clusters), "all"; None: HOLMES_TLS, else off (docs/security.md).
         backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md).
         device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
@@ -83,7 +86,7 @@ def init(
     if name is None:
         name = f"comm{next(_names)}"
     if store is None:
-        store = _environment_store(rank, connect_timeout_s)
+        store = _environment_store(rank, connect_timeout_s, secret)
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     if transport is None:
         transport = selection.transport if selection is not None else "auto"
@@ -103,6 +106,7 @@ def init(
         cluster_nics,
         timeout_s=connect_timeout_s,
         key_prefix=f"holmes/{name}/nics",
+        tls=tls,
     )
     _log.info("communicator %s: %s", name, membership.reason)
     return _C.make_communicator(
@@ -118,6 +122,7 @@ def init(
         membership.clusters,
         bindings(membership.cluster_nics),
         engine_min_bytes(hierarchical_min_bytes),
+        tls,
     )
 
 
@@ -179,9 +184,9 @@ def _from_environment(argument: str, variable: str, value: int | None) -> int:
         raise UsageError(f"{variable}={text!r} is not a whole number") from None
 
 
-def _environment_store(rank: int, timeout_s: float) -> Any:
+def _environment_store(rank: int, timeout_s: float, secret: str) -> Any:
     host = os.environ.get("MASTER_ADDR")
     port = _from_environment("the store's port", "MASTER_PORT", None)
     if host is None:
         raise UsageError("store is not given and MASTER_ADDR is not set; pass store= or start with torchrun")
-    return _C.TcpStore(host, port, is_server=rank == 0, timeout_s=timeout_s)
+    return _C.TcpStore(host, port, is_server=rank == 0, timeout_s=timeout_s, secret=secret)

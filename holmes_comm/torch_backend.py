@@ -1,11 +1,12 @@
-"""The torch.distributed backend ``holmes``: CPU tensors, every group on the NICs chosen for it.
+"""The torch.distributed backend ``holmes``: CPU and CUDA tensors, every group on the NICs chosen for it.
 
 ``import torch`` registers it (entry point ``torch.backends``), so scripts that cannot be edited need no import::
 
-    torch.distributed.init_process_group("holmes")  # or "cpu:holmes,cuda:nccl"
+    torch.distributed.init_process_group("holmes")  # CPU and CUDA tensors; or "cpu:holmes,cuda:nccl"
     group = torch.distributed.new_group(ranks, pg_options=NicSelection(...))
 
-Collectives and point-to-point calls take what Gloo takes. Tensors that are not contiguous go through a contiguous copy.
+Collectives and point-to-point calls take what Gloo takes, and on CUDA tensors what NCCL takes (docs/nccl.md). Tensors
+that are not contiguous go through a contiguous copy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
     from holmes_comm.clusters import GroupOptions
     from holmes_comm.nics import NicSelection
 
-__all__ = ["NAME", "autoload", "connections", "group_options", "group_options_from", "nic_reason", "register"]
+__all__ = [
+    "NAME",
+    "autoload",
+    "connections",
+    "device_descriptions",
+    "group_options",
+    "group_options_from",
+    "nic_reason",
+    "register",
+]
 
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
@@ -48,7 +58,7 @@ def register() -> None:
 
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     _extend("monitored_barrier", _monitored_barrier)
     _extend("_set_pg_timeout", _set_pg_timeout)
     replace_gloo.install()
@@ -58,17 +68,27 @@ def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
     """What each connection of ``group`` (default: the world) really uses; one dict per connection. Local.
 
     Keys: peer (group rank), host, transport ("tcp" or "shm"), purpose, interface, local_address, remote_address,
-    device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks. Raises UsageError where
-    the group's CPU backend is not holmes.
+    device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks, encryption ("" where there
+    is none). Raises UsageError where the group's CPU backend is not holmes.
     """
     rows: list[dict[str, Any]] = _backend(group).connections()
     return rows
 
 
+def device_descriptions(group: ProcessGroup | None = None) -> list[str]:
+    """NCCL's version, library, NICs and the reason of each NCCL communicator that ``group`` has needed so far. Local.
+
+    One for the group's collectives, one for each peer of single sends and receives. Raises UsageError where the group's
+    backend is not holmes.
+    """
+    texts: list[str] = _backend(group).device_descriptions
+    return texts
+
+
 def nic_reason(group: ProcessGroup | None = None) -> str:
     """Why ``group`` (default: the world) is on its NICs, in a sentence. Local.
 
-    Raises UsageError where the group's CPU backend is not holmes.
+    Raises UsageError where the group's backend is not holmes.
     """
     reason: str = _backend(group).nic_reason
     return reason
@@ -92,7 +112,7 @@ def group_options_from(chooser: Callable[[list[int]], NicSelection | GroupOption
 def group_options(group: ProcessGroup | None = None) -> GroupOptions:
     """What ``group`` (default: the world) was told to use, as the pg_options of another group on the same NICs. Local.
 
-    Raises UsageError where the group's CPU backend is not holmes.
+    Raises UsageError where the group's backend is not holmes.
     """
     from holmes_comm.clusters import GroupOptions
 
@@ -135,6 +155,7 @@ def _create(options: Any, pg_options: Any) -> Any:
             asked.cluster_nics,
             timeout_s=connect_timeout.total_seconds(),
             key_prefix="nics",
+            tls=asked.tls,
         )
         return ProcessGroupHolmes(
             store,
@@ -150,6 +171,8 @@ def _create(options: Any, pg_options: Any) -> Any:
             clusters=membership.clusters,
             cluster_nics=bindings(membership.cluster_nics),
             hierarchical_min_bytes=engine_min_bytes(asked.hierarchical_min_bytes),
+            agree_device=functools.partial(_agree_device, store, selection, asked, connect_timeout.total_seconds()),
+            tls=asked.tls,
         )
     except Exception:
         # Somebody never came: not counting this attempt lets the next one meet him.
@@ -158,23 +181,57 @@ def _create(options: Any, pg_options: Any) -> Any:
         raise
 
 
+def _agree_device(
+    store: Any, selection: NicSelection | None, asked: GroupOptions, timeout_s: float, name: str, rank: int, size: int
+) -> tuple[Any, ...]:
+    """What an NCCL communicator of a group may use. Collective over its ``size`` ranks; ProcessGroupHolmes calls it."""
+    from holmes_comm.clusters import bindings
+    from holmes_comm.nccl_agreement import agree_nccl, nccl_package_paths
+
+    agreement = agree_nccl(
+        store,
+        rank,
+        size,
+        selection,
+        timeout_s=timeout_s,
+        key_prefix=f"nccl/{name}",
+        variables=asked.nccl_variables,
+    )
+    profile = agreement.profile
+    return (
+        profile.net,
+        profile.hcas,
+        profile.interfaces,
+        profile.gid_index,
+        profile.variables,
+        profile.host_id,
+        bindings(agreement.nics),
+        nccl_package_paths(),
+    )
+
+
 def _find_backend(group: ProcessGroup | None) -> Any:
-    """The group's ProcessGroupHolmes, or None where its CPU backend is another one."""
+    """The group's ProcessGroupHolmes, that of CPU tensors before that of CUDA tensors; None where it has none."""
     import torch
     import torch.distributed as dist
 
     pg = group if group is not None else dist.distributed_c10d._get_default_group()
-    if not isinstance(pg, dist.ProcessGroup) or torch.device("cpu") not in pg._device_types:
+    if not isinstance(pg, dist.ProcessGroup):
         return None
-    backend = pg._get_backend(torch.device("cpu"))
-    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
-    return backend if backend.name() == NAME else None
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        if device not in pg._device_types:
+            continue
+        backend = pg._get_backend(device)
+        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
+        if backend.name() == NAME:
+            return backend
+    return None
 
 
 def _backend(group: ProcessGroup | None) -> Any:
     backend = _find_backend(group)
     if backend is None:
-        raise UsageError(f"this group's CPU backend is not '{NAME}'; make it with backend='{NAME}' or 'cpu:{NAME}'")
+        raise UsageError(f"this group's backend is not '{NAME}'; make it with backend='{NAME}' or 'cpu:{NAME}'")
     return backend
 
 
@@ -219,5 +276,6 @@ def _set_pg_timeout(original: Any, timeout: timedelta, group: ProcessGroup | Non
     if backend is not None:
         backend.set_timeout(timeout)
     pg: Any = group if group is not None else dist.distributed_c10d._get_default_group()
-    if backend is None or torch.device("cuda") in pg._device_types:
+    others = [device for device in pg._device_types if pg._get_backend(device).name() != NAME]
+    if backend is None or torch.device("cuda") in others:
         original(timeout, group)

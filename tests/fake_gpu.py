@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 
 BUILD = Path(__file__).parent.parent / "build"
 VERSIONS = [21803, 22105, 22707, 23007, 23203]
+# HOLMES_TEST_LONG=1: also what the default suite has no time for (benchmarks/gpu_check.sh says so).
+IS_LONG = bool(os.environ.get("HOLMES_TEST_LONG"))
 
 
 def find(name: str) -> Path | None:
@@ -104,3 +107,41 @@ def copy(to: Array, source: Array, stream: int) -> None:
     """As a kernel that copies would: on the stream, after what is there."""
     arguments = (ctypes.c_ulonglong(to.address), ctypes.c_ulonglong(source.address))
     assert _driver().cuMemcpyAsync(*arguments, ctypes.c_size_t(source.values.nbytes), ctypes.c_void_p(stream)) == 0
+
+
+def most_owners() -> int:
+    """How many owners' operations (images, or communicators where NCCL orders none) ever ran on one GPU at once."""
+    return int(_driver().fake_cuda_most_owners())
+
+
+def capture(stream: int) -> None:
+    """Begins the capture of `stream` into a CUDA graph."""
+    assert _driver().cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 2) == 0
+
+
+def end_capture(stream: int) -> int:
+    graph = ctypes.c_void_p()
+    assert _driver().cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph)) == 0, "work was not joined"
+    return int(graph.value or 0)
+
+
+def launch(graph: int, stream: int) -> None:
+    assert _driver().cuGraphLaunch(ctypes.c_void_p(graph), ctypes.c_void_p(stream)) == 0
+
+
+def find_module(name: str) -> Path | None:
+    """A Python module of tests/fake_nccl in a build tree; None where it was not built."""
+    found = [path for path in BUILD.glob(f"*/tests/cpp/fake_nccl/{name}.so") if "sanitize" not in str(path)]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def load_module(name: str) -> Any:
+    """That module; torch has been imported."""
+    path = find_module(name)
+    assert path is not None, f"{name} was not built"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def operation(op: str, sequence: int, **fields: Any) -> dict[str, Any]:
     return {**usual, **fields}
 
 
-def pending(op: str, sequence: int, peers: list[tuple[int, bool, int, int, int, int]] = [], **fields: Any) -> Any:
+def pending(op: str, sequence: int, peers: Sequence[tuple[int, bool, int, int, int, int]] = (), **fields: Any) -> Any:
     """`peers`: peer, heard, bytes received, to receive, sent, to send."""
     keys = ("peer", "heard", "received_bytes", "to_receive_bytes", "sent_bytes", "to_send_bytes")
     rows = [dict(zip(keys, row, strict=True)) for row in peers]

@@ -17,11 +17,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 WORKER = Path(__file__).parent / "nccl_worker.py"
-FAULTS = ["init_fail", "init_hang", "stream_hang", "async_error", "call_hang", "abort", "rebuild"]
+DEVICE_WORKER = WORKER.with_name("nccl_device_worker.py")
+FAULTS = ["init_fail", "init_hang", "stream_hang", "async_error", "call_hang", "abort", "abort_hang", "rebuild"]
 
 
-def run_case(case: str, version: int) -> None:
-    command = [sys.executable, str(WORKER), case]
+def run_case(case: str, version: int, worker: Path = WORKER) -> None:
+    command = [sys.executable, str(worker), case]
     process = subprocess.run(
         command, env=fake_gpu.environment(version), capture_output=True, text=True, timeout=120, check=False
     )
@@ -32,6 +33,22 @@ def run_case(case: str, version: int) -> None:
 @pytest.mark.parametrize("case", ["collectives", "arguments"])
 def test_every_version(case: str, version: int) -> None:
     run_case(case, version)
+
+
+@pytest.mark.parametrize("version", fake_gpu.VERSIONS)
+def test_reductions_of_every_version(version: int) -> None:
+    run_case("reductions", version, DEVICE_WORKER)
+
+
+DEVICE_CASES = ["groups", "graphs", "registration", "order", "shrink", "shrink_fails"]
+# 2.18 has no registration, 2.27 is the first with shrink, and orders its communicators itself only in images.
+FEATURES = [(case, 23203) for case in DEVICE_CASES] + [(case, 21803) for case in ("registration", "order", "shrink")]
+LONG_FEATURES = [(case, version) for case in DEVICE_CASES for version in (21803, 22707, 23203)]
+
+
+@pytest.mark.parametrize(("case", "version"), LONG_FEATURES if fake_gpu.IS_LONG else FEATURES)
+def test_device_features(case: str, version: int) -> None:
+    run_case(case, version, DEVICE_WORKER)
 
 
 @pytest.mark.parametrize("version", [fake_gpu.VERSIONS[0], fake_gpu.VERSIONS[-1]])

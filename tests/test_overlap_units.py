@@ -16,6 +16,7 @@ from holmes.overlap.buckets import ParameterSize, lay_out  # noqa: E402
 from holmes.overlap.link import SMALLEST_BYTES, TAIL_SHARE, bucket_bytes_from  # noqa: E402
 from holmes.overlap.report import union_s  # noqa: E402
 from holmes.overlap.schedule import OBSERVED_STEPS, BackwardBudget, gather_order  # noqa: E402
+from holmes.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer  # noqa: E402
 
 sizes = st.lists(
     st.builds(ParameterSize, st.integers(0, 5000), st.just(4), st.sampled_from(["a", "b"])), min_size=1, max_size=30
@@ -91,17 +92,21 @@ def test_bucket_size_follows_the_link():
     assert bucket_bytes_from(1e-2, 1e10, total) == total * TAIL_SHARE
 
 
+def ended(kind, bucket, taken_s):
+    return Transfer(kind, bucket, 4, submitted_s=10.0, work=None, ended_s=10.0 + taken_s), 10.0
+
+
 def test_gathers_start_early_only_as_far_as_the_link_is_idle():
     budget = BackwardBudget()
     for _ in range(OBSERVED_STEPS):
         assert not budget.is_full
-        budget.observe(backward_s=2.0, reduce_s=1.0, gather_s=dict.fromkeys(range(8), 0.25))
+        budget.observe(2.0, [ended(REDUCE_SCATTER, 0, 1.0), *(ended(ALL_GATHER, b, 0.25) for b in range(8))])
     assert budget.is_full
     assert budget.early_gathers(8) == 3
     assert gather_order(3, [7, 6, 5, 4, 3, 2, 1, 0]) == [0, 1, 2, 7, 6, 5, 4, 3]
     busy = BackwardBudget()
     for _ in range(OBSERVED_STEPS):
-        busy.observe(backward_s=1.0, reduce_s=1.0, gather_s={0: 0.1})
+        busy.observe(1.0, [ended(REDUCE_SCATTER, 0, 1.0), ended(ALL_GATHER, 0, 0.1)])
     assert busy.early_gathers(8) == 0
 
 

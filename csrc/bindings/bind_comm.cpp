@@ -26,6 +26,16 @@ CallOptions call_options(bool async_op, const TimeoutSeconds& timeout_s) {
   return options;
 }
 
+// For reductions: `premultiply` is NCCL's.
+CallOptions reduction_options(const Communicator& self, bool async_op, const TimeoutSeconds& timeout_s,
+                              const std::optional<double>& premultiply) {
+  if (premultiply && !self.device())
+    throw UsageError("premultiply is for communicators of a GPU's memory; multiply the buffer first");
+  CallOptions options = call_options(async_op, timeout_s);
+  options.premultiply = premultiply;
+  return options;
+}
+
 // Runs a collective without the GIL: a synchronous one raises here and gives None, an asynchronous one gives its Work.
 template <typename Start>
 py::object run(bool async_op, Start start) {
@@ -83,7 +93,8 @@ std::vector<Buffer> per_rank(const py::handle& object, int size, const BufferUse
 std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, const std::string& name,
                                    const NicPairs& nics, const std::string& transport, double timeout_s,
                                    double connect_timeout_s, const std::string& secret, std::vector<int> clusters,
-                                   const NicPairs& cluster_nics, std::optional<std::uint64_t> hierarchical_min_bytes) {
+                                   const NicPairs& cluster_nics, std::optional<std::uint64_t> hierarchical_min_bytes,
+                                   const std::optional<std::string>& tls) {
   CommunicatorOptions options;
   options.rank = rank;
   options.size = size;
@@ -96,6 +107,7 @@ std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, 
   options.timeout = to_duration("timeout_s", timeout_s);
   options.connect_timeout = to_duration("connect_timeout_s", connect_timeout_s);
   options.secret = secret;
+  if (tls) options.tls = tls_mode_from_name(*tls);
   std::shared_ptr<Store> native = to_store(store);
   py::gil_scoped_release no_gil;
   return make_communicator(std::move(native), std::move(options));
@@ -128,40 +140,46 @@ void bind_communicator(py::module_& module) {
       .def(
           "all_reduce",
           [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op,
-             const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression) {
+             const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression,
+             const std::optional<double>& premultiply) {
             Buffer data = to_buffer(tensor, {"all_reduce: tensor", true, async_op, self.device()});
             const ReduceOp reduction = reduce_op_from_name(op);
             return run(async_op, [&] {
-              CallOptions options = call_options(async_op, timeout_s);
+              CallOptions options = reduction_options(self, async_op, timeout_s, premultiply);
               options.compression = compression.value_or(nullptr);
               return self.all_reduce(std::move(data), reduction, std::move(options));
             });
           },
           "tensor"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(), "compression"_a = py::none(),
+          "premultiply"_a = py::none(),
           doc("Collective, in place: `tensor` (any shape, count and dtype equal on all ranks) becomes the reduction "
               "over all\n"
               "ranks, bit-identical on all of them. `compression`: a Compression of the hop between clusters, for "
               "sums and averages\n"
-              "of float32 on a communicator that spans clusters; None: not compressed.")
+              "of float32 on a communicator that spans clusters; None: not compressed. `premultiply`: device memory "
+              "and sums of\n"
+              "floating point only: every rank's contribution is multiplied by this number first.")
               .c_str())
       .def(
           "reduce_scatter",
           [](Communicator& self, const py::object& output, const py::object& input, const std::string& op,
-             bool async_op, const TimeoutSeconds& timeout_s) {
+             bool async_op, const TimeoutSeconds& timeout_s, const std::optional<double>& premultiply) {
             Buffer out = to_buffer(output, {"reduce_scatter: output", true, async_op, self.device()});
             std::vector<Buffer> in =
                 per_rank(input, self.size(), {"reduce_scatter: input", false, async_op, self.device()});
             const ReduceOp reduction = reduce_op_from_name(op);
             return run(async_op, [&] {
-              return self.reduce_scatter(std::move(out), std::move(in), reduction, call_options(async_op, timeout_s));
+              return self.reduce_scatter(std::move(out), std::move(in), reduction,
+                                         reduction_options(self, async_op, timeout_s, premultiply));
             });
           },
           "output"_a, "input"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
+          "premultiply"_a = py::none(),
           doc("Collective: `input` is one buffer, cut into `size` equal parts, or a list of `size` buffers (which may "
               "differ in\n"
               "count); part r, reduced over all ranks, lands in `output` of rank r. `output` may be this rank's part "
               "of\n"
-              "`input`, else they must not overlap.")
+              "`input`, else they must not overlap. `premultiply`: as in all_reduce.")
               .c_str())
       .def(
           "all_gather",
@@ -341,7 +359,8 @@ void bind_communicator(py::module_& module) {
           },
           "Every established connection as a dict: peer, host, transport, purpose, interface, local_address, "
           "remote_address,\n"
-          "device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks. Local.")
+          "device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks,\n"
+          "encryption ('' where there is none). Local.")
       .def(
           "flight_record",
           [](const Communicator& self) {
@@ -361,7 +380,7 @@ void bind_communicator(py::module_& module) {
           "queued_wall_s, and waiting_for: with whom bytes are missing, and how many. Local (docs/debug.md).");
   module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a,
              "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "clusters"_a = std::vector<int>{},
-             "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(),
+             "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(), "tls"_a = py::none(),
              "Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in "
              "the same order\n"
              "on every rank, and, where `clusters` (each rank's cluster, by rank) names several, over `cluster_nics` "

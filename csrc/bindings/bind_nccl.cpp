@@ -67,7 +67,53 @@ std::shared_ptr<NcclCommunicator> make(const py::object& store, int rank, int si
   return make_nccl_communicator(std::move(native), std::move(options), std::move(nccl_options));
 }
 
+// A group as a Python context manager.
+class NcclGroup {
+public:
+  NcclGroup(std::shared_ptr<NcclCommunicator> comm, bool async_op, const TimeoutSeconds& timeout_s)
+      : comm_(std::move(comm)) {
+    call_.async = async_op;
+    if (timeout_s) call_.timeout = to_duration("timeout_s", *timeout_s);
+  }
+  void enter() { comm_->start_group(); }
+  void exit(bool has_error) {
+    if (has_error) return comm_->abandon_group();
+    const py::gil_scoped_release no_gil;
+    work_ = comm_->end_group(call_);
+    if (!call_.async) work_->join();
+  }
+  WorkPtr work() const {
+    if (!work_) throw UsageError("the group has not ended; take its work after the with block");
+    return work_;
+  }
+
+private:
+  std::shared_ptr<NcclCommunicator> comm_;
+  CallOptions call_;
+  WorkPtr work_;
+};
+
+void bind_group(py::module_& module) {
+  py::class_<NcclGroup, std::shared_ptr<NcclGroup>>(
+      module, "NcclGroup", "Operations that NCCL launches together; see NcclCommunicator.group. One thread's.")
+      .def(
+          "__enter__",
+          [](const std::shared_ptr<NcclGroup>& self) {
+            self->enter();
+            return self;
+          },
+          "Opens the group.")
+      .def(
+          "__exit__",
+          [](NcclGroup& self, const py::object& type, const py::object&, const py::object&) {
+            self.exit(!type.is_none());
+          },
+          "type"_a, "value"_a, "traceback"_a, "Starts what the block called; nothing of it after an exception.")
+      .def_property_readonly("work", &NcclGroup::work, "The Work of all of them, after the block.");
+}
+
 void bind(py::module_& module) {
+  bind_group(module);
   py::class_<nccl::Profile>(module, "NcclProfile", "What one NCCL communicator may use of this host's NICs. Immutable.")
       .def(
           py::init(&to_profile), "net"_a, "hcas"_a = Paths{}, "interfaces"_a = Paths{}, "gid_index"_a = py::none(),
@@ -77,6 +123,9 @@ void bind(py::module_& module) {
           "variables for this\nprofile alone. `host_id`: makes NCCL take this rank for one of another host.")
       .def_readonly("hcas", &nccl::Profile::hcas, "Ports of net IB.")
       .def_readonly("interfaces", &nccl::Profile::interfaces, "Network interfaces.")
+      .def_readonly("gid_index", &nccl::Profile::gid_index, "GID index of RoCE ports; None: NCCL's choice.")
+      .def_readonly("variables", &nccl::Profile::variables, "Further NCCL variables.")
+      .def_readonly("host_id", &nccl::Profile::host_id, "Takes the host's place in NCCL; empty: the host itself.")
       .def_property_readonly(
           "net", [](const nccl::Profile& profile) { return std::string(nccl::net_name(profile.net)); },
           "'IB' or 'Socket'.")
@@ -101,7 +150,23 @@ void bind(py::module_& module) {
           [](NcclCommunicator& self, std::uintptr_t handle) {
             self.deregister_buffer(reinterpret_cast<void*>(handle));
           },
-          "handle"_a, "Undoes register_buffer. Local.");
+          "handle"_a, "Undoes register_buffer. Local.")
+      .def(
+          "group",
+          [](const std::shared_ptr<NcclCommunicator>& self, bool async_op, const TimeoutSeconds& timeout_s) {
+            return std::make_shared<NcclGroup>(self, async_op, timeout_s);
+          },
+          "async_op"_a = false, "timeout_s"_a = py::none(),
+          "A context manager: what its block calls on this communicator in this thread becomes one NCCL group, "
+          "launched "
+          "together\nat its end; no call of the block waits. All ranks make the same groups. `async_op`, `timeout_s`: "
+          "of "
+          "the group.")
+      .def(
+          "shrink", &NcclCommunicator::shrink, "excluded"_a, py::call_guard<py::gil_scoped_release>(),
+          "Collective over the ranks that are not in `excluded`: a communicator of them, in the same order; this one "
+          "ends. For\nranks that are lost (also where this communicator has failed) or leave. NCCL 2.27 and later make "
+          "it from this one's\nconnections where nothing has failed.");
   module.def("nccl_library", &library, "package_paths"_a = Paths{},
              "The NCCL of this process: dict of path, found_by, version (21803 is 2.18.3), version_text. "
              "`package_paths`: libraries\nof Python packages, tried after a loaded one and before the system's. Local. "

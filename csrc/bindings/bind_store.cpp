@@ -188,12 +188,15 @@ void bind(py::module_& module) {
       module, "TcpStore",
       "A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the "
       "others\n"
-      "connect, waiting up to `timeout_s` seconds for it. Who reaches the port can read and write it.")
-      .def(py::init([](const std::string& host, std::uint16_t port, bool is_server, double timeout_s) {
+      "connect, waiting up to `timeout_s` seconds for it. `secret`: the job's; empty: HOLMES_SECRET or "
+      "HOLMES_SECRET_FILE,\n"
+      "else none: then who reaches the port can read and write.")
+      .def(py::init([](const std::string& host, std::uint16_t port, bool is_server, double timeout_s,
+                       const std::string& secret) {
              py::gil_scoped_release no_gil;
-             return std::make_shared<TcpStore>(host, port, is_server, seconds(timeout_s));
+             return std::make_shared<TcpStore>(host, port, is_server, seconds(timeout_s), secret);
            }),
-           "host"_a, "port"_a, "is_server"_a = false, "timeout_s"_a = 60.0)
+           "host"_a, "port"_a, "is_server"_a = false, "timeout_s"_a = 60.0, "secret"_a = "")
       .def_property_readonly("host", &TcpStore::host, "Host it listens on or connects to.")
       .def_property_readonly("port", &TcpStore::port, "Port it listens on or connects to.");
 }

@@ -14,7 +14,7 @@ inline pybind11::dict to_dict(const ConnectionInfo& info) {
       "interface"_a = info.interface, "local_address"_a = info.local_address, "remote_address"_a = info.remote_address,
       "device_bound"_a = info.device_bound, "retired"_a = info.is_retired, "sent_bytes"_a = info.sent_bytes,
       "received_bytes"_a = info.received_bytes, "retransmitted_segments"_a = info.retransmitted_segments,
-      "resent_chunks"_a = info.resent_chunks);
+      "resent_chunks"_a = info.resent_chunks, "encryption"_a = info.encryption);
 }
 
 }  // namespace holmes

@@ -7,6 +7,8 @@ namespace {
 // One part: the works of most operations.
 std::vector<WorkPtr> one(WorkPtr work) { return {std::move(work)}; }
 
+at::Tensor first_of(const Tensors& tensors) { return tensors.empty() ? at::Tensor() : tensors.front(); }
+
 template <typename T>
 T& only(std::vector<T>& items, const char* what) {
   if (items.size() != 1)
@@ -15,7 +17,8 @@ T& only(std::vector<T>& items, const char* what) {
   return items.front();
 }
 
-ReduceOp reduce_op(const ::c10d::ReduceOp& op) {
+// May set `call.premultiply`.
+ReduceOp reduce_op(const ::c10d::ReduceOp& op, const Communicator& comm, CallOptions& call) {
   switch (op.op_) {
     case ::c10d::ReduceOp::SUM:
       return ReduceOp::sum;
@@ -33,8 +36,13 @@ ReduceOp reduce_op(const ::c10d::ReduceOp& op) {
       return ReduceOp::bor;
     case ::c10d::ReduceOp::BXOR:
       return ReduceOp::bxor;
-    case ::c10d::ReduceOp::PREMUL_SUM:
-      throw UsageError("ReduceOp.PREMUL_SUM is NCCL's own; multiply the tensor and use ReduceOp.SUM");
+    case ::c10d::ReduceOp::PREMUL_SUM: {
+      const auto* factor = static_cast<const ::c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (!comm.device() || factor == nullptr)
+        throw UsageError("ReduceOp.PREMUL_SUM is for CUDA tensors; multiply the tensor and use ReduceOp.SUM");
+      call.premultiply = factor->tensor_factor.defined() ? factor->tensor_factor.item<double>() : factor->double_factor;
+      return ReduceOp::sum;
+    }
     default:
       throw UsageError("ReduceOp " + std::to_string(static_cast<int>(op.op_)) + " is not supported");
   }
@@ -55,50 +63,55 @@ void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* what
 }  // namespace
 
 TorchWork ProcessGroupHolmes::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& opts) {
-  return run(OpType::BROADCAST, "holmes:broadcast", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-    const Buffer data = operands.in_place(only(tensors, "broadcast's tensor list"));
-    return one(comm.broadcast(data, static_cast<int>(opts.rootRank), call));
-  });
+  return run(OpType::BROADCAST, "holmes:broadcast", opts, first_of(tensors),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Buffer data = operands.in_place(only(tensors, "broadcast's tensor list"));
+               return one(comm.broadcast(data, static_cast<int>(opts.rootRank), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& opts) {
-  return run(OpType::ALLREDUCE, "holmes:all_reduce", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-    const Buffer data = operands.in_place(only(tensors, "all_reduce's tensor list"), Payload::reduce);
-    return one(comm.all_reduce(data, reduce_op(opts.reduceOp), call));
-  });
+  return run(OpType::ALLREDUCE, "holmes:all_reduce", opts, first_of(tensors),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Buffer data = operands.in_place(only(tensors, "all_reduce's tensor list"), Payload::reduce);
+               return one(comm.all_reduce(data, reduce_op(opts.reduceOp, comm, call), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) {
-  return run(OpType::ALLREDUCE_COALESCED, "holmes:all_reduce_coalesced", opts,
+  return run(OpType::ALLREDUCE_COALESCED, "holmes:all_reduce_coalesced", opts, first_of(tensors),
              [&](Operands& operands, Communicator& comm, auto& call) {
                std::vector<WorkPtr> works;
                for (const auto& data : operands.in_place(tensors, Payload::reduce))
-                 works.push_back(comm.all_reduce(data, reduce_op(opts.reduceOp), call));
+                 works.push_back(comm.all_reduce(data, reduce_op(opts.reduceOp, comm, call), call));
                return works;
              });
 }
 
 TorchWork ProcessGroupHolmes::reduce(Tensors& tensors, const ::c10d::ReduceOptions& opts) {
-  return run(OpType::REDUCE, "holmes:reduce", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-    const at::Tensor& tensor = only(tensors, "reduce's tensor list");
-    const Buffer data =
-        opts.rootRank == rank_ ? operands.in_place(tensor, Payload::reduce) : operands.input(tensor, Payload::reduce);
-    return one(comm.reduce(data, static_cast<int>(opts.rootRank), reduce_op(opts.reduceOp), call));
-  });
+  return run(
+      OpType::REDUCE, "holmes:reduce", opts, first_of(tensors),
+      [&](Operands& operands, Communicator& comm, auto& call) {
+        const at::Tensor& tensor = only(tensors, "reduce's tensor list");
+        const Buffer data = opts.rootRank == rank_ ? operands.in_place(tensor, Payload::reduce)
+                                                   : operands.input(tensor, Payload::reduce);
+        return one(comm.reduce(data, static_cast<int>(opts.rootRank), reduce_op(opts.reduceOp, comm, call), call));
+      });
 }
 
 TorchWork ProcessGroupHolmes::allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) {
-  return run(OpType::ALLGATHER, "holmes:all_gather", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-    const Tensors& list = only(outputs, "all_gather's list of output lists");
-    check_length(list.size(), size_, "all_gather's output list");
-    const Buffer input = operands.input(only(inputs, "all_gather's input list"));
-    return one(comm.all_gather(operands.outputs(list), input, call));
-  });
+  return run(OpType::ALLGATHER, "holmes:all_gather", opts, first_of(inputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Tensors& list = only(outputs, "all_gather's list of output lists");
+               check_length(list.size(), size_, "all_gather's output list");
+               const Buffer input = operands.input(only(inputs, "all_gather's input list"));
+               return one(comm.all_gather(operands.outputs(list), input, call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::_allgather_base(at::Tensor& output, at::Tensor& input,
                                               const ::c10d::AllgatherOptions& opts) {
-  return run(OpType::_ALLGATHER_BASE, "holmes:all_gather_into_tensor", opts,
+  return run(OpType::_ALLGATHER_BASE, "holmes:all_gather_into_tensor", opts, input,
              [&](Operands& operands, Communicator& comm, auto& call) {
                const Buffer source = operands.input(input);
                auto targets = equal_pieces(operands.output(output), size_, "the output of all_gather_into_tensor");
@@ -108,7 +121,7 @@ TorchWork ProcessGroupHolmes::_allgather_base(at::Tensor& output, at::Tensor& in
 
 TorchWork ProcessGroupHolmes::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                   const ::c10d::AllgatherOptions& opts) {
-  return run(OpType::ALLGATHER_COALESCED, "holmes:all_gather_coalesced", opts,
+  return run(OpType::ALLGATHER_COALESCED, "holmes:all_gather_coalesced", opts, first_of(inputs),
              [&](Operands& operands, Communicator& comm, auto& call) {
                check_length(outputs.size(), size_, "all_gather_coalesced's list of output lists");
                for (const Tensors& list : outputs) check_pairs(list, inputs, "all_gather_coalesced");
@@ -124,7 +137,7 @@ TorchWork ProcessGroupHolmes::allgather_coalesced(TensorLists& outputs, Tensors&
 
 TorchWork ProcessGroupHolmes::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                               const ::c10d::AllgatherOptions& opts) {
-  return run(OpType::COALESCED, "holmes:all_gather_into_tensor_coalesced", opts,
+  return run(OpType::COALESCED, "holmes:all_gather_into_tensor_coalesced", opts, first_of(inputs),
              [&](Operands& operands, Communicator& comm, auto& call) {
                check_pairs(outputs, inputs, "all_gather_into_tensor_coalesced");
                std::vector<WorkPtr> works;
@@ -137,74 +150,78 @@ TorchWork ProcessGroupHolmes::allgather_into_tensor_coalesced(Tensors& outputs, 
 }
 
 TorchWork ProcessGroupHolmes::gather(TensorLists& outputs, Tensors& inputs, const ::c10d::GatherOptions& opts) {
-  return run(OpType::GATHER, "holmes:gather", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-    const Buffer input = operands.input(only(inputs, "gather's input list"));
-    std::vector<Buffer> targets;
-    if (opts.rootRank == rank_) {
-      const Tensors& list = only(outputs, "gather's list of output lists");
-      check_length(list.size(), size_, "gather's output list");
-      targets = operands.outputs(list);
-    }
-    return one(comm.gather(std::move(targets), input, static_cast<int>(opts.rootRank), call));
-  });
+  return run(OpType::GATHER, "holmes:gather", opts, first_of(inputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Buffer input = operands.input(only(inputs, "gather's input list"));
+               std::vector<Buffer> targets;
+               if (opts.rootRank == rank_) {
+                 const Tensors& list = only(outputs, "gather's list of output lists");
+                 check_length(list.size(), size_, "gather's output list");
+                 targets = operands.outputs(list);
+               }
+               return one(comm.gather(std::move(targets), input, static_cast<int>(opts.rootRank), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& opts) {
-  return run(OpType::SCATTER, "holmes:scatter", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-    const Buffer output = operands.output(only(outputs, "scatter's output list"));
-    std::vector<Buffer> sources;
-    if (opts.rootRank == rank_) {
-      const Tensors& list = only(inputs, "scatter's list of input lists");
-      check_length(list.size(), size_, "scatter's input list");
-      sources = operands.inputs(list);
-    }
-    return one(comm.scatter(output, std::move(sources), static_cast<int>(opts.rootRank), call));
-  });
+  return run(OpType::SCATTER, "holmes:scatter", opts, first_of(outputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Buffer output = operands.output(only(outputs, "scatter's output list"));
+               std::vector<Buffer> sources;
+               if (opts.rootRank == rank_) {
+                 const Tensors& list = only(inputs, "scatter's list of input lists");
+                 check_length(list.size(), size_, "scatter's input list");
+                 sources = operands.inputs(list);
+               }
+               return one(comm.scatter(output, std::move(sources), static_cast<int>(opts.rootRank), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                              const ::c10d::ReduceScatterOptions& opts) {
-  return run(
-      OpType::REDUCE_SCATTER, "holmes:reduce_scatter", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-        const Tensors& list = only(inputs, "reduce_scatter's list of input lists");
-        check_length(list.size(), size_, "reduce_scatter's input list");
-        const Buffer output = operands.output(only(outputs, "reduce_scatter's output list"), Payload::reduce);
-        return one(comm.reduce_scatter(output, operands.inputs(list, Payload::reduce), reduce_op(opts.reduceOp), call));
-      });
+  return run(OpType::REDUCE_SCATTER, "holmes:reduce_scatter", opts, first_of(outputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const Tensors& list = only(inputs, "reduce_scatter's list of input lists");
+               check_length(list.size(), size_, "reduce_scatter's input list");
+               const Buffer output = operands.output(only(outputs, "reduce_scatter's output list"), Payload::reduce);
+               return one(comm.reduce_scatter(output, operands.inputs(list, Payload::reduce),
+                                              reduce_op(opts.reduceOp, comm, call), call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                    const ::c10d::ReduceScatterOptions& opts) {
-  return run(OpType::_REDUCE_SCATTER_BASE, "holmes:reduce_scatter_tensor", opts,
+  return run(OpType::_REDUCE_SCATTER_BASE, "holmes:reduce_scatter_tensor", opts, input,
              [&](Operands& operands, Communicator& comm, auto& call) {
                const Buffer target = operands.output(output, Payload::reduce);
                auto sources =
                    equal_pieces(operands.input(input, Payload::reduce), size_, "the input of reduce_scatter_tensor");
-               return one(comm.reduce_scatter(target, std::move(sources), reduce_op(opts.reduceOp), call));
+               return one(comm.reduce_scatter(target, std::move(sources), reduce_op(opts.reduceOp, comm, call), call));
              });
 }
 
 TorchWork ProcessGroupHolmes::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                               const ::c10d::ReduceScatterOptions& opts) {
-  return run(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "holmes:reduce_scatter_tensor_coalesced", opts,
-             [&](Operands& operands, Communicator& comm, auto& call) {
-               check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced");
-               std::vector<WorkPtr> works;
-               for (std::size_t i = 0; i < inputs.size(); ++i) {
-                 const Buffer target = operands.output(outputs[i], Payload::reduce);
-                 auto sources = equal_pieces(operands.input(inputs[i], Payload::reduce), size_,
-                                             "an input of reduce_scatter_tensor");
-                 works.push_back(comm.reduce_scatter(target, std::move(sources), reduce_op(opts.reduceOp), call));
-               }
-               return works;
-             });
+  return run(
+      OpType::REDUCE_SCATTER_TENSOR_COALESCED, "holmes:reduce_scatter_tensor_coalesced", opts, first_of(inputs),
+      [&](Operands& operands, Communicator& comm, auto& call) {
+        check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced");
+        std::vector<WorkPtr> works;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+          const Buffer target = operands.output(outputs[i], Payload::reduce);
+          auto sources =
+              equal_pieces(operands.input(inputs[i], Payload::reduce), size_, "an input of reduce_scatter_tensor");
+          works.push_back(comm.reduce_scatter(target, std::move(sources), reduce_op(opts.reduceOp, comm, call), call));
+        }
+        return works;
+      });
 }
 
 TorchWork ProcessGroupHolmes::alltoall_base(at::Tensor& output, at::Tensor& input,
                                             std::vector<std::int64_t>& output_splits,
                                             std::vector<std::int64_t>& input_splits,
                                             const ::c10d::AllToAllOptions& opts) {
-  return run(OpType::ALLTOALL_BASE, "holmes:all_to_all_single", opts,
+  return run(OpType::ALLTOALL_BASE, "holmes:all_to_all_single", opts, input,
              [&](Operands& operands, Communicator& comm, auto& call) {
                const Buffer source = operands.input(input);
                const Buffer target = operands.output(output);
@@ -215,11 +232,12 @@ TorchWork ProcessGroupHolmes::alltoall_base(at::Tensor& output, at::Tensor& inpu
 }
 
 TorchWork ProcessGroupHolmes::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& opts) {
-  return run(OpType::ALLTOALL, "holmes:all_to_all", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-    check_length(outputs.size(), size_, "all_to_all's output list");
-    check_length(inputs.size(), size_, "all_to_all's input list");
-    return one(comm.all_to_all(operands.outputs(outputs), operands.inputs(inputs), call));
-  });
+  return run(OpType::ALLTOALL, "holmes:all_to_all", opts, first_of(inputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               check_length(outputs.size(), size_, "all_to_all's output list");
+               check_length(inputs.size(), size_, "all_to_all's input list");
+               return one(comm.all_to_all(operands.outputs(outputs), operands.inputs(inputs), call));
+             });
 }
 
 }  // namespace holmes::torch_backend

@@ -3,14 +3,57 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <map>
+#include <tuple>
+
 #include "bindings/connection_dict.hpp"
 #include "bindings/nic_pairs.hpp"
 #include "process_group_holmes.hpp"
+#include "store_adapter.hpp"
 
 namespace py = pybind11;
 
 namespace holmes::torch_backend {
 namespace {
+
+// What Python agreed on for an NCCL communicator: transport, HCA ports, interfaces, GID index, NCCL variables, NCCL
+// host id, NICs of the host-memory communicator beside it, libraries of Python packages.
+using DevicePlan = std::tuple<std::string, std::vector<std::string>, std::vector<std::string>, std::optional<int>,
+                              std::map<std::string, std::string>, std::string, NicPairs, std::vector<std::string>>;
+
+DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_ptr<::c10d::Store> store,
+                                       const CommunicatorOptions& options) {
+  if (agree.is_none()) return nullptr;
+  const auto held = std::shared_ptr<py::object>(new py::object(agree), [](py::object* object) {
+    const py::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [held, store = std::move(store), options](int device, const std::string& name, std::vector<int> members) {
+    CommunicatorOptions own = options;
+    own.name = name;
+    own.size = static_cast<int>(members.size());
+    own.rank = static_cast<int>(std::ranges::find(members, options.rank) - members.begin());
+    own.clusters.clear();
+    own.cluster_nics.clear();
+    NcclOptions nccl;
+    nccl.device = device;
+    {
+      const py::gil_scoped_acquire gil;
+      const auto [net, hcas, interfaces, gid_index, variables, host_id, nics, packages] =
+          (*held)(name, own.rank, own.size).cast<DevicePlan>();
+      nccl.profile = {.net = net == "IB" ? nccl::Net::ib : nccl::Net::socket,
+                      .hcas = hcas,
+                      .interfaces = interfaces,
+                      .gid_index = gid_index,
+                      .host_id = host_id,
+                      .variables = variables};
+      nccl.package_paths = packages;
+      own.nics = to_bindings(nics);
+    }
+    return make_nccl_communicator(std::make_shared<StoreAdapter>(store), std::move(own), std::move(nccl));
+  };
+}
 
 c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
                                               std::chrono::milliseconds timeout,
@@ -18,8 +61,10 @@ c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::S
                                               const NicPairs& nics, const std::string& transport,
                                               std::vector<std::uint64_t> global_ranks, std::string nic_reason,
                                               std::vector<int> clusters, const NicPairs& cluster_nics,
-                                              std::optional<std::uint64_t> hierarchical_min_bytes) {
+                                              std::optional<std::uint64_t> hierarchical_min_bytes,
+                                              const py::object& agree_device, const std::optional<std::string>& tls) {
   CommunicatorOptions options;
+  if (tls) options.tls = tls_mode_from_name(*tls);
   options.rank = rank;
   options.size = size;
   options.name = name;
@@ -33,8 +78,10 @@ c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::S
   // The default group lists no ranks: it has all of them.
   const auto own = static_cast<std::size_t>(rank);
   options.job_rank = own < global_ranks.size() ? static_cast<int>(global_ranks[own]) : rank;
+  auto make_device = device_maker(agree_device, store, options);
+  const py::gil_scoped_release no_gil;
   return c10::make_intrusive<ProcessGroupHolmes>(store, std::move(options), std::move(global_ranks),
-                                                 std::move(nic_reason));
+                                                 std::move(nic_reason), std::move(make_device));
 }
 
 py::list connections(const ProcessGroupHolmes& group) {
@@ -54,18 +101,28 @@ PYBIND11_MODULE(_c10d, m) {
   py::module_::import("torch.distributed");
   register_translator();
   py::class_<ProcessGroupHolmes, ::c10d::Backend, c10::intrusive_ptr<ProcessGroupHolmes>>(
-      m, "ProcessGroupHolmes", "CPU tensors over one Holmes communicator.")
+      m, "ProcessGroupHolmes", "CPU tensors over one Holmes communicator, CUDA tensors over NCCL.")
       .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"),
            py::arg("connect_timeout"), py::arg("name"), py::arg("nics"), py::arg("transport"), py::arg("global_ranks"),
            py::arg("nic_reason"), py::arg("clusters") = std::vector<int>{}, py::arg("cluster_nics") = NicPairs{},
-           py::arg("hierarchical_min_bytes") = py::none(), py::call_guard<py::gil_scoped_release>(),
+           py::arg("hierarchical_min_bytes") = py::none(), py::arg("agree_device") = py::none(),
+           py::arg("tls") = py::none(),
            "Collective over the group: connects it over `nics`, pairs of interface and address, and where `clusters` "
            "names several, over `cluster_nics` inside each. Operations of `hierarchical_min_bytes` and more run "
-           "hierarchically.")
+           "hierarchically. `agree_device(name, rank, size)`, collective over the ranks of an NCCL communicator, says "
+           "what it may use.")
       .def_property_readonly("nic_reason", &ProcessGroupHolmes::nic_reason, "Why the group is on these NICs.")
       .def_property_readonly("options", &ProcessGroupHolmes::getBackendOptions,
                              "Backend options: timeout, name, ranks.")
       .def("_set_default_timeout", &ProcessGroupHolmes::setTimeout, py::arg("timeout"), "As the built-in backends'.")
+      .def_property_readonly(
+          "device_descriptions",
+          [](const ProcessGroupHolmes& group) {
+            std::vector<std::string> texts;
+            for (const auto& communicator : group.devices().made()) texts.push_back(communicator->description());
+            return texts;
+          },
+          "NCCL's version, library and NICs of each NCCL communicator that was needed so far.")
       .def("connections", &connections, "One dict per connection, as ConnectionInfo.");
 }
 

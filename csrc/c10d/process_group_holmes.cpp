@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include "device_stream.hpp"
 #include "store_adapter.hpp"
 
 namespace holmes::torch_backend {
@@ -38,12 +39,14 @@ std::uint32_t checked_tag(int tag) {
 }  // namespace
 
 ProcessGroupHolmes::ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, CommunicatorOptions options,
-                                       std::vector<std::uint64_t> global_ranks, std::string nic_reason)
+                                       std::vector<std::uint64_t> global_ranks, std::string nic_reason,
+                                       DeviceCommunicators::Make make_device)
     : ::c10d::Backend(options.rank, options.size),
       store_(std::move(store)),
       name_(options.name),
       nic_reason_(std::move(nic_reason)),
-      timeout_(std::chrono::ceil<std::chrono::milliseconds>(options.timeout)) {
+      timeout_(std::chrono::ceil<std::chrono::milliseconds>(options.timeout)),
+      devices_(options.name, options.rank, options.size, std::move(make_device)) {
   init();
   options_ = c10::make_intrusive<Options>("holmes", timeout_);
   options_->group_name = name_;
@@ -54,6 +57,7 @@ ProcessGroupHolmes::ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, 
 ProcessGroupHolmes::~ProcessGroupHolmes() {
   const ScopedGilRelease no_gil;
   batch_.reset();
+  devices_.clear();
   communicator_.reset();
 }
 
@@ -75,6 +79,8 @@ void ProcessGroupHolmes::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 ::c10d::ErrorType ProcessGroupHolmes::getError() {
+  for (const auto& communicator : devices_.made())
+    if (communicator->is_dead()) return ::c10d::ErrorType::COMM_ERROR;
   const std::lock_guard lock(mutex_);
   return communicator_ && communicator_->is_dead() ? ::c10d::ErrorType::COMM_ERROR : ::c10d::ErrorType::SUCCESS;
 }
@@ -85,11 +91,14 @@ void ProcessGroupHolmes::abort() {
     const std::lock_guard lock(mutex_);
     communicator = communicator_;
   }
-  if (communicator) communicator->abort("process group '" + name_ + "' was aborted by rank " + std::to_string(rank_));
+  const std::string reason = "process group '" + name_ + "' was aborted by rank " + std::to_string(rank_);
+  for (const auto& on_device : devices_.made()) on_device->abort(reason);
+  if (communicator) communicator->abort(reason);
 }
 
 void ProcessGroupHolmes::shutdown() {
   const ScopedGilRelease no_gil;
+  devices_.clear();
   std::shared_ptr<Communicator> communicator;  // closed after the lock is released
   const std::lock_guard lock(mutex_);
   batch_.reset();
@@ -109,6 +118,7 @@ void ProcessGroupHolmes::startCoalescing() {
   auto work = c10::make_intrusive<WorkHolmes>(rank_, OpType::COALESCED, "holmes:coalesced");
   const std::lock_guard lock(mutex_);
   // A block that an exception left open is dropped: nothing of it has started.
+  if (batch_ && batch_->device_group) batch_->device_group->abandon_group();
   batch_ = Batch{std::this_thread::get_id(), std::move(work), {}, {}};
 }
 
@@ -121,6 +131,9 @@ TorchWork ProcessGroupHolmes::endCoalescing() {
     }
     if (!batch) throw UsageError("end of a coalescing block that was not started");
     std::vector<WorkPtr> works = std::move(batch->started);
+    if (batch->device_group)
+      works.push_back(
+          batch->device_group->end_group({.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true}));
     if (!batch->calls.empty()) {
       const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
       auto transfers = communicator()->batch(std::move(batch->calls), call);
@@ -134,23 +147,51 @@ TorchWork ProcessGroupHolmes::endCoalescing() {
 TorchWork ProcessGroupHolmes::point_to_point(OpType type, const char* title, at::Tensor& tensor, bool is_send, int peer,
                                              int tag) {
   const std::uint32_t wire_tag = checked_tag(tag);
-  Operands operands;
+  const c10::Device device = device_of(tensor);
+  Operands operands(device);
   Buffer buffer = is_send ? operands.input(tensor) : operands.output(tensor);
+  if (peer < 0 || peer >= size_)
+    throw UsageError("peer rank " + std::to_string(peer) + " is not in 0.." + std::to_string(size_ - 1));
+  const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
+  const auto start = [&](Communicator& communicator, int to) {
+    return is_send ? communicator.send(std::move(buffer), to, wire_tag, call)
+                   : communicator.recv(std::move(buffer), to, wire_tag, call);
+  };
   if (Batch* batch = batch_of_this_thread()) {
-    if (peer < 0 || peer >= size_)
-      throw UsageError("peer rank " + std::to_string(peer) + " is not in 0.." + std::to_string(size_ - 1));
-    batch->calls.push_back({is_send, std::move(buffer), peer, wire_tag});
+    if (device.is_cpu()) {
+      batch->calls.push_back({is_send, std::move(buffer), peer, wire_tag});
+    } else {
+      start(*communicator_on(device, batch), peer);
+      batch->work->set_device(device);
+    }
     batch->work->add(std::move(operands));
     return batch->work;
   }
-  const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
-  const auto communicator = this->communicator();
   auto work = c10::make_intrusive<WorkHolmes>(rank_, type, title);
   work->add(std::move(operands));
-  work->start({is_send ? communicator->send(std::move(buffer), peer, wire_tag, call)
-                       : communicator->recv(std::move(buffer), peer, wire_tag, call)},
-              sequence_);
+  if (device.is_cpu()) {
+    work->start({start(*communicator(), peer)}, sequence_);
+  } else {
+    work->set_device(device);
+    const auto pair = devices_.pair(device, peer);
+    work->start({start(*pair, 1 - pair->rank())}, sequence_);
+  }
   return work;
+}
+
+c10::Device ProcessGroupHolmes::device_of(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.device() : c10::Device(c10::kCPU);
+}
+
+std::shared_ptr<Communicator> ProcessGroupHolmes::communicator_on(c10::Device device, Batch* batch) {
+  if (device.is_cpu()) return communicator();
+  communicator();  // throws after shutdown
+  auto on_device = devices_.group(device);
+  if (batch != nullptr && !batch->device_group) {
+    on_device->start_group();
+    batch->device_group = on_device;
+  }
+  return on_device;
 }
 
 TorchWork ProcessGroupHolmes::send(Tensors& tensors, int peer, int tag) {
@@ -168,15 +209,21 @@ TorchWork ProcessGroupHolmes::recvAnysource(Tensors& tensors, int tag) {
     std::chrono::milliseconds timeout = ::c10d::kUnsetTimeout;
     bool asyncOp = true;
   } opts;
-  return run(OpType::RECVANYSOURCE, "holmes:recv_any", opts, [&](Operands& operands, Communicator& comm, auto& call) {
-    Buffer buffer = operands.output(only_tensor(tensors, "recv"));
-    return std::vector{comm.recv_any(std::move(buffer), checked_tag(tag), call)};
-  });
+  return run(OpType::RECVANYSOURCE, "holmes:recv_any", opts, only_tensor(tensors, "recv"),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               Buffer buffer = operands.output(only_tensor(tensors, "recv"));
+               return std::vector{comm.recv_any(std::move(buffer), checked_tag(tag), call)};
+             });
 }
 
 TorchWork ProcessGroupHolmes::barrier(const ::c10d::BarrierOptions& opts) {
-  return run(OpType::BARRIER, "holmes:barrier", opts,
-             [](Operands&, Communicator& comm, auto& call) { return std::vector{comm.barrier(call)}; });
+  return run(OpType::BARRIER, "holmes:barrier", opts, {}, [this](Operands&, Communicator& comm, auto& call) {
+    const auto on_device = devices_.existing_group();
+    if (!on_device) return std::vector{comm.barrier(call)};
+    // Behind what the GPU has; the host waits for it, as this is the work of no device.
+    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(*on_device->device()));
+    return std::vector{on_device->barrier_on(current_stream(device), call)};
+  });
 }
 
 std::string ProcessGroupHolmes::arrival_key(std::uint64_t round, int rank) const {

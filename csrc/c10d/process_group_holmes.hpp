@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "device_communicators.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "tensor_buffer.hpp"
 #include "torch_error.hpp"
@@ -22,18 +23,22 @@ using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<std::vector<at::Tensor>>;
 using TorchWork = c10::intrusive_ptr<::c10d::Work>;
 
-// CPU tensors over one Communicator. Operations with `asyncOp` false run in the calling thread and are done on return;
-// the others, and send and receive (c10d does not tell their two forms apart), run in the engine. Thread-safe; a
-// coalescing block belongs to the thread that started it.
+// CPU tensors over one Communicator, CUDA tensors over NCCL on the NICs that `devices` gives it
+// (device_communicators.hpp). On CPU tensors operations with `asyncOp` false run in the calling thread and are done on
+// return; the others, and send and receive (c10d does not tell their two forms apart), run in the engine. Thread-safe;
+// a coalescing block belongs to the thread that started it.
 class ProcessGroupHolmes final : public ::c10d::Backend {
 public:
   // Collective over the group: connects it. `global_ranks` and `nic_reason` are only information.
   ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, CommunicatorOptions options,
-                     std::vector<std::uint64_t> global_ranks, std::string nic_reason);
+                     std::vector<std::uint64_t> global_ranks, std::string nic_reason,
+                     DeviceCommunicators::Make make_device = nullptr);
   ~ProcessGroupHolmes() override;
 
   // Throws CommunicatorError after shutdown.
   std::shared_ptr<Communicator> communicator() const;
+
+  const DeviceCommunicators& devices() const { return devices_; }
 
   // Why the group is on these NICs.
   const std::string& nic_reason() const { return nic_reason_; }
@@ -85,32 +90,65 @@ private:
     c10::intrusive_ptr<WorkHolmes> work;
     std::vector<P2pCall> calls;
     std::vector<WorkPtr> started;
+    std::shared_ptr<NcclCommunicator> device_group{};  // on a GPU all of the block is one group of this one's
   };
 
   ErrorContext here() const;
   Duration timeout_or_default(std::chrono::milliseconds timeout) const;
   Batch* batch_of_this_thread();
+  static c10::Device device_of(const at::Tensor& tensor);
+  // Of a collective on `device`; opens the block's group there.
+  std::shared_ptr<Communicator> communicator_on(c10::Device device, Batch* batch);
   TorchWork point_to_point(OpType type, const char* title, at::Tensor& tensor, bool is_send, int peer, int tag);
   // Whether rank `rank`'s process arrived, as a store key.
   std::string arrival_key(std::uint64_t round, int rank) const;
 
-  // Runs `body(operands, communicator, call)`, which returns a vector of works, as one c10d operation.
+  // Runs `body(operands, communicator, call)`, which returns a vector of works, as one c10d operation on the device of
+  // `first`, one of its tensors (undefined: the host).
   template <typename Opts, typename Body>
-  TorchWork run(OpType type, const char* title, const Opts& opts, Body&& body) {
+  TorchWork run(OpType type, const char* title, const Opts& opts, const at::Tensor& first, Body&& body) {
     return translated([&]() -> TorchWork {
       Batch* batch = batch_of_this_thread();
+      const c10::Device device = device_of(first);
       CallOptions call;
       call.timeout = timeout_or_default(opts.timeout);
       call.async = opts.asyncOp || batch != nullptr;
+      const auto communicator = communicator_on(device, batch);
+      Operands operands(device);
+      if (!device.is_cpu() && batch != nullptr) {
+        body(operands, *communicator, call);  // starts with the block
+        batch->work->set_device(device);
+        batch->work->add(std::move(operands));
+        return batch->work;
+      }
       auto work = c10::make_intrusive<WorkHolmes>(rank_, type, title);
-      Operands operands;
-      std::vector<WorkPtr> parts = body(operands, *communicator(), call);
+      std::vector<WorkPtr> parts;
+      if (device.is_cpu()) {
+        parts = body(operands, *communicator, call);
+      } else {
+        work->set_device(device);
+        parts = in_one_group(*communicator, call, [&] { return body(operands, *communicator, call); });
+      }
       work->add(std::move(operands));
       if (batch != nullptr) batch->started.insert(batch->started.end(), parts.begin(), parts.end());
       work->start(std::move(parts), sequence_++);
       if (!call.async) work->wait();  // all of them are final: raises their error, delivers staged results
       return work;
     });
+  }
+
+  // What NCCL launches together.
+  template <typename Body>
+  static std::vector<WorkPtr> in_one_group(Communicator& communicator, const CallOptions& call, Body&& body) {
+    auto& nccl = static_cast<NcclCommunicator&>(communicator);
+    nccl.start_group();
+    try {
+      body();
+    } catch (...) {
+      nccl.abandon_group();
+      throw;
+    }
+    return {nccl.end_group(call)};
   }
 
   const c10::intrusive_ptr<::c10d::Store> store_;
@@ -120,6 +158,7 @@ private:
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_{0};
   std::atomic<std::uint64_t> barrier_round_{0};
+  DeviceCommunicators devices_;
   mutable std::mutex mutex_;  // guards the two below
   std::shared_ptr<Communicator> communicator_;
   std::optional<Batch> batch_;

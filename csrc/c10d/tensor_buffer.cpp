@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "device_stream.hpp"
 #include "holmes/core/error.hpp"
 
 namespace holmes::torch_backend {
@@ -36,15 +37,14 @@ std::optional<DType> known_dtype(at::ScalarType type) {
   }
 }
 
-void check_tensor(const at::Tensor& tensor, Payload payload) {
-  if (!tensor.defined()) throw UsageError("the tensor is undefined; pass a CPU tensor");
+void check_tensor(const at::Tensor& tensor, Payload payload, c10::Device device) {
+  if (!tensor.defined()) throw UsageError("the tensor is undefined; pass a tensor with data");
   if (tensor.layout() != at::kStrided)
     throw UsageError("a tensor of layout " + c10::str(tensor.layout()) +
                      " cannot be communicated; Holmes takes dense tensors: call to_dense() first");
-  if (!tensor.device().is_cpu())
-    throw UsageError("the tensor is on device " + tensor.device().str() +
-                     "; the holmes backend takes CPU tensors: call .cpu() or give that device its own backend "
-                     "(init_process_group(\"cpu:holmes,cuda:nccl\"))");
+  if (tensor.device() != device)
+    throw UsageError("the tensor is on device " + tensor.device().str() + ", another of the call on " + device.str() +
+                     "; use tensors of one device");
   if (payload == Payload::reduce && !known_dtype(tensor.scalar_type()))
     throw UsageError("dtype " + std::string(c10::toString(tensor.scalar_type())) +
                      " cannot be reduced; use float64, float32, float16, bfloat16, int8 to int64, uint8 or bool");
@@ -65,15 +65,34 @@ Buffer contiguous_buffer(const at::Tensor& tensor) {
 
 }  // namespace
 
+Operands::Operands(c10::Device device) : device_(device) {
+  if (device.is_cpu()) return;
+  if (!device.is_cuda())
+    throw UsageError(
+        "the tensor is on device " + device.str() +
+        "; the holmes backend takes CPU and CUDA tensors: call .cpu() or give that device its own backend " +
+        "(init_process_group(\"cpu:holmes," + c10::DeviceTypeName(device.type(), true) + ":...\"))");
+  stream_ = current_stream(device);
+}
+
+Buffer Operands::buffer_of(const at::Tensor& tensor) const {
+  Buffer buffer = contiguous_buffer(tensor);
+  if (!device_.is_cpu()) {
+    buffer.device = device_.index();
+    buffer.stream = stream_;
+  }
+  return buffer;
+}
+
 Buffer Operands::stage(const at::Tensor& tensor, Payload payload, bool is_read, bool is_written) {
-  check_tensor(tensor, payload);
+  check_tensor(tensor, payload, device_);
   if (is_written) written.push_back(tensor);
-  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return contiguous_buffer(tensor);
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return buffer_of(tensor);
   const at::NoGradGuard no_grad;
   at::Tensor copy = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
   if (is_read) copy.copy_(tensor);
   if (is_written) copies.push_back({tensor, copy});
-  return contiguous_buffer(copy);
+  return buffer_of(copy);
 }
 
 Buffer Operands::input(const at::Tensor& tensor, Payload payload) { return stage(tensor, payload, true, false); }

@@ -1,7 +1,8 @@
-// Tensors as the communicator sees them: contiguous host memory.
+// Tensors as the communicator sees them: contiguous memory of one device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <span>
@@ -21,10 +22,13 @@ struct CopyBack {
 };
 
 // The tensors of one operation. A tensor that is not contiguous (or conjugated) goes through a contiguous copy, as with
-// Gloo; results are copied back when the work is done. Every method throws UsageError for a tensor that is sparse, not
-// on the CPU, or of a dtype the operation is not defined for.
+// Gloo; results are copied back when the work is done. Every method throws UsageError for a tensor that is sparse, on
+// another device than the first, or of a dtype the operation is not defined for.
 class Operands {
 public:
+  // Of tensors on `device`; a GPU's are ready on its current stream.
+  explicit Operands(c10::Device device);
+
   Buffer input(const at::Tensor& tensor, Payload payload = Payload::move);
   Buffer output(const at::Tensor& tensor, Payload payload = Payload::move);
   Buffer in_place(const at::Tensor& tensor, Payload payload = Payload::move);
@@ -37,8 +41,12 @@ public:
   std::vector<CopyBack> copies;
 
 private:
+  Buffer buffer_of(const at::Tensor& tensor) const;
   Buffer stage(const at::Tensor& tensor, Payload payload, bool is_read, bool is_written);
   std::vector<Buffer> stage_all(at::TensorList tensors, Payload payload, bool is_read, bool is_written);
+
+  c10::Device device_;
+  void* stream_ = nullptr;
 };
 
 // Consecutive pieces of `whole`, of `counts` elements each.

@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <iterator>
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "background.hpp"
+#include "device_stream.hpp"
 #include "torch_error.hpp"
 
 namespace holmes::torch_backend {
@@ -37,7 +41,7 @@ std::exception_ptr WorkHolmes::first_error() const {
 
 bool WorkHolmes::isCompleted() {
   if (!all_final()) return false;
-  if (!first_error()) deliver();
+  if (!first_error() && !device_) deliver();
   return true;
 }
 
@@ -57,6 +61,10 @@ void WorkHolmes::synchronize() { wait(); }
 bool WorkHolmes::wait(std::chrono::milliseconds timeout) {
   translated([&] {
     check_started();
+    if (device_) {
+      wait_on_stream();
+      if (timeout == kNoTimeout) return;
+    }
     const auto deadline = Clock::now() + timeout;
     for (const auto& part : parts_) {
       std::optional<Duration> left;
@@ -64,16 +72,45 @@ bool WorkHolmes::wait(std::chrono::milliseconds timeout) {
       part->wait(left);
     }
   });
-  deliver();
+  if (!device_) deliver();
   return true;
+}
+
+void WorkHolmes::wait_on_stream() {
+  void* const stream = current_stream(*device_);
+  for (const auto& part : parts_) part->wait_stream(stream);
+  deliver();
+  if (delivered_event_) delivered_event_->block(c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_));
 }
 
 void WorkHolmes::deliver() {
   std::call_once(delivered_, [this] {
+    if (copies_.empty()) return;
     const at::NoGradGuard no_grad;
-    for (auto& copy : copies_) copy.target.copy_(copy.source);
+    for (auto& copy : copies_) copy.target.copy_(copy.source, /*non_blocking=*/device_.has_value());
+    if (device_) {
+      const c10::Stream stream = c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_);
+      // Freed memory goes back to the stream that it was allocated on.
+      for (auto& copy : copies_) copy.source.record_stream(stream);
+      delivered_event_.emplace(device_->type());
+      delivered_event_->record(stream);
+    }
     copies_.clear();
   });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkHolmes::device_future() {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                         std::vector<c10::Device>{*device_});
+  if (auto error = exception()) {
+    future->setError(error);
+    return future;
+  }
+  // The future remembers the current stream's place: one of torch's own, behind the operation.
+  const c10::StreamGuard side(c10::impl::VirtualGuardImpl(device_->type()).getStreamFromGlobalPool(*device_));
+  wait_on_stream();
+  future->markCompleted(c10::IValue(outputs_));
+  return future;
 }
 
 void WorkHolmes::on_all_final(std::function<void()> callback) {
@@ -91,6 +128,10 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHolmes::getFuture() {
   {
     const std::lock_guard lock(mutex_);
     if (future_) return future_;
+    if (device_) {
+      translated([&] { future_ = device_future(); });
+      return future_;
+    }
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   }
   if (all_final()) {

@@ -1,8 +1,11 @@
 // WorkHolmes: holmes::Work as c10d::Work.
 #pragma once
 
+#include <c10/core/Event.h>
+
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
@@ -11,13 +14,16 @@
 
 namespace holmes::torch_backend {
 
-// One operation, or several that finish together. Every wait on a failed one throws, again and again.
+// One operation, or several that finish together. Every wait on a failed one throws, again and again. On a GPU, wait
+// and get_future order streams and do not block the host, as ProcessGroupNCCL's: what runs after them sees the result.
 // Thread-safe once started.
 class WorkHolmes final : public ::c10d::Work {
 public:
   // `title` is the operation's name in the profiler, which sees it begin here.
   WorkHolmes(int rank, ::c10d::OpType type, const char* title) : ::c10d::Work(rank, type, title) {}
 
+  // Before start: the operations are on this GPU.
+  void set_device(c10::Device device) { device_ = device; }
   // Before start: the operands of one more operation.
   void add(Operands operands);
   // Attaches the running operations; until then (inside a coalescing block) wait and get_future throw UsageError.
@@ -29,9 +35,10 @@ public:
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
-  // `timeout` zero: no other deadline than the operation's own.
+  // `timeout` zero: no other deadline than the operation's own. A timeout makes the host wait on a GPU too.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  // Completed with the list of output tensors; its callbacks may block, they stop nobody else.
+  // Completed with the list of output tensors; its callbacks may block, they stop nobody else. On a GPU completed at
+  // once: its wait and its callbacks' streams wait for the operation.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   float getDuration() const override;
   std::uint64_t getSequencenumber() const override { return sequence_; }
@@ -40,7 +47,9 @@ private:
   void check_started() const;
   bool all_final() const;
   std::exception_ptr first_error() const;
-  // Copies staged results to their tensors, once.
+  void wait_on_stream();
+  c10::intrusive_ptr<c10::ivalue::Future> device_future();
+  // Copies staged results to their tensors, once; on a GPU on the current stream.
   void deliver();
   void finish_future();
   void on_all_final(std::function<void()> callback);
@@ -49,6 +58,8 @@ private:
   std::vector<at::Tensor> outputs_;
   std::vector<CopyBack> copies_;
   std::once_flag delivered_;
+  std::optional<c10::Event> delivered_event_;  // behind the copies on a GPU
+  std::optional<c10::Device> device_;          // absent: the host waits
   std::vector<WorkPtr> parts_;
   bool started_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

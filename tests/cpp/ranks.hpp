@@ -40,7 +40,7 @@ inline void run_ranks(int size, const std::function<void(int)>& body) {
 
 // `body(communicator)` on every one of `size` thread ranks.
 inline void run_communicators(int size, Transport transport, const std::function<void(Communicator&)>& body,
-                              int rails = 1, Duration timeout = std::chrono::seconds(60)) {
+                              int rails = 1, Duration timeout = std::chrono::seconds(60), TlsMode tls = TlsMode::off) {
   const auto store = make_local_store();
   run_ranks(size, [&](int rank) {
     CommunicatorOptions options;
@@ -49,6 +49,8 @@ inline void run_communicators(int size, Transport transport, const std::function
     options.name = "test";
     options.transport = transport;
     options.timeout = timeout;
+    options.tls = tls;
+    options.secret = "secret";
     options.connect_timeout = std::chrono::seconds(20);
     for (int rail = 1; rail <= rails && transport == Transport::tcp; ++rail)
       options.nics.push_back({"lo", "127.0.0." + std::to_string(rail)});

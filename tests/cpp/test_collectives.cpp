@@ -1,4 +1,5 @@
-// Every operation of the host communicator, over TCP and shared memory, 1 to 5 ranks, sizes around every threshold.
+// Every operation of the host communicator, over TCP, shared memory and TLS, 1 to 5 ranks, sizes around every
+// threshold.
 #include "collective_checks.hpp"
 
 using namespace holmes;
@@ -9,7 +10,9 @@ int main() {
     run_communicators(size, Transport::tcp, check_everything);
     run_communicators(size, Transport::automatic, check_everything);
     run_communicators(size, Transport::tcp, check_everything, 3);
-    std::printf("%d ranks over TCP, shared memory and three rails: ok\n", size);
+    for (int rails = 1; rails <= 3 && size % 2 == 0; rails += 2)
+      run_communicators(size, Transport::tcp, check_everything, rails, std::chrono::seconds(60), TlsMode::all);
+    std::printf("%d ranks over TCP, shared memory, three rails and TLS: ok\n", size);
   }
   return 0;
 }

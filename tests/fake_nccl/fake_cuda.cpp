@@ -2,6 +2,8 @@
 // its queue in order, events are points in such queues. Only what Holmes and the fake NCCL call.
 #include "fake_cuda.hpp"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -12,10 +14,11 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace {
 
-constexpr int success = 0, invalid_value = 1, not_ready = 600;
+constexpr int success = 0, invalid_value = 1, not_ready = 600, capture_unjoined = 904, capture_isolation = 905;
 constexpr int device_count = 8;
 
 struct Point {  // reached once all that was queued before it is done
@@ -33,20 +36,43 @@ struct Point {  // reached once all that was queued before it is done
   }
 };
 
+class Queue;
+using Task = std::function<void()>;
+
+// What was put on capturing streams, in that order; a launch runs it in the launching stream.
+struct Graph {
+  unsigned long long id = 0;
+  Queue* origin = nullptr;
+  std::vector<Queue*> members;  // besides the origin
+  std::vector<Task> tasks;
+};
+
 struct Event {
   std::mutex mutex;
   std::shared_ptr<Point> point;  // of the last record; null: never recorded, which counts as reached
+  // Of a record in a capture:
+  std::shared_ptr<Graph> graph;
+  Queue* queue = nullptr;
+  std::size_t position = 0;  // how much its stream had then
 };
 
 class Queue {
 public:
   Queue() : thread_([this] { run(); }) { thread_.detach(); }
-  void push(std::function<void()> task) {
+  void push(Task task) {
     std::lock_guard lock(mutex_);
+    if (capture) {
+      capture->tasks.push_back(std::move(task));
+      ++captured;
+      return;
+    }
     ++unfinished_;
     tasks_.push_back(std::move(task));
     changed_.notify_one();
   }
+
+  std::shared_ptr<Graph> capture;            // a capture is one thread's
+  std::size_t captured = 0, waited_for = 0;  // in the capture: how much there is, how much of it the origin waits for
 
   bool is_idle() {
     std::lock_guard lock(mutex_);
@@ -56,7 +82,7 @@ public:
 private:
   void run() {
     for (;;) {
-      std::function<void()> task;
+      Task task;
       {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return !tasks_.empty(); });
@@ -72,7 +98,7 @@ private:
   std::mutex mutex_;
   int unfinished_ = 0;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
+  std::deque<Task> tasks_;
   std::thread thread_;
 };
 
@@ -106,6 +132,29 @@ bool fake_cuda_is_allocated(unsigned long long address, std::size_t bytes) {
 }
 
 void fake_cuda_enqueue(void* stream, std::function<void()> task) { queue_of(stream).push(std::move(task)); }
+bool fake_cuda_is_capturing(void* stream) { return queue_of(stream).capture != nullptr; }
+int fake_cuda_device() { return current_device(); }
+
+namespace {
+std::mutex kernels_mutex;
+std::map<int, std::map<const void*, int>>& kernels() {  // that run: device -> owner -> how many
+  static auto* map = new std::map<int, std::map<const void*, int>>();
+  return *map;
+}
+std::size_t most_owners = 0;
+}  // namespace
+
+void fake_cuda_begin_kernel(int device, const void* owner) {
+  std::lock_guard lock(kernels_mutex);
+  auto& running = kernels()[device];
+  ++running[owner];
+  most_owners = std::max(most_owners, running.size());
+}
+void fake_cuda_end_kernel(int device, const void* owner) {
+  std::lock_guard lock(kernels_mutex);
+  auto& running = kernels()[device];
+  if (--running[owner] == 0) running.erase(owner);
+}
 
 extern "C" {
 
@@ -136,8 +185,36 @@ int cuStreamCreate(void** stream, unsigned) {
 }
 int cuStreamDestroy_v2(void*) { return success; }
 int cuStreamQuery(void* stream) { return queue_of(stream).is_idle() ? success : not_ready; }
-int cuStreamIsCapturing(void*, int* status) {
-  *status = 0;
+int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void**, const void**, std::size_t*) {
+  const auto graph = queue_of(stream).capture;
+  *status = graph ? 1 : 0;
+  if (graph && id != nullptr) *id = graph->id;
+  return success;
+}
+int cuStreamBeginCapture_v2(void* stream, int) {
+  static std::atomic<unsigned long long> last_id{0};
+  Queue& queue = queue_of(stream);
+  queue.capture = std::make_shared<Graph>();
+  queue.capture->id = ++last_id;
+  queue.capture->origin = &queue;
+  return success;
+}
+int cuStreamEndCapture(void* stream, void** graph) {
+  Queue& queue = queue_of(stream);
+  const auto made = queue.capture;
+  bool is_joined = true;
+  for (Queue* member : made->members) {
+    is_joined = is_joined && member->waited_for >= member->captured;
+    member->capture = nullptr;
+    member->captured = member->waited_for = 0;
+  }
+  queue.capture = nullptr;
+  *graph = is_joined ? new std::shared_ptr<Graph>(made) : nullptr;
+  return is_joined ? success : capture_unjoined;
+}
+// A graph is its own executable here.
+int cuGraphLaunch(void* graph, void* stream) {
+  for (const Task& task : (*static_cast<std::shared_ptr<Graph>*>(graph))->tasks) queue_of(stream).push(task);
   return success;
 }
 int cuEventCreate(void** event, unsigned) {
@@ -150,18 +227,36 @@ int cuEventDestroy_v2(void* event) {
 }
 int cuEventRecord(void* event, void* stream) {
   auto point = std::make_shared<Point>();
-  {
-    auto* recorded = static_cast<Event*>(event);
-    std::lock_guard lock(recorded->mutex);
-    recorded->point = point;
-  }
-  queue_of(stream).push([point] { point->reach(); });
+  auto* recorded = static_cast<Event*>(event);
+  Queue& queue = queue_of(stream);
+  std::lock_guard lock(recorded->mutex);
+  recorded->point = point;
+  recorded->graph = queue.capture;
+  recorded->queue = &queue;
+  recorded->position = queue.captured;
+  if (!queue.capture) queue.push([point] { point->reach(); });
   return success;
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   auto* waited = static_cast<Event*>(event);
+  Queue& queue = queue_of(stream);
   std::lock_guard lock(waited->mutex);
-  if (waited->point) queue_of(stream).push([point = waited->point] { point->wait(); });
+  if (!waited->point) return success;
+  if (!waited->graph) {
+    // A capture cannot wait for what runs outside of it.
+    if (queue.capture) return capture_isolation;
+    queue.push([point = waited->point] { point->wait(); });
+    return success;
+  }
+  if (!queue.capture) {
+    if (!waited->queue->capture) return capture_isolation;  // that capture has ended
+    queue.capture = waited->graph;
+    queue.captured = queue.waited_for = 0;
+    waited->graph->members.push_back(&queue);
+  }
+  if (queue.capture != waited->graph) return capture_isolation;
+  // Through other members too: whoever waits for them waits for what they wait for. Close enough for tests.
+  waited->queue->waited_for = std::max(waited->queue->waited_for, waited->position);
   return success;
 }
 int cuEventQuery(void* event) {
@@ -193,6 +288,11 @@ int cuMemcpyAsync(unsigned long long to, unsigned long long from, std::size_t by
   queue_of(stream).push([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
   return success;
 }
+// For tests: how many owners' kernels ever ran side by side on one device.
+int fake_cuda_most_owners() {
+  std::lock_guard lock(kernels_mutex);
+  return static_cast<int>(most_owners);
+}
 // For tests: a stream that is busy for a while.
 int fake_cuda_busy(void* stream, int milliseconds) {
   queue_of(stream).push([=] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
@@ -209,11 +309,13 @@ int cuPointerGetAttribute(void* value, int attribute, unsigned long long address
   return success;
 }
 int cuGetErrorName(int status, const char** name) {
-  *name = status == success     ? "CUDA_SUCCESS"
-          : status == not_ready ? "CUDA_ERROR_NOT_READY"
-          : status == 2         ? "CUDA_ERROR_OUT_OF_MEMORY"
-          : status == 700       ? "CUDA_ERROR_ILLEGAL_ADDRESS"
-                                : "CUDA_ERROR_INVALID_VALUE";
+  *name = status == success             ? "CUDA_SUCCESS"
+          : status == not_ready         ? "CUDA_ERROR_NOT_READY"
+          : status == 2                 ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : status == 700               ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+          : status == capture_unjoined  ? "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
+          : status == capture_isolation ? "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"
+                                        : "CUDA_ERROR_INVALID_VALUE";
   return success;
 }
 }

@@ -5,30 +5,29 @@
 //   init_fail    set-up ends with a system error          init_hang    set-up never ends
 //   call_hang    ncclAllReduce does not return            stream_hang  an all_reduce starts and never ends
 //   async_error  as stream_hang, and the communicator has an asynchronous error
-//   abort_hang   ncclCommAbort does not return
+//   abort_hang   ncclCommAbort does not return            shrink_fail  ncclCommShrink fails
+#include <algorithm>
 #include <climits>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 
 #include <unistd.h>
 
+#include "fake_comm.hpp"
 #include "fake_cuda.hpp"
 #include "reduction.hpp"
-#include "wire.hpp"
 
 using namespace fake_nccl;
 
 namespace {
-
-constexpr int version = FAKE_NCCL_VERSION;
-constexpr int success = 0, system_error = 2, internal_error = 3, invalid_argument = 4, invalid_usage = 5,
-              remote_error = 6, in_progress = 7;
 
 // sizeof(ncclConfig_t) in the header of this version.
 constexpr std::size_t config_bytes = version >= 23203   ? 120
@@ -39,47 +38,31 @@ constexpr std::size_t config_bytes = version >= 23203   ? 120
                                      : version >= 22700 ? 72
                                                         : 48;
 
-struct UniqueId {
-  std::uint64_t magic;
-  sockaddr_in root;
-  char rest[128 - sizeof(std::uint64_t) - sizeof(sockaddr_in)];
-};
-static_assert(sizeof(UniqueId) == 128);
-
 // Says which NCCL call is at fault, for ncclGetLastError.
 std::mutex error_mutex;
 std::string& last_error() {
   static auto* text = new std::string();
   return *text;
 }
+
+}  // namespace
+
+namespace fake_nccl {
+
 int fail(int result, const std::string& text) {
   std::lock_guard lock(error_mutex);
   last_error() = text;
   return result;
 }
 
-}  // namespace
-
-struct ncclComm {
-  int rank = 0;
-  int size = 0;
-  bool is_blocking = true;
-  std::string net_name;
-  std::vector<int> sockets;
-  std::atomic<int> state{in_progress};
-  std::atomic<bool> stop{false};
-  std::thread setup;
-  std::atomic<int> running{0};
-  std::map<int, double> scales;  // of premultiplied sums
-  int next_op = 5;
-};
-
-namespace {
-
 bool has_fault(const ncclComm& comm, const std::string& name) {
   const char* fault = std::getenv("FAKE_NCCL_FAULT");
   return fault != nullptr && fault == name + "@" + std::to_string(comm.rank);
 }
+
+}  // namespace fake_nccl
+
+namespace {
 
 void sleep_until(const std::atomic<bool>& stop) {
   while (!stop) ::usleep(1000);
@@ -104,6 +87,10 @@ struct Operation {
   Transfer block{};
 };
 thread_local int group_depth = 0;
+// An address of this library's own, whichever image of it this is.
+const char library_identity = 0;
+// From here on NCCL itself orders its communicators on a device, where it is told to.
+constexpr bool orders_launches = version >= 22600;
 thread_local std::vector<Operation> group;
 
 bool move(ncclComm& comm, std::vector<Transfer> sends, std::vector<Transfer> recvs) {
@@ -133,8 +120,12 @@ int flush() {
   for (Operation& operation : operations) tasks[{operation.comm, operation.stream}].push_back(operation);
   for (auto& [key, parts] : tasks) {
     ncclComm* const comm = key.first;
-    ++comm->running;
-    fake_cuda_enqueue(key.second, [comm, parts = std::move(parts)] {
+    const bool is_captured = fake_cuda_is_capturing(key.second);
+    if (!is_captured) ++comm->running;
+    fake_cuda_enqueue(key.second, [comm, is_captured, parts = std::move(parts)] {
+      if (is_captured) ++comm->running;
+      const void* owner = orders_launches ? static_cast<const void*>(&library_identity) : comm;
+      fake_cuda_begin_kernel(comm->device, owner);
       bool good = true;
       std::vector<Transfer> sends, recvs;
       for (const Operation& part : parts) {
@@ -147,6 +138,7 @@ int flush() {
       if (!good && comm->state == success) comm->state = fail(remote_error, "fake: a peer is gone or sizes differ");
       // A kernel that cannot go on spins until it is aborted.
       if (!good) sleep_until(comm->stop);
+      fake_cuda_end_kernel(comm->device, owner);
       --comm->running;
     });
   }
@@ -250,6 +242,7 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
   auto* made = new ncclComm();
   made->rank = rank;
   made->size = size;
+  made->device = fake_cuda_device();
   int blocking = 0;
   std::memcpy(&blocking, config + 16, 4);
   made->is_blocking = blocking != 0;
@@ -261,9 +254,22 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
     made->state = fail(invalid_usage, "fake: netName '" + made->net_name + "' is none that exists");
     return made->state;
   }
+  made->root = id.root;
   made->setup = std::thread([made, root = id.root] { set_up(*made, root); });
   if (!made->is_blocking) return in_progress;
   made->setup.join();
+  return made->state;
+}
+
+// For benchmarks that compare with raw calls: blocking, sockets.
+int ncclCommInitRank(ncclComm** comm, int size, UniqueId id, int rank) {
+  auto* made = new ncclComm();
+  made->rank = rank;
+  made->size = size;
+  made->device = fake_cuda_device();
+  made->root = id.root;
+  set_up(*made, id.root);
+  *comm = made;
   return made->state;
 }
 
@@ -285,6 +291,7 @@ static void end(ncclComm* comm) {
   while (comm->running > 0) ::usleep(100);
   for (const int fd : comm->sockets)
     if (fd >= 0) ::close(fd);
+  if (!comm->root_file.empty()) std::remove(comm->root_file.c_str());
   delete comm;
 }
 
@@ -377,12 +384,4 @@ int ncclSend(const void* data, std::size_t count, int type, int peer, ncclComm* 
 int ncclRecv(void* data, std::size_t count, int type, int peer, ncclComm* comm, void* stream) {
   return add({comm, stream, nullptr, false, {peer, bytes_of(data), count * element_bytes(type)}});
 }
-
-#if FAKE_NCCL_VERSION >= 21900
-int ncclCommRegister(ncclComm*, void* buffer, std::size_t, void** handle) {
-  *handle = buffer;
-  return success;
-}
-int ncclCommDeregister(ncclComm*, void*) { return success; }
-#endif
 }

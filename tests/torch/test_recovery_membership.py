@@ -5,6 +5,10 @@ shows that it lives.
 """
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -211,6 +215,21 @@ def test_a_lost_store_is_named(peers):
         peer.board.end(1, "failed")
     with pytest.raises(StoreLostError, match="holmes store --port 1"):
         Board("127.0.0.1:1", 0.3)
+
+
+def test_a_stopped_store_is_named():
+    command = "import holmes.recovery.serve as s; s.serve_store(0, lambda port: print(port, flush=True))"
+    server = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True)
+    try:
+        board = Board(f"127.0.0.1:{server.stdout.readline().strip()}", 10, timeout_s=2)
+        assert board.ended(1) is None
+        server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # all its threads stand
+        with pytest.raises(StoreLostError, match="does not answer"):
+            board.ended(1)
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def test_choose():

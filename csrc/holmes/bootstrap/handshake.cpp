@@ -179,6 +179,10 @@ Digest Handshake::proof(bool of_listening_side) const {
   return hmac_sha256(secret_, role + connecting_hello_ + listening_hello_);
 }
 
+std::string Handshake::connection_key() const {
+  return as_string(hmac_sha256(secret_, "holmes tls" + connecting_hello_ + listening_hello_));
+}
+
 bool Handshake::flush(int fd) {
   while (!output_.empty()) {
     iovec piece{output_.data(), output_.size()};

@@ -69,6 +69,8 @@ public:
   bool proof_refused() const { return proof_refused_; }
   bool awaits_proof() const { return state_ == State::proof; }
   std::optional<std::uint16_t> other_version() const { return other_version_; }
+  // Once done: 32 secret bytes of this connection alone, the same on both sides.
+  std::string connection_key() const;
   UniqueFd take_descriptor() { return std::move(descriptor_); }
 
 private:

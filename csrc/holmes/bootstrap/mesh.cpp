@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 
 #include "holmes/bootstrap/mesh_builder.hpp"
 #include "holmes/bootstrap/rendezvous.hpp"
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/tls/openssl.hpp"
 
 namespace holmes {
 namespace {
@@ -103,6 +105,8 @@ void check_records(const std::vector<RankRecord>& records, Transport transport) 
     require(
         record.has_secret == first.has_secret,
         ": only one of them was given a secret; give every rank the same HOLMES_SECRET or HOLMES_SECRET_FILE, or none");
+    require(record.tls == first.tls, " ask for different TLS, '" + name(first.tls) + "' and '" + name(record.tls) +
+                                         "'; give every rank the same tls (HOLMES_TLS)");
     require(record.transport == first.transport, " ask for different transports; use the same on all ranks");
     require(record.shared_memory_bytes == first.shared_memory_bytes,
             " ask for shared memory of " + std::to_string(first.shared_memory_bytes) + " and " +
@@ -145,6 +149,17 @@ void check_clusters(const std::vector<RankRecord>& records, const std::vector<in
   throw_error(error.kind(), "rank " + std::to_string(rank) + " (host " + host + "): " + error.what(), context);
 }
 
+// TLS keeps out who listens; who can read the Store could pose as a rank.
+void warn_of_shared_secret(const std::string& communicator) {
+  static std::once_flag warned;
+  std::call_once(warned, [&] {
+    log(LogLevel::warn, 0,
+        "communicator '" + communicator +
+            "' uses TLS with a secret that rank 0 made and shares through the store: who can read the store can pose "
+            "as a rank; give every rank HOLMES_SECRET_FILE or HOLMES_SECRET");
+  });
+}
+
 std::vector<NicBinding> checked_nics(const CommunicatorOptions& options) {
   if (options.nics.empty() && options.transport == Transport::shm) return {{"lo", "127.0.0.1"}};  // not used
   auto nics = options.nics.empty() ? std::vector<NicBinding>{{"lo", "127.0.0.1"}} : options.nics;
@@ -162,6 +177,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   own.shared_memory_bytes = shared_memory_bytes;
   own.transport = options.transport;
   own.chose_nics = !options.nics.empty();
+  own.tls = *options.tls;
   if (!options.clusters.empty()) {
     own.cluster = std::to_string(options.clusters[static_cast<std::size_t>(options.rank)]);
     own.runs_flat = options.hierarchical_min_bytes == never_hierarchical;
@@ -177,6 +193,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
     if (options.transport != Transport::tcp && env.shm) own.unix_token = "holmes-" + to_hex(random_bytes(token_bytes));
     builder.emplace(options, env, checked_nics(options), shared_memory_bytes);
     if (options.size > 1) builder->listen(own);
+    if (own.tls != TlsMode::off) tls::openssl();  // where there is none, say so now
   } catch (const HolmesError& error) {
     throw_as_own(error, options.rank, own.host);
   }
@@ -190,6 +207,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   const auto records = rendezvous.gather();
   check_records(records, options.transport);
   check_clusters(records, options.clusters, options.rank);
+  if (!secret && own.tls != TlsMode::off && options.rank == 0) warn_of_shared_secret(options.name);
   if (!secret) secret = records.front().made_secret;
   try {
     return builder->connect(records, *secret, deadline, [&] { rendezvous.look_for_alarm(); });
@@ -214,6 +232,7 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
   check_options(given_options, env);
   auto options = given_options;
   if (env.connect_timeout) options.connect_timeout = *env.connect_timeout;
+  if (!options.tls) options.tls = tls_mode_from_name(env.tls);
   const auto deadline = Clock::now() + options.connect_timeout;
   Rendezvous rendezvous(store, options, deadline);
   if (options.size == 1) return build(rendezvous, options, env, shared_memory_bytes, deadline);

@@ -4,21 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "holmes/bootstrap/mesh_socket.hpp"
 #include "holmes/bootstrap/store.hpp"
-#include "holmes/comm/options.hpp"
-#include "holmes/core/unique_fd.hpp"
 
 namespace holmes {
-
-// What a connection is used for. Values are part of the handshake.
-enum class Purpose : std::uint8_t { control = 0, collective = 1, p2p = 2 };
-
-// One connected, authenticated, non-blocking TCP socket (TCP_NODELAY set), bound to one rail.
-struct MeshSocket {
-  UniqueFd fd;
-  int rail = 0;         // index into CommunicatorOptions::nics and, behind them, cluster_nics
-  ConnectionInfo info;  // peer, host, transport, purpose, interface, both addresses, device_bound
-};
 
 // Everything two ranks share: one socket of each purpose per rail; between ranks of one cluster the rails are those of
 // CommunicatorOptions::cluster_nics, where given, else those of CommunicatorOptions::nics. Where both ranks are on one

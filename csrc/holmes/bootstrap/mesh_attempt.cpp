@@ -61,6 +61,7 @@ void MeshBuilder::start(Attempt& attempt) {
   hello.group = group_hash(options_.name);
   attempt.handshake =
       Handshake::connecting(hello, static_cast<std::uint32_t>(attempt.peer), secret_, attempt.over_unix);
+  attempt.tls.reset();
   attempt.is_connected = false;
   attempt.deadline = Clock::now() + handshake_timeout;
 }
@@ -70,7 +71,7 @@ void MeshBuilder::advance(Attempt& attempt) {
     if (const int error = socket_error(attempt.socket.fd.get())) return retry(attempt, errno_text(error), error);
     attempt.is_connected = true;
   }
-  const auto step = attempt.handshake->step(attempt.socket.fd.get());
+  const auto step = attempt.tls ? Handshake::Step::done : attempt.handshake->step(attempt.socket.fd.get());
   if (step == Handshake::Step::failed) {
     if (attempt.handshake->proof_refused() || attempt.handshake->other_version()) ++attempt.refusals;
     return retry(attempt, attempt.handshake->failure());
@@ -89,7 +90,18 @@ void MeshBuilder::advance(Attempt& attempt) {
                           {.rank = options_.rank, .peer = attempt.peer, .host = link.host});
     }
   }
-  fill(attempt.peer, attempt.purpose, attempt.rail, std::move(attempt.socket.fd), attempt.over_unix,
+  if (encrypts(attempt.peer)) {
+    if (!attempt.tls)
+      attempt.tls = std::make_unique<TlsStream>(attempt.socket.fd.get(), true, attempt.handshake->connection_key());
+    const auto tls_step = attempt.tls->handshake();
+    if (tls_step == TlsStream::Step::waiting) return;
+    if (tls_step == TlsStream::Step::failed) {
+      if (!attempt.tls->is_broken()) throw_no_tls(attempt.peer, attempt.rail, attempt.tls->failure());
+      return retry(attempt, "TLS: " + attempt.tls->failure());
+    }
+  }
+  fill(attempt.peer, attempt.purpose, attempt.rail,
+       {.fd = std::move(attempt.socket.fd), .info = {}, .tls = std::move(attempt.tls)}, attempt.over_unix,
        attempt.socket.device_bound);
   attempt.is_done = true;
 }
@@ -106,6 +118,7 @@ void MeshBuilder::retry(Attempt& attempt, const std::string& failure, int system
   if (has_lasted && (is_permanent(system_errno) || attempt.refusals >= max_refusals)) give_up(attempt);
   attempt.retry_delay = std::clamp(attempt.retry_delay * 3 / 2, first_retry_delay, max_retry_delay);
   attempt.retry_at = now + attempt.retry_delay;
+  attempt.tls.reset();
   attempt.socket = {};
   attempt.is_connected = false;
   // The peer may have failed; perhaps it told why.
@@ -141,6 +154,15 @@ void MeshBuilder::give_up(const Attempt& attempt) const {
           "; check that this NIC has a route to that address and no firewall is in the way, or choose a "
           "NIC that all ranks of the communicator share",
       context);
+}
+
+void MeshBuilder::throw_no_tls(int peer, int rail, const std::string& failure) const {
+  const auto& nic = nics_[static_cast<std::size_t>(rail)];
+  throw ProtocolError(
+      describe(peer) + " proved the secret, but TLS with it over NIC " + nic.interface + " fails: " + failure +
+          "; give every rank the same tls (HOLMES_TLS), and check that nothing between the hosts "
+          "changes what they send",
+      {.rank = options_.rank, .peer = peer, .host = mesh_.hosts[static_cast<std::size_t>(peer)], .nic = nic.interface});
 }
 
 void MeshBuilder::throw_incomplete() const {

@@ -96,6 +96,12 @@ RailRange MeshBuilder::rails_to(int peer) const {
   return records[static_cast<std::size_t>(options_.rank)].rails_to(records[static_cast<std::size_t>(peer)]);
 }
 
+bool MeshBuilder::encrypts(int peer) const {
+  const auto& own = (*records_)[static_cast<std::size_t>(options_.rank)];
+  if (shares_memory(peer) || own.tls == TlsMode::off) return false;
+  return own.tls == TlsMode::all || !own.same_cluster((*records_)[static_cast<std::size_t>(peer)]);
+}
+
 std::string MeshBuilder::describe(int peer) const {
   return "rank " + std::to_string(peer) + " (host " + (*records_)[static_cast<std::size_t>(peer)].host + ")";
 }
@@ -157,10 +163,13 @@ void MeshBuilder::poll_once(Clock::time_point deadline) {
     if (!attempt.socket.fd && Clock::now() >= attempt.retry_at) start(attempt);
     wake_at = std::min(wake_at, attempt.socket.fd ? attempt.deadline : attempt.retry_at);
     // A negative descriptor is skipped by poll: indices stay aligned.
-    fds.push_back({attempt.socket.fd.get(), attempt.is_connected ? attempt.handshake->events() : short{POLLOUT}, 0});
+    const short events = attempt.tls            ? attempt.tls->events()
+                         : attempt.is_connected ? attempt.handshake->events()
+                                                : short{POLLOUT};
+    fds.push_back({attempt.socket.fd.get(), events, 0});
   }
   for (const auto& stranger : strangers_) {
-    fds.push_back({stranger.fd.get(), stranger.handshake.events(), 0});
+    fds.push_back({stranger.fd.get(), stranger.tls ? stranger.tls->events() : stranger.handshake.events(), 0});
     wake_at = std::min(wake_at, stranger.deadline);
   }
   for (const auto& listener : listeners_) fds.push_back({listener.socket.fd.get(), POLLIN, 0});
@@ -207,7 +216,7 @@ void MeshBuilder::accept_all(const Listener& listener) {
     auto check = [this, &listener](const Hello& hello) { return check_hello(hello, listener); };
     strangers_.push_back({std::move(fd), &listener,
                           Handshake::listening(static_cast<std::uint32_t>(options_.rank), secret_, std::move(check)),
-                          Clock::now() + handshake_timeout, remote ? remote->text() : "unknown address"});
+                          nullptr, Clock::now() + handshake_timeout, remote ? remote->text() : "unknown address"});
   }
 }
 
@@ -227,7 +236,7 @@ std::string MeshBuilder::check_hello(const Hello& hello, const Listener& listene
 }
 
 void MeshBuilder::advance(Stranger& stranger) {
-  auto step = stranger.handshake.step(stranger.fd.get());
+  auto step = stranger.tls ? Handshake::Step::done : stranger.handshake.step(stranger.fd.get());
   if (step == Handshake::Step::verified) {
     const auto& hello = stranger.handshake.peer();
     const int peer = static_cast<int>(hello.rank);
@@ -248,8 +257,19 @@ void MeshBuilder::advance(Stranger& stranger) {
   if (step == Handshake::Step::failed) drop(stranger, stranger.handshake.failure());
   if (step == Handshake::Step::done) {
     const auto& hello = stranger.handshake.peer();
-    fill(static_cast<int>(hello.rank), hello.purpose, hello.rail, std::move(stranger.fd), stranger.listener->is_unix,
-         stranger.listener->socket.device_bound);
+    const int peer = static_cast<int>(hello.rank);
+    if (encrypts(peer)) {
+      if (!stranger.tls)
+        stranger.tls = std::make_unique<TlsStream>(stranger.fd.get(), false, stranger.handshake.connection_key());
+      const auto tls_step = stranger.tls->handshake();
+      if (tls_step == TlsStream::Step::waiting) return;
+      if (tls_step == TlsStream::Step::failed) {
+        if (!stranger.tls->is_broken()) throw_no_tls(peer, hello.rail, stranger.tls->failure());
+        return drop(stranger, stranger.tls->failure());
+      }
+    }
+    fill(peer, hello.purpose, hello.rail, {.fd = std::move(stranger.fd), .info = {}, .tls = std::move(stranger.tls)},
+         stranger.listener->is_unix, stranger.listener->socket.device_bound);
     stranger.is_done = true;
   }
 }
@@ -264,11 +284,12 @@ void MeshBuilder::drop(Stranger& stranger, const std::string& reason) {
   stranger.is_done = true;
 }
 
-void MeshBuilder::fill(int peer, Purpose purpose, int rail, UniqueFd fd, bool over_unix, bool device_bound) {
+void MeshBuilder::fill(int peer, Purpose purpose, int rail, MeshSocket connected, bool over_unix, bool device_bound) {
   auto& socket = slot(peer, purpose, rail);
   if (!socket.fd) --missing_;  // else it replaces one that the peer gave up
+  socket = std::move(connected);
   const auto& nic = nics_[static_cast<std::size_t>(rail)];
-  const auto local = SocketAddress::local_of(fd.get()), remote = SocketAddress::remote_of(fd.get());
+  const auto local = SocketAddress::local_of(socket.fd.get()), remote = SocketAddress::remote_of(socket.fd.get());
   socket.rail = rail;
   socket.info = {.peer = peer,
                  .host = mesh_.hosts[static_cast<std::size_t>(peer)],
@@ -277,15 +298,15 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, UniqueFd fd, bool ov
                  .interface = over_unix ? "" : nic.interface,
                  .local_address = local ? local->text() : "unknown",
                  .remote_address = remote ? remote->text() : "unknown",
-                 .device_bound = device_bound};
+                 .device_bound = device_bound,
+                 .encryption = socket.tls ? socket.tls->description() : ""};
   if (!over_unix) {
     using Limit = std::optional<std::chrono::milliseconds>;
-    tune_socket(fd.get(), purpose == Purpose::control ? Limit(control_unacknowledged) : std::nullopt);
+    tune_socket(socket.fd.get(), purpose == Purpose::control ? Limit(control_unacknowledged) : std::nullopt);
     // What was accepted has its listener's, which suits ranks of this kernel.
     const std::string congestion = congestion_control(peer);
-    if (congestion.empty()) set_congestion_control(fd.get(), default_congestion_control());
+    if (congestion.empty()) set_congestion_control(socket.fd.get(), default_congestion_control());
   }
-  socket.fd = std::move(fd);
 }
 
 }  // namespace holmes

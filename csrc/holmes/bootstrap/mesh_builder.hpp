@@ -42,7 +42,8 @@ private:
     BoundSocket socket{};
     bool is_connected = false;
     std::optional<Handshake> handshake{};
-    Clock::time_point deadline{};  // of the try under way
+    std::unique_ptr<TlsStream> tls{};  // once the handshake is done, where the connection is encrypted
+    Clock::time_point deadline{};      // of the try under way
     Clock::time_point retry_at{};
     Duration retry_delay{};
     int refusals = 0;  // of the proof
@@ -62,6 +63,7 @@ private:
     UniqueFd fd{};
     const Listener* listener = nullptr;
     Handshake handshake;
+    std::unique_ptr<TlsStream> tls{};  // as of Attempt
     Clock::time_point deadline{};
     std::string address{};
     bool is_done = false;
@@ -82,7 +84,11 @@ private:
   void drop(Stranger& stranger, const std::string& reason);
   [[noreturn]] void throw_incomplete() const;
 
-  void fill(int peer, Purpose purpose, int rail, UniqueFd fd, bool over_unix, bool device_bound);
+  // Whether connections to `peer` are encrypted.
+  bool encrypts(int peer) const;
+  // The peer has proved the secret, but TLS with it fails.
+  [[noreturn]] void throw_no_tls(int peer, int rail, const std::string& failure) const;
+  void fill(int peer, Purpose purpose, int rail, MeshSocket connected, bool over_unix, bool device_bound);
   std::string describe(int peer) const;
   bool shares_memory(int peer) const;
   // The numbers, in `nics_`, of those that join this rank and `peer`.

@@ -95,6 +95,7 @@ std::string encode(const RankRecord& record) {
   writer.add(record.unix_token);
   writer.add(record.shared_memory_bytes);
   writer.add(static_cast<std::uint64_t>(record.transport));
+  writer.add(static_cast<std::uint64_t>(record.tls));
   writer.add(std::uint64_t{record.chose_nics});
   writer.add(std::uint64_t{record.has_secret});
   writer.add(record.made_secret);
@@ -138,6 +139,7 @@ RankRecord decode_rank(const std::string& bytes, const std::string& writer) {
   record.unix_token = reader.text();
   record.shared_memory_bytes = reader.number();
   record.transport = static_cast<Transport>(reader.number(static_cast<std::uint64_t>(Transport::shm)));
+  record.tls = static_cast<TlsMode>(reader.number(static_cast<std::uint64_t>(TlsMode::all)));
   record.chose_nics = reader.number(1) == 1;
   record.has_secret = reader.number(1) == 1;
   record.made_secret = reader.text();

@@ -49,6 +49,7 @@ struct RankRecord {
   std::string unix_token;  // abstract Unix socket; empty: shared memory is off
   std::uint64_t shared_memory_bytes = 0;
   Transport transport = Transport::automatic;
+  TlsMode tls = TlsMode::off;
   bool chose_nics = true;         // false: loopback by default
   bool has_secret = false;        // was given one
   std::string made_secret;        // by rank 0, where it was given none
@@ -63,6 +64,7 @@ struct RankRecord {
     const bool inside = !cluster.empty() && cluster == other.cluster && cluster_rails > 0;
     return inside ? RailRange{shared_rails(), rails.size()} : RailRange{0, shared_rails()};
   }
+  bool same_cluster(const RankRecord& other) const { return cluster == other.cluster; }
   bool same_machine(const RankRecord& other) const { return !machine.empty() && machine == other.machine; }
   bool same_kernel(const RankRecord& other) const {
     return !machine.empty() && machine.substr(0, machine.find(':')) == other.machine.substr(0, other.machine.find(':'));

@@ -78,6 +78,14 @@ Digest hmac_sha256(std::string_view key, std::string_view bytes) {
 }
 
 bool equal_digests(const Digest& left, const Digest& right) {
+  const auto text = [](const Digest& digest) {
+    return std::string_view(reinterpret_cast<const char*>(digest.data()), digest.size());
+  };
+  return equal_texts(text(left), text(right));
+}
+
+bool equal_texts(std::string_view left, std::string_view right) {
+  if (left.size() != right.size()) return false;
   std::uint8_t difference = 0;
   for (std::size_t i = 0; i < left.size(); ++i) difference |= static_cast<std::uint8_t>(left[i] ^ right[i]);
   return difference == 0;

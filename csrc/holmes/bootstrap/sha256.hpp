@@ -12,7 +12,8 @@ using Digest = std::array<std::uint8_t, 32>;
 
 Digest sha256(std::string_view bytes);
 Digest hmac_sha256(std::string_view key, std::string_view bytes);
-// Compares in constant time.
+// Compare in constant time.
 bool equal_digests(const Digest& left, const Digest& right);
+bool equal_texts(std::string_view left, std::string_view right);
 
 }  // namespace holmes

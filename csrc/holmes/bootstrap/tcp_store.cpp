@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <thread>
 
+#include "holmes/bootstrap/secret.hpp"
+#include "holmes/bootstrap/sha256.hpp"
 #include "holmes/bootstrap/tcp_store_server.hpp"
 #include "holmes/transport/socket.hpp"
 
@@ -88,12 +90,38 @@ UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_p
   return {};
 }
 
+// A request's reply.
+struct Reply {
+  int error = 0;  // errno; then nothing else holds
+  bool is_wrong = false;
+  char status = 0;
+  std::string value;
+};
+
+Reply exchange(int fd, const Request& request, Clock::time_point deadline) {
+  std::string header(reply_header_bytes, '\0');
+  Reply reply;
+  reply.error = send_all(fd, request.encode(), deadline);
+  if (reply.error == 0) reply.error = receive_all(fd, header, deadline);
+  if (reply.error != 0) return reply;
+  const auto bytes = number_at(header, 1, 4);
+  reply.status = header[0];
+  reply.is_wrong = bytes > TcpStore::max_value_bytes;
+  if (reply.is_wrong) return reply;
+  reply.value.resize(bytes);
+  reply.error = receive_all(fd, reply.value, deadline);
+  return reply;
+}
+
 }  // namespace
 
-TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duration timeout)
-    : host_(std::move(host)), port_(port), timeout_(std::min(timeout, max_wait)) {
+TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duration timeout, const std::string& secret)
+    : host_(std::move(host)),
+      port_(port),
+      secret_(given_secret(secret, Env::read()).value_or("")),
+      timeout_(std::min(timeout, max_wait)) {
   if (is_server) {
-    server_ = std::make_unique<TcpStoreServer>(host_, port_);
+    server_ = std::make_unique<TcpStoreServer>(host_, port_, secret_);
     port_ = server_->port();
   }
   idle_.push_back(connect(timeout_));
@@ -105,12 +133,41 @@ UniqueFd TcpStore::connect(Duration timeout) {
   const auto deadline = Clock::now() + timeout;
   std::string problem;
   while (true) {
-    if (auto fd = connect_once(host_, port_, deadline, problem)) return fd;
+    if (auto fd = connect_once(host_, port_, deadline, problem)) {
+      introduce(fd.get(), std::max(deadline, Clock::now() + reply_grace));
+      return fd;
+    }
     if (Clock::now() + retry_delay >= deadline) break;
     std::this_thread::sleep_for(retry_delay);
   }
-  throw UnreachableError("the store at " + host_ + ":" + std::to_string(port_) + " cannot be reached: " + problem +
+  throw UnreachableError(where() + " cannot be reached: " + problem +
                          "; check the address and that the process that serves it runs");
+}
+
+void TcpStore::introduce(int fd, Clock::time_point deadline) const {
+  const std::string fix = "; give every process of the job the same HOLMES_SECRET or HOLMES_SECRET_FILE";
+  const auto ask = [&](Request request) {
+    auto reply = exchange(fd, request, deadline);
+    if (reply.error == 0) return reply;
+    throw UnreachableError(
+        where() + " is lost: " + errno_text(reply.error) + "; check that the process that serves it runs",
+        {.system_errno = reply.error});
+  };
+  if (secret_.empty()) {  // any request: who never sends one is dropped soon
+    if (ask({.operation = op_wait, .key = "", .value = ""}).status == status_refused)
+      throw ProtocolError(where() + " serves only who proves the job's secret, and this process was given none" + fix);
+    return;
+  }
+  const auto own_nonce = random_bytes(nonce_bytes);
+  auto reply = ask({.operation = op_hello, .key = own_nonce, .value = ""});
+  if (reply.status == status_refused) throw ProtocolError(where() + " was given no secret, but this process was" + fix);
+  const auto their_nonce = reply.value.substr(0, nonce_bytes);
+  const bool is_proof = !reply.is_wrong && reply.status == status_ok && reply.value.size() > nonce_bytes &&
+                        equal_texts(reply.value.substr(nonce_bytes), proof(secret_, true, own_nonce, their_nonce));
+  if (!is_proof) throw ProtocolError(where() + " has another secret than this process" + fix);
+  reply = ask({.operation = op_prove, .key = proof(secret_, false, own_nonce, their_nonce), .value = ""});
+  if (reply.is_wrong || reply.status != status_ok)
+    throw ProtocolError(where() + " refused this process's proof of the secret" + fix);
 }
 
 std::string TcpStore::call(char operation, const std::string& key, const std::string& value, Duration timeout) {
@@ -129,36 +186,22 @@ std::string TcpStore::call(char operation, const std::string& key, const std::st
   }
   if (!fd) fd = connect(timeout_);
   const auto wait = std::clamp(timeout, Duration::zero(), max_wait);
-  const auto deadline = Clock::now() + wait + reply_grace;
-  std::string request(magic);
-  request += operation;
-  put_number(request, key.size(), 4);
-  put_number(request, value.size(), 4);
-  put_number(request, static_cast<std::uint64_t>(std::chrono::ceil<std::chrono::milliseconds>(wait).count()), 8);
-  request += key + value;
-
-  std::string header(reply_header_bytes, '\0'), result;
-  int error = send_all(fd.get(), request, deadline);
-  if (error == 0) error = receive_all(fd.get(), header, deadline);
-  if (error == 0) {
-    const auto bytes = number_at(header, 1, 4);
-    if (bytes > max_value_bytes)
-      throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
-    result.resize(bytes);
-    error = receive_all(fd.get(), result, deadline);
+  const auto wait_ms = std::chrono::ceil<std::chrono::milliseconds>(wait).count();
+  auto reply = exchange(fd.get(), {operation, key, value, static_cast<std::uint64_t>(wait_ms)},
+                        Clock::now() + wait + reply_grace);
+  if (reply.error != 0) {
+    throw UnreachableError(
+        where() + " is lost: " + errno_text(reply.error) + "; check that the process that serves it runs",
+        {.system_errno = reply.error});
   }
-  if (error != 0) {
-    throw UnreachableError("the store at " + host_ + ":" + std::to_string(port_) + " is lost: " + errno_text(error) +
-                               "; check that the process that serves it runs",
-                           {.system_errno = error});
-  }
+  if (reply.is_wrong) throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
   {
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(fd));
   }
-  switch (header[0]) {
+  switch (reply.status) {
     case status_ok:
-      return result;
+      return std::move(reply.value);
     case status_timeout:
       throw store_timeout(key, timeout);
     case status_full:

@@ -14,9 +14,9 @@ namespace holmes {
 
 class TcpStoreServer;
 
-// A key-value store that one process serves and all others reach. No authentication: who reaches the port can read and
-// write, so let it listen where only the job is. Frames that make no sense are dropped with their connection.
-// Thread-safe.
+// A key-value store that one process serves and all others reach. Where the job's secret is given, every connection
+// proves it in both directions; else who reaches the port can read and write, so let it listen where only the job is.
+// Frames that make no sense are dropped with their connection. Thread-safe.
 class TcpStore final : public Store {
 public:
   // Longest key and largest value, in bytes; longer ones are refused with UsageError.
@@ -24,8 +24,10 @@ public:
   static constexpr std::size_t max_value_bytes = std::size_t{16} << 20;
 
   // `is_server`: serves on `host`:`port` (port 0: the kernel chooses, see port()) until it is destroyed. Else connects,
-  // trying until the server is there or `timeout` has passed (UnreachableError).
-  TcpStore(std::string host, std::uint16_t port, bool is_server, Duration timeout = std::chrono::seconds(60));
+  // trying until the server is there or `timeout` has passed (UnreachableError). `secret`: the job's; empty:
+  // HOLMES_SECRET or HOLMES_SECRET_FILE, else none. ProtocolError where the other side has another one, or none.
+  TcpStore(std::string host, std::uint16_t port, bool is_server, Duration timeout = std::chrono::seconds(60),
+           const std::string& secret = "");
   ~TcpStore() override;
 
   void set(const std::string& key, const std::string& value) override;
@@ -37,9 +39,13 @@ public:
 private:
   std::string call(char operation, const std::string& key, const std::string& value, Duration timeout);
   UniqueFd connect(Duration timeout);
+  // Proves the secret, in both directions, or says at least something.
+  void introduce(int fd, Clock::time_point deadline) const;
+  std::string where() const { return "the store at " + host_ + ":" + std::to_string(port_); }
 
   std::string host_;
   std::uint16_t port_;
+  std::string secret_;
   std::unique_ptr<TcpStoreServer> server_;
   Duration timeout_;
   std::mutex mutex_;

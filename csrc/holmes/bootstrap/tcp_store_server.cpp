@@ -3,6 +3,7 @@
 #include <netdb.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -10,36 +11,33 @@
 #include <cerrno>
 #include <memory>
 
+#include "holmes/bootstrap/secret.hpp"
+#include "holmes/bootstrap/sha256.hpp"
 #include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/transport/socket.hpp"
 
 namespace holmes {
-namespace store_protocol {
-
-void put_number(std::string& bytes, std::uint64_t value, std::size_t size) {
-  for (std::size_t i = 0; i < size; ++i) bytes += static_cast<char>(value >> (8 * i));
-}
-
-std::uint64_t number_at(const std::string& bytes, std::size_t offset, std::size_t size) {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < size; ++i) {
-    value |= std::uint64_t{static_cast<std::uint8_t>(bytes[offset + i])} << (8 * i);
-  }
-  return value;
-}
-
-}  // namespace store_protocol
-
 namespace {
 
 using namespace std::chrono_literals;
 using namespace store_protocol;
 
-constexpr std::size_t max_clients = 8192;
+constexpr std::size_t most_clients = 8192;
+constexpr std::size_t max_strangers = 256;  // connections that have not sent a request yet
+constexpr int max_accepts = 64;             // per turn of the loop
 constexpr std::size_t max_stored_bytes = std::size_t{1} << 30;
-constexpr Duration first_request_timeout = 10s;
-constexpr std::uint64_t max_wait_ms = std::uint64_t{365} * 24 * 3600 * 1000;
+constexpr std::size_t max_buffered_bytes = std::size_t{256} << 20;
+constexpr Duration request_timeout = 10s;  // from connect, or a request's first byte, to its last
+constexpr Duration reply_timeout = 60s;    // to take a reply
+constexpr int max_drop_warnings = 20;
+
+// The store must not use up the descriptors of its process, which works besides.
+std::size_t client_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return most_clients;
+  return std::clamp<std::size_t>(limit.rlim_cur / 2, 1, most_clients);
+}
 
 UniqueFd listen_on(const std::string& host, std::uint16_t port) {
   addrinfo hints{};
@@ -65,8 +63,11 @@ UniqueFd listen_on(const std::string& host, std::uint16_t port) {
 
 }  // namespace
 
-TcpStoreServer::TcpStoreServer(const std::string& host, std::uint16_t port)
-    : listener_(listen_on(host, port)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+TcpStoreServer::TcpStoreServer(const std::string& host, std::uint16_t port, std::string secret)
+    : secret_(std::move(secret)),
+      max_clients_(client_limit()),
+      listener_(listen_on(host, port)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_) throw SystemError("the store cannot make an eventfd: " + errno_text(errno), {.system_errno = errno});
   port_ = SocketAddress::local_of(listener_.get()).value().port();
   thread_ = std::thread([this] { run(); });
@@ -109,10 +110,10 @@ void TcpStoreServer::poll_once() {
   const auto now = Clock::now();
   for (std::size_t i = 0; i < known; ++i) {
     auto& client = clients_[i];
-    bool keep = true;
-    if ((fds[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0) keep = receive(client);
+    bool keep = static_cast<bool>(client.fd);
+    if (keep && (fds[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0) keep = receive(client);
     if (keep && now >= client.deadline) {
-      keep = client.is_known;
+      keep = client.awaited.has_value();
       if (keep) reply(client, status_timeout);
     }
     if (!keep) client.fd.reset();
@@ -121,22 +122,46 @@ void TcpStoreServer::poll_once() {
     if (client.fd && !client.output.empty() && !send(client)) client.fd.reset();
   }
   std::erase_if(clients_, [](const Client& client) { return !client.fd; });
+  buffered_bytes_ = 0;
+  for (const auto& client : clients_) buffered_bytes_ += client.input.size();
   if (fds[known].revents != 0) stop_ = true;
   if (fds[known + 1].revents != 0) accept_all();
 }
 
 void TcpStoreServer::accept_all() {
-  while (auto fd = accept_one(listener_.get())) {
-    if (clients_.size() >= max_clients) {
-      log(LogLevel::warn, std::nullopt,
-          "store: dropped a connection: " + std::to_string(max_clients) + " are open already");
+  for (int i = 0; i < max_accepts; ++i) {
+    auto fd = accept_one(listener_.get());
+    if (!fd) return;
+    const auto strangers = std::ranges::count_if(clients_, [](const Client& client) { return !client.is_known; });
+    // The oldest had the longest chance.
+    if (static_cast<std::size_t>(strangers) >= max_strangers || clients_.size() >= max_clients_) drop_oldest_stranger();
+    Client client;
+    client.fd = std::move(fd);
+    if (clients_.size() >= max_clients_) {
+      log_drop(client, std::to_string(max_clients_) + " are open already (raise ulimit -n for more)");
       continue;
     }
-    tune_socket(fd.get(), std::nullopt);
-    clients_.emplace_back();
-    clients_.back().fd = std::move(fd);
-    clients_.back().deadline = Clock::now() + first_request_timeout;
+    tune_socket(client.fd.get(), std::nullopt);
+    client.deadline = Clock::now() + request_timeout;
+    clients_.push_back(std::move(client));
   }
+}
+
+void TcpStoreServer::drop_oldest_stranger() {
+  const auto oldest = std::ranges::find_if(clients_, [](const Client& client) { return !client.is_known; });
+  if (oldest == clients_.end()) return;
+  log_drop(*oldest, "too many connections at once");
+  clients_.erase(oldest);
+}
+
+void TcpStoreServer::log_drop(const Client& client, const std::string& reason) {
+  // A flood of strangers must not become a flood of lines.
+  const auto level = drops_++ < max_drop_warnings ? LogLevel::warn : LogLevel::debug;
+  if (!log_enabled(level)) return;
+  const auto remote = SocketAddress::remote_of(client.fd.get());
+  log(level, std::nullopt,
+      "store: dropped a connection from " + (remote ? remote->text() : "unknown address") + ": " + reason +
+          (drops_ == max_drop_warnings ? "; further ones are logged at level debug" : ""));
 }
 
 bool TcpStoreServer::receive(Client& client) {
@@ -144,50 +169,77 @@ bool TcpStoreServer::receive(Client& client) {
   const ssize_t got = ::recv(client.fd.get(), chunk.data(), chunk.size(), 0);
   if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
   if (got == 0) return false;
+  // One request at a time, and nothing while the last reply is not taken.
+  if (client.awaited || !client.output.empty()) {
+    log_drop(client, "it sent a request before it had the reply to the last one");
+    return false;
+  }
+  if (client.is_known && client.input.empty()) client.deadline = Clock::now() + request_timeout;
   client.input.append(chunk.data(), static_cast<std::size_t>(got));
-  if (handle_request(client)) return true;
-  const auto remote = SocketAddress::remote_of(client.fd.get());
-  log(LogLevel::warn, std::nullopt,
-      "store: dropped a connection from " + (remote ? remote->text() : "unknown address") +
-          ": what it sent is no request");
-  return false;
+  buffered_bytes_ += static_cast<std::size_t>(got);
+  auto parsed = parse(client.input);
+  if (parsed.request) {
+    client.input = {};
+    if (handle(client, std::move(*parsed.request))) return true;
+  }
+  if (parsed.is_wrong || parsed.request) {
+    log_drop(client, "what it sent is no request");
+    return false;
+  }
+  if (buffered_bytes_ > max_buffered_bytes) drop_largest();
+  return static_cast<bool>(client.fd);
 }
 
-// False where the input cannot become a request. A client has one request at a time.
-bool TcpStoreServer::handle_request(Client& client) {
-  const auto& input = client.input;
-  const auto prefix = std::min(input.size(), magic.size());
-  if (input.compare(0, prefix, magic.substr(0, prefix)) != 0) return false;
-  if (input.size() < request_header_bytes) return true;
-  const char operation = input[4];
-  const auto key_bytes = number_at(input, 5, 4), value_bytes = number_at(input, 9, 4);
-  const auto wait_ms = number_at(input, 13, 8);
-  if (client.awaited || !client.output.empty() || key_bytes > TcpStore::max_key_bytes ||
-      value_bytes > TcpStore::max_value_bytes || wait_ms > max_wait_ms || (operation != op_set && value_bytes != 0)) {
-    return false;
+// Who holds most, so that small requests are served whatever others send.
+void TcpStoreServer::drop_largest() {
+  const auto largest = std::ranges::max_element(clients_, {}, [](const Client& client) { return client.input.size(); });
+  log_drop(*largest, "too many bytes of unfinished requests");
+  buffered_bytes_ -= largest->input.size();
+  largest->input = {};
+  largest->fd.reset();
+}
+
+// False where the connection is to be dropped.
+bool TcpStoreServer::handle(Client& client, Request request) {
+  if (request.operation == op_hello || request.operation == op_prove) return authenticate(client, request);
+  if (!secret_.empty() && !client.is_known) {
+    reply(client, status_refused);
+    return true;
   }
-  const auto request_bytes = request_header_bytes + key_bytes + value_bytes;
-  if (input.size() > request_bytes) return false;
-  if (input.size() < request_bytes) return true;
-  const auto key = input.substr(request_header_bytes, key_bytes);
-  auto value = input.substr(request_header_bytes + key_bytes);
-  client.input = {};
   client.is_known = true;
   client.deadline = Clock::time_point::max();
-  if (operation == op_set) {
-    set(client, key, std::move(value));
-  } else if (operation == op_get || operation == op_wait) {
-    const auto found = values_.find(key);
-    client.wants_value = operation == op_get;
-    if (found != values_.end()) {
-      reply(client, status_ok, client.wants_value ? found->second : "");
-    } else {
-      client.awaited = key;
-      client.deadline = Clock::now() + std::chrono::milliseconds(wait_ms);
-    }
-  } else {
-    return false;
+  if (request.operation == op_set) {
+    set(client, request.key, std::move(request.value));
+    return true;
   }
+  const auto found = values_.find(request.key);
+  client.wants_value = request.operation == op_get;
+  if (found != values_.end()) {
+    reply(client, status_ok, client.wants_value ? found->second : "");
+  } else {
+    client.awaited = std::move(request.key);
+    client.deadline = Clock::now() + std::chrono::milliseconds(request.wait_ms);
+  }
+  return true;
+}
+
+bool TcpStoreServer::authenticate(Client& client, const Request& request) {
+  if (client.is_known) return false;
+  if (request.operation == op_hello) {
+    if (secret_.empty()) {
+      reply(client, status_refused);
+      return true;
+    }
+    const auto own_nonce = random_bytes(nonce_bytes);
+    client.expected_proof = proof(secret_, false, request.key, own_nonce);
+    reply(client, status_ok, own_nonce + proof(secret_, true, request.key, own_nonce));
+    client.deadline = Clock::now() + request_timeout;
+    return true;
+  }
+  if (client.expected_proof.empty() || !equal_texts(request.key, client.expected_proof)) return false;
+  client.expected_proof.clear();
+  client.is_known = true;
+  reply(client, status_ok);
   return true;
 }
 
@@ -206,7 +258,7 @@ void TcpStoreServer::set(Client& client, const std::string& key, std::string val
 
 void TcpStoreServer::reply(Client& client, char status, const std::string& value) {
   client.awaited.reset();
-  client.deadline = Clock::time_point::max();
+  client.deadline = Clock::now() + reply_timeout;
   client.output += status;
   put_number(client.output, value.size(), 4);
   client.output += value;
@@ -216,6 +268,7 @@ bool TcpStoreServer::send(Client& client) {
   const ssize_t sent = ::send(client.fd.get(), client.output.data(), client.output.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
   client.output.erase(0, static_cast<std::size_t>(sent));
+  if (client.output.empty() && client.is_known) client.deadline = Clock::time_point::max();
   return true;
 }
 

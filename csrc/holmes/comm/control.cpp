@@ -36,7 +36,7 @@ void ControlLink::send_frame(std::uint32_t type, const std::string& payload) noe
   message.msg_iovlen = 2;
   // Not sent where the socket is full or gone: see the header.
   for (const Line& line : lines_) [[maybe_unused]]
-    const ssize_t sent = ::sendmsg(line.socket.fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent = line.socket.post(message);
 }
 
 void ControlLink::send_doorbell() noexcept { send_frame(doorbell, {}); }
@@ -80,7 +80,11 @@ std::optional<Failure> ControlLink::drain() {
 std::optional<Failure> ControlLink::drain(Line& line) {
   std::array<char, 4096> buffer;
   while (!line.is_lost) {
-    const ssize_t bytes = ::recv(line.socket.fd.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    iovec piece{buffer.data(), buffer.size()};
+    msghdr message{};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    const ssize_t bytes = line.socket.recv(message);
     if (bytes > 0) {
       line.received.append(buffer.data(), static_cast<std::size_t>(bytes));
       if (auto failure = parse(line.received)) return failure;

@@ -80,12 +80,13 @@ CommunicatorRecord Engine::record(Clock::time_point until) {
   if (is_inherited()) return record;
   // The driver answers, or else nobody drives and this thread can look itself. The dead one's state is the one it had.
   while (!is_dead() && state_requested_.load(std::memory_order_acquire)) {
-    {
-      std::unique_lock drive(drive_, std::try_to_lock);
-      if (drive && !is_dead()) {
-        take_state();
-        break;
-      }
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (drive) {
+      if (!is_dead()) take_state();
+      drive.unlock();
+      // Whoever found the lock taken relies on its holder for what is left.
+      if (has_pending()) give_to_io_thread();
+      break;
     }
     if (Clock::now() >= until) break;
     std::this_thread::sleep_for(look_pause);

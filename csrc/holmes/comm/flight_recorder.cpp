@@ -1,6 +1,7 @@
 #include "holmes/comm/flight_recorder.hpp"
 
 #include <algorithm>
+#include <bit>
 
 namespace holmes {
 namespace {
@@ -61,7 +62,8 @@ std::optional<RecordedOp> recorded_op_from_name(std::string_view text) {
 }
 
 FlightRecorder::FlightRecorder(std::size_t capacity)
-    : capacity_(capacity), slots_(capacity ? std::make_unique<Slot[]>(capacity) : nullptr) {}
+    : capacity_(capacity ? std::bit_ceil(capacity) : 0),
+      slots_(capacity_ ? std::make_unique<Slot[]>(capacity_) : nullptr) {}
 
 std::uint64_t FlightRecorder::add(const RecordedCall& call, WorkState state, Clock::time_point now) {
   if (!is_on()) return 0;
@@ -83,7 +85,9 @@ std::uint64_t FlightRecorder::add(const RecordedCall& call, WorkState state, Clo
 void FlightRecorder::set_state(Slot& slot, std::uint64_t number, WorkState state) {
   // Where more operations are pending than are kept, the slot is another one's by now.
   std::uint64_t word = slot.word.load(std::memory_order_relaxed);
-  while (word >> state_bits == number && !slot.word.compare_exchange_weak(word, word_of(number, state))) {
+  while (word >> state_bits == number &&
+         !slot.word.compare_exchange_weak(word, word_of(number, state), std::memory_order_release,
+                                          std::memory_order_relaxed)) {
   }
 }
 

@@ -69,7 +69,7 @@ struct OperationTotals {
 // Thread-safe. Nothing is allocated after construction and nobody waits: a reader skips what is just being overwritten.
 class FlightRecorder {
 public:
-  // Keeps the last `capacity` operations; 0: none, everything here does nothing.
+  // Keeps the last `capacity` operations, rounded up to a power of two; 0: none, everything here does nothing.
   explicit FlightRecorder(std::size_t capacity);
 
   bool is_on() const { return capacity_ > 0; }
@@ -101,7 +101,7 @@ private:
     std::atomic<std::uint64_t> ns{0};
   };
 
-  Slot& slot_of(std::uint64_t number) const { return slots_[(number - 1) % capacity_]; }
+  Slot& slot_of(std::uint64_t number) const { return slots_[(number - 1) & (capacity_ - 1)]; }
   void set_state(Slot& slot, std::uint64_t number, WorkState state);
 
   std::size_t capacity_;

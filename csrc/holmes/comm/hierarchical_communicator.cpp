@@ -55,6 +55,10 @@ void HierarchicalCommunicator::connect_parts() {
     part.rank = rank;
     part.nics = nics;
     part.labels = members;
+    // Its members are of one cluster, or each of another.
+    const auto cluster_of = [&](int member) { return options_.clusters[static_cast<std::size_t>(member)]; };
+    if (part.tls == TlsMode::clusters)
+      part.tls = cluster_of(members.front()) == cluster_of(members.back()) ? TlsMode::off : TlsMode::all;
     return std::make_shared<HostCommunicator>(store_, std::move(part));
   };
   parts_->flat = std::make_shared<HostCommunicator>(store_, options_);
@@ -256,6 +260,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
     throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
                      " is not possible; size must be at least 1 and rank from 0 to size - 1");
+  if (!options.tls) options.tls = tls_mode_from_name(Env::read().tls);
   if (options.clusters.empty()) return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
   if (options.clusters.size() != static_cast<std::size_t>(options.size))
     throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +
@@ -268,6 +273,8 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
     return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
   }
   if (hierarchy.cluster_count() == 1 && !options.cluster_nics.empty()) options.nics = std::move(options.cluster_nics);
+  // One cluster, or each rank in another.
+  if (options.tls == TlsMode::clusters) options.tls = hierarchy.cluster_count() == 1 ? TlsMode::off : TlsMode::all;
   options.clusters.clear();
   options.cluster_nics.clear();
   return std::make_shared<HostCommunicator>(std::move(store), std::move(options));

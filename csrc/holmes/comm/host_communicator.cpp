@@ -135,10 +135,9 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   }
   const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
   IoThread& io_thread = io_thread_for(env, options_.nics.empty() ? "" : options_.nics.front().interface);
-  const int engine_label = group->label(options_.rank);
-  engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p),
-                                     "rank " + std::to_string(engine_label) + " (host " + host + ")",
-                                     env.spin.value_or(default_spin), io_thread, std::move(sockets));
+  const std::string place = "rank " + std::to_string(group->label(options_.rank)) + " (host " + host + ")";
+  engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, env.spin.value_or(default_spin),
+                                     io_thread, std::move(sockets));
   if (!is_internal(options_.name)) register_source(engine_);
   start_watcher(env);
   introduce(mesh, slice_bytes);
@@ -315,8 +314,7 @@ WorkPtr HostCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int
 
 WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions options) {
   const DType dtype = inputs.empty() ? DType::uint8 : inputs.front().dtype;
-  std::size_t count = 0;
-  for (const Buffer& input : inputs) count += input.count;
+  const std::size_t count = total_bytes(inputs) / size_bytes(dtype);
   check_one_per_rank("all_to_all: inputs", inputs, dtype);
   check_one_per_rank("all_to_all: outputs", outputs, dtype);
   check_equal_count("all_to_all", outputs[options_.rank], inputs[options_.rank]);
@@ -343,13 +341,9 @@ P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::o
   Call call = begin(options);
   cuda::EventPtr ready;
   if (buffer.device) ready = cuda::Device::get(*buffer.device).mark(buffer.stream, is_send ? "send" : "recv");
-  return {.is_send = is_send,
-          .buffer = std::move(buffer),
-          .peer = peer,
-          .tag = tag,
-          .work = std::move(call.work),
-          .deadline = call.deadline,
-          .begin = std::move(ready)};
+  P2pEngine::Request made{is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline};
+  made.begin = std::move(ready);
+  return made;
 }
 
 std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request> requests,

@@ -11,4 +11,13 @@ Transport transport_from_name(const std::string& name) {
   throw UsageError("transport '" + name + "' does not exist; use one of: auto, tcp, shm");
 }
 
+TlsMode tls_mode_from_name(const std::string& name) {
+  if (name == "off") return TlsMode::off;
+  if (name == "clusters") return TlsMode::clusters;
+  if (name == "all") return TlsMode::all;
+  throw UsageError("tls '" + name + "' does not exist; use one of: off, clusters, all");
+}
+
+std::string name(TlsMode mode) { return mode == TlsMode::off ? "off" : mode == TlsMode::clusters ? "clusters" : "all"; }
+
 }  // namespace holmes

@@ -34,6 +34,17 @@ enum class Transport {
 // "auto", "tcp" or "shm". Throws UsageError for any other name.
 Transport transport_from_name(const std::string& name);
 
+// Which TCP connections are encrypted. (Shared memory never leaves the host.)
+enum class TlsMode {
+  off,
+  clusters,  // those between ranks of different clusters
+  all,
+};
+
+// "off", "clusters" or "all". Throws UsageError for any other name.
+TlsMode tls_mode_from_name(const std::string& name);
+std::string name(TlsMode mode);
+
 struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
@@ -55,7 +66,8 @@ struct CommunicatorOptions {
   Transport transport = Transport::automatic;
   Duration timeout = std::chrono::minutes(30);          // deadline of an operation unless the call gives one
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
-  std::string secret{};  // per-job secret; empty: HOLMES_SECRET, else made by rank 0 and shared by the Store
+  std::string secret{};          // per-job secret; empty: HOLMES_SECRET, else made by rank 0 and shared by the Store
+  std::optional<TlsMode> tls{};  // the same on all ranks; absent: HOLMES_TLS, else off
 };
 
 class Compression;
@@ -83,6 +95,7 @@ struct ConnectionInfo {
   std::string remote_address;  // as getpeername says
   bool device_bound = false;   // SO_BINDTODEVICE was permitted
   bool is_retired = false;     // a lost rail: the stream goes on without it
+  std::string encryption;      // "TLSv1.3 TLS_AES_128_GCM_SHA256"; empty: none
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   std::uint64_t retransmitted_segments = 0;  // TCP segments the system sent again

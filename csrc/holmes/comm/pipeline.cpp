@@ -114,7 +114,7 @@ void Pipeline::await(const std::vector<WorkPtr>& works, const std::shared_ptr<Op
     std::atomic<std::size_t> missing;
     std::function<void()> then;
   };
-  const auto join = std::make_shared<Join>(works.size() + 1, std::move(then));
+  const std::shared_ptr<Join> join(new Join{works.size() + 1, std::move(then)});
   const auto arrive = [self = shared_from_this(), operation, join] {
     if (join->missing.fetch_sub(1) != 1) return;
     if (!self->has_failed()) join->then();

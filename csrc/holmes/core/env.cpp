@@ -72,6 +72,12 @@ Env Env::read() {
   }
   env.secret = text_of("HOLMES_SECRET");
   env.secret_file = text_of("HOLMES_SECRET_FILE");
+  if (const auto text = text_of("HOLMES_TLS")) {
+    if (*text != "off" && *text != "clusters" && *text != "all")
+      refuse("HOLMES_TLS", *text, "off, clusters or all", "say clusters to encrypt what travels between clusters");
+    env.tls = *text;
+  }
+  env.ssl_library = text_of("HOLMES_SSL_LIBRARY");
   env.hostname = text_of("HOLMES_HOSTNAME");
   if (const auto text = text_of("HOLMES_PORT_RANGE")) env.port_range = port_range_from(*text);
   if (const auto timeout = seconds_of("HOLMES_CONNECT_TIMEOUT_S", "60")) env.connect_timeout = *timeout;
@@ -144,6 +150,9 @@ const std::vector<EnvVariable>& env_variables() {
       {"HOLMES_SECRET", "text", "HOLMES_SECRET_FILE", "The job's secret, the same on all ranks."},
       {"HOLMES_SECRET_FILE", "path", "rank 0 makes a secret and shares it through the Store",
        "File whose content, less a final newline, is the job's secret."},
+      {"HOLMES_TLS", "off, clusters, all", "off",
+       "TCP connections that are encrypted: none, those between clusters, all."},
+      {"HOLMES_SSL_LIBRARY", "path", "the system's libssl", "The OpenSSL to use for TLS."},
       {"HOLMES_HOSTNAME", "text", "gethostname", "Name of this host in messages."},
       {"HOLMES_PORT_RANGE", "first-last, 1 to 65535", "the kernel chooses", "Ports of listening sockets."},
       {"HOLMES_CONNECT_TIMEOUT_S", "seconds, above 0", "the communicator's options",

@@ -26,6 +26,12 @@ struct Env {
   // shares it through the Store.
   std::optional<std::string> secret_file;
 
+  // HOLMES_TLS = off | clusters | all. Which TCP connections are encrypted: none, those between clusters, every one.
+  // Default off.
+  std::string tls = "off";
+  // HOLMES_SSL_LIBRARY = path. The OpenSSL (its libssl) to use for TLS. Default: the system's.
+  std::optional<std::string> ssl_library;
+
   // HOLMES_HOSTNAME = text. Name of this host in messages. Default: what gethostname says.
   std::optional<std::string> hostname;
 

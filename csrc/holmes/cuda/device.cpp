@@ -56,9 +56,7 @@ EventPtr Device::take_event() {
 EventPtr Device::mark(Stream stream, const char* what) {
   const Driver& cuda = driver();
   const CurrentDevice current(*this);
-  int is_capturing = 0;
-  cuda.check(cuda.stream_is_capturing(stream, &is_capturing), "ask whether a stream is captured");
-  if (is_capturing)
+  if (capture_of(stream))
     throw UsageError(std::string(what) +
                      ": the stream is being captured into a CUDA graph, which cannot hold what sockets do; call it "
                      "outside of the capture, or use an NCCL communicator");
@@ -84,6 +82,16 @@ CurrentDevice::CurrentDevice(const Device& device) {
 
 CurrentDevice::~CurrentDevice() {
   if (changed_) driver().context_set_current(previous_);
+}
+
+std::optional<unsigned long long> capture_of(Stream stream) {
+  const Driver& cuda = driver();
+  int status = 0;
+  unsigned long long id = 0;
+  cuda.check(cuda.stream_get_capture_info(stream, &status, &id, nullptr, nullptr, nullptr),
+             "ask whether a stream is captured");
+  if (status == 0) return std::nullopt;  // CU_STREAM_CAPTURE_STATUS_NONE
+  return id;
 }
 
 std::optional<int> device_of(const void* address) {

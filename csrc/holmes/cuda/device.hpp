@@ -31,9 +31,15 @@ public:
   // Held while operations are put on the device: NCCL wants them from one thread at a time, and communicators of
   // several NCCL images must see one order.
   std::timed_mutex issue;
-  // --- protected by `issue`: the last operation, and the library it belongs to ---
-  const void* last_library = nullptr;
-  EventPtr last_end;
+  // The last operation that was put on the device. Protected by `issue`.
+  struct Last {
+    const void* library = nullptr;  // the NCCL it belongs to
+    Stream stream = nullptr;        // where it runs
+    EventPtr end;                   // behind it; null: there was none
+    unsigned long long capture_id = 0;
+  };
+  Last last;
+  Last last_captured;  // into a CUDA graph; counts only for the capture with its id
 
 private:
   friend class CurrentDevice;
@@ -57,6 +63,10 @@ private:
   Context previous_ = nullptr;
   bool changed_ = false;
 };
+
+// The id of the capture into a CUDA graph that `stream` takes part in; absent: none, calls run. Throws SystemError
+// where a capture is broken.
+std::optional<unsigned long long> capture_of(Stream stream);
 
 // The number of the device that has this address; absent for host memory.
 std::optional<int> device_of(const void* address);

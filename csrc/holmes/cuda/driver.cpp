@@ -33,8 +33,8 @@ std::unique_ptr<Driver> load() {
   resolve("cuStreamCreate", made->stream_create);
   resolve("cuStreamDestroy_v2", made->stream_destroy);
   resolve("cuStreamWaitEvent", made->stream_wait_event);
+  resolve("cuStreamGetCaptureInfo_v2", made->stream_get_capture_info);
   resolve("cuStreamQuery", made->stream_query);
-  resolve("cuStreamIsCapturing", made->stream_is_capturing);
   resolve("cuEventCreate", made->event_create);
   resolve("cuEventDestroy_v2", made->event_destroy);
   resolve("cuEventRecord", made->event_record);

@@ -26,8 +26,10 @@ struct Driver {
   Status (*stream_create)(Stream* stream, unsigned flags) = nullptr;
   Status (*stream_destroy)(Stream stream) = nullptr;
   Status (*stream_wait_event)(Stream stream, Event event, unsigned flags) = nullptr;
+  // cuStreamGetCaptureInfo_v2; what follows `id` may be null.
+  Status (*stream_get_capture_info)(Stream stream, int* status, unsigned long long* id, void** graph,
+                                    const void** dependencies, std::size_t* count) = nullptr;
   Status (*stream_query)(Stream stream) = nullptr;
-  Status (*stream_is_capturing)(Stream stream, int* status) = nullptr;
   Status (*event_create)(Event* event, unsigned flags) = nullptr;
   Status (*event_destroy)(Event event) = nullptr;
   Status (*event_record)(Event event, Stream stream) = nullptr;

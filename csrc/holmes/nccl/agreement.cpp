@@ -1,5 +1,6 @@
 #include "holmes/nccl/agreement.hpp"
 
+#include <charconv>
 #include <functional>
 
 #include "holmes/core/error.hpp"
@@ -7,6 +8,12 @@
 
 namespace holmes::nccl {
 namespace {
+
+constexpr std::int64_t max_report_bytes = 64 * 1024;
+
+[[noreturn]] void refuse_report() {
+  throw ProtocolError("a rank's report on its NCCL makes no sense; run one version of Holmes");
+}
 
 constexpr char separator = '\x1f';  // in no host name, NIC or message
 
@@ -18,16 +25,27 @@ std::string encode(const RankReport& report) {
   return text;
 }
 
-RankReport decode(const std::string& text) {
+}  // namespace
+
+RankReport decode_report(const std::string& text) {
   std::vector<std::string> fields;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = text.find(separator, begin);
     fields.push_back(text.substr(begin, end - begin));
     begin = end == std::string::npos ? text.size() : end + 1;
   }
-  if (fields.size() != 7) throw ProtocolError("a rank's report on its NCCL makes no sense; run one version of Holmes");
-  return {fields[0], std::stoi(fields[1]), fields[2], fields[3], fields[4], std::stoi(fields[5]), fields[6]};
+  const auto number = [&](std::size_t index) {
+    const std::string& field = fields.at(index);
+    int value = 0;
+    const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
+    if (error != std::errc{} || end != field.data() + field.size()) refuse_report();
+    return value;
+  };
+  if (fields.size() != 7) refuse_report();
+  return {fields[0], number(1), fields[2], fields[3], fields[4], number(5), fields[6]};
 }
+
+namespace {
 
 // "2.21.5: rank 0 (host a), rank 1 (host b); 2.30.7: rank 2 (host c)"
 std::string who_has_what(const std::vector<RankReport>& reports,
@@ -52,7 +70,9 @@ std::vector<RankReport> exchange_reports(Communicator& control, const RankReport
   const auto size = static_cast<std::size_t>(control.size());
   CallOptions call;
   call.timeout = timeout;
-  std::string text = encode(own);
+  RankReport sent = own;
+  if (sent.error.size() > max_report_bytes / 2) sent.error.resize(max_report_bytes / 2);
+  std::string text = encode(sent);
   std::int64_t own_bytes = static_cast<std::int64_t>(text.size());
   std::vector<std::int64_t> bytes(size);
   std::vector<Buffer> outputs;
@@ -61,12 +81,13 @@ std::vector<RankReport> exchange_reports(Communicator& control, const RankReport
   std::vector<std::string> texts(size);
   outputs.clear();
   for (std::size_t rank = 0; rank < size; ++rank) {
+    if (bytes[rank] < 0 || bytes[rank] > max_report_bytes) refuse_report();
     texts[rank].resize(static_cast<std::size_t>(bytes[rank]));
     outputs.push_back({texts[rank].data(), texts[rank].size(), DType::uint8});
   }
   control.all_gather(std::move(outputs), {text.data(), text.size(), DType::uint8}, call)->wait();
   std::vector<RankReport> reports;
-  for (const std::string& one : texts) reports.push_back(decode(one));
+  for (const std::string& one : texts) reports.push_back(decode_report(one));
   return reports;
 }
 

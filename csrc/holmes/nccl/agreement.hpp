@@ -21,6 +21,9 @@ struct RankReport {
   std::string error_nic;
 };
 
+// What a rank sent. Throws ProtocolError where it makes no sense.
+RankReport decode_report(const std::string& text);
+
 // Everybody's report, by rank. Collective over `control`.
 std::vector<RankReport> exchange_reports(Communicator& control, const RankReport& own, Duration timeout);
 

@@ -53,6 +53,7 @@ Api load_api(void* handle, const std::string& path) {
   require("ncclGroupEnd", api.group_end);
   resolve(handle, "ncclCommRegister", api.comm_register);
   resolve(handle, "ncclCommDeregister", api.comm_deregister);
+  resolve(handle, "ncclCommShrink", api.comm_shrink);
   return api;
 }
 

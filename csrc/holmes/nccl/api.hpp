@@ -41,8 +41,9 @@ struct Api {
   Result (*group_end)() = nullptr;
 
   // later
-  Result (*comm_register)(Comm comm, void* buffer, std::size_t bytes, void** handle) = nullptr;  // 2.19
-  Result (*comm_deregister)(Comm comm, void* handle) = nullptr;                                  // 2.19
+  Result (*comm_register)(Comm comm, void* buffer, std::size_t bytes, void** handle) = nullptr;                 // 2.19
+  Result (*comm_deregister)(Comm comm, void* handle) = nullptr;                                                 // 2.19
+  Result (*comm_shrink)(Comm comm, int* excluded, int count, Comm* made, Config* config, int flags) = nullptr;  // 2.27
 
   // "unhandled system error (2): NET/Socket : ...": what `result` means and the library's last message.
   std::string describe(Result result) const;

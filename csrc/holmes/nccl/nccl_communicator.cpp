@@ -1,15 +1,13 @@
 #include "holmes/nccl/nccl_communicator.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 
 #include "holmes/comm/failure.hpp"
-#include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/debug/registry.hpp"
 #include "holmes/nccl/agreement.hpp"
-#include "holmes/nccl/scalar.hpp"
 #include "holmes/nccl/watchdog.hpp"
 
 namespace holmes {
@@ -19,23 +17,10 @@ namespace {
 constexpr std::uint32_t watch_tag = internal_tag;
 // Why the host-memory communicator ends where a rank leaves in order.
 constexpr const char* farewell = "the communicator was destroyed there";
+// From which version on NCCL runs operations of several communicators of one library in the order of the calls: in
+// images, which are told so by their environment, and everywhere, by the communicator's configuration.
+constexpr int ordered_images = 22600, ordered_communicators = 23102;
 constexpr auto endless = std::chrono::hours(24 * 365 * 100);
-
-nccl::Result first_error(nccl::Result a, nccl::Result b) {
-  return a == nccl::success || a == nccl::in_progress ? b : a;
-}
-
-// Elements as NCCL counts them where it only moves them: bytes.
-constexpr int byte_type = 1;  // ncclUint8
-
-// One after the other in memory and alike, as NCCL's plain collectives want them.
-bool is_one_block(const std::vector<Buffer>& buffers) {
-  for (std::size_t i = 0; i < buffers.size(); ++i)
-    if (buffers[i].count != buffers.front().count ||
-        buffers[i].begin() != buffers.front().begin() + i * buffers.front().bytes())
-      return false;
-  return true;
-}
 
 std::string link_layer_of(const nccl::Profile& profile, const std::vector<Nic>& nics) {
   if (profile.net != nccl::Net::ib || profile.hcas.empty()) return "";
@@ -46,52 +31,81 @@ std::string link_layer_of(const nccl::Profile& profile, const std::vector<Nic>& 
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options, NcclOptions nccl_options)
+NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options, NcclOptions nccl_options,
+                                   NcclCommunicator* parent, const std::vector<int>& excluded)
     : store_(std::move(store)), options_(std::move(options)), nccl_options_(std::move(nccl_options)) {
   const auto deadline = Clock::now() + Env::read().connect_timeout.value_or(options_.connect_timeout);
+  if (options_.tls.value_or(tls_mode_from_name(Env::read().tls)) == TlsMode::all)
+    throw UsageError(
+        "communicator '" + options_.name +
+        "': NCCL's connections cannot be encrypted, and tls is 'all'; use tls='clusters' (HOLMES_TLS) with "
+        "NCCL inside a cluster, or backend='host'");
   CommunicatorOptions control = options_;
   control.name = options_.name + "/control";
   control.clusters.clear();
   control.cluster_nics.clear();
   control_ = make_communicator(store_, std::move(control));
 
-  // What goes wrong on one rank is raised on all.
   nccl::RankReport report;
   report.host = host_name();
   nccl::Chosen chosen;
   nccl::UniqueId id{};
   cuda::Device* device = nullptr;
-  try {
+  // What goes wrong on one rank is raised on all.
+  const auto try_here = [&](const std::function<void()>& body) {
+    try {
+      if (report.error.empty()) body();
+    } catch (const HolmesError& error) {
+      report.error = error.what();
+      report.error_kind = static_cast<int>(error.kind());
+      report.error_nic = error.context().nic;
+    }
+  };
+  const auto open_rendezvous = [&] {
+    if (options_.rank != 0) return;
+    const nccl::Result result = chosen.api->get_unique_id(&id);
+    if (result != nccl::success)
+      throw CommunicatorError("NCCL cannot open a rendezvous: " + chosen.api->describe(result));
+  };
+  const auto left = [&] { return std::max<Duration>(deadline - Clock::now(), std::chrono::milliseconds(1)); };
+  try_here([&] {
     const std::vector<Nic> nics = discover_nics(nccl_options_.sysfs_root);
     device = &cuda::Device::get(nccl_options_.device);
     chosen = nccl::choose(nccl_options_.profile, nics, nccl_options_.package_paths);
     report.version = chosen.api->version;
     report.net = nccl::net_name(nccl_options_.profile.net);
     report.link_layer = link_layer_of(nccl_options_.profile, nics);
-    if (options_.rank == 0) {
-      const nccl::Result result = chosen.api->get_unique_id(&id);
-      if (result != nccl::success)
-        throw CommunicatorError("NCCL cannot open a rendezvous: " + chosen.api->describe(result));
-    }
-  } catch (const HolmesError& error) {
-    report.error = error.what();
-    report.error_kind = static_cast<int>(error.kind());
-    report.error_nic = error.context().nic;
-  }
-  const auto left = [&] { return std::max<Duration>(deadline - Clock::now(), std::chrono::milliseconds(1)); };
+  });
+  const auto make_session = [&] {
+    const bool library_orders = report.version >= (chosen.image ? ordered_images : ordered_communicators);
+    session_ = std::make_shared<nccl::Session>(
+        *chosen.api, *device,
+        nccl::SessionOptions{options_.name, report.host, options_.rank, options_.size, report.net, library_orders});
+    session_->record()->introduce(control_->flight_record().front());
+    register_source(session_->record());
+  };
+  bool shrinks = parent != nullptr && all_agree(chosen.api == &parent->session_->api() && chosen.api->comm_shrink &&
+                                                    !parent->session_->has_failed(),
+                                                deadline);
+  if (!shrinks) try_here(open_rendezvous);
   nccl::check_agreement(nccl::exchange_reports(*control_, report, left()));
-  CallOptions call;
-  call.timeout = left();
-  control_->broadcast({id.internal, sizeof(id.internal), DType::uint8}, 0, call)->wait();
-
+  make_session();
+  if (shrinks && !shrink_from(*parent, excluded, deadline)) {
+    shrinks = false;
+    try_here(open_rendezvous);
+    nccl::check_agreement(nccl::exchange_reports(*control_, report, left()));
+    make_session();
+  }
   description_ = "NCCL " + nccl::version_text(report.version) + ", " +
                  (chosen.image ? chosen.image->text() : "stock library " + nccl::stock_library().path) + ", " +
-                 nccl_options_.profile.text() + " (" + chosen.reason + ")";
-  session_ = std::make_shared<nccl::Session>(
-      *chosen.api, *device, nccl::SessionOptions{options_.name, report.host, options_.rank, options_.size, report.net});
-  session_->record()->introduce(control_->flight_record().front());
-  register_source(session_->record());
-  session_->connect(id, deadline);
+                 nccl_options_.profile.text() + " (" + chosen.reason + ")" +
+                 (shrinks ? ", shrunk from '" + parent->name() + "'" : "");
+  if (!shrinks) {
+    CallOptions call;
+    call.timeout = left();
+    control_->broadcast({id.internal, sizeof(id.internal), DType::uint8}, 0, call)->wait();
+    session_->connect(id, deadline);
+  }
   log(LogLevel::info, options_.rank, "communicator '" + options_.name + "': " + description_);
   for (const std::string& note : chosen.notes)
     log(LogLevel::info, options_.rank, "communicator '" + options_.name + "': " + note);
@@ -144,234 +158,86 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 WorkPtr NcclCommunicator::run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call,
-                              const std::function<nccl::Result(nccl::Comm, nccl::Stream)>& enqueue) {
+                              Enqueue enqueue) {
   if (call.compression)
     throw UsageError(std::string(operation) + ": compression is for host memory over clusters; leave it out here");
-  void* stream = buffers.empty() ? nullptr : buffers.front().stream;
-  return session_->run(operation, stream, call.timeout.value_or(options_.timeout), std::move(buffers), enqueue);
-}
-
-void NcclCommunicator::check(const char* what, const Buffer& buffer) const {
-  if (buffer.device == nccl_options_.device || buffer.count == 0) return;
-  throw UsageError(std::string(what) + " is in " +
-                   (buffer.device ? "the memory of GPU " + std::to_string(*buffer.device) : "host memory") +
-                   "; communicator '" + options_.name + "' moves the memory of GPU " +
-                   std::to_string(nccl_options_.device));
-}
-
-void NcclCommunicator::check_all(const char* what, const std::vector<Buffer>& buffers, DType dtype) const {
-  if (static_cast<int>(buffers.size()) != options_.size)
-    throw UsageError(std::string(what) + " holds " + std::to_string(buffers.size()) + " buffers; communicator '" +
-                     options_.name + "' needs one for each of its " + std::to_string(options_.size) + " ranks");
-  for (const Buffer& buffer : buffers) {
-    check(what, buffer);
-    if (buffer.dtype != dtype)
-      throw UsageError(std::string(what) + " has a buffer of " + std::string(holmes::name(buffer.dtype)) +
-                       ", the other side of the call is " + std::string(holmes::name(dtype)) + "; use one dtype");
+  if (has_open_group()) {
+    session_->throw_if_dead();
+    std::lock_guard lock(mutex_);
+    OpenGroup& group = open_groups_.at(std::this_thread::get_id());
+    std::ranges::move(buffers, std::back_inserter(group.buffers));
+    group.parts.push_back(std::move(enqueue));
+    return group.work;
   }
+  return session_->run({.name = operation,
+                        .buffers = std::move(buffers),
+                        .timeout = call.timeout.value_or(options_.timeout),
+                        .enqueue = std::move(enqueue),
+                        .on_callers_stream = !call.async});
 }
 
-void NcclCommunicator::check_rank(const char* what, int value) const {
-  if (value >= 0 && value < options_.size) return;
-  throw UsageError(std::string(what) + " " + std::to_string(value) + " is not a rank of communicator '" +
-                   options_.name + "'; it has ranks 0 to " + std::to_string(options_.size - 1));
-}
-
-int NcclCommunicator::reduction(ReduceOp op, DType dtype, const CallOptions& call) {
-  const int plain = nccl::reduction_of(op, dtype);
-  if (!call.premultiply) return plain;
-  if (op != ReduceOp::sum || !is_floating(dtype))
-    throw UsageError("premultiply is for sums of floating point, not for '" + std::string(holmes::name(op)) + "' of " +
-                     std::string(holmes::name(dtype)));
+bool NcclCommunicator::has_open_group() {
+  if (open_group_count_ == 0) return false;
   std::lock_guard lock(mutex_);
-  const auto [found, is_new] = premultiplied_.try_emplace({dtype, *call.premultiply}, 0);
-  if (is_new) {
-    nccl::Scalar scalar(*call.premultiply, dtype);
-    try {
-      session_->call("making a premultiplied sum", [&, &made = found->second](nccl::Comm comm) {
-        return session_->api().reduction_create_premultiplied_sum(&made, scalar.data(), *nccl::data_type_of(dtype),
-                                                                  nccl::scalar_on_host, comm);
-      });
-    } catch (...) {
-      premultiplied_.erase(found);
-      throw;
-    }
-  }
-  return found->second;
+  return open_groups_.contains(std::this_thread::get_id());
 }
 
-WorkPtr NcclCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions call) {
-  check("all_reduce: the buffer", data);
-  const int reduced = reduction(op, data.dtype, call);
-  return run("all_reduce", {data}, call, [&, data](nccl::Comm comm, nccl::Stream stream) {
-    return session_->api().all_reduce(data.data, data.data, data.count, *nccl::data_type_of(data.dtype), reduced, comm,
-                                      stream);
-  });
+void NcclCommunicator::start_group() {
+  session_->throw_if_dead();
+  OpenGroup group;
+  group.work = std::make_shared<nccl::NcclWork>(cuda::Device::get(nccl_options_.device), nullptr);
+  std::lock_guard lock(mutex_);
+  if (!open_groups_.emplace(std::this_thread::get_id(), std::move(group)).second)
+    throw UsageError("communicator '" + options_.name + "' has an open group in this thread; end it first");
+  ++open_group_count_;
 }
 
-WorkPtr NcclCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions call) {
-  check("reduce_scatter: the output", output);
-  check_all("reduce_scatter: the input", inputs, output.dtype);
-  const auto own = static_cast<std::size_t>(options_.rank);
-  if (output.count != inputs[own].count)
-    throw UsageError("reduce_scatter: the output holds " + std::to_string(output.count) +
-                     " elements, this rank's part " + "of the input " + std::to_string(inputs[own].count) +
-                     "; they must be equal");
-  const int reduced = reduction(op, output.dtype, call);
-  const int type = *nccl::data_type_of(output.dtype);
-  std::vector<Buffer> held = inputs;
-  held.insert(held.begin(), output);
-  return run("reduce_scatter", std::move(held), call, [&](nccl::Comm comm, nccl::Stream stream) {
-    const nccl::Api& api = session_->api();
-    if (is_one_block(inputs))
-      return api.reduce_scatter(inputs.front().data, output.data, output.count, type, reduced, comm, stream);
-    nccl::Result result = nccl::success;
-    for (std::size_t root = 0; root < inputs.size(); ++root)
-      result = first_error(result, api.reduce(inputs[root].data, output.data, inputs[root].count, type, reduced,
-                                              static_cast<int>(root), comm, stream));
-    return result;
-  });
+void NcclCommunicator::abandon_group() {
+  std::lock_guard lock(mutex_);
+  const auto found = open_groups_.find(std::this_thread::get_id());
+  if (found == open_groups_.end()) return;
+  const UsageError error("this operation's group was not ended because of an error; it did not start");
+  found->second.work->fail(std::make_exception_ptr(error));
+  open_groups_.erase(found);
+  --open_group_count_;
 }
 
-WorkPtr NcclCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions call) {
-  check("all_gather: the input", input);
-  check_all("all_gather: the output", outputs, input.dtype);
-  std::vector<Buffer> held = outputs;
-  held.insert(held.begin(), input);
-  return run("all_gather", std::move(held), call, [&](nccl::Comm comm, nccl::Stream stream) {
-    const nccl::Api& api = session_->api();
-    if (is_one_block(outputs))
-      return api.all_gather(input.data, outputs.front().data, input.bytes(), byte_type, comm, stream);
-    nccl::Result result = nccl::success;
-    for (std::size_t root = 0; root < outputs.size(); ++root) {
-      const bool is_own = root == static_cast<std::size_t>(options_.rank);
-      const void* from = is_own ? input.data : outputs[root].data;
-      result = first_error(result, api.broadcast(from, outputs[root].data, outputs[root].bytes(), byte_type,
-                                                 static_cast<int>(root), comm, stream));
-    }
-    return result;
-  });
-}
-
-WorkPtr NcclCommunicator::broadcast(Buffer data, int root, CallOptions call) {
-  check("broadcast: the buffer", data);
-  check_rank("broadcast: root", root);
-  return run("broadcast", {data}, call, [&](nccl::Comm comm, nccl::Stream stream) {
-    return session_->api().broadcast(data.data, data.data, data.bytes(), byte_type, root, comm, stream);
-  });
-}
-
-WorkPtr NcclCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions call) {
-  check("reduce: the buffer", data);
-  check_rank("reduce: root", root);
-  const int reduced = reduction(op, data.dtype, call);
-  return run("reduce", {data}, call, [&](nccl::Comm comm, nccl::Stream stream) {
-    return session_->api().reduce(data.data, data.data, data.count, *nccl::data_type_of(data.dtype), reduced, root,
-                                  comm, stream);
-  });
-}
-
-WorkPtr NcclCommunicator::exchange(const char* operation, std::vector<std::pair<int, Buffer>> sends,
-                                   std::vector<std::pair<int, Buffer>> recvs, const CallOptions& call) {
-  std::vector<Buffer> held;
-  for (const auto* side : {&sends, &recvs}) {
-    for (const auto& [peer, buffer] : *side) {
-      check(operation, buffer);
-      check_rank(operation, peer);
-      held.push_back(buffer);
-    }
-  }
-  return run(operation, std::move(held), call, [&](nccl::Comm comm, nccl::Stream stream) {
-    const nccl::Api& api = session_->api();
-    nccl::Result result = nccl::success;
-    for (const auto& [peer, buffer] : sends)
-      result = first_error(result, api.send(buffer.data, buffer.bytes(), byte_type, peer, comm, stream));
-    for (const auto& [peer, buffer] : recvs)
-      result = first_error(result, api.recv(buffer.data, buffer.bytes(), byte_type, peer, comm, stream));
-    return result;
-  });
-}
-
-WorkPtr NcclCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions call) {
-  check_rank("gather: root", root);
-  std::vector<std::pair<int, Buffer>> recvs;
-  if (root == options_.rank) {
-    check_all("gather: the output", outputs, input.dtype);
-    for (int peer = 0; peer < options_.size; ++peer) recvs.emplace_back(peer, outputs[static_cast<std::size_t>(peer)]);
-  }
-  return exchange("gather", {{root, std::move(input)}}, std::move(recvs), call);
-}
-
-WorkPtr NcclCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions call) {
-  check_rank("scatter: root", root);
-  std::vector<std::pair<int, Buffer>> sends;
-  if (root == options_.rank) {
-    check_all("scatter: the input", inputs, output.dtype);
-    for (int peer = 0; peer < options_.size; ++peer) sends.emplace_back(peer, inputs[static_cast<std::size_t>(peer)]);
-  }
-  return exchange("scatter", std::move(sends), {{root, std::move(output)}}, call);
-}
-
-WorkPtr NcclCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions call) {
-  const DType dtype = inputs.empty() ? DType::uint8 : inputs.front().dtype;
-  check_all("all_to_all: the input", inputs, dtype);
-  check_all("all_to_all: the output", outputs, dtype);
-  std::vector<std::pair<int, Buffer>> sends, recvs;
-  for (int peer = 0; peer < options_.size; ++peer) {
-    sends.emplace_back(peer, std::move(inputs[static_cast<std::size_t>(peer)]));
-    recvs.emplace_back(peer, std::move(outputs[static_cast<std::size_t>(peer)]));
-  }
-  return exchange("all_to_all", std::move(sends), std::move(recvs), call);
-}
-
-WorkPtr NcclCommunicator::barrier(CallOptions call) {
-  const Buffer token = barrier_token_;
-  const WorkPtr work = run("barrier", {token}, call, [&](nccl::Comm comm, nccl::Stream stream) {
-    constexpr int sum = 0;
-    return session_->api().all_reduce(token.data, token.data, 1, byte_type, sum, comm, stream);
-  });
-  if (!call.async) work->wait();
-  return work;
-}
-
-WorkPtr NcclCommunicator::send(Buffer data, int peer, std::uint32_t tag, CallOptions call) {
-  return batch({{true, std::move(data), peer, tag}}, call).front();
-}
-
-WorkPtr NcclCommunicator::recv(Buffer data, int peer, std::uint32_t tag, CallOptions call) {
-  return batch({{false, std::move(data), peer, tag}}, call).front();
-}
-
-WorkPtr NcclCommunicator::recv_any(Buffer, std::uint32_t, CallOptions) {
-  throw UsageError("recv: NCCL cannot receive from any rank; name the source");
-}
-
-std::vector<WorkPtr> NcclCommunicator::batch(std::vector<P2pCall> calls, CallOptions call) {
-  std::vector<std::pair<int, Buffer>> sends, recvs;
-  const std::size_t count = calls.size();
-  if (count == 0) return {};
-  const char* operation = count > 1 ? "batch" : calls.front().is_send ? "send" : "recv";
-  for (P2pCall& one : calls) {
-    if (one.tag != 0)
-      throw UsageError(std::string(operation) + ": tag " + std::to_string(one.tag) +
-                       " is not possible, NCCL has no tags: messages of a pair match in order; leave it out");
-    if (one.peer == options_.rank)
-      throw UsageError(std::string(operation) + ": rank " + std::to_string(one.peer) + " of communicator '" +
-                       options_.name + "' cannot send to or receive from itself; copy the buffer instead");
-    (one.is_send ? sends : recvs).emplace_back(one.peer, std::move(one.buffer));
-  }
-  const WorkPtr work = exchange(operation, std::move(sends), std::move(recvs), call);
-  return std::vector<WorkPtr>(count, work);
-}
-
-std::shared_ptr<Communicator> NcclCommunicator::split(int color, int key) {
-  int number = 0;
+WorkPtr NcclCommunicator::end_group(CallOptions call) {
+  OpenGroup group;
   {
     std::lock_guard lock(mutex_);
-    number = splits_++;
+    const auto found = open_groups_.find(std::this_thread::get_id());
+    if (found == open_groups_.end())
+      throw UsageError("communicator '" + options_.name + "' has no open group in this thread; start one first");
+    group = std::move(found->second);
+    open_groups_.erase(found);
+    --open_group_count_;
   }
-  auto part = split_options(*control_, options_, number, color, key);
-  return part ? make_nccl_communicator(store_, std::move(*part), nccl_options_) : nullptr;
+  if (group.parts.empty()) {
+    group.work->complete();
+    return group.work;
+  }
+  const auto work = group.work;
+  try {
+    work->set_caller(group.buffers.empty() ? nullptr : group.buffers.front().stream);
+    return session_->run({.name = "group",
+                          .buffers = std::move(group.buffers),
+                          .timeout = call.timeout.value_or(options_.timeout),
+                          .enqueue =
+                              [parts = std::move(group.parts)](nccl::Comm comm, nccl::Stream stream) {
+                                nccl::Result result = nccl::success;
+                                for (const Enqueue& part : parts) {
+                                  if (result != nccl::success && result != nccl::in_progress) break;
+                                  result = part(comm, stream);
+                                }
+                                return result;
+                              },
+                          .on_callers_stream = !call.async,
+                          .work = work});
+  } catch (...) {
+    work->fail(std::current_exception());
+    throw;
+  }
 }
 
 void NcclCommunicator::abort(const std::string& reason) {

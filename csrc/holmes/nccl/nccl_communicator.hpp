@@ -1,6 +1,11 @@
 // NcclCommunicator: the Communicator for device memory, on NCCL, bound to the NICs of its profile.
 #pragma once
 
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <thread>
+
 #include "holmes/comm/communicator.hpp"
 #include "holmes/nccl/choose.hpp"
 #include "holmes/nccl/session.hpp"
@@ -18,7 +23,8 @@ struct NcclOptions {
 // abort, and notices a lost peer at once.
 class NcclCommunicator final : public Communicator {
 public:
-  NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options, NcclOptions nccl_options);
+  NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options, NcclOptions nccl_options)
+      : NcclCommunicator(std::move(store), std::move(options), std::move(nccl_options), nullptr, {}) {}
   ~NcclCommunicator() override;
 
   int rank() const override { return options_.rank; }
@@ -35,7 +41,9 @@ public:
   WorkPtr scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions call) override;
   WorkPtr all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions call) override;
   // Also the host waits: every rank's earlier operations on its stream are done.
-  WorkPtr barrier(CallOptions call) override;
+  WorkPtr barrier(CallOptions call) override { return barrier_on(nullptr, call); }
+  // As barrier, behind what `stream` (a CUstream) has.
+  WorkPtr barrier_on(void* stream, CallOptions call);
   // NCCL has no tags: `tag` must be 0, and messages of a pair match in order.
   WorkPtr send(Buffer data, int peer, std::uint32_t tag, CallOptions call) override;
   WorkPtr recv(Buffer data, int peer, std::uint32_t tag, CallOptions call) override;
@@ -44,6 +52,17 @@ public:
   // One NCCL group: one Work, returned for each call.
   std::vector<WorkPtr> batch(std::vector<P2pCall> calls, CallOptions call) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
+  // Collective over the ranks that are not in `excluded` (a new communicator of them, in the same order; this one
+  // ends). Where nothing has failed and NCCL can (2.27 and later), from this communicator's connections; else anew.
+  std::shared_ptr<NcclCommunicator> shrink(std::vector<int> excluded);
+
+  // What this thread calls from here to end_group becomes one group of NCCL, which launches it together: no operation
+  // waits for another of the group. Each call returns the group's Work.
+  void start_group();
+  WorkPtr end_group(CallOptions call);
+  // Forgets what this thread's open group has; nothing of it has started.
+  void abandon_group();
+
   void abort(const std::string& reason) override;
   bool is_dead() const override { return session_->is_dead(); }
   // Of the host-memory communicator; NCCL tells nothing of its own.
@@ -57,8 +76,21 @@ public:
   const std::string& description() const { return description_; }
 
 private:
-  WorkPtr run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call,
-              const std::function<nccl::Result(nccl::Comm comm, nccl::Stream stream)>& enqueue);
+  using Enqueue = std::function<nccl::Result(nccl::Comm comm, nccl::Stream stream)>;
+  struct OpenGroup {
+    std::vector<Buffer> buffers;
+    std::vector<Enqueue> parts;
+    std::shared_ptr<nccl::NcclWork> work;
+  };
+
+  // Without the ranks of `excluded` of `parent`, where there is one.
+  NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options, NcclOptions nccl_options,
+                   NcclCommunicator* parent, const std::vector<int>& excluded);
+  // Whether it is so on every rank. Collective.
+  bool all_agree(bool here, Clock::time_point deadline);
+  bool shrink_from(NcclCommunicator& parent, const std::vector<int>& excluded, Clock::time_point deadline);
+  bool has_open_group();
+  WorkPtr run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call, Enqueue enqueue);
   WorkPtr exchange(const char* operation, std::vector<std::pair<int, Buffer>> sends,
                    std::vector<std::pair<int, Buffer>> recvs, const CallOptions& call);
   int reduction(ReduceOp op, DType dtype, const CallOptions& call);
@@ -75,8 +107,11 @@ private:
   std::string description_;
   Buffer barrier_token_;
   std::map<std::pair<DType, double>, int> premultiplied_;  // reductions that were made
-  std::mutex mutex_;                                       // protects premultiplied_ and splits_
+  std::map<std::thread::id, OpenGroup> open_groups_;
+  std::atomic<int> open_group_count_{0};
+  std::mutex mutex_;  // protects what is neither set once nor atomic
   int splits_ = 0;
+  int shrinks_ = 0;
 };
 
 // As make_communicator, for device memory.

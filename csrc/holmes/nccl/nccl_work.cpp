@@ -2,6 +2,8 @@
 
 #include <thread>
 
+#include "holmes/core/error.hpp"
+
 namespace holmes::nccl {
 namespace {
 
@@ -9,12 +11,22 @@ namespace {
 constexpr auto spin_time = std::chrono::microseconds(50);
 constexpr auto nap = std::chrono::microseconds(50);
 
+[[noreturn]] void refuse_open_group() {
+  throw UsageError("this operation starts when its group ends; end the group, then wait");
+}
+
 }  // namespace
 
 void NcclWork::wait(std::optional<Duration> timeout) {
+  const Place at = place();
+  if (at.is_captured)
+    throw UsageError(
+        "this operation was captured into a CUDA graph and runs when the graph is launched; wait for the stream that "
+        "launches it");
+  if (!at.end && !is_final()) refuse_open_group();
   const auto start = Clock::now();
   while (!is_final()) {
-    if (end() && poll()) break;
+    if (poll()) break;
     const auto waited = Clock::now() - start;
     if (timeout && waited >= *timeout) return Work::wait(Duration::zero());  // says so
     if (waited < spin_time)
@@ -27,21 +39,37 @@ void NcclWork::wait(std::optional<Duration> timeout) {
 
 void NcclWork::wait_stream(void* stream) {
   if (state() == WorkState::failed) return Work::wait(std::nullopt);  // throws
-  const cuda::EventPtr event = end();
-  if (!event) return;
+  const Place at = place();
+  if (!at.end) {
+    if (is_final()) return;
+    refuse_open_group();
+  }
+  if (stream == at.stream) return;  // one stream runs in order
   const cuda::CurrentDevice current(device_);
   const cuda::Driver& cuda = cuda::driver();
-  cuda.check(cuda.stream_wait_event(stream, event.get(), 0), "let a stream wait for an NCCL operation");
+  cuda.check(cuda.stream_wait_event(stream, at.end.get(), 0), "let a stream wait for an NCCL operation");
 }
 
-void NcclWork::mark_enqueued(cuda::EventPtr end) {
-  std::lock_guard lock(end_mutex_);
-  end_ = std::move(end);
+void NcclWork::join() {
+  if (is_final() || place().end) wait_stream(caller_);
+}
+
+void NcclWork::mark_enqueued(cuda::Stream stream, cuda::EventPtr end) {
+  std::lock_guard lock(place_mutex_);
+  place_ = {stream, std::move(end), false};
   mark_running();
 }
 
+void NcclWork::mark_captured(cuda::Stream stream, cuda::EventPtr end) {
+  {
+    std::lock_guard lock(place_mutex_);
+    place_ = {stream, std::move(end), true};
+  }
+  complete();
+}
+
 bool NcclWork::poll() {
-  const cuda::EventPtr event = end();
+  const cuda::EventPtr event = place().end;
   if (is_final() || !event) return is_final();
   const cuda::CurrentDevice current(device_);
   const cuda::Driver& cuda = cuda::driver();
@@ -52,9 +80,9 @@ bool NcclWork::poll() {
   return true;
 }
 
-cuda::EventPtr NcclWork::end() const {
-  std::lock_guard lock(end_mutex_);
-  return end_;
+NcclWork::Place NcclWork::place() const {
+  std::lock_guard lock(place_mutex_);
+  return place_;
 }
 
 }  // namespace holmes::nccl

@@ -1,4 +1,4 @@
-// NcclWork: an operation on a GPU. Its end is an event behind it on the communicator's stream.
+// NcclWork: an operation on a GPU. Its end is an event behind it on the stream where it runs.
 #pragma once
 
 #include "holmes/core/work.hpp"
@@ -9,26 +9,37 @@ namespace holmes::nccl {
 // Thread-safe as Work.
 class NcclWork final : public Work {
 public:
+  // `caller`: the stream that join lets wait.
   NcclWork(cuda::Device& device, cuda::Stream caller) : device_(device), caller_(caller) {}
 
-  // The host waits.
+  // The host waits. UsageError for an operation that was captured into a CUDA graph (it runs when the graph does), and
+  // for one of a group that is still open.
   void wait(std::optional<Duration> timeout) override;
   void wait_stream(void* stream) override;
-  void join() override { wait_stream(caller_); }
+  // Nothing to do in a group that is still open: its end joins.
+  void join() override;
 
   // --- for the session ---
-  // The operation is on the device, `end` behind it.
-  void mark_enqueued(cuda::EventPtr end);
+  void set_caller(cuda::Stream caller) { caller_ = caller; }
+  // The operation is on the device: on `stream`, with `end` behind it.
+  void mark_enqueued(cuda::Stream stream, cuda::EventPtr end);
+  // As mark_enqueued, into a CUDA graph.
+  void mark_captured(cuda::Stream stream, cuda::EventPtr end);
   // Whether the end has been reached; completes the work then. Throws SystemError where the device reports an error.
   bool poll();
 
 private:
-  cuda::EventPtr end() const;
+  struct Place {
+    cuda::Stream stream = nullptr;
+    cuda::EventPtr end;  // null: not on the device yet
+    bool is_captured = false;
+  };
+  Place place() const;
 
   cuda::Device& device_;
   cuda::Stream caller_;
-  mutable std::mutex end_mutex_;
-  cuda::EventPtr end_;
+  mutable std::mutex place_mutex_;
+  Place place_;
 };
 
 }  // namespace holmes::nccl

@@ -15,13 +15,6 @@ constexpr auto error_check_interval = std::chrono::milliseconds(50);
 constexpr auto patience_with_nccl = std::chrono::seconds(10);  // for a thread inside NCCL, before an abort is given up
 constexpr auto orderly_end_time = std::chrono::seconds(2);
 
-std::string seconds_text(Duration time) {
-  std::string text = std::to_string(std::chrono::duration<double>(time).count());
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.ends_with('.')) text.pop_back();
-  return text + " s";
-}
-
 }  // namespace
 
 Session::Session(const Api& api, cuda::Device& device, SessionOptions options)
@@ -91,129 +84,15 @@ void Session::fail_and_throw(ErrorKind kind, const std::string& message) {
   throw_error(failure_.kind, failure_.message, failure_.context);
 }
 
+bool Session::has_pending() const {
+  std::lock_guard lock(mutex_);
+  return !pending_.empty();
+}
+
 void Session::throw_if_dead() const {
   if (!is_dead()) return;
   std::lock_guard lock(mutex_);
   throw_dead(options_.name, failure_);
-}
-
-Result Session::wait_while_in_progress(const char* what, Result result, Clock::time_point deadline) {
-  while (result == in_progress) {
-    throw_if_dead();
-    if (Clock::now() >= deadline)
-      fail_and_throw(ErrorKind::timeout, place() + ": " + what + " is not done at its deadline; a peer does not take " +
-                                             "part, or cannot be reached over the chosen NICs");
-    std::this_thread::sleep_for(poll_pause);
-    const Result asked = api_.comm_get_async_error(comm_, &result);
-    if (asked != success) return asked;
-  }
-  return result;
-}
-
-void Session::connect(const UniqueId& id, Clock::time_point deadline) {
-  Config config = make_config(api_.version);
-  config.blocking = 0;
-  config.net_name = options_.net.c_str();
-  // Several communicators of one library on one device run in the order of the calls (2.31 and later; before, images
-  // are told so by their environment).
-  if (config.size > offsetof(Config, launch_order_implicit)) config.launch_order_implicit = 1;
-  const cuda::CurrentDevice current(device_);
-  Result result;
-  {
-    std::unique_lock issue(device_.issue, std::defer_lock);
-    if (!issue.try_lock_until(deadline))
-      fail_and_throw(ErrorKind::timeout, place() + ": another communicator keeps the device; set-up not begun");
-    Comm comm = nullptr;
-    result = api_.comm_init_rank_config(&comm, options_.size, id, options_.rank, &config);
-    comm_ = comm;
-  }
-  // The peers are waited for without the lock: their set-up may need this device's other communicators.
-  result = wait_while_in_progress("set-up of NCCL", result, deadline);
-  if (result != success)
-    fail_and_throw(ErrorKind::communicator, place() + ": NCCL's set-up failed: " + api_.describe(result));
-}
-
-void Session::put_behind_other_libraries() {
-  // Operations of two images are not ordered by NCCL: side by side, each may hold what the other needs.
-  if (device_.last_library == &api_ || !device_.last_end) return;
-  const cuda::Driver& cuda = cuda::driver();
-  cuda.check(cuda.stream_wait_event(stream_, device_.last_end.get(), 0), "order NCCL operations on a device");
-}
-
-std::shared_ptr<NcclWork> Session::run(const char* operation, cuda::Stream caller, Duration timeout,
-                                       std::vector<Buffer> buffers,
-                                       const std::function<Result(Comm comm, Stream stream)>& enqueue) {
-  const auto deadline = Clock::now() + timeout;
-  throw_if_dead();
-  const cuda::Driver& cuda = cuda::driver();
-  const cuda::CurrentDevice current(device_);
-  auto work = std::make_shared<NcclWork>(device_, caller);
-  std::unique_lock issue(device_.issue, std::defer_lock);
-  if (!issue.try_lock_until(deadline))
-    fail_and_throw(ErrorKind::timeout, place() + ": " + operation + " did not begin within " + seconds_text(timeout) +
-                                           ": another thread is inside NCCL on this device");
-  throw_if_dead();
-  int is_capturing = 0;
-  cuda.check(cuda.stream_is_capturing(caller, &is_capturing), "ask whether a stream is captured");
-
-  const cuda::EventPtr begin = device_.take_event();
-  cuda.check(cuda.event_record(begin.get(), caller), "record a CUDA event");
-  cuda.check(cuda.stream_wait_event(stream_, begin.get(), 0), "let NCCL's stream wait");
-  if (!is_capturing) put_behind_other_libraries();
-
-  ++sequence_;
-  const std::uint64_t number = is_capturing ? 0 : record_->begin(operation, buffers);
-  const std::string what = std::string(operation) + " (operation " + std::to_string(sequence_) + ")";
-  Result result = api_.group_start();
-  if (result == success) {
-    result = enqueue(comm_, stream_);
-    const Result ended = api_.group_end();
-    if (result == success || result == in_progress) result = ended;
-  }
-  result = wait_while_in_progress(what.c_str(), result, deadline);
-  if (result != success) record_->finish(number, false);
-  if (result == invalid_argument)
-    throw UsageError(place() + ": NCCL refuses " + what + ": " + api_.describe(result), {.rank = options_.rank});
-  if (result != success)
-    fail_and_throw(ErrorKind::communicator, place() + ": " + what + " failed: " + api_.describe(result));
-
-  cuda::EventPtr end = device_.take_event();
-  cuda.check(cuda.event_record(end.get(), stream_), "record a CUDA event");
-  work->mark_enqueued(end);
-  if (is_capturing) {
-    // Nothing runs now; events of a capture cannot be asked.
-    device_.last_end = nullptr;
-    work->complete();
-    return work;
-  }
-  device_.last_library = &api_;
-  device_.last_end = std::move(end);
-  issue.unlock();
-  {
-    std::lock_guard lock(mutex_);
-    if (dead_) {
-      record_->finish(number, false);
-      work->fail(error_of(failure_));
-      return work;
-    }
-    pending_.push_back({work, std::move(buffers), deadline, what, number});
-  }
-  wake_watchdog();
-  return work;
-}
-
-void Session::call(const char* what, const std::function<Result(Comm comm)>& function) {
-  throw_if_dead();
-  const cuda::CurrentDevice current(device_);
-  std::unique_lock issue(device_.issue, std::defer_lock);
-  if (!issue.try_lock_for(patience_with_nccl))
-    throw TimeoutError(place() + ": " + what + " did not begin within " + seconds_text(patience_with_nccl) +
-                           ": another thread is inside NCCL on this device",
-                       {.rank = options_.rank, .host = options_.host});
-  throw_if_dead();
-  const Result result = function(comm_);
-  if (result != success)
-    throw UsageError(place() + ": " + what + " failed: " + api_.describe(result), {.rank = options_.rank});
 }
 
 void Session::fail(const Failure& failure) {
@@ -293,7 +172,8 @@ bool Session::poll() {
         std::lock_guard lock(mutex_);
         if (pending_.empty()) break;
         first = pending_.front().work;
-        if (Clock::now() >= pending_.front().deadline) late = pending_.front().what;
+        if (Clock::now() >= pending_.front().deadline)
+          late = std::string(pending_.front().name) + " (operation " + std::to_string(pending_.front().number) + ")";
       }
       // Without the lock: a work's callbacks may call the session, freeing a buffer may need Python's lock.
       if (!first->poll()) break;

@@ -21,6 +21,18 @@ struct SessionOptions {
   int rank = 0;
   int size = 1;
   std::string net;  // netName
+  // Whether this NCCL runs operations of several of its communicators on a device in the order of the calls.
+  bool library_orders = false;
+};
+
+struct Operation {
+  const char* name = "";
+  std::vector<Buffer> buffers;  // held until it is final; it begins behind what their streams have now
+  Duration timeout{};
+  std::function<Result(Comm comm, Stream stream)> enqueue;
+  // Runs on the first buffer's stream itself: no other stream has to wait for it, or it for them.
+  bool on_callers_stream = false;
+  std::shared_ptr<NcclWork> work{};  // absent: made by run
 };
 
 // Thread-safe.
@@ -33,16 +45,18 @@ public:
   // Collective: all ranks with rank 0's `id`. Throws TimeoutError at `deadline`, CommunicatorError with NCCL's text.
   void connect(const UniqueId& id, Clock::time_point deadline);
 
-  // Puts the calls that `enqueue` makes on the device, as one group, behind what `caller` (a stream) has now. `buffers`
-  // are held until the work is final. Throws the failure of a dead session; UsageError where NCCL refuses the
-  // arguments.
-  std::shared_ptr<NcclWork> run(const char* operation, cuda::Stream caller, Duration timeout,
-                                std::vector<Buffer> buffers,
-                                const std::function<Result(Comm comm, Stream stream)>& enqueue);
+  // As connect, by NCCL from `parent`'s communicator without the ranks of `excluded` (2.27 and later). Collective over
+  // the others. Returns NCCL's text where it fails on this rank, empty: done. Throws TimeoutError.
+  std::string connect_shrunk(Session& parent, std::vector<int> excluded, Clock::time_point deadline);
+
+  // Puts the calls that `enqueue` makes on the device, as one group. Throws the failure of a dead session; UsageError
+  // where NCCL refuses the arguments.
+  std::shared_ptr<NcclWork> run(Operation operation);
   // A call that is no operation, under the same lock.
   void call(const char* what, const std::function<Result(Comm comm)>& function);
 
   const Api& api() const { return api_; }
+  bool has_pending() const;
   // Of its operations; never null.
   const std::shared_ptr<SessionRecord>& record() const { return record_; }
   // Everything pending and later fails with this; NCCL's communicator is aborted in the background. Never blocks; the
@@ -51,6 +65,8 @@ public:
   // A peer has left: nothing new can begin, what is pending has some seconds to end (the peer's part may be done).
   void expect_end(const Failure& failure);
   bool is_dead() const { return dead_.load(std::memory_order_acquire) || left_.load(std::memory_order_acquire); }
+  // Whether NCCL's communicator is gone or about to be; one that a peer has only left is not.
+  bool has_failed() const { return dead_.load(std::memory_order_acquire); }
   void throw_if_dead() const;
   // Watchdog: finishes what has ended, looks for errors. Returns whether something is pending.
   bool poll();
@@ -60,13 +76,16 @@ private:
     std::shared_ptr<NcclWork> work;
     std::vector<Buffer> buffers;
     Clock::time_point deadline;
-    std::string what;
-    std::uint64_t record;  // its number there
+    const char* name;
+    std::uint64_t number;
+    std::uint64_t record;  // its number in the record
   };
 
   Result wait_while_in_progress(const char* what, Result result, Clock::time_point deadline);
   [[noreturn]] void fail_and_throw(ErrorKind kind, const std::string& message);
-  void put_behind_other_libraries();
+  Config config() const;
+  void begin_behind(const Operation& operation, cuda::Stream stream) const;
+  void keep_order(cuda::Stream stream, const std::optional<unsigned long long>& capture) const;
   void check_async_error();
   // By force, in a thread of its own; `buffers` are what NCCL may still write to.
   void abort_in_background(std::deque<Pending> pending);
@@ -79,6 +98,8 @@ private:
   cuda::Stream stream_ = nullptr;
   std::atomic<Comm> comm_{nullptr};  // changed under device_.issue
   std::uint64_t sequence_ = 0;       // under device_.issue
+  cuda::Device::Last last_;          // operation of this communicator; under device_.issue
+  cuda::Device::Last last_captured_;
 
   std::atomic<bool> dead_{false};  // failed, NCCL's communicator is being aborted
   std::atomic<bool> left_{false};  // a peer has left

@@ -1,5 +1,9 @@
 #include "holmes/reduce/reduce.hpp"
 
+#ifdef HOLMES_X86_KERNELS
+#include <cpuid.h>
+#endif
+
 #include <array>
 
 #include "holmes/reduce/kernels.hpp"
@@ -27,7 +31,10 @@ struct Supported {
   Supported() {
 #ifdef HOLMES_X86_KERNELS
     __builtin_cpu_init();
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    // f16c by its bit: clang 14 does not know its name.
+    unsigned a = 0, b = 0, features = 0, d = 0;
+    const bool has_f16c = __get_cpuid(1, &a, &b, &features, &d) != 0 && (features & bit_F16C) != 0;
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && has_f16c;
     if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
       sets[count++] = &avx512::kernels;

@@ -79,6 +79,8 @@ public:
   std::size_t read_payload(std::span<const iovec> into);
   // Goes on to the next frame.
   void finish_frame();
+  // Whether bytes may be here that no poll tells of.
+  bool may_hold_input() const { return socket_.may_hold_input(); }
   // Nothing comes any more.
   bool has_ended() const { return has_ended_; }
 

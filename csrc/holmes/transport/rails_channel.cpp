@@ -195,6 +195,8 @@ bool RailsChannel::deliver(Sink& sink) {
   while (sink.left_bytes() > 0) {
     const Frame* due = received_.due();
     if (!due) break;
+    // Part of it came by another rail.
+    if (due_bytes_ != 0) check_header(due->header);
     const std::size_t bytes = std::min(due->header.bytes - delivered_bytes_, sink.left_bytes());
     const std::byte* from = due->payload.data() + delivered_bytes_;
     for (const iovec& piece : sink.front(bytes)) {
@@ -293,6 +295,7 @@ bool RailsChannel::discard(Rail& rail, std::size_t bytes) {
 bool RailsChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
   awaits_recv_ = for_recv;
   awaits_send_ = for_send;
+  bool block = true;
   for (const auto& rail : rails_) {
     const auto& in = rail->incoming();
     // A chunk for which there is no room would wake for nothing.
@@ -302,8 +305,9 @@ bool RailsChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd
     const bool writes = for_send && rail->is_living() && rail->has_unwritten();
     const short events = static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0));
     if (events) fds.push_back({rail->fd(), events, 0});
+    block &= !reads || !rail->may_hold_input();
   }
-  return true;
+  return block;
 }
 
 void RailsChannel::shutdown() {

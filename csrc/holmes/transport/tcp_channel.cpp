@@ -54,8 +54,7 @@ bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || 
 }  // namespace
 
 std::size_t TcpChannel::try_send(std::span<const iovec> pieces) {
-  const ssize_t sent = transfer_limited(
-      pieces, [&](msghdr& message) { return ::sendmsg(socket_.fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL); });
+  const ssize_t sent = transfer_limited(pieces, [&](msghdr& message) { return socket_.send(message); });
   if (sent < 0) {
     if (would_block(errno)) return 0;
     throw StreamClosed{peer(), errno};
@@ -68,7 +67,7 @@ std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
   bool asked = false;
   const ssize_t received = transfer_limited(pieces, [&](msghdr& message) {
     asked = true;
-    return ::recvmsg(socket_.fd.get(), &message, MSG_DONTWAIT);
+    return socket_.recv(message);
   });
   if (received < 0) {
     if (would_block(errno)) return 0;
@@ -85,7 +84,8 @@ std::size_t TcpChannel::lead_bytes() const {
 
 void TcpChannel::set_low_water(std::size_t bytes) {
   const int wanted = static_cast<int>(std::clamp<std::size_t>(bytes, 1, max_low_water_bytes));
-  if (wanted == low_water_bytes_) return;
+  // Of what is encrypted nobody knows how much lies in memory already.
+  if (wanted == low_water_bytes_ || socket_.tls) return;
   // Where it is refused, the wake-up is only earlier.
   if (::setsockopt(socket_.fd.get(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted) == 0) low_water_bytes_ = wanted;
 }
@@ -93,7 +93,7 @@ void TcpChannel::set_low_water(std::size_t bytes) {
 bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
   const short events = static_cast<short>((for_recv ? POLLIN : 0) | (for_send ? POLLOUT : 0));
   fds.push_back({socket_.fd.get(), events, 0});
-  return true;
+  return !for_recv || !socket_.may_hold_input();
 }
 
 void TcpChannel::shutdown() { ::shutdown(socket_.fd.get(), SHUT_RDWR); }

@@ -73,10 +73,21 @@ def _collective_waits(communicator: Communicator) -> Iterator[Wait]:
             for other in absent:
                 yield Wait(communicator, front, rank, other, ABSENT, is_awaited, waited_s)
             continue
-        for progress in front.peers or ():
-            lost = _lost_bytes(communicator, progress, rank, stuck)
-            if lost is not None:
-                yield Wait(communicator, front, rank, progress.peer, LINK, is_awaited, waited_s, lost)
+        lost = {
+            p.peer: (p, b) for p in front.peers or () if (b := _lost_bytes(communicator, p, rank, stuck)) is not None
+        }
+        # Of the others it may only not have taken yet what came: the one it has least of holds it up.
+        least = min((_share(progress) for progress, _ in lost.values()), default=0.0)
+        for peer, (progress, missing_bytes) in lost.items():
+            if _share(progress) == least:
+                yield Wait(communicator, front, rank, peer, LINK, is_awaited, waited_s, missing_bytes)
+
+
+def _share(progress: Progress) -> float:
+    """How much of what comes from the peer has come; less than nothing where not even its header has."""
+    if not progress.heard:
+        return -1.0
+    return progress.received_bytes / max(progress.to_receive_bytes, 1)
 
 
 def _is_absent(communicator: Communicator, rank: int, sequence: int, stuck: dict[int, Operation]) -> bool:

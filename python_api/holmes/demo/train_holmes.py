@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import ScheduleGPipe
 
 import holmes
 from holmes.demo.data import Batches
@@ -19,35 +19,37 @@ from holmes.demo.settings import Settings, rank_arguments
 from holmes.demo.slow_compute import slow_down
 
 
-class TimedStage(PipelineStage):
-    """torch's stage; records when it computes and when it waits for the pipeline."""
+class TimedStage(holmes.PipelineStage):
+    """Records when it computes and when it waits for the pipeline."""
 
     recorder: Recorder
-    posted = 0.0
+    waits_since = 0.0
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """The schedule posts a receive."""
-        self.posted = time.monotonic()
+        """The schedule asks for a receive, and waits for it where it is not posted ahead."""
+        self.waits_since = time.monotonic()
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """The schedule posts a receive."""
-        self.posted = time.monotonic()
+        """The schedule asks for a receive, and waits for it where it is not posted ahead."""
+        self.waits_since = time.monotonic()
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """The input is there: computes."""
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Waits for the input, then computes."""
+        self.await_input("forward", fwd_chunk_id)
         if not self.is_first:
-            self.recorder.add("pipeline wait", self.posted)
+            self.recorder.add("pipeline wait", self.waits_since)
         with self.recorder.span("forward"):
-            return super().forward_one_chunk(*args, **kwargs)
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """The gradient is there: computes."""
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Waits for the gradient, then computes."""
+        self.await_input("backward", bwd_chunk_id)
         if not self.is_last:
-            self.recorder.add("pipeline wait", self.posted)
+            self.recorder.add("pipeline wait", self.waits_since)
         with self.recorder.span("backward"):
-            return super().backward_one_chunk(*args, **kwargs)
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 def example(settings: Settings, vocabulary: int, samples: int, boundary: int) -> torch.Tensor:
@@ -87,6 +89,7 @@ def main() -> None:
         input_args=example(settings, batches.vocabulary, micro_batch, stage_index),
         output_args=example(settings, batches.vocabulary, micro_batch, stage_index + 1),
         group=groups.pp,
+        posts_ahead=settings.overlap,
     )
     stage.recorder = recorder
 

@@ -13,6 +13,8 @@ HOLMES = {
     "HOLMES_SHM": "0: no shared memory between ranks of a host",
     "HOLMES_SECRET": "the job's secret",
     "HOLMES_SECRET_FILE": "file with the job's secret",
+    "HOLMES_TLS": "which TCP connections are encrypted",
+    "HOLMES_SSL_LIBRARY": "the OpenSSL library to load",
     "HOLMES_PORT_RANGE": "ports of listening sockets",
     "HOLMES_CONNECT_TIMEOUT_S": "replaces the code's deadline of a communicator's set-up",
     "HOLMES_RAIL_TIMEOUT_S": "when a silent rail counts as lost",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,18 +15,19 @@ from torch import nn
 
 from holmes.overlap.agreement import broadcast_model, check_equal_models
 from holmes.overlap.checkpoint import decode_settings, encode_settings, load_state_tensors, state_tensors
+from holmes.overlap.clipping import ClippedStep
 from holmes.overlap.hooks import ModelHooks
 from holmes.overlap.link import bucket_bytes_for
 from holmes.overlap.loss_scale import LossScale
-from holmes.overlap.norm import clip_factor, global_norm, sum_of_squares
 from holmes.overlap.parameters import as_groups, as_modules, trained_parameters
 from holmes.overlap.pending import PendingState
 from holmes.overlap.report import StepReport, make_report
 from holmes.overlap.runtime import Runtime, make_layout
 from holmes.overlap.schedule import BackwardBudget, gather_order
 from holmes.overlap.shards import with_fused
+from holmes.overlap.small_step import small_step
 from holmes.overlap.timeline import Timeline
-from holmes.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Lane, Transfer, second_group
+from holmes.overlap.transfers import Lane, Transfer, second_group
 from holmes.overlap.usage import UsageRecord, agree, find_needs, first_uses
 
 _log = logging.getLogger(__name__)
@@ -95,13 +95,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._gather_lane = self._reduce_lane if same else Lane(gather_group)
         check_equal_models(self._reduce_lane, self._trained)
         broadcast_model(self._reduce_lane, self._modules)
-        self._max_grad_norm = max_grad_norm
-        self._norm_groups = tuple(norm_groups)
-        self._is_replicated = is_replicated or (lambda name, tensor: False)
         self._loss_scale = None if loss_scale is None else LossScale(loss_scale)
+        self._clipped: ClippedStep | None = None
+        if max_grad_norm is not None or loss_scale is not None:
+            self._clipped = ClippedStep(
+                self._reduce_lane, self._trained, max_grad_norm, norm_groups, is_replicated, self._loss_scale
+            )
         self._reduce_dtype = reduce_dtype
         self._bucket_bytes = bucket_bytes
-        self._step_in_backward = step_in_backward and max_grad_norm is None and loss_scale is None
+        self._step_in_backward = step_in_backward and self._clipped is None
         self._accumulation_steps = accumulation_steps
         self.grad_norm: float | None = None  # of the last step, before clipping; None without max_grad_norm and scaling
         self.last_report: StepReport | None = None
@@ -134,45 +136,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         runtime = self._runtime or self._lay_out()
         backward_ended_s = time.monotonic()
         runtime.reducer.finish()
-        if self._max_grad_norm is None and self._loss_scale is None:
+        if self._clipped is None:
             runtime.step_rest()
         else:
-            self._step_by_norm(runtime)
+            self.grad_norm = self._clipped.step(runtime, self._steps)
         reduced = list(runtime.reducer.transfers)
         runtime.end_step()
         self._steps += 1
         ended = self._report()
         if self._budget is not None:
-            self._budget = self._observe(runtime, self._budget, ended, backward_ended_s - reduced[0].submitted_s)
+            self._budget.observe(backward_ended_s - reduced[0].submitted_s, [row for _, rows in ended for row in rows])
+            if self._budget.is_full:
+                self._fix_gather_order(runtime, self._budget)
         return loss
-
-    def _step_by_norm(self, runtime: Runtime) -> None:
-        for transfer in runtime.reducer.transfers:
-            transfer.wait()
-        divisor = self._reduce_lane.divisor * (self._loss_scale.value if self._loss_scale else 1.0)
-        raw = [shard.gradients(1.0) for shard in runtime.shards]
-        flat = [gradient for gradients in raw for gradient in gradients]
-        local = sum_of_squares(flat, self._norm_weights(runtime))
-        groups = [self._reduce_lane.group] if self._reduce_lane.size > 1 else []
-        self.grad_norm = global_norm(local, [*groups, *self._norm_groups]) / divisor
-        found_inf = not math.isfinite(self.grad_norm)
-        if found_inf and self._loss_scale is None:
-            raise FloatingPointError(
-                f"the gradient norm of step {self._steps} is {self.grad_norm}; no parameter was changed. Find the "
-                'cause, or give loss_scale="dynamic" to skip such steps'
-            )
-        if not found_inf:
-            factor = clip_factor(self.grad_norm, self._max_grad_norm) / divisor
-            if factor != 1.0 and flat:
-                torch._foreach_mul_(flat, factor)
-            runtime.step_all(raw)
-        if self._loss_scale is not None:
-            self._loss_scale.update(found_inf=found_inf)
-
-    def _norm_weights(self, runtime: Runtime) -> list[float]:
-        copies = dist.get_world_size(self._norm_groups[0]) if self._norm_groups else 1
-        weights = [1.0 / copies if self._is_replicated(t.name, t.tensor) else 1.0 for t in self._trained]
-        return [weights[fragment.parameter] for shard in runtime.shards for fragment in shard.fragments]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step (collective where some are under way). They become None.
@@ -318,23 +294,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._step_in_backward:
             self._runtime.step_arrived()
 
-    def _observe(
-        self,
-        runtime: Runtime,
-        budget: BackwardBudget,
-        ended: Sequence[tuple[Lane, Sequence[tuple[Transfer, float]]]],
-        backward_s: float,
-    ) -> BackwardBudget | None:
-        """Collective once, when enough steps were seen: fixes which all-gathers start during backward."""
-        rows = [(t, (t.ended_s or start) - start) for _, transfers in ended for t, start in transfers]
-        gathers = {t.bucket: taken_s for t, taken_s in rows if t.kind == ALL_GATHER}
-        budget.observe(backward_s, sum(taken_s for t, taken_s in rows if t.kind == REDUCE_SCATTER), gathers)
-        if not budget.is_full:
-            return budget
-        wanted = -budget.early_gathers(len(runtime.storages))
-        ((fewest,),) = agree(self._reduce_lane.group, [[wanted]], self._device)
+    def _fix_gather_order(self, runtime: Runtime, budget: BackwardBudget) -> None:
+        """Collective. As many all-gathers start during backward as fit on every rank."""
+        fits = budget.early_gathers(len(runtime.storages))
+        ((fewest,),) = agree(self._reduce_lane.group, [[-fits]], self._device)
         runtime.gatherer.order = gather_order(-fewest, runtime.layout.forward_order)
-        return None
+        self._budget = None
 
     def _check_frozen(self) -> None:
         for parameter in self._untrained:
@@ -355,12 +320,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         return self._pending
 
-    def _small_step(self) -> Callable[[], None]:
-        """A step of the inner optimizer on next to nothing, to be timed."""
-        tensor = torch.zeros(1, device=self._device)
-        tensor.grad = torch.zeros_like(tensor)
-        return self._optimizer_class([tensor], **self._arguments).step
-
     def _lay_out(self) -> Runtime:
         """Collective. Makes the buckets from what the first step showed."""
         count = len(self._trained)
@@ -371,7 +330,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         places, uses = agree(self._reduce_lane.group, rows, self._device)
         if self._bucket_bytes is None:
             total_bytes = sum(t.tensor.numel() * t.tensor.itemsize for t in self._trained)
-            self._bucket_bytes = bucket_bytes_for(self._reduce_lane, total_bytes, self._device, self._small_step())
+            self._bucket_bytes = bucket_bytes_for(
+                self._reduce_lane,
+                total_bytes,
+                self._device,
+                small_step(self._optimizer_class, self._arguments, self.param_groups, self._device),
+            )
         layout = make_layout(
             self._trained, places, uses, self._expected(), needs, self._bucket_bytes, self._reduce_lane.size
         )

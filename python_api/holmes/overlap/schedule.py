@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from holmes.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer
 
 OBSERVED_STEPS = 4  # the first of them, which backward did not overlap, is not used
 _USED_SHARE = 0.9  # of the time that the link stood idle
@@ -25,14 +27,16 @@ class BackwardBudget:
         """Whether enough steps were observed."""
         return len(self._idle_s) >= OBSERVED_STEPS
 
-    def observe(self, backward_s: float, reduce_s: float, gather_s: Mapping[int, float]) -> None:
-        """One step without early all-gathers. Seconds from the first reduce-scatter's start to the end of backward, in
-        which reduce-scatters ran, and of each bucket's all-gather."""
-        self._idle_s.append(backward_s - reduce_s)
+    def observe(self, backward_s: float, ended: Sequence[tuple[Transfer, float]]) -> None:
+        """One step without early all-gathers. Seconds from the first reduce-scatter's start to the end of backward, and
+        the transfers that ended in the step, with the times they began to run."""
+        taken = [(transfer, (transfer.ended_s or start_s) - start_s) for transfer, start_s in ended]
+        self._idle_s.append(backward_s - sum(taken_s for transfer, taken_s in taken if transfer.kind == REDUCE_SCATTER))
         if len(self._idle_s) == 1:
             return
-        for bucket, taken_s in gather_s.items():
-            self._gather_s.setdefault(bucket, []).append(taken_s)
+        for transfer, taken_s in taken:
+            if transfer.kind == ALL_GATHER:
+                self._gather_s.setdefault(transfer.bucket, []).append(taken_s)
 
     def early_gathers(self, buckets: int) -> int:
         """How many of the first buckets (in the order of backward) fit; at most all but the last."""

@@ -46,7 +46,8 @@ class PipelineStage(TorchPipelineStage):
     example tensors (`input_args`, `output_args`) are of the wire dtype. Refused for modules wrapped by DDP or FSDP,
     which torch's stage must see: use DistributedOptimizer, or leave it off.
 
-    `waits`: what the last step waited for, in order. Constructed and used as torch's stage (the first `step` is
+    `posts_ahead=False`: messages as torch's stage orders and awaits them, for comparison.
+    `waits`: what the last step waited for, in order (not what torch's schedules await themselves). Constructed and used as torch's stage (the first `step` is
     collective over the group). A lost peer raises the backend's named error in `step`. Not thread-safe.
     """
 
@@ -59,6 +60,7 @@ class PipelineStage(TorchPipelineStage):
         *args: Any,
         input_wire_dtype: torch.dtype | None = None,
         output_wire_dtype: torch.dtype | None = None,
+        posts_ahead: bool = True,
         **kwargs: Any,
     ) -> None:
         takes = input_wire_dtype if stage_index > 0 else None
@@ -73,7 +75,8 @@ class PipelineStage(TorchPipelineStage):
             submodule = WireCast(submodule, takes, gives)
         super().__init__(submodule, stage_index, num_stages, torch.device(device), *args, **kwargs)
         self.waits: list[Wait] = []
-        self._moves_alone = dist.get_backend(self.group) in TAGGED_BACKENDS
+        #: Whether receives are posted when a step begins; never on NCCL.
+        self.posts_ahead = posts_ahead and dist.get_backend(self.group) in TAGGED_BACKENDS
         self._receives: dict[tuple[str, int], list[dist.Work]] = {}
         self._sends: list[dist.Work] = []
         self._posted: set[str] = set()  # "forward", "backward": directions whose receives of this step are posted
@@ -102,14 +105,18 @@ class PipelineStage(TorchPipelineStage):
         """Nothing is left to the schedule: starts the sends."""
         return self._send("backward", super().get_bwd_send_ops(bwd_chunk_id))
 
+    def await_input(self, direction: str, chunk: int) -> None:
+        """Blocks until what "forward" or "backward" of a micro-batch needs is there; at once where it is."""
+        self._wait(direction, self._receives.pop((direction, chunk), []))
+
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Computes as soon as the input is there."""
-        self._wait("forward", self._receives.pop(("forward", fwd_chunk_id), []))
+        self.await_input("forward", fwd_chunk_id)
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Computes as soon as the gradient is there."""
-        self._wait("backward", self._receives.pop(("backward", bwd_chunk_id), []))
+        self.await_input("backward", bwd_chunk_id)
         return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
@@ -122,7 +129,7 @@ class PipelineStage(TorchPipelineStage):
         return receive(chunk)
 
     def _post(self, direction: str, chunk: int) -> list[dist.P2POp]:
-        if not self._moves_alone:
+        if not self.posts_ahead:
             return self._ops(direction, chunk)
         if direction not in self._posted:
             self._posted.add(direction)
@@ -136,7 +143,7 @@ class PipelineStage(TorchPipelineStage):
         return []
 
     def _send(self, direction: str, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        if not self._moves_alone:
+        if not self.posts_ahead:
             return ops
         tag = _tag(self.stage_index, direction)
         for op in ops:

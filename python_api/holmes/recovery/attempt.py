@@ -121,7 +121,7 @@ class Attempt:
             _log.info("generation %d:\n%s", number, plan.describe())
         return Generation(
             number, members, rank, topology, plan, self.job.checkpoints, self.job.every_steps, self.job.backend,
-            self.watch.can_grow,
+            self.job.timeout_s, self.watch.can_grow,
         )  # fmt: skip
 
     def _is_recoverable(self, error: Exception) -> bool:

@@ -8,6 +8,10 @@ decided first counts for everybody.
 from __future__ import annotations
 
 import json
+import os
+import socket
+import stat
+import struct
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -42,6 +46,8 @@ class Board:
                 f"store --port {port}`, on a host that outlives the job's, and check that no firewall is between"
             ) from error
         self.store.set_timeout(timedelta(seconds=timeout_s))
+        limited = [_limit_waits(int(name), port, timeout_s) for name in os.listdir("/proc/self/fd")]
+        assert any(limited), "this store's connection is not among the process's descriptors"
         self._known: set[str] = set()  # keys that exist
 
     # --- who is there ---
@@ -148,6 +154,25 @@ class Board:
             return getattr(self.store, operation)(keys, *values)
         except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
             raise StoreLostError(f"the job's store at {self.address} does not answer ({operation}): {error}") from error
+
+
+def _limit_waits(descriptor: int, port: int, timeout_s: float) -> bool:
+    """Lets reads and writes end, if this is a connection to `port`: torch's client waits for an answer as long as TCP.
+
+    Which takes a quarter of an hour where the network is cut, and forever where the server is stopped.
+    """
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return False
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getpeername()[1] != port:
+                return False
+            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                connection.setsockopt(socket.SOL_SOCKET, option, limit)
+    except (OSError, IndexError):  # closed meanwhile, not connected, or to no port
+        return False
+    return True
 
 
 def parse_address(address: str) -> tuple[str, int]:

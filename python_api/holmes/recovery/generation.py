@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from holmes.plan.plan import Plan
 from holmes.recovery.checkpoints import Checkpoints
@@ -42,6 +44,7 @@ class Generation:
         checkpoints: Checkpoints,
         every_steps: int,
         backend: str,
+        timeout_s: float,
         can_grow: Callable[[], bool],
     ) -> None:
         self.number, self.members, self.rank = number, tuple(members), rank
@@ -52,14 +55,17 @@ class Generation:
         self.saved_step: int | None = None  # of the last checkpoint written or loaded
         self.is_left = False  # at a boundary
         self._checkpoints, self._every_steps, self._backend = checkpoints, every_steps, backend
-        self._can_grow = can_grow
+        self._timeout_s, self._can_grow = timeout_s, can_grow
         self._state: TrackedState | None = None
         self._names_checked = False
 
     @cached_property
     def groups(self) -> ProcessGroups:
         """Collective over the default group when first read. This rank's process groups on the plan's NICs."""
-        return process_groups(self.plan, self._backend)
+        groups = process_groups(self.plan, self._backend)
+        for group in groups.values():  # torch's default is half an hour
+            distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout_s), group)
+        return groups
 
     @property
     def stage(self) -> int:

@@ -57,7 +57,7 @@ def run_elastic(
         store: "host:port" of `holmes store`; None: HOLMES_STORE.
         place: where this process stands; one that is started again has the lost one's. None: RANK.
         rules: when a generation is decided (see Rules); None: the first one waits for WORLD_SIZE ranks.
-        timeout_s: of one operation, and of making the default group and the topology.
+        timeout_s: of an operation of the default group and of the plan's groups, and of setting them up.
         heartbeat_s: how often a process shows that it lives; dead_after_s: silent for so long, it is given up.
         measure_s: as in `gather_topology`. max_failures: so many without a checkpoint in between raise NoProgressError.
         recover_from: exceptions to recover from, beside CommunicatorError and torch's own distributed errors.

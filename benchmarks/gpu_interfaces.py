@@ -1,0 +1,93 @@
+"""Two groups of one process on two interfaces, shown by byte counters: `gpu_interfaces.py [--dry-run]`.
+
+Starts itself on the two nodes of an emulated testbed (network namespaces, no root needed), each a rank with the same
+GPU. Each rank makes one NCCL communicator per interface that both have, moves some data over each, and reads the
+kernel's counters: the bytes must have left by the communicator's interface and no other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gpu_memory import memory, use_fakes
+
+COUNT = 1 << 20  # float32 elements
+SHARE = 0.9  # of the expected bytes that the chosen interface must have carried; headers come on top
+INTERFACES = ("net0", "net1")
+SPEC = """
+networks:
+  first: {class: ethernet, rate_gbps: 1}
+  second: {class: ethernet, rate_gbps: 1}
+clusters:
+  a:
+    nodes: 2
+    nics:
+      - {name: net0, network: first}
+      - {name: net1, network: second}
+"""
+STRAY = 0.05  # at most so much on another one: the set-up's own traffic
+
+
+def sent_bytes() -> dict[str, int]:
+    lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+    return {name.strip(): int(rest.split()[8]) for name, rest in (line.split(":", 1) for line in lines)}
+
+
+def run_rank() -> None:
+    from gpu_ranks import communicator
+
+    import holmes_comm
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_server=rank == 0)
+    selections = {name: holmes_comm.NicSelection(names=(name,)) for name in INTERFACES}
+    comms = {
+        name: communicator(store, rank, size, name=name, nics=nics, nccl_variables={"NCCL_HOLMES_NUMBER": name})
+        for name, nics in selections.items()
+    }
+    place = memory(comms[INTERFACES[0]].device)
+    rows = {}
+    for name, comm in comms.items():
+        data = place.make(COUNT, 1.0)
+        comm.barrier()
+        before = sent_bytes()
+        comm.all_reduce(data.array)
+        assert place.values(data) == {float(size)}
+        comm.barrier()
+        after = sent_bytes()
+        rows[name] = {nic: after[nic] - before[nic] for nic in after if after[nic] != before[nic]}
+        carried = rows[name].get(name, 0)
+        stray = sum(count for nic, count in rows[name].items() if nic != name)
+        # With two ranks each sends at least all of its data once.
+        assert carried >= SHARE * 4 * COUNT, (name, rows[name])
+        assert stray <= STRAY * 4 * COUNT, (name, rows[name])
+    if rank == 0:
+        print(json.dumps({"sent_bytes": rows, "communicators": {name: c.description for name, c in comms.items()}}))
+    comms[INTERFACES[0]].barrier()
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        run_rank()
+        return
+    if arguments.dry_run:
+        use_fakes()
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
+        spec.write(SPEC)
+        spec.flush()
+        command = ["testbed", "run", "--spec", spec.name, "--timeout-s", "200", "--", sys.executable, __file__]
+        sys.exit(subprocess.run([sys.executable, "-m", "holmes", *command], timeout=240, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Small step: what stepping one bucket's shard costs, however little is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from holmes.overlap.buckets import ParameterSize, lay_out
+from holmes.overlap.parameters import Trained
+from holmes.overlap.shards import ShardOptimizer
+from holmes.overlap.storage import BucketStorage
+
+
+def small_step(
+    optimizer_class: type[torch.optim.Optimizer],
+    arguments: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    device: torch.device,
+) -> Callable[[], None]:
+    """Local. The step of a shard with one element, to be timed; arguments as of ShardOptimizer."""
+    parameter = nn.Parameter(torch.zeros(1, device=device))
+    (bucket,) = lay_out([0], [ParameterSize(1, parameter.element_size(), parameter.dtype)], 1, 1)
+    storage = BucketStorage(bucket, [parameter], 0, None)
+    shard = ShardOptimizer(storage, 0, [Trained("one element", parameter, 0)], optimizer_class, arguments, groups)
+    return lambda: shard.step(shard.gradients(1.0), frozenset())

@@ -1,0 +1,65 @@
+// Frames of a control connection, in any cut.
+#include "fuzz.hpp"
+#include "holmes/comm/control.hpp"
+
+using namespace holmes;
+using namespace holmes::fuzz;
+
+namespace {
+
+struct Line {
+  UniqueFd peer;
+  std::unique_ptr<ControlLink> link;
+};
+
+Line line() {
+  auto [own, peer] = socket_pair();
+  std::vector<MeshSocket> sockets;
+  sockets.push_back({.fd = std::move(own)});
+  return {std::move(peer), std::make_unique<ControlLink>(1, "b1", "eth0", std::move(sockets))};
+}
+
+}  // namespace
+
+std::vector<std::string> fuzz::seeds() {
+  const auto sent = [](const auto& send) {
+    Line one = line();
+    send(*one.link);
+    return drain(one.peer.get());
+  };
+  Failure failure{ErrorKind::timeout, "the deadline passed", {.rank = 1, .peer = 2, .host = "b1", .nic = "eth0"}};
+  std::vector<std::string> all = {
+      sent([](ControlLink& link) { link.send_doorbell(); }), sent([](ControlLink& link) { link.send_bye(); }),
+      sent([](ControlLink& link) { link.send_roll_call(); }), sent([](ControlLink& link) { link.send_present(77); }),
+      sent([&](ControlLink& link) { link.send_abort(failure); })};
+  std::string together;
+  for (auto& one : all) together += one, one.insert(0, 1, '\x40');
+  all.push_back('\7' + together);
+  return all;
+}
+
+// First byte: bytes that come at once.
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+  Input input(bytes, size);
+  const std::size_t step = 1 + input.byte();
+  Line one = line();
+  bool has_failed = false;
+  for (int rounds = 0; !input.empty() && !has_failed && rounds < 200; ++rounds) {
+    feed(one.peer.get(), input.text(step));
+    const auto failure = one.link->drain();
+    has_failed = failure.has_value();
+    if (failure) {
+      REQUIRE(failure->message.size() <= 8192);
+      try {
+        throw_error(failure->kind, failure->message, failure->context);
+      } catch (const HolmesError&) {
+      }
+    }
+    one.link->take_roll_call();
+  }
+  if (has_failed) return 0;
+  one.peer.reset();
+  one.link->drain();
+  REQUIRE(one.link->is_closed());
+  return 0;
+}

@@ -1,0 +1,251 @@
+"""Further cases of the NCCL backend's tests, as nccl_worker.py: `python nccl_device_worker.py CASE`.
+
+Reductions that only devices have, groups, CUDA graphs, registered buffers, order on a device, shrinking.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import numpy as np
+from fake_gpu import (
+    Array,
+    capture,
+    copy,
+    end_capture,
+    keep_busy,
+    launch,
+    make_stream,
+    most_owners,
+    synchronize,
+)
+from nccl_worker import FLOATS, assert_close, expect, failure_of, make, run, set_fault
+from ranks import run_threads
+
+import holmes_comm
+
+
+def case_reductions():
+    """avg and sums of multiplied contributions, of every floating type."""
+
+    def body(comm):
+        rank, size = comm.rank, comm.size
+        for dtype in FLOATS:
+            parts = [np.full(100 * size, r + 1, dtype) for r in range(size)]
+            total = sum(part.astype("float64") for part in parts)
+            data = Array(parts[rank], rank)
+            comm.all_reduce(data, "avg", async_op=True).wait()
+            assert_close(data.values, total / size, dtype)
+            for factor in (0.25, -3.0, 0.25, 1 / 1024):  # one of them twice
+                data = Array(parts[rank], rank)
+                comm.all_reduce(data, premultiply=factor, async_op=True).wait()
+                assert_close(data.values, total * factor, dtype)
+                output = Array(np.zeros(100, dtype), rank)
+                comm.reduce_scatter(output, Array(parts[rank], rank), premultiply=factor, async_op=True).wait()
+                assert_close(output.values, total[:100] * factor, dtype)
+        for dtype, op, text in (("int32", "sum", "floating point"), ("float32", "max", "for sums")):
+            error, _ = failure_of(lambda d=dtype, o=op: comm.all_reduce(Array(np.ones(3, d), rank), o, premultiply=2.0))
+            expect(isinstance(error, holmes_comm.UsageError) and text in str(error), error)
+
+    run(2, body)
+
+
+def case_groups():
+    """What a group's block calls starts together at its end, and nothing of it after an exception."""
+
+    def body(comm):
+        rank, size = comm.rank, comm.size
+        data = [Array(np.full(50, rank + 1.0), rank) for _ in range(4)]
+        gathered = Array(np.zeros(50 * size), rank)
+        mine, other = Array(np.full(9, float(rank)), rank), Array(np.zeros(9), rank)
+        with comm.group(async_op=True) as group:
+            for one in data:
+                work = comm.all_reduce(one, async_op=True)
+                error, _ = failure_of(work.wait)
+                assert "when its group ends" in str(error), error
+            comm.all_gather(gathered, Array(np.full(50, float(rank)), rank))
+            comm.send(mine, 1 - rank)
+            comm.recv(other, 1 - rank)
+            error, _ = failure_of(comm.barrier)
+            assert "cannot be part of a group" in str(error), error
+        group.work.wait()
+        work.wait()
+        for one in data:
+            assert set(one.values) == {3.0}
+        assert list(gathered.values) == [float(r) for r in range(size) for _ in range(50)]
+        assert set(other.values) == {1.0 - rank}
+
+        try:
+            with comm.group():
+                work = comm.all_reduce(data[0], async_op=True)
+                raise KeyError
+        except KeyError:
+            pass
+        error, _ = failure_of(work.wait)
+        assert "did not start" in str(error), error
+        with comm.group():
+            pass
+        stream = make_stream()
+        late = Array(np.full(50, 1.0), rank, stream)
+        result = Array(np.zeros(50), rank)
+        keep_busy(stream, 30)
+        with comm.group():  # one that is not async: the stream goes on behind it
+            comm.all_reduce(late)
+        copy(result, late, stream)
+        synchronize(stream)
+        assert set(result.values) == {2.0}
+        comm.barrier()
+
+    run(2, body)
+
+
+def case_graphs():
+    """Captured operations run at each launch; a host cannot wait for them."""
+
+    def body(rank, store):
+        comms = [make(store, rank, 2, name=f"g{i}", nccl_variables={"NCCL_HOLMES_NUMBER": str(i)}) for i in range(2)]
+        stream = make_stream()
+        data, more = Array(np.ones(20), rank, stream), Array(np.ones(20), rank, stream)
+        comms[0].all_reduce(data)  # connects; also what runs before a capture is not part of it
+        synchronize(stream)
+        assert set(data.values) == {2.0}
+        capture(stream)
+        comms[0].all_reduce(data)
+        work = comms[1].all_reduce(more, async_op=True)  # another image in the same graph
+        work.wait_stream()
+        comms[0].all_reduce(more)
+        error, _ = failure_of(work.wait)
+        expect(isinstance(error, holmes_comm.UsageError) and "CUDA graph" in str(error), error)
+        graph = end_capture(stream)
+        assert set(data.values) == {2.0}  # nothing has run
+        for launches in (1, 2):
+            launch(graph, stream)
+            synchronize(stream)
+            assert set(data.values) == {2.0 * 2**launches}
+            assert set(more.values) == {4.0**launches}
+        comms[1].all_reduce(data, async_op=True).wait()  # and outside of it as ever
+        for comm in comms:
+            comm.barrier()
+
+    store = holmes_comm.LocalStore()
+    run_threads(2, lambda rank: body(rank, store))
+
+
+def case_registration():
+    def body(comm):
+        data = Array(np.ones(1000), comm.rank)
+        if "2.18" in comm.description:
+            error, _ = failure_of(lambda: comm.register_buffer(data))
+            expect(isinstance(error, holmes_comm.UsageError) and "use 2.19 or later" in str(error), error)
+        else:
+            handle = comm.register_buffer(data)
+            comm.all_reduce(data, async_op=True).wait()
+            assert set(data.values) == {2.0}
+            comm.deregister_buffer(handle)
+            error, _ = failure_of(lambda: comm.deregister_buffer(handle))
+            expect(isinstance(error, holmes_comm.UsageError) and "no such registration" in str(error), error)
+        error, _ = failure_of(lambda: comm.register_buffer(np.ones(3)))
+        assert isinstance(error, holmes_comm.UsageError)
+        comm.barrier()
+
+    run(2, body)
+
+
+def case_order():
+    """Communicators of several images on one device never run side by side, whatever streams they are called on."""
+
+    def body(rank, store):
+        variables = [{"NCCL_HOLMES_NUMBER": str(i)} for i in range(3)]
+        comms = [make(store, rank, 2, name=f"o{i}", nccl_variables=one) for i, one in enumerate(variables)]
+        comms.append(make(store, rank, 2, name="again", nccl_variables=variables[0]))  # two of one image
+        comms.append(make(store, rank, 2, name="stock"))
+        streams = [make_stream() for _ in range(3)]
+        data = [Array(np.ones(5000), rank, streams[i % 3]) for i in range(len(comms))]
+        works = []
+        for turn in range(12):
+            for i, comm in enumerate(comms):
+                # Streams change, some are busy, some calls are asynchronous: the order of the calls counts alone.
+                if (turn + i + rank) % 5 == 0:
+                    keep_busy(streams[i % 3], 3)
+                works.append(comm.all_reduce(data[i], async_op=(turn + i) % 2 == 0))
+                if works[-1] is not None:
+                    works[-1].wait_stream()
+        for stream in streams:
+            synchronize(stream)
+        for one in data:
+            assert set(one.values) == {2.0**12}
+        for comm in comms:
+            comm.barrier()
+
+    store = holmes_comm.LocalStore()
+    run_threads(2, lambda rank: body(rank, store))
+    assert most_owners() == 1, most_owners()
+
+
+def survivors(comm, excluded, new_size, text=""):
+    """The communicator without `excluded` works."""
+    rest = comm.shrink(excluded)
+    assert rest.size == new_size
+    assert rest.rank == comm.rank - sum(rank < comm.rank for rank in excluded)
+    data = Array(np.full(10, comm.rank + 1.0), comm.rank)
+    rest.all_reduce(data, async_op=True).wait()
+    assert set(data.values) == {sum(r + 1.0 for r in range(comm.size) if r not in excluded)}
+    expect(text in rest.description, rest.description)
+    error, _ = failure_of(comm.barrier)
+    expect("it was shrunk" in str(error) or "is dead" in str(error), error)
+    return rest
+
+
+def case_shrink():
+    """A rank leaves, then one is lost: the others go on with a communicator of their own, twice."""
+
+    def body(comm):
+        for wrong, text in (([], "no rank"), ([7], "not a rank"), ([comm.rank], "excludes itself"), ([0, 0], "twice")):
+            error, _ = failure_of(lambda w=wrong: comm.shrink(w))
+            expect(isinstance(error, holmes_comm.UsageError) and text in str(error), error)
+        comm.barrier()
+        if comm.rank == 1:
+            return
+        can_shrink = "NCCL 2.18" not in comm.description
+        rest = survivors(comm, [1], 3, "shrunk from" if can_shrink else "")
+        met.wait()
+        if rest.rank == 2:
+            rest.abort("lost")
+            return
+        error, _ = failure_of(lambda: rest.all_reduce(Array(np.ones(10), comm.rank), async_op=True).wait())
+        expect(isinstance(error, holmes_comm.CommunicatorError), error)
+        ready.wait()  # both have noticed
+        last = rest.shrink([2])
+        data = Array(np.ones(10), comm.rank)
+        last.all_reduce(data, async_op=True).wait()
+        assert set(data.values) == {2.0}
+        expect("shrunk" not in last.description, last.description)
+
+    met, ready = threading.Barrier(3), threading.Barrier(2)
+    run(4, body)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def case_shrink_fails():
+    """Where NCCL cannot shrink on one rank, all make a new communicator."""
+    set_fault("shrink_fail@2")
+    kept = []
+
+    def body(comm):
+        kept.append(comm)  # rank 1 stays without taking part
+        comm.barrier()
+        if comm.rank != 1:
+            rest = survivors(comm, [1], 2)
+            expect("shrunk" not in rest.description, rest.description)
+
+    run(3, body, connect_timeout_s=4.0)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    globals()[f"case_{sys.argv[1]}"]()
+    print("passed")
