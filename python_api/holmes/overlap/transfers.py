@@ -134,8 +134,8 @@ class Lane:
 
 
 def second_group(group: dist.ProcessGroup | None, label: str) -> dist.ProcessGroup | None:
-    """Collective over `group`. Another one of the same ranks, backend, NICs and time limit; None where ranks cannot keep
-    order.
+    """Collective over `group`. Another one of the same ranks, backend, NICs and time limit; None where they cannot keep
+    their order.
 
     Collectives of two groups run side by side, those of one group one after another.
     """
