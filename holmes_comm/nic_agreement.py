@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from holmes_comm import errors
 from holmes_comm._C import Nic, discover_nics
+from holmes_comm.descriptors import check_descriptors
 from holmes_comm.nic_decision import Candidate, decide, ranks_text
 from holmes_comm.nic_selection import NicSelection, host_name, is_link_local, summarize
 
@@ -66,11 +67,13 @@ def agree_group(
     None: what the selections say, the smallest number where they differ. cluster: name of this rank's cluster; all
     ranks or none have one.
     Raises on every rank: NicError where a rank's selection is wrong, nothing is shared or only some name a cluster,
-    TimeoutError where a rank did not take part; both name the rank and its host.
+    SystemError where a rank has no descriptors left to look at its NICs, TimeoutError where one did not take part; all
+    name the rank and its host.
     """
     deadline = time.monotonic() + timeout_s
     nics: list[Nic] = []
     try:
+        check_descriptors()
         nics = discover_nics(None if sysfs_root is None else os.fspath(sysfs_root))
         selection = NicSelection.from_env() if selection is None else selection
         record = _describe(nics, selection) | {
@@ -79,7 +82,10 @@ def agree_group(
             "cluster": cluster,
         }
     except (errors.HolmesError, OSError) as error:
-        record = _record(error=str(error), nic=getattr(error, "nic", "") or "")
+        system_errno = error.errno if isinstance(error, OSError) else None
+        if isinstance(error, errors.SystemError):
+            system_errno = error.system_errno
+        record = _record(error=str(error), nic=getattr(error, "nic", "") or "", system_errno=system_errno)
     store.set(f"{key_prefix}/nics/{rank}", json.dumps(record))
     decision_key = f"{key_prefix}/nics/decision"
     if rank == 0:
@@ -114,6 +120,7 @@ def _record(**changes: Any) -> dict[str, Any]:
         "streams": 1,
         "restricts": False,
         "error": "",
+        "system_errno": None,
         "nic": "",
         "nics": "",
     } | changes
@@ -122,8 +129,10 @@ def _record(**changes: Any) -> dict[str, Any]:
 def _place() -> str:
     """Identifies the machine and its network namespace: ranks of one place share their interfaces."""
     boot_id, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
-    machine = boot_id.read_text().strip() if boot_id.exists() else host_name()
-    return f"{machine}/{namespace.stat().st_ino if namespace.exists() else host_name()}"
+    try:
+        return f"{boot_id.read_text().strip()}/{namespace.stat().st_ino}"
+    except OSError:  # not shown here, or no descriptor is left
+        return f"{host_name()}/{host_name()}"
 
 
 def _describe(nics: list[Nic], selection: NicSelection) -> dict[str, Any]:
@@ -194,4 +203,7 @@ def _raise_error(decision: dict[str, Any], rank: int) -> None:
     if "timeout" in decision:
         raise errors.TimeoutError(decision["timeout"], rank=rank, peer=peer)
     if "error" in decision:
-        raise errors.NicError(decision["error"], rank=rank, peer=peer, host=decision["host"], nic=decision["nic"])
+        system_errno = decision.get("system_errno")
+        kind = errors.NicError if system_errno is None else errors.SystemError
+        place = {"host": decision["host"], "nic": decision["nic"], "system_errno": system_errno}
+        raise kind(decision["error"], rank=rank, peer=peer, **place)

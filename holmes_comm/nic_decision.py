@@ -64,9 +64,9 @@ def decide(records: list[dict[str, Any]]) -> dict[str, Any]:
     if wrong:
         first = records[wrong[0]]
         more = f" ({ranks_text(wrong[1:])} failed too)" if wrong[1:] else ""
-        return _error(
-            f"rank {wrong[0]} on host {first['host']}: {first['error']}{more}", records, wrong[0], first["nic"]
-        )
+        message = f"rank {wrong[0]} on host {first['host']}: {first['error']}{more}"
+        system_errno = first.get("system_errno")
+        return _error(message, records, wrong[0], first["nic"]) | {"system_errno": system_errno}
     named = [bool(record["cluster"]) for record in records]
     if any(named) and not all(named):
         bare = named.index(False)

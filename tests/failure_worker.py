@@ -53,6 +53,16 @@ def killed_in_p2p(comm) -> None:
     forever(comm.barrier)
 
 
+def stopped_in_chain(comm) -> None:
+    """Rank 0 waits for rank 2, which waits for the victim; rank 0's deadline passes first."""
+    comm.barrier()
+    if comm.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if comm.rank == 2:
+        time.sleep(0.3)
+    comm.recv(np.empty(10), VICTIM if comm.rank == 2 else 2)
+
+
 def wrong_operation(comm) -> None:
     comm.barrier()
     data = np.ones(1000, "float32")

@@ -38,7 +38,7 @@ def run_scenario(scenario: str, transport: str) -> list[dict]:
     outcomes = []
     try:
         for rank, process in enumerate(processes):
-            if rank == VICTIM and scenario == "stopped":
+            if rank == VICTIM and scenario.startswith("stopped"):
                 continue
             output, _ = process.communicate(timeout=60)
             outcomes += [json.loads(line) for line in output.splitlines() if "rank" in line]
@@ -83,6 +83,14 @@ def test_stopped_rank_times_out_by_name(transport: str) -> None:
         assert f"rank {VICTIM} (host" in outcome["message"]
         assert "has not entered it" in outcome["message"]
         assert TIMEOUT_S - 0.5 < outcome["seconds"] < TIMEOUT_S + 2
+
+
+def test_a_stopped_rank_is_named_through_a_chain_of_messages() -> None:
+    for outcome in survivors(run_scenario("stopped_in_chain", "tcp")):
+        assert outcome["error"] == "TimeoutError", outcome
+        assert outcome["peer"] == VICTIM
+        assert f"rank {VICTIM} (host {socket.gethostname()}) on NIC lo gives no sign of life" in outcome["message"]
+        assert outcome["seconds"] < TIMEOUT_S + 2
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

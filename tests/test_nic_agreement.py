@@ -1,5 +1,6 @@
 """agree_nics with ranks as threads, each on a machine of its own: what is chosen, why, and errors on every rank."""
 
+import errno
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holmes_comm import nic_agreement
-from holmes_comm.errors import NicError, TimeoutError
+from holmes_comm.errors import NicError, SystemError, TimeoutError
 from holmes_comm.nics import NicSelection, agree_nics, write_sysfs
 
 TIMEOUT_S = 10.0
@@ -256,6 +257,18 @@ def test_an_absent_rank_is_named_on_every_other(agree, absent):
         assert isinstance(error, TimeoutError)
         assert f"rank {absent} of 3 did not take part" in str(error)
         assert error.peer == absent
+
+
+def test_a_rank_without_descriptors_is_a_system_error_on_all(agree, monkeypatch):
+    def check():
+        if threading.current_thread().name == "node1":
+            raise SystemError("no descriptor is left", system_errno=errno.EMFILE)
+
+    monkeypatch.setattr(nic_agreement, "check_descriptors", check)
+    for error in agree(3, two_clusters):
+        assert isinstance(error, SystemError)
+        assert "rank 1 on host node1: no descriptor is left" in str(error)
+        assert error.system_errno == errno.EMFILE
 
 
 def test_a_torch_store_will_do(agree):

@@ -66,6 +66,7 @@ def stress_with_faults(
         found["peers"] = [row.to_dict() for row in rows]
         markdown += "\n" + peer_markdown(rows)
     if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
         save.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         save.with_suffix(".md").write_text(markdown, encoding="utf-8")
     typer.echo(json.dumps(found, indent=1) if as_json else markdown)

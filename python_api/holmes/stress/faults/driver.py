@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +31,7 @@ _START_S = 30.0  # of a rank's process, on a machine under load
 _RUNNING_S = 60.0
 _LOAD_S = (0.3, 1.5)  # before the fault
 _HANG_S = 10.0  # beyond the limit: then a rank counts as hanging and is killed
-_WARM_UP_PAUSE_S = 0.01  # between rounds: faults are tried here, not rates
+_ROUND_PAUSE_S = 0.01  # faults are tried here, not rates
 
 
 class Driver:
@@ -115,10 +116,7 @@ class Driver:
         if not at_setup:
             self._await(("running", "ended"), ranks, _RUNNING_S, number)
             time.sleep(load_s)
-            injected_s = time.monotonic()
-            for injection in injections:
-                if injection.act is not None:
-                    injection.act()
+            injected_s = self._inject(injections)
             self._hold(injections, survivors, number, limit_s, store)
         acted_s = time.monotonic()
         self._await("ended", survivors, max(injected_s + limit_s, acted_s) + _HANG_S - time.monotonic(), number)
@@ -142,8 +140,19 @@ class Driver:
             pipeline=pipeline,
             timeout_s=settings.timeout_s,
             connect_timeout_s=settings.connect_timeout_s,
-            pause_s=_WARM_UP_PAUSE_S,
+            pause_s=_ROUND_PAUSE_S,
         )
+
+    def _inject(self, injections: Sequence[Injection]) -> float:
+        """Breaks one after the other; returns when the one began that somebody has to report."""
+        begun_s = []
+        for injection in injections:
+            begun_s.append(time.monotonic())
+            if injection.act is not None:
+                injection.act()
+        must = [at for at, injection in zip(begun_s, injections, strict=True) if injection.expect.must_fail]
+        may = [at for at, injection in zip(begun_s, injections, strict=True) if injection.expect.must_fail is None]
+        return (must or may or begun_s or [time.monotonic()])[0]
 
     def _hold(
         self,
@@ -170,7 +179,11 @@ class Driver:
         if late and not self._await("ended", late, limit_s + _HANG_S, number):
             lost = late - set(self._reports(late, number))
             problems += [f"rank {rank} did not end after it went on" for rank in sorted(lost & silent)]
+            problems += [f"rank {rank} said last: {self._printed[rank][-10:] or 'nothing'}" for rank in sorted(lost)]
             ended |= lost
+        for rank, reports in self._reports(silent, number).items():
+            bad = [report for report in reports if report.error in ("", "Hang", "WrongResult")]
+            problems += [f"rank {rank}, {report.kind} group, went on as if nothing were: {report}" for report in bad]
         for rank in range(len(self._places)):
             process = self._processes[rank]
             if rank in ended and process is not None and process.returncode is None:
@@ -185,6 +198,7 @@ class Driver:
         if not self._await("ready", ended, _START_S):
             problems.append(f"ranks {sorted(ended)} did not start again within {_START_S:g} s")
         self._measure(number)
+        shutil.rmtree(self._folder / f"episode{number}", ignore_errors=True)
         return problems
 
     def _measure(self, number: int) -> None:
@@ -254,6 +268,3 @@ class Driver:
         for rank, node in enumerate(self.nodes):
             lines[node] += self._printed[rank]
         return dict(lines)
-
-
-ProgressCall = Callable[[Episode, Verdict], None]

@@ -64,6 +64,7 @@ def main() -> None:
             time.sleep(_PAUSE_S)
     except Exception as error:  # of whichever library
         report = {"event": "failed", "rank": rank, "at_s": time.monotonic(), "error": type(error).__name__}
+        report["peer"] = getattr(error, "peer", None)  # where the error says it apart from its text
         print(json.dumps({**report, "message": str(error)[:1500]}), flush=True)
         os._exit(1)  # no clean-up of a library that may hang in it
 

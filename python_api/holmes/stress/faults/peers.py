@@ -8,7 +8,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ _VICTIM, _OTHER = 2, 1
 _START_S = 60.0
 _LOAD_S = 1.0
 _NETWORK_FD = 9
+_EXCERPT = 240  # characters of what a library said
 _NOWHERE = "02:00:00:00:00:99"
 
 Say = Callable[[str], None]
@@ -89,21 +90,39 @@ def _run(name: str, fault: str) -> PeerRow:
             said = " ".join(line for line in processes[0].lines if line.strip() and not line.startswith(("{", "---")))
             ended_s = processes[0].ended_s or time.monotonic()
             told = {rank: {"at_s": ended_s, "error": "ended by mpirun", "message": said} for rank in survivors}
-    victim = places[_VICTIM][0]
-    marks: tuple[str, ...] = (f"rank {_VICTIM}", victim, str(session.spec.node(victim).nics[0].address.ip))
-    if fault == "cut-pair":
-        other = places[_OTHER][0]
-        marks += (f"rank {_OTHER}", other, str(session.spec.node(other).nics[0].address.ip))
+    victims = {_VICTIM, _OTHER} if fault == "cut-pair" else {_VICTIM}
+    marks = [mark for rank in sorted(victims) for mark in _marks(session, places[rank][0], rank)]
     texts = [f"{report['error']}: {report['message']}" for report in told.values()]
     return PeerRow(
         library=name,
         fault=fault,
         survivors=len(survivors),
         reported=len(told),
-        named=sum(any(mark in text for mark in marks) for text in texts),
+        named=sum(_is_named(rank, report, victims, marks) for rank, report in told.items()),
         report_s=tuple(sorted(round(report["at_s"] - injected_s, 2) for report in told.values())),
-        said=tuple(dict.fromkeys(text[:400] for text in texts)),
+        said=tuple(dict.fromkeys(_excerpt(text, marks) for text in texts)),
     )
+
+
+def _marks(session: TestbedSession, node: str, rank: int) -> list[str]:
+    return [f"rank {rank}", f"(host {node})", str(session.spec.node(node).nics[0].address.ip)]
+
+
+def _is_named(rank: int, report: Mapping[str, Any], victims: set[int], marks: Sequence[str]) -> bool:
+    """By the error's `peer` where it has one (a victim names whom it cannot reach), else anywhere in its text."""
+    if report.get("peer") is not None:
+        return rank in victims or report["peer"] in victims
+    return any(mark in report["message"] for mark in marks)
+
+
+def _excerpt(text: str, marks: Sequence[str]) -> str:
+    """The beginning, and the words around the first mark where that lies further on."""
+    text = " ".join(text.split())
+    places = [text.find(mark) for mark in marks if mark in text]
+    at = min(places, default=0)
+    if at < _EXCERPT:
+        return text[:_EXCERPT]
+    return f"{text[: _EXCERPT // 2]} ... {text[at - _EXCERPT // 4 : at + _EXCERPT // 4]}"
 
 
 def _mpi(session: TestbedSession, places: Sequence[tuple[str, int]], worker: Sequence[str]) -> list[str]:
@@ -122,14 +141,17 @@ def _mpi(session: TestbedSession, places: Sequence[tuple[str, int]], worker: Seq
 
 
 def _lines(processes: Sequence[Process]) -> list[dict[str, Any]]:
-    found = []
+    found, decoder = [], json.JSONDecoder()
     for process in processes:
         for line in list(process.lines):
-            if line.startswith("{"):
+            at = line.find("{")
+            while at >= 0:  # mpirun may join the ranks' lines
                 try:
-                    found.append(json.loads(line))
+                    fields, at = decoder.raw_decode(line, at)
                 except ValueError:
-                    continue
+                    break
+                found.append(fields)
+                at = line.find("{", at)
     return found
 
 
@@ -179,15 +201,16 @@ def peer_markdown(rows: Sequence[PeerRow]) -> str:
     """The table, and what was said below it."""
     lines = [
         f"Four ranks on four nodes, one network, all-reduces in a loop; deadline {PEER_TIMEOUT_S:g} s where the "
-        f"library has one; no report within {NO_REPORT_S:g} s counts as none. A report names the fault where it holds "
-        "the rank, host or address of the victim (of a cut pair: of one of the two).",
+        f"library has one; no report within {NO_REPORT_S:g} s counts as none. A report names the fault where its "
+        "error's `peer` is the victim (Holmes), or where its text holds the victim's rank, host or address at all (the "
+        "others); of a cut pair, one of the two.",
         "",
         "| fault | library | survivors that report | that name it | seconds to report: median, max | says |",
         "| --- | --- | ---: | ---: | --- | --- |",
     ]
     for row in sorted(rows, key=lambda row: (PEER_FAULTS.index(row.fault), PEERS.index(row.library))):
         times = f"{statistics.median(row.report_s):.2f}, {max(row.report_s):.2f}" if row.report_s else "-"
-        said = row.said[0].replace("|", "/").replace("\n", " ")[:160] if row.said else "nothing"
+        said = row.said[0].replace("|", "/").replace("\n", " ") if row.said else "nothing"
         reported = f"{row.reported} of {row.survivors}"
         lines.append(f"| {row.fault} | {row.library} | {reported} | {row.named} | {times} | {said} |")
     return "\n".join(lines) + "\n"

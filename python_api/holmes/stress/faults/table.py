@@ -12,6 +12,7 @@ from holmes.stress.faults.judge import Episode, Verdict
 from holmes.stress.faults.settings import FaultSettings
 
 _SHOWN = 3  # problems of an episode
+_LIVES = 8  # processes, the longest-lived ones
 
 
 @dataclass
@@ -77,7 +78,8 @@ class SoakResult:
 
     def summary(self) -> dict[str, Any]:
         """Ready for JSON."""
-        lives = {name: _span(uses) for name, uses in self.uses.items() if len(uses) > 5}
+        longest = sorted(self.uses.items(), key=lambda item: -len(item[1]))[:_LIVES]
+        lives = {name: _span(uses) for name, uses in longest}
         return {
             "seed": self.settings.seed,
             "seconds": round(self.seconds, 1),
@@ -112,10 +114,22 @@ class SoakResult:
             text = name if "+" in name or name not in FAULTS else f"{name}: {FAULTS[name].text}"
             cells = (text, row.tried, row.right, row.survived, row.reported, errors, times)
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-        lines += ["", f"Left out: {self.left_out or 'nothing'}. Leaks: {'; '.join(self.leaks) or 'none'}."]
+        lines += ["", f"Left out: {self.left_out or 'nothing'}. Leaks: {'; '.join(self.leaks) or 'none'}.", ""]
+        lines += ["| process | episodes | what it held: at first, at most, at last |", "| --- | ---: | --- |"]
+        for name, spans in self.summary()["uses"].items():
+            held = (
+                f"{what.replace('_', ' ')} {_text(what, span)}" for what, span in spans.items() if what != "episodes"
+            )
+            lines.append(f"| {name} | {spans.get('episodes', 0)} | {'; '.join(held)} |")
         for number, problems in self.problems.items():
             lines += [f"- episode {number}: {problem}" for problem in problems[:_SHOWN]]
         return "\n".join(lines) + "\n"
+
+
+def _text(what: str, span: Mapping[str, int]) -> str:
+    unit = 2**20 if what == "rss_bytes" else 1
+    text = ", ".join(f"{span[when] / unit:.0f}" for when in ("first", "max", "last"))
+    return text + (" MiB" if unit > 1 else "")
 
 
 def _span(uses: list[Mapping[str, int]]) -> dict[str, Any]:

@@ -13,6 +13,9 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
+
+from holmes.groups.group import Group
 from holmes.plan.plan import Plan
 from holmes.probe import discover_topology
 from holmes.stress.faults.folder_store import FolderStore
@@ -26,6 +29,7 @@ from holmes.stress.run import GroupRun
 from holmes.stress.settings import Settings
 from holmes.topology import Topology
 from holmes.topology.file import from_dict, to_dict
+from holmes_comm import Communicator
 
 _POLL_S = 0.02
 _COMMAND_LIMIT_S = 1800.0  # the driver is gone
@@ -40,6 +44,7 @@ class Worker:
 
     def serve(self) -> None:
         """Carries out commands until it is told to quit. Raises TimeoutError where none comes for long."""
+        np.random.default_rng(0)  # loaded when first used, which must not be where no descriptor is left
         tell("ready")
         while True:
             key = f"command/{self._rank}/{self._next}"
@@ -69,7 +74,7 @@ class Worker:
         store = self._store.below(f"episode{number}")
         plan = self._plan(settings)
         groups = groups_of(plan, self._rank)
-        runs: list[GroupRun] = []
+        made: list[tuple[str, int, Group, Communicator]] = []
         failed = None
         with tampered(store, command.get("tamper", {})) as seen_store:
             for kind, (row, group) in groups.items():
@@ -78,13 +83,16 @@ class Worker:
                 except (Exception, Alarm) as error:  # whatever it is: reported, the process goes on
                     failed = report_of(error, kind, group.ranks, self._rank)
                     break
-                runs.append(GroupRun(group, communicator, Loop(kind, row, self._rank, communicator, settings)))
+                made.append((kind, row, group, communicator))
         if failed is not None:
-            store.set(ALARM, passed_on(failed))  # those who wait for this rank in other groups
+            if not store.check([ALARM]):
+                store.set(ALARM, passed_on(failed))  # those who wait for this rank in other groups
+            for *_, communicator in made:
+                communicator.abort(passed_on(failed))
             reports = [failed]
         else:
-            reports = self._load(store, runs, settings, number)
-        runs.clear()
+            reports = self._load(store, made, settings, number)
+        made.clear()
         tell("ended", number=number, reports=[report.to_dict() for report in reports])
 
     def _plan(self, settings: Settings) -> Plan:
@@ -92,7 +100,18 @@ class Worker:
             self._topology = from_dict(json.loads(self._store.get("topology")))
         return make_plan(self._topology, settings)
 
-    def _load(self, store: FolderStore, runs: list[GroupRun], settings: Settings, number: int) -> list[GroupReport]:
+    def _load(
+        self,
+        store: FolderStore,
+        made: list[tuple[str, int, Group, Communicator]],
+        settings: Settings,
+        number: int,
+    ) -> list[GroupReport]:
+        runs = [
+            GroupRun(group, communicator, Loop(kind, row, self._rank, communicator, settings))
+            for kind, row, group, communicator in made
+        ]
+
         def abort_all(failed: GroupRun) -> None:
             for run in runs:
                 if run is not failed:
