@@ -147,10 +147,10 @@ def second_group(group: dist.ProcessGroup | None, label: str) -> dist.ProcessGro
         from holmes_comm.torch_backend import group_options
 
         options = group_options(group)
-    first = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+    first: Any = group or dist.group.WORLD
     made: dist.ProcessGroup = dist.new_group(
         ranks,
-        timeout=first.options._timeout,
+        timeout=first._get_backend(torch.device("cpu")).options._timeout,
         backend=backend,
         pg_options=options,
         use_local_synchronization=True,
