@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
