@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
