@@ -23,7 +23,7 @@ step() {
   shift 3
   log=$(mktemp)
   say ""; say "## $name"; say ""
-  say "\`$*\`"; say ""
+  say "\`${*/#"$python"/python}\`"; say ""
   local start=$SECONDS
   if timeout "$limit_s" "$@" >"$log" 2>&1; then
     if [ -n "$dry" ]; then say "walked through without a GPU ($((SECONDS - start)) s)"; unproven+=("$proves")
@@ -33,7 +33,7 @@ step() {
     unproven+=("$proves")
     status=1
   fi
-  { echo; echo '```'; grep -v '^$' "$log" | tail -n "${LINES_KEPT:-25}" | cut -c1-240; echo '```'; } | tee -a "$result"
+  { echo; echo '```'; grep -v '^$' "$log" | sed "s#$PWD/##g" | tail -n "${LINES_KEPT:-25}" | cut -c1-240; echo '```'; } | tee -a "$result"
   rm -f "$log"
 }
 

@@ -429,7 +429,7 @@ class Communicator:
     ) -> typing.Any:
         """
         Receives into `tensor` from rank `src` (None: whoever sends with this tag first). Returns the source rank where
-        async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's.
+        async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's. A GPU's memory as in send.
 
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
@@ -496,7 +496,8 @@ class Communicator:
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> typing.Any:
         """
-        Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take it.
+        Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take it. A GPU's
+        memory is allowed too (torch CUDA tensors, cupy, ...), on either end (docs/gpu.md).
 
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work

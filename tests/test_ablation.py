@@ -99,7 +99,10 @@ def ablation(step_s: dict[str, float], losses: list[float]) -> Ablation:
     def run(name: str, factor: float) -> Run:
         return recorded(name, losses, step_s[name] * factor)
 
-    rows = tuple(Measured(row, plan(), [run(row.name, f) for f in (1.0, 1.1, 0.9)], [0.1, 0.0, 0.1]) for row in ROWS)
+    plans = {row.name: row.change(plan()) for row in ROWS}
+    rows = tuple(
+        Measured(row, plans[row.name], [run(row.name, f) for f in (1.0, 1.1, 0.9)], [0.1, 0.0, 0.1]) for row in ROWS
+    )
     return Ablation(SETTINGS, recorded("single", [4.0, 3.0], 0.1), rows)
 
 
@@ -127,4 +130,7 @@ def test_the_table_says_what_is_met_and_what_is_missed(tmp_path: Path) -> None:
     assert missed({"megatron": 0.27}, [4.0, 3.0]) == [("Holmes", "1.35x,")]
     assert missed({"one_cluster": 0.16}, [4.0, 3.0]) == [("Holmes", "+25.0%")]
     assert missed({"no_adapting": 0.29}, [4.0, 3.0]) == [("without", "0.97x")]
+    for row in (alike := rows_of(found)):
+        row["layers_per_stage"] = [4, 4]  # nothing was adapted, so nothing was shown
+    assert "both have layers [4, 4]" in next(check.measured for check in checks_of(alike) if not check.passed)
     assert missed({}, [4.0, 3.1]) == [("losses", "largest")]

@@ -10,7 +10,7 @@ import torch
 from ranks import run_communicators
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+DEVICES = ["cpu", pytest.param("cuda", marks=[NEEDS_GPU, pytest.mark.gpu])]
 COUNTS = [0, 1, 1000, (512 << 10) - 1, (512 << 10) + 1, (9 << 20) + 5]  # around a slot and the whole ring
 
 pytestmark = pytest.mark.parametrize("device", DEVICES)

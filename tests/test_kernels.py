@@ -15,9 +15,9 @@ from holmes_comm import UsageError, cuda_kernels, kernels
 
 HAS_GPU = torch.cuda.is_available()
 NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
-PLACES = ["numpy", "torch", pytest.param("cuda", marks=NEEDS_GPU)]
+PLACES = ["numpy", "torch", pytest.param("cuda", marks=[NEEDS_GPU, pytest.mark.gpu])]
 if importlib.util.find_spec("cupy"):
-    PLACES.append(pytest.param("cupy", marks=NEEDS_GPU))
+    PLACES.append(pytest.param("cupy", marks=[NEEDS_GPU, pytest.mark.gpu]))
 DTYPES = ["float32", "float16", "bfloat16", "float64"]
 # Of tensors and bucket. From float64 to 16 bits torch rounds twice, and no kernel does it.
 PAIRS = [(a, b) for a in DTYPES for b in DTYPES if not {a, b} & {"float64"} or {a, b} <= {"float32", "float64"}]

@@ -76,7 +76,8 @@ std::vector<std::string> seeds();
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size);
 
 // `--write-seeds FOLDER` writes the seeds and ends. Strangers are dropped by the thousand: no log.
-extern "C" inline int LLVMFuzzerInitialize(int* argc, char*** argv) {
+// (libFuzzer finds it by name: nothing here refers to it.)
+extern "C" [[gnu::used]] inline int LLVMFuzzerInitialize(int* argc, char*** argv) {
   ::setenv("HOLMES_LOG", "error", 1);
   if (*argc != 3 || std::strcmp((*argv)[1], "--write-seeds") != 0) return 0;
   int number = 0;

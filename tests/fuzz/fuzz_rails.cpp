@@ -8,7 +8,7 @@ using namespace holmes::fuzz;
 
 namespace {
 
-enum Step : std::uint8_t { raw, frame, read, close_rail, step_count };
+enum Step : std::uint8_t { raw, frame, take, close_rail, step_count };
 
 std::string step_bytes(Step step, int rail, std::string arguments) {
   return std::string(1, static_cast<char>(step + step_count * rail)) + std::move(arguments);
@@ -26,7 +26,7 @@ std::string frame_step(int rail, FrameKind kind, std::uint32_t bytes, std::uint8
 }  // namespace
 
 std::vector<std::string> fuzz::seeds() {
-  const auto read_all = step_bytes(read, 0, std::string("\xff\xff", 2));
+  const auto read_all = step_bytes(take, 0, std::string("\xff\xff", 2));
   const auto data = [](int rail, std::uint32_t bytes, std::uint8_t sequence, std::uint16_t written) {
     return frame_step(rail, FrameKind::data, bytes, sequence, written);
   };
@@ -70,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
         if (header.sequence > 200) header.sequence <<= 8 * (header.sequence % 8);
         feed(peer,
              std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload.substr(0, input.number(2)));
-      } else if (step % step_count == read) {
+      } else if (step % step_count == take) {
         const std::size_t wanted = input.number(2), half = wanted / 3;
         const iovec pieces[] = {{into.data(), half}, {into.data() + half, wanted - half}};
         for (int i = 0; i < 3; ++i) REQUIRE(channel.try_recv(pieces) <= wanted);

@@ -32,6 +32,8 @@ struct P2pCall {
 //   ranks
 // On device memory a call only puts the operation on the device: it runs after what the buffers' stream has before it,
 // and a synchronous call returns at once, what is put on that stream later running after it (Work::join).
+// Sends and receives of a communicator for host memory take a GPU's memory too: they begin after what its stream has,
+// and waiting for them, also by a stream, blocks the host.
 // A collective is complete on a rank when its result is there and every rank has entered it.
 // Every call returns a Work; with CallOptions::async false it is final on return. Bad arguments throw UsageError from
 // the call itself and leave the communicator usable; every other error makes the communicator dead: it says so in each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -134,7 +135,8 @@ class Lane:
 
 
 def second_group(group: dist.ProcessGroup | None, label: str) -> dist.ProcessGroup | None:
-    """Collective over `group`. Another group of the same ranks, backend and NICs; None where ranks cannot keep order.
+    """Collective over `group`. Another one of the same ranks, backend, NICs and time limit; None where they cannot keep
+    their order.
 
     Collectives of two groups run side by side, those of one group one after another.
     """
@@ -146,8 +148,10 @@ def second_group(group: dist.ProcessGroup | None, label: str) -> dist.ProcessGro
         from holmes_comm.torch_backend import group_options
 
         options = group_options(group)
+    first: Any = group or dist.group.WORLD
     made: dist.ProcessGroup = dist.new_group(
         ranks,
+        timeout=first._get_backend(torch.device("cpu")).options._timeout,
         backend=backend,
         pg_options=options,
         use_local_synchronization=True,
