@@ -30,6 +30,13 @@ HOLMES = {
     "HOLMES_HOSTNAME": "name of this host in messages",
     "HOLMES_SYSFS_ROOT": "NICs are read from this folder, not from /sys",
     "HOLMES_TESTBED": "this is an emulated node",
+    "HOLMES_PINNED_RING_BYTES": "page-locked memory for messages of a GPU's memory",
+    "HOLMES_FLIGHT_RECORDER": "operations that are remembered for diagnosis",
+    "HOLMES_FLIGHT_RECORDER_DIR": "where flight records are written",
+    "HOLMES_FLIGHT_RECORDER_SIGNAL": "signal on which they are written",
+    "HOLMES_METRICS_PORT": "where metrics are served",
+    "HOLMES_STORE": "the store of an elastic job",
+    "HOLMES_FALSE_CLOCK": "set by holmes stress",
     "HOLMES_BENCH_JOB_NETWORK_FD": "set by holmes bench",
 }
 
@@ -60,6 +67,7 @@ OTHERS = {
 MUST_AGREE = (
     "HOLMES_HIERARCHICAL_MIN_BYTES",
     "HOLMES_REPLACES",
+    "HOLMES_TLS",
     "HOLMES_TRANSPORT",
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -73,4 +81,11 @@ MUST_AGREE = (
 )
 
 #: Set by launchers for every job: not worth a line.
-USUAL = ("HOLMES_TESTBED", "HOLMES_HOSTNAME", "HOLMES_BENCH_JOB_NETWORK_FD", "MASTER_ADDR", "MASTER_PORT")
+USUAL = (
+    "HOLMES_TESTBED",
+    "HOLMES_HOSTNAME",
+    "HOLMES_BENCH_JOB_NETWORK_FD",
+    "HOLMES_FALSE_CLOCK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
