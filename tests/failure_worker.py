@@ -121,6 +121,7 @@ def main() -> None:
     start = time.monotonic()
     outcome: dict[str, object] = {"rank": rank}
     try:
+        comm.barrier()  # all are set up: what follows fails in the scenario, not in somebody's set-up
         globals()[scenario](comm)
     except holmes_comm.HolmesError as error:
         outcome |= {

@@ -113,8 +113,8 @@ private:
       CallOptions call;
       call.timeout = timeout_or_default(opts.timeout);
       call.async = opts.asyncOp || batch != nullptr;
+      Operands operands(device);  // refuses other devices first
       const auto communicator = communicator_on(device, batch);
-      Operands operands(device);
       if (!device.is_cpu() && batch != nullptr) {
         body(operands, *communicator, call);  // starts with the block
         batch->work->set_device(device);

@@ -21,9 +21,10 @@ def init(store, rank, size, backend="holmes", timeout_s=30.0, **options):
     )
 
 
-def _rank_main(function, rank, size, port, results, args):
+def _rank_main(function, rank, size, port, results, args, environment):
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
+    os.environ.clear()  # the server's, as it was when that started
+    os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     try:
         results.put((rank, True, function(rank, size, store, *args)))
@@ -41,7 +42,7 @@ def run_ranks(function, size, *args, timeout_s=100.0, lost=()):
     results = context.Queue()
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [
-        context.Process(target=_rank_main, args=(function, rank, size, server.port, results, args))
+        context.Process(target=_rank_main, args=(function, rank, size, server.port, results, args, dict(os.environ)))
         for rank in range(size)
     ]
     for process in ranks:
