@@ -81,16 +81,16 @@ void messages(Input& input) {
   Pair pair;
   std::vector<std::unique_ptr<Channel>> channels(2);
   channels[1] = std::move(pair.channel);
-  P2pEngine p2p(pair.group, std::move(channels));
+  P2pEngine p2p(pair.group, std::move(channels), -1);  // nothing wakes it: no GPU
   const auto deadline = Clock::now() + std::chrono::hours(1);
   std::vector<std::vector<std::int32_t>> buffers(4, std::vector<std::int32_t>(count));
   const auto post = [&](bool is_send, int index, std::uint32_t tag, std::optional<int> peer) {
-    p2p.submit({is_send,
-                {buffers[static_cast<std::size_t>(index)].data(), count, DType::int32, nullptr},
-                peer,
-                tag,
-                std::make_shared<Work>(),
-                deadline});
+    p2p.submit({.is_send = is_send,
+                .buffer = {buffers[static_cast<std::size_t>(index)].data(), count, DType::int32, nullptr},
+                .peer = peer,
+                .tag = tag,
+                .work = std::make_shared<Work>(),
+                .deadline = deadline});
   };
   post(true, 0, 1, 1);
   p2p.advance();
