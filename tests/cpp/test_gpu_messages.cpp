@@ -58,14 +58,16 @@ void check_end_under_way(Communicator& comm) {
     works.push_back(comm.send(device_memory(comm.rank(), size, 1), peer, tag, {.timeout = {}, .async = true}));
     works.push_back(comm.recv(device_memory(comm.rank(), size, 0), peer, tag, {.timeout = {}, .async = true}));
   }
-  if (comm.rank() == 0) comm.abort("enough");
-  for (const WorkPtr& work : works) {
+  const auto may_be_aborted = [](const auto& wait) {
     try {
-      work->wait();
+      wait();
     } catch (const AbortedError& error) {
       CHECK(std::string(error.what()).find("enough") != std::string::npos);
     }
-  }
+  };
+  may_be_aborted([&] { comm.barrier(); });  // all is under way on both
+  if (comm.rank() == 0) comm.abort("enough");
+  for (const WorkPtr& work : works) may_be_aborted([&] { work->wait(); });
 }
 
 }  // namespace
