@@ -138,9 +138,9 @@ def read_lines(lines: queue.Queue, current: list[Scenario]) -> None:
         if line.strip() != "end":
             lines.put(line.strip())
             continue
-        current[0].end.set()
         for comm in current[0].comms:
             comm.abort("the test ends the scenario")
+        current[0].end.set()  # afterwards: who goes on closes its communicators in good order
 
 
 def main() -> None:
