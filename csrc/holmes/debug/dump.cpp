@@ -26,8 +26,9 @@ std::atomic<StackSource> stack_source{nullptr};
 // Never destroyed, and a forked child gets its own: its parent's mutexes may be locked for ever.
 struct Dumps {
   std::uint64_t epoch = fork_epoch();
-  std::mutex mutex;  // protects `folder`
+  std::mutex mutex;  // protects the next two
   std::optional<std::string> folder;
+  std::optional<std::string> failure;  // the last one of this process
   std::mutex writing;
   std::atomic<std::uint64_t> asked{0};
   std::uint64_t done = 0;  // under `writing`: requests up to this one are answered by what was written
@@ -119,7 +120,14 @@ std::string request_file(const std::string& folder) { return folder + "/request"
 
 namespace {
 
-void write_once(const std::string& reason, Duration patience, Duration settle) noexcept {
+// What the record is about: a failure stays it, though the others that fail ask for the record again.
+std::string reason_or_failure(const std::string& reason) {
+  Dumps& own = dumps();
+  std::lock_guard lock(own.mutex);
+  return own.failure.value_or(reason);
+}
+
+void write_once(const std::string& asked_by, Duration patience, Duration settle) noexcept {
   try {
     const auto folder = dump_folder();
     if (!folder) return;
@@ -129,6 +137,7 @@ void write_once(const std::string& reason, Duration patience, Duration settle) n
     // Many communicators may fail at once: what is written after the last of them holds all of them.
     if (own.done >= ticket) return;
     const std::uint64_t answered = own.asked;
+    const std::string reason = reason_or_failure(asked_by);
     write_record(*folder, reason, patience, settle);
     own.done = answered;
     log(LogLevel::info, std::nullopt, "flight record written to " + *folder + " (" + reason + ")");
@@ -144,7 +153,13 @@ void dump(const std::string& reason) noexcept { write_once(reason, record_patien
 void dump_on_failure(const std::string& message) noexcept {
   const auto folder = dump_folder();
   if (!folder) return;
-  write_once("failure: " + message, failure_patience, Duration::zero());
+  const std::string failure = "failure: " + message;
+  {
+    Dumps& own = dumps();
+    std::lock_guard lock(own.mutex);
+    own.failure = failure;
+  }
+  write_once(failure, failure_patience, Duration::zero());
   // The others may be in no operation and know nothing yet.
   UniqueFd file(::open(request_file(*folder).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (file) ::futimens(file.get(), nullptr);

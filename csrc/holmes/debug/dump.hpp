@@ -21,7 +21,8 @@ std::optional<std::string> dump_folder();
 // A file in that folder; whoever changes it asks all processes that have the same folder for their dumps.
 std::string request_file(const std::string& folder);
 
-// Writes this process's record into the dump folder; does nothing where none is set. What goes wrong is logged.
+// Writes this process's record into the dump folder; does nothing where none is set. What goes wrong is logged. Its
+// reason is the last failure of the process, where there was one, else `reason`.
 void dump(const std::string& reason) noexcept;
 // As dump, and asks the other processes to do the same. Returns when the file is there.
 void dump_on_failure(const std::string& message) noexcept;
