@@ -18,19 +18,16 @@ batches that take as long as it does. `--rate-gbps 1 --batch 16` shows the other
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from overlap_variants import Ours, Variant, make_variants
+from shaped_pair import RESULTS, run_pair, write_results
 
 import holmes
-from holmes.bench import report
 from holmes.demo.data import Batches
 from holmes.demo.settings import Settings
 
@@ -38,16 +35,6 @@ HIDDEN_GOAL, BOUND_GOAL = 0.85, 1.15
 OURS = "DistributedOptimizer, holmes"
 CALM_CORES = 0.25  # turns in which other processes kept more cores busy count only where no turn was calm
 SETTINGS = ("batch", "sequence", "layers", "width", "rate_gbps", "bucket_bytes", "steps")
-RESULTS = Path(__file__).parent / "results"
-SPEC = """description: two nodes and one shaped link
-networks:
-  eth: {{class: ethernet, rate_gbps: {}}}
-clusters:
-  a:
-    nodes: 2
-    nics:
-      - {{name: eth0, network: eth}}
-"""
 
 
 def communication_s(optimizer: holmes.DistributedOptimizer, rounds: int) -> float:
@@ -203,19 +190,7 @@ def main() -> int:
     if arguments.rank:
         work(arguments)
         return 0
-    from holmes.testbed import Testbed
-
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
-        spec.write(SPEC.format(arguments.rate_gbps))
-        spec.flush()
-        testbed = Testbed(Path(spec.name))
-    outcome = testbed.run([sys.executable, __file__, "--rank", *sys.argv[1:]], timeout_s=900)
-    lines = [line for output in outcome.outputs.values() for line in output]
-    found = [line for line in lines if line.startswith("RESULT ")]
-    if outcome.returncode != 0 or not found:
-        print("\n".join(lines), file=sys.stderr)
-        return 1
-    rows = json.loads(found[0].removeprefix("RESULT "))["rows"]
+    rows = run_pair(__file__, arguments.rate_gbps, timeout_s=900)["rows"]
     settings = {key: value for key, value in vars(arguments).items() if key in SETTINGS}
     if arguments.keep:
         rows = with_kept(rows, settings)
@@ -225,14 +200,7 @@ def main() -> int:
         if "reported" in row:
             print(f"{row['title']}: {row['reported']['buckets']} buckets; {row['reported']['last']}")
     if not arguments.dry:
-        command = " ".join(["python benchmarks/bench_overlap.py", *sys.argv[1:]])
-        document = report.document(command, {**settings, "emulated": True}, 2, {}, []) | {"rows": rows}
-        (RESULTS / "overlap.json").write_text(json.dumps(document, indent=1) + "\n")
-        heading = (
-            f"# Overlap\n\nEmulated link of {arguments.rate_gbps:g} Gbit/s, 2 ranks, {os.cpu_count()} cores; "
-            f"`{command}`; {time.strftime('%Y-%m-%d')}; all numbers and versions in overlap.json.\n\n"
-        )
-        (RESULTS / "overlap.md").write_text(heading + text + "\n")
+        write_results(__file__, "overlap", "2 ranks", settings, text, {"rows": rows})
     print("all goals met" if met else "a goal is missed")
     return 0 if met else 1
 

@@ -9,33 +9,20 @@ medians and ratios to torch's stage over Gloo with the same schedule.
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from shaped_pair import run_pair, write_results
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
 
 import holmes
-from holmes.bench import report
 from holmes.demo.data import Batches
 from holmes.demo.model import Stage, loss_of
 from holmes.demo.settings import Settings
 
-RESULTS = Path(__file__).parent / "results"
-SPEC = """description: two nodes and one shaped link
-networks:
-  eth: {{class: ethernet, rate_gbps: {}}}
-clusters:
-  a:
-    nodes: 2
-    nics:
-      - {{name: eth0, network: eth}}
-"""
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
@@ -172,31 +159,12 @@ def main() -> int:
     if arguments.rank:
         work(arguments)
         return 0
-    from holmes.testbed import Testbed
-
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
-        spec.write(SPEC.format(arguments.rate_gbps))
-        spec.flush()
-        testbed = Testbed(Path(spec.name))
-    outcome = testbed.run([sys.executable, __file__, "--rank", *sys.argv[1:]], timeout_s=600)
-    lines = [line for output in outcome.outputs.values() for line in output]
-    found = [line for line in lines if line.startswith("RESULT ")]
-    if outcome.returncode != 0 or not found:
-        print("\n".join(lines), file=sys.stderr)
-        return 1
-    result = json.loads(found[0].removeprefix("RESULT "))
+    result = run_pair(__file__, arguments.rate_gbps, timeout_s=600)
     text = table(result, arguments.rate_gbps, arguments.micro_batches)
     print(text)
     if not arguments.dry:
-        command = " ".join(["python benchmarks/bench_pipeline.py", *sys.argv[1:]])
         settings = {key: value for key, value in vars(arguments).items() if key not in ("rank", "dry")}
-        document = report.document(command, {**settings, "emulated": True}, 2, {}, []) | result
-        (RESULTS / "pipeline.json").write_text(json.dumps(document, indent=1) + "\n")
-        heading = (
-            f"# Pipeline\n\nEmulated link of {arguments.rate_gbps:g} Gbit/s, 2 stages, {os.cpu_count()} cores; "
-            f"`{command}`; {time.strftime('%Y-%m-%d')}; all numbers and versions in pipeline.json.\n\n"
-        )
-        (RESULTS / "pipeline.md").write_text(heading + text + "\n")
+        write_results(__file__, "pipeline", "2 stages", settings, text, result)
     return 0
 
 

@@ -5,32 +5,17 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from single_process import single_process_losses  # noqa: E402
 from torch_ranks import init, run_ranks  # noqa: E402
 
 import holmes  # noqa: E402
 from holmes.demo.data import Batches  # noqa: E402
-from holmes.demo.model import Stage, loss_of, make_optimizer  # noqa: E402
+from holmes.demo.model import Stage, loss_of  # noqa: E402
 from holmes.demo.settings import Settings  # noqa: E402
 
 SETTINGS = Settings(layers=4, width=32, heads=2, sequence=16, global_batch=16)
 STEPS, HALF = 100, 50
 MICRO_BATCHES = 4  # of a pipeline; without one, with accumulation
-
-
-def single_process():
-    torch.set_num_threads(1)  # on shared processors two threads that wait for each other are far slower than one
-    batches = Batches(SETTINGS)
-    model = Stage(SETTINGS, batches.vocabulary, range(SETTINGS.layers))
-    optimizer = make_optimizer(model, SETTINGS)
-    losses = []
-    for step in range(STEPS):
-        inputs, targets = batches.batch(step)
-        loss = loss_of(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 class Layout:
@@ -140,7 +125,7 @@ LAYOUTS = [
 
 @pytest.fixture(scope="module")
 def expected():
-    return single_process()
+    return single_process_losses(SETTINGS, STEPS)
 
 
 @pytest.mark.parametrize(("size", "pipeline", "micro_batches"), LAYOUTS)

@@ -11,9 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from resume_worker import CHECKPOINT_EVERY, SETTINGS, TIMEOUT_S  # noqa: E402
+from single_process import single_process_losses  # noqa: E402
 
-from holmes.demo.data import Batches  # noqa: E402
-from holmes.demo.model import Stage, loss_of, make_optimizer  # noqa: E402
 from holmes.testbed import Testbed  # noqa: E402
 from holmes.testbed.launch import rank_environment  # noqa: E402
 
@@ -24,22 +23,6 @@ needs_namespaces = pytest.mark.skipif(
     subprocess.run(["unshare", "-Urnm", "true"], capture_output=True, check=False).returncode != 0,
     reason="this machine forbids unprivileged user namespaces (unshare -Urnm true fails)",
 )
-
-
-def single_process():
-    torch.set_num_threads(1)  # on shared processors two threads that wait for each other are far slower than one
-    batches = Batches(SETTINGS)
-    model = Stage(SETTINGS, batches.vocabulary, range(SETTINGS.layers))
-    optimizer = make_optimizer(model, SETTINGS)
-    losses = []
-    for step in range(STEPS):
-        inputs, targets = batches.batch(step)
-        loss = loss_of(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 def said(lines):
@@ -54,7 +37,7 @@ def losses_of(lines):
 def test_the_remaining_cluster_continues_after_a_node_died(tmp_path):
     """Four nodes of two clusters train data-parallel; b1 dies; a0 and a1 go on from the last checkpoint."""
     command = [sys.executable, str(WORKER), str(tmp_path), str(STEPS)]
-    expected = single_process()
+    expected = single_process_losses(SETTINGS, STEPS)
     with Testbed("two-clusters").session() as session:
         job = session.launch([*command, str(VICTIM), str(KILLED_STEP)])
         result = job.wait(100, grace_s=TIMEOUT_S + 5)

@@ -9,13 +9,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from single_process import single_process_losses  # noqa: E402
 from topologies import topology_of  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_ranks import init, run_ranks  # noqa: E402
 
 import holmes  # noqa: E402
 from holmes.demo.data import Batches  # noqa: E402
-from holmes.demo.model import Stage, loss_of, make_optimizer  # noqa: E402
+from holmes.demo.model import Stage, loss_of  # noqa: E402
 from holmes.demo.settings import Settings  # noqa: E402
 
 SETTINGS = Settings(layers=4, width=32, heads=2, sequence=16, global_batch=16)
@@ -25,18 +26,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 
 @pytest.fixture(scope="module")
 def expected():
-    batches = Batches(SETTINGS)
-    model = Stage(SETTINGS, batches.vocabulary, range(SETTINGS.layers))
-    optimizer = make_optimizer(model, SETTINGS)
-    losses = []
-    for step in range(STEPS):
-        inputs, targets = batches.batch(step)
-        loss = loss_of(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+    return single_process_losses(SETTINGS, STEPS)
 
 
 def make_plan(ranks_of_hosts, schedule, chunks=1):

@@ -1,0 +1,23 @@
+"""What the layouts are compared with: the demo's GPT trained in this process alone."""
+
+import torch
+
+from holmes.demo.data import Batches
+from holmes.demo.model import Stage, loss_of, make_optimizer
+
+
+def single_process_losses(settings, steps):
+    """The loss of each step."""
+    torch.set_num_threads(1)  # on shared processors two threads that wait for each other are far slower than one
+    batches = Batches(settings)
+    model = Stage(settings, batches.vocabulary, range(settings.layers))
+    optimizer = make_optimizer(model, settings)
+    losses = []
+    for step in range(steps):
+        inputs, targets = batches.batch(step)
+        loss = loss_of(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
