@@ -156,6 +156,17 @@ def case_collectives():
     run(4, body)
 
 
+def case_leave():
+    """A rank that takes no part in a split may leave at once: the others' calls under way are not its concern."""
+
+    def body(comm):
+        return comm.split(-1 if comm.rank else 0)
+
+    for _ in range(10):  # the rank's end races with its peers' calls
+        parts = run(4, body)
+        assert [part is None for part in parts] == [False, True, True, True]
+
+
 def case_streams():
     """A call runs after what its stream has, and what is put on the stream later runs after the call."""
 

@@ -52,7 +52,7 @@ def test_device_features(case: str, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [fake_gpu.VERSIONS[0], fake_gpu.VERSIONS[-1]])
-@pytest.mark.parametrize("case", ["streams", "images", *FAULTS])
+@pytest.mark.parametrize("case", ["streams", "images", "leave", *FAULTS])
 def test_oldest_and_newest(case: str, version: int) -> None:
     run_case(case, version)
 

@@ -88,7 +88,10 @@ def abort(rank, size, store):
     init(store, rank, size)
     work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else dist.irecv(torch.ones(1), 0)
     if rank == 0:
+        store.wait(["posted"])  # else the abort may come while the other rank still makes the group
         dist.distributed_c10d._abort_process_group()
+    else:
+        store.set("posted", "")
     with pytest.raises(errors.AbortedError):
         work.wait()
     return True

@@ -201,6 +201,7 @@ bool Engine::progress_or_throw() {
     const std::size_t before = p2p_.pending();
     moved |= p2p_.advance();
     driver_pending_.fetch_sub(static_cast<int>(before - p2p_.pending()));
+    if (p2p_.watches() > 0) end_watches();
   }
   return moved;
 }

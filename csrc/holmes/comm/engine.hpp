@@ -98,6 +98,7 @@ private:
   void request_failure(const Failure& failure);
   void fail_as_requested();
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
+  void end_watches();
   void close_now();
   void drive_until(const Work& work, std::optional<Clock::time_point> until);
   void sleep(std::optional<Clock::time_point> until);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "holmes/comm/engine.hpp"
+#include "holmes/comm/failure.hpp"
 #include "holmes/comm/progress.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/debug/dump.hpp"
@@ -61,7 +62,7 @@ void Engine::throw_stream_closed(const StreamClosed& closed) {
 
 void Engine::throw_peer_lost(int peer, int system_errno) {
   const ControlLink& control = *group_->controls[peer];
-  const std::string how = control.said_bye()  ? "destroyed its communicator"
+  const std::string how = control.said_bye()  ? farewell
                           : system_errno != 0 ? "is lost: " + errno_text(system_errno)
                                               : "is lost: it closed its connections (its process ended?)";
   ErrorContext context{.rank = group_->label(group_->rank),
@@ -264,12 +265,37 @@ void Engine::close() {
   if (has_pending()) give_to_io_thread();
 }
 
+// Of peers that left in order and whose stream, where it tells its end, is read to it: all else goes on.
+void Engine::end_watches() {
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank || !lost_[peer]) continue;
+    const ControlLink& control = *group_->controls[peer];
+    if (!control.said_bye() || (p2p_.channels()[peer]->tells_end() && !p2p_.has_ended(peer))) continue;
+    const auto works = p2p_.take_watches(peer);
+    driver_pending_.fetch_sub(static_cast<int>(works.size()));
+    for (const auto& work : works)
+      work->fail(error_of({ErrorKind::aborted,
+                           "communicator '" + group_->name + "': " + control.describe() + " " + farewell,
+                           {.rank = group_->label(group_->rank),
+                            .peer = group_->label(peer),
+                            .host = control.host(),
+                            .nic = control.nic(),
+                            .system_errno = {}}}),
+                 Clock::now());
+  }
+}
+
 void Engine::close_now() {
   close_requested_.store(false, std::memory_order_release);
   if (failure_requested_.load(std::memory_order_acquire)) fail_as_requested();
+  if (!is_dead() && inbox_filled_.load(std::memory_order_acquire)) take_inbox();
   if (is_dead()) return;
+  const auto watches = p2p_.take_watches(std::nullopt);
+  driver_pending_.fetch_sub(static_cast<int>(watches.size()));
+  for (const auto& work : watches)
+    work->fail(error_of({ErrorKind::aborted, "communicator '" + group_->name + "' was destroyed here", {}}),
+               Clock::now());
   if (has_pending()) {
-    take_inbox();
     fail({ErrorKind::aborted,
           "communicator '" + group_->name + "' was destroyed by " + own_place_ + " with operations pending",
           {.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}}});

@@ -14,6 +14,9 @@ struct Failure {
   ErrorContext context;
 };
 
+// What a peer did that left in order, as errors say it.
+inline constexpr const char* farewell = "destroyed its communicator";
+
 Failure failure_of(const HolmesError& error);
 // What a failed Work raises.
 std::exception_ptr error_of(const Failure& failure);

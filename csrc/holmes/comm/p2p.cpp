@@ -61,6 +61,7 @@ void P2pEngine::submit(Request request) {
     }
   }
   if (request.peer) {
+    if (request.tag == internal_tag) ++watches_;
     peers_[*request.peer].receives.push_back(std::move(request));
   } else {
     any_receives_.push_back(std::move(request));
@@ -114,7 +115,8 @@ bool P2pEngine::send_to(int peer) {
 
 bool P2pEngine::awaits_recv(int peer) const {
   const Peer& state = peers_[peer];
-  return state.is_arriving() || !state.receives.empty() || (!any_receives_.empty() && !state.ended);
+  if (state.ended) return state.is_arriving() || !state.only_watches();
+  return state.is_arriving() || !state.receives.empty() || !any_receives_.empty();
 }
 
 std::size_t P2pEngine::awaited_recv_bytes(int peer) const {
@@ -137,7 +139,8 @@ std::size_t P2pEngine::awaited_send_bytes(int peer) const {
 
 bool P2pEngine::needs(int peer, bool left_in_order) const {
   const Peer& state = peers_[peer];
-  if (state.is_arriving() || !state.receives.empty() || !state.sends.empty()) return true;
+  if (state.is_arriving() || !state.sends.empty()) return true;
+  if (left_in_order ? !state.only_watches() : !state.receives.empty()) return true;
   if (any_receives_.empty()) return false;
   const auto is_open = [this](int other) { return other != group_.rank && !peers_[other].ended; };
   for (int other = 0; other < group_.size && left_in_order; ++other)

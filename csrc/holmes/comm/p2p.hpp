@@ -51,8 +51,13 @@ public:
   // Whether the peer's stream closed while only receives from any rank looked at it.
   bool has_ended(int peer) const { return peers_[peer].ended; }
   // Whether what is pending cannot end without `peer`. A receive from any rank can do without one that left in order,
-  // as long as others are there.
+  // as long as others are there; a watch ends with it.
   bool needs(int peer, bool left_in_order) const;
+
+  // A watch is a receive with the internal tag, of a message that nobody sends: it ends when its peer does.
+  std::size_t watches() const { return watches_; }
+  // The works of the watches, taken out (to fail them); `peer` absent: of all peers.
+  std::vector<std::shared_ptr<Work>> take_watches(std::optional<int> peer);
   const std::vector<std::unique_ptr<Channel>>& channels() const { return channels_; }
 
 private:
@@ -106,6 +111,7 @@ private:
     std::uint64_t sent_messages = 0;
     std::uint64_t arrived_messages = 0;
     bool is_arriving() const { return header_bytes > 0; }
+    bool only_watches() const;
   };
 
   bool send_to(int peer);
@@ -131,6 +137,7 @@ private:
   std::vector<Peer> peers_;
   std::list<Request> any_receives_;
   std::size_t pending_ = 0;
+  std::size_t watches_ = 0;  // of these
   int wake_fd_;
 };
 

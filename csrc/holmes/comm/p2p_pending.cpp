@@ -61,6 +61,26 @@ std::vector<std::shared_ptr<Work>> P2pEngine::take_pending() {
   for (Peer& peer : peers_) peer = {};
   any_receives_.clear();
   pending_ = 0;
+  watches_ = 0;
+  return works;
+}
+
+bool P2pEngine::Peer::only_watches() const {
+  return std::ranges::all_of(receives, [](const Request& request) { return request.tag == internal_tag; });
+}
+
+std::vector<std::shared_ptr<Work>> P2pEngine::take_watches(std::optional<int> peer) {
+  std::vector<std::shared_ptr<Work>> works;
+  for (int other = 0; other < group_.size && watches_ > 0; ++other) {
+    if (peer && *peer != other) continue;
+    std::erase_if(peers_[other].receives, [&](const Request& request) {
+      if (request.tag != internal_tag) return false;
+      works.push_back(request.work);
+      return true;
+    });
+  }
+  watches_ -= works.size();
+  pending_ -= works.size();
   return works;
 }
 

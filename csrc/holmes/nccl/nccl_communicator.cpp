@@ -15,8 +15,6 @@ namespace {
 
 // A receive of a message that nobody sends makes the host-memory communicator watch the peer.
 constexpr std::uint32_t watch_tag = internal_tag;
-// Why the host-memory communicator ends where a rank leaves in order.
-constexpr const char* farewell = "the communicator was destroyed there";
 // From which version on NCCL runs operations of several communicators of one library in the order of the calls: in
 // images, which are told so by their environment, and everywhere, by the communicator's configuration.
 constexpr int ordered_images = 22600, ordered_communicators = 23102;
@@ -154,7 +152,6 @@ void NcclCommunicator::watch_peers() {
 
 NcclCommunicator::~NcclCommunicator() {
   session_.reset();  // ends NCCL's communicator, while the peers are not told yet: they may have to take part
-  if (!control_->is_dead()) control_->abort(farewell);
 }
 
 WorkPtr NcclCommunicator::run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call,
