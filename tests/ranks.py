@@ -38,14 +38,16 @@ def run_threads(size: int, body: Callable[[int], Any], *, timeout_s: float = 120
 def run_communicators(
     size: int, body: Callable[[Any], Any], *, transport: str = "tcp", timeout_s: float = 60.0
 ) -> list[Any]:
-    """``body(communicator)`` on every one of ``size`` thread ranks on loopback."""
+    """``body(communicator)`` on every one of ``size`` thread ranks on loopback; transport "tls": TCP, all encrypted."""
     store = holmes_comm.LocalStore()
     name = f"test{next(_names)}"
+    options: dict[str, Any] = {"transport": transport}
+    if transport == "tls":
+        options = {"transport": "tcp", "tls": "all", "secret": "the secret of the tests"}
 
     def rank_body(rank: int) -> Any:
-        comm = holmes_comm.init(
-            store, rank, size, transport=transport, name=name, timeout_s=timeout_s, connect_timeout_s=20.0
-        )
+        comm = holmes_comm.init(store, rank, size, name=name, timeout_s=timeout_s, connect_timeout_s=20.0, **options)
+        assert transport != "tls" or all(one["encryption"] for one in comm.connections())
         return body(comm)
 
     return run_threads(size, rank_body, timeout_s=timeout_s + 60)

@@ -9,6 +9,7 @@ import pytest
 from ranks import run_communicators
 
 TRANSPORTS = ["tcp", "auto"]
+TRANSPORTS_AND_TLS = [*TRANSPORTS, "tls"]
 FLOATS = ["float64", "float32", "float16"]
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8"]
 DTYPES = [*FLOATS, *INTEGERS, "bool"]
@@ -54,8 +55,12 @@ def operations(dtype: str) -> list[str]:
     return [*ARITHMETIC, *BITWISE]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def sizes_and_transports(sizes: list[int], tls_sizes: list[int]) -> list[tuple[int, str]]:
+    """Every size on every transport; with TLS, which only wraps one of them, fewer."""
+    return [(size, transport) for size in sizes for transport in TRANSPORTS] + [(size, "tls") for size in tls_sizes]
+
+
+@pytest.mark.parametrize(("size", "transport"), sizes_and_transports([1, 2, 3, 4, 8], [3]))
 def test_all_reduce_and_reduce_scatter_every_dtype_and_operation(size: int, transport: str) -> None:
     def body(comm):
         for dtype in DTYPES:
@@ -73,8 +78,7 @@ def test_all_reduce_and_reduce_scatter_every_dtype_and_operation(size: int, tran
     run_communicators(size, body, transport=transport)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(("size", "transport"), sizes_and_transports([1, 2, 3, 5, 8], [2, 5]))
 def test_collectives_without_arithmetic(size: int, transport: str) -> None:
     counts = [*COUNTS[:-1], COUNTS[-1] // size]
     contributions = {count: [contribution(r, count * size, "float32") for r in range(size)] for count in counts}
@@ -115,7 +119,7 @@ def test_collectives_without_arithmetic(size: int, transport: str) -> None:
     run_communicators(size, body, transport=transport)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", TRANSPORTS_AND_TLS)
 def test_uneven_forms(transport: str) -> None:
     size = 4
     counts = [3, 0, 70001, 12]
@@ -144,8 +148,7 @@ def test_uneven_forms(transport: str) -> None:
     run_communicators(size, body, transport=transport)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "transport"), sizes_and_transports([2, 4], [4]))
 def test_64_mib(size: int, transport: str) -> None:
     count = 64 * 2**20 // 4 + 3
     count -= count % size
@@ -166,7 +169,7 @@ def test_64_mib(size: int, transport: str) -> None:
     run_communicators(size, body, transport=transport)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", TRANSPORTS_AND_TLS)
 def test_results_are_bit_identical_on_all_ranks_and_from_run_to_run(transport: str) -> None:
     size = 4
 
@@ -249,7 +252,7 @@ def test_point_to_point() -> None:
             assert (first == 1).all()
             assert (second == 2).all()
 
-    for transport in TRANSPORTS:
+    for transport in TRANSPORTS_AND_TLS:
         run_communicators(4, body, transport=transport)
 
 
@@ -289,7 +292,7 @@ def test_connections_report_both_ends_and_count_bytes() -> None:
         assert {connection["transport"] for connection in connections} == {"shm"}
 
 
-@pytest.mark.parametrize("transport", ["tcp", "auto"])
+@pytest.mark.parametrize("transport", TRANSPORTS_AND_TLS)
 def test_receive_posted_while_its_message_arrives_for_another_one(transport: str) -> None:
     """Rank 1 reads on behalf of a receive with another tag when the message comes."""
     rounds, count = 40, 300_000

@@ -1,4 +1,4 @@
-"""Ranks on fabrics that are not joined, on the real kernel: the error names both ends, within the deadline."""
+"""Ranks that cannot reach each other, on the real kernel: the error names both ends, within the deadline."""
 
 from __future__ import annotations
 
@@ -26,3 +26,23 @@ def test_unreachable_peer_is_named_by_rank_host_nic_and_address() -> None:
         # The rank of cluster b connects to the one of cluster a.
         for part in ("rank 0 (host a0)", "rank 1 (host b0)", "roce0", "->"):
             assert part in outcome["message"], outcome["message"]
+
+
+@needs_namespaces
+def test_a_rank_down_the_chain_names_the_path_that_is_cut(tmp_path: Path) -> None:
+    """Rank 3 waits for 2, which waits for 1 and answers for itself: between these two nothing gets through."""
+    worker = [sys.executable, str(Path(__file__).with_name("chain_worker.py")), str(tmp_path / "go")]
+    with testbed.Testbed("four-nodes").session() as session:
+        job = session.launch(worker, nproc_per_node=1)
+        for process in job.processes:
+            process.wait_for_line("connected", 30)
+        for port in ("p1-0", "p2-0"):
+            session.exec(None, ["ip", "link", "set", "dev", port, "type", "bridge_slave", "isolated", "on"])
+        (tmp_path / "go").touch()
+        result = job.wait(60.0)
+    outcomes = [json.loads(line) for lines in result.outputs.values() for line in lines if line.startswith("{")]
+    assert len(outcomes) == 4
+    for outcome in outcomes:
+        assert outcome["seconds"] < 3.0 + 2
+        assert ({outcome["rank"], outcome["peer"]}, outcome["nic"]) == ({1, 2}, "eth0"), outcome
+        assert "nothing gets through from rank 1 (host a1)" in outcome["message"]

@@ -17,7 +17,8 @@ T& only(std::vector<T>& items, const char* what) {
   return items.front();
 }
 
-// May set `call.premultiply`.
+// Sets `call.premultiply` where torch's reduction has a factor. Call it before `call` is passed on: arguments are
+// evaluated in any order.
 ReduceOp reduce_op(const ::c10d::ReduceOp& op, const Communicator& comm, CallOptions& call) {
   switch (op.op_) {
     case ::c10d::ReduceOp::SUM:
@@ -74,7 +75,8 @@ TorchWork ProcessGroupHolmes::allreduce(Tensors& tensors, const ::c10d::Allreduc
   return run(OpType::ALLREDUCE, "holmes:all_reduce", opts, first_of(tensors),
              [&](Operands& operands, Communicator& comm, auto& call) {
                const Buffer data = operands.in_place(only(tensors, "all_reduce's tensor list"), Payload::reduce);
-               return one(comm.all_reduce(data, reduce_op(opts.reduceOp, comm, call), call));
+               const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
+               return one(comm.all_reduce(data, op, call));
              });
 }
 
@@ -82,21 +84,22 @@ TorchWork ProcessGroupHolmes::allreduce_coalesced(Tensors& tensors, const ::c10d
   return run(OpType::ALLREDUCE_COALESCED, "holmes:all_reduce_coalesced", opts, first_of(tensors),
              [&](Operands& operands, Communicator& comm, auto& call) {
                std::vector<WorkPtr> works;
+               const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
                for (const auto& data : operands.in_place(tensors, Payload::reduce))
-                 works.push_back(comm.all_reduce(data, reduce_op(opts.reduceOp, comm, call), call));
+                 works.push_back(comm.all_reduce(data, op, call));
                return works;
              });
 }
 
 TorchWork ProcessGroupHolmes::reduce(Tensors& tensors, const ::c10d::ReduceOptions& opts) {
-  return run(
-      OpType::REDUCE, "holmes:reduce", opts, first_of(tensors),
-      [&](Operands& operands, Communicator& comm, auto& call) {
-        const at::Tensor& tensor = only(tensors, "reduce's tensor list");
-        const Buffer data = opts.rootRank == rank_ ? operands.in_place(tensor, Payload::reduce)
-                                                   : operands.input(tensor, Payload::reduce);
-        return one(comm.reduce(data, static_cast<int>(opts.rootRank), reduce_op(opts.reduceOp, comm, call), call));
-      });
+  return run(OpType::REDUCE, "holmes:reduce", opts, first_of(tensors),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               const at::Tensor& tensor = only(tensors, "reduce's tensor list");
+               const Buffer data = opts.rootRank == rank_ ? operands.in_place(tensor, Payload::reduce)
+                                                          : operands.input(tensor, Payload::reduce);
+               const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
+               return one(comm.reduce(data, static_cast<int>(opts.rootRank), op, call));
+             });
 }
 
 TorchWork ProcessGroupHolmes::allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) {
@@ -184,8 +187,8 @@ TorchWork ProcessGroupHolmes::reduce_scatter(Tensors& outputs, TensorLists& inpu
                const Tensors& list = only(inputs, "reduce_scatter's list of input lists");
                check_length(list.size(), size_, "reduce_scatter's input list");
                const Buffer output = operands.output(only(outputs, "reduce_scatter's output list"), Payload::reduce);
-               return one(comm.reduce_scatter(output, operands.inputs(list, Payload::reduce),
-                                              reduce_op(opts.reduceOp, comm, call), call));
+               const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
+               return one(comm.reduce_scatter(output, operands.inputs(list, Payload::reduce), op, call));
              });
 }
 
@@ -196,25 +199,26 @@ TorchWork ProcessGroupHolmes::_reduce_scatter_base(at::Tensor& output, at::Tenso
                const Buffer target = operands.output(output, Payload::reduce);
                auto sources =
                    equal_pieces(operands.input(input, Payload::reduce), size_, "the input of reduce_scatter_tensor");
-               return one(comm.reduce_scatter(target, std::move(sources), reduce_op(opts.reduceOp, comm, call), call));
+               const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
+               return one(comm.reduce_scatter(target, std::move(sources), op, call));
              });
 }
 
 TorchWork ProcessGroupHolmes::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                               const ::c10d::ReduceScatterOptions& opts) {
-  return run(
-      OpType::REDUCE_SCATTER_TENSOR_COALESCED, "holmes:reduce_scatter_tensor_coalesced", opts, first_of(inputs),
-      [&](Operands& operands, Communicator& comm, auto& call) {
-        check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced");
-        std::vector<WorkPtr> works;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-          const Buffer target = operands.output(outputs[i], Payload::reduce);
-          auto sources =
-              equal_pieces(operands.input(inputs[i], Payload::reduce), size_, "an input of reduce_scatter_tensor");
-          works.push_back(comm.reduce_scatter(target, std::move(sources), reduce_op(opts.reduceOp, comm, call), call));
-        }
-        return works;
-      });
+  return run(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "holmes:reduce_scatter_tensor_coalesced", opts, first_of(inputs),
+             [&](Operands& operands, Communicator& comm, auto& call) {
+               check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced");
+               std::vector<WorkPtr> works;
+               const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
+               for (std::size_t i = 0; i < inputs.size(); ++i) {
+                 const Buffer target = operands.output(outputs[i], Payload::reduce);
+                 auto sources = equal_pieces(operands.input(inputs[i], Payload::reduce), size_,
+                                             "an input of reduce_scatter_tensor");
+                 works.push_back(comm.reduce_scatter(target, std::move(sources), op, call));
+               }
+               return works;
+             });
 }
 
 TorchWork ProcessGroupHolmes::alltoall_base(at::Tensor& output, at::Tensor& input,

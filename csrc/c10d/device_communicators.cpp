@@ -49,7 +49,8 @@ std::shared_ptr<NcclCommunicator> DeviceCommunicators::get(c10::Device device, s
   }
   std::string name = name_ + "/device";
   if (static_cast<int>(members.size()) < size_)
-    name += "/" + std::to_string(members.front()) + "-" + std::to_string(members.back());
+    name += (members.size() == 2 ? "/" : "/cluster") + std::to_string(members.front()) + "-" +
+            std::to_string(members.back());
   auto made = make_(device.index(), name, members);
   const std::lock_guard lock(mutex_);
   made_[std::move(members)] = made;

@@ -31,6 +31,10 @@ public:
   // Collective over the group where it is not there yet. Throws UsageError for a second GPU, and inside a capture into
   // a CUDA graph, which cannot make a communicator.
   std::shared_ptr<NcclCommunicator> group(c10::Device device);
+  // As group, of `members`, this rank among them, in ascending order; what is there is of the same members.
+  std::shared_ptr<NcclCommunicator> of(c10::Device device, std::vector<int> members) {
+    return get(device, std::move(members));
+  }
   // As group, of this rank and `peer`: ranks 0 and 1 in the order of the group's.
   std::shared_ptr<NcclCommunicator> pair(c10::Device device, int peer);
   // All that there are.

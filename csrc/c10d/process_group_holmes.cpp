@@ -3,6 +3,8 @@
 
 #include <Python.h>
 
+#include <algorithm>
+
 #include "device_stream.hpp"
 #include "store_adapter.hpp"
 
@@ -45,9 +47,13 @@ ProcessGroupHolmes::ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, 
       store_(std::move(store)),
       name_(options.name),
       nic_reason_(std::move(nic_reason)),
+      clusters_(options.clusters),
       timeout_(std::chrono::ceil<std::chrono::milliseconds>(options.timeout)),
       devices_(options.name, options.rank, options.size, std::move(make_device)) {
   init();
+  for (int other = 0; other < size_; ++other)
+    if (clusters_.empty() || clusters_[static_cast<std::size_t>(other)] == clusters_[static_cast<std::size_t>(rank_)])
+      neighbours_.push_back(other);
   options_ = c10::make_intrusive<Options>("holmes", timeout_);
   options_->group_name = name_;
   options_->global_ranks_in_group = std::move(global_ranks);
@@ -118,7 +124,8 @@ void ProcessGroupHolmes::startCoalescing() {
   auto work = c10::make_intrusive<WorkHolmes>(rank_, OpType::COALESCED, "holmes:coalesced");
   const std::lock_guard lock(mutex_);
   // A block that an exception left open is dropped: nothing of it has started.
-  if (batch_ && batch_->device_group) batch_->device_group->abandon_group();
+  if (batch_)
+    for (const auto& on_device : batch_->device_groups) on_device->abandon_group();
   batch_ = Batch{std::this_thread::get_id(), std::move(work), {}, {}};
 }
 
@@ -131,9 +138,8 @@ TorchWork ProcessGroupHolmes::endCoalescing() {
     }
     if (!batch) throw UsageError("end of a coalescing block that was not started");
     std::vector<WorkPtr> works = std::move(batch->started);
-    if (batch->device_group)
-      works.push_back(
-          batch->device_group->end_group({.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true}));
+    for (const auto& on_device : batch->device_groups)
+      works.push_back(on_device->end_group({.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true}));
     if (!batch->calls.empty()) {
       const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
       auto transfers = communicator()->batch(std::move(batch->calls), call);
@@ -158,21 +164,19 @@ TorchWork ProcessGroupHolmes::point_to_point(OpType type, const char* title, at:
                    : communicator.recv(std::move(buffer), to, wire_tag, call);
   };
   if (Batch* batch = batch_of_this_thread()) {
-    if (device.is_cpu()) {
+    if (device.is_cpu())
       batch->calls.push_back({is_send, std::move(buffer), peer, wire_tag});
-    } else {
-      start(*communicator_on(device, batch), peer);
-      batch->work->set_device(device);
-    }
+    else
+      add_device_message(*batch, device, is_send, std::move(buffer), peer, wire_tag);
     batch->work->add(std::move(operands));
     return batch->work;
   }
   auto work = c10::make_intrusive<WorkHolmes>(rank_, type, title);
   work->add(std::move(operands));
-  if (device.is_cpu()) {
+  if (!device.is_cpu()) work->set_device(device);
+  if (is_host_message(device, peer)) {
     work->start({start(*communicator(), peer)}, sequence_);
   } else {
-    work->set_device(device);
     const auto pair = devices_.pair(device, peer);
     work->start({start(*pair, 1 - pair->rank())}, sequence_);
   }
@@ -183,14 +187,40 @@ c10::Device ProcessGroupHolmes::device_of(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.device() : c10::Device(c10::kCPU);
 }
 
+void ProcessGroupHolmes::add_device_message(Batch& batch, c10::Device device, bool is_send, Buffer buffer, int peer,
+                                            std::uint32_t tag) {
+  batch.work->set_device(device);
+  const bool is_far = is_host_message(device, peer);
+  if (is_far) batch.calls.push_back({is_send, buffer, peer, tag});
+  if (neighbours_.size() == 1) return;
+  const bool is_used = devices_.existing_group() != nullptr;
+  const auto near = is_used ? devices_.group(device) : devices_.of(device, neighbours_);
+  if (is_far) return;
+  batch.open_group(near);
+  const int to = is_used ? peer : static_cast<int>(std::ranges::find(neighbours_, peer) - neighbours_.begin());
+  const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
+  if (is_send)
+    near->send(std::move(buffer), to, tag, call);
+  else
+    near->recv(std::move(buffer), to, tag, call);
+}
+
+void ProcessGroupHolmes::Batch::open_group(const std::shared_ptr<NcclCommunicator>& communicator) {
+  if (std::ranges::find(device_groups, communicator) != device_groups.end()) return;
+  communicator->start_group();
+  device_groups.push_back(communicator);
+}
+
+bool ProcessGroupHolmes::is_host_message(c10::Device device, int peer) const {
+  if (device.is_cpu()) return true;
+  return !clusters_.empty() && clusters_[static_cast<std::size_t>(peer)] != clusters_[static_cast<std::size_t>(rank_)];
+}
+
 std::shared_ptr<Communicator> ProcessGroupHolmes::communicator_on(c10::Device device, Batch* batch) {
   if (device.is_cpu()) return communicator();
   communicator();  // throws after shutdown
   auto on_device = devices_.group(device);
-  if (batch != nullptr && !batch->device_group) {
-    on_device->start_group();
-    batch->device_group = on_device;
-  }
+  if (batch != nullptr) batch->open_group(on_device);
   return on_device;
 }
 

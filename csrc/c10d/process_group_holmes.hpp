@@ -90,7 +90,9 @@ private:
     c10::intrusive_ptr<WorkHolmes> work;
     std::vector<P2pCall> calls;
     std::vector<WorkPtr> started;
-    std::shared_ptr<NcclCommunicator> device_group{};  // on a GPU all of the block is one group of this one's
+    // On a GPU all of the block is one group of each of these: one, where it does not mix collectives and messages.
+    std::vector<std::shared_ptr<NcclCommunicator>> device_groups{};
+    void open_group(const std::shared_ptr<NcclCommunicator>& communicator);
   };
 
   ErrorContext here() const;
@@ -99,6 +101,12 @@ private:
   static c10::Device device_of(const at::Tensor& tensor);
   // Of a collective on `device`; opens the block's group there.
   std::shared_ptr<Communicator> communicator_on(c10::Device device, Batch* batch);
+  // Adds a message of a GPU to a block. The first one of a group that was not used before is collective over the ranks
+  // of the cluster that have such messages in their blocks, also where these go to other clusters.
+  void add_device_message(Batch& batch, c10::Device device, bool is_send, Buffer buffer, int peer, std::uint32_t tag);
+  // Whether messages of tensors on `device` to and from `peer` are the host communicator's: those between clusters are,
+  // where the copy engine moves a GPU's memory and no kernel takes part in it.
+  bool is_host_message(c10::Device device, int peer) const;
   TorchWork point_to_point(OpType type, const char* title, at::Tensor& tensor, bool is_send, int peer, int tag);
   // Whether rank `rank`'s process arrived, as a store key.
   std::string arrival_key(std::uint64_t round, int rank) const;
@@ -154,6 +162,8 @@ private:
   const c10::intrusive_ptr<::c10d::Store> store_;
   const std::string name_;
   const std::string nic_reason_;
+  const std::vector<int> clusters_;  // by rank; empty where there is only one
+  std::vector<int> neighbours_;      // the ranks of this one's cluster, itself included
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_{0};

@@ -28,10 +28,11 @@ std::vector<std::string> fuzz::seeds() {
     return drain(one.peer.get());
   };
   Failure failure{ErrorKind::timeout, "the deadline passed", {.rank = 1, .peer = 2, .host = "b1", .nic = "eth0"}};
-  std::vector<std::string> all = {
-      sent([](ControlLink& link) { link.send_doorbell(); }), sent([](ControlLink& link) { link.send_bye(); }),
-      sent([](ControlLink& link) { link.send_roll_call(); }), sent([](ControlLink& link) { link.send_present(77); }),
-      sent([&](ControlLink& link) { link.send_abort(failure); })};
+  std::vector<std::string> all = {sent([](ControlLink& link) { link.send_doorbell(); }),
+                                  sent([](ControlLink& link) { link.send_bye(); }),
+                                  sent([](ControlLink& link) { link.send_roll_call(); }),
+                                  sent([](ControlLink& link) { link.send_present({77, 1, "eth0"}); }),
+                                  sent([&](ControlLink& link) { link.send_abort(failure); })};
   std::string together;
   for (auto& one : all) together += one, one.insert(0, 1, '\x40');
   all.push_back('\7' + together);

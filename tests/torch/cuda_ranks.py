@@ -66,6 +66,10 @@ def collectives(rank, size, store):
         data = gpu.full(10, rank + 1.0)
         dist.all_reduce(data, op)
         assert set(gpu.result(data)) == {wanted}, (op, gpu.values(data))
+    for factor in (0.5, torch.tensor(0.25)):
+        data = gpu.full(10, rank + 1.0)
+        dist.all_reduce(data, dist._make_nccl_premul_sum(factor))
+        assert set(gpu.result(data)) == {float(factor) * total}, (factor, gpu.values(data), rank)
     dist.broadcast(data, 1)
     data = gpu.full(10, float(rank))
     dist.broadcast(data, 1)
@@ -207,6 +211,41 @@ def point_to_point(rank, size, store):
     dist.barrier()
 
 
+def clusters(rank, size, store):
+    """Ranks 0 and 1 are one cluster, rank 2 another: messages to and from it are the host communicator's."""
+    options = holmes_comm.GroupOptions(cluster="b" if rank == 2 else "a")
+    gpu = start(rank, size, store, pg_options=options)
+
+    def sent_bytes():
+        return sum(connection["sent_bytes"] for connection in torch_backend.connections())
+
+    before, count = sent_bytes(), 1 << 20
+    if rank == 0:
+        dist.send(gpu.full(count, 5.0), 2)
+        dist.send(gpu.full(count, 6.0), 1)
+    else:
+        data = gpu.full(count, 0.0)
+        dist.recv(data, 0)
+        # Between clusters the host waits; inside one the stream does.
+        assert set(gpu.values(data) if rank == 2 else gpu.result(data)) == {5.0 if rank == 2 else 6.0}
+    if rank == 0:
+        assert 4 * count <= sent_bytes() - before < 8 * count  # one of the two messages
+    # All in one block, some of each kind, one of them not contiguous.
+    mine, others = gpu.full(1000, float(rank)), [gpu.full(1000, -1.0) for _ in range(size)]
+    strided = gpu.tensor(torch.full((1000, 2), -1.0))[:, 0]
+    others[2] = strided if rank == 0 else others[2]
+    block = [dist.P2POp(dist.isend, mine, peer) for peer in range(size) if peer != rank]
+    block += [dist.P2POp(dist.irecv, others[peer], peer) for peer in range(size) if peer != rank]
+    for work in dist.batch_isend_irecv(block):
+        work.wait()
+    for peer in range(size):
+        assert peer == rank or set(gpu.result(others[peer])) == {float(peer)}, peer
+    data = gpu.full(10, 1.0)
+    dist.all_reduce(data)
+    assert set(gpu.result(data)) == {float(size)}
+    dist.barrier()
+
+
 def refusal(call):
     try:
         call()
@@ -262,15 +301,23 @@ def errors(rank, size, store):
     assert set(gpu.result(data)) == {2.0}
 
 
+def meet(store, name, rank, size):
+    """All are here; unlike after a collective, nobody has anything left to do."""
+    at = dist.PrefixStore(f"met/{name}", store)
+    at.set(str(rank), "")
+    at.wait([str(one) for one in range(size)])
+
+
 def everything(rank, size, store):
     """All of the above in one set of processes: starting torch takes longest. Some need two ranks."""
-    for number, (body, ranks) in enumerate(((collectives, 3), (streams, 2), (point_to_point, 3), (errors, 2))):
+    for number, (body, ranks) in enumerate(
+        ((collectives, 3), (streams, 2), (point_to_point, 3), (clusters, 3), (errors, 2))
+    ):
         if rank < ranks:
             body(rank, ranks, dist.PrefixStore(f"{body.__name__}{number}", store))
+            meet(store, f"{body.__name__}{number}", rank, ranks)
             dist.destroy_process_group()
-    finished = dist.PrefixStore("finished", store)
-    finished.set(str(rank), "")
-    finished.wait([str(one) for one in range(size)])
+    meet(store, "finished", rank, size)
 
 
 def lost_rank(rank, size, store):
@@ -278,6 +325,7 @@ def lost_rank(rank, size, store):
     data = gpu.full(4, 1.0)
     dist.all_reduce(data)
     dist.barrier()
+    meet(store, "lost", rank, size)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()

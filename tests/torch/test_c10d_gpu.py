@@ -66,7 +66,7 @@ def graph_rank(rank, size, store):
         graph.replay()
     torch.cuda.synchronize()
     assert data.eq(float(size) ** 4).all().item()
-    factor = dist.distributed_c10d._make_nccl_premul_sum(0.5)
+    factor = dist._make_nccl_premul_sum(0.5)
     dist.all_reduce(data, factor)
     assert data.eq(float(size) ** 5 / 2).all().item()
     dist.barrier()

@@ -1,5 +1,6 @@
 #include "holmes/comm/control.hpp"
 
+#include <net/if.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -25,6 +26,13 @@ using Numbers = std::array<std::int32_t, 4>;
 
 std::optional<int> from_wire(std::int32_t value) { return value < 0 ? std::nullopt : std::optional<int>(value); }
 
+// How a Presence begins on the wire; the NIC's name follows.
+struct PresenceHeader {
+  std::uint64_t entered;
+  std::int32_t unanswered;  // -1: none
+  std::uint32_t unused;
+};
+
 }  // namespace
 
 void ControlLink::send_frame(std::uint32_t type, const std::string& payload) noexcept {
@@ -43,12 +51,13 @@ void ControlLink::send_doorbell() noexcept { send_frame(doorbell, {}); }
 void ControlLink::send_bye() noexcept { send_frame(bye, {}); }
 
 void ControlLink::send_roll_call() noexcept {
-  entered_.reset();
+  presence_.reset();
   send_frame(roll_call, {});
 }
 
-void ControlLink::send_present(std::uint64_t entered) noexcept {
-  send_frame(present, std::string(reinterpret_cast<const char*>(&entered), sizeof entered));
+void ControlLink::send_present(const Presence& presence) noexcept {
+  const PresenceHeader header{presence.entered, presence.unanswered.value_or(-1), 0};
+  send_frame(present, std::string(reinterpret_cast<const char*>(&header), sizeof header) + presence.nic);
 }
 
 void ControlLink::send_abort(const Failure& failure) noexcept {
@@ -114,10 +123,10 @@ std::optional<Failure> ControlLink::parse(std::string& received) {
     received.erase(0, sizeof header + header.payload_bytes);
     if (header.type == bye) bye_ = true;
     if (header.type == roll_call) asked_ = true;
-    if (header.type == present && payload.size() == sizeof(std::uint64_t)) {
-      std::uint64_t count = 0;
-      std::memcpy(&count, payload.data(), sizeof count);
-      entered_ = count;
+    if (header.type == present && payload.size() >= sizeof(PresenceHeader)) {
+      PresenceHeader said;
+      std::memcpy(&said, payload.data(), sizeof said);
+      presence_ = {said.entered, from_wire(said.unanswered), payload.substr(sizeof said, IFNAMSIZ)};
     }
     if (header.type != abort_frame || payload.size() < sizeof(Numbers)) continue;
     Numbers numbers;

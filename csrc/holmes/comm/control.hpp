@@ -14,6 +14,15 @@
 
 namespace holmes {
 
+// What a rank answers to a roll call.
+struct Presence {
+  std::uint64_t entered = 0;      // how many collectives it has entered
+  std::optional<int> unanswered;  // a peer whose system acknowledges nothing of what this rank sends again
+  std::string nic{};              // that goes over
+
+  bool operator==(const Presence&) const = default;
+};
+
 class ControlLink {
 public:
   ControlLink(int peer, std::string host, std::string nic, std::vector<MeshSocket> sockets)
@@ -26,13 +35,13 @@ public:
   void send_abort(const Failure& failure) noexcept;
   void send_bye() noexcept;
 
-  // Asks how many collectives the peer has entered; it answers if somebody drives its communicator just now.
+  // The peer answers if somebody drives its communicator just now.
   void send_roll_call() noexcept;
-  void send_present(std::uint64_t entered) noexcept;
+  void send_present(const Presence& presence) noexcept;
   // Whether the peer asked since the last call.
   bool take_roll_call() { return std::exchange(asked_, false); }
   // Its answer since the last question.
-  std::optional<std::uint64_t> entered() const { return entered_; }
+  const std::optional<Presence>& presence() const { return presence_; }
 
   // Reads what is there. Returns the failure the peer reported, if any. After it `is_closed` tells whether the peer is
   // gone: it closed a connection in order (its process ended), or all connections failed.
@@ -66,7 +75,7 @@ private:
   bool closed_ = false;
   bool bye_ = false;
   bool asked_ = false;
-  std::optional<std::uint64_t> entered_;
+  std::optional<Presence> presence_;
 };
 
 }  // namespace holmes

@@ -86,9 +86,17 @@ private:
   void take_inbox();
   void check_controls();
   void check_deadlines();
-  // By rank: how many collectives it has entered; nothing where it gave no sign of life.
-  using RollCall = std::vector<std::optional<std::uint64_t>>;
+  // By rank; nothing where it gave no sign of life.
+  using RollCall = std::vector<std::optional<Presence>>;
   RollCall call_roll();
+  std::optional<int> unanswered_peer() const;
+  // A path that nothing gets through, as this rank or one that answered sees it; this rank is never `far`.
+  struct Cut {
+    int near;
+    int far;
+    std::string nic;
+  };
+  std::optional<Cut> find_cut(const RollCall& answers) const;
   std::optional<Clock::time_point> next_deadline() const;
   [[noreturn]] void throw_peer_lost(int peer, int system_errno);
   [[noreturn]] void throw_stream_closed(const StreamClosed& closed);

@@ -1,4 +1,4 @@
-// The engine's failures: whom it waits for, who is gone, what is late, and how everybody learns of it.
+// The engine's failures: whom it waits for, who is gone, and how everybody learns of it.
 #include <algorithm>
 
 #include "holmes/comm/engine.hpp"
@@ -13,10 +13,6 @@ namespace {
 
 // How long to look for the reason after a stream ended: the abort frame of the peer may come a little later.
 constexpr auto reason_grace = std::chrono::milliseconds(300);
-// How long ranks have to say that they wait too.
-constexpr auto roll_call_time = std::chrono::milliseconds(200);
-// How long a rank whose peers all wait too leaves the verdict to those beside the culprit, who know more.
-constexpr auto verdict_patience = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -40,8 +36,10 @@ void Engine::check_controls() {
       throw_error(failure->kind, failure->message + " [reported by " + control.describe() + "]", failure->context);
     if (control.is_closed()) lost_[peer] = 1;
     if (control.take_roll_call()) {
+      const auto unanswered = unanswered_peer();
+      const std::string nic = unanswered ? group_->controls[*unanswered]->nic() : "";
       std::lock_guard lock(mutex_);
-      control.send_present(next_sequence_);
+      control.send_present({next_sequence_, unanswered, nic});
     }
   }
 }
@@ -78,87 +76,6 @@ void Engine::throw_peer_lost(int peer, int system_errno) {
 std::string Engine::describe_running() const {
   return queue_.empty() ? "point-to-point operations of communicator '" + group_->name + "'"
                         : queue_.front()->describe();
-}
-
-std::optional<Clock::time_point> Engine::next_deadline() const {
-  std::optional<Clock::time_point> next = p2p_.next_deadline();
-  for (const auto& collective : queue_)
-    if (!next || collective->deadline() < *next) next = collective->deadline();
-  if (next && verdict_at_) next = std::max(*next, *verdict_at_);
-  return next;
-}
-
-// Who waits too, and who is waited for? In an operation of several steps, and in a chain of messages, a silent peer may
-// only wait for another one.
-Engine::RollCall Engine::call_roll() {
-  RollCall answers(static_cast<std::size_t>(group_->size));
-  const auto for_each_peer = [&](const auto& visit) {
-    for (int peer = 0; peer < group_->size; ++peer)
-      if (peer != group_->rank && !lost_[peer]) visit(peer, *group_->controls[peer]);
-  };
-  for_each_peer([](int, ControlLink& control) { control.send_roll_call(); });
-  const auto end = Clock::now() + roll_call_time;
-  while (true) {
-    check_controls();
-    bool all_answered = true;
-    for_each_peer([&](int peer, ControlLink& control) {
-      answers[static_cast<std::size_t>(peer)] = control.entered();
-      all_answered &= control.entered().has_value();
-    });
-    if (all_answered || Clock::now() >= end) return answers;
-    std::vector<pollfd> fds;
-    for_each_peer([&](int, ControlLink& control) { control.append_fds(fds); });
-    poll_until(fds, end);
-  }
-}
-
-void Engine::check_deadlines() try {
-  const auto now = Clock::now();
-  if (is_dead()) return;
-  const bool late = std::any_of(queue_.begin(), queue_.end(), [&](const auto& op) { return op->deadline() <= now; });
-  const std::string overdue = p2p_.describe_overdue(now);
-  if (!late && overdue.empty()) verdict_at_.reset();
-  if ((!late && overdue.empty()) || (verdict_at_ && now < *verdict_at_)) return;
-  const RollCall answers = call_roll();
-  const auto is_silent = [&](int peer) { return !answers[static_cast<std::size_t>(peer)]; };
-  std::vector<char> entered(static_cast<std::size_t>(group_->size));
-  for (std::size_t peer = 0; late && peer < entered.size(); ++peer)
-    entered[peer] = answers[peer].value_or(0) > queue_.front()->sequence();
-  const auto is_missing = [&](int peer) { return late && !entered[static_cast<std::size_t>(peer)]; };
-  const auto first_peer = [&](const auto& is_wanted) {
-    for (int peer = 0; peer < group_->size; ++peer)
-      if (peer != group_->rank && is_wanted(peer)) return std::optional(peer);
-    return std::optional<int>();
-  };
-  // Who answers only waits for somebody too, be it in another operation.
-  if (!verdict_at_ && !first_peer([&](int peer) { return is_silent(peer) && (late || involves(peer)); })) {
-    verdict_at_ = now + verdict_patience;
-    return;
-  }
-  // Whom to blame: somebody silent, else somebody missing, first one with whom bytes are open; else one of these. (Who
-  // is silent and not waited for may just be computing.)
-  auto culprit = first_peer([&](int peer) { return is_silent(peer) && involves(peer); });
-  if (!culprit) culprit = first_peer([&](int peer) { return is_silent(peer) && is_missing(peer); });
-  if (!culprit) culprit = first_peer([&](int peer) { return is_missing(peer) && involves(peer); });
-  if (!culprit) culprit = first_peer(is_missing);
-  if (!culprit) culprit = first_peer([&](int peer) { return involves(peer); });
-  std::string text = own_place_ + ": the deadline passed in ";
-  if (late) {
-    text += queue_.front()->describe() + ", waiting for " + queue_.front()->describe_wait(entered);
-  } else {
-    text += "communicator '" + group_->name + "': " + overdue;
-    if (culprit && is_silent(*culprit))
-      text += "; " + group_->controls[*culprit]->describe() + " gives no sign of life";
-  }
-  ErrorContext context{.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}};
-  if (culprit) {
-    context.peer = group_->label(*culprit);
-    context.host = group_->controls[*culprit]->host();
-    context.nic = group_->controls[*culprit]->nic();
-  }
-  fail({ErrorKind::timeout, text + "; raise the timeout if this is expected", context});
-} catch (const HolmesError& error) {
-  fail(failure_of(error));  // a peer told first what is wrong
 }
 
 void Engine::fail(const Failure& failure, std::shared_ptr<Work> also) {

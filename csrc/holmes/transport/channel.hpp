@@ -55,6 +55,10 @@ public:
   // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
   virtual bool tells_end() const { return true; }
 
+  // Whether the peer's system acknowledges nothing of what this one has sent, and sends again: the path is cut, or was
+  // until just now. (A process that is stopped still has a system that acknowledges.)
+  virtual bool is_unanswered() const { return false; }
+
   // Before prepare_wait: at least so many bytes will come, whatever this side does; no need to be woken for fewer.
   virtual void set_low_water(std::size_t /*bytes*/) {}
   // Before blocking: asks to be woken when the stream can be received from / sent to, through descriptors appended to

@@ -12,6 +12,7 @@ public:
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
   std::size_t lead_bytes() const override;
+  bool is_unanswered() const override;
   void set_low_water(std::size_t bytes) override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void shutdown() override;

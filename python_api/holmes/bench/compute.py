@@ -63,18 +63,21 @@ class ComputeSettings:
 def run_compute(settings: ComputeSettings, on_row: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
     """Times every part for each number of ranks; calls `on_row` with each row of the result as it is there.
 
-    A row: ranks, part, forward_us and backward_us (of one layer; of optimizer and sharding ns_per_parameter), the mean
-    over calls and ranks, the median over rounds; foreign_cores: what processes beside the ranks kept busy. Backwards
-    add to gradients that are there. Raises RuntimeError where a rank fails.
+    A row: ranks, part, forward_us and backward_us (of one layer; of optimizer and sharding ns_per_parameter);
+    foreign_cores: what processes beside the ranks kept busy. The ranks begin each call together, and it takes as long
+    as it takes the slowest of them, for which the others of a job wait too; mean over calls (of sharding
+    the median), median over rounds.
+    Backwards add to gradients that are there. Raises RuntimeError where a rank fails.
     """
     rows = []
     for ranks in settings.ranks:
-        # [ranks, rounds, parts, 5]: a call's forward and backward; wall, own and the machine's processor seconds
-        times = _run_ranks(settings, ranks)
-        middle = np.median(times[..., :2].mean(axis=0), axis=0)
-        foreign_s = times[0, :, :, 4].sum(axis=0) - times[..., 3].sum(axis=(0, 1))
-        foreign_cores = np.maximum(foreign_s, 0) / times[0, :, :, 2].sum(axis=0)
-        for part, (first, second), foreign in zip(PARTS, middle, foreign_cores, strict=True):
+        found = _run_ranks(settings, ranks)  # by rank, round and part
+        for number, part in enumerate(PARTS):
+            timed = [[of_rank[number] for of_rank in of_round] for of_round in zip(*found, strict=True)]
+            average = np.median if part == "sharding" else np.mean  # of a difference, which a single hitch inflates
+            first, second = np.median([average(_slowest(each), axis=0) for each in timed], axis=0)
+            foreign_s = sum(each[0].machine_s - sum(one.own_s for one in each) for each in timed)
+            foreign = max(foreign_s, 0.0) / sum(each[0].wall_s for each in timed)
             row: dict[str, Any] = {"ranks": ranks, "part": part, "foreign_cores": float(foreign)}
             if part in _PER_PARAMETER:
                 row["ns_per_parameter"] = max(first, 0.0) * 1e9  # sharding is a difference
@@ -85,11 +88,27 @@ def run_compute(settings: ComputeSettings, on_row: Callable[[dict[str, Any]], No
     return rows
 
 
-def _run_ranks(settings: ComputeSettings, ranks: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+@dataclass(frozen=True)
+class _Timed:
+    """One rank's calls of one part in one round: forward and backward of each; seconds of all of them."""
+
+    calls: list[tuple[float, float]]
+    wall_s: float
+    own_s: float  # processor
+    machine_s: float  # processor, of all processes
+
+
+def _slowest(ranks: list[_Timed]) -> list[tuple[float, float]]:
+    """Forward and backward of the slowest rank of each call."""
+    return [max(call, key=sum) for call in zip(*(rank.calls for rank in ranks), strict=True)]
+
+
+def _run_ranks(settings: ComputeSettings, ranks: int) -> list[list[list[_Timed]]]:
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     barrier, results = context.Barrier(ranks), context.Queue()
+    last = context.Value("i", 0)  # number of the part's last call; 0: not known yet
     text = json.dumps(dataclasses.asdict(settings))
-    processes = [context.Process(target=_rank, args=(text, barrier, results), daemon=True) for _ in range(ranks)]
+    processes = [context.Process(target=_rank, args=(text, barrier, last, results), daemon=True) for _ in range(ranks)]
     for process in processes:
         process.start()
     found: list[Any] = []
@@ -110,13 +129,13 @@ def _run_ranks(settings: ComputeSettings, ranks: int) -> np.ndarray[Any, np.dtyp
             if len(found) < ranks:
                 process.terminate()
             process.join()
-    return np.array(found)
+    return found
 
 
-def _rank(text: str, barrier: Barrier, results: Any) -> None:
+def _rank(text: str, barrier: Barrier, last: Any, results: Any) -> None:
     try:
         fields = json.loads(text)
-        times = _time_parts(ComputeSettings(**{**fields, "ranks": tuple(fields["ranks"])}), barrier)
+        times = _time_parts(ComputeSettings(**{**fields, "ranks": tuple(fields["ranks"])}), barrier, last)
     except Exception as error:  # goes to the parent, which raises it
         barrier.abort()
         results.put(f"{type(error).__name__}: {error}")
@@ -124,24 +143,32 @@ def _rank(text: str, barrier: Barrier, results: Any) -> None:
     results.put(times)
 
 
-def _time_parts(settings: ComputeSettings, barrier: Barrier) -> list[list[tuple[float, ...]]]:
+def _time_parts(settings: ComputeSettings, barrier: Barrier, last: Any) -> list[list[_Timed]]:
     from holmes.bench.compute_parts import make_parts
 
     parts = make_parts(settings)
-    rounds: list[list[tuple[float, ...]]] = []
+    rounds: list[list[_Timed]] = []
     for _ in range(settings.rounds):
-        timed: list[tuple[float, ...]] = []
+        timed: list[_Timed] = []
         for name in PARTS:
             part = parts[name]
             for _ in range(_WARM_UP_CALLS):
                 part.call()
+            last.value = 0
             barrier.wait(_START_TIMEOUT_S)
-            machine_s, cpu_s = machine_cpu_s(), time.process_time()
-            first_s, second_s, calls, start = 0.0, 0.0, 0, time.perf_counter()
-            while calls < _LEAST_CALLS or time.perf_counter() - start < settings.seconds:
-                pair = part.call()
-                first_s, second_s, calls = first_s + pair[0], second_s + pair[1], calls + 1
-            spent = (time.perf_counter() - start, time.process_time() - cpu_s, machine_cpu_s() - machine_s)
-            timed.append((first_s / calls / part.units, second_s / calls / part.units, *spent))
+            machine_s, cpu_s, start = machine_cpu_s(), time.process_time(), time.perf_counter()
+            calls: list[tuple[float, float]] = []
+            while True:
+                # All leave after the same call: whoever finds the time is up says so before they meet again.
+                if len(calls) >= _LEAST_CALLS and time.perf_counter() - start >= settings.seconds:
+                    last.value = len(calls)
+                barrier.wait(_START_TIMEOUT_S)
+                if 0 < last.value <= len(calls):
+                    break
+                first_s, second_s = part.call()
+                calls.append((first_s / part.units, second_s / part.units))
+            wall_s = time.perf_counter() - start
+            timed.append(_Timed(calls, wall_s, time.process_time() - cpu_s, machine_cpu_s() - machine_s))
+            barrier.wait(_START_TIMEOUT_S)  # all have left before it is taken back
         rounds.append(timed)
     return rounds
