@@ -174,6 +174,29 @@ void check_failure() {
   CHECK(metrics.nics.at({"test", "lo"}).sent_bytes > 1000);
 }
 
+// Groups without end, each with a name of its own: nothing is lost from the totals, and little is kept.
+void check_many_groups() {
+  constexpr std::uint64_t groups = 2000;
+  for (std::uint64_t i = 0; i < groups; ++i) {
+    CommunicatorMetrics ended{.name = "group " + std::to_string(i), .connections = {}};
+    ended.operations[static_cast<std::size_t>(RecordedOp::scatter)] = {
+        .completed = 1, .failed = 2, .bytes = 3, .ns = 4};
+    keep_after_end(ended, std::nullopt);
+    count_failure(ended.name, ErrorKind::timeout);
+  }
+  const Metrics metrics = collect_metrics();
+  OperationTotals total;
+  for (const auto& [key, one] : metrics.operations) {
+    if (key.second != RecordedOp::scatter) continue;
+    total.completed += one.completed;
+    total.ns += one.ns;
+  }
+  CHECK(total.completed == groups && total.ns == 4 * groups);
+  CHECK(metrics.operations.size() < 300 && metrics.failures.size() < 300);
+  CHECK(metrics.operations.at({older_groups, RecordedOp::scatter}).failed > 2 * (groups - 300));
+  CHECK(metrics.operations.contains({"group 1999", RecordedOp::scatter}));
+}
+
 void check_json() {
   JsonWriter json;
   json.begin_object().field("a\"b", "c\\\n\xc3").field("n", std::optional<int>{}).field("d", 0.5).key("list");
@@ -203,6 +226,7 @@ void print_cost() {
 int main() {
   check_ring();
   check_readers();
+  check_many_groups();
   check_json();
   check_communicators();
   check_waiting();

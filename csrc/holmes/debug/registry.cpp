@@ -12,6 +12,8 @@ namespace holmes {
 namespace {
 
 constexpr std::size_t kept_failures = 16;
+// A long job may make any number of groups, each with a new name.
+constexpr std::size_t kept_groups = 256;
 
 struct Registry {
   std::uint64_t epoch = fork_epoch();
@@ -19,6 +21,7 @@ struct Registry {
   std::vector<std::weak_ptr<RecordSource>> sources;
   std::deque<CommunicatorRecord> failed;
   Metrics ended;
+  std::deque<std::string> ended_groups;  // names in `ended`, in the order in which they came
 };
 
 // A forked child has none of its parent's communicators, and perhaps a locked mutex: it gets a registry of its own.
@@ -43,25 +46,57 @@ std::vector<std::shared_ptr<RecordSource>> alive_sources() {
   return alive;
 }
 
+void operator+=(NicTotals& to, const NicTotals& from) {
+  to.sent_bytes += from.sent_bytes;
+  to.received_bytes += from.received_bytes;
+  to.retransmitted_segments += from.retransmitted_segments;
+  to.resent_chunks += from.resent_chunks;
+  to.connections += from.connections;
+}
+
+void operator+=(OperationTotals& to, const OperationTotals& from) {
+  to.completed += from.completed;
+  to.failed += from.failed;
+  to.bytes += from.bytes;
+  to.ns += from.ns;
+}
+
 void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
   for (const ConnectionInfo& info : one.connections) {
     NicTotals& totals = all.nics[{one.name, info.transport == "shm" ? "shm" : info.interface}];
-    totals.sent_bytes += info.sent_bytes;
-    totals.received_bytes += info.received_bytes;
-    totals.retransmitted_segments += info.retransmitted_segments;
-    totals.resent_chunks += info.resent_chunks;
-    totals.connections += is_alive && !info.is_retired;
+    totals += {.sent_bytes = info.sent_bytes,
+               .received_bytes = info.received_bytes,
+               .retransmitted_segments = info.retransmitted_segments,
+               .resent_chunks = info.resent_chunks,
+               .connections = is_alive && !info.is_retired ? 1U : 0U};
   }
   for (std::size_t op = 0; op < recorded_op_count; ++op) {
     const OperationTotals& from = one.operations[op];
     if (from.completed + from.failed == 0) continue;
-    OperationTotals& to = all.operations[{one.name, static_cast<RecordedOp>(op)}];
-    to.completed += from.completed;
-    to.failed += from.failed;
-    to.bytes += from.bytes;
-    to.ns += from.ns;
+    all.operations[{one.name, static_cast<RecordedOp>(op)}] += from;
   }
   if (is_alive) ++all.communicators[one.name];
+}
+
+// Moves what `counts`, by group and something else, has of `group` to the older groups.
+template <typename Counts>
+void fold(Counts& counts, const std::string& group) {
+  auto at = counts.lower_bound({group, {}});
+  while (at != counts.end() && at->first.first == group) {
+    counts[{older_groups, at->first.second}] += at->second;
+    at = counts.erase(at);
+  }
+}
+
+// Room for another ended group, of this name.
+void make_room(Registry& own, const std::string& group) {
+  if (std::ranges::find(own.ended_groups, group) != own.ended_groups.end()) return;
+  own.ended_groups.push_back(group);
+  if (own.ended_groups.size() <= kept_groups) return;
+  fold(own.ended.nics, own.ended_groups.front());
+  fold(own.ended.operations, own.ended_groups.front());
+  fold(own.ended.failures, own.ended_groups.front());
+  own.ended_groups.pop_front();
 }
 
 std::vector<CommunicatorRecord> ask(const std::vector<std::shared_ptr<RecordSource>>& sources, Duration patience) {
@@ -106,6 +141,7 @@ void register_source(const std::weak_ptr<RecordSource>& source) {
 void keep_after_end(const CommunicatorMetrics& metrics, std::optional<CommunicatorRecord> failed) {
   Registry& own = registry();
   std::lock_guard lock(own.mutex);
+  make_room(own, metrics.name);
   add(own.ended, metrics, false);
   if (!failed) return;
   own.failed.push_back(std::move(*failed));
@@ -115,6 +151,7 @@ void keep_after_end(const CommunicatorMetrics& metrics, std::optional<Communicat
 void count_failure(const std::string& communicator, ErrorKind kind) {
   Registry& own = registry();
   std::lock_guard lock(own.mutex);
+  make_room(own, communicator);
   ++own.ended.failures[{communicator, std::string(name(kind))}];
 }
 

@@ -34,7 +34,11 @@ struct NicTotals {
   std::uint64_t connections = 0;  // open ones
 };
 
-// Since the process began, ended communicators included. A group is a communicator's name.
+// What ended groups count together that are no longer kept one by one.
+inline constexpr const char* older_groups = "(older groups)";
+
+// Since the process began, ended communicators included. A group is a communicator's name; of those that ended the last
+// 256 are kept, and the others together as `older_groups`.
 struct Metrics {
   std::map<std::pair<std::string, std::string>, NicTotals> nics;  // by group and interface; "shm": shared memory
   std::map<std::pair<std::string, RecordedOp>, OperationTotals> operations;  // by group and operation
