@@ -85,8 +85,11 @@ done
 step 600 "Training: DDP and the overlapped optimizer" "both train on the GPU with one process's losses" \
   "$python" benchmarks/gpu_train.py $dry
 
+# On the testbed, where network namespaces are allowed. By itself it takes the GPU where there is one.
+step 900 "Demo" "the demo trains on the GPU: the single process's losses, its bytes on the fast NICs" \
+  "$python" -m holmes demo --steps 10 --out "$(mktemp -d)"
+
 say ""; say "## Unproven"; say ""
-unproven+=("InfiniBand and RoCE HCAs: this machine's check uses interfaces only"
-  "the demo's pipeline on a GPU: its stages train on the CPU")
+unproven+=("InfiniBand and RoCE HCAs: this machine's check uses interfaces only")
 for line in "${unproven[@]}"; do say "- $line"; done
 exit $status

@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 from rich.console import Console
 from test_groups import two_clusters
 
+from holmes.demo.device import default_device
 from holmes.demo.report import check_runs, largest_difference
 from holmes.demo.run_demo import planned_settings, run_demo
 from holmes.demo.runs import Run, RunFailed, launch_here
@@ -58,9 +59,7 @@ def quiet() -> Console:
 
 @pytest.mark.parametrize("backend", ["gloo", "holmes"])
 def test_all_three_runs_reach_the_same_losses(tmp_path: Path, backend: str) -> None:
-    checks = run_demo(
-        TINY, tmp_path, quiet(), backend=backend, launch=launch_on_loopback, ethernet=None, emulated="nothing"
-    )
+    checks = run_demo(TINY, tmp_path, quiet(), backend=backend, launch=launch_on_loopback, ethernet=None)
     losses = [check for check in checks if "losses" in check.claim]
     assert len(losses) == 2
     assert all(check.passed for check in losses), losses
@@ -69,6 +68,20 @@ def test_all_three_runs_reach_the_same_losses(tmp_path: Path, backend: str) -> N
     assert result["runs"][0]["losses"][-1] < result["runs"][0]["losses"][0]
     assert Plan.from_dict(result["runs"][2]["plan"]).layers_per_stage == (2, 1)
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for device, told in (("cuda", "torch finds none; use --device cpu"), ("tpu", "known are cpu and cuda")):
+        if device == default_device():
+            continue
+        refused = subprocess.run(
+            [sys.executable, "-m", "holmes", "demo", "--device", device, "--out", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert refused.returncode == 2
+        assert told in " ".join(refused.stdout.split())
 
 
 def test_a_failing_rank_ends_the_demo_with_its_output() -> None:

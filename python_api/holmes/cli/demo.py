@@ -22,6 +22,7 @@ def demo(
     testbed: Annotated[str, typer.Option(help="Spec of 4 nodes: a built-in name or a YAML file.")] = "two-clusters",
     ethernet: Annotated[str, typer.Option(help="The interface that all nodes share.")] = "eth0",
     plan: Annotated[Path | None, typer.Option(help="A saved plan for the Holmes run to follow.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda; where left out cuda if torch has a GPU.")] = "",
     backend: Annotated[str, typer.Option(help="torch.distributed backend of the Holmes run.")] = "holmes",
     ablation: Annotated[
         bool,
@@ -35,7 +36,7 @@ def demo(
 
     Exit code 1 where losses differ or bytes took a wrong NIC, 2 where a run cannot be made.
     """
-    from holmes.demo.run_demo import EMULATED, planned_settings, run_demo, testbed_launch
+    from holmes.demo.run_demo import planned_settings, run_demo, testbed_launch
     from holmes.demo.runs import RunFailed
     from holmes.demo.settings import Settings
     from holmes.testbed import TestbedError
@@ -46,9 +47,12 @@ def demo(
         console.print(needed, markup=False)
         raise typer.Exit(2)
     try:
-        settings = Settings(steps=steps or 20) if plan is None else planned_settings(plan, steps or 20)
+        device = _checked(device)
+        settings = (
+            Settings(steps=steps or 20, device=device) if plan is None else planned_settings(plan, steps or 20, device)
+        )
     except (ValueError, OSError) as error:
-        console.print(f"--plan: {error}", style="red", highlight=False, markup=False)
+        console.print(str(error), style="red", highlight=False, markup=False)
         raise typer.Exit(2) from error
     try:
         if ablation:
@@ -62,13 +66,23 @@ def demo(
                     backend=backend,
                     launch=launch,
                     ethernet=ethernet,
-                    emulated=EMULATED,
                 )
     except (RunFailed, TestbedError, ValueError) as error:
         console.print(str(error), style="red", highlight=False, markup=False)
         raise typer.Exit(2) from error
     if any(check.required and not check.passed for check in checks):
         raise typer.Exit(1)
+
+
+def _checked(device: str) -> str:
+    from holmes.demo.device import default_device
+
+    if device not in ("", "cpu", "cuda"):
+        raise ValueError(f"--device {device!r} is unknown; known are cpu and cuda")
+    found = default_device()
+    if device == "cuda" and found != "cuda":
+        raise ValueError("--device cuda needs a GPU and a torch with CUDA, and torch finds none; use --device cpu")
+    return device or found
 
 
 def _ablation(console: Console, out: Path, steps: int | None, rounds: int) -> list[Check]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from holmes.bench.report import facts
 from holmes.demo.ablation import Ablation, Measured
 from holmes.demo.report import LOSS_TOLERANCE, Check, largest_difference
-from holmes.demo.run_demo import EMULATED
+from holmes.demo.run_demo import emulated
 
 AHEAD_OF_MEGATRON = 1.38
 BEHIND_ONE_CLUSTER = 0.15
@@ -125,7 +125,7 @@ def write_ablation(out: Path, ablation: Ablation, rows: list[dict[str, Any]], ch
     out.mkdir(parents=True, exist_ok=True)
     command = f"holmes demo --ablation --rounds {len(ablation.rows[0].runs)} --steps {ablation.settings.steps}"
     document = facts(command, dataclasses.asdict(ablation.settings))
-    document |= {"emulated": EMULATED, "rows": rows, "checks": [dataclasses.asdict(check) for check in checks]}
+    document |= {"emulated": emulated("cpu"), "rows": rows, "checks": [dataclasses.asdict(check) for check in checks]}
     (out / "ablation.json").write_text(json.dumps(document, indent=1) + "\n")
     (out / "ablation.md").write_text(markdown(document))
     draw(out / "ablation.png", rows)

@@ -19,11 +19,16 @@ from holmes.plan.plan import Plan
 RANKS = 4
 RUN_TIMEOUT_S = 240.0
 
-EMULATED = (
+_EMULATED = (
     "Emulated: the 4 nodes are network namespaces of this machine, their links veth pairs limited by tc tbf "
     "(InfiniBand-like and RoCE-like: 1 Gbit/s, Ethernet: 0.1 Gbit/s); the NIC classes come from a fake sysfs, the fast "
-    "links carry TCP, not RDMA; all compute runs on this machine's CPU cores, which the nodes share."
+    "links carry TCP, not RDMA; all compute runs on this machine's {}, which the nodes share."
 )
+
+
+def emulated(device: str) -> str:
+    """What of the demo is not real, in a sentence; `device` as in Settings."""
+    return _EMULATED.format("CPU cores" if device == "cpu" else "GPU")
 
 
 def make_runs(backend: str, ethernet: str | None) -> list[Run]:
@@ -38,7 +43,7 @@ def make_runs(backend: str, ethernet: str | None) -> list[Run]:
     ]
 
 
-def planned_settings(path: Path, steps: int) -> Settings:
+def planned_settings(path: Path, steps: int, device: str = "cpu") -> Settings:
     """Settings for a saved plan. Raises ValueError where the demo's model and four ranks cannot follow it."""
     plan = Plan.load(path)
     sizes = {name: getattr(plan, name) for name in ("tensor", "context", "expert", "chunks")}
@@ -48,7 +53,8 @@ def planned_settings(path: Path, steps: int) -> Settings:
             f"{path} is a plan for {plan.world_size} ranks with {given}, but the demo has {RANKS} ranks and only data "
             f"and pipeline parallelism; plan for {RANKS} ranks with these sizes 1"
         )
-    return Settings(steps=steps, layers=sum(plan.layers_per_stage), pipeline=plan.pipeline, plan=str(path.resolve()))
+    layers = sum(plan.layers_per_stage)
+    return Settings(steps=steps, layers=layers, pipeline=plan.pipeline, plan=str(path.resolve()), device=device)
 
 
 @contextmanager
@@ -76,13 +82,12 @@ def run_demo(
     backend: str,
     launch: Launch,
     ethernet: str | None,
-    emulated: str,
 ) -> list[Check]:
     """Trains three times, prints the tables and writes `out`/timeline.png and `out`/result.json; returns the checks.
 
     Raises RunFailed where a run ends with an error.
     """
-    console.print(emulated, highlight=False)
+    console.print(emulated(settings.device), highlight=False)
     runs = make_runs(backend, ethernet)
     note = TextColumn("{task.fields[note]}")
     columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), note)
@@ -102,6 +107,6 @@ def run_demo(
     print_report(console, settings, runs, checks)
     out.mkdir(parents=True, exist_ok=True)
     draw_timeline(out / "timeline.png", gloo, ours)
-    write_result(out / "result.json", settings, runs, checks, emulated)
+    write_result(out / "result.json", settings, runs, checks, emulated(settings.device))
     console.print(f"picture: {out / 'timeline.png'}   numbers: {out / 'result.json'}", highlight=False)
     return checks

@@ -15,9 +15,9 @@ MARK = "HOLMES-DEMO "  # begins a rank's line that is meant for the demo
 class Settings:
     """Model, data and optimizer, equal in all runs. Batch sizes in samples, `sequence` in characters.
 
-    `plan`: path of a saved plan that the Holmes run follows; "" lets it discover and plan by itself. `overlap`: whether
-    its gradients and parameters travel beside compute. `slowdown`: node name -> how many times as long its compute
-    takes (see `slow_compute`).
+    `device`: "cpu" or "cuda" (see `device.py`). `plan`: path of a saved plan that the Holmes run follows; "" lets it
+    discover and plan by itself. `overlap`: whether its gradients and parameters travel beside compute. `slowdown`: node
+    name -> how many times as long its compute takes (see `slow_compute`).
     """
 
     layers: int = 8
@@ -31,6 +31,7 @@ class Settings:
     learning_rate: float = 1e-3
     bucket_mib: float = 4.0
     seed: int = 1234
+    device: str = "cpu"
     plan: str = ""
     overlap: bool = True
     slowdown: Mapping[str, float] = field(default_factory=dict)

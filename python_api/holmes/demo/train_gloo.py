@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from holmes.demo.data import Batches
 from holmes.demo.data_parallel import DataParallel
+from holmes.demo.device import finish, rank_device
 from holmes.demo.model import Stage, loss_of, make_optimizer
 from holmes.demo.record import Recorder
 from holmes.demo.settings import rank_arguments
@@ -16,17 +17,18 @@ def main() -> None:
     """Data parallel over all ranks."""
     settings, _ = rank_arguments()
     torch.set_num_threads(1)
+    device = rank_device(settings.device)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     share = settings.share(size, "data-parallel ranks")
     batches = Batches(settings)
     recorder = Recorder(settings)
-    model = Stage(settings, batches.vocabulary, range(settings.layers))
+    model = Stage(settings, batches.vocabulary, range(settings.layers)).to(device)
     parallel = DataParallel(model, None, settings, recorder)
     optimizer = make_optimizer(model, settings)
 
     def step(number: int) -> float:
-        inputs, targets = (tensor[rank * share :][:share] for tensor in batches.batch(number))
+        inputs, targets = (tensor[rank * share :][:share].to(device) for tensor in batches.batch(number))
         with recorder.span("forward"):
             loss = loss_of(parallel.module(inputs), targets)
         with recorder.span("backward"):
@@ -35,6 +37,7 @@ def main() -> None:
         with recorder.span("optimizer"):
             optimizer.step()
             optimizer.zero_grad()
+            finish(device)
         return loss.item()
 
     dist.barrier()

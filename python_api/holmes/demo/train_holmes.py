@@ -13,6 +13,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 
 import holmes
 from holmes.demo.data import Batches
+from holmes.demo.device import finish, rank_device
 from holmes.demo.model import Stage, loss_of
 from holmes.demo.record import Recorder
 from holmes.demo.settings import Settings, rank_arguments
@@ -52,18 +53,19 @@ class TimedStage(holmes.PipelineStage):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
-def example(settings: Settings, vocabulary: int, samples: int, boundary: int) -> torch.Tensor:
+def example(settings: Settings, vocabulary: int, samples: int, boundary: int, device: torch.device) -> torch.Tensor:
     """A tensor such as enters stage `boundary`: token ids, activations or, behind the last stage, logits."""
     if boundary == 0:
-        return torch.zeros(samples, settings.sequence, dtype=torch.int64)
+        return torch.zeros(samples, settings.sequence, dtype=torch.int64, device=device)
     width = settings.width if boundary < settings.pipeline else vocabulary
-    return torch.zeros(samples, settings.sequence, width, requires_grad=True)
+    return torch.zeros(samples, settings.sequence, width, requires_grad=True, device=device)
 
 
 def main() -> None:
     """Pipeline across the clusters, data parallel inside each."""
     settings, backend = rank_arguments()
     torch.set_num_threads(1)
+    device = rank_device(settings.device)
     dist.init_process_group(backend)
     if settings.plan:
         plan = holmes.Plan.load(settings.plan)
@@ -76,7 +78,7 @@ def main() -> None:
     share = micro_batch * settings.micro_batches
 
     batches = Batches(settings)
-    model = Stage(settings, batches.vocabulary, plan.layers_of(stage_index))
+    model = Stage(settings, batches.vocabulary, plan.layers_of(stage_index)).to(device)
     slow_down(model.blocks, settings.slowdown.get(os.environ.get("HOLMES_HOSTNAME", ""), 1.0))
     optimizer = holmes.DistributedOptimizer(model, torch.optim.AdamW, lr=settings.learning_rate, group=groups.dp)
     counted = [("tp", groups.tp), ("pp", groups.pp), *(("dp", group) for group in optimizer.process_groups)]
@@ -85,9 +87,9 @@ def main() -> None:
         model,
         stage_index,
         plan.pipeline,
-        torch.device("cpu"),
-        input_args=example(settings, batches.vocabulary, micro_batch, stage_index),
-        output_args=example(settings, batches.vocabulary, micro_batch, stage_index + 1),
+        device,
+        input_args=example(settings, batches.vocabulary, micro_batch, stage_index, device),
+        output_args=example(settings, batches.vocabulary, micro_batch, stage_index + 1, device),
         group=groups.pp,
         posts_ahead=settings.overlap,
     )
@@ -100,7 +102,7 @@ def main() -> None:
     schedule = ScheduleGPipe(stage, settings.micro_batches, share_of_loss, scale_grads=False)
 
     def step(number: int) -> float | None:
-        inputs, targets = (tensor[replica * share :][:share] for tensor in batches.batch(number))
+        inputs, targets = (tensor[replica * share :][:share].to(device) for tensor in batches.batch(number))
         losses: list[torch.Tensor] = []
         with nullcontext() if settings.overlap else optimizer.no_sync():
             target = targets if stage.is_last else None
@@ -109,6 +111,7 @@ def main() -> None:
             optimizer.step()
             if not settings.overlap:
                 optimizer.synchronize()
+            finish(device)
         assert optimizer.last_report is not None
         for span in optimizer.last_report.spans:
             recorder.add("data parallel", span.start_s, span.end_s)

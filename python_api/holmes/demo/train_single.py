@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from holmes.demo.data import Batches
+from holmes.demo.device import finish, rank_device
 from holmes.demo.model import Stage, loss_of, make_optimizer
 from holmes.demo.record import Recorder
 from holmes.demo.settings import rank_arguments
@@ -14,13 +15,14 @@ def main() -> None:
     """Trains the whole model on the whole batch."""
     settings, _ = rank_arguments()
     torch.set_num_threads(1)
+    device = rank_device(settings.device)
     batches = Batches(settings)
-    model = Stage(settings, batches.vocabulary, range(settings.layers))
+    model = Stage(settings, batches.vocabulary, range(settings.layers)).to(device)
     optimizer = make_optimizer(model, settings)
     recorder = Recorder(settings)
 
     def step(number: int) -> float:
-        inputs, targets = batches.batch(number)
+        inputs, targets = (tensor.to(device) for tensor in batches.batch(number))
         with recorder.span("forward"):
             loss = loss_of(model(inputs), targets)
         with recorder.span("backward"):
@@ -28,6 +30,7 @@ def main() -> None:
         with recorder.span("optimizer"):
             optimizer.step()
             optimizer.zero_grad()
+            finish(device)
         return loss.item()
 
     recorder.train(step)

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holmes.pipeline.wire import WireCast
 
-#: Backends that match messages by tag and move them without the caller's help. Elsewhere (NCCL runs messages in the
-#: order of the calls) the schedule's own order and waits are kept.
+#: Backends that match messages of host memory by tag and move them without the caller's help. Elsewhere (NCCL runs
+#: messages in the order of the calls) the schedule's own order and waits are kept.
 TAGGED_BACKENDS = ("holmes", "gloo")
 
 #: torch's own exchanges of metadata use tag 0.
@@ -76,8 +76,9 @@ class PipelineStage(TorchPipelineStage):
             submodule = WireCast(submodule, takes, gives)
         super().__init__(submodule, stage_index, num_stages, torch.device(device), *args, **kwargs)
         self.waits: list[Wait] = []
-        #: Whether receives are posted when a step begins; never on NCCL.
-        self.posts_ahead = posts_ahead and dist.get_backend(self.group) in TAGGED_BACKENDS
+        #: Whether receives are posted when a step begins; never on a GPU, where a stage's messages may be NCCL's.
+        is_tagged = dist.get_backend(self.group) in TAGGED_BACKENDS and self.device.type == "cpu"
+        self.posts_ahead = posts_ahead and is_tagged
         self._receives: dict[tuple[str, int], list[dist.Work]] = {}
         self._sends: list[dist.Work] = []
         self._posted: set[str] = set()  # "forward", "backward": directions whose receives of this step are posted
