@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 FIGURES_ARGS ?=
-STRESS_ARGS ?= --minutes 4
+STRESS_ARGS ?= --minutes 4 --seed 1
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -151,8 +151,9 @@ bool P2pEngine::needs(int peer, bool left_in_order) const {
 bool P2pEngine::recv_or_end(int peer) {
   try {
     return recv_from(peer);
-  } catch (const StreamClosed&) {
-    if (needs(peer, true)) throw;
+  } catch (const StreamClosed& closed) {
+    const bool is_broken = closed.system_errno != 0 && any_receives_.empty();  // a watch has to tell
+    if (is_broken || needs(peer, true)) throw;
     peers_[peer].ended = true;
     return false;
   }
