@@ -53,7 +53,9 @@ class TimedStage(holmes.PipelineStage):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
-def example(settings: Settings, vocabulary: int, samples: int, boundary: int, device: torch.device) -> torch.Tensor:
+def example(
+    settings: Settings, vocabulary: int, samples: int, boundary: int, device: str | torch.device = "cpu"
+) -> torch.Tensor:
     """A tensor such as enters stage `boundary`: token ids, activations or, behind the last stage, logits."""
     if boundary == 0:
         return torch.zeros(samples, settings.sequence, dtype=torch.int64, device=device)

@@ -18,7 +18,7 @@ from holmes.stress.faults.choose import choose_faults
 from holmes.stress.faults.false_clock import FalseClock
 from holmes.stress.faults.folder_store import FolderStore
 from holmes.stress.faults.judge import Episode, Verdict, judge
-from holmes.stress.faults.messages import GroupReport, heard
+from holmes.stress.faults.messages import STACKS_SIGNAL, GroupReport, heard
 from holmes.stress.faults.scene import Scene
 from holmes.stress.faults.settings import SIZES, FaultSettings
 from holmes.stress.groups import make_plan
@@ -32,6 +32,7 @@ _RUNNING_S = 60.0
 _LOAD_S = (0.3, 1.5)  # before the fault
 _KEPT_COMMANDS = 4  # files of a rank: what is older was carried out
 _HANG_S = 10.0  # beyond the limit: then a rank counts as hanging and is killed
+_LAST_LINES = 100  # of a rank that hangs: the stacks of its threads are among them
 _ROUND_PAUSE_S = 0.01  # faults are tried here, not rates
 
 
@@ -176,11 +177,17 @@ class Driver:
     ) -> list[str]:
         """Collects late ranks, starts those that are gone again, and measures all. Returns problems."""
         problems = []
+        for rank in hanging:
+            process = self._processes[rank]
+            if process is not None and process.returncode is None:
+                process.kill(STACKS_SIGNAL)  # it prints where its threads are
         late = silent | hanging
         if late and not self._await("ended", late, limit_s + _HANG_S, number):
             lost = late - set(self._reports(late, number))
             problems += [f"rank {rank} did not end after it went on" for rank in sorted(lost & silent)]
-            problems += [f"rank {rank} said last: {self._printed[rank][-10:] or 'nothing'}" for rank in sorted(lost)]
+            problems += [
+                f"rank {rank} said last: {self._printed[rank][-_LAST_LINES:] or 'nothing'}" for rank in sorted(lost)
+            ]
             ended |= lost
         for rank, reports in self._reports(silent, number).items():
             bad = [report for report in reports if report.error in ("", "Hang", "WrongResult")]

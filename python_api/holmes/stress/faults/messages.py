@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+#: A rank that gets it prints the stacks of its Python threads.
+STACKS_SIGNAL = signal.SIGUSR2
 _MARK = "@holmes-stress "
 _MAX_TEXT = 1800  # a line of less than 4 KiB is written to a pipe in one piece
 _lock = threading.Lock()

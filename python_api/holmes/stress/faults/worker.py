@@ -6,6 +6,7 @@ groups' communicators, loads them until it is told to stop or something fails, a
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -20,7 +21,7 @@ from holmes.plan.plan import Plan
 from holmes.probe import discover_topology
 from holmes.stress.faults.folder_store import FolderStore
 from holmes.stress.faults.leaks import settled_use
-from holmes.stress.faults.messages import GroupReport, tell
+from holmes.stress.faults.messages import STACKS_SIGNAL, GroupReport, tell
 from holmes.stress.faults.reports import ALARM, Alarm, AlarmedStore, passed_on, report_of, report_of_run
 from holmes.stress.faults.tamper import tampered
 from holmes.stress.groups import groups_of, make_communicator, make_plan
@@ -141,6 +142,7 @@ class Worker:
 
 def main() -> None:
     """Serves until told to quit."""
+    faulthandler.register(STACKS_SIGNAL)
     folder, first_command = sys.argv[1], int(sys.argv[2])
     Worker(FolderStore(folder), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), first_command).serve()
 
