@@ -87,7 +87,7 @@ step 600 "Training: DDP and the overlapped optimizer" "both train on the GPU wit
 
 # On the testbed, where network namespaces are allowed. By itself it takes the GPU where there is one.
 step 900 "Demo" "the demo trains on the GPU: the single process's losses, its bytes on the fast NICs" \
-  "$python" -m holmes demo --steps 10 --out "$(mktemp -d)"
+  "$python" -m holmes demo --steps 10 --out build/gpu-demo
 
 say ""; say "## Unproven"; say ""
 unproven+=("InfiniBand and RoCE HCAs: this machine's check uses interfaces only")
