@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 from rich.console import Console
 from test_groups import two_clusters
 
-from holmes.demo.device import default_device
+from holmes.demo.device import choose_device
 from holmes.demo.report import check_runs, largest_difference
 from holmes.demo.run_demo import planned_settings, run_demo
 from holmes.demo.runs import Run, RunFailed, launch_here
@@ -72,7 +72,7 @@ def test_all_three_runs_reach_the_same_losses(tmp_path: Path, backend: str) -> N
 
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for device, told in (("cuda", "torch finds none; use --device cpu"), ("tpu", "known are cpu and cuda")):
-        if device == default_device():
+        if device == choose_device():
             continue
         refused = subprocess.run(
             [sys.executable, "-m", "holmes", "demo", "--device", device, "--out", str(tmp_path)],

@@ -11,7 +11,7 @@ namespace holmes::torch_backend {
 std::shared_ptr<NcclCommunicator> DeviceCommunicators::group(c10::Device device) {
   std::vector<int> members(static_cast<std::size_t>(size_));
   std::iota(members.begin(), members.end(), 0);
-  return get(device, std::move(members));
+  return of(device, std::move(members));
 }
 
 std::shared_ptr<NcclCommunicator> DeviceCommunicators::pair(c10::Device device, int peer) {
@@ -21,10 +21,10 @@ std::shared_ptr<NcclCommunicator> DeviceCommunicators::pair(c10::Device device, 
   if (peer == rank_)
     throw UsageError("rank " + std::to_string(peer) + " of process group '" + name_ +
                      "' cannot send to or receive from itself; copy the tensor instead");
-  return get(device, {std::min(rank_, peer), std::max(rank_, peer)});
+  return of(device, {std::min(rank_, peer), std::max(rank_, peer)});
 }
 
-std::shared_ptr<NcclCommunicator> DeviceCommunicators::get(c10::Device device, std::vector<int> members) {
+std::shared_ptr<NcclCommunicator> DeviceCommunicators::of(c10::Device device, std::vector<int> members) {
   const auto find = [&]() -> std::shared_ptr<NcclCommunicator> {
     const std::lock_guard lock(mutex_);
     if (device_ >= 0 && device_ != device.index())

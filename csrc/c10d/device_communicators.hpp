@@ -32,9 +32,7 @@ public:
   // a CUDA graph, which cannot make a communicator.
   std::shared_ptr<NcclCommunicator> group(c10::Device device);
   // As group, of `members`, this rank among them, in ascending order; what is there is of the same members.
-  std::shared_ptr<NcclCommunicator> of(c10::Device device, std::vector<int> members) {
-    return get(device, std::move(members));
-  }
+  std::shared_ptr<NcclCommunicator> of(c10::Device device, std::vector<int> members);
   // As group, of this rank and `peer`: ranks 0 and 1 in the order of the group's.
   std::shared_ptr<NcclCommunicator> pair(c10::Device device, int peer);
   // All that there are.
@@ -44,8 +42,6 @@ public:
   void clear();
 
 private:
-  std::shared_ptr<NcclCommunicator> get(c10::Device device, std::vector<int> members);
-
   const std::string name_;
   const int rank_;
   const int size_;

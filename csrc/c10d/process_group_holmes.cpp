@@ -47,13 +47,14 @@ ProcessGroupHolmes::ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, 
       store_(std::move(store)),
       name_(options.name),
       nic_reason_(std::move(nic_reason)),
-      clusters_(options.clusters),
       timeout_(std::chrono::ceil<std::chrono::milliseconds>(options.timeout)),
       devices_(options.name, options.rank, options.size, std::move(make_device)) {
   init();
+  const auto cluster_of = [&](int rank) {
+    return options.clusters.empty() ? 0 : options.clusters[static_cast<std::size_t>(rank)];
+  };
   for (int other = 0; other < size_; ++other)
-    if (clusters_.empty() || clusters_[static_cast<std::size_t>(other)] == clusters_[static_cast<std::size_t>(rank_)])
-      neighbours_.push_back(other);
+    if (cluster_of(other) == cluster_of(rank_)) neighbours_.push_back(other);
   options_ = c10::make_intrusive<Options>("holmes", timeout_);
   options_->group_name = name_;
   options_->global_ranks_in_group = std::move(global_ranks);
@@ -138,11 +139,9 @@ TorchWork ProcessGroupHolmes::endCoalescing() {
     }
     if (!batch) throw UsageError("end of a coalescing block that was not started");
     std::vector<WorkPtr> works = std::move(batch->started);
-    for (const auto& on_device : batch->device_groups)
-      works.push_back(on_device->end_group({.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true}));
+    for (const auto& on_device : batch->device_groups) works.push_back(on_device->end_group(message_options()));
     if (!batch->calls.empty()) {
-      const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
-      auto transfers = communicator()->batch(std::move(batch->calls), call);
+      auto transfers = communicator()->batch(std::move(batch->calls), message_options());
       works.insert(works.end(), transfers.begin(), transfers.end());
     }
     batch->work->start(std::move(works), sequence_);
@@ -158,11 +157,6 @@ TorchWork ProcessGroupHolmes::point_to_point(OpType type, const char* title, at:
   Buffer buffer = is_send ? operands.input(tensor) : operands.output(tensor);
   if (peer < 0 || peer >= size_)
     throw UsageError("peer rank " + std::to_string(peer) + " is not in 0.." + std::to_string(size_ - 1));
-  const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
-  const auto start = [&](Communicator& communicator, int to) {
-    return is_send ? communicator.send(std::move(buffer), to, wire_tag, call)
-                   : communicator.recv(std::move(buffer), to, wire_tag, call);
-  };
   if (Batch* batch = batch_of_this_thread()) {
     if (device.is_cpu())
       batch->calls.push_back({is_send, std::move(buffer), peer, wire_tag});
@@ -175,10 +169,10 @@ TorchWork ProcessGroupHolmes::point_to_point(OpType type, const char* title, at:
   work->add(std::move(operands));
   if (!device.is_cpu()) work->set_device(device);
   if (is_host_message(device, peer)) {
-    work->start({start(*communicator(), peer)}, sequence_);
+    work->start({start_message(*communicator(), is_send, std::move(buffer), peer, wire_tag)}, sequence_);
   } else {
     const auto pair = devices_.pair(device, peer);
-    work->start({start(*pair, 1 - pair->rank())}, sequence_);
+    work->start({start_message(*pair, is_send, std::move(buffer), 1 - pair->rank(), wire_tag)}, sequence_);
   }
   return work;
 }
@@ -198,11 +192,13 @@ void ProcessGroupHolmes::add_device_message(Batch& batch, c10::Device device, bo
   if (is_far) return;
   batch.open_group(near);
   const int to = is_used ? peer : static_cast<int>(std::ranges::find(neighbours_, peer) - neighbours_.begin());
-  const CallOptions call{.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true};
-  if (is_send)
-    near->send(std::move(buffer), to, tag, call);
-  else
-    near->recv(std::move(buffer), to, tag, call);
+  start_message(*near, is_send, std::move(buffer), to, tag);
+}
+
+WorkPtr ProcessGroupHolmes::start_message(Communicator& communicator, bool is_send, Buffer buffer, int to,
+                                          std::uint32_t tag) const {
+  return is_send ? communicator.send(std::move(buffer), to, tag, message_options())
+                 : communicator.recv(std::move(buffer), to, tag, message_options());
 }
 
 void ProcessGroupHolmes::Batch::open_group(const std::shared_ptr<NcclCommunicator>& communicator) {
@@ -212,8 +208,7 @@ void ProcessGroupHolmes::Batch::open_group(const std::shared_ptr<NcclCommunicato
 }
 
 bool ProcessGroupHolmes::is_host_message(c10::Device device, int peer) const {
-  if (device.is_cpu()) return true;
-  return !clusters_.empty() && clusters_[static_cast<std::size_t>(peer)] != clusters_[static_cast<std::size_t>(rank_)];
+  return device.is_cpu() || !std::ranges::binary_search(neighbours_, peer);
 }
 
 std::shared_ptr<Communicator> ProcessGroupHolmes::communicator_on(c10::Device device, Batch* batch) {

@@ -97,6 +97,7 @@ private:
 
   ErrorContext here() const;
   Duration timeout_or_default(std::chrono::milliseconds timeout) const;
+  CallOptions message_options() const { return {.timeout = timeout_or_default(::c10d::kUnsetTimeout), .async = true}; }
   Batch* batch_of_this_thread();
   static c10::Device device_of(const at::Tensor& tensor);
   // Of a collective on `device`; opens the block's group there.
@@ -107,6 +108,7 @@ private:
   // Whether messages of tensors on `device` to and from `peer` are the host communicator's: those between clusters are,
   // where the copy engine moves a GPU's memory and no kernel takes part in it.
   bool is_host_message(c10::Device device, int peer) const;
+  WorkPtr start_message(Communicator& communicator, bool is_send, Buffer buffer, int to, std::uint32_t tag) const;
   TorchWork point_to_point(OpType type, const char* title, at::Tensor& tensor, bool is_send, int peer, int tag);
   // Whether rank `rank`'s process arrived, as a store key.
   std::string arrival_key(std::uint64_t round, int rank) const;
@@ -162,8 +164,7 @@ private:
   const c10::intrusive_ptr<::c10d::Store> store_;
   const std::string name_;
   const std::string nic_reason_;
-  const std::vector<int> clusters_;  // by rank; empty where there is only one
-  std::vector<int> neighbours_;      // the ranks of this one's cluster, itself included
+  std::vector<int> neighbours_;  // the ranks of this one's cluster, itself included, in ascending order
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_{0};

@@ -6,12 +6,13 @@ from holmes.demo.data import Batches
 from holmes.demo.model import Stage, loss_of, make_optimizer
 
 
-def single_process_losses(settings, steps):
-    """The loss of each step."""
+def single_process_losses(settings, steps, make_scheduler=None):
+    """The loss of each step; `make_scheduler(optimizer)` makes a learning-rate scheduler."""
     torch.set_num_threads(1)  # on shared processors two threads that wait for each other are far slower than one
     batches = Batches(settings)
     model = Stage(settings, batches.vocabulary, range(settings.layers))
     optimizer = make_optimizer(model, settings)
+    scheduler = make_scheduler(optimizer) if make_scheduler else None
     losses = []
     for step in range(steps):
         inputs, targets = batches.batch(step)
@@ -19,5 +20,7 @@ def single_process_losses(settings, steps):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if scheduler:
+            scheduler.step()
         losses.append(loss.item())
     return losses

@@ -12,10 +12,9 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
 from elastic_job import ElasticJob, ElasticNodes  # noqa: E402
+from single_process import single_process_losses  # noqa: E402
 from test_testbed import needs_namespaces  # noqa: E402
 
-from holmes.demo.data import Batches  # noqa: E402
-from holmes.demo.model import Stage, loss_of  # noqa: E402
 from holmes.demo.settings import Settings  # noqa: E402
 
 NODES = ["a0", "a1", "b0", "b1"]
@@ -25,21 +24,8 @@ TINY = {"layers": 3, "width": 32, "heads": 2, "sequence": 8, "global_batch": 12,
 
 def losses_of_one_process() -> list[float]:
     settings = Settings(**TINY)
-    batches = Batches(settings)
-    torch.set_num_threads(1)
-    model = Stage(settings, batches.vocabulary, range(settings.layers))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
-    losses = []
-    for step in range(STEPS):
-        inputs, targets = batches.batch(step)
-        loss = loss_of(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        losses.append(loss.item())
-    return losses
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR  # as in examples/elastic_gpt.py
+    return single_process_losses(settings, STEPS, lambda optimizer: cosine(optimizer, settings.steps))
 
 
 @needs_namespaces

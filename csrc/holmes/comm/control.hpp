@@ -19,8 +19,6 @@ struct Presence {
   std::uint64_t entered = 0;      // how many collectives it has entered
   std::optional<int> unanswered;  // a peer whose system acknowledges nothing of what this rank sends again
   std::string nic{};              // that goes over
-
-  bool operator==(const Presence&) const = default;
 };
 
 class ControlLink {

@@ -101,6 +101,8 @@ private:
   [[noreturn]] void throw_peer_lost(int peer, int system_errno);
   [[noreturn]] void throw_stream_closed(const StreamClosed& closed);
   std::string describe_running() const;
+  // Of an error that this rank sees and `peer` is to blame for.
+  ErrorContext context_of(int peer) const;
   bool involves(int peer) const;
   bool is_missed(int peer) const;
   void request_failure(const Failure& failure);

@@ -63,14 +63,19 @@ void Engine::throw_peer_lost(int peer, int system_errno) {
   const std::string how = control.said_bye()  ? farewell
                           : system_errno != 0 ? "is lost: " + errno_text(system_errno)
                                               : "is lost: it closed its connections (its process ended?)";
-  ErrorContext context{.rank = group_->label(group_->rank),
-                       .peer = group_->label(peer),
-                       .host = control.host(),
-                       .nic = control.nic(),
-                       .system_errno = {}};
+  ErrorContext context = context_of(peer);
   if (system_errno != 0) context.system_errno = system_errno;
   throw PeerLostError(control.describe() + " " + how + " during " + describe_running() + ", seen by " + own_place_,
                       context);
+}
+
+ErrorContext Engine::context_of(int peer) const {
+  const ControlLink& control = *group_->controls[peer];
+  return {.rank = group_->label(group_->rank),
+          .peer = group_->label(peer),
+          .host = control.host(),
+          .nic = control.nic(),
+          .system_errno = {}};
 }
 
 std::string Engine::describe_running() const {
@@ -191,14 +196,10 @@ void Engine::end_watches() {
     const auto works = p2p_.take_watches(peer);
     driver_pending_.fetch_sub(static_cast<int>(works.size()));
     for (const auto& work : works)
-      work->fail(error_of({ErrorKind::aborted,
-                           "communicator '" + group_->name + "': " + control.describe() + " " + farewell,
-                           {.rank = group_->label(group_->rank),
-                            .peer = group_->label(peer),
-                            .host = control.host(),
-                            .nic = control.nic(),
-                            .system_errno = {}}}),
-                 Clock::now());
+      work->fail(
+          error_of({ErrorKind::aborted, "communicator '" + group_->name + "': " + control.describe() + " " + farewell,
+                    context_of(peer)}),
+          Clock::now());
   }
 }
 

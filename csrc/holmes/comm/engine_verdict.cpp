@@ -104,11 +104,8 @@ void Engine::check_deadlines() try {
     text += "communicator '" + group_->name + "': " + overdue;
   ErrorContext context{.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}};
   if (culprit) {
-    const ControlLink& control = *group_->controls[*culprit];
-    context.peer = group_->label(*culprit);
-    context.host = control.host();
-    context.nic = control.nic();
-    if (!late && is_silent(*culprit)) text += "; " + control.describe() + " gives no sign of life";
+    context = context_of(*culprit);
+    if (!late && is_silent(*culprit)) text += "; " + group_->controls[*culprit]->describe() + " gives no sign of life";
   }
   if (cut) {
     const std::string near = cut->near == group_->rank ? own_place_ : group_->controls[cut->near]->describe();

@@ -48,7 +48,7 @@ public:
   // Bytes that will come / can be sent next without a break, as Collective's; at least 1 where any is awaited.
   std::size_t awaited_recv_bytes(int peer) const;
   std::size_t awaited_send_bytes(int peer) const;
-  // Whether the peer's stream closed while only receives from any rank looked at it.
+  // Whether the peer's stream closed while only receives from any rank, or a watch, looked at it.
   bool has_ended(int peer) const { return peers_[peer].ended; }
   // Whether what is pending cannot end without `peer`. A receive from any rank can do without one that left in order,
   // as long as others are there; a watch ends with it.

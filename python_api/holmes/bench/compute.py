@@ -65,9 +65,8 @@ def run_compute(settings: ComputeSettings, on_row: Callable[[dict[str, Any]], No
 
     A row: ranks, part, forward_us and backward_us (of one layer; of optimizer and sharding ns_per_parameter);
     foreign_cores: what processes beside the ranks kept busy. The ranks begin each call together, and it takes as long
-    as it takes the slowest of them, for which the others of a job wait too; mean over calls (of sharding
-    the median), median over rounds.
-    Backwards add to gradients that are there. Raises RuntimeError where a rank fails.
+    as it takes the slowest of them, for which the others of a job wait too; mean over calls (of sharding the median),
+    median over rounds. Backwards add to gradients that are there. Raises RuntimeError where a rank fails.
     """
     rows = []
     for ranks in settings.ranks:

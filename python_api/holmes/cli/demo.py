@@ -36,6 +36,7 @@ def demo(
 
     Exit code 1 where losses differ or bytes took a wrong NIC, 2 where a run cannot be made.
     """
+    from holmes.demo.device import choose_device
     from holmes.demo.run_demo import planned_settings, run_demo, testbed_launch
     from holmes.demo.runs import RunFailed
     from holmes.demo.settings import Settings
@@ -47,7 +48,9 @@ def demo(
         console.print(needed, markup=False)
         raise typer.Exit(2)
     try:
-        device = _checked(device)
+        if ablation and device == "cuda":
+            raise ValueError("the ablation slows nodes down on the CPU; leave --device out")
+        device = choose_device(device)
         settings = (
             Settings(steps=steps or 20, device=device) if plan is None else planned_settings(plan, steps or 20, device)
         )
@@ -72,17 +75,6 @@ def demo(
         raise typer.Exit(2) from error
     if any(check.required and not check.passed for check in checks):
         raise typer.Exit(1)
-
-
-def _checked(device: str) -> str:
-    from holmes.demo.device import default_device
-
-    if device not in ("", "cpu", "cuda"):
-        raise ValueError(f"--device {device!r} is unknown; known are cpu and cuda")
-    found = default_device()
-    if device == "cuda" and found != "cuda":
-        raise ValueError("--device cuda needs a GPU and a torch with CUDA, and torch finds none; use --device cpu")
-    return device or found
 
 
 def _ablation(console: Console, out: Path, steps: int | None, rounds: int) -> list[Check]:

@@ -7,22 +7,24 @@ import os
 import torch
 
 
-def default_device() -> str:
-    """`cuda` where torch has a GPU, else `cpu`."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def choose_device(asked: str = "") -> str:
+    """`asked`, or where it is empty `cuda` if torch has a GPU, else `cpu`. Raises ValueError where it cannot be had."""
+    if asked not in ("", "cpu", "cuda"):
+        raise ValueError(f"--device {asked!r} is unknown; known are cpu and cuda")
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda" and found != "cuda":
+        raise ValueError("--device cuda needs a GPU and a torch with CUDA, and torch finds none; use --device cpu")
+    return asked or found
 
 
 def rank_device(name: str) -> torch.device:
     """This rank's device, made torch's current one: for "cuda" its GPU, taken in turns by rank. Local.
 
     Call it before the process group is made: NCCL takes ranks of one GPU only where it believes them on different
-    hosts, which the environment tells it. Raises ValueError for "cuda" where torch has no GPU.
+    hosts, which the environment tells it. Raises ValueError as choose_device does.
     """
-    device = torch.device(name)
-    if device.type != "cuda":
-        return device
-    if not torch.cuda.is_available():
-        raise ValueError(f"device={name!r} needs a GPU and a torch with CUDA, and torch finds none; use cpu")
+    if choose_device(name) == "cpu":
+        return torch.device("cpu")
     rank = int(os.environ.get("RANK", "0"))
     os.environ.setdefault("NCCL_HOSTID", f"holmes-demo-{rank}")
     device = torch.device("cuda", rank % torch.cuda.device_count())

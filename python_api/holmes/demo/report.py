@@ -70,14 +70,15 @@ def _path_checks(settings: Settings, run: Run) -> list[Check]:
     pipeline = sum(sent for (group, nic), sent in groups.items() if group == "pp" and nic not in fast)
     ethernet = sum(sent for nic, sent in kernel.items() if nic not in fast)
     allowed = pipeline * (1 + HEADER_SHARE) + CONTROL_BYTES_PER_STEP * settings.steps * run.ranks
-    on_fast_only = Check(
-        "holmes: data-parallel bytes on the fast NICs", share > FAST_SHARE and seen_fast >= on_fast,
-        f"{100 * share:.2f} % of {_size(data)}; the kernel saw {_size(seen_fast)} there",
-    )  # fmt: skip
-    if settings.device == "cuda":  # NCCL moves them, whose bytes the engine does not count
+    if settings.device == "cuda":  # NCCL moves data-parallel bytes, and the engine does not count them
         on_fast_only = Check(
             "holmes: most bytes on the fast NICs", seen_fast > MOST * (seen_fast + ethernet),
             f"the kernel saw {_size(seen_fast)} there and {_size(ethernet)} on Ethernet",
+        )  # fmt: skip
+    else:
+        on_fast_only = Check(
+            "holmes: data-parallel bytes on the fast NICs", share > FAST_SHARE and seen_fast >= on_fast,
+            f"{100 * share:.2f} % of {_size(data)}; the kernel saw {_size(seen_fast)} there",
         )  # fmt: skip
     return [
         on_fast_only,

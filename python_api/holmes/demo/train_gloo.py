@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from holmes.demo.data import Batches
 from holmes.demo.data_parallel import DataParallel
-from holmes.demo.device import finish, rank_device
+from holmes.demo.device import rank_device
 from holmes.demo.model import Stage, loss_of, make_optimizer
 from holmes.demo.record import Recorder
 from holmes.demo.settings import rank_arguments
@@ -37,7 +37,6 @@ def main() -> None:
         with recorder.span("optimizer"):
             optimizer.step()
             optimizer.zero_grad()
-            finish(device)
         return loss.item()
 
     dist.barrier()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from holmes.demo.data import Batches
-from holmes.demo.device import finish, rank_device
+from holmes.demo.device import rank_device
 from holmes.demo.model import Stage, loss_of, make_optimizer
 from holmes.demo.record import Recorder
 from holmes.demo.settings import rank_arguments
@@ -30,7 +30,6 @@ def main() -> None:
         with recorder.span("optimizer"):
             optimizer.step()
             optimizer.zero_grad()
-            finish(device)
         return loss.item()
 
     recorder.train(step)
