@@ -185,9 +185,7 @@ class Driver:
         if late and not self._await("ended", late, limit_s + _HANG_S, number):
             lost = late - set(self._reports(late, number))
             problems += [f"rank {rank} did not end after it went on" for rank in sorted(lost & silent)]
-            problems += [
-                f"rank {rank} said last: {self._printed[rank][-_LAST_LINES:] or 'nothing'}" for rank in sorted(lost)
-            ]
+            problems += [self._last_words(rank) for rank in sorted(lost)]
             ended |= lost
         for rank, reports in self._reports(silent, number).items():
             bad = [report for report in reports if report.error in ("", "Hang", "WrongResult")]
@@ -208,6 +206,12 @@ class Driver:
         self._measure(number)
         shutil.rmtree(self._folder / f"episode{number}", ignore_errors=True)
         return problems
+
+    def _last_words(self, rank: int) -> str:
+        process = self._processes[rank]
+        code = None if process is None else process.returncode
+        state = "runs" if code is None else f"ended with {code}"
+        return f"rank {rank} {state}; it said last: {self._printed[rank][-_LAST_LINES:] or 'nothing'}"
 
     def _measure(self, number: int) -> None:
         ranks = range(len(self._places))

@@ -30,8 +30,9 @@ class FalseClock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment."""
-        return {"LD_PRELOAD": os.fspath(self._library), "HOLMES_FALSE_CLOCK": os.fspath(self._file)}
+        """What a process needs in its environment; what is preloaded here already (a sanitizer) stays the first."""
+        libraries = [*os.environ.get("LD_PRELOAD", "").split(), os.fspath(self._library)]
+        return {"LD_PRELOAD": " ".join(libraries), "HOLMES_FALSE_CLOCK": os.fspath(self._file)}
 
     def set(self, offset_s: int) -> None:
         """How many whole seconds the clock is ahead of the true one."""

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 #: Of these, a process must hold as many after an episode as after its first ones.
 COUNTED = ("descriptors", "threads", "shared_memory_maps", "shm_names", "processes", "namespaces")
-#: Memory may grow by so much from the second quarter of a long life to its last one: allocators keep what was freed.
+#: Memory may grow by so much from the second quarter of a long life to its last one: freed pieces of pages are kept.
 RSS_SLACK_BYTES = 8 << 20
 _WARM_UP = 3
 _LONG_LIFE = 100  # episodes; before, arenas and the records of the last failures still fill
 _SETTLE_S = 2.0  # how long ended communicators may take to close: their I/O thread does it
 
 
+class _Malloc(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
+    GIVEN_OUT, MAPPED = "field7", "field4"  # uordblks, hblkhd
+
+
+def _allocated() -> dict[str, int]:
+    """Bytes that malloc has given out, and blocks of Python; gives back to the system what is free. glibc only."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return {}
+    libc.malloc_trim(0)
+    libc.mallinfo2.restype = _Malloc
+    info = libc.mallinfo2()
+    given_out = getattr(info, info.GIVEN_OUT) + getattr(info, info.MAPPED)
+    return {"malloc_bytes": given_out, "python_blocks": sys.getallocatedblocks()}
+
+
 def own_use() -> dict[str, int]:
-    """Descriptors, threads, mappings of shared memory, names in /dev/shm, and resident bytes of this process."""
+    """Descriptors, threads, mappings of shared memory, names in /dev/shm, and memory of this process."""
+    allocated = _allocated()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     maps = Path("/proc/self/maps").read_text().splitlines()
     return {
@@ -27,6 +49,7 @@ def own_use() -> dict[str, int]:
         "shared_memory_maps": sum("memfd:holmes" in line for line in maps),
         "shm_names": len(os.listdir("/dev/shm")),
         "rss_bytes": int(status["VmRSS"].split()[0]) * 1024,
+        **allocated,
     }
 
 

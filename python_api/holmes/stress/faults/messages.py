@@ -14,7 +14,7 @@ from typing import Any
 #: A rank that gets it prints the stacks of its Python threads.
 STACKS_SIGNAL = signal.SIGUSR2
 _MARK = "@holmes-stress "
-_MAX_TEXT = 1800  # a line of less than 4 KiB is written to a pipe in one piece
+_MAX_TEXT = 900  # of three groups: a line of less than 4 KiB is written to a pipe in one piece
 _lock = threading.Lock()
 
 

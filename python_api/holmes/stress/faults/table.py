@@ -127,17 +127,18 @@ class SoakResult:
 
 
 def _text(what: str, span: Mapping[str, int]) -> str:
-    unit = 2**20 if what == "rss_bytes" else 1
+    unit = 2**20 if what.endswith("_bytes") else 1
     text = ", ".join(f"{span[when] / unit:.0f}" for when in ("first", "max", "last"))
     return text + (" MiB" if unit > 1 else "")
 
 
 def _span(uses: list[Mapping[str, int]]) -> dict[str, Any]:
-    """First, largest and last of each count."""
+    """First, largest and last of each count, and its course: at every tenth of the process's life."""
     if not uses:
         return {}
     spans: dict[str, Any] = {"episodes": len(uses)}
     for what in uses[0]:
         values = [use[what] for use in uses]
-        spans[what] = {"first": values[0], "max": max(values), "last": values[-1]}
+        course = [values[(len(values) - 1) * tenth // 10] for tenth in range(11)]
+        spans[what] = {"first": values[0], "max": max(values), "last": values[-1], "course": course}
     return spans

@@ -142,6 +142,7 @@ class Worker:
 
 def main() -> None:
     """Serves until told to quit."""
+    faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL)
     folder, first_command = sys.argv[1], int(sys.argv[2])
     Worker(FolderStore(folder), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), first_command).serve()
