@@ -182,6 +182,21 @@ while time.perf_counter() - start < 1.2:
 """
 
 
+# Takes 20 MB, then more than its buffers may hold already; each read within 5 s.
+_COUNTER = """
+import socket, sys
+with socket.create_server((sys.argv[1], 7777)) as server:
+    server.settimeout(10)
+    print("listening")
+    taker = server.accept()[0]
+taker.settimeout(5)
+for goal, done in ((20_000_000, "full"), (10_000_000, "enough")):
+    while goal > 0:
+        goal -= len(taker.recv(1 << 16))
+    print(done)
+"""
+
+
 def _bandwidth_bits_per_s(session: TestbedSession, sender: str, receiver: str, nic: str) -> float:
     address = str(session.spec.node(receiver).nic(nic).address.ip)
     sink = session.spawn(receiver, [PYTHON, "-c", _RECEIVER, address])
@@ -211,6 +226,20 @@ def test_rate_and_state_change_during_a_run() -> None:
         assert "111" in _dial(session, "a0", address)
         with pytest.raises(SpecError, match="node a0 has no NIC 'ib7'; it has eth0"):
             session.set_link("a0", "ib7", up=False)
+
+
+@needs_namespaces
+def test_a_full_link_that_becomes_slow_goes_on() -> None:
+    """What waits in its queue was made for the larger bucket of the faster link."""
+    pump = "import socket, sys\nwith socket.create_connection((sys.argv[1], 7777)) as s:\n while True: s.send(bytes(1 << 20))"
+    with Testbed("pair").session() as session:
+        address = str(session.spec.node("a1").nic("eth0").address.ip)
+        sink = session.spawn("a1", [PYTHON, "-uc", _COUNTER, address])
+        sink.wait_for_line("listening", 5)
+        session.spawn("a0", [PYTHON, "-c", pump, address])
+        sink.wait_for_line("full", 10)
+        session.set_rate("a0", "eth0", 0.04)
+        assert sink.wait(15) == 0, f"the link carries nothing any more: {sink.lines}"
 
 
 # Failures and teardown

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from holmes.testbed.errors import SpecError
@@ -26,6 +26,8 @@ _MIN_BURST_BYTES = 16384
 # does itself. The bucket counts each wire packet's headers too.
 _SUPER_PACKET_SHARE = 0.9
 _MAX_SUPER_PACKET_BYTES = 65536
+# Super-packets that already wait when a bucket becomes smaller than they are would stop the link for good.
+_CHANGED_BURST_BYTES = round(_MAX_SUPER_PACKET_BYTES / _SUPER_PACKET_SHARE)
 
 _SET_HOSTNAME = "import socket, sys; socket.sethostname(sys.argv[1])"
 # A container may forbid mounting sysfs; the old one then shows the outer machine's NICs, which is harmless.
@@ -92,11 +94,14 @@ def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
     where = spec.node(node)
     link = where.nic(nic)
     purpose, tc = f"set the rate of {node}'s {nic}", ["tc", "-batch", "-"]
+    queue_ms = spec.networks[link.network].queue_ms
+
+    def limit(device: str) -> str:
+        return _limit(device, rate_gbps, queue_ms, max(_burst_bytes(rate_gbps), _CHANGED_BURST_BYTES))
+
     return [
-        Step(purpose, tc, _shape(_port(spec, where, link), replace(link, rate_gbps=rate_gbps), spec)),
-        Step(
-            purpose, ["nsenter", f"--net=/run/netns/{node}", *tc], _shape(nic, replace(link, rate_gbps=rate_gbps), spec)
-        ),
+        Step(purpose, tc, limit(_port(spec, where, link))),
+        Step(purpose, ["nsenter", f"--net=/run/netns/{node}", *tc], limit(nic)),
         Step(
             purpose,
             ["nsenter", f"--net=/run/netns/{node}", "ip", "-batch", "-"],
@@ -141,7 +146,8 @@ def _uplink_shapes(spec: Spec, index: int) -> list[str]:
     if not network.uplink_gbps:
         return []
     ends = [end for uplink in _uplinks(spec, index) for end in uplink]
-    return [_limit(end, network.uplink_gbps, network.queue_ms) for end in ends]
+    burst_bytes = _burst_bytes(network.uplink_gbps)
+    return [_limit(end, network.uplink_gbps, network.queue_ms, burst_bytes) for end in ends]
 
 
 def _links(spec: Spec, node: Node) -> list[str]:
@@ -162,12 +168,11 @@ def _links(spec: Spec, node: Node) -> list[str]:
 
 def _shape(device: str, nic: Nic, spec: Spec) -> str:
     assert nic.rate_gbps is not None, "an unlimited link has no shape"
-    return _limit(device, nic.rate_gbps, spec.networks[nic.network].queue_ms)
+    return _limit(device, nic.rate_gbps, spec.networks[nic.network].queue_ms, _burst_bytes(nic.rate_gbps))
 
 
-def _limit(device: str, rate_gbps: float, queue_ms: float) -> str:
+def _limit(device: str, rate_gbps: float, queue_ms: float, burst_bytes: int) -> str:
     rate_bits_per_s, queue_us = round(rate_gbps * 1e9), round(queue_ms * 1000)
-    burst_bytes = _burst_bytes(rate_gbps)
     return f"qdisc replace dev {device} root tbf rate {rate_bits_per_s}bit burst {burst_bytes} latency {queue_us}us"
 
 
