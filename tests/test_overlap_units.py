@@ -15,7 +15,7 @@ import holmes  # noqa: E402
 from holmes.overlap.buckets import ParameterSize, lay_out  # noqa: E402
 from holmes.overlap.link import SMALLEST_BYTES, TAIL_SHARE, bucket_bytes_from  # noqa: E402
 from holmes.overlap.report import union_s  # noqa: E402
-from holmes.overlap.schedule import OBSERVED_STEPS, BackwardBudget, gather_order  # noqa: E402
+from holmes.overlap.schedule import OBSERVED_STEPS, BucketTimes, StepObserver, gather_order  # noqa: E402
 from holmes.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer  # noqa: E402
 
 sizes = st.lists(
@@ -92,22 +92,35 @@ def test_bucket_size_follows_the_link():
     assert bucket_bytes_from(1e-2, 1e10, total) == total * TAIL_SHARE
 
 
-def ended(kind, bucket, taken_s):
-    return Transfer(kind, bucket, 4, submitted_s=10.0, work=None, ended_s=10.0 + taken_s), 10.0
+def order_of(ready, reduce_ns, gather_ns):
+    return gather_order([BucketTimes(at, reduce_ns, gather_ns) for at in ready], range(len(ready) - 1, -1, -1))
 
 
-def test_gathers_start_early_only_as_far_as_the_link_is_idle():
-    budget = BackwardBudget()
-    for _ in range(OBSERVED_STEPS):
-        assert not budget.is_full
-        budget.observe(2.0, [ended(REDUCE_SCATTER, 0, 1.0), *(ended(ALL_GATHER, b, 0.25) for b in range(8))])
-    assert budget.is_full
-    assert budget.early_gathers(8) == 3
-    assert gather_order(3, [7, 6, 5, 4, 3, 2, 1, 0]) == [0, 1, 2, 7, 6, 5, 4, 3]
-    busy = BackwardBudget()
-    for _ in range(OBSERVED_STEPS):
-        busy.observe(1.0, [ended(REDUCE_SCATTER, 0, 1.0), ended(ALL_GATHER, 0, 0.1)])
-    assert busy.early_gathers(8) == 0
+def test_gathers_fill_the_link_where_backward_leaves_it_idle():
+    assert order_of([0, 100, 200, 300], 40, 40) == [0, 1, 2, 3]  # each before the next gradients are complete
+    assert order_of([0, 100, 200, 300], 80, 80) == [0, 3, 2, 1]  # only the first; forward needs the last bucket first
+    assert order_of([0, 0, 0, 0], 10, 10) == [3, 2, 1, 0]  # never idle
+    # Of two that are there the one of the later bucket, and no more than one until the next gradients.
+    assert order_of([0, 0, 100, 100, 200, 200], 30, 40) == [1, 3, 5, 4, 2, 0]
+
+
+def transfer(kind, bucket, submitted_s, start_s, ended_s):
+    return Transfer(kind, bucket, 4, submitted_s=submitted_s, work=None, ended_s=ended_s), start_s
+
+
+def test_the_first_step_is_not_counted_and_the_others_give_medians():
+    observer = StepObserver(2)
+    for step in range(OBSERVED_STEPS):
+        assert not observer.is_full
+        slow = 9.0 if step == 0 else 0.0
+        reduces = [
+            transfer(REDUCE_SCATTER, 0, 10.0, 10.0, 11.0),
+            transfer(REDUCE_SCATTER, 1, 10.5 + slow, 11.0, 13.0 + slow),
+        ]
+        gathers = [transfer(ALL_GATHER, b, 1.0, 2.0, 2.5 + slow) for b in range(2)] if step else []
+        observer.observe([row for row, _ in reduces], reduces + gathers)
+    assert observer.is_full
+    assert observer.times() == [BucketTimes(0, 10**9, 5 * 10**8), BucketTimes(5 * 10**8, 2 * 10**9, 5 * 10**8)]
 
 
 def test_union_counts_overlaps_once():

@@ -23,7 +23,7 @@ from holmes.overlap.parameters import as_groups, as_modules, trained_parameters
 from holmes.overlap.pending import PendingState
 from holmes.overlap.report import StepReport, make_report
 from holmes.overlap.runtime import Runtime, make_layout
-from holmes.overlap.schedule import BackwardBudget, gather_order
+from holmes.overlap.schedule import BucketTimes, StepObserver, gather_order
 from holmes.overlap.shards import with_fused
 from holmes.overlap.small_step import small_step
 from holmes.overlap.timeline import Timeline
@@ -111,7 +111,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps = 0
         self._step_ended_s = time.monotonic()
         self._is_holding = False  # inside no_sync
-        self._budget: BackwardBudget | None = None  # until the order of the all-gathers is fixed
+        self._observer: StepObserver | None = None  # until the order of the all-gathers is fixed
         self._record = UsageRecord()
         self._recorded_accumulation = accumulation_steps or 1
         self._runtime: Runtime | None = None
@@ -134,7 +134,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_frozen()
         runtime = self._runtime or self._lay_out()
-        backward_ended_s = time.monotonic()
         runtime.reducer.finish()
         if self._clipped is None:
             runtime.step_rest()
@@ -144,10 +143,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         runtime.end_step()
         self._steps += 1
         ended = self._report()
-        if self._budget is not None:
-            self._budget.observe(backward_ended_s - reduced[0].submitted_s, [row for _, rows in ended for row in rows])
-            if self._budget.is_full:
-                self._fix_gather_order(runtime, self._budget)
+        if self._observer is not None:
+            self._observer.observe(reduced, [row for _, rows in ended for row in rows])
+            if self._observer.is_full:
+                self._fix_gather_order(runtime, self._observer)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -294,12 +293,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._step_in_backward:
             self._runtime.step_arrived()
 
-    def _fix_gather_order(self, runtime: Runtime, budget: BackwardBudget) -> None:
-        """Collective. As many all-gathers start during backward as fit on every rank."""
-        fits = budget.early_gathers(len(runtime.storages))
-        ((fewest,),) = agree(self._reduce_lane.group, [[-fits]], self._device)
-        runtime.gatherer.order = gather_order(-fewest, runtime.layout.forward_order)
-        self._budget = None
+    def _fix_gather_order(self, runtime: Runtime, observer: StepObserver) -> None:
+        """Collective. Plans with the slowest rank's compute and the collectives' own time, without waits for ranks."""
+        rows = [[t.ready_ns, -t.reduce_ns, -t.gather_ns] for t in observer.times()]
+        agreed = agree(self._reduce_lane.group, rows, self._device)
+        times = [BucketTimes(ready, -reduce, -gather) for ready, reduce, gather in agreed]
+        runtime.gatherer.order = gather_order(times, runtime.layout.forward_order)
+        self._observer = None
 
     def _check_frozen(self) -> None:
         for parameter in self._untrained:
@@ -352,5 +352,5 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._pending = None
         self._hooks.stop_recording()
         if self._step_in_backward and self._gather_lane is not self._reduce_lane:
-            self._budget = BackwardBudget()
+            self._observer = StepObserver(len(layout.buckets))
         return self._runtime

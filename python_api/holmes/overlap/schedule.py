@@ -1,56 +1,84 @@
-"""Schedule: how many all-gathers start during backward, from what the first steps measured."""
+"""Schedule: the order of the all-gathers, planned from what the first steps measured."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from holmes.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer
 
 OBSERVED_STEPS = 4  # the first of them, which backward did not overlap, is not used
-_USED_SHARE = 0.9  # of the time that the link stood idle
+_MARGIN = 1.1  # of an all-gather's time: it shares the link with the reduce-scatters of the backward pass
 
 
-class BackwardBudget:
-    """Backward leaves the link idle where its reduce-scatters take less time than it does; all-gathers fit in there.
+@dataclass(frozen=True)
+class BucketTimes:
+    """Of one bucket: when its gradients are complete, counted from those of the first bucket, and what its collectives
+    take. Nanoseconds."""
 
-    Backward takes about twice as long as forward, and both carry the same bytes: without this the all-gathers are what
-    stays exposed. Not thread-safe.
-    """
+    ready_ns: int
+    reduce_ns: int
+    gather_ns: int
 
-    def __init__(self) -> None:
-        self._idle_s: list[float] = []
-        self._gather_s: dict[int, list[float]] = {}
+
+class StepObserver:
+    """Gathers the times of each bucket over a few steps whose all-gathers all ran after backward. Not thread-safe."""
+
+    def __init__(self, buckets: int) -> None:
+        self._ready_s: list[list[float]] = [[] for _ in range(buckets)]
+        self._taken_s: dict[str, list[list[float]]] = {
+            kind: [[] for _ in range(buckets)] for kind in (REDUCE_SCATTER, ALL_GATHER)
+        }
+        self._steps = 0
 
     @property
     def is_full(self) -> bool:
         """Whether enough steps were observed."""
-        return len(self._idle_s) >= OBSERVED_STEPS
+        return self._steps >= OBSERVED_STEPS
 
-    def observe(self, backward_s: float, ended: Sequence[tuple[Transfer, float]]) -> None:
-        """One step without early all-gathers. Seconds from the first reduce-scatter's start to the end of backward, and
-        the transfers that ended in the step, with the times they began to run."""
-        taken = [(transfer, (transfer.ended_s or start_s) - start_s) for transfer, start_s in ended]
-        self._idle_s.append(backward_s - sum(taken_s for transfer, taken_s in taken if transfer.kind == REDUCE_SCATTER))
-        if len(self._idle_s) == 1:
+    def observe(self, reduced: Sequence[Transfer], ended: Sequence[tuple[Transfer, float]]) -> None:
+        """One step: its reduce-scatters in order, and all transfers that ended in it with the times they began to run."""
+        self._steps += 1
+        if self._steps == 1:
             return
-        for transfer, taken_s in taken:
-            if transfer.kind == ALL_GATHER:
-                self._gather_s.setdefault(transfer.bucket, []).append(taken_s)
+        for transfer in reduced:
+            self._ready_s[transfer.bucket].append(transfer.submitted_s - reduced[0].submitted_s)
+        for transfer, start_s in ended:
+            if transfer.kind in self._taken_s:
+                self._taken_s[transfer.kind][transfer.bucket].append((transfer.ended_s or start_s) - start_s)
 
-    def early_gathers(self, buckets: int) -> int:
-        """How many of the first buckets (in the order of backward) fit; at most all but the last."""
-        if len(self._idle_s) < 2 or not self._gather_s:
-            return 0
-        left_s = statistics.median(self._idle_s[1:]) * _USED_SHARE
-        longest_s = max(max(taken) for taken in self._gather_s.values())
-        for bucket in range(buckets - 1):
-            left_s -= statistics.median(self._gather_s.get(bucket, [longest_s]))
-            if left_s < 0:
-                return bucket
-        return max(buckets - 1, 0)
+    def times(self) -> list[BucketTimes]:
+        """The medians."""
+        rows = (self._ready_s, self._taken_s[REDUCE_SCATTER], self._taken_s[ALL_GATHER])
+        return [
+            BucketTimes(*(round(statistics.median(row[bucket] or [0.0]) * 1e9) for row in rows))
+            for bucket in range(len(self._ready_s))
+        ]
 
 
-def gather_order(early: int, forward_order: Sequence[int]) -> list[int]:
-    """The first `early` buckets as backward completes them, then the others as forward needs them."""
-    return [*range(early), *(bucket for bucket in forward_order if bucket >= early)]
+def gather_order(times: Sequence[BucketTimes], forward_order: Sequence[int]) -> list[int]:
+    """The order in which the all-gathers start, the same on every rank where `times` (by bucket, in the order of
+    backward) are.
+
+    One link carries everything. A reduce-scatter goes first: what it belongs to is needed sooner than all that was
+    reduced before it. Where the link would stand idle until the next one is ready, it carries the all-gather, of those
+    whose reduce-scatter has ended, that forward needs first ("earliest deadline first"). So every part of the model has
+    some of its parameters before forward begins, and the rest keeps ahead of it: were the first buckets of backward
+    (the last of forward) gathered whole, forward would begin with all the others still to come.
+    """
+    place = {bucket: position for position, bucket in enumerate(forward_order)}
+    reduced: list[int] = []  # and not gathered yet
+    order: list[int] = []
+    now_ns, following = 0.0, 0
+    while len(order) < len(times):
+        if following < len(times) and (times[following].ready_ns <= now_ns or not reduced):
+            now_ns = max(now_ns, times[following].ready_ns) + times[following].reduce_ns
+            reduced.append(following)
+            following += 1
+        else:
+            bucket = min(reduced, key=place.__getitem__)
+            reduced.remove(bucket)
+            order.append(bucket)
+            now_ns += _MARGIN * times[bucket].gather_ns
+    return order
