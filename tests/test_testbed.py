@@ -231,7 +231,11 @@ def test_rate_and_state_change_during_a_run() -> None:
 @needs_namespaces
 def test_a_full_link_that_becomes_slow_goes_on() -> None:
     """What waits in its queue was made for the larger bucket of the faster link."""
-    pump = "import socket, sys\nwith socket.create_connection((sys.argv[1], 7777)) as s:\n while True: s.send(bytes(1 << 20))"
+    pump = (
+        "import socket, sys\n"
+        "link = socket.create_connection((sys.argv[1], 7777))\n"
+        "while True: link.send(bytes(1 << 20))"
+    )
     with Testbed("pair").session() as session:
         address = str(session.spec.node("a1").nic("eth0").address.ip)
         sink = session.spawn("a1", [PYTHON, "-uc", _COUNTER, address])

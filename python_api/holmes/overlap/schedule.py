@@ -38,7 +38,7 @@ class StepObserver:
         return self._steps >= OBSERVED_STEPS
 
     def observe(self, reduced: Sequence[Transfer], ended: Sequence[tuple[Transfer, float]]) -> None:
-        """One step: its reduce-scatters in order, and all transfers that ended in it with the times they began to run."""
+        """One step: its reduce-scatters in order, and what ended in it with the times at which it began to run."""
         self._steps += 1
         if self._steps == 1:
             return
