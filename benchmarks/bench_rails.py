@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from timed_call import timed_call
 
 import holmes_comm
 
@@ -53,25 +54,6 @@ def _size_bytes(text: str) -> int:
 # --- a rank ---
 
 
-def _call(comm: Any, operation: str, data: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> float:
-    """One call between barriers; returns its seconds."""
-    comm.barrier()
-    start_s = time.perf_counter()
-    if operation == "all_reduce":
-        comm.all_reduce(data)
-    elif operation == "reduce_scatter":
-        comm.reduce_scatter(part, data)
-    elif operation == "all_gather":
-        comm.all_gather(data, part)
-    elif comm.rank == 0:
-        comm.send(data, 1)
-        comm.recv(part[:1], 1)  # until it is there
-    else:
-        comm.recv(data, 0)
-        comm.send(part[:1], 0)
-    return time.perf_counter() - start_s
-
-
 def _compare(store: Any, rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of operation, size, seconds with the first and with the second selection."""
     comms = [
@@ -88,7 +70,7 @@ def _compare(store: Any, rank: int, job: dict[str, Any]) -> list[dict[str, Any]]
             for number in range(job["rounds"] + 1):
                 data.fill(1)
                 for times, comm in zip(times_s, comms, strict=True):
-                    elapsed_s = _call(comm, operation, data, part)
+                    elapsed_s = timed_call(comm, operation, data, part)
                     slowest = np.array([elapsed_s])
                     comm.all_reduce(slowest, op="max")
                     if number > 0:  # the first warms up

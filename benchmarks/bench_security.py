@@ -26,6 +26,7 @@ from typing import Any
 
 import hostile_traffic as hostile
 import numpy as np
+from timed_call import timed_call
 
 import holmes_comm
 
@@ -48,23 +49,6 @@ _MOST_LOST = 0.1  # of the rate, under attack
 # --- a rank ---
 
 
-def _call(comm: Any, operation: str, data: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> float:
-    """One call between barriers; returns its seconds."""
-    comm.barrier()
-    start_s = time.perf_counter()
-    if operation == "all_reduce":
-        comm.all_reduce(data)
-    elif operation == "all_gather":
-        comm.all_gather(data, part)
-    elif comm.rank == 0:
-        comm.send(data, 1)
-        comm.recv(part[:1], 1)  # until it is there
-    else:
-        comm.recv(data, 0)
-        comm.send(part[:1], 0)
-    return time.perf_counter() - start_s
-
-
 def _compare_tls(rank: int, job: dict[str, Any]) -> dict[str, Any]:
     store = holmes_comm.TcpStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_server=rank == 0, secret=_SECRET
@@ -82,7 +66,7 @@ def _compare_tls(rank: int, job: dict[str, Any]) -> dict[str, Any]:
             for number in range(job["rounds"] + 1):
                 for tls, comm in comms.items():
                     data.fill(1)
-                    slowest = np.array([_call(comm, operation, data, part)])
+                    slowest = np.array([timed_call(comm, operation, data, part)])
                     wrong += int((data != (2 if operation == "all_reduce" else 1)).sum())
                     comm.all_reduce(slowest, op="max")
                     if number > 0:  # the first warms up

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <functional>
@@ -13,6 +14,7 @@
 
 #include "check.hpp"
 #include "holmes/bootstrap/mesh.hpp"
+#include "holmes/bootstrap/record.hpp"
 #include "holmes/core/env.hpp"
 
 namespace holmes::test {
@@ -20,6 +22,18 @@ namespace holmes::test {
 using namespace std::chrono_literals;
 
 inline constexpr std::size_t segment_bytes = 1 << 16;
+
+// As a rank "on host b1" writes it that accepts connections on this port of the loopback device.
+inline RankRecord record_of_other(std::uint16_t port) {
+  RankRecord record;
+  record.host = "b1";
+  record.machine = machine_identity();
+  record.user = std::to_string(::getuid());
+  record.shared_memory_bytes = segment_bytes;
+  record.transport = Transport::tcp;
+  record.rails = {{"lo", "127.0.0.1", port, port}};
+  return record;
+}
 
 struct Outcome {
   std::optional<Mesh> mesh;

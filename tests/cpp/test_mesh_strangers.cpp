@@ -30,14 +30,7 @@ void test_other_version() {
 void test_other_version_on_the_wire() {
   const auto store = make_local_store();
   const auto listener = listen_on_nic({"lo", "127.0.0.1"}, false, std::nullopt);
-  RankRecord record;
-  record.host = "b1";
-  record.machine = machine_identity();
-  record.user = std::to_string(::getuid());
-  record.shared_memory_bytes = segment_bytes;
-  record.transport = Transport::tcp;
-  const auto port = SocketAddress::local_of(listener.fd.get())->port();
-  record.rails = {{"lo", "127.0.0.1", port, port}};
+  RankRecord record = record_of_other(SocketAddress::local_of(listener.fd.get())->port());
   record.made_secret = "secret";
   store->set("world/rank/0", encode(record));
   std::jthread peer([&](const std::stop_token& stop) {

@@ -208,16 +208,9 @@ void test_no_openssl() {
 void test_stripped() {
   const auto store = make_local_store();
   const auto listener = listen_on_nic({"lo", "127.0.0.1"}, false, std::nullopt);
-  RankRecord record;
-  record.host = "b1";
-  record.machine = machine_identity();
-  record.user = std::to_string(::getuid());
-  record.shared_memory_bytes = segment_bytes;
-  record.transport = Transport::tcp;
+  RankRecord record = record_of_other(SocketAddress::local_of(listener.fd.get())->port());
   record.tls = TlsMode::all;
   record.has_secret = true;
-  const auto port = SocketAddress::local_of(listener.fd.get())->port();
-  record.rails = {{"lo", "127.0.0.1", port, port}};
   store->set("world/rank/0", encode(record));
   std::jthread peer([&](const std::stop_token& stop) {
     std::vector<UniqueFd> kept;
