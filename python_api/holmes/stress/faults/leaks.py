@@ -22,8 +22,8 @@ _SETTLE_S = 2.0  # how long ended communicators may take to close: their I/O thr
 class _Malloc(ctypes.Structure):
     """glibc's struct mallinfo2."""
 
-    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
-    GIVEN_OUT, MAPPED = "field7", "field4"  # uordblks, hblkhd
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
 
 
 def _allocated() -> dict[str, int]:
@@ -34,8 +34,7 @@ def _allocated() -> dict[str, int]:
     libc.malloc_trim(0)
     libc.mallinfo2.restype = _Malloc
     info = libc.mallinfo2()
-    given_out = getattr(info, info.GIVEN_OUT) + getattr(info, info.MAPPED)
-    return {"malloc_bytes": given_out, "python_blocks": sys.getallocatedblocks()}
+    return {"malloc_bytes": info.uordblks + info.hblkhd, "python_blocks": sys.getallocatedblocks()}
 
 
 def own_use() -> dict[str, int]:
