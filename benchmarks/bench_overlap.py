@@ -7,13 +7,14 @@
 Two ranks of a small GPT on the emulated testbed, one link shaped so that communication takes about as long as compute.
 The variants of a run take turns in the same processes (rounds of a few steps each); a step's time is the slower rank's,
 the table has medians. compute: forward, backward and the optimizer on half of the parameters, both ranks at once,
-nothing sent. communication: the same buckets' reduce-scatters and all-gathers, nothing computed. bound: the larger of
-the two. hidden: 1 - (step - compute) / communication, the same formula for all; all of the same run. calm: turns
-without other processes on the cores; where there is one, only those count.
+nothing sent but a step's last word, for which the faster rank waits, as in any synchronous step. communication: the
+same buckets' reduce-scatters and all-gathers, nothing computed. bound: the larger of the two. hidden: 1 - (step -
+compute) / communication, the same formula for all; all of the same run. calm: turns without other processes on the
+cores; where there is one, only those count.
 
-The ranks compute on all cores of a two-core machine, and moving bytes takes processor time too, the same for every
-byte. With accelerators the cores are free for that; here a slow link keeps its share small: hence 0.25 Gbit/s, and
-batches that take as long as it does. `--rate-gbps 1 --batch 16` shows the other end.
+Compute as on an accelerator: every linear layer takes its share of --pause-s without a processor, beside a small
+batch's real computation. `--pause-s 0 --batch 60` (writes overlap-cores.*) computes as long on the processors: with one
+thread per rank they fill a two-core machine, and what moves bytes takes its time from them.
 """
 
 import argparse
@@ -24,17 +25,16 @@ import time
 
 import torch
 import torch.distributed as dist
-from overlap_variants import Ours, Variant, make_variants
+from overlap_variants import Ours, PacedSettings, Variant, make_variants
 from shaped_pair import RESULTS, run_pair, write_results
 
 import holmes
 from holmes.demo.data import Batches
-from holmes.demo.settings import Settings
 
 HIDDEN_GOAL, BOUND_GOAL = 0.85, 1.15
 OURS = "DistributedOptimizer, holmes"
 CALM_CORES = 0.25  # turns in which other processes kept more cores busy count only where no turn was calm
-SETTINGS = ("batch", "sequence", "layers", "width", "rate_gbps", "bucket_bytes", "steps")
+SETTINGS = ("batch", "sequence", "layers", "width", "rate_gbps", "pause_s", "bucket_bytes", "steps")
 
 
 def communication_s(optimizer: holmes.DistributedOptimizer, rounds: int) -> float:
@@ -60,8 +60,12 @@ def communication_s(optimizer: holmes.DistributedOptimizer, rounds: int) -> floa
 
 def work(arguments) -> None:
     torch.set_num_threads(1)
-    settings = Settings(
-        layers=arguments.layers, width=arguments.width, sequence=arguments.sequence, global_batch=2 * arguments.batch
+    settings = PacedSettings(
+        layers=arguments.layers,
+        width=arguments.width,
+        sequence=arguments.sequence,
+        global_batch=2 * arguments.batch,
+        pause_s=arguments.pause_s,
     )
     dist.init_process_group("gloo")
     groups = {name: dist.new_group(backend=name) for name in ("holmes", "gloo")}
@@ -160,13 +164,13 @@ def goals_met(rows: list[dict]) -> bool:
     )
 
 
-def with_kept(rows: list[dict], settings: dict) -> list[dict]:
+def with_kept(name: str, rows: list[dict], settings: dict) -> list[dict]:
     """`rows` and those of the result file whose variants were not run now, where its settings are the same."""
-    if not (RESULTS / "overlap.json").exists():
+    if not (RESULTS / f"{name}.json").exists():
         return rows
-    kept = json.loads((RESULTS / "overlap.json").read_text())
+    kept = json.loads((RESULTS / f"{name}.json").read_text())
     if any(kept["settings"].get(key) != value for key, value in settings.items()):
-        raise SystemExit(f"--keep: overlap.json was measured with {kept['settings']}, not {settings}; run all again")
+        raise SystemExit(f"--keep: {name}.json was measured with {kept['settings']}, not {settings}; run all again")
     titles = [row["title"] for row in rows]
     return [*rows, *(row for row in kept["rows"] if row["title"] not in titles)]
 
@@ -175,11 +179,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default 5)")
     parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn (default 4)")
-    parser.add_argument("--batch", type=int, default=60, help="samples per rank (default 60)")
+    parser.add_argument("--batch", type=int, default=2, help="samples per rank (default 2)")
     parser.add_argument("--sequence", type=int, default=32)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--rate-gbps", type=float, default=0.25, help="of the link (default 0.25)")
+    parser.add_argument(
+        "--pause-s", type=float, default=0.85, help="of a step, spent without a processor (default 0.85)"
+    )
     parser.add_argument("--bucket-bytes", type=int, help="of DistributedOptimizer (default: from the measured link)")
     parser.add_argument("--only", nargs="*", help="these, besides ours: titles that hold one of the words")
     parser.add_argument("--trace", help="writes Chrome traces of three steps to TRACE-<rank>.json")
@@ -192,15 +199,16 @@ def main() -> int:
         return 0
     rows = run_pair(__file__, arguments.rate_gbps, timeout_s=900)["rows"]
     settings = {key: value for key, value in vars(arguments).items() if key in SETTINGS}
+    name = "overlap" if arguments.pause_s else "overlap-cores"
     if arguments.keep:
-        rows = with_kept(rows, settings)
+        rows = with_kept(name, rows, settings)
     text, met = table(rows), goals_met(rows)
     print(text)
     for row in rows:
         if "reported" in row:
             print(f"{row['title']}: {row['reported']['buckets']} buckets; {row['reported']['last']}")
     if not arguments.dry:
-        write_results(__file__, "overlap", "2 ranks", settings, text, {"rows": rows})
+        write_results(__file__, name, "2 ranks", settings, text, {"rows": rows})
     print("all goals met" if met else "a goal is missed")
     return 0 if met else 1
 

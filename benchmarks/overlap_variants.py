@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -15,12 +16,46 @@ from holmes.demo.model import Stage, loss_of
 from holmes.demo.settings import Settings
 
 
-class Variant:
-    """A way to train the model: `run(steps)` trains, `close()` waits for what is under way."""
+@dataclass(frozen=True)
+class PacedSettings(Settings):
+    """`pause_s`: what a step takes beside its computation without using a processor, as work of an accelerator does."""
 
-    def __init__(self, settings: Settings, batches: Batches, title: str) -> None:
+    pause_s: float = 0.0
+
+
+class Pause(torch.autograd.Function):
+    """The identity, which takes `pause_s` forward and twice that backward, and no processor."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, pause_s: float) -> torch.Tensor:
+        ctx.pause_s = pause_s
+        time.sleep(pause_s)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(2 * ctx.pause_s)
+        return gradient, None
+
+
+def pause_in(module: torch.nn.Module, pause_s: float) -> None:
+    """Spreads `pause_s` of a step over the linear layers by their parameters, as compute is."""
+    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+    total = sum(layer.weight.numel() for layer in layers)
+    for layer in layers:
+        forward_s = pause_s / 3 * layer.weight.numel() / total
+        layer.register_forward_hook(lambda _, inputs, output, s=forward_s: Pause.apply(output, s))
+
+
+class Variant:
+    """A way to train the model: `turn(steps)` trains; `settings.pause_s` is spread over the layers."""
+
+    def __init__(self, settings: PacedSettings, batches: Batches, title: str) -> None:
         self.title = title
-        self.model: torch.nn.Module = Stage(settings, batches.vocabulary, range(settings.layers))
+        model = Stage(settings, batches.vocabulary, range(settings.layers))
+        if settings.pause_s:
+            pause_in(model.blocks, settings.pause_s)
+        self.model: torch.nn.Module = model
         self.batches, self.share = batches, settings.global_batch // dist.get_world_size()
         self.optimizer: torch.optim.Optimizer
         self.step_number = 0
@@ -69,9 +104,17 @@ class Ours(Variant):
         self.reports.append(self.optimizer.last_report)
 
 
-def compute_alone(settings: Settings, batches: Batches, title: str) -> Variant:
-    """Nothing is sent, and the optimizer steps half of the elements, as a rank of two does where it is sharded."""
-    alone = Variant(settings, batches, title)
+class Alone(Variant):
+    """Sends nothing but the word that its step is done, for which the other rank waits, as in any synchronous step."""
+
+    def step(self) -> None:
+        super().step()
+        dist.barrier()
+
+
+def compute_alone(settings: PacedSettings, batches: Batches, title: str) -> Variant:
+    """The optimizer steps half of the elements, as a rank of two does where it is sharded."""
+    alone = Alone(settings, batches, title)
     parameters, half = sorted(alone.model.parameters(), key=torch.Tensor.numel, reverse=True), []
     total = sum(p.numel() for p in parameters)
     for parameter in parameters:
@@ -82,14 +125,14 @@ def compute_alone(settings: Settings, batches: Batches, title: str) -> Variant:
     return alone
 
 
-def ddp(settings: Settings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
+def ddp(settings: PacedSettings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
     variant = Variant(settings, batches, title)
     variant.model = DistributedDataParallel(variant.model, process_group=group, gradient_as_bucket_view=True)
     variant.adam(variant.model.parameters())
     return variant
 
 
-def zero(settings: Settings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
+def zero(settings: PacedSettings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     variant = ddp(settings, batches, title, group)
@@ -99,7 +142,7 @@ def zero(settings: Settings, batches: Batches, title: str, group: dist.ProcessGr
     return variant
 
 
-def fsdp(settings: Settings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
+def fsdp(settings: PacedSettings, batches: Batches, title: str, group: dist.ProcessGroup) -> Variant:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 

@@ -12,7 +12,10 @@ from holmes.overlap.transfers import Lane, Transfer
 
 
 class Gatherer:
-    """Starts all-gathers in the fixed order `order`, the same on every rank. Not thread-safe."""
+    """Starts all-gathers in the order `order`, the same on every rank, once each between two `end_step`.
+
+    Not thread-safe.
+    """
 
     def __init__(self, storages: Sequence[BucketStorage], order: Sequence[int], lane: Lane) -> None:
         if sorted(order) != list(range(len(storages))):
@@ -21,21 +24,47 @@ class Gatherer:
         self.order = list(order)
         self._storages = storages
         self._stepped: set[int] = set()
+        self._turns = list(order)  # of this step
         self._next = 0
         self._under_way: dict[int, Transfer] = {}
 
     def stepped(self, bucket: int) -> None:
-        """This rank's shard of `bucket` is new: starts its all-gather, after those before it in the order."""
+        """This rank's shard of `bucket` is new."""
         self._stepped.add(bucket)
-        while self._next < len(self.order) and self.order[self._next] in self._stepped:
-            started = self.order[self._next]
-            storage = self._storages[started]
-            self._under_way[started] = self.lane.all_gather(started, storage.values, storage.value_shard)
-            self._next += 1
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether the all-gather that is next in the order can start."""
+        return self._next < len(self._turns) and self._turns[self._next] in self._stepped
+
+    @property
+    def started(self) -> int:
+        """How many have started in this step."""
+        return self._next
+
+    def reorder(self, first: int, order: Sequence[int]) -> None:
+        """In this step the turns from the one numbered `first` on are as in `order`, of all buckets."""
+        assert first >= self._next
+        rest = set(self._turns[first:])
+        self._turns[first:] = [bucket for bucket in order if bucket in rest]
+
+    def start_next(self) -> Transfer:
+        """Starts the all-gather that is next in the order, which must be ready."""
+        bucket = self._turns[self._next]
+        storage = self._storages[bucket]
+        self._under_way[bucket] = transfer = self.lane.all_gather(bucket, storage.values, storage.value_shard)
+        self._next += 1
+        return transfer
+
+    def start_ready(self) -> None:
+        """Starts all that the order allows."""
+        while self.has_ready:
+            self.start_next()
 
     def end_step(self) -> None:
         """All buckets have stepped, or none."""
-        assert self._next in (0, len(self.order)), "an all-gather was not started"
+        assert self._next in (0, len(self._turns)), "an all-gather was not started"
+        self._turns = list(self.order)
         self._next = 0
         self._stepped.clear()
 

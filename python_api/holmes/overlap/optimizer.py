@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,7 +135,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_frozen()
         runtime = self._runtime or self._lay_out()
-        runtime.reducer.finish()
+        runtime.finish_backward()
         if self._clipped is None:
             runtime.step_rest()
         else:
@@ -213,7 +214,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.synchronize()
         self._hooks.remove()
         if self._runtime is not None:
-            self._runtime.gate.remove()
+            self._runtime.close()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only the constructor adds groups: the layout is fixed. Raises ValueError afterwards."""
@@ -347,6 +348,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             (self._optimizer_class, self._arguments, self.param_groups),
             self.timeline,
         )
+        weakref.finalize(self, self._runtime.stop)
         if self._pending is not None and self._pending.is_loaded:
             self._pending.distribute(self._runtime.shards)
         self._pending = None

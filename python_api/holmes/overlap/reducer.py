@@ -63,14 +63,18 @@ class Reducer:
             self._start()
         return len(self.transfers) > before
 
-    def finish(self) -> None:
-        """Collective. Backward is over: starts what is left, and tells the others which parameters had no gradient."""
+    def finish(self, gathered: int) -> None:
+        """Collective. Backward is over: starts what is left, and tells the others which parameters had no gradient.
+
+        `gathered`: all-gathers that this rank has started, for `most_gathered`.
+        """
         while len(self.transfers) < len(self._storages):
             self._start()
         if self.lane.size > 1:
             if self._flags_transfer is not None:
                 self._flags_transfer.wait()  # of an earlier step: raises what went wrong there
-            flags = torch.ones(len(self._trained), dtype=torch.uint8, device=self._storages[0].values.device)
+            flags = torch.ones(len(self._trained) + 1, dtype=torch.int32, device=self._storages[0].values.device)
+            flags[-1] = gathered
             if self._missing:
                 flags[sorted(self._missing)] = 0
             self._flags = flags
@@ -80,11 +84,13 @@ class Reducer:
         """Parameters of `bucket` without gradient on any rank. After `finish`; waits only if one is missing here."""
         candidates = {slot.parameter for slot in self._storages[bucket].bucket.slots} & self._missing
         if candidates and self._flags_transfer is not None:
-            self._flags_transfer.wait()
-            assert self._flags is not None
-            flags = self._flags.tolist()
+            flags = self._agreed_flags()
             candidates = {index for index in candidates if not flags[index]}
         return frozenset(candidates)
+
+    def most_gathered(self) -> int:
+        """The largest `gathered` of all ranks. After `finish`; waits for them."""
+        return int(self._agreed_flags()[-1])
 
     def reset(self) -> None:
         """Ends the step: waits for what is under way and forgets the gradients."""
@@ -96,6 +102,13 @@ class Reducer:
             storage.clear()
             self._unready[bucket] = len(storage.bucket.slots)
         self._seen = [0] * len(self._trained)
+
+    def _agreed_flags(self) -> list[int]:
+        assert self._flags_transfer is not None
+        assert self._flags is not None
+        self._flags_transfer.wait()
+        flags: list[int] = self._flags.tolist()
+        return flags
 
     def _start(self) -> None:
         bucket = len(self.transfers)

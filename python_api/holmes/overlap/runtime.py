@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from holmes.overlap.background import BackgroundSteps
 from holmes.overlap.buckets import Bucket, ParameterSize, lay_out
 from holmes.overlap.gatherer import ForwardGate, Gatherer
 from holmes.overlap.parameters import Trained
@@ -82,29 +83,71 @@ class Runtime:
         )
         self._homeless = sorted({bucket_of[index] for index in layout.needs.homeless})
         self._timeline = timeline
-        self._stepped = 0  # buckets that stepped in this step
+        self._stepped = 0  # buckets that stepped in this step, the background's not counted before its end
+        # One lane would have to carry both kinds in one order; a GPU's streams wait by themselves.
+        self._has_background = reduce_lane is not gather_lane and tensors[0].device.type == "cpu"
+        self._background: BackgroundSteps | None = None
 
     @property
     def has_stepped(self) -> bool:
-        """Whether shards of the current step have already been updated."""
-        return self._stepped > 0
+        """Whether shards of the current step have already been updated, or may be at any time."""
+        return self._stepped > 0 or self._background is not None
 
     def step_arrived(self) -> None:
-        """Steps the shards whose reduce-scatter has ended; never blocks."""
+        """Sees to it that the shards step whose reduce-scatters have started; never blocks."""
         transfers = self.reducer.transfers
+        if self._has_background:
+            if transfers and self._background is None:
+                self._background = BackgroundSteps(self._step_early, self.gatherer)
+            while self._background is not None and self._background.handed_over < len(transfers):
+                self._background.hand_over(transfers[self._background.handed_over])
+            return
         while self._stepped < len(transfers) and transfers[self._stepped].is_done():
-            self._step_next(lambda bucket: frozenset())
+            self._step_early(self._stepped)
+            self._stepped += 1
+            self.gatherer.start_ready()
+
+    def finish_backward(self) -> None:
+        """Collective. Backward is over: starts all reduce-scatters that have not started."""
+        if self._background is not None:
+            self._background.hold_gathers()
+        self.reducer.finish(self.gatherer.started)
 
     def step_rest(self) -> None:
-        """After `reducer.finish`: steps all other shards as their reduce-scatters end."""
+        """After `finish_backward`: steps all other shards as their reduce-scatters end.
+
+        All-gathers that no rank has started are no longer early: they start as forward needs them.
+        """
+        if self._background is not None:
+            background, self._background = self._background, None
+            self._stepped = background.handed_over
+            background.finish()
+        if self._has_background:
+            self.gatherer.reorder(self.reducer.most_gathered(), self.layout.forward_order)
+            self.gatherer.start_ready()
         while self._stepped < len(self.storages):
-            self.reducer.transfers[self._stepped].wait()
-            self._step_next(self.reducer.unused)
+            bucket = self._stepped
+            self.reducer.transfers[bucket].wait()
+            gradients = self.shards[bucket].gradients(self.reducer.lane.divisor)
+            self._step(bucket, gradients, self.reducer.unused(bucket))
+            self._stepped += 1
+            self.gatherer.start_ready()
+
+    def stop(self) -> None:
+        """Local. A step that has begun will not be ended; never blocks."""
+        if self._background is not None:
+            self._background.stop()
+
+    def close(self) -> None:
+        """Local. Lets go of the model."""
+        self.stop()
+        self.gate.remove()
 
     def step_all(self, gradients: Sequence[Sequence[torch.Tensor]]) -> None:
         """After all reduce-scatters: steps every shard with the gradients given, in the order that forward needs."""
         for bucket in self.gatherer.order:
             self._step(bucket, gradients[bucket], self.reducer.unused(bucket))
+            self.gatherer.start_ready()
 
     def end_step(self) -> None:
         """Collective. Forgets the gradients; waits for parameters that no module's forward would wait for."""
@@ -113,12 +156,11 @@ class Runtime:
         self._stepped = 0
         self.gatherer.wait(self._homeless)
 
-    def _step_next(self, unused: Callable[[int], Collection[int]]) -> None:
-        bucket = self._stepped
-        self._step(bucket, self.shards[bucket].gradients(self.reducer.lane.divisor), unused(bucket))
-        self._stepped += 1
+    def _step_early(self, bucket: int) -> None:
+        """Before backward ends: only the buckets whose every parameter has its gradient have been sent."""
+        self._step(bucket, self.shards[bucket].gradients(self.reducer.lane.divisor), ())
 
     def _step(self, bucket: int, gradients: Sequence[torch.Tensor], unused: Collection[int]) -> None:
-        with torch.no_grad(), self._timeline.span("compute", f"optimizer {bucket}"):
+        with torch.no_grad(), self._timeline.span("optimizer", f"optimizer {bucket}"):
             self.shards[bucket].step(gradients, unused)
         self.gatherer.stepped(bucket)

@@ -37,26 +37,27 @@ class Transfer:
     def is_done(self) -> bool:
         """Whether it has ended; never blocks. An error is raised by `wait`."""
         if self.work is not None and self.work.is_completed():
-            self._finish()
+            self.finish()
         return self.work is None
 
     def wait(self) -> None:
-        """Blocks until it has ended. Raises what the group's backend raises."""
+        """As `finish`; the time counts as exposed."""
         if self.work is None:
             return
         if self.work.is_completed():
-            self._finish()
+            self.finish()
             return
         started = time.monotonic()
-        self._finish()
+        self.finish()
         self.waits.append((started, time.monotonic()))
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Blocks until it has ended. Raises what the group's backend raises."""
         work = self.work
-        assert work is not None
-        work.wait()
-        self.ended_s = _ended_s(work, self.submitted_s)
-        self.work = None  # and with it the hold on its buffers
+        if work is not None:
+            work.wait()
+            self.ended_s = _ended_s(work, self.submitted_s)
+            self.work = None  # and with it the hold on its buffers
 
 
 class Lane:
