@@ -27,12 +27,8 @@ class BackgroundSteps:
         self._may_gather = True
         self._is_over = False  # nothing more is handed over
         self._error: BaseException | None = None
-        self._threads = [
-            threading.Thread(target=self._run, args=[work], name=name, daemon=True)
-            for name, work in (("holmes-steps", self._step_all), ("holmes-gathers", self._gather_early))
-        ]
-        for thread in self._threads:
-            thread.start()
+        for name, work in (("holmes-steps", self._step_all), ("holmes-gathers", self._gather_early)):
+            threading.Thread(target=self._run, args=[work], name=name, daemon=True).start()
 
     @property
     def handed_over(self) -> int:
