@@ -167,6 +167,26 @@ void test_pci_distance() {
   EXPECT(pci_distance(nic, far) == pci_distance(nic, unknown));
 }
 
+// The kernel writes operstate a moment after the carrier has come, or gone.
+void test_carrier_is_ahead_of_the_state() {
+  const auto is_up = [](const char* flags, const char* carrier) {
+    const Tree tree;
+    const std::string folder = "devices/virtual/net/veth0";
+    tree.file(folder + "/type", "1");
+    tree.file(folder + "/operstate", "down");
+    tree.file(folder + "/flags", flags);
+    tree.file(folder + "/carrier", carrier);
+    tree.link("class/net/veth0", "../../" + folder);
+    tree.file("addresses", "veth0 10.0.0.5/24");
+    const auto nic = holmes::find_nic("veth0", tree.root);
+    EXPECT(nic.has_value());
+    return nic && nic->is_up;
+  };
+  EXPECT(is_up("0x1003", "1"));
+  EXPECT(!is_up("0x1003", "0"));
+  EXPECT(!is_up("0x1002", "1"));
+}
+
 void test_wrong_roots() {
   for (const char* root : {"/no/such/folder", "/proc/self/status"}) {
     try {
@@ -189,6 +209,7 @@ int main() {
   test_dual_port();
   test_gid_choice();
   test_pci_distance();
+  test_carrier_is_ahead_of_the_state();
   test_wrong_roots();
   test_running_kernel();
   std::printf(failures == 0 ? "test_nic: all good\n" : "test_nic: %d checks failed\n", failures);

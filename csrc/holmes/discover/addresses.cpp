@@ -76,7 +76,8 @@ std::map<std::string, InterfaceAddresses> read_kernel() {
   std::map<std::string, InterfaceAddresses> result;
   for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
     auto& found = result[entry->ifa_name];
-    found.running = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_RUNNING) != 0;
+    constexpr unsigned lower_up = 1U << 16;  // IFF_LOWER_UP, which only <linux/if.h> names: IFF_RUNNING comes later
+    found.running = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & (IFF_RUNNING | lower_up)) != 0;
     if (entry->ifa_addr == nullptr) continue;
     char text[INET6_ADDRSTRLEN];
     switch (entry->ifa_addr->sa_family) {

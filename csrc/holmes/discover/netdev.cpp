@@ -95,11 +95,11 @@ std::set<std::string> find_gateways(const Sysfs& sysfs) {
   return interfaces;
 }
 
-// Operstate where the driver keeps one; else the flag IFF_UP. The running kernel's word, where there is one, prevails:
-// the root may be older than the link.
-bool find_is_up(const Sysfs& sysfs, const std::string& folder, const std::string& state, std::optional<bool> running) {
-  const bool has_flag = (sysfs.read_integer(folder + "/flags").value_or(IFF_UP) & IFF_UP) != 0;
-  return running.value_or(true) && (state == "up" || (state == "unknown" && has_flag));
+// Operstate where the driver keeps one. The kernel tells of a carrier there up to a second after it has come.
+std::string find_state(const Sysfs& sysfs, const std::string& folder, bool has_flag) {
+  const auto state = sysfs.read(folder + "/operstate").value_or("unknown");
+  const bool has_carrier = has_flag && sysfs.read_integer(folder + "/carrier") == 1;
+  return state == "down" && has_carrier ? "up" : state;
 }
 
 Netdev read_netdev(const Sysfs& sysfs, const std::string& name, const InterfaceAddresses& kernel) {
@@ -110,8 +110,10 @@ Netdev read_netdev(const Sysfs& sysfs, const std::string& name, const InterfaceA
   netdev.is_infiniband = sysfs.read_integer(folder + "/type") == ARPHRD_INFINIBAND;
   netdev.device = sysfs.resolve(folder + "/device").value_or("");
   netdev.kind = find_kind(sysfs, folder, netdev);
-  netdev.state = sysfs.read(folder + "/operstate").value_or("unknown");
-  netdev.is_up = find_is_up(sysfs, folder, netdev.state, kernel.running);
+  const bool has_flag = (sysfs.read_integer(folder + "/flags").value_or(IFF_UP) & IFF_UP) != 0;
+  netdev.state = find_state(sysfs, folder, has_flag);
+  // The running kernel's word, where there is one, prevails: the root may be older than the link.
+  netdev.is_up = kernel.running.value_or(true) && (netdev.state == "up" || (netdev.state == "unknown" && has_flag));
   if (const auto mbps = sysfs.read_integer(folder + "/speed"); mbps && *mbps > 0)  // -1: unknown
     netdev.speed_gbps = static_cast<double>(*mbps) / 1000;
   if (const auto mtu = sysfs.read_integer(folder + "/mtu")) netdev.mtu = static_cast<int>(*mtu);
