@@ -112,9 +112,14 @@ def test_finish_waits_for_all_and_counts_the_wait_as_exposed():
     for transfer in transfers:
         background.hand_over(transfer)
     works = [transfer.work for transfer in transfers]
-    timers = [threading.Timer(0.05 * (i + 1), work.end) for i, work in enumerate(works)]
-    for timer in timers:
-        timer.start()
+
+    def end_both():
+        until(lambda: background._is_over)  # finish has begun
+        for work in works:
+            time.sleep(0.1)
+            work.end()
+
+    threading.Thread(target=end_both).start()
     background.finish()
     assert stepped == [0, 1]
     assert sum(transfer.exposed_s for transfer in transfers) > 0.05
@@ -132,11 +137,12 @@ def test_what_fails_is_raised_where_the_model_computes():
 
 
 def test_stop_ends_the_threads_of_a_step_that_is_given_up():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     background, _, _, _ = begin([0])
-    assert threading.active_count() == before + 2
+    started = set(threading.enumerate()) - before
+    assert len(started) == 2
     background.stop()
-    until(lambda: threading.active_count() == before)
+    until(lambda: not any(thread.is_alive() for thread in started))
 
 
 def test_gathers_that_no_rank_has_started_may_change_their_order():

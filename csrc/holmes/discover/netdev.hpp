@@ -18,7 +18,7 @@ struct Netdev {
   std::string name;
   NicKind kind = NicKind::physical;
   bool is_infiniband = false;  // link type InfiniBand (IPoIB)
-  std::string state;           // operstate: "up", "down", "unknown", "lowerlayerdown", ...
+  std::string state;           // operstate, or "up" where only the carrier says so yet
   bool is_up = false;          // carries packets
   std::optional<double> speed_gbps;
   std::optional<int> mtu;

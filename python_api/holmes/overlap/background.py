@@ -50,7 +50,7 @@ class BackgroundSteps:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Blocks until all that was handed over has stepped. Raises what the thread raised."""
+        """Blocks until all that was handed over has stepped. Raises what a thread raised."""
         self.stop()
         with self._changed:
             while self._stepped < len(self._transfers) and self._error is None:

@@ -84,7 +84,7 @@ class Reducer:
         """Parameters of `bucket` without gradient on any rank. After `finish`; waits only if one is missing here."""
         candidates = {slot.parameter for slot in self._storages[bucket].bucket.slots} & self._missing
         if candidates and self._flags_transfer is not None:
-            flags = self._agreed_flags()
+            flags = self._agreed_flags().tolist()
             candidates = {index for index in candidates if not flags[index]}
         return frozenset(candidates)
 
@@ -103,12 +103,11 @@ class Reducer:
             self._unready[bucket] = len(storage.bucket.slots)
         self._seen = [0] * len(self._trained)
 
-    def _agreed_flags(self) -> list[int]:
+    def _agreed_flags(self) -> torch.Tensor:
         assert self._flags_transfer is not None
         assert self._flags is not None
         self._flags_transfer.wait()
-        flags: list[int] = self._flags.tolist()
-        return flags
+        return self._flags
 
     def _start(self) -> None:
         bucket = len(self.transfers)

@@ -96,14 +96,13 @@ class Runtime:
     def step_arrived(self) -> None:
         """Sees to it that the shards step whose reduce-scatters have started; never blocks."""
         transfers = self.reducer.transfers
-        if self._has_background:
-            if transfers and self._background is None:
-                self._background = BackgroundSteps(self._step_early, self.gatherer)
-            while self._background is not None and self._background.handed_over < len(transfers):
-                self._background.hand_over(transfers[self._background.handed_over])
+        if self._has_background and transfers:
+            background = self._background = self._background or BackgroundSteps(self._step_reduced, self.gatherer)
+            for transfer in transfers[background.handed_over :]:
+                background.hand_over(transfer)
             return
         while self._stepped < len(transfers) and transfers[self._stepped].is_done():
-            self._step_early(self._stepped)
+            self._step_reduced(self._stepped)
             self._stepped += 1
             self.gatherer.start_ready()
 
@@ -122,15 +121,14 @@ class Runtime:
             background, self._background = self._background, None
             self._stepped = background.handed_over
             background.finish()
-        if self._has_background:
-            self.gatherer.reorder(self.reducer.most_gathered(), self.layout.forward_order)
-            self.gatherer.start_ready()
         while self._stepped < len(self.storages):
-            bucket = self._stepped
-            self.reducer.transfers[bucket].wait()
-            gradients = self.shards[bucket].gradients(self.reducer.lane.divisor)
-            self._step(bucket, gradients, self.reducer.unused(bucket))
+            self.reducer.transfers[self._stepped].wait()
+            self._step_reduced(self._stepped, self.reducer.unused(self._stepped))
             self._stepped += 1
+            if not self._has_background:
+                self.gatherer.start_ready()
+        if self._has_background:  # the ranks' word on what has started comes after the last reduce-scatter
+            self.gatherer.reorder(self.reducer.most_gathered(), self.layout.forward_order)
             self.gatherer.start_ready()
 
     def stop(self) -> None:
@@ -156,9 +154,9 @@ class Runtime:
         self._stepped = 0
         self.gatherer.wait(self._homeless)
 
-    def _step_early(self, bucket: int) -> None:
-        """Before backward ends: only the buckets whose every parameter has its gradient have been sent."""
-        self._step(bucket, self.shards[bucket].gradients(self.reducer.lane.divisor), ())
+    def _step_reduced(self, bucket: int, unused: Collection[int] = ()) -> None:
+        """Before backward ends nothing is unused: what was sent has the gradients of all its parameters."""
+        self._step(bucket, self.shards[bucket].gradients(self.reducer.lane.divisor), unused)
 
     def _step(self, bucket: int, gradients: Sequence[torch.Tensor], unused: Collection[int]) -> None:
         with torch.no_grad(), self._timeline.span("optimizer", f"optimizer {bucket}"):
