@@ -115,7 +115,7 @@ std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
   std::size_t total = 0;
   for (const iovec& piece : pieces) {
     const std::size_t bytes = std::min(piece.iov_len, room);
-    copy_cached(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
+    copy_to_ring_(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
     total += bytes;
     room -= bytes;
     if (bytes < piece.iov_len) break;

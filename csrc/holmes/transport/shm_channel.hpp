@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "holmes/transport/channel.hpp"
+#include "holmes/transport/ring_copy.hpp"
 
 namespace holmes {
 
@@ -61,6 +62,7 @@ private:
   ShmSegment::Ring& in_;
   std::byte* out_data_;
   std::byte* in_data_;
+  RingCopy copy_to_ring_;
   std::uint64_t produced_ = 0;  // own copies of what only this side writes
   std::uint64_t consumed_ = 0;
   std::uint64_t known_consumed_ = 0;   // what the peer had consumed when this side last looked
