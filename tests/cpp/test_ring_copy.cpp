@@ -11,7 +11,7 @@ using namespace holmes::test;
 
 namespace {
 
-constexpr double near_s = 0.5e-6;  // a sample's ordinary stores, cores near each other
+constexpr double near_s = 0.4e-6;  // a sample's ordinary stores, cores near each other
 constexpr double far_s = 2.4e-6;   // the same, cores far from each other
 constexpr double bypassing_s = 0.15e-6;
 
@@ -42,35 +42,46 @@ void times_few_copies_and_only_large_ones() {
   CHECK(samples == 10);
 }
 
+void add_samples(StoreChoice& choice, int count, double cached_s) {
+  for (int i = 0; i < count; ++i) choice.add_sample(cached_s, bypassing_s);
+}
+
 void goes_around_the_caches_where_ordinary_stores_are_slow() {
   StoreChoice choice;
   CHECK(!choice.bypasses());
-  choice.add_sample(near_s, bypassing_s);
-  choice.add_sample(near_s, bypassing_s);
+  add_samples(choice, 100, near_s);
   CHECK(!choice.bypasses());
-  choice.add_sample(far_s, bypassing_s);
-  choice.add_sample(far_s, bypassing_s);
+  add_samples(choice, 4, far_s);
   CHECK(choice.bypasses());
-  choice.add_sample(near_s, bypassing_s);
-  choice.add_sample(near_s, bypassing_s);
+  add_samples(choice, 10, near_s);
   CHECK(!choice.bypasses());
 }
 
-void one_sample_changes_nothing() {
+// A reader that is on the writer's own core every other time.
+void goes_around_the_caches_where_every_other_sample_is_slow() {
   StoreChoice choice;
-  for (int i = 0; i < 3; ++i) {
-    choice.add_sample(far_s, bypassing_s);
-    choice.add_sample(near_s, bypassing_s);
-    CHECK(!choice.bypasses());
+  for (int i = 0; i < 10; ++i) {
+    add_samples(choice, 1, near_s);
+    add_samples(choice, 1, far_s);
   }
+  CHECK(choice.bypasses());
+}
+
+void an_interrupt_changes_nothing() {
+  StoreChoice choice;
+  add_samples(choice, 4, near_s);
+  choice.add_sample(1, bypassing_s);
+  CHECK(!choice.bypasses());
+  add_samples(choice, 10, far_s);
+  choice.add_sample(bypassing_s, 1);
+  CHECK(choice.bypasses());
 }
 
 // A source that is not in any cache slows both ways alike.
 void a_slow_source_changes_nothing() {
   constexpr double source_s = 5e-6;
   StoreChoice choice;
-  choice.add_sample(source_s + near_s, source_s + bypassing_s);
-  choice.add_sample(source_s + near_s, source_s + bypassing_s);
+  for (int i = 0; i < 10; ++i) choice.add_sample(source_s + near_s, source_s + bypassing_s);
   CHECK(!choice.bypasses());
 }
 
@@ -80,7 +91,8 @@ int main() {
   copies_every_byte();
   times_few_copies_and_only_large_ones();
   goes_around_the_caches_where_ordinary_stores_are_slow();
-  one_sample_changes_nothing();
+  goes_around_the_caches_where_every_other_sample_is_slow();
+  an_interrupt_changes_nothing();
   a_slow_source_changes_nothing();
   return result("ring_copy");
 }

@@ -1,5 +1,6 @@
 #include "holmes/transport/ring_copy.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 
@@ -12,11 +13,14 @@ namespace {
 constexpr std::size_t min_bypass_bytes = 4096;
 // A sample takes up to 3 us: a few percent of so many copies.
 constexpr unsigned copies_per_sample = 64;
-// One may be an interrupt's.
-constexpr unsigned samples_to_change = 2;
-// What an ordinary store may cost more than one around the caches: the reader gets that back, as it finds the line in a
-// cache (measured difference: up to 0.1 ns a byte where cores are near, 0.3 to 0.6 where they are far).
-constexpr double worth_s_per_byte = 0.25e-9;
+// What an ordinary store may cost more than one around the caches, seconds per byte: the reader gets that back, as it
+// finds the line in a cache (measured difference: up to 0.07 ns where cores are near, 0.3 to 0.6 where they are far; on
+// average less where the reader sometimes runs on the writer's core).
+constexpr double worth_s_per_byte = 0.15e-9;
+// A difference counts so much at most, and with this weight in the average: one sample, an interrupt's, decides
+// nothing.
+constexpr double max_difference_s_per_byte = 0.5e-9;
+constexpr double sample_weight = 0.2;
 
 double copy_time_s(std::byte* destination, const std::byte* source, std::size_t bytes, bool bypass_cache) {
   const auto start = std::chrono::steady_clock::now();
@@ -36,12 +40,12 @@ bool StoreChoice::wants_sample(std::size_t bytes) {
 }
 
 void StoreChoice::add_sample(double cached_s, double bypassing_s) {
-  const bool bypass = cached_s - bypassing_s > worth_s_per_byte * sample_bytes;
-  disagreeing_ = bypass == bypasses_ ? 0 : disagreeing_ + 1;
-  if (disagreeing_ < samples_to_change) return;
-  bypasses_ = bypass;
-  disagreeing_ = 0;
+  const double difference = (cached_s - bypassing_s) / sample_bytes;
+  const double limited = std::clamp(difference, -max_difference_s_per_byte, max_difference_s_per_byte);
+  difference_s_per_byte_ += sample_weight * (limited - difference_s_per_byte_);
 }
+
+bool StoreChoice::bypasses() const { return difference_s_per_byte_ > worth_s_per_byte; }
 
 void RingCopy::operator()(std::byte* destination, const void* source, std::size_t bytes) {
   const auto* from = static_cast<const std::byte*>(source);

@@ -17,16 +17,15 @@ public:
   static constexpr std::size_t sample_bytes = 4096;
 
   // Whether stores go around the caches.
-  bool bypasses() const { return bypasses_; }
+  bool bypasses() const;
   // Whether the next copy, of `bytes`, is to be timed.
   bool wants_sample(std::size_t bytes);
   // What `sample_bytes` took each way, seconds.
   void add_sample(double cached_s, double bypassing_s);
 
 private:
-  unsigned copies_ = 0;       // since the last sample
-  unsigned disagreeing_ = 0;  // samples in a row that speak against the choice
-  bool bypasses_ = false;
+  unsigned copies_ = 0;               // since the last sample
+  double difference_s_per_byte_ = 0;  // what ordinary stores cost more, on average over the last samples
 };
 
 class RingCopy {
