@@ -48,6 +48,7 @@ void StoreChoice::add_sample(double cached_s, double bypassing_s) {
 bool StoreChoice::bypasses() const { return difference_s_per_byte_ > worth_s_per_byte; }
 
 void RingCopy::operator()(std::byte* destination, const void* source, std::size_t bytes) {
+  if (bytes < min_bypass_bytes) return copy_cached(destination, source, bytes);
   const auto* from = static_cast<const std::byte*>(source);
   if (choice_.wants_sample(bytes)) {
     constexpr std::size_t step = StoreChoice::sample_bytes;
@@ -58,7 +59,7 @@ void RingCopy::operator()(std::byte* destination, const void* source, std::size_
     from += 2 * step;
     bytes -= 2 * step;
   }
-  copy_stream(destination, from, bytes, choice_.bypasses() && bytes >= min_bypass_bytes);
+  copy_stream(destination, from, bytes, bytes >= min_bypass_bytes && choice_.bypasses());
 }
 
 }  // namespace holmes
