@@ -140,7 +140,8 @@ private:
   bool is_watched_ = false;                      // driver; the I/O thread calls take_care
   std::optional<Clock::time_point> verdict_at_;  // driver; deadlines have passed, but others may know more until then
   unsigned spin_misses_ = 0;
-  Duration bulk_wait_{};     // how long waits for large pieces last, on average over the last few
+  unsigned bulk_misses_ = 0;  // the same of waits for much
+  unsigned bulk_waits_ = 0;
   std::vector<pollfd> fds_;  // driver of help
 
   mutable std::mutex mutex_;  // protects what follows

@@ -16,6 +16,7 @@ constexpr unsigned rounds_per_deadline_check = 512;
 // After this many waits that outlived the spin, spin only in one wait of `spin_retry`.
 constexpr unsigned spin_miss_limit = 4;
 constexpr unsigned spin_retry = 16;
+constexpr unsigned bulk_spin_retry = 64;  // of waits for much
 
 // What this thread has used of a processor. Waiting is bounded in it: where ranks share processors, a thread that
 // yields lets the others run and burns little; where it has a processor to itself, it burns what it waits.
@@ -89,21 +90,26 @@ bool Engine::waits_for_bulk() {
   return total >= bulk_bytes;
 }
 
-// Waits until a whole piece is there. Where that lasted shorter than the spin lately (a fast network), it asks again
-// and again; on a slow one it sleeps, and what comes while it sleeps costs no processor time.
+// Waits until a whole piece is there. Where that took less than the spin lately (a fast network, or peers that run on
+// this processor meanwhile), it asks again and again; on a slow network it sleeps, and what comes while it sleeps costs
+// no processor time.
 void Engine::wait_for_bulk(std::optional<Clock::time_point> until) {
   fds_.clear();
-  const bool block = prepare_wait(fds_);
-  if (block) {
-    const auto start = Clock::now();
+  if (prepare_wait(fds_)) {
     bool is_ready = false;
-    if (bulk_wait_ < spin_)
-      while (!is_ready && Clock::now() - start < 2 * spin_) {
+    if (bulk_misses_ < spin_miss_limit || ++bulk_waits_ % bulk_spin_retry == 0) {
+      std::optional<Clock::time_point> spin_start;
+      std::optional<Duration> spin_end;
+      while (!is_ready && goes_on_spinning(spin_start, spin_end)) {
         ::sched_yield();
         is_ready = ::poll(fds_.data(), fds_.size(), 0) != 0;
       }
+      if (!is_ready)
+        bulk_misses_ = std::min(bulk_misses_ + 1, 2 * spin_miss_limit);
+      else if (bulk_misses_ > 0)
+        --bulk_misses_;
+    }
     if (!is_ready) sleep(until);
-    bulk_wait_ = (3 * bulk_wait_ + (Clock::now() - start)) / 4;
   }
   finish_wait();
 }
