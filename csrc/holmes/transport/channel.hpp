@@ -43,7 +43,7 @@ public:
   virtual std::size_t try_recv(std::span<const iovec> pieces) = 0;
 
   // How far this side may send ahead of what the peer has sent, so that no path runs dry while both go at one pace.
-  virtual std::size_t lead_bytes() const { return min_lead_bytes; }
+  virtual std::size_t lead_bytes() { return min_lead_bytes; }
 
   // Largest number of bytes try_peek can give; 0 where the transport has none.
   virtual std::size_t max_peek_bytes() const { return 0; }

@@ -85,7 +85,7 @@ RailsChannel::RailsChannel(int peer, std::vector<MeshSocket> sockets, std::share
   for (MeshSocket& socket : sockets) rails_.push_back(std::make_unique<Rail>(std::move(socket), index++));
 }
 
-std::size_t RailsChannel::lead_bytes() const {
+std::size_t RailsChannel::lead_bytes() {
   double path_bytes = 0;
   for (const auto& rail : rails_) path_bytes += rail->path_bytes();
   return std::max(min_lead_bytes * rails_.size(), static_cast<std::size_t>(2 * path_bytes));

@@ -36,7 +36,7 @@ public:
   // Bytes count as sent when they are in a rail's socket. Until then the caller must offer the same ones again.
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
-  std::size_t lead_bytes() const override;
+  std::size_t lead_bytes() override;
   bool tells_end() const override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void finish_wait() override { awaits_recv_ = awaits_send_ = false; }

@@ -43,7 +43,7 @@ public:
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
-  std::size_t lead_bytes() const override { return segment_->ring_bytes() / 2; }
+  std::size_t lead_bytes() override { return segment_->ring_bytes() / 2; }
   std::size_t max_peek_bytes() const override { return segment_->ring_bytes(); }
   const std::byte* try_peek(std::size_t bytes) override;
   void consume(std::size_t bytes) override;

@@ -90,8 +90,14 @@ std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
   return static_cast<std::size_t>(received);
 }
 
-std::size_t TcpChannel::lead_bytes() const {
-  return std::max(min_lead_bytes, static_cast<std::size_t>(2 * path_bytes(socket_.fd.get())));
+std::size_t TcpChannel::lead_bytes() {
+  // Paths get known while they are used, and asking takes a system call.
+  constexpr std::uint64_t known_bytes = 4 * 1024 * 1024;
+  if (lead_bytes_ == 0 || sent_bytes() - lead_asked_at_ >= known_bytes) {
+    lead_bytes_ = std::max(min_lead_bytes, static_cast<std::size_t>(2 * path_bytes(socket_.fd.get())));
+    lead_asked_at_ = sent_bytes();
+  }
+  return lead_bytes_;
 }
 
 void TcpChannel::set_low_water(std::size_t bytes) {

@@ -11,7 +11,7 @@ public:
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
-  std::size_t lead_bytes() const override;
+  std::size_t lead_bytes() override;
   bool is_unanswered() const override;
   void set_low_water(std::size_t bytes) override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
@@ -21,6 +21,8 @@ public:
 private:
   MeshSocket socket_;
   int low_water_bytes_ = 1;
+  std::size_t lead_bytes_ = 0;       // 0: the path was not asked yet
+  std::uint64_t lead_asked_at_ = 0;  // in bytes sent
 };
 
 }  // namespace holmes
