@@ -64,6 +64,8 @@ public:
 
   // --- for the I/O thread and help: the drive lock and what it protects ---
   std::mutex& drive_lock() { return drive_; }
+  // The driver, where it sleeps, looks at what is new. Any thread.
+  void wake() const;
   bool has_pending() const;
   // Driver. One round; returns whether anything moved. Errors make the communicator dead, they are not thrown.
   bool progress();
@@ -115,7 +117,6 @@ private:
   bool waits_for_bulk();
   void wait_for_bulk(std::optional<Clock::time_point> until);
   bool goes_on_spinning(std::optional<Clock::time_point>& start, std::optional<Duration>& end) const;
-  void wake() const;
   void give_to_io_thread();
   void record_call(Collective& collective, WorkState state);
   void record_call(P2pEngine::Request& request);

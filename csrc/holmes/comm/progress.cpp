@@ -119,8 +119,10 @@ bool IoThread::round(std::vector<pollfd>& fds, std::optional<Clock::time_point>&
   bool block = true;
   for (auto& engine : active_) {
     std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
-    // Driven by the thread that waits for it, which gives it back here when it leaves work behind.
+    // Driven by the thread that waits for it, which gives it back here when it leaves work behind. It may be asleep,
+    // and has to look at what another thread submitted.
     if (!drive) {
+      engine->wake();
       engine.reset();
       continue;
     }
