@@ -96,6 +96,7 @@ bool Engine::waits_for_bulk() {
 void Engine::wait_for_bulk(std::optional<Clock::time_point> until) {
   fds_.clear();
   if (prepare_wait(fds_)) {
+    const auto start = Clock::now();
     bool is_ready = false;
     if (bulk_misses_ < spin_miss_limit || ++bulk_waits_ % bulk_spin_retry == 0) {
       std::optional<Clock::time_point> spin_start;
@@ -104,12 +105,12 @@ void Engine::wait_for_bulk(std::optional<Clock::time_point> until) {
         ::sched_yield();
         is_ready = ::poll(fds_.data(), fds_.size(), 0) != 0;
       }
-      if (!is_ready)
-        bulk_misses_ = std::min(bulk_misses_ + 1, 2 * spin_miss_limit);
-      else if (bulk_misses_ > 0)
-        --bulk_misses_;
     }
     if (!is_ready) sleep(until);
+    if (!is_ready && Clock::now() - start > spin_)
+      bulk_misses_ = std::min(bulk_misses_ + 1, 2 * spin_miss_limit);
+    else if (bulk_misses_ > 0)
+      --bulk_misses_;
   }
   finish_wait();
 }
