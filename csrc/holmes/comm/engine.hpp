@@ -140,10 +140,10 @@ private:
   std::vector<Channel*> tended_;                 // channels that need care
   bool is_watched_ = false;                      // driver; the I/O thread calls take_care
   std::optional<Clock::time_point> verdict_at_;  // driver; deadlines have passed, but others may know more until then
-  unsigned spin_misses_ = 0;
-  unsigned bulk_misses_ = 0;  // the same of waits for much
-  unsigned bulk_waits_ = 0;
-  std::vector<pollfd> fds_;  // driver of help
+  unsigned spin_misses_ = 0;                     // waits in a row that outlived the spin
+  unsigned bulk_misses_ = 0;  // of waits for much: one more for each that did, one less for each that did not
+  unsigned bulk_waits_ = 0;   // since most of them did
+  std::vector<pollfd> fds_;   // driver of help
 
   mutable std::mutex mutex_;  // protects what follows
   std::deque<Submission> inbox_;

@@ -8,7 +8,7 @@ namespace holmes {
 // Which stores a ring's writer uses. A line that the reader still holds in its cache has to be taken from there before
 // an ordinary store. Where the two cores share no cache (other sockets, other core complexes; a virtual machine's
 // processors change from one second to the next) that costs several times what a store around the caches does, and
-// where they do, less than the reader then loses. (Measured on 2 cores of Zen 5, GB/s of writing and reading 32 KiB in
+// where they do, less than the reader then loses. (Measured on 2 cores of Zen 4, GB/s of writing and reading 32 KiB in
 // turns: cores 50 ns apart 7 to 20 and 35, around the caches 33 and 12; cores 250 ns apart 1.7 and 12, around the
 // caches 33 and 14.) So some copies are timed both ways.
 class StoreChoice {
