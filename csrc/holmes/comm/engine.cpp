@@ -107,16 +107,20 @@ void Engine::submit(std::vector<P2pEngine::Request> requests) {
 }
 
 void Engine::run_in_background(std::size_t bytes) {
-  // A small message is sent sooner than another thread is woken for it.
-  constexpr std::size_t small_bytes = 64 * 1024;
-  if (bytes <= small_bytes && !this_thread_drives) {
+  // So much is sent sooner than another thread is woken for it. (What the sockets do not take is left.)
+  constexpr std::size_t max_bytes_here = 1024 * 1024;
+  constexpr int max_rounds_here = 8;
+  if (bytes <= max_bytes_here && !this_thread_drives) {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) {
-      progress();
+      for (int round = 0; round < max_rounds_here && progress() && has_pending(); ++round) {
+      }
       if (!has_pending()) watch();
     }
   }
-  if (has_pending()) give_to_io_thread();
+  if (!has_pending()) return;
+  is_offered_.store(true);
+  io_thread_.offer(shared_from_this());
 }
 
 void Engine::give_to_io_thread() { io_thread_.add(shared_from_this()); }
@@ -131,6 +135,7 @@ void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
   {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) {
+      if (is_offered_.exchange(false)) io_thread_.take_back(*this);
       drive_until(work, until);
       if (!has_pending()) watch();
     }

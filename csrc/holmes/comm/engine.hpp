@@ -31,7 +31,8 @@ public:
   // thread drives or other calls wait for their turn.
   bool run_here(std::unique_ptr<Collective>& collective);
   void submit(std::vector<P2pEngine::Request> requests);
-  // Gives what is queued to the I/O thread, but for small operations only what cannot be done here at once.
+  // Leaves what is queued to the I/O thread, unless a caller waits for it first; of small operations only what cannot
+  // be done here at once.
   void run_in_background(std::size_t bytes);
   // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives.
   void help(const Work& work, std::optional<Clock::time_point> until);
@@ -143,7 +144,8 @@ private:
   unsigned spin_misses_ = 0;                     // waits in a row that outlived the spin
   unsigned bulk_misses_ = 0;  // of waits for much: one more for each that did, one less for each that did not
   unsigned bulk_waits_ = 0;   // since most of them did
-  std::vector<pollfd> fds_;   // driver of help
+  std::atomic<bool> is_offered_{false};  // to the I/O thread, perhaps
+  std::vector<pollfd> fds_;              // driver of help
 
   mutable std::mutex mutex_;  // protects what follows
   std::deque<Submission> inbox_;

@@ -29,6 +29,11 @@ public:
   IoThread& operator=(const IoThread&) = delete;
   // Drives `engine` until it has nothing pending.
   void add(std::shared_ptr<Engine> engine);
+  // As add, but a moment later: who started an operation often waits for it at once, and then drives it better than a
+  // thread that has to be woken first.
+  void offer(std::shared_ptr<Engine> engine);
+  // The caller drives `engine` itself.
+  void take_back(const Engine& engine);
   // Looks after `engine` (see Engine::take_care) until it needs it no more.
   void watch(std::shared_ptr<Engine> engine);
 
@@ -37,6 +42,7 @@ private:
   bool round(std::vector<pollfd>& fds, std::optional<Clock::time_point>& wake_at);
   void tend(std::optional<Clock::time_point>& wake_at);
   void wake() const;
+  void set_timer(Duration from_now) const;
 
   struct Tended {
     std::shared_ptr<Engine> engine;
@@ -44,8 +50,11 @@ private:
   };
 
   UniqueFd wake_fd_;
+  UniqueFd timer_fd_;  // armed while something is offered
   std::mutex mutex_;
   std::vector<std::shared_ptr<Engine>> added_;
+  std::vector<std::shared_ptr<Engine>> offered_;
+  Clock::time_point offers_due_{};                // when what is offered is taken
   std::vector<std::shared_ptr<Engine>> watched_;  // since the last round
   std::vector<Tended> tended_;                    // the thread's own, as the following
   std::vector<std::shared_ptr<Engine>> active_;

@@ -15,8 +15,11 @@ from holmes.bench.peer import Peer
 from holmes.bench.settings import Settings
 from holmes.bench.timing import RoundTimes, time_calls, time_round
 
-# Bounds of one round's calls: the lower gives every round a median, the upper bounds the error of a hasty warm-up.
-_MIN_CALLS, _MAX_CALLS = 2, 50_000
+# Bounds of one round's calls: the lower gives every round a median.
+_MIN_CALLS, _MAX_CALLS = 2, 100_000
+# The warm-up ends when it took this share of a round: first calls are several times slower than the rest, and rounds
+# planned from them alone too short.
+_WARMUP_SHARE = 0.1
 
 
 @dataclass
@@ -46,10 +49,14 @@ def _first_call(peer: Peer, case: Case, control: Control) -> _Running:
 
 
 def _agree_calls(call: Callable[[], None], control: Control, settings: Settings) -> int:
-    """Returns the calls of one round, the same on all ranks: what fits the time by the median of the warm-up."""
-    warmup_s = float(np.median(control.maximum(time_calls(call, settings.warmup))))
-    fitting = settings.seconds / settings.rounds / max(warmup_s, 1e-9)
-    return int(min(max(fitting, _MIN_CALLS), _MAX_CALLS))
+    """Returns the calls of one round, the same on all ranks: what fits the time by the last part of the warm-up."""
+    round_s = settings.seconds / settings.rounds
+    calls = settings.warmup
+    while True:
+        call_s = max(float(np.median(control.maximum(time_calls(call, calls)))), 1e-9)
+        if calls * call_s >= _WARMUP_SHARE * round_s or calls >= _MAX_CALLS:
+            return int(min(max(round_s / call_s, _MIN_CALLS), _MAX_CALLS))
+        calls = min(max(calls, int(_WARMUP_SHARE * round_s / call_s)) * 2, _MAX_CALLS)
 
 
 def _run_round(running: _Running, control: Control) -> None:

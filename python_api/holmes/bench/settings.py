@@ -44,7 +44,7 @@ class Settings:
     holmes: bool = True
     rounds: int = 5  # peers take turns this many times
     seconds: float = 1.0  # of timed work for each peer, operation and size
-    warmup: int = 5  # untimed calls for each peer, operation and size
+    warmup: int = 5  # untimed calls for each peer, operation and size, at least
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:

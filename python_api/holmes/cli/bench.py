@@ -72,7 +72,7 @@ def bench(
     holmes: Annotated[bool, typer.Option("--holmes/--no-holmes", help="Ours.")] = True,
     rounds: Annotated[int, typer.Option(help="How often the peers take turns.")] = 5,
     seconds: Annotated[float, typer.Option(help="Timed work for each peer, operation and size.")] = 1.0,
-    warmup: Annotated[int, typer.Option(help="Untimed calls for each peer, operation and size.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Untimed calls for each peer, operation and size, at least.")] = 5,
     timeout_s: Annotated[float, typer.Option(help="Deadline of one operation in seconds.")] = 300.0,
     json_path: Annotated[
         Optional[Path],  # noqa: UP045
