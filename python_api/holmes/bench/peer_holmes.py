@@ -60,12 +60,12 @@ class HolmesPeer(Peer):
                 communicator.send(inputs, 0)
 
         calls: dict[str, Callable[[], Any]] = {
-            "all_reduce": lambda: communicator.all_reduce(inputs, op=op),
-            "reduce_scatter": lambda: communicator.reduce_scatter(outputs, inputs, op=op),
+            "all_reduce": lambda: communicator.all_reduce(inputs, op),
+            "reduce_scatter": lambda: communicator.reduce_scatter(outputs, inputs, op),
             "all_gather": lambda: communicator.all_gather(outputs, inputs),
             "all_to_all": lambda: communicator.all_to_all(outputs, inputs),
             "broadcast": lambda: communicator.broadcast(inputs, 0),
-            "reduce": lambda: communicator.reduce(inputs, 0, op=op),
+            "reduce": lambda: communicator.reduce(inputs, 0, op),
             "send_recv": send_recv,
             "ping_pong": ping_pong,
             "barrier": lambda: communicator.barrier(),
