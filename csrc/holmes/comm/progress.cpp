@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <iterator>
 
 #include "holmes/comm/engine.hpp"
 #include "holmes/core/cpu_list.hpp"
@@ -16,10 +15,6 @@
 
 namespace holmes {
 namespace {
-
-// From an operation's start until the thread that started it would have come to wait for it (a call from Python: 3 to
-// 10 us). No longer than a sleeping thread takes to wake (25 to 35 us in a virtual machine).
-constexpr std::chrono::microseconds offer_time{30};
 
 timespec timespec_of(Duration duration) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(duration);
@@ -73,24 +68,42 @@ void IoThread::add(std::shared_ptr<Engine> engine) {
   wake();
 }
 
-void IoThread::offer(std::shared_ptr<Engine> engine) {
+void IoThread::offer(std::shared_ptr<Engine> engine, Duration patience) {
+  const auto due = Clock::now() + patience;
   std::lock_guard lock(mutex_);
-  if (offered_.empty()) {
-    offers_due_ = Clock::now() + offer_time;
-    set_timer(offer_time);
-  }
-  offered_.push_back(std::move(engine));
+  offers_.push_back({std::move(engine), due});
+  if (due < timer_at_) set_timer(due);
 }
 
 void IoThread::take_back(const Engine& engine) {
+  // A timer that is due soon is cheaper to stop than to wake up for.
+  constexpr std::chrono::microseconds soon{100};
   std::lock_guard lock(mutex_);
-  const auto taken = std::erase_if(offered_, [&](const auto& offered) { return offered.get() == &engine; });
-  if (taken > 0 && offered_.empty()) set_timer(Duration::zero());
+  const auto taken = std::erase_if(offers_, [&](const Offer& offer) { return offer.engine.get() == &engine; });
+  if (taken > 0 && offers_.empty() && timer_at_ - Clock::now() < soon) set_timer(Clock::time_point::max());
 }
 
-void IoThread::set_timer(Duration from_now) const {
-  const itimerspec once{.it_interval = {}, .it_value = timespec_of(from_now)};  // zero: never
-  ::timerfd_settime(timer_fd_.get(), 0, &once, nullptr);
+void IoThread::take_offers() {
+  const auto now = Clock::now();
+  if (now < timer_at_) return;
+  auto next = Clock::time_point::max();
+  std::erase_if(offers_, [&](Offer& offer) {
+    if (now < offer.due) {
+      next = std::min(next, offer.due);
+      return false;
+    }
+    offer.engine->wait_expired();
+    added_.push_back(std::move(offer.engine));
+    return true;
+  });
+  set_timer(next);
+}
+
+void IoThread::set_timer(Clock::time_point at) {
+  timer_at_ = at;
+  itimerspec once{};  // zero: never
+  if (at != Clock::time_point::max()) once.it_value = timespec_of(at.time_since_epoch());
+  ::timerfd_settime(timer_fd_.get(), TFD_TIMER_ABSTIME, &once, nullptr);
 }
 
 void IoThread::watch(std::shared_ptr<Engine> engine) {
@@ -131,10 +144,7 @@ void IoThread::run() {
   while (true) {
     {
       std::lock_guard lock(mutex_);
-      if (!offered_.empty() && Clock::now() >= offers_due_) {
-        std::ranges::move(offered_, std::back_inserter(added_));
-        offered_.clear();
-      }
+      take_offers();
       for (auto& engine : added_)
         if (std::find(active_.begin(), active_.end(), engine) == active_.end()) active_.push_back(std::move(engine));
       added_.clear();
