@@ -11,7 +11,7 @@ namespace {
 enum class Wait { at_once, later, never };
 
 // Up to more than a socket or a ring takes before the peer reads.
-constexpr std::size_t counts[] = {1, 1000, 100 * 1000, 2 * 1000 * 1000};
+constexpr std::size_t counts[] = {1, 1000, 100 * 1000, 1000 * 1000};
 constexpr auto limit = std::chrono::seconds(20);
 
 void end(const std::vector<WorkPtr>& works, Wait wait) {
@@ -43,7 +43,7 @@ void check(Communicator& comm, std::size_t count, Wait wait) {
 int main() {
   for (const Transport transport : {Transport::tcp, Transport::automatic})
     run_communicators(2, transport, [](Communicator& comm) {
-      for (int i = 0; i < 10; ++i)
+      for (int i = 0; i < 3; ++i)
         for (const std::size_t count : counts)
           for (const Wait wait : {Wait::at_once, Wait::later, Wait::never}) check(comm, count, wait);
     });

@@ -114,11 +114,15 @@ void Engine::submit(std::vector<P2pEngine::Request> requests) {
 }
 
 void Engine::run_in_background(std::size_t bytes) {
+  if (this_thread_drives) {  // what follows another operation, which nobody comes to wait for
+    if (has_pending()) give_to_io_thread();
+    return;
+  }
   // So much is sent sooner than another thread is woken for it. (What the sockets do not take is left, and so is what
   // was left before, but for one round.)
   constexpr std::size_t max_bytes_here = 1024 * 1024;
   constexpr int max_rounds_here = 8;
-  if (bytes <= max_bytes_here && !this_thread_drives) {
+  if (bytes <= max_bytes_here) {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) {
       int rounds = is_offered_.load() ? 1 : max_rounds_here;
@@ -128,6 +132,7 @@ void Engine::run_in_background(std::size_t bytes) {
     }
   }
   if (!has_pending()) return;
+  offered_at_.store(Clock::now(), std::memory_order_relaxed);
   is_offered_.store(true);
   const bool is_long = prompt_waits_.load(std::memory_order_relaxed) >= prompt_waits_for_long;
   io_thread_.offer(shared_from_this(), is_long ? Duration(long_patience) : Duration(patience));
@@ -148,8 +153,10 @@ void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) {
       if (is_offered_.exchange(false)) {
-        prompt_waits_.fetch_add(1, std::memory_order_relaxed);
         io_thread_.take_back(*this);
+        const bool is_prompt = Clock::now() - offered_at_.load(std::memory_order_relaxed) < patience;
+        prompt_waits_.store(is_prompt ? prompt_waits_.load(std::memory_order_relaxed) + 1 : 0,
+                            std::memory_order_relaxed);
       }
       drive_until(work, until);
       if (!has_pending()) watch();

@@ -146,7 +146,8 @@ private:
   unsigned spin_misses_ = 0;                     // waits in a row that outlived the spin
   unsigned bulk_misses_ = 0;  // of waits for much: one more for each that did, one less for each that did not
   unsigned bulk_waits_ = 0;   // since most of them did
-  std::atomic<bool> is_offered_{false};    // to the I/O thread, perhaps
+  std::atomic<bool> is_offered_{false};  // to the I/O thread, perhaps
+  std::atomic<Clock::time_point> offered_at_{};
   std::atomic<unsigned> prompt_waits_{0};  // how many operations in a row were waited for in time
   std::vector<pollfd> fds_;                // driver of help
 
