@@ -1,4 +1,4 @@
-// An asynchronous operation ends whether its caller waits at once (and moves the bytes itself), later, or never.
+// An asynchronous operation ends whether its caller waits at once, later, or never.
 #include <thread>
 
 #include "ranks.hpp"

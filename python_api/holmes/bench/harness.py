@@ -53,7 +53,8 @@ def _agree_calls(call: Callable[[], None], control: Control, settings: Settings)
     round_s = settings.seconds / settings.rounds
     calls = settings.warmup
     while True:
-        call_s = max(float(np.median(control.maximum(time_calls(call, calls)))), 1e-9)
+        slowest = control.maximum(np.array([np.median(time_calls(call, calls))]))
+        call_s = max(float(slowest[0]), 1e-9)
         if calls * call_s >= _WARMUP_SHARE * round_s or calls >= _MAX_CALLS:
             return int(min(max(round_s / call_s, _MIN_CALLS), _MAX_CALLS))
         calls = min(max(calls, int(_WARMUP_SHARE * round_s / call_s)) * 2, _MAX_CALLS)
