@@ -77,6 +77,21 @@ def wrong_count(comm) -> None:
     comm.all_reduce(np.ones(1001 if comm.rank == VICTIM else 1000, "float32"))
 
 
+def wrong_small_count(comm) -> None:
+    """By so little that padded to 8 bytes it would be the same."""
+    comm.all_reduce(np.ones(6 if comm.rank == VICTIM else 5, "float32"))
+
+
+def wrong_small_gather(comm) -> None:
+    count = 6 if comm.rank == VICTIM else 5
+    comm.all_gather(np.empty(count * comm.size, "float32"), np.ones(count, "float32"))
+
+
+def wrong_small_scatter(comm) -> None:
+    count = 6 if comm.rank == VICTIM else 5
+    comm.reduce_scatter(np.empty(count, "uint8"), np.ones(count * comm.size, "uint8"))
+
+
 def wrong_dtype(comm) -> None:
     comm.all_reduce(np.ones(1000, "int32" if comm.rank == VICTIM else "float32"))
 

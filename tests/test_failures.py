@@ -94,7 +94,19 @@ def test_a_stopped_rank_is_named_through_a_chain_of_messages() -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("scenario", ["wrong_operation", "wrong_count", "wrong_dtype", "wrong_root", "wrong_message"])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "wrong_operation",
+        "wrong_count",
+        "wrong_small_count",
+        "wrong_small_gather",
+        "wrong_small_scatter",
+        "wrong_dtype",
+        "wrong_root",
+        "wrong_message",
+    ],
+)
 def test_mismatch_is_raised_on_every_rank(scenario: str, transport: str) -> None:
     outcomes = run_scenario(scenario, transport)
     assert len(outcomes) == SIZE

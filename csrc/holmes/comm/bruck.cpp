@@ -26,13 +26,10 @@ int step_of(int distance) {
 Bruck::Bruck(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
              std::vector<std::size_t> block_bytes)
     : Collective(group, signature, std::move(work), deadline) {
-  // A block starts at a multiple of what the widest element needs.
-  constexpr std::size_t alignment = 8;
+  // Not padded: lengths on the wire differ wherever counts do. Blocks are of one dtype, so elements stay aligned.
   begin_.push_back(0);
-  for (int slot = 0; slot < group.size; ++slot) {
-    const std::size_t bytes = block_bytes[static_cast<std::size_t>((group.rank + slot) % group.size)];
-    begin_.push_back(begin_.back() + (bytes + alignment - 1) / alignment * alignment);
-  }
+  for (int slot = 0; slot < group.size; ++slot)
+    begin_.push_back(begin_.back() + block_bytes[static_cast<std::size_t>((group.rank + slot) % group.size)]);
 }
 
 void Bruck::start() {
