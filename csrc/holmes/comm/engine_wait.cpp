@@ -129,7 +129,8 @@ bool Engine::goes_on_spinning(std::optional<Clock::time_point>& start, std::opti
 bool Engine::prepare_wait(std::vector<pollfd>& fds) {
   if (inbox_filled_.load() || failure_requested_.load() || close_requested_.load() || state_requested_.load())
     return false;
-  if (is_dead()) return true;
+  // It may have died since the waiter looked at its work, and then nothing would wake it any more.
+  if (is_dead()) return false;
   Collective* running = queue_.empty() ? nullptr : queue_.front().get();
   bool block = true;
   try {
