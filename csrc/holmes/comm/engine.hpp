@@ -31,10 +31,13 @@ public:
   // thread drives or other calls wait for their turn.
   bool run_here(std::unique_ptr<Collective>& collective);
   void submit(std::vector<P2pEngine::Request> requests);
-  // Gives what is queued to the I/O thread, but for small operations only what cannot be done here at once.
+  // Leaves what is queued to the I/O thread, unless a caller waits for it first; of small operations only what cannot
+  // be done here at once.
   void run_in_background(std::size_t bytes);
   // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives.
   void help(const Work& work, std::optional<Clock::time_point> until);
+  // Nobody came to wait for what run_in_background left. Any thread.
+  void wait_expired();
 
   void abort(const std::string& reason);
   // As abort, with this failure; the I/O thread does it, so callbacks of works may call it.
@@ -143,7 +146,10 @@ private:
   unsigned spin_misses_ = 0;                     // waits in a row that outlived the spin
   unsigned bulk_misses_ = 0;  // of waits for much: one more for each that did, one less for each that did not
   unsigned bulk_waits_ = 0;   // since most of them did
-  std::vector<pollfd> fds_;   // driver of help
+  std::atomic<bool> is_offered_{false};  // to the I/O thread, perhaps
+  std::atomic<Clock::time_point> offered_at_{};
+  std::atomic<unsigned> prompt_waits_{0};  // how many operations in a row were waited for in time
+  std::vector<pollfd> fds_;                // driver of help
 
   mutable std::mutex mutex_;  // protects what follows
   std::deque<Submission> inbox_;

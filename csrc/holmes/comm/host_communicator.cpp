@@ -51,6 +51,14 @@ private:
   std::weak_ptr<Engine> engine_;
 };
 
+IoThread& own_io_thread(const Env& env, const CommunicatorOptions& options, int label) try {
+  return io_thread_for(env, options.nics.empty() ? "" : options.nics.front().interface);
+} catch (const SystemError& error) {
+  ErrorContext context = error.context();
+  context.rank = label;
+  throw SystemError(error.what(), std::move(context));
+}
+
 // The channels of a pair. `p2p` is returned beside the collective one.
 struct ChannelPair {
   std::unique_ptr<Channel> collective;
@@ -134,7 +142,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     p2p[link.peer] = std::move(channels.p2p);
   }
   const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
-  IoThread& io_thread = io_thread_for(env, options_.nics.empty() ? "" : options_.nics.front().interface);
+  IoThread& io_thread = own_io_thread(env, options_, group->label(options_.rank));
   const std::string place = "rank " + std::to_string(group->label(options_.rank)) + " (host " + host + ")";
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, env.spin.value_or(default_spin),
                                      io_thread, std::move(sockets));

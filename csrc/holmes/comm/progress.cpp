@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,21 +14,35 @@
 #include "holmes/core/log.hpp"
 
 namespace holmes {
+namespace {
+
+timespec timespec_of(Duration duration) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(duration);
+  return {static_cast<time_t>(seconds.count()),
+          static_cast<long>(std::chrono::nanoseconds(duration - seconds).count())};
+}
+
+// What an eventfd or a timer counts.
+void clear(const UniqueFd& fd) {
+  std::uint64_t ignored;
+  [[maybe_unused]] const ssize_t bytes = ::read(fd.get(), &ignored, sizeof ignored);
+}
+
+}  // namespace
 
 void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until) {
   if (!until) {
     ::poll(fds.data(), fds.size(), -1);
     return;
   }
-  const auto left = std::max(*until - Clock::now(), Clock::duration::zero());
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
-  const timespec timeout{static_cast<time_t>(seconds.count()),
-                         static_cast<long>(std::chrono::nanoseconds(left - seconds).count())};
+  const timespec timeout = timespec_of(std::max(*until - Clock::now(), Clock::duration::zero()));
   ::ppoll(fds.data(), fds.size(), &timeout, nullptr);
 }
 
-IoThread::IoThread(int number, const std::vector<int>& cpus) : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!wake_fd_)
+IoThread::IoThread(int number, const std::vector<int>& cpus)
+    : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      timer_fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
+  if (!wake_fd_ || !timer_fd_)
     throw SystemError("cannot make an event descriptor: " + errno_text(errno) + limit_text(errno),
                       {.system_errno = errno});
   std::thread thread([this] { run(); });
@@ -51,6 +66,44 @@ void IoThread::add(std::shared_ptr<Engine> engine) {
     added_.push_back(std::move(engine));
   }
   wake();
+}
+
+void IoThread::offer(std::shared_ptr<Engine> engine, Duration patience) {
+  const auto due = Clock::now() + patience;
+  std::lock_guard lock(mutex_);
+  offers_.push_back({std::move(engine), due});
+  if (due < timer_at_) set_timer(due);
+}
+
+void IoThread::take_back(const Engine& engine) {
+  // A timer that is due soon is cheaper to stop than to wake up for.
+  constexpr std::chrono::microseconds soon{100};
+  std::lock_guard lock(mutex_);
+  const auto taken = std::erase_if(offers_, [&](const Offer& offer) { return offer.engine.get() == &engine; });
+  if (taken > 0 && offers_.empty() && timer_at_ - Clock::now() < soon) set_timer(Clock::time_point::max());
+}
+
+// The timer is spent where it has rung: one is set for the offers that are not due yet.
+void IoThread::take_offers() {
+  const auto now = Clock::now();
+  auto next = Clock::time_point::max();
+  std::erase_if(offers_, [&](Offer& offer) {
+    if (now < offer.due) {
+      next = std::min(next, offer.due);
+      return false;
+    }
+    offer.engine->wait_expired();
+    added_.push_back(std::move(offer.engine));
+    return true;
+  });
+  set_timer(next);
+}
+
+void IoThread::set_timer(Clock::time_point at) {
+  timer_at_ = at;
+  itimerspec once{};  // zero: never
+  if (at != Clock::time_point::max()) once.it_value = timespec_of(at.time_since_epoch());
+  ::timerfd_settime(timer_fd_.get(), TFD_TIMER_ABSTIME, &once, nullptr);
 }
 
 void IoThread::watch(std::shared_ptr<Engine> engine) {
@@ -88,9 +141,12 @@ void IoThread::tend(std::optional<Clock::time_point>& wake_at) {
 
 void IoThread::run() {
   std::vector<pollfd> fds;
+  bool has_rung = false;
   while (true) {
     {
       std::lock_guard lock(mutex_);
+      if (has_rung || Clock::now() >= timer_at_) take_offers();
+      has_rung = false;
       for (auto& engine : added_)
         if (std::find(active_.begin(), active_.end(), engine) == active_.end()) active_.push_back(std::move(engine));
       added_.clear();
@@ -103,9 +159,11 @@ void IoThread::run() {
     tend(wake_at);
     if (round(fds, wake_at)) {
       fds.push_back({wake_fd_.get(), POLLIN, 0});
+      fds.push_back({timer_fd_.get(), POLLIN, 0});
       poll_until(fds, wake_at);
-      std::uint64_t ignored;
-      [[maybe_unused]] const ssize_t bytes = ::read(wake_fd_.get(), &ignored, sizeof ignored);
+      if (fds[fds.size() - 2].revents) clear(wake_fd_);
+      has_rung = fds.back().revents != 0;
+      if (has_rung) clear(timer_fd_);
     }
     for (const auto& engine : waiting_) {
       std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
