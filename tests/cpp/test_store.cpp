@@ -131,21 +131,24 @@ void test_env() {
   for (const char* value : {"0", "65", "two"}) refuse("HOLMES_IO_THREADS", value);
   for (const char* value : {"3-1", "node0", "0,,1"}) refuse("HOLMES_IO_CPUS", value);
   refuse("HOLMES_SHM", "yes");
+  refuse("HOLMES_CMA", "1");
   refuse("HOLMES_LOG", "loud");
 
   ::setenv("HOLMES_PORT_RANGE", "40000-40100", 1);
   ::setenv("HOLMES_CONNECT_TIMEOUT_S", "2.5", 1);
   ::setenv("HOLMES_SPIN_US", "0", 1);
   ::setenv("HOLMES_SHM", "0", 1);
+  ::setenv("HOLMES_CMA", "0", 1);
   ::setenv("HOLMES_HOSTNAME", "b1", 1);
   const auto env = Env::read();
   CHECK(env.port_range->first == 40000 && env.port_range->second == 40100);
-  CHECK(env.connect_timeout == 2500ms && env.spin == 0us && !env.shm && host_name() == "b1");
+  CHECK(env.connect_timeout == 2500ms && env.spin == 0us && !env.shm && env.cma == CmaUse::never);
+  CHECK(host_name() == "b1");
   for (const auto& variable : env_variables()) {
     CHECK(variable.name.starts_with("HOLMES_") && !variable.values.empty() && !variable.meaning.empty());
     ::unsetenv(variable.name.c_str());
   }
-  CHECK(!Env::read().port_range && Env::read().shm && host_name() != "b1");
+  CHECK(!Env::read().port_range && Env::read().shm && Env::read().cma == CmaUse::measured && host_name() != "b1");
 }
 
 void test_given_secret() {

@@ -63,6 +63,7 @@ Collective::Header Collective::make_header(int peer) const {
           send_total_bytes(peer),
           recv_total_bytes(peer),
           signature_.announced_bytes,
+          vote(),
           {}};
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "holmes/comm/all_reduce_order.hpp"
 #include "holmes/comm/control.hpp"
 #include "holmes/comm/flight_recorder.hpp"
 #include "holmes/core/types.hpp"
@@ -59,8 +60,9 @@ struct Group {
   std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
   bool any_shared_memory = false;          // a pair of this rank
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
-  std::size_t pinned_ring_bytes = 0;       // per peer, direction and GPU, for messages of a GPU's memory
-  std::vector<std::byte> staging;          // memory for the one collective that runs; grows, never shrinks
+  AllReduceOrder all_reduce_order;
+  std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
+  std::vector<std::byte> staging;     // memory for the one collective that runs; grows, never shrinks
   std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
 
   int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
@@ -83,6 +85,8 @@ public:
   // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
   bool advance();
   bool is_done() const;
+  // Called once, when it is done.
+  virtual void end() {}
   // What to wait for before calling advance again: bytes that can be received next / sent next without a break, 0 for
   // none, and 1 where a header is due.
   std::size_t awaited_recv_bytes(int peer);
@@ -128,12 +132,16 @@ protected:
   virtual bool compute() { return false; }
   // Whether local work is finished too.
   virtual bool is_computed() const { return true; }
+  // What this rank tells all peers, next to what they must agree on.
+  virtual std::uint64_t vote() const { return 0; }
   // Whether compute() waits to peek at bytes of `peer`.
   virtual bool awaits_peek(int /*peer*/) const { return false; }
 
   std::size_t received_bytes(int peer) const;
   void count_received(int peer, std::size_t bytes);  // for peeked bytes
   bool header_received(int peer) const;
+  // What a peer told, where its header is here.
+  std::uint64_t vote_of(int peer) const { return flows_[peer].in.vote; }
 
   Group& group_;
   Signature signature_;
@@ -156,7 +164,8 @@ private:
     std::uint64_t payload_bytes;   // that follow
     std::uint64_t expected_bytes;  // that the sender of this header expects back
     std::uint64_t announced_bytes;
-    std::uint64_t padding[2];  // to a cache line: what follows in a shared-memory ring stays aligned
+    std::uint64_t vote;
+    std::uint64_t padding[1];  // to a cache line: what follows in a shared-memory ring stays aligned
   };
   static_assert(sizeof(Header) == 64);
   struct Flow {

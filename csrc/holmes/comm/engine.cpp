@@ -214,6 +214,7 @@ bool Engine::progress_or_throw() {
     }
     moved = running.advance();
     if (running.is_done()) {
+      running.end();
       const std::unique_ptr<Collective> finished = std::move(queue_.front());
       queue_.pop_front();
       front_started_ = false;

@@ -72,7 +72,7 @@ std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sock
 }
 
 ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control,
-                          const std::shared_ptr<RailsContext>& rails) {
+                          const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
   if (!link.uses_shared_memory()) {
     return {make_tcp_channel(link.peer, std::move(link.collective), rails),
             make_tcp_channel(link.peer, std::move(link.p2p), rails)};
@@ -87,7 +87,7 @@ ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control,
     info.transport = "shm";
     info.purpose = purpose;
     return std::make_unique<ShmChannel>(
-        link.peer, segment, first_ring + lower, first_ring + 1 - lower, [&control] { control.send_doorbell(); },
+        link.peer, segment, first_ring + lower, first_ring + 1 - lower, [&control] { control.send_doorbell(); }, cma,
         std::move(info));
   };
   return {make(0, "collective"), make(2, "p2p")};
@@ -136,7 +136,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     if (link.peer < 0) continue;
     auto control = std::make_unique<ControlLink>(group->label(link.peer), link.host, link.nic, std::move(link.control));
     group->any_shared_memory |= link.uses_shared_memory();
-    ChannelPair channels = make_channels(link, options_.rank, *control, rails);
+    ChannelPair channels = make_channels(link, options_.rank, *control, rails, env.cma);
     group->controls[link.peer] = std::move(control);
     group->channels[link.peer] = std::move(channels.collective);
     p2p[link.peer] = std::move(channels.p2p);

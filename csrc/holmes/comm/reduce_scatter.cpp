@@ -18,21 +18,18 @@ iovec ReduceScatter::next_send(int peer, std::size_t done_bytes) {
 
 bool ReduceScatter::awaits_peek(int peer) const { return reducer_.awaits_peek(peer, received_bytes(peer)); }
 
+// One slice: a peer may wait for what this rank can send by now.
 bool ReduceScatter::compute() {
-  bool moved = false;
-  while (!reducer_.is_done()) {
-    for (int peer = 0; peer < group_.size; ++peer) {
-      if (peer == group_.rank) continue;
-      if (!header_received(peer)) return moved;
-      done_bytes_[peer] = received_bytes(peer);
-    }
-    const std::size_t bytes = reducer_.reduce_next(done_bytes_);
-    if (bytes == 0) return moved;
-    moved = true;
-    for (int peer = 0; peer < group_.size; ++peer)
-      if (reducer_.is_peeked(peer)) count_received(peer, bytes);
+  if (reducer_.is_done()) return false;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    if (!header_received(peer)) return false;
+    done_bytes_[peer] = received_bytes(peer);
   }
-  return moved;
+  const std::size_t bytes = reducer_.reduce_next(done_bytes_);
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (reducer_.is_peeked(peer)) count_received(peer, bytes);
+  return bytes > 0;
 }
 
 }  // namespace holmes

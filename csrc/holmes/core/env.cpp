@@ -86,6 +86,11 @@ Env Env::read() {
     if (*text != "0" && *text != "1") refuse("HOLMES_SHM", *text, "0 or 1", "say 0 to use TCP inside a host");
     env.shm = *text == "1";
   }
+  if (const auto text = text_of("HOLMES_CMA")) {
+    if (*text != "auto" && *text != "always" && *text != "0")
+      refuse("HOLMES_CMA", *text, "auto, always or 0", "say 0 where a rank must not read another one's memory");
+    env.cma = *text == "0" ? CmaUse::never : *text == "always" ? CmaUse::always : CmaUse::measured;
+  }
   if (const auto text = text_of("HOLMES_SPIN_US")) {
     const auto microseconds = number_from<int>(*text);
     if (!microseconds || *microseconds < 0 || *microseconds > 1'000'000) {
@@ -158,6 +163,8 @@ const std::vector<EnvVariable>& env_variables() {
       {"HOLMES_CONNECT_TIMEOUT_S", "seconds, above 0", "the communicator's options",
        "Deadline of a communicator's set-up, in place of the one its options say."},
       {"HOLMES_SHM", "0 or 1", "1", "0: ranks of one host use TCP too."},
+      {"HOLMES_CMA", "auto, always, 0", "auto",
+       "Ranks of one host read larger pieces out of each other's memory: where measured to be faster, always, never."},
       {"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "the engine's choice",
        "How long a waiting thread polls before it blocks."},
       {"HOLMES_IO_THREADS", "1 to 64", "1",

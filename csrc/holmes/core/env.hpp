@@ -14,6 +14,8 @@ namespace holmes {
 
 // How a further NCCL image is made: without the file's GPU code, which is mapped from the original; or as a whole copy.
 enum class NcclImageForm { sparse, copy };
+// Cross memory attach: when to read larger pieces out of the memory of another rank of the host.
+enum class CmaUse { never, measured, always };
 
 // One field per variable. `Env::read()` looks when it is called (a communicator, when it is made).
 struct Env {
@@ -44,6 +46,9 @@ struct Env {
 
   // HOLMES_SHM = 0 | 1. 0: ranks of one host use TCP too. Default 1.
   bool shm = true;
+  // HOLMES_CMA = auto | always | 0. Copies between ranks of one host out of the sender's memory (process_vm_readv) in
+  // place of shared memory: where they are measured to cost less, for all larger pieces, never. Default auto.
+  CmaUse cma = CmaUse::measured;
 
   // HOLMES_SPIN_US = microseconds (0 to 1000000). How long a waiting thread polls before it blocks. Default: measured
   // choice of the engine.

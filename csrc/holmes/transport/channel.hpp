@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "holmes/bootstrap/mesh.hpp"
+#include "holmes/core/env.hpp"
 
 namespace holmes {
 
@@ -45,12 +46,18 @@ public:
   // How far this side may send ahead of what the peer has sent, so that no path runs dry while both go at one pace.
   virtual std::size_t lead_bytes() { return min_lead_bytes; }
 
+  // Whether pieces can go through windows (see DirectWindow).
+  virtual CmaUse window_use() const { return CmaUse::never; }
+  // Whether they do from now on; absent: the channel decides.
+  virtual void set_windows(std::optional<bool> /*on*/) {}
+
   // Largest number of bytes try_peek can give; 0 where the transport has none.
   virtual std::size_t max_peek_bytes() const { return 0; }
   // Received bytes in place, without a copy: `bytes` contiguous ones, or null while fewer are there. Valid until
   // `consume`.
   virtual const std::byte* try_peek(std::size_t /*bytes*/) { return nullptr; }
-  virtual void consume(std::size_t /*bytes*/) {}
+  // `used_s`: how long it took to use them, seconds.
+  virtual void consume(std::size_t /*bytes*/, double /*used_s*/) {}
 
   // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
   virtual bool tells_end() const { return true; }

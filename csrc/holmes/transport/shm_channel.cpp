@@ -4,8 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
 
 #include "holmes/core/error.hpp"
 #include "holmes/reduce/copy.hpp"
@@ -14,25 +18,21 @@ namespace holmes {
 namespace {
 
 constexpr int ring_count = 4;
-constexpr std::size_t cache_line_bytes = 64;
 // Bytes one call copies at most: the peer starts on them while this side copies the next.
 constexpr std::size_t max_call_bytes = 64 * 1024;
+// The same of a window, where a call costs a system call too.
+constexpr std::size_t max_pull_bytes = 128 * 1024;
+// Copies that are worth two looks at the clock.
+constexpr std::size_t min_timed_bytes = 16 * 1024;
 
 std::size_t page_bytes() {
   static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
 }
 
-}  // namespace
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Each word has its own cache line: the writer of one never disturbs the reader of another.
-struct ShmSegment::Ring {
-  alignas(cache_line_bytes) std::atomic<std::uint64_t> produced;
-  alignas(cache_line_bytes) std::atomic<std::uint64_t> consumed;
-  alignas(cache_line_bytes) std::atomic<std::uint32_t> reader_sleeps;
-  alignas(cache_line_bytes) std::atomic<std::uint32_t> writer_sleeps;
-  alignas(cache_line_bytes) std::atomic<std::uint32_t> closed;
-};
+}  // namespace
 
 std::size_t ShmSegment::segment_bytes(std::size_t ring_bytes) { return page_bytes() + ring_count * ring_bytes; }
 
@@ -81,18 +81,24 @@ std::byte* ShmSegment::data(int index) const {
 }
 
 ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver,
-                       std::function<void()> ring_doorbell, ConnectionInfo info)
+                       std::function<void()> ring_doorbell, CmaUse cma, ConnectionInfo info)
     : Channel(peer),
       segment_(std::move(segment)),
       out_(segment_->ring(sender)),
       in_(segment_->ring(receiver)),
       out_data_(segment_->data(sender)),
       in_data_(segment_->data(receiver)),
+      shown_(out_.window),
+      seen_(in_.window),
+      may_pull_(cma != CmaUse::never),
+      choices_{{cma, segment_->ring_bytes()}, {cma, segment_->ring_bytes()}},
       ring_doorbell_(std::move(ring_doorbell)),
       info_(std::move(info)) {}
 
 std::size_t ShmChannel::readable_bytes() const {
-  const std::uint64_t bytes = in_.produced.load(std::memory_order_acquire) - consumed_;
+  const std::uint64_t produced = in_.produced.load(std::memory_order_acquire);
+  if (produced <= consumed_) return 0;  // in a window, which the sender counts when it looks
+  const std::uint64_t bytes = produced - consumed_;
   if (bytes > segment_->ring_bytes())
     throw ProtocolError("the shared-memory ring of rank " + std::to_string(peer()) +
                         " is corrupt: " + std::to_string(bytes) + " bytes claimed in a ring of " +
@@ -110,71 +116,228 @@ std::size_t ShmChannel::writable_bytes() {
   return segment_->ring_bytes() - used;
 }
 
+// Who copies out of memory needs no room in a ring, but goes more slowly in short steps.
+std::size_t ShmChannel::lead_bytes() {
+  constexpr std::size_t window_lead_bytes = 1024 * 1024;
+  const bool any = choices_[copied].prefers_window() || choices_[peeked].prefers_window();
+  return set_windows_.value_or(any) ? window_lead_bytes : segment_->ring_bytes() / 2;
+}
+
 std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
-  std::size_t room = std::min(writable_bytes(), max_call_bytes);
+  if (shown_.is_open()) look_at_window();
   std::size_t total = 0;
-  for (const iovec& piece : pieces) {
-    const std::size_t bytes = std::min(piece.iov_len, room);
-    copy_to_ring_(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
-    total += bytes;
-    room -= bytes;
-    if (bytes < piece.iov_len) break;
+  if (unreported_ > 0) {
+    for (const iovec& piece : pieces) total += piece.iov_len;
+    total = std::min(total, unreported_);
+    unreported_ -= total;
+  } else if (!shown_.is_open()) {
+    total = send_new(pieces);
   }
   if (total == 0) {
     if (out_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
     return 0;
   }
-  produced_ += total;
-  out_.produced.store(produced_, std::memory_order_seq_cst);
-  if (out_.reader_sleeps.load(std::memory_order_seq_cst) && out_.reader_sleeps.exchange(0)) ring_doorbell_();
   count_sent(total);
   return total;
 }
 
-std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
-  std::size_t available = std::min(readable_bytes(), max_call_bytes);
+std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
+  std::size_t room = std::min(writable_bytes(), max_call_bytes);
   std::size_t total = 0;
+  const iovec* to_show = nullptr;
   for (const iovec& piece : pieces) {
-    const std::size_t bytes = std::min(piece.iov_len, available);
-    copy_cached(piece.iov_base, in_data_ + ((consumed_ + total) & (segment_->ring_bytes() - 1)), bytes);
+    if (ring_only_ == 0 && choice().shows(piece.iov_len, set_windows_)) {
+      to_show = &piece;
+      break;
+    }
+    const std::size_t bytes = std::min(piece.iov_len, room);
+    const bool is_timed = bytes >= min_timed_bytes;
+    const auto start = is_timed ? Clock::now() : Clock::time_point();
+    copy_to_ring_(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
+    if (is_timed) write_cost_.add(bytes, seconds_since(start));
     total += bytes;
-    available -= bytes;
+    room -= bytes;
     if (bytes < piece.iov_len) break;
+  }
+  if (!set_windows_) count_choice(to_show ? to_show->iov_len : total);
+  produced_ += total;
+  ring_only_ -= std::min(ring_only_, total);
+  if (total > 0) out_.produced.store(produced_, std::memory_order_seq_cst);
+  if (to_show) shown_.open(produced_, to_show->iov_base, to_show->iov_len);
+  if (total > 0 || to_show) wake_reader();
+  return total;
+}
+
+WindowChoice& ShmChannel::choice() {
+  return choices_[std::min<std::uint32_t>(out_.window.current.load(std::memory_order_relaxed), use_count - 1)];
+}
+
+void ShmChannel::count_choice(std::size_t bytes) {
+  const auto use = std::min<std::uint32_t>(out_.window.current.load(std::memory_order_relaxed), use_count - 1);
+  const auto& theirs = out_.window.costs[use];
+  const double read = theirs.ring.load(std::memory_order_relaxed);
+  const double write = write_cost_.s_per_byte();
+  choices_[use].sent(bytes, {read > 0 && write > 0 ? read + write : 0, theirs.window.load(std::memory_order_relaxed)});
+}
+
+void ShmChannel::look_at_window() {
+  const std::uint64_t position = shown_.position();
+  if (shown_.is_refused())
+    for (WindowChoice& choice : choices_) choice.give_up();
+  if (position == produced_) return;
+  unreported_ += position - produced_;
+  produced_ = position;
+  known_consumed_ = position;  // all of the ring came before
+}
+
+// Where nobody has come for it: a ring takes at least so much of it that a small message is sent without the receiver.
+void ShmChannel::withdraw_window() {
+  look_at_window();
+  if (shown_.is_open() && shown_.withdraw())
+    ring_only_ = std::min<std::size_t>(shown_.end() - produced_, segment_->ring_bytes());
+}
+
+void ShmChannel::wake_reader() {
+  if (out_.reader_sleeps.load(std::memory_order_seq_cst) && out_.reader_sleeps.exchange(0)) ring_doorbell_();
+}
+
+std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
+  std::size_t total = 0;
+  if (stage_.bytes() > 0) {
+    for (const iovec& piece : pieces) {
+      const std::size_t bytes = std::min(piece.iov_len, stage_.bytes());
+      copy_cached(piece.iov_base, stage_.memory.get() + stage_.begin, bytes);
+      stage_.begin += bytes;
+      total += bytes;
+    }
+    count_received(total);
+    return total;
+  }
+  total = recv_from_ring(pieces);
+  if (total == 0) {
+    const auto start = Clock::now();
+    total = pull(pieces, max_pull_bytes);
+    if (total >= min_timed_bytes) add_cost(copied, /*is_window=*/true, total, seconds_since(start));
   }
   if (total == 0) {
     if (in_.closed.load(std::memory_order_relaxed) && readable_bytes() == 0) throw StreamClosed{peer(), 0};
     return 0;
   }
-  consume(total);
+  count_received(total);
   return total;
 }
 
+std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
+  std::size_t available = std::min(readable_bytes(), max_call_bytes);
+  std::size_t total = 0;
+  for (const iovec& piece : pieces) {
+    const std::size_t bytes = std::min(piece.iov_len, available);
+    const bool is_timed = bytes >= min_timed_bytes;
+    const auto start = is_timed ? Clock::now() : Clock::time_point();
+    copy_cached(piece.iov_base, in_data_ + ((consumed_ + total) & (segment_->ring_bytes() - 1)), bytes);
+    if (is_timed) add_cost(copied, /*is_window=*/false, bytes, seconds_since(start));
+    total += bytes;
+    available -= bytes;
+    if (bytes < piece.iov_len) break;
+  }
+  if (total > 0) take(total);
+  return total;
+}
+
+// Copies up to `bytes` of the peer's window, where one is open, into `pieces`.
+std::size_t ShmChannel::pull(std::span<const iovec> pieces, std::size_t bytes) {
+  if (seen_.available(consumed_) == 0) return 0;
+  if (!may_pull_) seen_.refuse(consumed_);
+  const std::size_t pulled = may_pull_ ? seen_.copy(consumed_, pieces, bytes) : 0;
+  if (pulled == 0) {
+    wake_writer();  // which has to send it another way
+    return 0;
+  }
+  // What was copied after the peer gave up may be anything: it closes before it lets go of the memory.
+  if (in_.closed.load(std::memory_order_seq_cst)) throw StreamClosed{peer(), 0};
+  consumed_ += pulled;
+  in_.consumed.store(consumed_, std::memory_order_seq_cst);
+  if (seen_.advance(consumed_)) wake_writer();
+  return pulled;
+}
+
 const std::byte* ShmChannel::try_peek(std::size_t bytes) {
-  if (readable_bytes() >= bytes) return in_data_ + (consumed_ & (segment_->ring_bytes() - 1));
+  const std::size_t readable = readable_bytes();
+  if (stage_.bytes() == 0 && readable >= bytes) return in_data_ + (consumed_ & (segment_->ring_bytes() - 1));
+  if (stage_.bytes() > 0 || seen_.available(consumed_ + readable) > 0) stage(bytes);
+  if (stage_.bytes() > 0 && stage_.bytes() >= bytes) return stage_.memory.get() + stage_.begin;
   if (in_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
   return nullptr;
 }
 
-void ShmChannel::consume(std::size_t bytes) {
+// Takes all that is there, up to `bytes`, out of ring and window: the peer can go on only then.
+void ShmChannel::stage(std::size_t bytes) {
+  if (!stage_.memory)
+    stage_.memory.reset(
+        static_cast<std::byte*>(std::aligned_alloc(ShmSegment::cache_line_bytes, segment_->ring_bytes())));
+  if (!stage_.memory) throw std::bad_alloc();
+  if (stage_.begin > 0) std::memmove(stage_.memory.get(), stage_.memory.get() + stage_.begin, stage_.bytes());
+  stage_.end -= std::exchange(stage_.begin, 0);
+  const auto start = Clock::now();
+  while (stage_.end < bytes) {
+    const iovec room{stage_.memory.get() + stage_.end, bytes - stage_.end};
+    std::size_t received = recv_from_ring({&room, 1});
+    if (received == 0) received = pull({&room, 1}, room.iov_len);
+    if (received == 0) break;
+    stage_.end += received;
+  }
+  staging_s_ += seconds_since(start);
+}
+
+void ShmChannel::consume(std::size_t bytes, double used_s) {
+  const bool is_staged = stage_.bytes() > 0;
+  if (bytes >= min_timed_bytes) add_cost(peeked, is_staged, bytes, used_s + std::exchange(staging_s_, 0));
+  if (is_staged) {
+    stage_.begin += bytes;
+  } else {
+    take(bytes);
+  }
+  count_received(bytes);
+}
+
+void ShmChannel::add_cost(Use use, bool is_window, std::size_t bytes, double seconds) {
+  CopyCost& cost = (is_window ? window_costs_ : ring_costs_)[use];
+  cost.add(bytes, seconds);
+  auto& shared = in_.window.costs[use];
+  (is_window ? shared.window : shared.ring).store(cost.s_per_byte(), std::memory_order_relaxed);
+  in_.window.current.store(use, std::memory_order_relaxed);
+}
+
+// Out of the ring.
+void ShmChannel::take(std::size_t bytes) {
   consumed_ += bytes;
   in_.consumed.store(consumed_, std::memory_order_seq_cst);
+  wake_writer();
+}
+
+void ShmChannel::wake_writer() {
   if (in_.writer_sleeps.load(std::memory_order_seq_cst) && in_.writer_sleeps.exchange(0)) ring_doorbell_();
-  count_received(bytes);
 }
 
 bool ShmChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& /*fds: the control socket wakes*/) {
   // Announce first, look again after: either this side sees the change or the peer sees the announcement.
   if (for_recv) {
-    const std::uint64_t before = in_.produced.load(std::memory_order_relaxed);
-    if (before != waited_produced_) {
-      waited_produced_ = before;
+    const std::uint64_t produced = in_.produced.load(std::memory_order_relaxed);
+    const std::uint64_t window = seen_.state();
+    if (produced != waited_produced_ || window != waited_window_) {
+      waited_produced_ = produced;
+      waited_window_ = window;
       return false;
     }
     in_.reader_sleeps.store(1, std::memory_order_seq_cst);
-    if (in_.produced.load(std::memory_order_seq_cst) != before) return false;
+    if (in_.produced.load(std::memory_order_seq_cst) != produced || seen_.state() != window) return false;
   }
   if (for_send) {
     out_.writer_sleeps.store(1, std::memory_order_seq_cst);
+    if (shown_.is_open()) withdraw_window();
+    // The receiver is at it, and rings when it is through.
+    if (shown_.is_open()) return !in_.closed.load(std::memory_order_seq_cst);
+    if (unreported_ > 0) return false;
     known_consumed_ = out_.consumed.load(std::memory_order_seq_cst);
     if (writable_bytes() > 0) return false;
   }

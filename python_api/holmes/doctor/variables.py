@@ -11,6 +11,7 @@ HOLMES = {
     "HOLMES_HIERARCHICAL_MIN_BYTES": "replaces the measured size from which operations run hierarchically",
     "HOLMES_TRANSPORT": "forces TCP or shared memory",
     "HOLMES_SHM": "0: no shared memory between ranks of a host",
+    "HOLMES_CMA": "whether ranks of a host read each other's memory",
     "HOLMES_SECRET": "the job's secret",
     "HOLMES_SECRET_FILE": "file with the job's secret",
     "HOLMES_TLS": "which TCP connections are encrypted",

@@ -1,0 +1,283 @@
+// Pieces that the receiver copies out of the sender's memory: what comes, in which order, and who waits for whom; when
+// they are chosen; when all_reduce sends long runs for their sake. Two ends of one channel in one process.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+
+#include "check.hpp"
+#include "holmes/comm/all_reduce_order.hpp"
+#include "holmes/core/unique_fd.hpp"
+#include "holmes/transport/shm_channel.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+
+namespace {
+
+constexpr std::size_t ring_bytes = 64 * 1024;
+constexpr std::size_t large_bytes = 300 * 1024;  // does not fit the ring
+
+struct Pair {
+  explicit Pair(CmaUse cma, CmaUse receiver_cma) {
+    const std::size_t bytes = ShmSegment::segment_bytes(ring_bytes);
+    const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
+    CHECK(::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0);
+    segment = std::make_shared<ShmSegment>(fd.get(), bytes);
+    sender = std::make_unique<ShmChannel>(1, segment, 0, 1, [this] { ++doorbells; }, cma, ConnectionInfo{});
+    receiver = std::make_unique<ShmChannel>(0, segment, 1, 0, [this] { ++doorbells; }, receiver_cma, ConnectionInfo{});
+  }
+  explicit Pair(CmaUse cma) : Pair(cma, cma) {}
+  bool is_window_open() const {
+    return (segment->ring(0).window.state.load() & 3) == DirectWindow::open && segment->ring(0).window.end > 0;
+  }
+
+  std::shared_ptr<ShmSegment> segment;
+  std::unique_ptr<ShmChannel> sender, receiver;
+  int doorbells = 0;
+};
+
+std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::byte> data(bytes);
+  for (std::byte& byte : data) byte = static_cast<std::byte>(random());
+  return data;
+}
+
+iovec piece(std::vector<std::byte>& data, std::size_t from, std::size_t bytes) { return {data.data() + from, bytes}; }
+
+bool would_sleep(Channel& channel, bool for_recv, bool for_send) {
+  std::vector<pollfd> fds;
+  const bool sleeps = channel.prepare_wait(for_recv, for_send, fds);
+  channel.finish_wait();
+  return sleeps;
+}
+
+// Pieces of all sizes, received in other ones, copied or peeked at, through ring and windows in turns.
+void check_stream(CmaUse cma, CmaUse receiver_cma) {
+  Pair pair(cma, receiver_cma);
+  constexpr std::size_t total = 24 * 1024 * 1024;
+  auto source = pattern(total, 1);
+  std::vector<std::byte> arrived(total);
+  std::mt19937 random(2);
+  const auto any_bytes = [&](std::size_t left) {
+    const std::size_t most = std::size_t{1} << (6 + random() % 14);
+    return std::min<std::size_t>(left, 1 + random() % most);
+  };
+  std::size_t sent = 0, received = 0, piece_end = 0, peek_bytes = 0, idle = 0;
+  bool saw_window = false;
+  while (received < total && idle < 1000) {
+    if (sent == piece_end) piece_end = sent + any_bytes(total - sent);
+    std::size_t moved = 0;
+    if (sent < piece_end) {
+      const iovec pieces[] = {piece(source, sent, piece_end - sent)};
+      moved += pair.sender->try_send(pieces);
+      sent += moved;
+    }
+    saw_window |= pair.is_window_open();
+    if (random() % 8 == 0) would_sleep(*pair.sender, false, sent < piece_end);
+    if (peek_bytes == 0 && random() % 2)
+      peek_bytes = std::min<std::size_t>(any_bytes(total - received), ring_bytes / 2);
+    if (peek_bytes > 0) {
+      // What was offered may end before it, and the peer is not asked for more than it offered.
+      if (const std::byte* data = pair.receiver->try_peek(peek_bytes)) {
+        std::memcpy(arrived.data() + received, data, peek_bytes);
+        pair.receiver->consume(peek_bytes, 1e-6);
+        received += std::exchange(peek_bytes, 0);
+        ++moved;
+      }
+    } else {
+      const std::size_t first = any_bytes(total - received);
+      const iovec pieces[] = {piece(arrived, received, first),
+                              piece(arrived, received + first, any_bytes(total - received - first + 1) - 1)};
+      const std::size_t bytes = pair.receiver->try_recv(pieces);
+      received += bytes;
+      moved += bytes;
+    }
+    idle = moved ? 0 : idle + 1;
+  }
+  CHECK(received == total);
+  CHECK(arrived == source);
+  CHECK(pair.sender->sent_bytes() == total && pair.receiver->received_bytes() == total);
+  CHECK(saw_window == (cma != CmaUse::never));
+}
+
+// The sender's memory is its own again only when the receiver has it all.
+void check_completion() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(large_bytes, 3);
+  std::vector<std::byte> arrived(large_bytes);
+  const iovec all[] = {piece(source, 0, large_bytes)};
+  CHECK(pair.sender->try_send(all) == 0);
+  CHECK(pair.sender->try_send(all) == 0);
+  const iovec half[] = {piece(arrived, 0, large_bytes / 2)};
+  const std::size_t pulled = pair.receiver->try_recv(half);
+  CHECK(pulled > 0 && pulled <= large_bytes / 2);
+  // No more than was offered, though more is gone.
+  const iovec little[] = {piece(source, 0, 100)};
+  CHECK(pair.sender->try_send(little) == 100);
+  const iovec rest[] = {piece(source, 100, large_bytes - 100)};
+  CHECK(pair.sender->try_send(rest) == pulled - 100);
+  CHECK(would_sleep(*pair.sender, false, true));  // the receiver is at it
+  std::size_t received = pulled;
+  while (received < large_bytes) {
+    const iovec more[] = {piece(arrived, received, large_bytes - received)};
+    received += pair.receiver->try_recv(more);
+  }
+  const iovec last[] = {piece(source, pulled, large_bytes - pulled)};
+  CHECK(pair.sender->try_send(last) == large_bytes - pulled);
+  CHECK(arrived == source);
+}
+
+// Nobody comes for it: as much as the ring holds is sent all the same, as without windows.
+void check_withdrawal() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(ring_bytes, 4);
+  const iovec all[] = {piece(source, 0, ring_bytes)};
+  CHECK(pair.sender->try_send(all) == 0);
+  CHECK(!would_sleep(*pair.sender, false, true));
+  CHECK(pair.sender->try_send(all) == ring_bytes);
+  std::vector<std::byte> arrived(ring_bytes);
+  const iovec into[] = {piece(arrived, 0, ring_bytes)};
+  CHECK(pair.receiver->try_recv(into) == ring_bytes);
+  CHECK(arrived == source);
+}
+
+// Who sleeps is woken: the receiver by a window, the sender by its end.
+void check_doorbells() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(2 * ring_bytes, 5);
+  std::vector<std::byte> arrived(2 * ring_bytes);
+  std::vector<pollfd> fds;
+  CHECK(pair.receiver->prepare_wait(true, false, fds));
+  const iovec all[] = {piece(source, 0, source.size())};
+  CHECK(pair.sender->try_send(all) == 0);
+  CHECK(pair.doorbells == 1);
+  pair.receiver->finish_wait();
+  const iovec first[] = {piece(arrived, 0, ring_bytes)};
+  CHECK(pair.receiver->try_recv(first) == ring_bytes);
+  CHECK(pair.sender->prepare_wait(false, true, fds));
+  const iovec second[] = {piece(arrived, ring_bytes, ring_bytes)};
+  CHECK(pair.receiver->try_recv(second) == ring_bytes);
+  CHECK(pair.doorbells == 2);
+  pair.sender->finish_wait();
+  CHECK(arrived == source);
+}
+
+// A process that cannot be read, or is another one by now: the ring does it all.
+void check_refusal(bool other_process) {
+  Pair pair(CmaUse::always);
+  DirectWindow& window = pair.segment->ring(0).window;
+  (other_process ? window.token : window.token_address) += 1 << 20;
+  auto source = pattern(large_bytes, 6);
+  std::vector<std::byte> arrived(large_bytes);
+  std::size_t sent = 0, received = 0, idle = 0;
+  while (received < large_bytes && ++idle < 1000) {
+    const iovec out[] = {piece(source, sent, large_bytes - sent)};
+    sent += sent < large_bytes ? pair.sender->try_send(out) : 0;
+    const iovec in[] = {piece(arrived, received, large_bytes - received)};
+    received += pair.receiver->try_recv(in);
+  }
+  CHECK(arrived == source);
+  CHECK(pair.sender->window_use() == CmaUse::never);
+}
+
+// A sender that gave up may have let go of its memory: what is read there is not handed on.
+void check_abort() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(large_bytes, 7);
+  std::vector<std::byte> arrived(large_bytes);
+  const iovec out[] = {piece(source, 0, large_bytes)};
+  CHECK(pair.sender->try_send(out) == 0);
+  pair.sender->shutdown();
+  const iovec in[] = {piece(arrived, 0, large_bytes)};
+  bool is_closed = false;
+  try {
+    pair.receiver->try_recv(in);
+  } catch (const StreamClosed& closed) {
+    is_closed = closed.peer == 0;
+  }
+  CHECK(is_closed);
+  CHECK(pair.receiver->received_bytes() == 0);
+}
+
+void check_choice() {
+  constexpr std::size_t piece_bytes = 1024 * 1024;
+  WindowChoice choice(CmaUse::measured, piece_bytes);
+  WayCosts costs{0, 0};
+  const auto share_of_windows = [&] {
+    int shown = 0;
+    for (int i = 0; i < 1000; ++i) {
+      const bool shows = choice.shows(piece_bytes, {});
+      shown += shows;
+      (shows ? costs.window : costs.ring) = shows ? 1e-10 : 2e-10;
+      choice.sent(piece_bytes, costs);
+    }
+    return shown / 1000.0;
+  };
+  CHECK(!choice.shows(piece_bytes, {}));  // nothing is known
+  CHECK(share_of_windows() > 0.9);        // half the cost
+  CHECK(choice.prefers_window());
+  CHECK(!choice.shows(1000, {}));            // a short one
+  CHECK(!choice.shows(piece_bytes, false));  // not wanted
+  WindowChoice dear(CmaUse::measured, piece_bytes);
+  int shown = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const bool shows = dear.shows(piece_bytes, {});
+    shown += shows;
+    dear.sent(piece_bytes, {2e-10, shows ? 4e-10 : 0});
+  }
+  CHECK(shown > 0 && shown < 60);
+  CHECK(!dear.prefers_window());
+  WindowChoice never(CmaUse::never, piece_bytes);
+  CHECK(!never.shows(piece_bytes, true));
+  CopyCost cost;
+  cost.add(1000, 1e-6);
+  cost.add(1000, 1);  // interrupted
+  CHECK(cost.s_per_byte() < 1.3e-9f);
+}
+
+// Both ranks go the same way in every call, whatever each has measured, and the better one in most.
+void check_order(double in_turns_s, double contributions_first_s, bool is_better) {
+  constexpr std::size_t bytes = 16 << 20;
+  AllReduceOrder orders[2];
+  int first = 0;
+  for (int call = 0; call < 1000; ++call) {
+    const bool is_first = orders[0].contributions_first(bytes);
+    CHECK(orders[1].contributions_first(bytes) == is_first);
+    first += is_first;
+    const std::uint64_t votes = orders[0].vote(bytes, true, false) & orders[1].vote(bytes, true, false);
+    const double seconds = is_first ? contributions_first_s : in_turns_s;
+    orders[0].ended(bytes, seconds, votes);
+    orders[1].ended(bytes, 1.1 * seconds, votes);
+  }
+  CHECK(is_better ? first > 900 : first > 0 && first < 60);
+}
+
+void check_order_of_mixed_ranks() {
+  AllReduceOrder orders[2];
+  for (int call = 0; call < 200; ++call) {
+    CHECK(!orders[0].contributions_first(1000) && !orders[1].contributions_first(1000));
+    const std::uint64_t votes = orders[0].vote(1000, true, true) & orders[1].vote(1000, /*all_windows=*/false, false);
+    for (AllReduceOrder& order : orders) order.ended(1000, 1, votes);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const CmaUse cma : {CmaUse::never, CmaUse::measured, CmaUse::always}) check_stream(cma, cma);
+  check_stream(CmaUse::always, CmaUse::never);
+  check_completion();
+  check_withdrawal();
+  check_doorbells();
+  check_refusal(/*other_process=*/false);
+  check_refusal(/*other_process=*/true);
+  check_abort();
+  check_choice();
+  check_order(2e-3, 1e-3, true);
+  check_order(1e-3, 2e-3, false);
+  check_order_of_mixed_ranks();
+  return result("test_direct_window");
+}
