@@ -3,6 +3,7 @@
 
 #include "check.hpp"
 #include "holmes/comm/io_threads.hpp"
+#include "holmes/core/event_fd.hpp"
 
 using namespace holmes;
 using namespace holmes::test;
@@ -16,7 +17,7 @@ std::shared_ptr<Engine> lone_engine() {
   group->controls.resize(1);
   std::vector<std::unique_ptr<Channel>> p2p(1);
   return std::make_shared<Engine>(std::move(group), std::move(p2p), "rank 0 (host here)", Duration::zero(),
-                                  io_thread_for(Env{}, ""), std::vector<int>{});
+                                  io_thread_for(Env{}, ""), event_fd(), std::vector<int>{});
 }
 
 // The driver looks at its work, then at the deadlines (which may end the communicator, and the work with it), then asks

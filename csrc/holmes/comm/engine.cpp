@@ -1,7 +1,6 @@
 #include "holmes/comm/engine.hpp"
 
 #include <sched.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -28,9 +27,9 @@ thread_local bool this_thread_drives = false;
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
-               Duration spin, IoThread& io_thread, std::vector<int> sockets)
+               Duration spin, IoThread& io_thread, UniqueFd wake_fd, std::vector<int> sockets)
     : group_(std::move(group)),
-      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      wake_fd_(std::move(wake_fd)),
       p2p_(*group_, std::move(p2p_channels), wake_fd_.get()),
       own_place_(std::move(own_place)),
       spin_(spin),
@@ -40,9 +39,6 @@ Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel
   for (const auto* channels : {&std::as_const(group_->channels), &p2p_.channels()})
     for (const auto& channel : *channels)
       if (channel && channel->needs_care()) tended_.push_back(channel.get());
-  if (!wake_fd_)
-    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + limit_text(errno),
-                      {.rank = group_->rank, .peer = {}, .host = {}, .nic = {}, .system_errno = errno});
 }
 
 Engine::~Engine() { hand_over(); }

@@ -19,10 +19,10 @@ class IoThread;
 // Thread-safe except where "driver" is said: that needs the drive lock.
 class Engine : public RecordSource, public std::enable_shared_from_this<Engine> {
 public:
-  // `io_thread` drives what no caller does. `sockets` are the ones of the group and the channels: a forked child has
-  // none of them.
+  // `io_thread` drives what no caller does; `wake_fd` is an event descriptor. `sockets` are the ones of the group and
+  // the channels: a forked child has none of them.
   Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
-         Duration spin, IoThread& io_thread, std::vector<int> sockets);
+         Duration spin, IoThread& io_thread, UniqueFd wake_fd, std::vector<int> sockets);
   ~Engine() override;
 
   // Queues an operation; its sequence number is set here. Throws the failure where the communicator is dead.

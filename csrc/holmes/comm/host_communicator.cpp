@@ -9,6 +9,7 @@
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/event_fd.hpp"
 #include "holmes/debug/registry.hpp"
 #include "holmes/debug/watcher.hpp"
 #include "holmes/transport/rails_channel.hpp"
@@ -51,12 +52,24 @@ private:
   std::weak_ptr<Engine> engine_;
 };
 
-IoThread& own_io_thread(const Env& env, const CommunicatorOptions& options, int label) try {
-  return io_thread_for(env, options.nics.empty() ? "" : options.nics.front().interface);
+// What an engine needs of the system. The peers, connected already, are told where this rank cannot have it.
+struct EngineNeeds {
+  IoThread* io_thread = nullptr;
+  UniqueFd wake_fd;
+};
+
+EngineNeeds engine_needs(const Env& env, const CommunicatorOptions& options, const Group& group,
+                         const std::string& host) try {
+  const UninheritedSockets makes_what_the_process_needs({});
+  return {&io_thread_for(env, options.nics.empty() ? "" : options.nics.front().interface), event_fd()};
 } catch (const SystemError& error) {
-  ErrorContext context = error.context();
-  context.rank = label;
-  throw SystemError(error.what(), std::move(context));
+  const int label = group.label(group.rank);
+  const ErrorContext context{
+      .rank = label, .peer = {}, .host = host, .nic = {}, .system_errno = error.context().system_errno};
+  const std::string text = "rank " + std::to_string(label) + " (host " + host + "): " + error.what();
+  for (const auto& control : group.controls)
+    if (control) control->send_abort({ErrorKind::system, text, context});
+  throw SystemError(text, context);
 }
 
 // The channels of a pair. `p2p` is returned beside the collective one.
@@ -142,10 +155,10 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     p2p[link.peer] = std::move(channels.p2p);
   }
   const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
-  IoThread& io_thread = own_io_thread(env, options_, group->label(options_.rank));
+  EngineNeeds needs = engine_needs(env, options_, *group, host);
   const std::string place = "rank " + std::to_string(group->label(options_.rank)) + " (host " + host + ")";
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, env.spin.value_or(default_spin),
-                                     io_thread, std::move(sockets));
+                                     *needs.io_thread, std::move(needs.wake_fd), std::move(sockets));
   if (!is_internal(options_.name)) register_source(engine_);
   start_watcher(env);
   introduce(mesh, slice_bytes);

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "holmes/comm/engine.hpp"
 #include "holmes/core/cpu_list.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/event_fd.hpp"
 #include "holmes/core/log.hpp"
 
 namespace holmes {
@@ -40,10 +40,9 @@ void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until
 }
 
 IoThread::IoThread(int number, const std::vector<int>& cpus)
-    : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      timer_fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
-  if (!wake_fd_ || !timer_fd_)
-    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + limit_text(errno),
+    : wake_fd_(event_fd()), timer_fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
+  if (!timer_fd_)
+    throw SystemError("cannot make a timer descriptor: " + errno_text(errno) + limit_text(errno),
                       {.system_errno = errno});
   std::thread thread([this] { run(); });
   ::pthread_setname_np(thread.native_handle(), ("holmes-io-" + std::to_string(number)).c_str());

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <mutex>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/event_fd.hpp"
 #include "holmes/core/unique_fd.hpp"
 
 namespace holmes {
@@ -22,7 +22,7 @@ std::atomic<std::uint64_t> epoch{0};
 struct Registry {
   std::mutex mutex;
   std::vector<const UninheritedSockets*> entries;
-  UniqueFd nothing{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  UniqueFd nothing = event_fd();
 };
 
 Registry& registry();
@@ -37,16 +37,7 @@ void after_fork_in_child() {
 
 // Never destroyed: the handlers stay.
 Registry& registry() {
-  static Registry* const made = [] {
-    auto* fresh = new Registry();
-    const int error = fresh->nothing ? 0 : errno;
-    if (error != 0) {
-      delete fresh;
-      throw SystemError("cannot make an event descriptor: " + errno_text(error) + limit_text(error),
-                        {.system_errno = error});
-    }
-    return fresh;
-  }();
+  static Registry* const made = new Registry();
   // Only once the registry stands, which the handlers use.
   static const int registered = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   if (registered != 0)

@@ -26,7 +26,7 @@ def tampered(store: Any, tamper: Mapping[str, Any]) -> Iterator[Any]:
     with contextlib.ExitStack() as undo:
         if "descriptors" in tamper:
             held = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
-            _lower(undo, resource.RLIMIT_NOFILE, held + _SPARE_DESCRIPTORS)
+            _lower(undo, resource.RLIMIT_NOFILE, _fill(undo, held) + _SPARE_DESCRIPTORS)
             store = _RoomyStore(store)
         if "file_size" in tamper:
             _lower(undo, resource.RLIMIT_FSIZE, _SMALL_BYTES)
@@ -36,6 +36,16 @@ def tampered(store: Any, tamper: Mapping[str, Any]) -> Iterator[Any]:
             with contextlib.suppress(OSError):  # full
                 Path(_SHM, "filler").write_bytes(bytes(4 * _SMALL_BYTES))
         yield _OldVersion(store) if "old_version" in tamper else store
+
+
+def _fill(undo: contextlib.ExitStack, held: int) -> int:
+    """Takes the numbers below `held` that are free. Returns the first free one."""
+    while True:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+        if descriptor >= held:
+            os.close(descriptor)
+            return descriptor
+        undo.callback(os.close, descriptor)
 
 
 def _lower(undo: contextlib.ExitStack, limit: int, soft: int) -> None:
