@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <string_view>
 #include <utility>
 
 #include "holmes/core/error.hpp"
@@ -29,6 +30,9 @@ std::size_t page_bytes() {
   static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
 }
+
+// As connections() says it.
+constexpr std::string_view p2p_purpose = "p2p";
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -177,7 +181,9 @@ void ShmChannel::count_choice(std::size_t bytes) {
   const auto& theirs = out_.window.costs[use];
   const double read = theirs.ring.load(std::memory_order_relaxed);
   const double write = write_cost_.s_per_byte();
-  choices_[use].sent(bytes, {read > 0 && write > 0 ? read + write : 0, theirs.window.load(std::memory_order_relaxed)});
+  // Where only one side has something to send, the two copies of a ring overlap.
+  const double ring = info_.purpose == p2p_purpose ? std::max(read, write) : read + write;
+  choices_[use].sent(bytes, {read > 0 && write > 0 ? ring : 0, theirs.window.load(std::memory_order_relaxed)});
 }
 
 void ShmChannel::look_at_window() {

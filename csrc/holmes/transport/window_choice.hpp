@@ -18,7 +18,7 @@ private:
   double average_ = 0;
 };
 
-// What the two ways cost both ranks together, seconds per byte; 0: unknown.
+// What the two ways cost, seconds per byte; 0: unknown.
 struct WayCosts {
   double ring = 0;
   double window = 0;
