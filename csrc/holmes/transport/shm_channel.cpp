@@ -23,6 +23,8 @@ constexpr int ring_count = 4;
 constexpr std::size_t max_call_bytes = 64 * 1024;
 // The same of a window, where a call costs a system call too.
 constexpr std::size_t max_pull_bytes = 128 * 1024;
+// A window as long as a message would make each trial as long (see WindowChoice).
+constexpr std::size_t max_window_bytes = 2 * 1024 * 1024;
 // Copies that are worth two looks at the clock.
 constexpr std::size_t min_timed_bytes = 16 * 1024;
 
@@ -163,11 +165,12 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
     room -= bytes;
     if (bytes < piece.iov_len) break;
   }
-  if (!set_windows_) count_choice(to_show ? to_show->iov_len : total);
+  const std::size_t shown_bytes = to_show ? std::min(to_show->iov_len, max_window_bytes) : 0;
+  if (!set_windows_) count_choice(to_show ? shown_bytes : total);
   produced_ += total;
   ring_only_ -= std::min(ring_only_, total);
   if (total > 0) out_.produced.store(produced_, std::memory_order_seq_cst);
-  if (to_show) shown_.open(produced_, to_show->iov_base, to_show->iov_len);
+  if (to_show) shown_.open(produced_, to_show->iov_base, shown_bytes);
   if (total > 0 || to_show) wake_reader();
   return total;
 }
