@@ -121,6 +121,19 @@ def test_node_looks_like_a_machine_of_its_own(clusters: TestbedSession) -> None:
 
 
 @needs_namespaces
+@pytest.mark.skipif(
+    not Path("/proc/sys/net/core/rps_default_mask").exists(), reason="needs Linux 6.3 (net.core.rps_default_mask)"
+)
+def test_one_processor_receives_a_connection(clusters: TestbedSession) -> None:
+    """Else packets of an emulated link overtake each other, and TCP takes them for lost."""
+    read = "cat /proc/sys/net/core/rps_default_mask; cat /sys/class/net/ib0/queues/rx-0/rps_cpus || :"
+    masks = clusters.exec("a0", ["sh", "-c", read]).split()
+    assert masks  # of the node and, where the node may mount a /sys of its own, of its NIC
+    for mask in masks:
+        assert int(mask.replace(",", ""), 16) == sum(1 << cpu for cpu in os.sched_getaffinity(0))
+
+
+@needs_namespaces
 def test_stray_output_forms(clusters: TestbedSession) -> None:
     code = r"import sys; sys.stdout.write('10%\r100%\nlast \xff'); sys.stdout.flush()"
     job = clusters.launch([PYTHON, "-X", "utf8=0", "-c", code])

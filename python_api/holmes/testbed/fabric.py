@@ -8,6 +8,7 @@ uplinks, each has a bridge of its own, and the fabric's joins these.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,10 @@ _MAX_SUPER_PACKET_BYTES = 65536
 _CHANGED_BURST_BYTES = round(_MAX_SUPER_PACKET_BYTES / _SUPER_PACKET_SHARE)
 
 _SET_HOSTNAME = "import socket, sys; socket.sethostname(sys.argv[1])"
+# Packets of one connection are received on one processor, as a NIC's queues do it. Else whichever processor empties a
+# link's bucket also delivers what it took, and two of them overtake each other. Kernels before 6.3 cannot be told here.
+_KEEP_ORDER = "echo {} 2>/dev/null > /proc/sys/net/core/rps_default_mask || :"
+
 # A container may forbid mounting sysfs; the old one then shows the outer machine's NICs, which is harmless.
 _ENTER = 'mount -t sysfs sysfs /sys 2>/dev/null; mount --bind "$1" /dev/shm && cd "$2" && shift 2 && exec "$@"'
 
@@ -76,6 +81,7 @@ def build(spec: Spec) -> list[Step]:
     shapes = [_shape(_port(spec, node, nic), nic, spec) for node in spec.nodes for nic in node.nics if nic.rate_gbps]
     shapes += [line for index in range(len(spec.networks)) for line in _uplink_shapes(spec, index)]
     return [
+        Step("let packets keep their order", ["sh", "-c", _KEEP_ORDER.format(_processors())]),
         *(Step(f"make node {node.name}", ["sh", "-ec", _node_script(node.name)]) for node in spec.nodes),
         Step("write the nodes' /etc/hosts", ["sh", "-ec", _hosts_script()], _hosts(spec)),
         Step("make the links", ["ip", "-batch", "-"], "\n".join(bridges + links)),
@@ -108,6 +114,13 @@ def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
             f"link set dev {nic} gso_max_size {_super_packet_bytes(rate_gbps)}",
         ),
     ]
+
+
+def _processors() -> str:
+    """Those this process may use, as the kernel writes masks: groups of 32, the highest first."""
+    mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
+    groups = [f"{mask >> low & 0xFFFFFFFF:08x}" for low in range(0, mask.bit_length(), 32)]
+    return ",".join(reversed(groups))
 
 
 def _port(spec: Spec, node: Node, nic: Nic) -> str:
@@ -189,7 +202,8 @@ def _node_script(name: str) -> str:
     binds = {"net": f"/run/netns/{name}", "uts": f"{folder}/uts", "ipc": f"{folder}/ipc"}
     hostname = shlex.join([sys.executable, "-IS", "-c", _SET_HOSTNAME, name])
     # /proc/self: right even where /proc is of another PID namespace.
-    inner = " && ".join([hostname, *(f"mount --bind /proc/self/ns/{kind} {path}" for kind, path in binds.items())])
+    order = _KEEP_ORDER.format(_processors())
+    inner = " && ".join([hostname, f"{{ {order}; }}", *(f"mount --bind /proc/self/ns/{kind} {path}" for kind, path in binds.items())])
     return (
         f"mkdir -p /run/netns {folder}/shm {folder}/sys\n"
         f"touch {' '.join(binds.values())}\n"
