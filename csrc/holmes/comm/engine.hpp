@@ -118,7 +118,7 @@ private:
   void drive_until(const Work& work, std::optional<Clock::time_point> until);
   void sleep(std::optional<Clock::time_point> until);
   bool waits_for_bulk();
-  void wait_for_bulk(std::optional<Clock::time_point> until);
+  bool wait_for_bulk(std::optional<Clock::time_point> until);
   bool goes_on_spinning(std::optional<Clock::time_point>& start, std::optional<Duration>& end) const;
   void give_to_io_thread();
   void record_call(Collective& collective, WorkState state);

@@ -33,6 +33,7 @@ void Engine::drive_until(const Work& work, std::optional<Clock::time_point> unti
   std::optional<Duration> spin_end;  // in processor time
   unsigned rounds = 0;
   unsigned waits = 0;
+  bool is_slow = false;  // the network of this work: its last pieces are waited for asleep too
   while (true) {
     const bool moved = progress();
     if (work.is_final()) {
@@ -47,11 +48,11 @@ void Engine::drive_until(const Work& work, std::optional<Clock::time_point> unti
       continue;
     }
     if (waits_for_bulk()) {
-      wait_for_bulk(until);
+      is_slow |= wait_for_bulk(until);
       if (until && Clock::now() >= *until) return;
       continue;
     }
-    if ((spin_misses_ < spin_miss_limit || waits % spin_retry == 0) && goes_on_spinning(spin_start, spin_end)) {
+    if (!is_slow && (spin_misses_ < spin_miss_limit || waits % spin_retry == 0) && goes_on_spinning(spin_start, spin_end)) {
       ::sched_yield();
       continue;
     }
@@ -92,8 +93,9 @@ bool Engine::waits_for_bulk() {
 
 // Waits until a whole piece is there. Where that took less than the spin lately (a fast network, or peers that run on
 // this processor meanwhile), it asks again and again; on a slow network it sleeps, and what comes while it sleeps costs
-// no processor time.
-void Engine::wait_for_bulk(std::optional<Clock::time_point> until) {
+// no processor time. Returns whether it slept for longer than the spin.
+bool Engine::wait_for_bulk(std::optional<Clock::time_point> until) {
+  bool is_long = false;
   fds_.clear();
   if (prepare_wait(fds_)) {
     const auto start = Clock::now();
@@ -107,12 +109,14 @@ void Engine::wait_for_bulk(std::optional<Clock::time_point> until) {
       }
     }
     if (!is_ready) sleep(until);
-    if (!is_ready && Clock::now() - start > spin_)
+    is_long = !is_ready && Clock::now() - start > spin_;
+    if (is_long)
       bulk_misses_ = std::min(bulk_misses_ + 1, 2 * spin_miss_limit);
     else if (bulk_misses_ > 0)
       --bulk_misses_;
   }
   finish_wait();
+  return is_long;
 }
 
 // The first `spin_` of a wait is measured on the wall clock, which costs no system call; then as much processor time.
