@@ -25,12 +25,12 @@ struct DirectWindow {
   std::uint64_t token;
   std::uint64_t token_address;
   // What the receiver measures: seconds per byte, 0: unknown, to receive out of the ring and out of the sender's memory
-  // (and to use it, where it is used in place). By what becomes of the bytes: they are copied, or used in place.
+  // (and to use it, where it is used in place). By what becomes of the bytes, see ShmChannel.
   struct Costs {
     std::atomic<float> ring;
     std::atomic<float> window;
   };
-  alignas(64) Costs costs[2];
+  alignas(64) Costs costs[3];
   std::atomic<std::uint32_t> current;  // index of the ones measured last
 };
 

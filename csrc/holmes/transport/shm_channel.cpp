@@ -33,8 +33,21 @@ std::size_t page_bytes() {
   return bytes;
 }
 
+// Of the pieces of messages that are sent lately, by so much each.
+constexpr double two_way_weight = 0.05;
+constexpr double two_way_limit = 0.25;
+
 // As connections() says it.
 constexpr std::string_view p2p_purpose = "p2p";
+
+// Where the first `bytes` bytes of `pieces` end in memory.
+const void* end_of(std::span<const iovec> pieces, std::size_t bytes) {
+  for (const iovec& piece : pieces) {
+    if (bytes <= piece.iov_len) return static_cast<const std::byte*>(piece.iov_base) + bytes;
+    bytes -= piece.iov_len;
+  }
+  return nullptr;
+}
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -97,7 +110,8 @@ ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender
       shown_(out_.window),
       seen_(in_.window),
       may_pull_(cma != CmaUse::never),
-      choices_{{cma, segment_->ring_bytes()}, {cma, segment_->ring_bytes()}},
+      choices_{{cma, segment_->ring_bytes()}, {cma, segment_->ring_bytes()}, {cma, segment_->ring_bytes()}},
+      is_p2p_(info.purpose == p2p_purpose),
       ring_doorbell_(std::move(ring_doorbell)),
       info_(std::move(info)) {}
 
@@ -125,7 +139,7 @@ std::size_t ShmChannel::writable_bytes() {
 // Who copies out of memory needs no room in a ring, but goes more slowly in short steps.
 std::size_t ShmChannel::lead_bytes() {
   constexpr std::size_t window_lead_bytes = 1024 * 1024;
-  const bool any = choices_[copied].prefers_window() || choices_[peeked].prefers_window();
+  const bool any = std::ranges::any_of(choices_, &WindowChoice::prefers_window);
   return set_windows_.value_or(any) ? window_lead_bytes : segment_->ring_bytes() / 2;
 }
 
@@ -143,6 +157,12 @@ std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
     if (out_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
     return 0;
   }
+  if (is_p2p_) {  // does anything come while a message goes?
+    if (pieces.front().iov_base == sent_end_)
+      two_way_share_ += two_way_weight * ((received_bytes() == received_before_ ? 0 : 1) - two_way_share_);
+    sent_end_ = end_of(pieces, total);
+    received_before_ = received_bytes();
+  }
   count_sent(total);
   return total;
 }
@@ -152,7 +172,7 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   std::size_t total = 0;
   const iovec* to_show = nullptr;
   for (const iovec& piece : pieces) {
-    if (ring_only_ == 0 && choice().shows(piece.iov_len, set_windows_)) {
+    if (ring_only_ == 0 && choices_[use()].shows(piece.iov_len, set_windows_)) {
       to_show = &piece;
       break;
     }
@@ -175,18 +195,18 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   return total;
 }
 
-WindowChoice& ShmChannel::choice() {
-  return choices_[std::min<std::uint32_t>(out_.window.current.load(std::memory_order_relaxed), use_count - 1)];
+// Whose costs count for what is sent. Where messages go one way at a time, the two copies of a ring overlap, else not.
+ShmChannel::Use ShmChannel::use() const {
+  if (is_p2p_) return two_way_share_ > two_way_limit ? copied : message;
+  return out_.window.current.load(std::memory_order_relaxed) == peeked ? peeked : copied;
 }
 
 void ShmChannel::count_choice(std::size_t bytes) {
-  const auto use = std::min<std::uint32_t>(out_.window.current.load(std::memory_order_relaxed), use_count - 1);
-  const auto& theirs = out_.window.costs[use];
+  const auto& theirs = out_.window.costs[use()];
   const double read = theirs.ring.load(std::memory_order_relaxed);
   const double write = write_cost_.s_per_byte();
-  // Where only one side has something to send, the two copies of a ring overlap.
-  const double ring = info_.purpose == p2p_purpose ? std::max(read, write) : read + write;
-  choices_[use].sent(bytes, {read > 0 && write > 0 ? ring : 0, theirs.window.load(std::memory_order_relaxed)});
+  const double both = read > 0 && write > 0 ? read + write : 0;
+  choices_[use()].sent(bytes, {use() == message ? read : both, theirs.window.load(std::memory_order_relaxed)});
 }
 
 void ShmChannel::look_at_window() {
@@ -222,18 +242,35 @@ std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
     count_received(total);
     return total;
   }
+  bool is_window = false;
+  const bool is_timed = pieces.front().iov_len >= min_timed_bytes;
+  const auto start = is_timed ? Clock::now() : Clock::time_point();
   total = recv_from_ring(pieces);
   if (total == 0) {
-    const auto start = Clock::now();
     total = pull(pieces, max_pull_bytes);
-    if (total >= min_timed_bytes) add_cost(copied, /*is_window=*/true, total, seconds_since(start));
+    is_window = true;
+    if (is_timed && total >= min_timed_bytes) add_cost(copied, is_window, total, seconds_since(start));
   }
   if (total == 0) {
     if (in_.closed.load(std::memory_order_relaxed) && readable_bytes() == 0) throw StreamClosed{peer(), 0};
     return 0;
   }
+  if (is_p2p_ && is_timed) time_message(pieces, total, is_window, start);
   count_received(total);
   return total;
+}
+
+// Of a piece that was being received since `start`: from the piece before it in the same message on.
+void ShmChannel::time_message(std::span<const iovec> pieces, std::size_t bytes, bool is_window,
+                              Clock::time_point start) {
+  const auto now = Clock::now();
+  const bool goes_on = pieces.front().iov_base == received_end_ && is_window == was_window_;
+  if (bytes >= min_timed_bytes && sent_bytes() == sent_before_)
+    add_cost(message, is_window, bytes, std::chrono::duration<double>(now - (goes_on ? received_at_ : start)).count());
+  received_end_ = end_of(pieces, bytes);
+  received_at_ = now;
+  was_window_ = is_window;
+  sent_before_ = sent_bytes();
 }
 
 std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
@@ -314,7 +351,7 @@ void ShmChannel::add_cost(Use use, bool is_window, std::size_t bytes, double sec
   cost.add(bytes, seconds);
   auto& shared = in_.window.costs[use];
   (is_window ? shared.window : shared.ring).store(cost.s_per_byte(), std::memory_order_relaxed);
-  in_.window.current.store(use, std::memory_order_relaxed);
+  if (use != message) in_.window.current.store(use, std::memory_order_relaxed);
 }
 
 // Out of the ring.

@@ -71,6 +71,9 @@ public:
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
 private:
+  // What becomes of received bytes: they are copied or used in place, or are of a message that is received while
+  // nothing is sent, which is timed as a whole.
+  enum Use { copied, peeked, message, use_count };
   // What was received ahead of `consume`, where it is not in the ring in one piece.
   struct Stage {
     struct Free {
@@ -85,15 +88,14 @@ private:
   std::size_t readable_bytes() const;
   std::size_t writable_bytes();
   std::size_t send_new(std::span<const iovec> pieces);
-  WindowChoice& choice();
+  Use use() const;
   void look_at_window();
   void withdraw_window();
   void wake_reader();
   std::size_t recv_from_ring(std::span<const iovec> pieces);
   std::size_t pull(std::span<const iovec> pieces, std::size_t bytes);
   void stage(std::size_t bytes);
-  // What becomes of received bytes: they are copied, or used in place.
-  enum Use { copied, peeked, use_count };
+  void time_message(std::span<const iovec> pieces, std::size_t bytes, bool is_window, Clock::time_point start);
   void add_cost(Use use, bool is_window, std::size_t bytes, double seconds);
   void count_choice(std::size_t bytes);
   void take(std::size_t bytes);
@@ -108,11 +110,20 @@ private:
   WindowSender shown_;
   WindowReceiver seen_;
   bool may_pull_;
-  WindowChoice choices_[use_count];  // by what the receiver does with it
+  WindowChoice choices_[use_count];
   std::optional<bool> set_windows_;
   CopyCost write_cost_;
   CopyCost ring_costs_[use_count], window_costs_[use_count];  // of receiving
   double staging_s_ = 0;                                      // for what is staged
+  // Of messages: whether bytes come while one goes, what the last piece of each way was, and what it takes from there.
+  bool is_p2p_;
+  double two_way_share_ = 0;
+  bool was_window_ = false;
+  const void* sent_end_ = nullptr;
+  const void* received_end_ = nullptr;
+  std::uint64_t received_before_ = 0;
+  std::uint64_t sent_before_ = 0;
+  Clock::time_point received_at_{};
   std::size_t unreported_ = 0;  // bytes of the window that are gone, but that no call of try_send has returned yet
   std::size_t ring_only_ = 0;   // bytes that the receiver did not come for: they go into the ring
   Stage stage_;

@@ -28,7 +28,7 @@ struct WayCosts {
 // now. A short one is long enough for caches to hold what that way uses.
 class WindowChoice {
 public:
-  WindowChoice(CmaUse use, std::size_t ring_bytes) : use_(use), trial_bytes_(2 * ring_bytes), left_(trial_bytes_) {}
+  WindowChoice(CmaUse use, std::size_t ring_bytes) : use_(use), trial_bytes_(8 * ring_bytes), left_(trial_bytes_) {}
 
   CmaUse use() const { return use_; }
   // Whether to show a piece of `bytes`; `set`: whether any are shown.
