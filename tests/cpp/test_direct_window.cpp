@@ -1,5 +1,5 @@
 // Pieces that the receiver copies out of the sender's memory: what comes, in which order, and who waits for whom; when
-// they are chosen; when all_reduce sends long runs for their sake. Two ends of one channel in one process.
+// a channel chooses them. Two ends of one channel in one process.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -7,7 +7,6 @@
 #include <random>
 
 #include "check.hpp"
-#include "holmes/comm/all_reduce_order.hpp"
 #include "holmes/core/unique_fd.hpp"
 #include "holmes/transport/shm_channel.hpp"
 
@@ -83,7 +82,7 @@ void check_stream(CmaUse cma, CmaUse receiver_cma) {
       // What was offered may end before it, and the peer is not asked for more than it offered.
       if (const std::byte* data = pair.receiver->try_peek(peek_bytes)) {
         std::memcpy(arrived.data() + received, data, peek_bytes);
-        pair.receiver->consume(peek_bytes, 1e-6);
+        pair.receiver->consume(peek_bytes);
         received += std::exchange(peek_bytes, 0);
         ++moved;
       }
@@ -244,32 +243,6 @@ void check_choice() {
   CHECK(cost.s_per_byte() < 1.3e-9f);
 }
 
-// Both ranks go the same way in every call, whatever each has measured, and the better one in most.
-void check_order(double in_turns_s, double contributions_first_s, bool is_better) {
-  constexpr std::size_t bytes = 16 << 20;
-  AllReduceOrder orders[2];
-  int first = 0;
-  for (int call = 0; call < 1000; ++call) {
-    const bool is_first = orders[0].contributions_first(bytes);
-    CHECK(orders[1].contributions_first(bytes) == is_first);
-    first += is_first;
-    const std::uint64_t votes = orders[0].vote(bytes, true, false) & orders[1].vote(bytes, true, false);
-    const double seconds = is_first ? contributions_first_s : in_turns_s;
-    orders[0].ended(bytes, seconds, votes);
-    orders[1].ended(bytes, 1.1 * seconds, votes);
-  }
-  CHECK(is_better ? first > 900 : first > 0 && first < 60);
-}
-
-void check_order_of_mixed_ranks() {
-  AllReduceOrder orders[2];
-  for (int call = 0; call < 200; ++call) {
-    CHECK(!orders[0].contributions_first(1000) && !orders[1].contributions_first(1000));
-    const std::uint64_t votes = orders[0].vote(1000, true, true) & orders[1].vote(1000, /*all_windows=*/false, false);
-    for (AllReduceOrder& order : orders) order.ended(1000, 1, votes);
-  }
-}
-
 }  // namespace
 
 int main() {
@@ -282,8 +255,5 @@ int main() {
   check_refusal(/*other_process=*/true);
   check_abort();
   check_choice();
-  check_order(2e-3, 1e-3, true);
-  check_order(1e-3, 2e-3, false);
-  check_order_of_mixed_ranks();
   return result("test_direct_window");
 }

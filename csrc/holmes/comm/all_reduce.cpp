@@ -14,33 +14,6 @@ AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> wo
                /*bypass_cache=*/false),
       done_bytes_(static_cast<std::size_t>(group.size)) {}
 
-// All streams have the same order: ranks that keep pace count bytes of both kinds.
-void AllReduce::start() {
-  reducer_.start();
-  contributions_first_ = group_.all_reduce_order.contributions_first(data_.bytes());
-  bool all_windows = true;
-  bool always = true;
-  for (const auto& channel : group_.channels) {
-    if (!channel) continue;
-    const CmaUse use = channel->window_use();
-    all_windows &= use != CmaUse::never;
-    always &= use == CmaUse::always;
-    channel->set_windows(contributions_first_);
-  }
-  vote_ = group_.all_reduce_order.vote(data_.bytes(), all_windows, always);
-}
-
-void AllReduce::end() {
-  std::uint64_t votes = vote_;
-  for (int peer = 0; peer < group_.size; ++peer) {
-    if (peer == group_.rank) continue;
-    votes &= vote_of(peer);
-    group_.channels[peer]->set_windows(std::nullopt);
-  }
-  const double seconds = all_here_at_ ? std::chrono::duration<double>(Clock::now() - *all_here_at_).count() : 0;
-  group_.all_reduce_order.ended(data_.bytes(), seconds, votes);
-}
-
 AllReduce::Block AllReduce::block(int rank) const {
   // Equal blocks of whole cache lines; the last ones may be shorter or empty.
   constexpr std::size_t line_bytes = 64;
@@ -57,7 +30,7 @@ AllReduce::Position AllReduce::position(std::size_t contributions, std::size_t r
   // The stream: contribution slices 0 .. lag-1, then pairs (result slice k, contribution slice k + lag), and when the
   // contributions have ended, the rest of the results.
   const std::size_t slice = group_.slice_bytes;
-  const std::size_t head = contributions_first_ ? contributions : std::min(contributions, lag * slice);
+  const std::size_t head = shows() ? contributions : std::min(contributions, lag * slice);
   if (done_bytes < head) return {done_bytes, 0, true, head - done_bytes};
   if (head == contributions) return {contributions, done_bytes - head, false, head + results - done_bytes};
   // Whole pairs, as long as both kinds fill a slice.
@@ -122,7 +95,6 @@ bool AllReduce::compute() {
     if (peer == group_.rank) continue;
     if (!header_received(peer)) return false;
   }
-  if (!all_here_at_) all_here_at_ = Clock::now();
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;
     const Position at = in_position(peer);

@@ -1,6 +1,7 @@
 // AllReduce: reduce-scatter and all-gather in one pipeline. Between two ranks travels one stream of slices:
-// contributions to the receiver's block, and, `lag` slices behind or after all of them, results of the sender's block.
-// No step waits for another to end.
+// contributions to the receiver's block, and, `lag` slices behind, results of the sender's block: while the caches hold
+// them. Through windows, which are faster in long runs, results follow after all contributions. No step waits for
+// another to end.
 #pragma once
 
 #include "holmes/comm/slice_reducer.hpp"
@@ -10,8 +11,7 @@ namespace holmes {
 class AllReduce final : public Collective {
 public:
   AllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline, Buffer data);
-  void start() override;
-  void end() override;
+  void start() override { reducer_.start(); }
 
 protected:
   // Two ranks have one flow each way, with which nothing competes.
@@ -20,7 +20,8 @@ protected:
   std::size_t recv_total_bytes(int peer) const override { return send_total_bytes(peer); }
   iovec next_send(int peer, std::size_t done_bytes) override;
   iovec next_recv(int peer, std::size_t done_bytes) override;
-  std::uint64_t vote() const override { return vote_; }
+  // All ranks send in the same order, also because those that keep pace count bytes of both kinds.
+  std::size_t agreed_bytes() const override { return data_.bytes(); }
   bool awaits_peek(int peer) const override;
   bool compute() override;
   bool is_computed() const override { return reducer_.is_done(); }
@@ -50,9 +51,6 @@ private:
   Block own_;
   SliceReducer reducer_;
   std::vector<std::size_t> done_bytes_;
-  bool contributions_first_ = false;
-  std::uint64_t vote_ = 0;  // see AllReduceOrder
-  std::optional<Clock::time_point> all_here_at_;
 };
 
 }  // namespace holmes

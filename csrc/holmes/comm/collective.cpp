@@ -63,12 +63,13 @@ Collective::Header Collective::make_header(int peer) const {
           send_total_bytes(peer),
           recv_total_bytes(peer),
           signature_.announced_bytes,
-          vote(),
+          costs_.word(),
           {}};
 }
 
 void Collective::prepare() {
   prepared_ = true;
+  prepare_windows();
   flows_.resize(static_cast<std::size_t>(group_.size));
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;
@@ -79,6 +80,38 @@ void Collective::prepare() {
     open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
   }
   if (keeps_pace() && is_even()) update_pace();
+}
+
+void Collective::prepare_windows() {
+  votes_ = group_.any_shared_memory && WindowVote::concerns(agreed_bytes(), group_.size);
+  if (!votes_) return;
+  const int operation = static_cast<int>(signature_.op);
+  shows_ = group_.window_vote.shows(operation, agreed_bytes());
+  CmaUse use = CmaUse::always;
+  for (const auto& channel : group_.channels) {
+    if (!channel) continue;
+    use = std::min(use, channel->window_use());
+    channel->set_windows(shows_);
+  }
+  costs_ = group_.window_vote.costs(operation, agreed_bytes(), use);
+}
+
+void Collective::notice_arrivals() {
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank && !header_received(peer)) return;
+  all_here_at_ = Clock::now();
+}
+
+void Collective::end() {
+  if (!votes_) return;
+  std::optional<WindowVote::Costs> total;
+  for (int rank = 0; rank < group_.size; ++rank) {
+    const auto costs = rank == group_.rank ? costs_ : WindowVote::Costs::from(flows_[rank].in.window_costs);
+    total = total ? *total + costs : costs;
+    if (rank != group_.rank) group_.channels[rank]->set_windows(std::nullopt);
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - all_here_at_.value_or(Clock::now())).count();
+  group_.window_vote.ended(static_cast<int>(signature_.op), agreed_bytes(), seconds, *total);
 }
 
 // Whether all flows are about as long, and long enough to drift apart.
@@ -116,6 +149,7 @@ bool Collective::advance() {
   for (int step = 1; step < group_.size; ++step) moved |= send_to((group_.rank + step) % group_.size);
   for (int step = 1; step < group_.size; ++step) moved |= recv_from((group_.rank + group_.size - step) % group_.size);
   moved |= compute();
+  if (votes_ && !all_here_at_) notice_arrivals();
   if (lead_bytes_ && moved) update_pace();
   return moved;
 }

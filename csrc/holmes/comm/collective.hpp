@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "holmes/comm/all_reduce_order.hpp"
 #include "holmes/comm/control.hpp"
 #include "holmes/comm/flight_recorder.hpp"
+#include "holmes/comm/window_vote.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
 #include "holmes/debug/communicator_record.hpp"
@@ -60,7 +60,7 @@ struct Group {
   std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
   bool any_shared_memory = false;          // a pair of this rank
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
-  AllReduceOrder all_reduce_order;
+  WindowVote window_vote;
   std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
   std::vector<std::byte> staging;     // memory for the one collective that runs; grows, never shrinks
   std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
@@ -86,7 +86,7 @@ public:
   bool advance();
   bool is_done() const;
   // Called once, when it is done.
-  virtual void end() {}
+  void end();
   // What to wait for before calling advance again: bytes that can be received next / sent next without a break, 0 for
   // none, and 1 where a header is due.
   std::size_t awaited_recv_bytes(int peer);
@@ -132,16 +132,16 @@ protected:
   virtual bool compute() { return false; }
   // Whether local work is finished too.
   virtual bool is_computed() const { return true; }
-  // What this rank tells all peers, next to what they must agree on.
-  virtual std::uint64_t vote() const { return 0; }
+  // Bytes of the operation, as all ranks know them alike; 0: they do not. Then channels decide about windows.
+  virtual std::size_t agreed_bytes() const { return 0; }
   // Whether compute() waits to peek at bytes of `peer`.
   virtual bool awaits_peek(int /*peer*/) const { return false; }
 
   std::size_t received_bytes(int peer) const;
   void count_received(int peer, std::size_t bytes);  // for peeked bytes
   bool header_received(int peer) const;
-  // What a peer told, where its header is here.
-  std::uint64_t vote_of(int peer) const { return flows_[peer].in.vote; }
+  // Whether it goes through windows as all ranks decided; known once it has been advanced.
+  bool shows() const { return shows_; }
 
   Group& group_;
   Signature signature_;
@@ -164,8 +164,8 @@ private:
     std::uint64_t payload_bytes;   // that follow
     std::uint64_t expected_bytes;  // that the sender of this header expects back
     std::uint64_t announced_bytes;
-    std::uint64_t vote;
-    std::uint64_t padding[1];  // to a cache line: what follows in a shared-memory ring stays aligned
+    std::uint64_t window_costs;  // see WindowVote
+    std::uint64_t padding[1];    // to a cache line: what follows in a shared-memory ring stays aligned
   };
   static_assert(sizeof(Header) == 64);
   struct Flow {
@@ -177,6 +177,8 @@ private:
     std::size_t in_total = 0;
   };
   void prepare();
+  void prepare_windows();
+  void notice_arrivals();
   bool is_even() const;
   void update_pace();
   std::size_t sendable_bytes(const Flow& flow) const {
@@ -191,6 +193,10 @@ private:
   std::vector<Flow> flows_;
   int open_flows_ = 0;  // directions that are not finished
   bool prepared_ = false;
+  bool votes_ = false;  // about windows
+  bool shows_ = false;
+  WindowVote::Costs costs_;  // this rank's
+  std::optional<Clock::time_point> all_here_at_;
   std::size_t lead_bytes_ = 0;  // see Channel; 0: this operation keeps no pace
   std::size_t lead_known_until_ = 0;
   std::size_t send_limit_ = SIZE_MAX;  // of a flow's out_bytes

@@ -52,7 +52,8 @@ void Engine::drive_until(const Work& work, std::optional<Clock::time_point> unti
       if (until && Clock::now() >= *until) return;
       continue;
     }
-    if (!is_slow && (spin_misses_ < spin_miss_limit || waits % spin_retry == 0) && goes_on_spinning(spin_start, spin_end)) {
+    if (!is_slow && (spin_misses_ < spin_miss_limit || waits % spin_retry == 0) &&
+        goes_on_spinning(spin_start, spin_end)) {
       ::sched_yield();
       continue;
     }

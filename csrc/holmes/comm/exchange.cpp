@@ -9,6 +9,13 @@ Exchange::Exchange(Group& group, Signature signature, std::shared_ptr<Work> work
                    std::vector<Buffer> sends, std::vector<Buffer> recvs)
     : Collective(group, signature, std::move(work), deadline), sends_(std::move(sends)), recvs_(std::move(recvs)) {}
 
+// Others' parts may differ, but for these two.
+std::size_t Exchange::agreed_bytes() const {
+  if (signature_.op == OpCode::all_gather) return total_bytes(recvs_);
+  if (signature_.op == OpCode::broadcast) return signature_.count * size_bytes(signature_.dtype);
+  return 0;
+}
+
 iovec Exchange::next_send(int peer, std::size_t done_bytes) {
   return {sends_[peer].begin() + done_bytes, sends_[peer].bytes() - done_bytes};
 }

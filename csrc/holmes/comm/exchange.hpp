@@ -14,6 +14,7 @@ public:
 
 protected:
   bool keeps_pace() const override { return true; }
+  std::size_t agreed_bytes() const override;
   std::size_t send_total_bytes(int peer) const override { return sends_[peer].bytes(); }
   std::size_t recv_total_bytes(int peer) const override { return recvs_[peer].bytes(); }
   iovec next_send(int peer, std::size_t done_bytes) override;
@@ -37,6 +38,7 @@ public:
   void start() override;
 
 protected:
+  std::size_t agreed_bytes() const override { return 0; }
   bool compute() override;
   bool is_computed() const override { return reduced_; }
 

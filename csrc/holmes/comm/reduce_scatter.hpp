@@ -15,6 +15,7 @@ public:
 
 protected:
   bool keeps_pace() const override { return true; }
+  std::size_t agreed_bytes() const override { return total_bytes(inputs_); }
   std::size_t send_total_bytes(int peer) const override { return inputs_[peer].bytes(); }
   std::size_t recv_total_bytes(int /*peer*/) const override { return reducer_.block_bytes(); }
   iovec next_send(int peer, std::size_t done_bytes) override;

@@ -61,12 +61,10 @@ std::size_t SliceReducer::reduce_next(const std::vector<std::size_t>& done_bytes
       sources_[peer] = slot(peer, reduced_bytes_);
     }
   }
-  const auto start = Clock::now();
   reduce(destination_ + reduced_bytes_, sources_.data(), group_.size, bytes / size_bytes(dtype_), dtype_, op_,
          source_total_, bypass_cache_);
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count() / (group_.size - 1);
   for (int peer = 0; peer < group_.size; ++peer)
-    if (peeked_[peer]) group_.channels[peer]->consume(bytes, seconds);
+    if (peeked_[peer]) group_.channels[peer]->consume(bytes);
   reduced_bytes_ += bytes;
   return bytes;
 }

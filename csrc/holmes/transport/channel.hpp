@@ -56,8 +56,7 @@ public:
   // Received bytes in place, without a copy: `bytes` contiguous ones, or null while fewer are there. Valid until
   // `consume`.
   virtual const std::byte* try_peek(std::size_t /*bytes*/) { return nullptr; }
-  // `used_s`: how long it took to use them, seconds.
-  virtual void consume(std::size_t /*bytes*/, double /*used_s*/) {}
+  virtual void consume(std::size_t /*bytes*/) {}
 
   // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
   virtual bool tells_end() const { return true; }

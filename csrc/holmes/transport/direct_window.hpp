@@ -24,14 +24,13 @@ struct DirectWindow {
   std::int32_t pid;
   std::uint64_t token;
   std::uint64_t token_address;
-  // What the receiver measures: seconds per byte, 0: unknown, to receive out of the ring and out of the sender's memory
-  // (and to use it, where it is used in place). By what becomes of the bytes, see ShmChannel.
+  // What the receiver measures: seconds per byte, 0: unknown, to receive out of the ring and out of the sender's
+  // memory. By traffic, see ShmChannel.
   struct Costs {
     std::atomic<float> ring;
     std::atomic<float> window;
   };
-  alignas(64) Costs costs[3];
-  std::atomic<std::uint32_t> current;  // index of the ones measured last
+  alignas(64) Costs costs[2];
 };
 
 // The sender's side. One thread at a time.

@@ -110,7 +110,7 @@ ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender
       shown_(out_.window),
       seen_(in_.window),
       may_pull_(cma != CmaUse::never),
-      choices_{{cma, segment_->ring_bytes()}, {cma, segment_->ring_bytes()}, {cma, segment_->ring_bytes()}},
+      choices_{{cma, segment_->ring_bytes()}, {cma, segment_->ring_bytes()}},
       is_p2p_(info.purpose == p2p_purpose),
       ring_doorbell_(std::move(ring_doorbell)),
       info_(std::move(info)) {}
@@ -172,7 +172,7 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   std::size_t total = 0;
   const iovec* to_show = nullptr;
   for (const iovec& piece : pieces) {
-    if (ring_only_ == 0 && choices_[use()].shows(piece.iov_len, set_windows_)) {
+    if (ring_only_ == 0 && choices_[traffic()].shows(piece.iov_len, set_windows_)) {
       to_show = &piece;
       break;
     }
@@ -195,18 +195,18 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   return total;
 }
 
-// Whose costs count for what is sent. Where messages go one way at a time, the two copies of a ring overlap, else not.
-ShmChannel::Use ShmChannel::use() const {
-  if (is_p2p_) return two_way_share_ > two_way_limit ? copied : message;
-  return out_.window.current.load(std::memory_order_relaxed) == peeked ? peeked : copied;
+// Where messages go one way at a time, the two copies of a ring overlap; else, as in collectives, they do not.
+ShmChannel::Traffic ShmChannel::traffic() const {
+  return is_p2p_ && two_way_share_ <= two_way_limit ? one_way : both_ways;
 }
 
 void ShmChannel::count_choice(std::size_t bytes) {
-  const auto& theirs = out_.window.costs[use()];
+  const auto& theirs = out_.window.costs[traffic()];
   const double read = theirs.ring.load(std::memory_order_relaxed);
   const double write = write_cost_.s_per_byte();
-  const double both = read > 0 && write > 0 ? read + write : 0;
-  choices_[use()].sent(bytes, {use() == message ? read : both, theirs.window.load(std::memory_order_relaxed)});
+  const double copies = read > 0 && write > 0 ? read + write : 0;
+  choices_[traffic()].sent(bytes,
+                           {traffic() == one_way ? read : copies, theirs.window.load(std::memory_order_relaxed)});
 }
 
 void ShmChannel::look_at_window() {
@@ -249,7 +249,7 @@ std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
   if (total == 0) {
     total = pull(pieces, max_pull_bytes);
     is_window = true;
-    if (is_timed && total >= min_timed_bytes) add_cost(copied, is_window, total, seconds_since(start));
+    if (is_timed && total >= min_timed_bytes) add_cost(both_ways, is_window, total, seconds_since(start));
   }
   if (total == 0) {
     if (in_.closed.load(std::memory_order_relaxed) && readable_bytes() == 0) throw StreamClosed{peer(), 0};
@@ -266,7 +266,7 @@ void ShmChannel::time_message(std::span<const iovec> pieces, std::size_t bytes, 
   const auto now = Clock::now();
   const bool goes_on = pieces.front().iov_base == received_end_ && is_window == was_window_;
   if (bytes >= min_timed_bytes && sent_bytes() == sent_before_)
-    add_cost(message, is_window, bytes, std::chrono::duration<double>(now - (goes_on ? received_at_ : start)).count());
+    add_cost(one_way, is_window, bytes, std::chrono::duration<double>(now - (goes_on ? received_at_ : start)).count());
   received_end_ = end_of(pieces, bytes);
   received_at_ = now;
   was_window_ = is_window;
@@ -281,7 +281,7 @@ std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
     const bool is_timed = bytes >= min_timed_bytes;
     const auto start = is_timed ? Clock::now() : Clock::time_point();
     copy_cached(piece.iov_base, in_data_ + ((consumed_ + total) & (segment_->ring_bytes() - 1)), bytes);
-    if (is_timed) add_cost(copied, /*is_window=*/false, bytes, seconds_since(start));
+    if (is_timed) add_cost(both_ways, /*is_window=*/false, bytes, seconds_since(start));
     total += bytes;
     available -= bytes;
     if (bytes < piece.iov_len) break;
@@ -324,7 +324,6 @@ void ShmChannel::stage(std::size_t bytes) {
   if (!stage_.memory) throw std::bad_alloc();
   if (stage_.begin > 0) std::memmove(stage_.memory.get(), stage_.memory.get() + stage_.begin, stage_.bytes());
   stage_.end -= std::exchange(stage_.begin, 0);
-  const auto start = Clock::now();
   while (stage_.end < bytes) {
     const iovec room{stage_.memory.get() + stage_.end, bytes - stage_.end};
     std::size_t received = recv_from_ring({&room, 1});
@@ -332,13 +331,10 @@ void ShmChannel::stage(std::size_t bytes) {
     if (received == 0) break;
     stage_.end += received;
   }
-  staging_s_ += seconds_since(start);
 }
 
-void ShmChannel::consume(std::size_t bytes, double used_s) {
-  const bool is_staged = stage_.bytes() > 0;
-  if (bytes >= min_timed_bytes) add_cost(peeked, is_staged, bytes, used_s + std::exchange(staging_s_, 0));
-  if (is_staged) {
+void ShmChannel::consume(std::size_t bytes) {
+  if (stage_.bytes() > 0) {
     stage_.begin += bytes;
   } else {
     take(bytes);
@@ -346,12 +342,11 @@ void ShmChannel::consume(std::size_t bytes, double used_s) {
   count_received(bytes);
 }
 
-void ShmChannel::add_cost(Use use, bool is_window, std::size_t bytes, double seconds) {
-  CopyCost& cost = (is_window ? window_costs_ : ring_costs_)[use];
+void ShmChannel::add_cost(Traffic traffic, bool is_window, std::size_t bytes, double seconds) {
+  CopyCost& cost = (is_window ? window_costs_ : ring_costs_)[traffic];
   cost.add(bytes, seconds);
-  auto& shared = in_.window.costs[use];
+  auto& shared = in_.window.costs[traffic];
   (is_window ? shared.window : shared.ring).store(cost.s_per_byte(), std::memory_order_relaxed);
-  if (use != message) in_.window.current.store(use, std::memory_order_relaxed);
 }
 
 // Out of the ring.

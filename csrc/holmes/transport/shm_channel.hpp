@@ -59,11 +59,11 @@ public:
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
   std::size_t lead_bytes() override;
-  CmaUse window_use() const override { return choices_[copied].use(); }
+  CmaUse window_use() const override { return choices_[both_ways].use(); }
   void set_windows(std::optional<bool> on) override { set_windows_ = on; }
   std::size_t max_peek_bytes() const override { return segment_->ring_bytes(); }
   const std::byte* try_peek(std::size_t bytes) override;
-  void consume(std::size_t bytes, double used_s) override;
+  void consume(std::size_t bytes) override;
   bool tells_end() const override { return false; }  // a killed peer cannot mark its rings as closed
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void finish_wait() override;
@@ -71,9 +71,8 @@ public:
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
 private:
-  // What becomes of received bytes: they are copied or used in place, or are of a message that is received while
-  // nothing is sent, which is timed as a whole.
-  enum Use { copied, peeked, message, use_count };
+  // Messages that come while nothing is sent, timed from piece to piece; all else, of which copies are timed.
+  enum Traffic { one_way, both_ways, traffic_count };
   // What was received ahead of `consume`, where it is not in the ring in one piece.
   struct Stage {
     struct Free {
@@ -88,7 +87,7 @@ private:
   std::size_t readable_bytes() const;
   std::size_t writable_bytes();
   std::size_t send_new(std::span<const iovec> pieces);
-  Use use() const;
+  Traffic traffic() const;
   void look_at_window();
   void withdraw_window();
   void wake_reader();
@@ -96,7 +95,7 @@ private:
   std::size_t pull(std::span<const iovec> pieces, std::size_t bytes);
   void stage(std::size_t bytes);
   void time_message(std::span<const iovec> pieces, std::size_t bytes, bool is_window, Clock::time_point start);
-  void add_cost(Use use, bool is_window, std::size_t bytes, double seconds);
+  void add_cost(Traffic traffic, bool is_window, std::size_t bytes, double seconds);
   void count_choice(std::size_t bytes);
   void take(std::size_t bytes);
   void wake_writer();
@@ -110,11 +109,10 @@ private:
   WindowSender shown_;
   WindowReceiver seen_;
   bool may_pull_;
-  WindowChoice choices_[use_count];
+  WindowChoice choices_[traffic_count];
   std::optional<bool> set_windows_;
   CopyCost write_cost_;
-  CopyCost ring_costs_[use_count], window_costs_[use_count];  // of receiving
-  double staging_s_ = 0;                                      // for what is staged
+  CopyCost ring_costs_[traffic_count], window_costs_[traffic_count];  // of receiving
   // Of messages: whether bytes come while one goes, what the last piece of each way was, and what it takes from there.
   bool is_p2p_;
   double two_way_share_ = 0;

@@ -203,7 +203,9 @@ def _node_script(name: str) -> str:
     hostname = shlex.join([sys.executable, "-IS", "-c", _SET_HOSTNAME, name])
     # /proc/self: right even where /proc is of another PID namespace.
     order = _KEEP_ORDER.format(_processors())
-    inner = " && ".join([hostname, f"{{ {order}; }}", *(f"mount --bind /proc/self/ns/{kind} {path}" for kind, path in binds.items())])
+    inner = " && ".join(
+        [hostname, f"{{ {order}; }}", *(f"mount --bind /proc/self/ns/{kind} {path}" for kind, path in binds.items())]
+    )
     return (
         f"mkdir -p /run/netns {folder}/shm {folder}/sys\n"
         f"touch {' '.join(binds.values())}\n"
