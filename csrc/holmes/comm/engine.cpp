@@ -117,7 +117,7 @@ void Engine::run_in_background(std::size_t bytes) {
   // So much is sent sooner than another thread is woken for it. (What the sockets do not take is left, and so is what
   // was left before, but for one round.)
   constexpr std::size_t max_bytes_here = 1024 * 1024;
-  constexpr int max_rounds_here = 8;
+  constexpr int max_rounds_here = 20;  // shared memory takes 64 KiB in each
   if (bytes <= max_bytes_here) {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) {

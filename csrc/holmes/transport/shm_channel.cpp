@@ -22,7 +22,7 @@ constexpr int ring_count = 4;
 // Bytes one call copies at most: the peer starts on them while this side copies the next.
 constexpr std::size_t max_call_bytes = 64 * 1024;
 // The same of a window, where a call costs a system call too.
-constexpr std::size_t max_pull_bytes = 128 * 1024;
+constexpr std::size_t max_pull_bytes = 256 * 1024;
 // A window as long as a message would make each trial as long (see WindowChoice).
 constexpr std::size_t max_window_bytes = 2 * 1024 * 1024;
 // Copies that are worth two looks at the clock.
