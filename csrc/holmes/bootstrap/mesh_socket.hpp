@@ -24,9 +24,17 @@ struct MeshSocket {
   // As sendmsg and recvmsg, without blocking or SIGPIPE. After a partial send the next one must begin with the bytes
   // that follow, the same ones as were offered.
   ssize_t send(const msghdr& message) const {
-    return tls ? tls->send(message) : ::sendmsg(fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (tls) return tls->send(message);
+    const iovec& first = *message.msg_iov;
+    return message.msg_iovlen == 1 ? ::send(fd.get(), first.iov_base, first.iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
+                                   : ::sendmsg(fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   }
-  ssize_t recv(msghdr& message) const { return tls ? tls->recv(message) : ::recvmsg(fd.get(), &message, MSG_DONTWAIT); }
+  ssize_t recv(msghdr& message) const {
+    if (tls) return tls->recv(message);
+    const iovec& first = *message.msg_iov;
+    return message.msg_iovlen == 1 ? ::recv(fd.get(), first.iov_base, first.iov_len, MSG_DONTWAIT)
+                                   : ::recvmsg(fd.get(), &message, MSG_DONTWAIT);
+  }
   // A small message, whole or not at all where that can be. Not on a socket that uses `send`.
   ssize_t post(const msghdr& message) const {
     return tls ? tls->post(message) : ::sendmsg(fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);

@@ -18,7 +18,8 @@ std::vector<std::size_t> bytes_of(const std::vector<Buffer>& buffers) {
 // The step that bridges `distance` ranks: k for 2^k, -1 for others.
 int step_of(int distance) {
   const auto value = static_cast<unsigned>(distance);
-  return std::has_single_bit(value) ? std::countr_zero(value) : -1;
+  // Not std::has_single_bit, which calls a library where the processor may lack an instruction that counts bits.
+  return value != 0 && (value & (value - 1)) == 0 ? std::countr_zero(value) : -1;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <optional>
 
 #include "holmes/transport/socket.hpp"
@@ -20,6 +21,16 @@ constexpr std::size_t max_call_bytes = 512 * 1024;
 constexpr std::size_t max_pieces = 8;
 // Bytes to sleep for at most. On a link of 1 Gbit/s they take half a millisecond, against 12 us for a packet.
 constexpr std::size_t max_low_water_bytes = 64 * 1024;
+
+// Several pieces that are no longer than this together are copied: that costs less than a list of them (measured, 1 KiB
+// and its header: 0.12 us for sending and receiving it, 0.04 us for a look in vain).
+constexpr std::size_t small_bytes = 2048;
+
+bool is_small(std::span<const iovec> pieces) {
+  std::size_t total = 0;
+  for (const iovec& piece : pieces) total += piece.iov_len;
+  return pieces.size() > 1 && total <= small_bytes;
+}
 
 // Calls `transfer` with a msghdr over the first max_call_bytes of `pieces`.
 template <typename Transfer>
@@ -66,6 +77,15 @@ bool TcpChannel::is_unanswered() const {
 }
 
 std::size_t TcpChannel::try_send(std::span<const iovec> pieces) {
+  std::array<std::byte, small_bytes> together;
+  iovec one{together.data(), 0};
+  if (!socket_.tls && is_small(pieces)) {
+    for (const iovec& piece : pieces) {
+      std::memcpy(together.data() + one.iov_len, piece.iov_base, piece.iov_len);
+      one.iov_len += piece.iov_len;
+    }
+    pieces = {&one, 1};
+  }
   const ssize_t sent = transfer_limited(pieces, [&](msghdr& message) { return socket_.send(message); });
   if (sent < 0) {
     if (would_block(errno)) return 0;
@@ -76,6 +96,19 @@ std::size_t TcpChannel::try_send(std::span<const iovec> pieces) {
 }
 
 std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
+  if (!socket_.tls && is_small(pieces)) {
+    std::array<std::byte, small_bytes> together;
+    iovec one{together.data(), 0};
+    for (const iovec& piece : pieces) one.iov_len += piece.iov_len;
+    const std::size_t received = try_recv({&one, 1});
+    const std::byte* from = together.data();
+    for (const iovec& piece : pieces) {
+      const std::size_t bytes = std::min<std::size_t>(piece.iov_len, together.data() + received - from);
+      if (bytes > 0) std::memcpy(piece.iov_base, from, bytes);
+      from += bytes;
+    }
+    return received;
+  }
   bool asked = false;
   const ssize_t received = transfer_limited(pieces, [&](msghdr& message) {
     asked = true;
