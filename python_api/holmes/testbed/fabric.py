@@ -32,7 +32,8 @@ _CHANGED_BURST_BYTES = round(_MAX_SUPER_PACKET_BYTES / _SUPER_PACKET_SHARE)
 
 _SET_HOSTNAME = "import socket, sys; socket.sethostname(sys.argv[1])"
 # Packets of one connection are received on one processor, as a NIC's queues do it. Else whichever processor empties a
-# link's bucket also delivers what it took, and two of them overtake each other. Kernels before 6.3 cannot be told here.
+# link's bucket also delivers what it took, and two of them overtake each other. (Where no link is limited the sender
+# delivers, which is the fastest way.) Kernels before 6.3 cannot be told here.
 _KEEP_ORDER = "echo {} 2>/dev/null > /proc/sys/net/core/rps_default_mask || :"
 
 # A container may forbid mounting sysfs; the old one then shows the outer machine's NICs, which is harmless.
@@ -81,8 +82,8 @@ def build(spec: Spec) -> list[Step]:
     shapes = [_shape(_port(spec, node, nic), nic, spec) for node in spec.nodes for nic in node.nics if nic.rate_gbps]
     shapes += [line for index in range(len(spec.networks)) for line in _uplink_shapes(spec, index)]
     return [
-        Step("let packets keep their order", ["sh", "-c", _KEEP_ORDER.format(_processors())]),
-        *(Step(f"make node {node.name}", ["sh", "-ec", _node_script(node.name)]) for node in spec.nodes),
+        Step("let packets keep their order", ["sh", "-c", _keep_order(spec)]),
+        *(Step(f"make node {node.name}", ["sh", "-ec", _node_script(spec, node.name)]) for node in spec.nodes),
         Step("write the nodes' /etc/hosts", ["sh", "-ec", _hosts_script()], _hosts(spec)),
         Step("make the links", ["ip", "-batch", "-"], "\n".join(bridges + links)),
         *(
@@ -114,6 +115,11 @@ def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
             f"link set dev {nic} gso_max_size {_super_packet_bytes(rate_gbps)}",
         ),
     ]
+
+
+def _keep_order(spec: Spec) -> str:
+    is_limited = any(nic.rate_gbps for node in spec.nodes for nic in node.nics)
+    return _KEEP_ORDER.format(_processors()) if is_limited else ":"
 
 
 def _processors() -> str:
@@ -197,12 +203,12 @@ def _super_packet_bytes(rate_gbps: float) -> int:
     return min(round(_burst_bytes(rate_gbps) * _SUPER_PACKET_SHARE), _MAX_SUPER_PACKET_BYTES)
 
 
-def _node_script(name: str) -> str:
+def _node_script(spec: Spec, name: str) -> str:
     folder = node_dir(name)
     binds = {"net": f"/run/netns/{name}", "uts": f"{folder}/uts", "ipc": f"{folder}/ipc"}
     hostname = shlex.join([sys.executable, "-IS", "-c", _SET_HOSTNAME, name])
     # /proc/self: right even where /proc is of another PID namespace.
-    order = _KEEP_ORDER.format(_processors())
+    order = _keep_order(spec)
     inner = " && ".join(
         [hostname, f"{{ {order}; }}", *(f"mount --bind /proc/self/ns/{kind} {path}" for kind, path in binds.items())]
     )
