@@ -83,7 +83,7 @@ void Collective::prepare() {
 }
 
 void Collective::prepare_windows() {
-  votes_ = group_.any_shared_memory && WindowVote::concerns(agreed_bytes(), group_.size);
+  votes_ = group_.all_shared_memory && WindowVote::concerns(agreed_bytes(), group_.size);
   if (!votes_) return;
   const int operation = static_cast<int>(signature_.op);
   shows_ = group_.window_vote.shows(operation, agreed_bytes());

@@ -132,7 +132,8 @@ protected:
   virtual bool compute() { return false; }
   // Whether local work is finished too.
   virtual bool is_computed() const { return true; }
-  // Bytes of the operation, as all ranks know them alike; 0: they do not. Then channels decide about windows.
+  // Bytes of the operation, as all ranks know them alike; 0: they do not. Then channels decide about windows, as they
+  // do where not all of them are shared memory.
   virtual std::size_t agreed_bytes() const { return 0; }
   // Whether compute() waits to peek at bytes of `peer`.
   virtual bool awaits_peek(int /*peer*/) const { return false; }

@@ -243,7 +243,7 @@ std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
     return total;
   }
   bool is_window = false;
-  const bool is_timed = pieces.front().iov_len >= min_timed_bytes;
+  const bool is_timed = !pieces.empty() && pieces.front().iov_len >= min_timed_bytes;
   const auto start = is_timed ? Clock::now() : Clock::time_point();
   total = recv_from_ring(pieces);
   if (total == 0) {

@@ -81,7 +81,7 @@ std::size_t TcpChannel::try_send(std::span<const iovec> pieces) {
   iovec one{together.data(), 0};
   if (!socket_.tls && is_small(pieces)) {
     for (const iovec& piece : pieces) {
-      std::memcpy(together.data() + one.iov_len, piece.iov_base, piece.iov_len);
+      if (piece.iov_len > 0) std::memcpy(together.data() + one.iov_len, piece.iov_base, piece.iov_len);
       one.iov_len += piece.iov_len;
     }
     pieces = {&one, 1};
