@@ -1,6 +1,8 @@
 // WindowVote: all ranks go the same way in every call, and the better one in most.
 #include "holmes/comm/window_vote.hpp"
 
+#include <array>
+#include <optional>
 #include <random>
 
 #include "check.hpp"

@@ -7,8 +7,6 @@
 namespace holmes {
 namespace {
 
-// A piece of less is not shown anyway.
-constexpr std::size_t min_share_bytes = 128 * 1024;
 // Of so many calls of a size, some go the other way. The first one finds the caches filled by the better way and does
 // not count, nor does the very first of all.
 constexpr unsigned calls_per_trial = 128;
@@ -17,6 +15,9 @@ constexpr unsigned uncounted_calls = 1;
 // By so much the other way has to be faster.
 constexpr double worth = 0.95;
 constexpr float infinite = std::numeric_limits<float>::infinity();
+
+// Where in a trial a call is that so many came before; large numbers are outside.
+unsigned place_in_trial(unsigned calls) { return calls % calls_per_trial - trial_begin; }
 
 float sum(float a, float b) { return a == 0 || b == 0 ? std::max(a, b) == infinite ? infinite : 0 : a + b; }
 
@@ -36,7 +37,7 @@ WindowVote::Costs WindowVote::Costs::operator+(const Costs& other) const {
 }
 
 bool WindowVote::concerns(std::size_t bytes, int ranks) {
-  return ranks > 1 && bytes / static_cast<std::size_t>(ranks) >= min_share_bytes;
+  return ranks > 1 && bytes / static_cast<std::size_t>(ranks) >= min_window_bytes;
 }
 
 WindowVote::Key WindowVote::key(int operation, std::size_t bytes) { return {operation, std::bit_width(bytes)}; }
@@ -49,8 +50,7 @@ const WindowVote::Size& WindowVote::size(int operation, std::size_t bytes) const
 
 bool WindowVote::shows(int operation, std::size_t bytes) const {
   const Size& state = size(operation, bytes);
-  const unsigned call = state.calls % calls_per_trial - trial_begin;
-  const bool is_trial = call < uncounted_calls + trial_samples;
+  const bool is_trial = place_in_trial(state.calls) < uncounted_calls + trial_samples;
   return can_ && (must_ || state.prefers_windows != is_trial);
 }
 
@@ -64,12 +64,12 @@ WindowVote::Costs WindowVote::costs(int operation, std::size_t bytes, CmaUse use
 void WindowVote::ended(int operation, std::size_t bytes, double seconds, const Costs& total) {
   Size& state = sizes_[key(operation, bytes)];
   CopyCost& cost = shows(operation, bytes) ? state.window : state.ring;
-  const unsigned call = state.calls % calls_per_trial - trial_begin;
+  const unsigned call = place_in_trial(state.calls);
   if (call < uncounted_calls + trial_samples) {
-    if (call >= uncounted_calls) state.trial[call - uncounted_calls] = seconds;
+    if (call >= uncounted_calls) state.trial[call - uncounted_calls] = seconds / static_cast<double>(bytes);
     if (call + 1 == uncounted_calls + trial_samples) {
       std::ranges::sort(state.trial);
-      cost.add(bytes, state.trial[trial_samples / 2]);
+      cost.add(1, state.trial[trial_samples / 2]);
     }
   } else if (state.calls > 0) {
     cost.add(bytes, seconds);

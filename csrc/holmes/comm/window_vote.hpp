@@ -15,7 +15,7 @@ namespace holmes {
 
 class WindowVote {
 public:
-  // What a rank, or all of them together, spend with one call, seconds; 0: unknown. Infinite: it cannot.
+  // What calls take a rank, or all of them added up, seconds per byte; 0: unknown. Infinite: not this way.
   struct Costs {
     float ring = 0;
     float window = 0;
@@ -25,7 +25,7 @@ public:
     Costs operator+(const Costs& other) const;
   };
 
-  // Whether an operation of so many bytes on all ranks, or each of them, is worth to vote about.
+  // Whether a rank's share of so many bytes is worth a vote.
   static bool concerns(std::size_t bytes, int ranks);
 
   // Whether the next call of `operation` (any number) with `bytes` goes through windows.
@@ -41,7 +41,7 @@ private:
     unsigned calls = 0;
     bool prefers_windows = false;
     CopyCost ring, window;
-    std::array<double, trial_samples> trial{};  // seconds, of the calls of this trial
+    std::array<double, trial_samples> trial{};  // seconds per byte, of the calls of this trial
   };
   using Key = std::pair<int, int>;  // operation, number of bits of its size
   static Key key(int operation, std::size_t bytes);

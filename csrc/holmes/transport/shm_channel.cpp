@@ -28,14 +28,15 @@ constexpr std::size_t max_window_bytes = 2 * 1024 * 1024;
 // Copies that are worth two looks at the clock.
 constexpr std::size_t min_timed_bytes = 16 * 1024;
 
+// Messages go both ways at once where something comes in between so large a share of the pieces that are sent: an
+// average over time, in which the last piece has this weight.
+constexpr double two_way_limit = 0.25;
+constexpr double two_way_weight = 0.05;
+
 std::size_t page_bytes() {
   static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
 }
-
-// Of the pieces of messages that are sent lately, by so much each.
-constexpr double two_way_weight = 0.05;
-constexpr double two_way_limit = 0.25;
 
 // As connections() says it.
 constexpr std::string_view p2p_purpose = "p2p";

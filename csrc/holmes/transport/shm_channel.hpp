@@ -113,7 +113,7 @@ private:
   std::optional<bool> set_windows_;
   CopyCost write_cost_;
   CopyCost ring_costs_[traffic_count], window_costs_[traffic_count];  // of receiving
-  // Of messages: whether bytes come while one goes, what the last piece of each way was, and what it takes from there.
+  // Of messages: how often something comes between two pieces of one that goes, and the last piece of each way.
   bool is_p2p_;
   double two_way_share_ = 0;
   bool was_window_ = false;

@@ -5,8 +5,6 @@
 namespace holmes {
 namespace {
 
-// Below, the word to the receiver and back costs more than the copies (measured: 64 KiB take twice as long).
-constexpr std::size_t min_window_bytes = 128 * 1024;
 // Where a copy through the kernel is the slower way it was up to 4 times as slow: a trial in so much costs 5 %.
 constexpr std::size_t trials_apart = 64;
 // By so much it has to be cheaper.

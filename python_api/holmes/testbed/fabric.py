@@ -118,7 +118,9 @@ def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
 
 
 def _keep_order(spec: Spec) -> str:
-    is_limited = any(nic.rate_gbps for node in spec.nodes for nic in node.nics)
+    is_limited = any(nic.rate_gbps for node in spec.nodes for nic in node.nics) or any(
+        network.uplink_gbps for network in spec.networks.values()
+    )
     return _KEEP_ORDER.format(_processors()) if is_limited else ":"
 
 
