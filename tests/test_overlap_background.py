@@ -38,11 +38,24 @@ class FakeWork:
 
 
 class FakeStorage:
-    values = value_shard = None
+    def __init__(self):
+        self.values, self.staging = object(), object()
+        self.arrived = False
+
+    def parameters(self):
+        return []
+
+    def place_stepped(self, target):
+        return target
+
+    def publish(self):
+        self.arrived = True
 
 
 class FakeLane:
     """Remembers the all-gathers it started, as (bucket, work)."""
+
+    size = 2
 
     def __init__(self):
         self.started = []
@@ -67,7 +80,7 @@ def until(condition):
 def begin(order):
     """The threads of a step over as many buckets as `order` has; also the lane, its gatherer and what has stepped."""
     lane, stepped = FakeLane(), []
-    gatherer = Gatherer([FakeStorage()] * len(order), order, lane)
+    gatherer = Gatherer([FakeStorage() for _ in order], order, lane)
 
     def step(bucket):
         stepped.append(bucket)
@@ -147,14 +160,18 @@ def test_stop_ends_the_threads_of_a_step_that_is_given_up():
 
 def test_gathers_that_no_rank_has_started_may_change_their_order():
     lane = FakeLane()
-    gatherer = Gatherer([FakeStorage()] * 4, [3, 2, 1, 0], lane)
+    gatherer = Gatherer([FakeStorage() for _ in range(4)], [3, 2, 1, 0], lane)
     for bucket in (3, 2, 1, 0):
         gatherer.stepped(bucket)
     gatherer.start_next()
     gatherer.reorder(2, [0, 1, 2, 3])  # another rank has started 2 already
     gatherer.start_ready()
     assert lane.buckets == [3, 2, 0, 1]
+    gatherer.publish()
     gatherer.end_step()
+    for _, work in lane.started:
+        work.end()
+    gatherer.wait_all()
     for bucket in range(4):
         gatherer.stepped(bucket)
     gatherer.start_ready()

@@ -141,10 +141,9 @@ def test_wrong_use_is_named():
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
     model(torch.ones(1, 4)).sum().backward()
-    with pytest.raises(RuntimeError, match="got another gradient after 1 of this step"):
+    with pytest.raises(RuntimeError, match=r"'1.weight' got another gradient after those of this step|'1.bias' got"):
         model(torch.ones(1, 4)).sum().backward()
-    with pytest.raises(RuntimeError, match="zero_grad between backward and step"):
-        optimizer.zero_grad()
+    optimizer.zero_grad()
     with pytest.raises(ValueError, match="takes no further parameters"):
         optimizer.add_param_group({"params": []})
     with pytest.raises(ValueError, match="LBFGS needs whole parameters"):

@@ -14,19 +14,21 @@ from holmes.overlap.parameters import Trained
 from holmes.overlap.shards import ShardOptimizer
 
 MASTER = "master"  # key of the float32 copy of a 16-bit parameter
+IS_STEPPED = "is_stepped"  # key of 1; 0: the parameter had no gradient so far, and the other keys are placeholders
 _LOCAL_SETTINGS = ("fused", "foreach", "capturable", "differentiable")  # say how a machine steps, not what the step is
 
 
 def state_tensors(shards: Sequence[ShardOptimizer], trained: Sequence[Trained]) -> dict[str, dict[str, Any]]:
     """Local. name -> key -> this rank's part (FlatShard, sharing memory), or what has another size as it is.
 
-    Keys are the inner optimizer's own, and "master" for the float32 copy of a 16-bit parameter. State that the inner
-    optimizer has not made yet is as before its first step.
+    Keys are the inner optimizer's own, MASTER and IS_STEPPED.
     """
     found: dict[str, dict[str, Any]] = {}
     for shard, fragment, part, state in _each_state(shards):
         size = trained[fragment.parameter].tensor.numel()
-        entries = {**state, MASTER: part} if shard.is_low_precision else dict(state)
+        assert shard.inner is not None
+        is_stepped = torch.tensor(int(bool(shard.inner.state.get(part))))
+        entries = {**state, IS_STEPPED: is_stepped, **({MASTER: part} if shard.is_low_precision else {})}
         found[trained[fragment.parameter].name] = {
             key: FlatShard(value, fragment.start, size) if _is_flat(value, part) else value
             for key, value in entries.items()
@@ -56,8 +58,11 @@ def load_state_tensors(
             part.copy_(loaded.pop(MASTER))
         inner = shard.inner
         assert inner is not None
-        state.update(loaded)
-        inner.state[part] = state
+        if int(loaded.pop(IS_STEPPED, 1)):
+            state.update(loaded)
+            inner.state[part] = state
+        else:
+            inner.state.pop(part, None)
 
 
 def encode_settings(groups: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from holmes.overlap.awaited import AwaitedParameters
+from holmes.overlap.hooks import Hook
 from holmes.overlap.storage import BucketStorage
 from holmes.overlap.transfers import Lane, Transfer
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """An all-gather; `is_staged` where its values are not the model's memory yet."""
+
+    transfer: Transfer
+    is_staged: bool
 
 
 class Gatherer:
     """Starts all-gathers in the order `order`, the same on every rank, once each between two `end_step`.
 
-    Not thread-safe.
+    Those that start before `publish` are early: they gather beside the model's parameters, which keep their values
+    until then. After it, and until `wait`, parameters are awaited: any use of one waits for its bucket.
+    Not thread-safe, but `wait` is.
     """
 
     def __init__(self, storages: Sequence[BucketStorage], order: Sequence[int], lane: Lane) -> None:
@@ -23,10 +38,17 @@ class Gatherer:
         self.lane = lane
         self.order = list(order)
         self._storages = storages
+        self._awaited = [
+            AwaitedParameters(storage.parameters(), functools.partial(self.wait, [bucket]))
+            for bucket, storage in enumerate(storages)
+        ]
         self._stepped: set[int] = set()
         self._turns = list(order)  # of this step
         self._next = 0
-        self._under_way: dict[int, Transfer] = {}
+        self._is_published = False
+        self._early: dict[int, _Arrival] = {}
+        self._under_way: dict[int, _Arrival] = {}
+        self._waiting = threading.RLock()
 
     def stepped(self, bucket: int) -> None:
         """This rank's shard of `bucket` is new."""
@@ -49,10 +71,13 @@ class Gatherer:
         self._turns[first:] = [bucket for bucket in order if bucket in rest]
 
     def start_next(self) -> Transfer:
-        """Starts the all-gather that is next in the order, which must be ready."""
+        """Starts the all-gather that is next in the order."""
         bucket = self._turns[self._next]
         storage = self._storages[bucket]
-        self._under_way[bucket] = transfer = self.lane.all_gather(bucket, storage.values, storage.value_shard)
+        target = storage.values if self._is_published else storage.staging
+        transfer = self.lane.all_gather(bucket, target, storage.place_stepped(target))
+        kept = self._under_way if self._is_published else self._early
+        kept[bucket] = _Arrival(transfer, is_staged=target is not storage.values)
         self._next += 1
         return transfer
 
@@ -61,19 +86,51 @@ class Gatherer:
         while self.has_ready:
             self.start_next()
 
+    def give_up_early(self, started: int) -> None:
+        """Collective. What was gathered early in this step is not wanted: `started`, the most that any rank started,
+        are brought to their end, and the turns begin anew."""
+        while self._next < started:
+            self.start_next()
+        for arrival in self._early.values():
+            arrival.transfer.wait()
+        self._early.clear()
+        self._stepped.clear()
+        self._turns = list(self.order)
+        self._next = 0
+
+    def publish(self) -> None:
+        """The step has come: what was gathered early is the model's from now on."""
+        assert not self._under_way, "a parameter of the step before has not arrived"
+        self._is_published = True
+        self._under_way.update(self._early)
+        self._early.clear()
+
     def end_step(self) -> None:
-        """All buckets have stepped, or none."""
+        """All buckets have stepped and are under way, or none."""
         assert self._next in (0, len(self._turns)), "an all-gather was not started"
         self._turns = list(self.order)
         self._next = 0
+        self._is_published = False
         self._stepped.clear()
+        for bucket in self._under_way:
+            self._awaited[bucket].begin()
+        if self.lane.size == 1:
+            self.wait_all()
 
     def wait(self, buckets: Iterable[int]) -> None:
-        """Blocks until the new parameters of `buckets` are there."""
-        for bucket in buckets:
-            transfer = self._under_way.pop(bucket, None)
-            if transfer is not None:
-                transfer.wait()
+        """Blocks until the new parameters of `buckets` are there. Raises what their all-gather raised, each time."""
+        if not self._under_way:
+            return
+        with self._waiting:
+            for bucket in buckets:
+                arrival = self._under_way.get(bucket)
+                if arrival is None:
+                    continue
+                arrival.transfer.wait()
+                if arrival.is_staged:
+                    self._storages[bucket].publish()
+                self._awaited[bucket].end()
+                del self._under_way[bucket]
 
     def wait_all(self) -> None:
         """Blocks until every parameter is there."""
@@ -84,16 +141,17 @@ class ForwardGate:
     """Forward pre-hooks that make each module wait for the buckets it needs, in the order of their arrival."""
 
     def __init__(self, gatherer: Gatherer, needs: Mapping[nn.Module, Sequence[int]]) -> None:
-        self._gatherer = gatherer
         place = {bucket: position for position, bucket in enumerate(gatherer.order)}
+        self._waits: list[Callable[..., None]] = []  # which hooks know weakly
         self._handles = []
         for module, buckets in needs.items():
             ordered = sorted(set(buckets), key=place.__getitem__)
 
-            def hook(_module: nn.Module, _inputs: Any, ordered: Sequence[int] = ordered) -> None:
+            def wait(_module: nn.Module, _inputs: Any, ordered: Sequence[int] = ordered) -> None:
                 gatherer.wait(ordered)
 
-            self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
+            self._waits.append(wait)
+            self._handles.append(module.register_forward_pre_hook(Hook(wait), prepend=True))
 
     def remove(self) -> None:
         """Takes the hooks away."""

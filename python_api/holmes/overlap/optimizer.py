@@ -17,10 +17,17 @@ from torch import nn
 from holmes.overlap.agreement import broadcast_model, check_equal_models
 from holmes.overlap.checkpoint import decode_settings, encode_settings, load_state_tensors, state_tensors
 from holmes.overlap.clipping import ClippedStep
+from holmes.overlap.elementwise import check_elementwise
 from holmes.overlap.hooks import ModelHooks
 from holmes.overlap.link import bucket_bytes_for
 from holmes.overlap.loss_scale import LossScale
-from holmes.overlap.parameters import as_groups, as_modules, trained_parameters
+from holmes.overlap.parameters import (
+    as_groups,
+    as_modules,
+    parameter_places,
+    trained_parameters,
+    warn_of_shared_memory,
+)
 from holmes.overlap.pending import PendingState
 from holmes.overlap.report import StepReport, make_report
 from holmes.overlap.runtime import Runtime, make_layout
@@ -50,8 +57,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         loss_scale: "dynamic" or a number; multiply the loss by it: `optimizer.scale(loss).backward()`.
         reduce_dtype: dtype in which gradients accumulate and are reduced; None: each parameter's own.
         bucket_bytes: size of a bucket; None: from the measured link (docs/optimizer.md).
-        step_in_backward: shards step as soon as their gradients are reduced, during the backward pass; parameters are
-            then new when it ends, so every one must be followed by `step`. Ignored with max_grad_norm or loss_scale.
+        step_in_backward: shards step as soon as their gradients are reduced, during the backward pass, which nobody
+            sees before `step`; it takes a second copy of the shard's state (docs/optimizer.md). Not on GPUs, and not
+            with max_grad_norm or loss_scale, which need all gradients first: shards step in `step`, as with False.
         accumulation_steps: backward passes between two steps where that number changes; None: as many as the first step
             had.
         name_of: name in `model` -> name in checkpoints, where several pipeline stages use equal names.
@@ -88,12 +96,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._optimizer_class = optimizer_class
         self._arguments = with_fused(optimizer_class, arguments, [t.tensor for t in self._trained])
         template = optimizer_class(groups, **self._arguments)
+        check_elementwise(optimizer_class, arguments)
         super().__init__(template.param_groups, template.defaults)
-        self._reduce_lane = Lane(group)
-        if gather_group is None and self._reduce_lane.size > 1 and self._device.type == "cpu":
-            gather_group = second_group(group, f"{self._reduce_lane.label} gather")
-        same = gather_group is None  # one group: its collectives run one after another
-        self._gather_lane = self._reduce_lane if same else Lane(gather_group)
+        self._template_state = self.state
+        self._made_groups: list[dist.ProcessGroup] = []
+        self._reduce_lane, self._gather_lane = self._make_lanes(group, gather_group)
         check_equal_models(self._reduce_lane, self._trained)
         broadcast_model(self._reduce_lane, self._modules)
         self._loss_scale = None if loss_scale is None else LossScale(loss_scale)
@@ -104,7 +111,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         self._reduce_dtype = reduce_dtype
         self._bucket_bytes = bucket_bytes
-        self._step_in_backward = step_in_backward and self._clipped is None
+        # One lane would have to carry both kinds in one order; a GPU's streams wait by themselves.
+        has_background = self._gather_lane is not self._reduce_lane and self._device.type == "cpu"
+        self._step_in_backward = step_in_backward and self._clipped is None and has_background
         self._accumulation_steps = accumulation_steps
         self.grad_norm: float | None = None  # of the last step, before clipping; None without max_grad_norm and scaling
         self.last_report: StepReport | None = None
@@ -118,7 +127,35 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._runtime: Runtime | None = None
         self._pending: PendingState | None = None  # state before the first step
         self._hooks = ModelHooks(self._modules, self._trained, self, self._record, self.timeline)
+        self._watched_task = -1  # autograd's pass at whose end `_on_backward_end` is called
+        self._places = parameter_places(self._modules, self._index_of)
         self._is_ready = True
+
+    def _make_lanes(self, group: dist.ProcessGroup | None, gather_group: dist.ProcessGroup | None) -> tuple[Lane, Lane]:
+        """Collective. For the reduce-scatters and all-gathers, both of groups of their own: what others send over
+        `group` may come in between at another place on each rank. On a GPU one for both: one order for both.
+        """
+        given = Lane(group)
+        if given.size == 1:
+            return given, given
+        own = self._make_group(group, given.label)
+        reduce_lane = Lane(own, given.label) if own is not None else given
+        if gather_group is None and own is not None and self._device.type == "cpu":
+            gather_group = self._make_group(group, f"{given.label} gather")
+        return reduce_lane, reduce_lane if gather_group is None else Lane(gather_group)
+
+    def _make_group(self, group: dist.ProcessGroup | None, label: str) -> dist.ProcessGroup | None:
+        made = second_group(group, label, self._device)
+        if made is not None:
+            self._made_groups.append(made)
+        return made
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        """Refuses to be copied or pickled."""
+        raise TypeError(
+            "a DistributedOptimizer cannot be copied or pickled: it holds process groups and its model's memory. Save "
+            "optimizer.state_dict(), and make a new optimizer for a copied model"
+        )
 
     # --- a step ---
 
@@ -133,13 +170,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_frozen()
         runtime = self._runtime or self._lay_out()
-        runtime.finish_backward()
+        if runtime is None:
+            return loss  # no gradient has ever come: torch's optimizers do nothing then
+        if not self._begin_step(runtime):
+            return loss
         if self._clipped is None:
             runtime.step_rest()
         else:
-            self.grad_norm = self._clipped.step(runtime, self._steps)
+            try:
+                self.grad_norm = self._clipped.step(runtime, self._steps)
+            except FloatingPointError:
+                runtime.forget()
+                raise
         reduced = list(runtime.reducer.transfers)
         runtime.end_step()
         self._steps += 1
@@ -151,19 +194,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients since the last step (collective where some are under way). They become None.
+        """Drops the gradients since the last step. They become None.
 
-        Raises RuntimeError where `step_in_backward` has already used them.
+        Collective after a backward pass, to be called on all ranks then; nothing of that pass is left. Where others
+        call `step`, theirs raises a RuntimeError that names this rank, and changes nothing.
         """
         if self._runtime is None:
+            self._record.forget_gradients()
             super().zero_grad(set_to_none=True)
-            return
-        if self._runtime.has_stepped:
-            raise RuntimeError(
-                "zero_grad between backward and step: parameters have been updated during that backward pass. Call "
-                "step after each one, or give step_in_backward=False"
-            )
-        self._runtime.reducer.reset()
+        elif self._runtime.reducer.has_counted:
+            self._runtime.finish_backward(drops=True)
+        else:
+            self._runtime.forget_held()
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the loss scale: call backward on that. Local."""
@@ -205,7 +247,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return tuple(lane.group for lane in lanes if lane.size > 1)
 
     def synchronize(self) -> None:
-        """Local. Waits until every parameter is there: before reading parameters outside of a forward."""
+        """Local. Waits until every parameter is there. Whoever uses a parameter waits for it anyway; this is for what
+        shares memory with one without being one (a view, an address)."""
         if self._runtime is not None:
             self._runtime.gatherer.wait_all()
 
@@ -215,6 +258,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._hooks.remove()
         if self._runtime is not None:
             self._runtime.close()
+        while self._made_groups:
+            dist.destroy_process_group(self._made_groups.pop())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only the constructor adds groups: the layout is fixed. Raises ValueError afterwards."""
@@ -230,6 +275,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         {"state": name -> key -> FlatShard or number, "settings": JSON}; shares memory with the optimizer.
         """
         if self._runtime is not None:
+            self._runtime.undo_early()
             state = state_tensors(self._runtime.shards, self._trained)
         else:
             state = self._make_pending().state()
@@ -247,6 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return  # saved before the first step: there is no state yet
         with torch.no_grad():
             if self._runtime is not None:
+                self._runtime.undo_early()
                 load_state_tensors(self._runtime.shards, self._trained, state_dict["state"])
             else:
                 self._make_pending().load(state_dict["state"])
@@ -290,9 +337,47 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if not self._is_holding:
                 self._record.saw_gradient(index)
             return
-        self._runtime.reducer.on_gradient(index, is_counted=not self._is_holding)
-        if self._step_in_backward:
+        runtime = self._runtime
+        if runtime.reducer.is_sent(index):  # its .grad was set to None since, or this would have been an error
+            runtime.finish_backward(drops=True)
+        runtime.reducer.on_gradient(index, is_counted=not self._is_holding)
+        runtime.step_arrived()
+        task = torch._C._current_graph_task_id()
+        if task != self._watched_task:
+            self._watched_task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+
+    def _on_backward_end(self) -> None:
+        self._watched_task = -1
+        if self._runtime is not None:
+            self._runtime.reducer.flush()
             self._runtime.step_arrived()
+
+    def _begin_step(self, runtime: Runtime) -> bool:
+        """Collective. Ends the backward pass; whether there is something to step with. What is wrong on this rank is
+        raised here after the others were told."""
+        try:
+            self._check_model()
+            is_cleared = self._check_gradients(runtime)
+            runtime.reducer.flush()
+        except Exception:
+            runtime.finish_backward(drops=True)
+            raise
+        runtime.finish_backward(drops=is_cleared)
+        return not is_cleared
+
+    def _check_gradients(self, runtime: Runtime) -> bool:
+        """Whether all gradients were set to None since they were sent. Raises RuntimeError where some were, or set to
+        something else."""
+        cleared, replaced = runtime.reducer.disturbed()
+        if replaced or len(cleared) not in (0, runtime.reducer.sent_parameters):
+            what = "set" if replaced else "set to None"
+            raise RuntimeError(
+                f".grad of parameter {self._trained[(replaced or cleared)[0]].name!r} was {what} between backward and "
+                "step, but the gradient has been sent to the other ranks already. Change gradients in "
+                "parameter.register_post_accumulate_grad_hook, or drop all of them with zero_grad()"
+            )
+        return bool(cleared)
 
     def _fix_gather_order(self, runtime: Runtime, observer: StepObserver) -> None:
         """Collective. Plans with the slowest rank's compute and the collectives' own time, without waits for ranks."""
@@ -302,17 +387,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
         runtime.gatherer.order = gather_order(times, runtime.layout.forward_order)
         self._observer = None
 
-    def _check_frozen(self) -> None:
+    def _check_model(self) -> None:
+        """Raises RuntimeError where the model's parameters, or the state beside them, are no longer what this steps."""
         for parameter in self._untrained:
             if parameter.requires_grad:
                 raise RuntimeError(
                     "a parameter that was frozen when the optimizer was made is trained now; make a new optimizer"
                 )
+        if self.state or self.state is not self._template_state:
+            raise RuntimeError(
+                "optimizer.state was written to, but each rank's part of the state is elsewhere; use state_dict() and "
+                "load_state_dict(), or make a new optimizer to begin with a fresh state"
+            )
+        for module, attribute, tensor, name in self._places:
+            if module._parameters.get(attribute, tensor) is not tensor and not self._still_has(tensor):
+                raise RuntimeError(
+                    f"parameter {name!r} of the model is another tensor now than the one this optimizer was made for, "
+                    "which it steps without effect (load_state_dict(assign=True) and assignments of nn.Parameter do "
+                    "that); load without assign, or close() this optimizer and make a new one"
+                )
+
+    def _still_has(self, tensor: nn.Parameter) -> bool:
+        return any(tensor is each for module in self._modules for each in module.parameters())
 
     def _expected(self) -> list[int]:
         now = self._accumulation_steps or self._recorded_accumulation
-        counts = self._record.gradient_counts
-        return [counts.get(i, 0) * now // self._recorded_accumulation for i in range(len(self._trained))]
+        counts = self._record.usual_counts(len(self._trained))
+        return [count * now // self._recorded_accumulation for count in counts]
 
     def _make_pending(self) -> PendingState:
         if self._pending is None:
@@ -321,14 +422,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         return self._pending
 
-    def _lay_out(self) -> Runtime:
-        """Collective. Makes the buckets from what the first step showed."""
+    def _lay_out(self) -> Runtime | None:
+        """Collective. Makes the buckets from what the first step showed; None where no rank has any gradient."""
         count = len(self._trained)
         record = self._record
         places = record.gradient_places(count)
         needs = find_needs(self._modules, self._index_of, record)
-        rows = [places, first_uses(needs, record, count)]
-        places, uses = agree(self._reduce_lane.group, rows, self._device)
+        has_gradient = [int(t.tensor.grad is not None) for t in self._trained]
+        rows = [places, first_uses(needs, record, count), has_gradient]
+        places, uses, has_gradient = agree(self._reduce_lane.group, rows, self._device)
+        if not any(has_gradient):
+            return None
+        warn_of_shared_memory(self._trained)
         if self._bucket_bytes is None:
             total_bytes = sum(t.tensor.numel() * t.tensor.itemsize for t in self._trained)
             self._bucket_bytes = bucket_bytes_for(
@@ -347,12 +452,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._reduce_dtype,
             (self._optimizer_class, self._arguments, self.param_groups),
             self.timeline,
+            is_early=self._step_in_backward,
         )
         weakref.finalize(self, self._runtime.stop)
         if self._pending is not None and self._pending.is_loaded:
             self._pending.distribute(self._runtime.shards)
         self._pending = None
         self._hooks.stop_recording()
-        if self._step_in_backward and self._gather_lane is not self._reduce_lane:
+        if self._step_in_backward:
             self._observer = StepObserver(len(layout.buckets))
         return self._runtime

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,17 +33,18 @@ def as_modules(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
 
 
 def as_groups(modules: Sequence[nn.Module], params: Any) -> list[dict[str, Any]]:
-    """`params` as torch optimizers take them -> parameter groups without what is frozen; None: all of the model."""
+    """`params` as torch optimizers take them (also with names, which are left out) -> parameter groups without what is
+    frozen; None: all of the model."""
     if params is None:
         unique = {id(p): p for module in modules for p in module.parameters()}
         params = list(unique.values())
-    entries = list(params)
+    entries = [entry[1] if isinstance(entry, tuple) else entry for entry in params]  # named_parameters()
     groups = (
         [dict(entry) for entry in entries] if entries and isinstance(entries[0], Mapping) else [{"params": entries}]
     )
     for group in groups:
         given = group["params"]
-        tensors = [given] if isinstance(given, torch.Tensor) else list(given)
+        tensors = [given] if isinstance(given, torch.Tensor) else [p[1] if isinstance(p, tuple) else p for p in given]
         group["params"] = [p for p in tensors if p.requires_grad]
     if not any(group["params"] for group in groups):
         raise ValueError("no parameter of the model is trained: every one has requires_grad=False")
@@ -84,3 +89,55 @@ def _check(name: str, tensor: torch.Tensor) -> None:
             f"parameter {name!r} is a {type(tensor.data).__name__}; give modules whose parameters are plain tensors "
             "(of a tensor-parallel layer: this rank's part)"
         )
+
+
+def parameter_places(
+    modules: Sequence[nn.Module], index_of: Mapping[int, int]
+) -> list[tuple[nn.Module, str, nn.Parameter, str]]:
+    """(module, attribute, parameter, full name) of each place in which a trained parameter stands.
+
+    `index_of`: id of a trained parameter -> its index.
+    """
+    return [
+        (module, attribute, parameter, f"{prefix}.{attribute}" if prefix else attribute)
+        for root in modules
+        for prefix, module in root.named_modules()
+        for attribute, parameter in module._parameters.items()
+        if parameter is not None and id(parameter) in index_of
+    ]
+
+
+def warn_of_shared_memory(trained: Sequence[Trained]) -> None:
+    """Raises ValueError where two parameters overlap in memory, and warns where something else shares one's: parameters
+    are about to move into buckets, which their views do not follow."""
+    spans: dict[int, list[tuple[int, int, Trained]]] = {}
+    for entry in trained:
+        tensor = entry.tensor
+        if tensor.numel():
+            start = int(tensor.storage_offset())
+            last = sum((int(n) - 1) * int(stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            spans.setdefault(tensor.untyped_storage()._cdata, []).append((start, start + last + 1, entry))
+    for members in spans.values():
+        members.sort(key=lambda span: span[:2])
+        for (_, end, one), (start, _, other) in itertools.pairwise(members):
+            if start < end:
+                raise ValueError(
+                    f"parameters {one.name!r} and {other.name!r} share memory, but their buckets will not; tie them by "
+                    "using one nn.Parameter in both places"
+                )
+        first = members[0][2]
+        storage = first.tensor.untyped_storage()
+        holders = _holders(storage) - 1 - len(members)  # `storage` itself, and the parameters
+        if holders > 0:
+            _log.warning(
+                "parameter %r shares its memory with %d other tensor(s) (a .detach() or .data kept from before the "
+                "first step?): the first step moves parameters into buckets, which these do not follow; take them anew",
+                first.name,
+                holders,
+            )
+
+
+def _holders(storage: torch.UntypedStorage) -> int:
+    """How many tensors and storages hold this memory; 0 where torch does not tell."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return int(count(storage._cdata)) if count is not None else 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from holmes.overlap.checkpoint import MASTER
+from holmes.overlap.checkpoint import IS_STEPPED, MASTER
 from holmes.overlap.flat_shard import FlatShard
 from holmes.overlap.parameters import Trained
 from holmes.overlap.shards import ShardOptimizer, blank_states, is_low_precision
@@ -39,6 +39,7 @@ class PendingState:
             part = part.float() if is_low_precision(part) else part
             settings = {key: value for key, value in groups[entry.group].items() if key != "params"}
             (state,) = blank_states(optimizer_class, arguments, [({**settings}, [part])])
+            state[IS_STEPPED] = torch.tensor(0)
             if is_low_precision(flat):
                 state[MASTER] = part.clone()
             self._states.append(state)
@@ -95,7 +96,8 @@ class PendingState:
             if MASTER in mine:
                 part.copy_(mine.pop(MASTER))
             assert shard.inner is not None
-            shard.inner.state[part] = mine
+            if int(mine.pop(IS_STEPPED)):
+                shard.inner.state[part] = mine
 
     def _gather(self, value: Any, numel: int) -> Any:
         """The whole of a flat tensor; of anything else the first rank's."""

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from holmes.overlap.background import BackgroundSteps
 from holmes.overlap.buckets import Bucket, ParameterSize, lay_out
 from holmes.overlap.gatherer import ForwardGate, Gatherer
 from holmes.overlap.parameters import Trained
 from holmes.overlap.reducer import Reducer
-from holmes.overlap.shards import ShardOptimizer
+from holmes.overlap.shards import Settings, ShardOptimizer, are_equal_settings, settings_of
 from holmes.overlap.storage import BucketStorage
 from holmes.overlap.timeline import Timeline
 from holmes.overlap.transfers import Lane
 from holmes.overlap.usage import Needs
+
+_log = logging.getLogger(__name__)
+
+#: Steps whose early shards had to be stepped again, after which shards step in `step` only.
+_MOST_REDONE = 3
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,20 @@ def make_layout(
     return Layout(tuple(buckets), tuple(forward_order), tuple(expected), needs)
 
 
+class _Words(NamedTuple):
+    """What ranks tell each other when a backward pass is over; each is the greatest of all ranks'. 0: none."""
+
+    gathered: int  # all-gathers that this rank has started early
+    redoes: int  # 1: what was stepped early must be stepped again
+    drops: int  # 1 + a rank that drops the step's gradients
+
+
 class Runtime:
-    """One layout at work. Not thread-safe; the methods that send are collective."""
+    """One layout at work. Not thread-safe; the methods that send are collective.
+
+    `is_early`: shards step during backward, as their gradients arrive. Nobody sees that before `step`: what was stepped
+    early is hidden (see BucketStorage) and can be undone, as when hyperparameters change between backward and step.
+    """
 
     def __init__(
         self,
@@ -69,67 +86,127 @@ class Runtime:
         reduce_dtype: torch.dtype | None,
         optimizer: tuple[type[torch.optim.Optimizer], Mapping[str, Any], Sequence[Mapping[str, Any]]],
         timeline: Timeline,
+        *,
+        is_early: bool,
     ) -> None:
-        tensors: list[nn.Parameter] = [t.tensor for t in trained]
         reduce_lane, gather_lane = lanes
         self.layout = layout
-        self.storages = [BucketStorage(b, tensors, reduce_lane.rank, reduce_dtype) for b in layout.buckets]
+        self.is_early = is_early
+        self.storages = [
+            BucketStorage(b, trained, reduce_lane.rank, reduce_dtype, is_early=is_early) for b in layout.buckets
+        ]
         self.shards = [ShardOptimizer(s, reduce_lane.rank, trained, *optimizer) for s in self.storages]
-        self.reducer = Reducer(self.storages, trained, layout.expected, reduce_lane)
         self.gatherer = Gatherer(self.storages, layout.forward_order, gather_lane)
+        self.reducer = Reducer(
+            self.storages, trained, layout.expected, reduce_lane, lambda bucket: self.gatherer.wait([bucket])
+        )
         bucket_of = {slot.parameter: b for b, bucket in enumerate(layout.buckets) for slot in bucket.slots}
         self.gate = ForwardGate(
             self.gatherer, {m: [bucket_of[i] for i in own] for m, own in layout.needs.of_module.items()}
         )
         self._homeless = sorted({bucket_of[index] for index in layout.needs.homeless})
+        self._parameters = [t.tensor for t in trained]
         self._timeline = timeline
-        self._stepped = 0  # buckets that stepped in this step, the background's not counted before its end
-        # One lane would have to carry both kinds in one order; a GPU's streams wait by themselves.
-        self._has_background = reduce_lane is not gather_lane and tensors[0].device.type == "cpu"
+        self._groups = optimizer[2]
+        self._settings: Settings = ()  # with which this step's shards step
+        self._fingerprints: dict[int, int] = {}  # of the parameters that early steps began with, by bucket
+        self._must_redo = False
+        self._redone = 0
         self._background: BackgroundSteps | None = None
 
-    @property
-    def has_stepped(self) -> bool:
-        """Whether shards of the current step have already been updated, or may be at any time."""
-        return self._stepped > 0 or self._background is not None
+    # --- during backward ---
 
     def step_arrived(self) -> None:
         """Sees to it that the shards step whose reduce-scatters have started; never blocks."""
         transfers = self.reducer.transfers
-        if self._has_background and transfers:
-            background = self._background = self._background or BackgroundSteps(self._step_reduced, self.gatherer)
-            for transfer in transfers[background.handed_over :]:
-                background.hand_over(transfer)
+        if not self.is_early or self._must_redo or not transfers:
             return
-        while self._stepped < len(transfers) and transfers[self._stepped].is_done():
-            self._step_reduced(self._stepped)
-            self._stepped += 1
-            self.gatherer.start_ready()
+        if self._background is None:
+            self._settings = settings_of(self._groups)
+            self._background = BackgroundSteps(self._step_early, self.gatherer)
+        for transfer in transfers[self._background.handed_over :]:
+            self._background.hand_over(transfer)
 
-    def finish_backward(self) -> None:
-        """Collective. Backward is over: starts all reduce-scatters that have not started."""
-        if self._background is not None:
-            self._background.hold_gathers()
-        self.reducer.finish(self.gatherer.started)
+    def undo_early(self) -> None:
+        """Local. Takes back what was stepped in this backward pass: `step` will do it again."""
+        self._end_background()
+        for bucket in self._fingerprints:
+            self.shards[bucket].undo()
+        self._fingerprints.clear()
+        self._must_redo = self.is_early and not self.reducer.is_idle
 
-    def step_rest(self) -> None:
-        """After `finish_backward`: steps all other shards as their reduce-scatters end.
+    # --- after backward ---
 
-        All-gathers that no rank has started are no longer early: they start as forward needs them.
+    def finish_backward(self, *, drops: bool = False) -> None:
+        """Collective. Ends the backward pass: sends what is left, and agrees with the others on what follows.
+
+        Then either all gradients are reduced and what was stepped early stands, or `drops`, here or elsewhere: nothing
+        of them is left. Raises RuntimeError on ranks that step where another one drops; what failed in an early step.
         """
         if self._background is not None:
-            background, self._background = self._background, None
-            self._stepped = background.handed_over
-            background.finish()
-        while self._stepped < len(self.storages):
-            self.reducer.transfers[self._stepped].wait()
-            self._step_reduced(self._stepped, self.reducer.unused(self._stepped))
-            self._stepped += 1
-            if not self._has_background:
+            self._background.hold_gathers()
+        self.gatherer.wait_all()
+        self.reducer.start_rest()
+        is_changed = not drops and self._is_changed()
+        me = self.reducer.lane.rank + 1
+        words = _Words(self.gatherer.started, int(is_changed), me if drops else 0)
+        agreed = _Words(*self.reducer.agree(words, self.reducer.lane if self.is_early else self.gatherer.lane))
+        self._end_background()
+        if agreed.drops or agreed.redoes:
+            self.undo_early()
+            self.gatherer.give_up_early(agreed.gathered)
+        if agreed.drops:
+            self.forget()
+            if not drops:
+                raise RuntimeError(
+                    f"rank {agreed.drops - 1} of this group dropped the gradients of this step (zero_grad after a "
+                    "backward pass, or an error in its step, which it names), so this rank's step has nothing to step "
+                    "with: no parameter was changed anywhere. Drop them on all ranks or on none"
+                )
+            return
+        if agreed.redoes:
+            self._count_redone()
+        self._settings = settings_of(self._groups)
+        self.gatherer.reorder(agreed.gathered if not agreed.redoes else 0, self.layout.forward_order)
+        self._must_redo = False
+
+    def step_rest(self) -> None:
+        """After `finish_backward`: steps all shards that have not stepped; their all-gathers start as forward needs
+        them."""
+        self._publish()
+        self.gatherer.start_ready()
+        for bucket in range(len(self.storages)):
+            if bucket not in self._fingerprints:
+                self.reducer.transfers[bucket].wait()
+                gradients = self.shards[bucket].gradients(self.reducer.lane.divisor)
+                self._step(bucket, gradients, self.reducer.unused(bucket))
                 self.gatherer.start_ready()
-        if self._has_background:  # the ranks' word on what has started comes after the last reduce-scatter
-            self.gatherer.reorder(self.reducer.most_gathered(), self.layout.forward_order)
+
+    def step_all(self, gradients: Sequence[Sequence[torch.Tensor]]) -> None:
+        """As `step_rest`, but with the gradients given, in the order that forward needs."""
+        self._publish()
+        for bucket in self.gatherer.order:
+            self._step(bucket, gradients[bucket], self.reducer.unused(bucket))
             self.gatherer.start_ready()
+
+    def end_step(self) -> None:
+        """Collective. Forgets the gradients; waits for parameters that no module's forward would wait for."""
+        self.reducer.reset(learns=True)
+        self.gatherer.end_step()
+        self._fingerprints.clear()
+        self.gatherer.wait(self._homeless)
+
+    def forget_held(self) -> None:
+        """Local. What has been accumulated in no_sync alone is dropped."""
+        self.gatherer.wait_all()
+        self.reducer.reset()
+
+    def forget(self) -> None:
+        """Local. The step's gradients are dropped; nothing of it is left."""
+        self.reducer.reset()
+        self.gatherer.end_step()
+        self._fingerprints.clear()
+        self._must_redo = False
 
     def stop(self) -> None:
         """Local. A step that has begun will not be ended; never blocks."""
@@ -141,24 +218,52 @@ class Runtime:
         self.stop()
         self.gate.remove()
 
-    def step_all(self, gradients: Sequence[Sequence[torch.Tensor]]) -> None:
-        """After all reduce-scatters: steps every shard with the gradients given, in the order that forward needs."""
-        for bucket in self.gatherer.order:
-            self._step(bucket, gradients[bucket], self.reducer.unused(bucket))
-            self.gatherer.start_ready()
+    # --- inside ---
 
-    def end_step(self) -> None:
-        """Collective. Forgets the gradients; waits for parameters that no module's forward would wait for."""
-        self.reducer.reset()
-        self.gatherer.end_step()
-        self._stepped = 0
-        self.gatherer.wait(self._homeless)
+    def _end_background(self) -> None:
+        background, self._background = self._background, None
+        if background is not None:
+            background.finish()
 
-    def _step_reduced(self, bucket: int, unused: Collection[int] = ()) -> None:
-        """Before backward ends nothing is unused: what was sent has the gradients of all its parameters."""
-        self._step(bucket, self.shards[bucket].gradients(self.reducer.lane.divisor), unused)
+    def _is_changed(self) -> bool:
+        """Whether what early steps began with has changed since: hyperparameters, parameters, or this rank undid
+        them."""
+        replaced = [storage.adopt() for storage in self.storages]
+        if self._background is None:
+            return self._must_redo
+        self._background.finish()  # all that was handed over has stepped
+        return (
+            self._must_redo
+            or any(replaced)
+            or not are_equal_settings(self._settings, settings_of(self._groups))
+            or any(self.storages[b].fingerprint() != before for b, before in self._fingerprints.items())
+        )
 
-    def _step(self, bucket: int, gradients: Sequence[torch.Tensor], unused: Collection[int]) -> None:
+    def _count_redone(self) -> None:
+        """The same on all ranks."""
+        self._redone += 1
+        if self._redone == _MOST_REDONE:
+            self.is_early = False
+            _log.warning(
+                "parameters or hyperparameters were changed between backward and step for the %dth time, each of which "
+                "had shards step twice: from now on they step in step() only (step_in_backward=False says so from the "
+                "start)",
+                self._redone,
+            )
+
+    def _publish(self) -> None:
+        """The model is about to have new values; backward through a graph of the old ones is an error from now on."""
+        torch.autograd.graph.increment_version(self._parameters)
+        self.gatherer.publish()
+
+    def _step_early(self, bucket: int) -> None:
+        """In the background. What was sent then has the gradients of all its parameters: nothing is unused."""
+        self._fingerprints[bucket] = self.storages[bucket].fingerprint()
+        self._step(bucket, self.shards[bucket].gradients(self.reducer.lane.divisor), (), can_undo=True)
+
+    def _step(
+        self, bucket: int, gradients: Sequence[torch.Tensor], unused: Collection[int], *, can_undo: bool = False
+    ) -> None:
         with torch.no_grad(), self._timeline.span("optimizer", f"optimizer {bucket}"):
-            self.shards[bucket].step(gradients, unused)
+            self.shards[bucket].step(gradients, unused, self._settings, can_undo=can_undo)
         self.gatherer.stepped(bucket)

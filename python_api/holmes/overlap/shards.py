@@ -11,16 +11,19 @@ import torch
 from holmes.overlap.parameters import Trained
 from holmes.overlap.storage import BucketStorage
 
-#: Their update of one element depends on others, which may be another rank's.
-NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+#: Hyperparameters of each parameter group, without its parameters.
+Settings = Sequence[Mapping[str, Any]]
 
 
 class ShardOptimizer:
     """Steps this rank's shard of one bucket. Not thread-safe.
 
-    16-bit parameters have a float32 master copy here, which is what steps; others step in place. Each fragment (part of
-    one parameter) is a tensor of the inner optimizer, so parameter groups and missing gradients work as in torch.
+    16-bit parameters have a float32 master copy here, which is what steps. Others step in place, or, where the storage
+    is early, in a copy too. What was changed in the parameters from outside is taken over before each step. Each
+    fragment (part of one parameter) is a tensor of the inner optimizer, so parameter groups and missing gradients work
+    as in torch.
     """
 
     def __init__(
@@ -34,53 +37,159 @@ class ShardOptimizer:
     ) -> None:
         self.fragments = storage.bucket.fragments(rank)
         self.is_low_precision = is_low_precision(storage.values)
-        self.master = storage.value_shard.float() if self.is_low_precision else storage.value_shard
+        self.master = storage.value_shard
+        if self.is_low_precision:
+            self.master = storage.value_shard.float()
+        elif storage.is_early:
+            self.master = storage.value_shard.clone()
+        storage.stepped = self.master
         self.parts = [self.master[f.offset : f.offset + f.numel] for f in self.fragments]
         self._storage = storage
-        self._outer = groups
         self._arguments = arguments
+        self._undo = _Undo(self)
         members: dict[int, list[torch.Tensor]] = {}
         for fragment, part in zip(self.fragments, self.parts, strict=True):
             members.setdefault(trained[fragment.parameter].group, []).append(part)
         self._group_numbers = list(members)
         self.inner: torch.optim.Optimizer | None = None
         if members:
-            inner_groups = [{**_settings(groups[g]), "params": parts} for g, parts in members.items()]
+            settings = settings_of(groups)
+            inner_groups = [{**settings[g], "params": parts} for g, parts in members.items()]
             self.inner = optimizer_class(inner_groups, **arguments)
 
     def gradients(self, divisor: float) -> list[torch.Tensor]:
         """This rank's reduced gradients over `divisor`, one per fragment, in the dtype that steps."""
         shard = self._storage.gradient_shard
         if divisor != 1.0:
-            shard.div_(divisor)
+            shard = shard / divisor
         shard = shard.to(self.master.dtype)
         return [shard[f.offset : f.offset + f.numel] for f in self.fragments]
 
-    def step(self, gradients: Sequence[torch.Tensor], unused: Collection[int]) -> None:
+    def step(
+        self,
+        gradients: Sequence[torch.Tensor],
+        unused: Collection[int],
+        settings: Settings,
+        *,
+        can_undo: bool = False,
+    ) -> None:
         """One step with `gradients` (see above); parameters in `unused` stay as they are."""
         if self.inner is None:
             return
+        self._follow_parameters()
+        if can_undo:
+            self._undo.keep()
         for number, inner_group in zip(self._group_numbers, self.inner.param_groups, strict=True):
-            inner_group.update(_settings(self._outer[number]))
+            inner_group.update(settings[number])
         for fragment, part, gradient in zip(self.fragments, self.parts, gradients, strict=True):
             part.grad = None if fragment.parameter in unused else gradient
         self.inner.step()
         self.inner.zero_grad(set_to_none=True)
-        if self.is_low_precision:
-            self._storage.value_shard.copy_(self.master)
+
+    def undo(self) -> None:
+        """Takes back a step that was made with `can_undo`."""
+        if self.inner is not None:
+            self._undo.restore()
 
     def blank_state(self, part: torch.Tensor) -> dict[str, Any]:
         """The state of one of `parts` before its first step (see `blank_states`)."""
         assert self.inner is not None
         group = next(g for g in self.inner.param_groups if any(part is member for member in g["params"]))
-        (state,) = blank_states(type(self.inner), self._arguments, [(_settings(group), [part])])
+        settings = {key: value for key, value in group.items() if key != "params"}
+        (state,) = blank_states(type(self.inner), self._arguments, [(settings, [part])])
         return state
 
-    def refresh_master(self) -> None:
-        """Follows parameters that were changed from outside; where they still are the master's, that keeps its bits."""
+    def _follow_parameters(self) -> None:
+        """Takes over the parameters' values; where 16-bit ones still are the master's, that keeps its bits."""
+        shard = self._storage.value_shard
         if self.is_low_precision:
-            shard = self._storage.value_shard
-            self.master.copy_(torch.where(self.master.to(shard.dtype) == shard, self.master, shard.float()))
+            is_kept = self.master.to(shard.dtype) == shard
+            if not bool(is_kept.all()):
+                self.master.copy_(torch.where(is_kept, self.master, shard.float()))
+        elif self.master is not shard:
+            self.master.copy_(shard)
+
+
+class _Undo:
+    """What a step changes, as it was before it. The memory is kept from step to step."""
+
+    def __init__(self, shard: ShardOptimizer) -> None:
+        self._shard = shard
+        self._master: torch.Tensor | None = None  # of 16-bit parameters; others' is in the model's own
+        self._states: list[dict[str, Any] | None] = [None] * len(shard.parts)
+
+    def keep(self) -> None:
+        """The shard is about to step."""
+        shard, targets, sources = self._shard, [], []
+        assert shard.inner is not None
+        if shard.is_low_precision:
+            if self._master is None:
+                self._master = torch.empty_like(shard.master)
+            targets, sources = [self._master], [shard.master]
+        for number, part in enumerate(shard.parts):
+            state = shard.inner.state.get(part)
+            kept = self._states[number]
+            if not state:
+                self._states[number] = None
+                continue
+            if kept is None or kept.keys() != state.keys():
+                kept = self._states[number] = {key: _room_for(value) for key, value in state.items()}
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    targets.append(kept[key])
+                    sources.append(value)
+                else:
+                    kept[key] = value
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def restore(self) -> None:
+        """The state is as it was when `keep` was called; a full-precision master follows the model with the next step.
+
+        In place where it can be, as others may hold the tensors.
+        """
+        shard = self._shard
+        assert shard.inner is not None
+        if self._master is not None:
+            shard.master.copy_(self._master)
+        for part, kept in zip(shard.parts, self._states, strict=True):
+            if kept is None:
+                shard.inner.state.pop(part, None)
+                continue
+            state = shard.inner.state[part]
+            for key, value in kept.items():
+                if isinstance(value, torch.Tensor) and isinstance(state.get(key), torch.Tensor):
+                    state[key].copy_(value)
+                else:
+                    state[key] = value
+            for key in state.keys() - kept.keys():
+                del state[key]
+
+
+def _room_for(value: Any) -> Any:
+    return torch.empty_like(value) if isinstance(value, torch.Tensor) else value
+
+
+def settings_of(groups: Sequence[Mapping[str, Any]]) -> Settings:
+    """What the groups say now; tensors among it are copied, so that it stays."""
+    return [
+        {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
+        for group in groups
+    ]
+
+
+def are_equal_settings(some: Settings, others: Settings) -> bool:
+    """Whether a step with either gives the same."""
+
+    def are_equal(one: Any, other: Any) -> bool:
+        if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+            return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
+        return bool(one == other)
+
+    return all(
+        one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def blank_states(
@@ -88,8 +197,8 @@ def blank_states(
     arguments: Mapping[str, Any],
     groups: Sequence[tuple[Mapping[str, Any], Sequence[torch.Tensor]]],
 ) -> list[dict[str, Any]]:
-    """For each tensor of `groups` (settings, tensors) the state that the optimizer makes in its first step, as it is
-    before that step.
+    """For each tensor of `groups` (settings, tensors) the state that the optimizer makes in its first step: what keys
+    and shapes a checkpoint has. What is in it does not count (see checkpoint.IS_STEPPED).
 
     Made by a step of zeros on zeros; a counter that the step moved is moved back.
     """
@@ -114,15 +223,7 @@ def is_low_precision(tensor: torch.Tensor) -> bool:
 def with_fused(
     optimizer_class: type[torch.optim.Optimizer], arguments: Mapping[str, Any], tensors: Sequence[torch.Tensor]
 ) -> dict[str, Any]:
-    """`arguments` with fused=True where the class has it, the devices do and nothing else was asked for.
-
-    Raises ValueError for an optimizer that needs whole parameters.
-    """
-    if optimizer_class.__name__ in NOT_ELEMENTWISE:
-        raise ValueError(
-            f"{optimizer_class.__name__} needs whole parameters (or sparse gradients), but each rank steps a shard; "
-            "use an element-wise one such as AdamW, Adam or SGD"
-        )
+    """`arguments` with fused=True where the class has it, the devices do and nothing else was asked for."""
     chosen = dict(arguments)
     accepted = inspect.signature(optimizer_class).parameters
     if (
@@ -132,7 +233,3 @@ def with_fused(
     ):
         chosen["fused"] = True
     return chosen
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}

@@ -10,7 +10,7 @@ from torch import nn
 
 from holmes.overlap.buckets import ParameterSize, lay_out
 from holmes.overlap.parameters import Trained
-from holmes.overlap.shards import ShardOptimizer
+from holmes.overlap.shards import ShardOptimizer, settings_of
 from holmes.overlap.storage import BucketStorage
 
 
@@ -23,6 +23,9 @@ def small_step(
     """Local. The step of a shard with one element, to be timed; arguments as of ShardOptimizer."""
     parameter = nn.Parameter(torch.zeros(1, device=device))
     (bucket,) = lay_out([0], [ParameterSize(1, parameter.element_size(), parameter.dtype)], 1, 1)
-    storage = BucketStorage(bucket, [parameter], 0, None)
-    shard = ShardOptimizer(storage, 0, [Trained("one element", parameter, 0)], optimizer_class, arguments, groups)
-    return lambda: shard.step(shard.gradients(1.0), frozenset())
+    trained = [Trained("one element", parameter, 0)]
+    shard = ShardOptimizer(
+        BucketStorage(bucket, trained, 0, None, is_early=False), 0, trained, optimizer_class, arguments, groups
+    )
+    settings = settings_of(groups)
+    return lambda: shard.step(shard.gradients(1.0), frozenset(), settings)

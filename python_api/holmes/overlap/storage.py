@@ -5,53 +5,126 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from holmes.overlap.buckets import Bucket
+from holmes.overlap.parameters import Trained
+from holmes.overlap.sent import SentGradient
 
 
 class BucketStorage:
-    """Flat parameters and gradients of one bucket, and this rank's shard of both (views). Not thread-safe.
+    """Flat parameters and gradients of one bucket, and this rank's shard of both. Not thread-safe.
 
     Nothing is allocated after construction, so what is under way never takes more memory. `gradients` is of
     `reduce_dtype` (None: the parameters' own): micro-batches accumulate and ranks reduce in it.
+
+    Where `is_early`, shards step before the model may see that: the new values gather in `staging` (the memory of the
+    gradients, which have been reduced by then, where they fit), and `gradient_shard` is memory of its own. Else
+    `staging` is `values`, and `gradient_shard` a view of `gradients`.
     """
 
     def __init__(
-        self, bucket: Bucket, parameters: Sequence[nn.Parameter], rank: int, reduce_dtype: torch.dtype | None
+        self,
+        bucket: Bucket,
+        trained: Sequence[Trained],
+        rank: int,
+        reduce_dtype: torch.dtype | None,
+        *,
+        is_early: bool,
     ) -> None:
-        first = parameters[bucket.slots[0].parameter]
+        first = trained[bucket.slots[0].parameter].tensor
         self.bucket = bucket
+        self.is_early = is_early
         self.values = torch.zeros(bucket.numel, dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros(bucket.numel, dtype=reduce_dtype or first.dtype, device=first.device)
-        own = slice(rank * bucket.shard_numel, (rank + 1) * bucket.shard_numel)
-        self.value_shard, self.gradient_shard = self.values[own], self.gradients[own]
+        self._own = slice(rank * bucket.shard_numel, (rank + 1) * bucket.shard_numel)
+        self.value_shard = self.values[self._own]
+        self.gradient_shard = self.gradients[self._own].clone() if is_early else self.gradients[self._own]
+        self.staging = self._staging() if is_early else self.values
+        #: This rank's new values, once they have stepped.
+        self.stepped: torch.Tensor = self.value_shard
         self.written: set[int] = set()  # parameters whose gradient of this step is in `gradients`
-        self._parameters = parameters
-        self._views: dict[int, torch.Tensor] = {}
+        self._trained = trained
+        self._values: dict[int, torch.Tensor] = {}  # each parameter's part of `values`
+        self._views: dict[int, torch.Tensor] = {}  # each parameter's part of `gradients`
+        self._addresses: dict[int, int] = {}  # of parameters, while they are views of `values`
         self._attached: set[int] = set()  # parameters whose .grad is the view, into which autograd accumulates
+        self._sent: dict[int, SentGradient] = {}  # what stands in .grad once the bucket was sent
         for slot in bucket.slots:
-            parameter, place = parameters[slot.parameter], slice(slot.offset, slot.offset + slot.numel)
-            view = self.values[place].view(parameter.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
+            parameter, place = trained[slot.parameter].tensor, slice(slot.offset, slot.offset + slot.numel)
+            self._values[slot.parameter] = self.values[place].view(parameter.shape)
             self._views[slot.parameter] = self.gradients[place].view(parameter.shape)
+            self._bind(slot.parameter)
+
+    # --- parameters ---
+
+    def adopt(self) -> bool:
+        """Takes in what a parameter's .data was replaced with. Returns whether any was.
+
+        Raises RuntimeError where it does not fit any more (another dtype, shape or device).
+        """
+        replaced = [i for i, address in self._addresses.items() if self._trained[i].tensor.data_ptr() != address]
+        for index in replaced:
+            self._bind(index)
+        return bool(replaced)
+
+    def _bind(self, index: int) -> None:
+        name, parameter, view = self._trained[index].name, self._trained[index].tensor, self._values[index]
+        for what in ("dtype", "shape", "device"):
+            now, then = getattr(parameter, what), getattr(view, what)
+            if now != then:
+                raise RuntimeError(
+                    f"parameter {name!r} has {what} {now} now, but {then} when its optimizer was made, which steps it "
+                    "no longer; convert the model before making the optimizer, or close() this one and make a new one"
+                )
+        view.copy_(parameter.detach())
+        parameter.data = view
+        self._addresses[index] = parameter.data_ptr()
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the bucket."""
+        return [self._trained[index].tensor for index in self._values]
+
+    def place_stepped(self, target: torch.Tensor) -> torch.Tensor:
+        """Writes this rank's new values into its part of `target` (`values` or `staging`) and returns that part."""
+        own = target[self._own]
+        if own.data_ptr() != self.stepped.data_ptr():
+            own.copy_(self.stepped)
+        return own
+
+    def publish(self) -> None:
+        """Everybody's new values are in `staging`: from now on they are the model's."""
+        self.values.copy_(self.staging)
+
+    def fingerprint(self) -> int:
+        """A number that another one of this rank's values very likely has not (the sum of their bits)."""
+        return int(self.value_shard.view(torch.int64).sum())
+
+    def _staging(self) -> torch.Tensor:
+        if self.gradients.itemsize < self.values.itemsize:
+            return torch.zeros_like(self.values)
+        return self.gradients.view(torch.uint8)[: self.values.nbytes].view(self.values.dtype)
+
+    # --- gradients ---
 
     def take_gradient(self, index: int) -> None:
         """Brings what is in parameter `index`'s .grad into the bucket; later micro-batches add to it."""
-        parameter, view = self._parameters[index], self._views[index]
+        parameter, view = self._trained[index].tensor, self._views[index]
         gradient = parameter.grad
         if gradient is None:
+            if index in self._attached:  # taken away since: it does not count
+                self._attached.discard(index)
+                self.written.discard(index)
             return
-        if gradient.data_ptr() != view.data_ptr() or gradient.dtype != view.dtype:
-            dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+        if not _is_same_memory(gradient, view):
+            dense = gradient.detach()
+            dense = dense if dense.layout == torch.strided else dense.to_dense()
             if index in self.written and index not in self._attached:
                 view.add_(dense)
             else:  # the first of this step, or one that already holds the earlier ones
                 view.copy_(dense)
         self.written.add(index)
         if view.dtype == parameter.dtype:
-            parameter.grad = view
+            parameter.grad = view.view(view.shape)  # its own object: what is done to it leaves `view` in place
             self._attached.add(index)
         else:
             parameter.grad = None
@@ -64,16 +137,40 @@ class BucketStorage:
         missing = []
         for index, view in self._views.items():
             self.take_gradient(index)
-            if index not in self.written:
+            parameter = self._trained[index].tensor
+            if index in self.written:
+                if index not in self._sent:
+                    self._sent[index] = SentGradient(parameter, self._trained[index].name)
+                parameter.grad = self._sent[index]
+            else:
                 view.zero_()
                 missing.append(index)
-            self._parameters[index].grad = None
         self._attached.clear()
         return missing
+
+    def disturbed(self) -> tuple[list[int], list[int]]:
+        """Of a bucket that was sent: the parameters whose .grad was set to None since, and to something else."""
+        cleared, replaced = [], []
+        for index in self._views:
+            gradient = self._trained[index].tensor.grad
+            if gradient is None and index in self.written:
+                cleared.append(index)
+            elif gradient is not None and gradient is not self._sent.get(index):
+                replaced.append(index)
+        return cleared, replaced
 
     def clear(self) -> None:
         """Forgets this step's gradients."""
         for index in self._views:
-            self._parameters[index].grad = None
+            self._trained[index].tensor.grad = None
         self.written.clear()
         self._attached.clear()
+
+
+def _is_same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
+    return (
+        gradient.layout == torch.strided
+        and gradient.dtype == view.dtype
+        and gradient.data_ptr() == view.data_ptr()
+        and gradient.stride() == view.stride()
+    )

@@ -135,9 +135,9 @@ class Lane:
         return done
 
 
-def second_group(group: dist.ProcessGroup | None, label: str) -> dist.ProcessGroup | None:
-    """Collective over `group`. Another one of the same ranks, backend, NICs and time limit; None where they cannot keep
-    their order.
+def second_group(group: dist.ProcessGroup | None, label: str, device: torch.device) -> dist.ProcessGroup | None:
+    """Collective over `group`. Another one of the same ranks, backend, NICs and time limit (`device`'s);
+    None where they cannot keep their order.
 
     Collectives of two groups run side by side, those of one group one after another.
     """
@@ -152,7 +152,7 @@ def second_group(group: dist.ProcessGroup | None, label: str) -> dist.ProcessGro
     first: Any = group or dist.group.WORLD
     made: dist.ProcessGroup = dist.new_group(
         ranks,
-        timeout=first._get_backend(torch.device("cpu")).options._timeout,
+        timeout=first._get_backend(device).options._timeout,
         backend=backend,
         pg_options=options,
         use_local_synchronization=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,9 +30,25 @@ class UsageRecord:
         """A module's forward begins."""
         self.module_order.setdefault(module, len(self.module_order))
 
+    def forget_gradients(self) -> None:
+        """They were dropped: the step begins anew."""
+        self.gradient_counts.clear()
+        self._last.clear()
+
+    def usual_counts(self, count: int) -> list[int]:
+        """For each of `count` parameters its gradients of the step; 0 where they were fewer than most parameters had.
+
+        Such a parameter may have more in another step (an expert that few micro-batches use): nobody may count on it.
+        """
+        counts = [self.gradient_counts.get(index, 0) for index in range(count)]
+        usual = statistics.mode([each for each in counts if each] or [1])
+        return [each if each >= usual else 0 for each in counts]
+
     def gradient_places(self, count: int) -> list[int]:
-        """For each of `count` parameters the place of its last gradient in time, from 1; 0 where none came."""
-        return [self._last.get(index, 0) for index in range(count)]
+        """For each of `count` parameters the place of its last gradient in time, from 1; 0 where none can be counted on
+        (see `usual_counts`)."""
+        usual = self.usual_counts(count)
+        return [self._last[index] if usual[index] else 0 for index in range(count)]
 
 
 @dataclass(frozen=True)
