@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
 
 from holmes.overlap.awaited import AwaitedParameters
-from holmes.overlap.hooks import Hook
 from holmes.overlap.storage import BucketStorage
 from holmes.overlap.transfers import Lane, Transfer
 
@@ -135,25 +131,3 @@ class Gatherer:
     def wait_all(self) -> None:
         """Blocks until every parameter is there."""
         self.wait(list(self._under_way))
-
-
-class ForwardGate:
-    """Forward pre-hooks that make each module wait for the buckets it needs, in the order of their arrival."""
-
-    def __init__(self, gatherer: Gatherer, needs: Mapping[nn.Module, Sequence[int]]) -> None:
-        place = {bucket: position for position, bucket in enumerate(gatherer.order)}
-        self._waits: list[Callable[..., None]] = []  # which hooks know weakly
-        self._handles = []
-        for module, buckets in needs.items():
-            ordered = sorted(set(buckets), key=place.__getitem__)
-
-            def wait(_module: nn.Module, _inputs: Any, ordered: Sequence[int] = ordered) -> None:
-                gatherer.wait(ordered)
-
-            self._waits.append(wait)
-            self._handles.append(module.register_forward_pre_hook(Hook(wait), prepend=True))
-
-    def remove(self) -> None:
-        """Takes the hooks away."""
-        for handle in self._handles:
-            handle.remove()

@@ -13,7 +13,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from holmes.overlap.parameters import Trained
 from holmes.overlap.timeline import Timeline
-from holmes.overlap.usage import UsageRecord
 
 #: Which hooks listen to a parameter.
 _OWNERS: Any = WeakIdKeyDictionary()
@@ -43,11 +42,14 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-class GradientListener(Protocol):
-    """Hears that parameter `index` has accumulated a gradient."""
+class ModelListener(Protocol):
+    """Hears what a model does."""
 
     def on_gradient(self, index: int) -> None:
-        """Called in the backward pass."""
+        """In a backward pass, parameter `index` has accumulated a gradient."""
+
+    def on_forward(self, module: nn.Module) -> None:
+        """The forward of a module begins."""
 
 
 class ModelHooks:
@@ -60,13 +62,12 @@ class ModelHooks:
         self,
         modules: Sequence[nn.Module],
         trained: Sequence[Trained],
-        listener: GradientListener,
-        record: UsageRecord,
+        listener: ModelListener,
         timeline: Timeline,
     ) -> None:
         self._handles: list[Any] = []
         self._listener = weakref.ref(listener)
-        self._record, self._timeline = record, timeline
+        self._timeline = timeline
         for entry in trained:
             owner = _OWNERS.get(entry.tensor, lambda: None)()
             if owner is not None and owner.is_listening:
@@ -77,11 +78,9 @@ class ModelHooks:
             _OWNERS[entry.tensor] = weakref.ref(self)
             register: Any = entry.tensor.register_post_accumulate_grad_hook
             self._handles.append(register(_gradient_hook(self._listener, index)))
-        self._recording = [
-            module.register_forward_pre_hook(Hook(self._saw_module), prepend=True)
-            for root in modules
-            for module in root.modules()
-        ]
+        # One for each module, from now to the end: torch.compile would compile anew where hooks come or go.
+        for module in {module for root in modules for module in root.modules()}:
+            self._handles.append(module.register_forward_pre_hook(Hook(self._on_forward), prepend=True))
         for root in modules:
             self._handles.append(root.register_forward_pre_hook(Hook(self._forward_begins)))
             self._handles.append(root.register_forward_hook(Hook(self._forward_ended)))
@@ -91,21 +90,16 @@ class ModelHooks:
         """Whether the optimizer still exists and was not closed."""
         return bool(self._handles) and self._listener() is not None
 
-    def stop_recording(self) -> None:
-        """The order of the modules is known."""
-        for handle in self._recording:
-            handle.remove()
-        self._recording.clear()
-
     def remove(self) -> None:
         """Takes all hooks away."""
-        self.stop_recording()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def _saw_module(self, module: nn.Module, _inputs: Any) -> None:
-        self._record.saw_module(module)
+    def _on_forward(self, module: nn.Module, _inputs: Any) -> None:
+        heard = self._listener()
+        if heard is not None:
+            heard.on_forward(module)
 
     def _forward_begins(self, _module: nn.Module, _inputs: Any) -> None:
         self._timeline.begin("compute", "forward")
@@ -114,7 +108,7 @@ class ModelHooks:
         self._timeline.end()
 
 
-def _gradient_hook(listener: weakref.ref[GradientListener], index: int) -> Callable[[nn.Parameter], None]:
+def _gradient_hook(listener: weakref.ref[ModelListener], index: int) -> Callable[[nn.Parameter], None]:
     def hook(_parameter: nn.Parameter) -> None:
         heard = listener()
         if heard is not None:

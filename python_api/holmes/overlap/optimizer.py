@@ -126,7 +126,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._recorded_accumulation = accumulation_steps or 1
         self._runtime: Runtime | None = None
         self._pending: PendingState | None = None  # state before the first step
-        self._hooks = ModelHooks(self._modules, self._trained, self, self._record, self.timeline)
+        self._hooks = ModelHooks(self._modules, self._trained, self, self.timeline)
         self._watched_task = -1  # autograd's pass at whose end `_on_backward_end` is called
         self._places = parameter_places(self._modules, self._index_of)
         self._is_ready = True
@@ -257,7 +257,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.synchronize()
         self._hooks.remove()
         if self._runtime is not None:
-            self._runtime.close()
+            self._runtime.stop()
         while self._made_groups:
             dist.destroy_process_group(self._made_groups.pop())
 
@@ -339,13 +339,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         runtime = self._runtime
         if runtime.reducer.is_sent(index):  # its .grad was set to None since, or this would have been an error
+            parameter = self._trained[index].tensor
+            gradient = parameter.grad
             runtime.finish_backward(drops=True)
+            parameter.grad = gradient
         runtime.reducer.on_gradient(index, is_counted=not self._is_holding)
         runtime.step_arrived()
         task = torch._C._current_graph_task_id()
         if task != self._watched_task:
             self._watched_task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+
+    def on_forward(self, module: nn.Module) -> None:
+        """For the model's hooks: the forward of `module` begins."""
+        if self._runtime is None:
+            self._record.saw_module(module)
+        else:
+            self._runtime.before_forward(module)
 
     def _on_backward_end(self) -> None:
         self._watched_task = -1
@@ -458,7 +468,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._pending is not None and self._pending.is_loaded:
             self._pending.distribute(self._runtime.shards)
         self._pending = None
-        self._hooks.stop_recording()
         if self._step_in_backward:
             self._observer = StepObserver(len(layout.buckets))
         return self._runtime

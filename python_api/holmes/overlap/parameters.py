@@ -111,6 +111,7 @@ def warn_of_shared_memory(trained: Sequence[Trained]) -> None:
     """Raises ValueError where two parameters overlap in memory, and warns where something else shares one's: parameters
     are about to move into buckets, which their views do not follow."""
     spans: dict[int, list[tuple[int, int, Trained]]] = {}
+    shared: list[str] = []
     for entry in trained:
         tensor = entry.tensor
         if tensor.numel():
@@ -125,16 +126,16 @@ def warn_of_shared_memory(trained: Sequence[Trained]) -> None:
                     f"parameters {one.name!r} and {other.name!r} share memory, but their buckets will not; tie them by "
                     "using one nn.Parameter in both places"
                 )
-        first = members[0][2]
-        storage = first.tensor.untyped_storage()
-        holders = _holders(storage) - 1 - len(members)  # `storage` itself, and the parameters
-        if holders > 0:
-            _log.warning(
-                "parameter %r shares its memory with %d other tensor(s) (a .detach() or .data kept from before the "
-                "first step?): the first step moves parameters into buckets, which these do not follow; take them anew",
-                first.name,
-                holders,
-            )
+        storage = members[0][2].tensor.untyped_storage()
+        if _holders(storage) > 1 + len(members):  # `storage` itself, and the parameters
+            shared.append(members[0][2].name)
+    if shared:
+        _log.warning(
+            "the memory of %d parameter(s), %r first, is also some other tensor's (a .detach(), .data or state_dict "
+            "kept from before the first step?). The first step moves parameters into buckets, which this does not follow",
+            len(shared),
+            shared[0],
+        )
 
 
 def _holders(storage: torch.UntypedStorage) -> int:

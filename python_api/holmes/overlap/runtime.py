@@ -1,4 +1,4 @@
-"""Runtime: the buckets of one layout at work: storage, reducer, shard optimizers, gatherer, gate before forward."""
+"""Runtime: the buckets of one layout at work: storage, reducer, shard optimizers, gatherer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from holmes.overlap.background import BackgroundSteps
 from holmes.overlap.buckets import Bucket, ParameterSize, lay_out
-from holmes.overlap.gatherer import ForwardGate, Gatherer
+from holmes.overlap.gatherer import Gatherer
 from holmes.overlap.parameters import Trained
 from holmes.overlap.reducer import Reducer
 from holmes.overlap.shards import Settings, ShardOptimizer, are_equal_settings, settings_of
@@ -101,9 +102,11 @@ class Runtime:
             self.storages, trained, layout.expected, reduce_lane, lambda bucket: self.gatherer.wait([bucket])
         )
         bucket_of = {slot.parameter: b for b, bucket in enumerate(layout.buckets) for slot in bucket.slots}
-        self.gate = ForwardGate(
-            self.gatherer, {m: [bucket_of[i] for i in own] for m, own in layout.needs.of_module.items()}
-        )
+        place = {bucket: position for position, bucket in enumerate(layout.forward_order)}
+        self._needs = {
+            module: sorted({bucket_of[i] for i in own}, key=place.__getitem__)
+            for module, own in layout.needs.of_module.items()
+        }
         self._homeless = sorted({bucket_of[index] for index in layout.needs.homeless})
         self._parameters = [t.tensor for t in trained]
         self._timeline = timeline
@@ -113,6 +116,12 @@ class Runtime:
         self._must_redo = False
         self._redone = 0
         self._background: BackgroundSteps | None = None
+
+    def before_forward(self, module: nn.Module) -> None:
+        """Waits for the parameters that the module needs, in the order of their arrival."""
+        needed = self._needs.get(module)
+        if needed is not None:
+            self.gatherer.wait(needed)
 
     # --- during backward ---
 
@@ -212,11 +221,6 @@ class Runtime:
         """Local. A step that has begun will not be ended; never blocks."""
         if self._background is not None:
             self._background.stop()
-
-    def close(self) -> None:
-        """Local. Lets go of the model."""
-        self.stop()
-        self.gate.remove()
 
     # --- inside ---
 
