@@ -9,6 +9,7 @@ pybind11_add_module(_C
   bindings/bind_comm.cpp
   bindings/bind_debug.cpp
   bindings/python_stacks.cpp
+  bindings/torch_tensor.cpp
   bindings/bind_compression.cpp
   bindings/bind_discover.cpp
   bindings/bind_error.cpp

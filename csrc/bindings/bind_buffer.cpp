@@ -4,10 +4,10 @@
 
 #include <optional>
 #include <string>
-#include <unordered_map>
 
 #include "bindings/dlpack.hpp"
 #include "bindings/held_object.hpp"
+#include "bindings/torch_tensor.hpp"
 #include "holmes/core/error.hpp"
 
 namespace py = pybind11;
@@ -59,21 +59,6 @@ DType dtype_of_format(const char* what, const py::handle& object, const std::str
                     "bfloat16, int8, int16, int32, int64, uint8, bool");
 }
 
-std::optional<DType> dtype_of_torch(const py::handle& dtype) {
-  // torch.dtype objects are singletons.
-  static const auto* dtypes = [] {
-    auto* map = new std::unordered_map<PyObject*, DType>();
-    const py::module_ torch = py::module_::import("torch");
-    for (int i = 0; i < dtype_count; ++i) {
-      const auto dtype = static_cast<DType>(i);
-      (*map)[torch.attr(std::string(name(dtype)).c_str()).ptr()] = dtype;
-    }
-    return map;
-  }();
-  const auto found = dtypes->find(dtype.ptr());
-  return found == dtypes->end() ? std::nullopt : std::optional(found->second);
-}
-
 namespace {
 
 std::shared_ptr<void> owner_of(const py::handle& object, const BufferUse& use) {
@@ -108,10 +93,18 @@ std::optional<DType> dtype_of_numpy(int type_number) {
   }
 }
 
+// numpy's masked arrays have memory behind the mask that stands for nothing.
+void check_not_masked(const py::handle& object, const char* what) {
+  static const py::handle ndarray = py::module_::import("numpy").attr("ndarray").cast<py::object>().release();
+  if (py::type::handle_of(object).ptr() == ndarray.ptr() || !py::hasattr(object, "filled")) return;
+  refuse_buffer(what, object, "masked arrays are not supported; pass array.filled(value) or array.data");
+}
+
 // Without the buffer protocol, which writes a format string for every export. Absent where that has to decide (rare
 // types, or an array that is to be refused).
 std::optional<Buffer> from_numpy(const py::handle& object, const BufferUse& use) {
   if (!py::isinstance<py::array>(object)) return std::nullopt;
+  check_not_masked(object, use.what);
   const auto array = py::reinterpret_borrow<py::array>(object);
   const py::dtype type = array.dtype();
   const auto dtype = dtype_of_numpy(type.num());
@@ -121,35 +114,42 @@ std::optional<Buffer> from_numpy(const py::handle& object, const BufferUse& use)
 }
 
 // torch is asked through its own attributes: no DLPack capsule, and the lowest latency.
-Buffer from_torch(const py::handle& tensor, const BufferUse& use) {
-  const char* what = use.what;
-  const py::object dtype = tensor.attr("dtype");
-  const auto known = dtype_of_torch(dtype);
-  if (!tensor.attr("is_cpu").cast<bool>())
-    refuse_buffer(what, tensor,
-                  "it lives on device '" + std::string(py::str(tensor.attr("device"))) +
+Buffer from_torch(const py::handle& object, const BufferUse& use) {
+  const TorchTensor tensor(object, use.what);
+  if (!tensor.is_cpu()) {
+    if (use.any_gpu && tensor.gpu()) {
+      BufferUse there = use;
+      there.device = tensor.gpu();
+      return to_device_buffer(object, there);
+    }
+    refuse_buffer(use.what, object,
+                  "it lives on device '" + tensor.device() +
                       "', this communicator moves host memory; use a CPU tensor (tensor.cpu())");
-  if (tensor.attr("is_sparse").cast<bool>())
-    refuse_buffer(what, tensor, "sparse tensors are not supported; use to_dense()");
-  if (!known)
-    refuse_buffer(what, tensor,
-                  std::string(py::str(dtype)) + " is not supported; view it as one of the supported dtypes");
-  if (!tensor.attr("is_contiguous")().cast<bool>())
-    refuse_buffer(what, tensor,
-                  "it is not contiguous (shape " + std::string(py::str(tensor.attr("shape"))) + ", strides " +
-                      std::string(py::str(tensor.attr("stride")())) + "); pass tensor.contiguous()");
-  return {reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<std::uintptr_t>()),
-          tensor.attr("numel")().cast<std::size_t>(), *known, owner_of(tensor, use)};
+  }
+  Buffer buffer = tensor.memory();
+  buffer.owner = owner_of(object, use);
+  return buffer;
+}
+
+// "ValueError: what it says", in one line. Clears the error.
+std::string raised_text() {
+  const py::error_already_set error;
+  const std::string text = py::str(error.value());
+  return std::string(py::str(error.type().attr("__name__"))) + ": " + text.substr(0, text.find('\n'));
 }
 
 Buffer from_buffer_protocol(const py::handle& object, const char* what, bool writable) {
   auto view = std::make_unique<Py_buffer>();
   const int flags = PyBUF_FORMAT | PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object.ptr(), view.get(), flags) != 0) {
+    const std::string raised = raised_text();
+    if (writable && PyObject_GetBuffer(object.ptr(), view.get(), flags & ~PyBUF_WRITABLE) == 0) {
+      PyBuffer_Release(view.get());
+      refuse_buffer(what, object, "its memory is read-only; pass a writable array");
+    }
     PyErr_Clear();
-    if (writable)
-      refuse_buffer(what, object, "its memory is read-only (or has no plain layout); pass a writable array");
-    refuse_buffer(what, object, "it gives no access to its memory as a plain array");
+    refuse_buffer(what, object,
+                  "it gives no access to its memory as a plain array (" + raised + "); pass one of a supported dtype");
   }
   const bool contiguous = PyBuffer_IsContiguous(view.get(), 'C') != 0;
   std::shared_ptr<void> owner = held_by_work(view.get(), [](void* pointer) {
@@ -163,24 +163,38 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
   return {held.buf, static_cast<std::size_t>(held.len) / size_bytes(dtype), dtype, std::move(owner)};
 }
 
-}  // namespace
-
-Buffer to_buffer(const py::handle& object, const BufferUse& use) {
+Buffer read_buffer(const py::handle& object, const BufferUse& use) {
   if (use.device) return to_device_buffer(object, use);
   if (auto buffer = from_numpy(object, use)) return std::move(*buffer);
-  if (use.any_gpu) {
+  if (is_torch_tensor(object)) return from_torch(object, use);
+  const bool is_class = PyType_Check(object.ptr());  // has its objects' attributes
+  if (use.any_gpu && !is_class) {
     BufferUse there = use;
     there.device = gpu_of(object);
     if (there.device) return to_device_buffer(object, there);
   }
-  const char* what = use.what;
-  if (PyObject_HasAttrString(object.ptr(), "data_ptr") && PyObject_HasAttrString(object.ptr(), "is_cpu"))
-    return from_torch(object, use);
-  if (PyObject_CheckBuffer(object.ptr())) return from_buffer_protocol(object, what, use.writable);
-  if (PyObject_HasAttrString(object.ptr(), "__dlpack__")) return from_dlpack(object, what);
-  refuse_buffer(what, object,
+  if (PyObject_CheckBuffer(object.ptr())) return from_buffer_protocol(object, use.what, use.writable);
+  if (!PyType_Check(object.ptr()) && PyObject_HasAttrString(object.ptr(), "__dlpack__"))
+    return from_dlpack(object, use);
+  refuse_buffer(use.what, object,
                 "not a tensor or array; pass a torch tensor, a numpy array, or an object with DLPack or the buffer "
                 "protocol");
+}
+
+}  // namespace
+
+Buffer to_buffer(const py::handle& object, const BufferUse& use) {
+  try {
+    return read_buffer(object, use);
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt, ...
+    error.restore();
+  } catch (const py::cast_error& error) {
+    PyErr_SetString(PyExc_TypeError, "one of its attributes is of another type than it must be");
+  }
+  refuse_buffer(use.what, object,
+                "reading its memory raised " + raised_text() +
+                    "; pass a plain tensor or array that holds its values (tensor.detach().clone() of a wrapped one)");
 }
 
 }  // namespace holmes

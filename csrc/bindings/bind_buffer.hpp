@@ -21,7 +21,7 @@ struct BufferUse {
 };
 
 // The memory of `object`. Throws UsageError naming `use.what` and the reason where the object is not contiguous memory
-// of a supported dtype in the right place, or not writable where that is needed.
+// of a supported dtype in the right place, not writable where that is needed, or its memory is not what it stands for.
 Buffer to_buffer(const pybind11::handle& object, const BufferUse& use);
 
 // --- for the readers of the several kinds of object ---
@@ -29,8 +29,6 @@ Buffer to_buffer(const pybind11::handle& object, const BufferUse& use);
 // A dtype of the buffer protocol or of a typestr ("<f4": its letter and size).
 DType dtype_of_format(const char* what, const pybind11::handle& object, const std::string& format,
                       pybind11::ssize_t item_bytes);
-// Absent where `dtype` is no torch dtype of ours.
-std::optional<DType> dtype_of_torch(const pybind11::handle& dtype);
 // The number of the GPU in whose memory the object is; absent: none.
 std::optional<int> gpu_of(const pybind11::handle& object);
 // As to_buffer, for a GPU's memory.

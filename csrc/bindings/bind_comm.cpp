@@ -56,13 +56,28 @@ std::vector<Buffer> list_buffers(const py::handle& list, const BufferUse& use) {
   return buffers;
 }
 
-// Cuts `whole` into one part per rank: equal ones, or as `splits` (in rows of the first dimension) say.
-std::vector<Buffer> cut(const Buffer& whole, int size, const std::optional<std::vector<std::size_t>>& splits,
-                        const char* what) {
-  std::vector<std::size_t> rows = splits.value_or(std::vector<std::size_t>(static_cast<std::size_t>(size), 1));
-  if (static_cast<int>(rows.size()) != size)
-    throw UsageError(std::string(what) + ": " + std::to_string(rows.size()) + " split sizes for " +
+using SplitSizes = std::optional<std::vector<std::int64_t>>;
+
+// `splits` in rows, one for each rank.
+std::vector<std::size_t> checked_rows(const std::vector<std::int64_t>& splits, int size, const char* what) {
+  if (static_cast<int>(splits.size()) != size)
+    throw UsageError(std::string(what) + ": " + std::to_string(splits.size()) + " split sizes for " +
                      std::to_string(size) + " ranks; give one for each rank");
+  std::int64_t sum = 0;
+  for (const std::int64_t n : splits) {
+    if (n < 0)
+      throw UsageError(std::string(what) + ": split size " + std::to_string(n) + " is negative; use 0 or more");
+    if (__builtin_add_overflow(sum, n, &sum))
+      throw UsageError(std::string(what) + ": split size " + std::to_string(n) +
+                       " makes the sum larger than any buffer; give sizes that add up to its first dimension");
+  }
+  return {splits.begin(), splits.end()};
+}
+
+// Cuts `whole` into one part per rank: equal ones, or as `splits` (in rows of the first dimension) say.
+std::vector<Buffer> cut(const Buffer& whole, int size, const SplitSizes& splits, const char* what) {
+  const std::vector<std::size_t> rows =
+      splits ? checked_rows(*splits, size, what) : std::vector<std::size_t>(static_cast<std::size_t>(size), 1);
   std::size_t total_rows = 0;
   for (const std::size_t n : rows) total_rows += n;
   if (total_rows == 0 ? whole.count != 0 : whole.count % total_rows != 0)
@@ -85,9 +100,18 @@ std::vector<Buffer> cut(const Buffer& whole, int size, const std::optional<std::
 
 // One buffer per rank from a list of arrays or from one array that is cut.
 std::vector<Buffer> per_rank(const py::handle& object, int size, const BufferUse& use,
-                             const std::optional<std::vector<std::size_t>>& splits = std::nullopt) {
-  if (is_list(object)) return list_buffers(object, use);
-  return cut(to_buffer(object, use), size, splits, use.what);
+                             const SplitSizes& splits = std::nullopt) {
+  if (!is_list(object)) return cut(to_buffer(object, use), size, splits, use.what);
+  if (splits)
+    throw UsageError(std::string(use.what) + ": split sizes are for one buffer, and this is a list of them; leave " +
+                     "them out, the buffers' own sizes count");
+  return list_buffers(object, use);
+}
+
+// Of a message; the largest is the library's own.
+std::uint32_t checked_tag(std::int64_t tag) {
+  if (tag >= 0 && tag < static_cast<std::int64_t>(internal_tag)) return static_cast<std::uint32_t>(tag);
+  throw UsageError("tag " + std::to_string(tag) + " is not possible; use 0 to " + std::to_string(internal_tag - 1));
 }
 
 std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, const std::string& name,
@@ -259,8 +283,7 @@ void bind_communicator(py::module_& module) {
       .def(
           "all_to_all",
           [](Communicator& self, const py::object& output, const py::object& input,
-             const std::optional<std::vector<std::size_t>>& output_split_sizes,
-             const std::optional<std::vector<std::size_t>>& input_split_sizes, bool async_op,
+             const SplitSizes& output_split_sizes, const SplitSizes& input_split_sizes, bool async_op,
              const TimeoutSeconds& timeout_s) {
             std::vector<Buffer> out = per_rank(
                 output, self.size(), {"all_to_all: output", true, async_op, self.device()}, output_split_sizes);
@@ -285,11 +308,12 @@ void bind_communicator(py::module_& module) {
           doc("Collective: returns when every rank has entered it.").c_str())
       .def(
           "send",
-          [](Communicator& self, const py::object& tensor, int dst, std::uint32_t tag, bool async_op,
+          [](Communicator& self, const py::object& tensor, int dst, std::int64_t tag, bool async_op,
              const TimeoutSeconds& timeout_s) {
             Buffer data = to_buffer(tensor, {"send: tensor", false, async_op, self.device(), true});
+            const std::uint32_t wire_tag = checked_tag(tag);
             return run(async_op,
-                       [&] { return self.send(std::move(data), dst, tag, call_options(async_op, timeout_s)); });
+                       [&] { return self.send(std::move(data), dst, wire_tag, call_options(async_op, timeout_s)); });
           },
           "tensor"_a, "dst"_a, "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
           doc("Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take "
@@ -298,15 +322,16 @@ void bind_communicator(py::module_& module) {
               .c_str())
       .def(
           "recv",
-          [](Communicator& self, const py::object& tensor, const std::optional<int>& src, std::uint32_t tag,
+          [](Communicator& self, const py::object& tensor, const std::optional<int>& src, std::int64_t tag,
              bool async_op, const TimeoutSeconds& timeout_s) -> py::object {
             Buffer data = to_buffer(tensor, {"recv: tensor", true, async_op, self.device(), true});
+            const std::uint32_t wire_tag = checked_tag(tag);
             WorkPtr work;
             {
               py::gil_scoped_release no_gil;
               const CallOptions options = call_options(async_op, timeout_s);
-              work =
-                  src ? self.recv(std::move(data), *src, tag, options) : self.recv_any(std::move(data), tag, options);
+              work = src ? self.recv(std::move(data), *src, wire_tag, options)
+                         : self.recv_any(std::move(data), wire_tag, options);
               if (!async_op) work->join();
             }
             return async_op ? py::cast(work) : py::cast(work->source_rank());
@@ -320,7 +345,7 @@ void bind_communicator(py::module_& module) {
               .c_str())
       .def(
           "batch",
-          [](Communicator& self, const std::vector<std::tuple<std::string, py::object, int, std::uint32_t>>& calls,
+          [](Communicator& self, const std::vector<std::tuple<std::string, py::object, int, std::int64_t>>& calls,
              const TimeoutSeconds& timeout_s) {
             std::vector<P2pCall> p2p;
             for (const auto& [kind, tensor, peer, tag] : calls) {
@@ -328,7 +353,7 @@ void bind_communicator(py::module_& module) {
                 throw UsageError("batch: '" + kind + "' is not a call; use 'send' or 'recv'");
               p2p.push_back({kind == "send",
                              to_buffer(tensor, {"batch: tensor", kind == "recv", true, self.device(), true}), peer,
-                             tag});
+                             checked_tag(tag)});
             }
             py::gil_scoped_release no_gil;
             return self.batch(std::move(p2p), call_options(true, timeout_s));

@@ -6,6 +6,7 @@
 
 #include "bindings/bind_buffer.hpp"
 #include "bindings/dlpack.hpp"
+#include "bindings/torch_tensor.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/cuda/device.hpp"
 
@@ -60,24 +61,16 @@ std::shared_ptr<void> hold(const py::handle& object) {
 
 void* as_stream(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
 
-Buffer from_torch(const py::handle& tensor, const BufferUse& use) {
-  const py::object device = tensor.attr("device");
-  if (device.attr("type").cast<std::string>() != "cuda" || device.attr("index").cast<int>() != *use.device)
-    refuse_buffer(use.what, tensor,
-                  "it lives on device '" + std::string(py::str(device)) + "', this communicator moves the memory of " +
-                      "'cuda:" + std::to_string(*use.device) + "'; move it there");
-  if (tensor.attr("is_sparse").cast<bool>())
-    refuse_buffer(use.what, tensor, "sparse tensors are not supported; use to_dense()");
-  const py::object type = tensor.attr("dtype");
-  const auto dtype = dtype_of_torch(type);
-  if (!dtype)
-    refuse_buffer(use.what, tensor, std::string(py::str(type)) + " is not supported; view it as a supported dtype");
-  if (!tensor.attr("is_contiguous")().cast<bool>())
-    refuse_buffer(use.what, tensor, "it is not contiguous; pass tensor.contiguous()");
+Buffer from_torch(const py::handle& object, const BufferUse& use) {
+  const TorchTensor tensor(object, use.what);
+  if (tensor.gpu() != use.device)
+    refuse_buffer(use.what, object,
+                  "it lives on device '" + tensor.device() + "', this communicator moves the memory of 'cuda:" +
+                      std::to_string(*use.device) + "'; move it there");
   static const py::handle current_stream =
       py::module_::import("torch").attr("_C").attr("_cuda_getCurrentRawStream").cast<py::object>().release();
-  Buffer buffer{as_stream(tensor.attr("data_ptr")().cast<std::uintptr_t>()), tensor.attr("numel")().cast<std::size_t>(),
-                *dtype, hold(tensor)};
+  Buffer buffer = tensor.memory();
+  buffer.owner = hold(object);
   buffer.device = use.device;
   buffer.stream = as_stream(current_stream(*use.device).cast<std::uintptr_t>());
   return buffer;
@@ -135,10 +128,6 @@ Buffer from_cuda_array_interface(const py::handle& array, const BufferUse& use) 
 }  // namespace
 
 std::optional<int> gpu_of(const py::handle& object) {
-  if (PyObject_HasAttrString(object.ptr(), "is_cuda")) {  // torch
-    if (!object.attr("is_cuda").cast<bool>()) return std::nullopt;
-    return object.attr("device").attr("index").cast<int>();
-  }
   if (PyObject_HasAttrString(object.ptr(), "__cuda_array_interface__")) {
     const auto interface = object.attr("__cuda_array_interface__").cast<py::dict>();
     const auto address = interface["data"].cast<std::pair<std::uintptr_t, bool>>().first;
@@ -153,10 +142,9 @@ std::optional<int> gpu_of(const py::handle& object) {
 }
 
 Buffer to_device_buffer(const py::handle& object, const BufferUse& use) {
-  if (PyObject_HasAttrString(object.ptr(), "data_ptr") && PyObject_HasAttrString(object.ptr(), "is_cpu"))
-    return from_torch(object, use);
+  if (is_torch_tensor(object)) return from_torch(object, use);
   if (PyObject_HasAttrString(object.ptr(), "__cuda_array_interface__")) return from_cuda_array_interface(object, use);
-  if (PyObject_HasAttrString(object.ptr(), "__dlpack__")) return from_dlpack(object, use.what, use.device);
+  if (PyObject_HasAttrString(object.ptr(), "__dlpack__")) return from_dlpack(object, use);
   refuse_buffer(use.what, object,
                 "no array in a GPU's memory; pass a torch CUDA tensor, a cupy array, or an object with "
                 "__cuda_array_interface__ or DLPack");

@@ -34,6 +34,15 @@ struct DLManagedTensor {
   void* manager_ctx;
   void (*deleter)(DLManagedTensor*);
 };
+// From version 1.0 on.
+struct DLManagedTensorVersioned {
+  std::uint32_t major;
+  std::uint32_t minor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned*);
+  std::uint64_t flags;  // 1: read-only
+  DLTensor tensor;
+};
 
 std::optional<DType> dtype_of(DLDataType type) {
   if (type.lanes != 1) return std::nullopt;
@@ -51,8 +60,14 @@ std::optional<DType> dtype_of(DLDataType type) {
   return std::nullopt;
 }
 
+std::size_t count_of(const DLTensor& tensor) {
+  std::size_t count = 1;
+  for (std::int32_t i = 0; i < tensor.ndim; ++i) count *= static_cast<std::size_t>(tensor.shape[i]);
+  return count;
+}
+
 bool is_contiguous(const DLTensor& tensor) {
-  if (!tensor.strides) return true;
+  if (!tensor.strides || count_of(tensor) == 0) return true;
   std::int64_t expected = 1;
   for (std::int32_t i = tensor.ndim - 1; i >= 0; --i) {
     if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
@@ -61,37 +76,90 @@ bool is_contiguous(const DLTensor& tensor) {
   return true;
 }
 
-}  // namespace
+constexpr int dl_host = 1;
+constexpr int dl_cuda = 2;
+constexpr int dl_pinned_host = 3;
 
-Buffer from_dlpack(const py::handle& object, const char* what, std::optional<int> gpu) {
-  const auto refuse = [&](const std::string& reason) -> void { throw UsageError(std::string(what) + ": " + reason); };
-  const auto device = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
-  constexpr int host = 1;
-  constexpr int cuda = 2;
-  constexpr int pinned_host = 3;
-  if (gpu ? device != std::pair(cuda, *gpu) : device.first != host && device.first != pinned_host)
-    refuse("it lives on DLPack device type " + std::to_string(device.first) + ", number " +
-           std::to_string(device.second) + "; this communicator moves " +
-           (gpu ? "the memory of GPU " + std::to_string(*gpu) : "host memory") + ": copy it there first");
-  constexpr int legacy_default_stream = 1;  // as DLPack counts
-  const py::object capsule =
-      gpu ? object.attr("__dlpack__")(py::arg("stream") = legacy_default_stream) : object.attr("__dlpack__")();
-  auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
-  if (!managed) throw py::error_already_set();
-  PyCapsule_SetName(capsule.ptr(), "used_dltensor");
-  std::shared_ptr<void> owner = held_by_work(managed, [](void* pointer) {
-    auto* held = static_cast<DLManagedTensor*>(pointer);
+// What an object's capsule holds, given back to it with the last `owner`.
+struct Exported {
+  const DLTensor* tensor;
+  bool is_read_only;
+  std::shared_ptr<void> owner;
+};
+
+template <typename Managed>
+std::shared_ptr<void> owner_of(Managed* managed) {
+  return held_by_work(managed, [](void* pointer) {
+    auto* held = static_cast<Managed*>(pointer);
     if (held->deleter) held->deleter(held);
   });
-  const DLTensor& tensor = managed->tensor;
+}
+
+template <typename Managed>
+Managed* taken(const py::object& capsule, const char* name, const char* used_name) {
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
+  if (!managed || PyCapsule_SetName(capsule.ptr(), used_name) != 0) throw py::error_already_set();
+  return managed;
+}
+
+py::object capsule_of(const py::handle& object, bool is_gpu) {
+  py::dict options;
+  constexpr int legacy_default_stream = 1;  // as DLPack counts
+  if (is_gpu) options["stream"] = legacy_default_stream;
+  options["max_version"] = py::make_tuple(1, 0);
+  try {
+    return object.attr("__dlpack__")(**options);
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError)) throw;  // of before version 1.0
+  }
+  options.attr("pop")("max_version");
+  return object.attr("__dlpack__")(**options);
+}
+
+Exported exported(const py::object& capsule, const BufferUse& use, const py::handle& object) {
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
+    auto* managed = taken<DLManagedTensorVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned");
+    auto owner = owner_of(managed);
+    constexpr std::uint32_t known_major = 1;
+    if (managed->major != known_major)
+      refuse_buffer(use.what, object, "its DLPack version is " + std::to_string(managed->major) + ", 1 is needed");
+    return {&managed->tensor, (managed->flags & 1) != 0, std::move(owner)};
+  }
+  if (!PyCapsule_IsValid(capsule.ptr(), "dltensor"))
+    refuse_buffer(use.what, object,
+                  "its __dlpack__ gives no unused DLPack capsule; give a new one for each call, or pass a numpy array");
+  auto* managed = taken<DLManagedTensor>(capsule, "dltensor", "used_dltensor");
+  return {&managed->tensor, false, owner_of(managed)};
+}
+
+void check_device(const py::handle& object, const BufferUse& use) {
+  const auto device = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
+  const bool fits = use.device ? device == std::pair(dl_cuda, *use.device)
+                               : device.first == dl_host || device.first == dl_pinned_host;
+  if (fits) return;
+  refuse_buffer(use.what, object,
+                "it lives on DLPack device type " + std::to_string(device.first) + ", number " +
+                    std::to_string(device.second) + "; this communicator moves " +
+                    (use.device ? "the memory of GPU " + std::to_string(*use.device) : "host memory") +
+                    ": copy it there first");
+}
+
+}  // namespace
+
+Buffer from_dlpack(const py::handle& object, const BufferUse& use) {
+  const auto refuse = [&](const std::string& reason) { refuse_buffer(use.what, object, reason); };
+  check_device(object, use);
+  const Exported memory = exported(capsule_of(object, use.device.has_value()), use, object);
+  const DLTensor& tensor = *memory.tensor;
   const auto dtype = dtype_of(tensor.dtype);
   if (!dtype)
     refuse("DLPack dtype (code " + std::to_string(tensor.dtype.code) + ", " + std::to_string(tensor.dtype.bits) +
-           " bits) is not supported");
+           " bits) is not supported; convert it to a supported dtype");
   if (!is_contiguous(tensor)) refuse("it is not contiguous; make a contiguous copy");
-  std::size_t count = 1;
-  for (std::int32_t i = 0; i < tensor.ndim; ++i) count *= static_cast<std::size_t>(tensor.shape[i]);
-  return {static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, std::move(owner), gpu};
+  if (use.writable && memory.is_read_only) refuse("its memory is read-only; pass a writable array");
+  const std::size_t count = count_of(tensor);
+  if (count > 0 && !tensor.data) refuse("it has no memory; pass an array that holds its values");
+  return {static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, memory.owner, use.device};
 }
 
 }  // namespace holmes

@@ -37,7 +37,8 @@ struct P2pCall {
 // A collective is complete on a rank when its result is there and every rank has entered it.
 // Every call returns a Work; with CallOptions::async false it is final on return. Bad arguments throw UsageError from
 // the call itself and leave the communicator usable; every other error makes the communicator dead: it says so in each
-// later call. Input and output may be the same memory where a method says so and must not overlap otherwise.
+// later call. Input and output may be the same memory where a method says so and must not overlap otherwise;
+// outputs never overlap each other.
 // Thread-safe: calls of several threads are put in some order.
 class Communicator {
 public:
@@ -59,11 +60,12 @@ public:
   virtual WorkPtr broadcast(Buffer data, int root, CallOptions call = {}) = 0;
   // `data` of the root becomes the reduction; the other ranks' is unchanged.
   virtual WorkPtr reduce(Buffer data, int root, ReduceOp op, CallOptions call = {}) = 0;
-  // `outputs` is used on the root only: one buffer per rank.
+  // `outputs` is used on the root only: one buffer per rank. `input` may be `outputs[root]`.
   virtual WorkPtr gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions call = {}) = 0;
-  // `inputs` is used on the root only: one buffer per rank.
+  // `inputs` is used on the root only: one buffer per rank. `output` may be `inputs[root]`.
   virtual WorkPtr scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions call = {}) = 0;
   // `outputs[r]` becomes what rank r has in its inputs[this rank]; counts may all differ but must agree pairwise.
+  // outputs[rank] may be inputs[rank].
   virtual WorkPtr all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions call = {}) = 0;
   virtual WorkPtr barrier(CallOptions call = {}) = 0;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "holmes/comm/hierarchical_threshold.hpp"
+#include "holmes/comm/overlap.hpp"
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
@@ -163,6 +164,7 @@ WorkPtr HierarchicalCommunicator::reduce_scatter(Buffer output, std::vector<Buff
   const std::uint64_t bytes = total_bytes(inputs);
   if (bytes < min_bytes_ || call.compression || !is_even(inputs, output))
     return flat().reduce_scatter(std::move(output), std::move(inputs), op, std::move(call));
+  check_apart("reduce_scatter", {&output, 1}, 0, inputs, static_cast<std::size_t>(options_.rank));
   const Signature signature{.op = OpCode::reduce_scatter, .dtype = output.dtype, .reduction = op, .root = {}};
   return start(signature, bytes, call,
                [&](const HierarchicalChains& chains) { return chains.reduce_scatter(output, inputs, op); });
@@ -172,6 +174,7 @@ WorkPtr HierarchicalCommunicator::all_gather(std::vector<Buffer> outputs, Buffer
   const std::uint64_t bytes = total_bytes(outputs);
   if (bytes < min_bytes_ || call.compression || !is_even(outputs, input))
     return flat().all_gather(std::move(outputs), std::move(input), std::move(call));
+  check_apart("all_gather", outputs, static_cast<std::size_t>(options_.rank), {&input, 1}, 0);
   const Signature signature{.op = OpCode::all_gather, .dtype = input.dtype, .reduction = {}, .root = {}};
   return start(signature, bytes, call,
                [&](const HierarchicalChains& chains) { return chains.all_gather(outputs, input); });

@@ -5,6 +5,7 @@
 #include "holmes/comm/choose.hpp"
 #include "holmes/comm/exchange.hpp"
 #include "holmes/comm/io_threads.hpp"
+#include "holmes/comm/overlap.hpp"
 #include "holmes/comm/reduce_scatter.hpp"
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
@@ -240,6 +241,7 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   check_reduction(output.dtype, op);
   check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
   check_equal_count("reduce_scatter", output, inputs[options_.rank]);
+  check_apart("reduce_scatter", {&output, 1}, 0, inputs, own());
   Call call = begin(options);
   const Signature signature{.op = OpCode::reduce_scatter,
                             .dtype = output.dtype,
@@ -277,6 +279,7 @@ WorkPtr HostCommunicator::exchange(const Signature& signature, std::vector<Buffe
 WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions options) {
   check_one_per_rank("all_gather: outputs", outputs, input.dtype);
   check_equal_count("all_gather", outputs[options_.rank], input);
+  check_apart("all_gather", outputs, own(), {&input, 1}, 0);
   Call call = begin(options);
   const Signature signature{
       .op = OpCode::all_gather, .dtype = input.dtype, .reduction = {}, .root = {}, .count = input.count};
@@ -309,6 +312,7 @@ WorkPtr HostCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int 
   if (root == options_.rank) {
     check_one_per_rank("gather: outputs", outputs, dtype);
     check_equal_count("gather", outputs[root], input);
+    check_apart("gather", outputs, own(), {&input, 1}, 0);
   } else {
     outputs = nothing(dtype);
   }
@@ -325,6 +329,7 @@ WorkPtr HostCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int
   if (root == options_.rank) {
     check_one_per_rank("scatter: inputs", inputs, dtype);
     check_equal_count("scatter", output, inputs[root]);
+    check_apart("scatter", {&output, 1}, 0, inputs, own());
   } else {
     inputs = nothing(dtype);
   }
@@ -339,6 +344,7 @@ WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
   check_one_per_rank("all_to_all: inputs", inputs, dtype);
   check_one_per_rank("all_to_all: outputs", outputs, dtype);
   check_equal_count("all_to_all", outputs[options_.rank], inputs[options_.rank]);
+  check_apart("all_to_all", outputs, own(), inputs, own());
   return exchange({.op = OpCode::all_to_all, .dtype = dtype, .reduction = {}, .root = {}, .count = count},
                   std::move(inputs), std::move(outputs), options);
 }

@@ -56,6 +56,7 @@ private:
   P2pEngine::Request request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
                              const CallOptions& call) const;
   std::vector<Buffer> nothing(DType dtype) const;
+  std::size_t own() const { return static_cast<std::size_t>(options_.rank); }
   void check_rank(const char* what, int value) const;
   void check_one_per_rank(const char* what, const std::vector<Buffer>& buffers, DType dtype) const;
   void check_equal_count(const char* operation, const Buffer& output, const Buffer& input) const;
