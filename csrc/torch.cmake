@@ -14,6 +14,8 @@ add_library(_c10d MODULE
   c10d/device_stream.cpp
   c10d/device_communicators.cpp
   c10d/tensor_buffer.cpp
+  c10d/serial_queue.cpp
+  c10d/sparse.cpp
   c10d/torch_error.cpp
   c10d/store_adapter.cpp
   c10d/background.cpp

@@ -74,10 +74,19 @@ TorchWork ProcessGroupHolmes::broadcast(Tensors& tensors, const ::c10d::Broadcas
 TorchWork ProcessGroupHolmes::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& opts) {
   return run(OpType::ALLREDUCE, "holmes:all_reduce", opts, first_of(tensors),
              [&](Operands& operands, Communicator& comm, auto& call) {
-               const Buffer data = operands.in_place(only(tensors, "all_reduce's tensor list"), Payload::reduce);
+               const at::Tensor& tensor = only(tensors, "all_reduce's tensor list");
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
+               if (tensor.defined() && tensor.layout() == at::kSparse && tensor.is_cpu()) {
+                 operands.written.push_back(tensor);
+                 return one(sparse_.all_reduce(tensor, op, comm, call));
+               }
+               const Buffer data = operands.in_place(tensor, Payload::reduce);
                return one(comm.all_reduce(data, op, call));
              });
+}
+
+TorchWork ProcessGroupHolmes::allreduce_sparse(Tensors& tensors, const ::c10d::AllreduceOptions& opts) {
+  return allreduce(tensors, opts);
 }
 
 TorchWork ProcessGroupHolmes::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) {

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <tuple>
 
@@ -87,7 +88,10 @@ c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::S
 py::list connections(const ProcessGroupHolmes& group) {
   const auto infos = [&] {
     const py::gil_scoped_release no_gil;
-    return group.communicator()->connections();
+    auto all = group.communicator()->connections();
+    if (const auto sparse = group.sparse().communicator())
+      std::ranges::copy(sparse->connections(), std::back_inserter(all));
+    return all;
   }();
   py::list rows;
   for (const auto& info : infos) rows.append(to_dict(info));

@@ -33,6 +33,15 @@ at::Tensor& only_tensor(Tensors& tensors, const char* what) {
   return tensors.front();
 }
 
+// Makes the communicator that sparse tensors move over: as the group's own.
+SparseReducer::Make sparse_maker(const c10::intrusive_ptr<::c10d::Store>& store, CommunicatorOptions options) {
+  options.name += "/sparse";
+  options.hierarchical_min_bytes = never_hierarchical;  // its pieces are uneven
+  return [store, options = std::move(options)] {
+    return make_communicator(std::make_shared<StoreAdapter>(store), options);
+  };
+}
+
 std::uint32_t checked_tag(int tag) {
   if (tag < 0) throw UsageError("tag " + std::to_string(tag) + " is negative; use 0 or more");
   return static_cast<std::uint32_t>(tag);
@@ -48,7 +57,8 @@ ProcessGroupHolmes::ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, 
       name_(options.name),
       nic_reason_(std::move(nic_reason)),
       timeout_(std::chrono::ceil<std::chrono::milliseconds>(options.timeout)),
-      devices_(options.name, options.rank, options.size, std::move(make_device)) {
+      devices_(options.name, options.rank, options.size, std::move(make_device)),
+      sparse_(sparse_maker(store_, options)) {
   init();
   const auto cluster_of = [&](int rank) {
     return options.clusters.empty() ? 0 : options.clusters[static_cast<std::size_t>(rank)];
@@ -65,6 +75,7 @@ ProcessGroupHolmes::~ProcessGroupHolmes() {
   const ScopedGilRelease no_gil;
   batch_.reset();
   devices_.clear();
+  sparse_.close("process group '" + name_ + "' was destroyed");
   communicator_.reset();
 }
 
@@ -88,6 +99,7 @@ void ProcessGroupHolmes::setTimeout(std::chrono::milliseconds timeout) {
 ::c10d::ErrorType ProcessGroupHolmes::getError() {
   for (const auto& communicator : devices_.made())
     if (communicator->is_dead()) return ::c10d::ErrorType::COMM_ERROR;
+  if (const auto sparse = sparse_.communicator(); sparse && sparse->is_dead()) return ::c10d::ErrorType::COMM_ERROR;
   const std::lock_guard lock(mutex_);
   return communicator_ && communicator_->is_dead() ? ::c10d::ErrorType::COMM_ERROR : ::c10d::ErrorType::SUCCESS;
 }
@@ -100,12 +112,14 @@ void ProcessGroupHolmes::abort() {
   }
   const std::string reason = "process group '" + name_ + "' was aborted by rank " + std::to_string(rank_);
   for (const auto& on_device : devices_.made()) on_device->abort(reason);
+  sparse_.abort(reason);
   if (communicator) communicator->abort(reason);
 }
 
 void ProcessGroupHolmes::shutdown() {
   const ScopedGilRelease no_gil;
   devices_.clear();
+  sparse_.close("process group '" + name_ + "' was shut down");
   std::shared_ptr<Communicator> communicator;  // closed after the lock is released
   const std::lock_guard lock(mutex_);
   batch_.reset();

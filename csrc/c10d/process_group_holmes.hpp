@@ -12,6 +12,7 @@
 
 #include "device_communicators.hpp"
 #include "holmes/comm/communicator.hpp"
+#include "sparse.hpp"
 #include "tensor_buffer.hpp"
 #include "torch_error.hpp"
 #include "work_holmes.hpp"
@@ -39,6 +40,7 @@ public:
   std::shared_ptr<Communicator> communicator() const;
 
   const DeviceCommunicators& devices() const { return devices_; }
+  const SparseReducer& sparse() const { return sparse_; }
 
   // Why the group is on these NICs.
   const std::string& nic_reason() const { return nic_reason_; }
@@ -56,7 +58,9 @@ public:
   TorchWork endCoalescing() override;
 
   TorchWork broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& opts) override;
+  // Of a sparse COO tensor too (sparse.hpp), as Gloo's; so does allreduce_sparse, of all others as well.
   TorchWork allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& opts) override;
+  TorchWork allreduce_sparse(Tensors& tensors, const ::c10d::AllreduceOptions& opts) override;
   TorchWork allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
   TorchWork reduce(Tensors& tensors, const ::c10d::ReduceOptions& opts) override;
   TorchWork allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) override;
@@ -170,6 +174,7 @@ private:
   std::atomic<std::uint64_t> sequence_{0};
   std::atomic<std::uint64_t> barrier_round_{0};
   DeviceCommunicators devices_;
+  SparseReducer sparse_;
   mutable std::mutex mutex_;  // guards the two below
   std::shared_ptr<Communicator> communicator_;
   std::optional<Batch> batch_;

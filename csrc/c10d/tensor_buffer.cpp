@@ -1,6 +1,8 @@
 #include "tensor_buffer.hpp"
 
-#include <numeric>
+#include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
+
 #include <optional>
 #include <string>
 
@@ -37,6 +39,51 @@ std::optional<DType> known_dtype(at::ScalarType type) {
   }
 }
 
+std::string shape_of(const at::Tensor& tensor) { return c10::str(tensor.scalar_type(), " ", tensor.sizes()); }
+
+// Kinds of dense tensors whose memory is not, or not all of, what they stand for.
+void check_kind(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if (impl.has_symbolic_sizes_strides())
+    throw UsageError("the tensor has symbolic sizes (it is of a trace); pass a tensor with data");
+  if (tensor.is_nested())
+    throw UsageError("a nested tensor cannot be communicated; pass tensor.values() or the tensors in it");
+  if (tensor.is_quantized())
+    throw UsageError("a quantized tensor cannot be communicated: its scales would stay behind; pass int_repr() or " +
+                     std::string("dequantize()"));
+  const bool is_wrapper = impl.key_set().has(c10::DispatchKey::Python);
+  if (!impl.has_storage() || (is_wrapper && tensor.storage().data() == nullptr))
+    throw UsageError("the tensor has no memory of its own; pass the plain tensor that it stands for (a DTensor's " +
+                     std::string("to_local(), the tensor inside a wrapper; a FakeTensor has none)"));
+}
+
+std::size_t needed_storage_bytes(const at::Tensor& tensor) {
+  const auto offset = static_cast<std::size_t>(tensor.storage_offset());
+  if (tensor.is_contiguous()) return (offset + static_cast<std::size_t>(tensor.numel())) * tensor.itemsize();
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(), offset);
+}
+
+// The storage must hold the tensor: it may have been freed or shrunk, or be a subclass's that has none.
+void check_memory(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return;
+  const c10::Storage& storage = tensor.storage();
+  const std::size_t needed_bytes = needed_storage_bytes(tensor);
+  if (storage.nbytes() < needed_bytes)
+    throw UsageError("the storage of the tensor (" + shape_of(tensor) + ") holds " + std::to_string(storage.nbytes()) +
+                     " of the " + std::to_string(needed_bytes) +
+                     " bytes that it needs (it was freed or shrunk); pass a tensor that holds its values");
+  if (storage.data() == nullptr)
+    throw UsageError("the tensor (" + shape_of(tensor) +
+                     ") has no memory of its own; pass the plain tensor that it stands for");
+}
+
+// What a result is written into.
+void check_writable(const at::Tensor& tensor) {
+  if (tensor.is_contiguous() || at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  throw UsageError("a result cannot be written into a tensor whose elements share memory (" + shape_of(tensor) +
+                   ", strides " + c10::str(tensor.strides()) + "); pass tensor.contiguous()");
+}
+
 void check_tensor(const at::Tensor& tensor, Payload payload, c10::Device device) {
   if (!tensor.defined()) throw UsageError("the tensor is undefined; pass a tensor with data");
   if (tensor.layout() != at::kStrided)
@@ -45,10 +92,21 @@ void check_tensor(const at::Tensor& tensor, Payload payload, c10::Device device)
   if (tensor.device() != device)
     throw UsageError("the tensor is on device " + tensor.device().str() + ", another of the call on " + device.str() +
                      "; use tensors of one device");
+  check_kind(tensor);
   if (payload == Payload::reduce && !known_dtype(tensor.scalar_type()))
     throw UsageError("dtype " + std::string(c10::toString(tensor.scalar_type())) +
                      " cannot be reduced; use float64, float32, float16, bfloat16, int8 to int64, uint8 or bool");
+  check_memory(tensor);
 }
+
+// Elements of a dtype that travels as bytes are counted in bytes.
+std::size_t count_of(const at::Tensor& tensor) {
+  return known_dtype(tensor.scalar_type()) ? static_cast<std::size_t>(tensor.numel()) : tensor.nbytes();
+}
+
+}  // namespace
+
+bool is_reducible(at::ScalarType type) { return known_dtype(type).has_value(); }
 
 Buffer contiguous_buffer(const at::Tensor& tensor) {
   Buffer buffer;
@@ -62,8 +120,6 @@ Buffer contiguous_buffer(const at::Tensor& tensor) {
   buffer.owner = std::make_shared<c10::Storage>(tensor.storage());
   return buffer;
 }
-
-}  // namespace
 
 Operands::Operands(c10::Device device) : device_(device) {
   if (device.is_cpu()) return;
@@ -86,7 +142,10 @@ Buffer Operands::buffer_of(const at::Tensor& tensor) const {
 
 Buffer Operands::stage(const at::Tensor& tensor, Payload payload, bool is_read, bool is_written) {
   check_tensor(tensor, payload, device_);
-  if (is_written) written.push_back(tensor);
+  if (is_written) {
+    check_writable(tensor);
+    written.push_back(tensor);
+  }
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return buffer_of(tensor);
   const at::NoGradGuard no_grad;
   at::Tensor copy = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
@@ -139,9 +198,7 @@ std::vector<Buffer> equal_pieces(const Buffer& whole, int n, const char* what) {
 std::vector<std::size_t> split_counts(const at::Tensor& tensor, std::span<const std::int64_t> splits, int n,
                                       const char* what) {
   const std::int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
-  // Elements of a dtype that travels as bytes are counted in bytes.
-  const std::size_t elements = contiguous_buffer(tensor).count;
-  const std::size_t row_elements = rows == 0 ? 0 : elements / static_cast<std::size_t>(rows);
+  const std::size_t row_elements = rows == 0 ? 0 : count_of(tensor) / static_cast<std::size_t>(rows);
   std::vector<std::int64_t> row_splits(splits.begin(), splits.end());
   if (row_splits.empty()) {
     if (rows % n != 0)
@@ -149,16 +206,22 @@ std::vector<std::size_t> split_counts(const at::Tensor& tensor, std::span<const 
                        " ranks cannot share evenly; give split sizes");
     row_splits.assign(static_cast<std::size_t>(n), rows / n);
   }
-  const std::int64_t sum = std::accumulate(row_splits.begin(), row_splits.end(), std::int64_t{0});
+  std::int64_t sum = 0;
+  std::vector<std::size_t> counts;
+  for (const std::int64_t split : row_splits) {
+    if (split < 0)
+      throw UsageError(std::string(what) + " has the negative split size " + std::to_string(split) + "; use 0 or more");
+    if (split > rows - std::min(sum, rows))
+      throw UsageError(std::string(what) + " has " + std::to_string(rows) + " rows; split size " +
+                       std::to_string(split) + " after " + std::to_string(sum) +
+                       " rows is more; give split sizes that sum to the number of rows");
+    sum += split;
+    counts.push_back(static_cast<std::size_t>(split) * row_elements);
+  }
   if (static_cast<int>(row_splits.size()) != n || sum != rows)
     throw UsageError(std::string(what) + " has " + std::to_string(rows) + " rows and " +
                      std::to_string(row_splits.size()) + " split sizes that sum to " + std::to_string(sum) + "; give " +
                      std::to_string(n) + " sizes (one per rank) that sum to the number of rows");
-  std::vector<std::size_t> counts;
-  for (const std::int64_t split : row_splits) {
-    if (split < 0) throw UsageError(std::string(what) + " has the negative split size " + std::to_string(split));
-    counts.push_back(static_cast<std::size_t>(split) * row_elements);
-  }
   return counts;
 }
 

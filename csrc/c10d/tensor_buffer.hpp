@@ -22,8 +22,9 @@ struct CopyBack {
 };
 
 // The tensors of one operation. A tensor that is not contiguous (or conjugated) goes through a contiguous copy, as with
-// Gloo; results are copied back when the work is done. Every method throws UsageError for a tensor that is sparse, on
-// another device than the first, or of a dtype the operation is not defined for.
+// Gloo; results are copied back when the work is done. Every method throws UsageError for a tensor that is sparse,
+// nested or quantized, on another device than the first, of a dtype the operation is not defined for, without memory (a
+// freed storage, a subclass that wraps others), or whose elements share memory where a result is written.
 class Operands {
 public:
   // Of tensors on `device`; a GPU's are ready on its current stream.
@@ -49,6 +50,10 @@ private:
   void* stream_ = nullptr;
 };
 
+// Whether Holmes can reduce elements of this dtype.
+bool is_reducible(at::ScalarType type);
+// The memory of a contiguous tensor; as bytes where Holmes does not know the dtype. Holds its storage.
+Buffer contiguous_buffer(const at::Tensor& tensor);
 // Consecutive pieces of `whole`, of `counts` elements each.
 std::vector<Buffer> pieces(const Buffer& whole, std::span<const std::size_t> counts);
 // `n` equal pieces; throws UsageError where `whole` cannot be split evenly.
