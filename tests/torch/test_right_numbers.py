@@ -281,6 +281,8 @@ def gradients_dropped_after_backward(rank):
         if step % 3 == 1:
             job.model.zero_grad()
             job.loss(step + 50).backward()
+        if step == 6:
+            job.model.zero_grad()  # and nothing to step with
         job.optimizer.step()
 
     same(rank, program)

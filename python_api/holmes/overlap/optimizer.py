@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -257,7 +257,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.synchronize()
         self._hooks.remove()
         if self._runtime is not None:
-            self._runtime.stop()
+            self._runtime.close()
         while self._made_groups:
             dist.destroy_process_group(self._made_groups.pop())
 
@@ -371,7 +371,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             is_cleared = self._check_gradients(runtime)
             runtime.reducer.flush()
         except Exception:
-            runtime.finish_backward(drops=True)
+            with suppress(Exception):  # of a dead group, say: the first error is the one to know
+                runtime.finish_backward(drops=True)
             raise
         runtime.finish_backward(drops=is_cleared)
         return not is_cleared

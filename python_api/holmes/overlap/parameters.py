@@ -132,7 +132,7 @@ def warn_of_shared_memory(trained: Sequence[Trained]) -> None:
     if shared:
         _log.warning(
             "the memory of %d parameter(s), %r first, is also some other tensor's (a .detach(), .data or state_dict "
-            "kept from before the first step?). The first step moves parameters into buckets, which this does not follow",
+            "kept from before the first step?). The first step moves parameters into buckets; it stays behind",
             len(shared),
             shared[0],
         )

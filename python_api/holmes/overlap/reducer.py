@@ -79,11 +79,11 @@ class Reducer:
         while len(self.transfers) < len(self._storages) and self._unready[len(self.transfers)] == 0:
             self._start()
 
-    def start_rest(self) -> None:
-        """Collective. Backward is over: starts what is left."""
+    def start_rest(self, *, adopts: bool = True) -> None:
+        """Collective. Backward is over: starts what is left. `adopts`: see BucketStorage.adopt."""
         self.flush()
         while len(self.transfers) < len(self._storages):
-            self._start()
+            self._start(adopts=adopts)
 
     def agree(self, words: Sequence[int], lane: Lane) -> list[int]:
         """Collective over `lane`, after `start_rest`: which parameters had a gradient (see `unused`), and the greatest
@@ -135,10 +135,11 @@ class Reducer:
             self._unready[bucket] = len(storage.bucket.slots)
         self._seen = [0] * len(self._trained)
 
-    def _start(self) -> None:
+    def _start(self, *, adopts: bool = True) -> None:
         bucket = len(self.transfers)
         storage = self._storages[bucket]
         self._before_use(bucket)
-        storage.adopt()
+        if adopts:
+            storage.adopt()
         self._missing.update(storage.close())
         self.transfers.append(self.lane.reduce_scatter(bucket, storage.gradient_shard, storage.gradients))

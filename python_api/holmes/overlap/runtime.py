@@ -155,7 +155,7 @@ class Runtime:
         if self._background is not None:
             self._background.hold_gathers()
         self.gatherer.wait_all()
-        self.reducer.start_rest()
+        self.reducer.start_rest(adopts=not drops)
         is_changed = not drops and self._is_changed()
         me = self.reducer.lane.rank + 1
         words = _Words(self.gatherer.started, int(is_changed), me if drops else 0)
@@ -207,8 +207,8 @@ class Runtime:
 
     def forget_held(self) -> None:
         """Local. What has been accumulated in no_sync alone is dropped."""
-        self.gatherer.wait_all()
-        self.reducer.reset()
+        if not self.reducer.is_idle:
+            self.reducer.reset()
 
     def forget(self) -> None:
         """Local. The step's gradients are dropped; nothing of it is left."""
@@ -221,6 +221,12 @@ class Runtime:
         """Local. A step that has begun will not be ended; never blocks."""
         if self._background is not None:
             self._background.stop()
+
+    def close(self) -> None:
+        """Local. Lets go of the model."""
+        self.stop()
+        for storage in self.storages:
+            storage.clear()
 
     # --- inside ---
 
@@ -249,9 +255,8 @@ class Runtime:
         if self._redone == _MOST_REDONE:
             self.is_early = False
             _log.warning(
-                "parameters or hyperparameters were changed between backward and step for the %dth time, each of which "
-                "had shards step twice: from now on they step in step() only (step_in_backward=False says so from the "
-                "start)",
+                "parameters or hyperparameters were changed between backward and step in %d steps, each of which had "
+                "shards step twice: from now on they step in step() only (step_in_backward=False says so from the start)",
                 self._redone,
             )
 

@@ -223,11 +223,16 @@ def is_low_precision(tensor: torch.Tensor) -> bool:
 def with_fused(
     optimizer_class: type[torch.optim.Optimizer], arguments: Mapping[str, Any], tensors: Sequence[torch.Tensor]
 ) -> dict[str, Any]:
-    """`arguments` with fused=True where the class has it, the devices do and nothing else was asked for."""
+    """`arguments` with fused=True where the class has it, the devices do and nothing else was asked for.
+
+    Not for SGD, whose fused step fails where some parameters have a momentum buffer and others, which had no gradient so
+    far, do not (torch 2.13).
+    """
     chosen = dict(arguments)
     accepted = inspect.signature(optimizer_class).parameters
     if (
         "fused" in accepted
+        and not issubclass(optimizer_class, torch.optim.SGD)
         and not {"fused", "foreach", "differentiable", "capturable"} & chosen.keys()
         and {tensor.device.type for tensor in tensors} <= {"cpu", "cuda"}
     ):
