@@ -256,7 +256,7 @@ class Runtime:
             self.is_early = False
             _log.warning(
                 "parameters or hyperparameters were changed between backward and step in %d steps, each of which had "
-                "shards step twice: from now on they step in step() only (step_in_backward=False says so from the start)",
+                "shards step twice: from now on they step in step() only, as with step_in_backward=False",
                 self._redone,
             )
 

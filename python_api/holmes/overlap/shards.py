@@ -225,8 +225,8 @@ def with_fused(
 ) -> dict[str, Any]:
     """`arguments` with fused=True where the class has it, the devices do and nothing else was asked for.
 
-    Not for SGD, whose fused step fails where some parameters have a momentum buffer and others, which had no gradient so
-    far, do not (torch 2.13).
+    Not for SGD, whose fused step fails where some parameters have a momentum buffer and others, which had no gradient
+    so far, do not (torch 2.13).
     """
     chosen = dict(arguments)
     accepted = inspect.signature(optimizer_class).parameters
