@@ -317,9 +317,8 @@ class Run:
             ours={**plan.ours, **self._count_given()},
             **plan.settings,
         )
-        self.scheduler = None
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        scheduled = getattr(self.optimizer, "inner", self.optimizer)  # MasterOptimizer is none of torch's
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.9)
 
     def _count_given(self):
         if self.plan.announce != "accumulation_steps":
@@ -420,8 +419,7 @@ class Run:
                 return
 
     def _do_schedule(self, number, value):
-        if self.scheduler is not None:
-            self.scheduler.step()
+        self.scheduler.step()
 
     def _do_eval(self, number, value):
         self.model.eval()

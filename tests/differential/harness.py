@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import gc
 import json
+import logging
 import os
 import re
 import sys
@@ -376,6 +377,7 @@ def serve(rank, size, store, jobs, folder, until):
     """A rank: runs `jobs` in order, writes how each went, and stops at the first that failed on any rank."""
     init(store, rank, size, timeout_s=DEADLINE_S)
     warnings.simplefilter("ignore")
+    logging.getLogger("holmes").setLevel(logging.ERROR)
     groups = Groups()
     with open(f"{folder}/{rank}.jsonl", "a", buffering=1) as log, open(f"{folder}/{rank}.stacks", "w") as stacks:
         for number, job in enumerate(jobs):

@@ -5,6 +5,7 @@ import copy
 import changes  # noqa: F401  (adds to the table)
 import refusals  # noqa: F401
 import torch
+import uneven_ranks  # noqa: F401
 import varied_models  # noqa: F401
 from harness import DDP, WIDTH
 from table import NO_DDP, NO_FSDP2, OURS_ONLY, TABLE, fit, mlp, mse, program
@@ -179,6 +180,20 @@ def noam_steps_between_backward_and_step(env):
     scheduled(env, lambda o: lr_scheduler.LambdaLR(o, rate), torch.optim.Adam, between=True, lr=0.05)
 
 
+@program(variants=NO_FSDP2)
+def rate_is_a_tensor(env):
+    rate = lambda step: (step + 1) ** -0.5  # noqa: E731
+    settings = {"lr": torch.tensor(0.05), "between": True, "foreach": False}
+    scheduled(env, lambda o: lr_scheduler.LambdaLR(o, rate), torch.optim.Adam, **settings)
+
+
+@program(variants=NO_FSDP2)
+def rate_is_a_tensor_filled_in_place(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, torch.optim.AdamW, lr=torch.tensor(0.01), foreach=False)
+    fit(env, model, optimizer, after_backward=lambda step: optimizer.param_groups[0]["lr"].fill_(0.01 * (step + 1)))
+
+
 @program()
 def plateau(env):
     model = env.model(mlp)
@@ -350,6 +365,53 @@ def input_gradients_after_backward(env):
         (slope,) = torch.autograd.grad(out.pow(2).mean(), x)
         optimizer.step()
         env.record(slope.pow(2).sum() * len(x) ** 2 / len(x), model)
+
+
+def cleared(env, clear):
+    """A step without gradients changes nothing."""
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, torch.optim.AdamW, lr=0.02)
+    fit(env, model, optimizer, 6, after_backward=lambda step: clear(model) if step in (1, 2, 4) else None)
+
+
+@program(variants=OURS_ONLY)
+def model_zero_grad_instead_of_optimizers(env):
+    cleared(env, lambda model: model.zero_grad())
+
+
+@program(variants=OURS_ONLY)
+def gradients_set_to_none_before_step(env):
+    def clear(model):
+        for p in model.parameters():
+            p.grad = None
+
+    cleared(env, clear)
+
+
+@program(variants=OURS_ONLY)
+def parameter_gradients_between_backward_and_step(env):
+    """As gradient surgery, GradNorm and Fisher estimates take them: of another loss, by autograd.grad."""
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.3, momentum=0.9)
+    for step in range(6):
+        x, y = env.batch(step)
+        optimizer.zero_grad()
+        mse(model(x), y).backward()
+        slopes = torch.autograd.grad(mse(model(y), x), list(model.parameters()))
+        optimizer.step()
+        env.record(slopes[0].sum() + slopes[-1].mean(), model)
+
+
+@program(variants=OURS_ONLY)
+def frozen_later(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, torch.optim.AdamW, lr=0.02, weight_decay=0.1)
+
+    def freeze(step):
+        model[0].requires_grad_(step not in (1, 2))
+        model[2].bias.requires_grad_(step < 4)
+
+    fit(env, model, optimizer, 7, after_step=freeze)
 
 
 @program(variants=OURS_ONLY)
@@ -641,6 +703,50 @@ def optimizer_step_hooks(env):
 
     optimizer.register_step_post_hook(bound)
     fit(env, model, optimizer)
+
+
+@program(variants=OURS_ONLY)
+def bounded_by_way_of_param_groups(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.3)
+
+    @torch.no_grad()
+    def bound(step):
+        for group in optimizer.param_groups:
+            torch._foreach_mul_(group["params"], 0.95)
+            for p in group["params"]:
+                p.copy_(p.clamp(-0.2, 0.2))
+
+    fit(env, model, optimizer, after_step=bound)
+
+
+@program(variants=OURS_ONLY, dtype=torch.float16, same_data=True)
+def loss_scaled(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1, momentum=0.9, ours={"loss_scale": 64.0, "reduce_dtype": torch.float32})
+    for step in range(5):
+        x, y = env.batch(step)
+        optimizer.zero_grad()
+        loss = mse(model(x), y)
+        env.scale(optimizer, loss).backward()
+        optimizer.step()
+        env.record(loss, model)
+
+
+@program(variants=OURS_ONLY)
+def overflows_are_skipped(env):
+    """What GradScaler does, by loss_scale="dynamic"."""
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, torch.optim.AdamW, lr=0.02, clip=0.1, ours={"loss_scale": "dynamic"})
+    for step in range(7):
+        x, y = env.batch(step)
+        optimizer.zero_grad()
+        overflows = step in (1, 3, 4)
+        loss = mse(model(x), y) * (float("inf") if overflows and env.rank == 0 else 1)
+        env.scale(optimizer, loss).backward()
+        if not (overflows and env.is_plain):
+            optimizer.step()
+        env.record(torch.zeros(()) if overflows else loss, model)
 
 
 @program(variants=NO_FSDP2)

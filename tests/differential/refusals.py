@@ -43,10 +43,9 @@ def noise_added_to_gradients(env):
 
 
 @refused(NAMED)
-def gradients_cleared_before_step(env):
+def one_gradient_cleared_before_step(env):
     def clear(model, _):
-        for p in model.parameters():
-            p.grad = None
+        model[2].weight.grad = None
 
     fit_with(env, after_backward=clear)
 
@@ -58,11 +57,6 @@ def gradients_replaced_before_step(env):
             p.grad = torch.ones_like(p)
 
     fit_with(env, after_backward=replace)
-
-
-@refused(NAMED)
-def model_zero_grad_between(env):
-    fit_with(env, after_backward=lambda model, _: model.zero_grad())
 
 
 @refused(r"loss_scale")
@@ -123,16 +117,6 @@ def converted_after_the_first_step(env):
         env.dtype = torch.float32
 
     fit_with(env, after_step=convert)
-
-
-@refused(NAMED)
-def resized_after_the_first_step(env):
-    def grow(model, _):
-        model[0].weight.data = torch.zeros(3, 6, dtype=torch.float64)
-        model[0].bias.data = torch.zeros(3, dtype=torch.float64)
-        model[2].weight.data = torch.zeros(9, 3, dtype=torch.float64)
-
-    fit_with(env, after_step=grow)
 
 
 @refused("deepcopy|copied|copy")

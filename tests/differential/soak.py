@@ -39,7 +39,7 @@ def summary(outcomes, began):
     failed = [o.job.program for o in outcomes if o.error]
     covered = ", ".join(f"{name} {count}" for name, count in sorted(optimizers.items()))
     print(f"{len(outcomes)} programs, {steps} steps in {time.monotonic() - began:.0f} s; {covered}")
-    print(f"failed: {len(failed)} {' '.join(failed)}", flush=True)
+    print(f"{len(failed)} failed{': ' if failed else ''}{' '.join(failed)}", flush=True)
 
 
 def soak(first, minutes):

@@ -403,3 +403,90 @@ def autocast(env):
                 return self.body(x.float()).to(x.dtype)
 
     fit_model(env, Cast)
+
+
+class Autoencoder(nn.Module):
+    """PyTorch's VAE example, with given noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.mean, self.log_variance = nn.Linear(WIDTH, 9), nn.Linear(9, 2), nn.Linear(9, 2)
+        self.decode = mlp(2)
+
+    def forward(self, x, noise):
+        hidden = self.encode(x).tanh()
+        mean, log_variance = self.mean(hidden), self.log_variance(hidden)
+        return self.decode(mean + noise * (0.5 * log_variance).exp()), mean, log_variance
+
+
+@program()
+def variational_autoencoder(env):
+    model = env.model(Autoencoder)
+    optimizer = env.optimizer(model, torch.optim.Adam, lr=0.02)
+    for step in range(5):
+        x, noise = env.batch(step, (WIDTH,), (2,))
+        optimizer.zero_grad()
+        out, mean, log_variance = model(x, noise)
+        loss = mse(out, x) - 0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).mean()
+        loss.backward()
+        optimizer.step()
+        env.record(loss, model)
+
+
+class ActorCritic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.actor, self.critic = nn.Linear(WIDTH, 9), nn.Linear(9, 3), nn.Linear(9, 1)
+
+    def forward(self, x):
+        x = self.body(x).tanh()
+        return self.actor(x).log_softmax(-1), self.critic(x)[..., 0]
+
+
+@program(variants=NO_FSDP2)
+def actor_critic(env):
+    """PyTorch's example: one forward a move, a loss of the whole episode."""
+    model = env.model(ActorCritic)
+    optimizer = env.optimizer(model, torch.optim.Adam, lr=0.02)
+    for step in range(4):
+        x, rewards = env.batch(step)
+        moves = [model(x + 0.1 * move) for move in range(3)]
+        loss = sum(
+            (-logits[:, i] * (rewards[:, i] - value.detach())).mean() + mse(value, rewards[:, i])
+            for i, (logits, value) in enumerate(moves)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        env.record(loss, model)
+
+
+@program()
+def triplet_of_forwards(env):
+    """A siamese network: one model, three forwards, one backward."""
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    for step in range(4):
+        a, b, c = env.batch(step, (WIDTH,), (WIDTH,), (WIDTH,))
+        optimizer.zero_grad()
+        loss = nn.functional.triplet_margin_loss(model(a), model(b), model(c), margin=5.0)
+        loss.backward()
+        optimizer.step()
+        env.record(loss, model)
+
+
+@program(variants=OURS_ONLY)
+def momentum_contrast(env):
+    """MoCo: the key encoder follows the query encoder before each forward."""
+    query, key = env.model(mlp), env.seeded(mlp).requires_grad_(False)
+    optimizer = env.optimizer(query, lr=0.1, momentum=0.9, weight_decay=1e-3)
+    for step in range(6):
+        with torch.no_grad():
+            for k, q in zip(key.parameters(), query.parameters(), strict=True):
+                k.mul_(0.8).add_(q, alpha=0.2)
+        x, y = env.batch(step)
+        loss = (1 - nn.functional.cosine_similarity(query(x), key(y))).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        env.record(loss, query, key)
