@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 from holmes.overlap.gatherer import Gatherer
 from holmes.overlap.transfers import Transfer
+
+
+_EXIT_S = 2.0  # that a process which ends waits for threads whose collective has failed
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _join_threads() -> None:
+    """Before the interpreter ends: a thread that comes back from a collective after that would end the process by
+    SIGABRT (torch gives the interpreter's lock back in a destructor)."""
+    end_s = time.monotonic() + _EXIT_S
+    for thread in list(_threads):
+        thread.join(max(0.0, end_s - time.monotonic()))
 
 
 class BackgroundSteps:
@@ -28,7 +44,9 @@ class BackgroundSteps:
         self._is_over = False  # nothing more is handed over
         self._error: BaseException | None = None
         for name, work in (("holmes-steps", self._step_all), ("holmes-gathers", self._gather_early)):
-            threading.Thread(target=self._run, args=[work], name=name, daemon=True).start()
+            thread = threading.Thread(target=self._run, args=[work], name=name, daemon=True)
+            _threads.add(thread)
+            thread.start()
 
     @property
     def handed_over(self) -> int:
