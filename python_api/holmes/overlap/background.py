@@ -11,7 +11,6 @@ from collections.abc import Callable
 from holmes.overlap.gatherer import Gatherer
 from holmes.overlap.transfers import Transfer
 
-
 _EXIT_S = 2.0  # that a process which ends waits for threads whose collective has failed
 
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()

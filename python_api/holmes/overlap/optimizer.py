@@ -35,7 +35,7 @@ from holmes.overlap.schedule import BucketTimes, StepObserver, gather_order
 from holmes.overlap.shards import with_fused
 from holmes.overlap.small_step import small_step
 from holmes.overlap.timeline import Timeline
-from holmes.overlap.transfers import Lane, Transfer, second_group
+from holmes.overlap.transfers import Lane, Transfer, give_back_group, take_group
 from holmes.overlap.usage import UsageRecord, agree, find_needs, first_uses
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         check_elementwise(optimizer_class, arguments)
         super().__init__(template.param_groups, template.defaults)
         self._template_state = self.state
-        self._made_groups: list[dist.ProcessGroup] = []
+        self._given_group = group
+        self._taken_groups: list[dist.ProcessGroup] = []
         self._reduce_lane, self._gather_lane = self._make_lanes(group, gather_group)
         check_equal_models(self._reduce_lane, self._trained)
         broadcast_model(self._reduce_lane, self._modules)
@@ -138,17 +139,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         given = Lane(group)
         if given.size == 1:
             return given, given
-        own = self._make_group(group, given.label)
+        own = self._take_group(group, given.label)
         reduce_lane = Lane(own, given.label) if own is not None else given
         if gather_group is None and own is not None and self._device.type == "cpu":
-            gather_group = self._make_group(group, f"{given.label} gather")
+            gather_group = self._take_group(group, f"{given.label} gather")
         return reduce_lane, reduce_lane if gather_group is None else Lane(gather_group)
 
-    def _make_group(self, group: dist.ProcessGroup | None, label: str) -> dist.ProcessGroup | None:
-        made = second_group(group, label, self._device)
-        if made is not None:
-            self._made_groups.append(made)
-        return made
+    def _take_group(self, group: dist.ProcessGroup | None, label: str) -> dist.ProcessGroup | None:
+        taken = take_group(group, label, self._device)
+        if taken is not None:
+            self._taken_groups.append(taken)
+        return taken
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """Refuses to be copied or pickled."""
@@ -253,13 +254,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._runtime.gatherer.wait_all()
 
     def close(self) -> None:
-        """Local. Waits for every parameter and lets go of the model, which another optimizer may then take."""
+        """Waits for every parameter and lets go of the model, which another optimizer may then take. Its groups are
+        kept for the next optimizer of its group: close and make optimizers in the same order on all ranks.
+        """
         self.synchronize()
         self._hooks.remove()
+        is_idle = self._runtime is None or self._runtime.reducer.is_idle
         if self._runtime is not None:
             self._runtime.close()
-        while self._made_groups:
-            dist.destroy_process_group(self._made_groups.pop())
+        for group in self._taken_groups:
+            if is_idle:
+                give_back_group(self._given_group, group)
+            else:  # with reduce-scatters under way that nobody will wait for
+                dist.destroy_process_group(group)
+        self._taken_groups.clear()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only the constructor adds groups: the layout is fixed. Raises ValueError afterwards."""

@@ -13,6 +13,9 @@ from torch import nn
 
 _log = logging.getLogger(__name__)
 
+#: Addresses of buckets: what shares memory with a parameter there is an optimizer's own, perhaps a closed one's.
+bucket_addresses: set[int] = set()
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -127,7 +130,9 @@ def warn_of_shared_memory(trained: Sequence[Trained]) -> None:
                     "using one nn.Parameter in both places"
                 )
         storage = members[0][2].tensor.untyped_storage()
-        if _holders(storage) > 1 + len(members):  # `storage` itself, and the parameters
+        if storage.data_ptr() not in bucket_addresses and _holders(storage) > 1 + len(
+            members
+        ):  # `storage` itself, and the parameters
             shared.append(members[0][2].name)
     if shared:
         _log.warning(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from holmes.overlap.buckets import Bucket
-from holmes.overlap.parameters import Trained
+from holmes.overlap.parameters import Trained, bucket_addresses
 from holmes.overlap.sent import SentGradient
 
 
@@ -35,6 +35,7 @@ class BucketStorage:
         self.bucket = bucket
         self.is_early = is_early
         self.values = torch.zeros(bucket.numel, dtype=first.dtype, device=first.device)
+        bucket_addresses.add(self.values.data_ptr())
         self.gradients = torch.zeros(bucket.numel, dtype=reduce_dtype or first.dtype, device=first.device)
         self._own = slice(rank * bucket.shard_numel, (rank + 1) * bucket.shard_numel)
         self.value_shard = self.values[self._own]

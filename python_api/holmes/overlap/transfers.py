@@ -135,6 +135,28 @@ class Lane:
         return done
 
 
+#: Groups like another one that nobody uses at the moment: (the other one, the group). torch names such groups after how
+#: many there are, so that one cannot be destroyed and made anew.
+_spare: list[tuple[Any, dist.ProcessGroup]] = []
+
+
+def take_group(group: dist.ProcessGroup | None, label: str, device: torch.device) -> dist.ProcessGroup | None:
+    """Collective over `group`, in the same order on all ranks as `give_back_group`. As `second_group`, or one that was
+    given back."""
+    original = group or dist.group.WORLD
+    _spare[:] = [pair for pair in _spare if pair[1] in dist.distributed_c10d._world.pg_map]
+    for pair in _spare:
+        if pair[0] is original:
+            _spare.remove(pair)
+            return pair[1]
+    return second_group(group, label, device)
+
+
+def give_back_group(group: dist.ProcessGroup | None, taken: dist.ProcessGroup) -> None:
+    """`taken` was made by `take_group(group, ...)` and has nothing under way."""
+    _spare.append((group or dist.group.WORLD, taken))
+
+
 def second_group(group: dist.ProcessGroup | None, label: str, device: torch.device) -> dist.ProcessGroup | None:
     """Collective over `group`. Another one of the same ranks, backend, NICs and time limit (`device`'s);
     None where they cannot keep their order.
