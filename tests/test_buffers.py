@@ -98,7 +98,7 @@ def test_odd_memory_that_is_plain_is_taken() -> None:
     def body(comm):
         shared = mmap.mmap(-1, 16)
         for made in (
-            np.ones(()), np.ones((2, 1, 3)), np.zeros((0, 3)), np.matrix([[1.0]]), np.ones(4, ">i1"), np.ones(2, "?"),
+            np.ones(()), np.ones((2, 1, 3)), np.zeros((0, 3)), np.ones(4, ">i1"), np.ones(2, "?"),
             array.array("d", [1, 2]), (ctypes.c_float * 2)(1, 1), memoryview(bytearray(16)).cast("f"), bytearray(3),
             memoryview(bytearray(8)).cast("B", (4, 2)), shared,
         ):  # fmt: skip
@@ -424,3 +424,19 @@ def test_works_hold_what_they_use() -> None:
         assert all((values == 3).all() for values in kept)
 
     run(body)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("counts", [[191, 0, 0], [0, 0, 1], [5, 3, 0], [0, 0, 0]])
+def test_all_gather_in_place_of_a_rank_without_elements(counts: list[int], transport: str) -> None:
+    """Its empty part begins where another rank's does: that one must be written all the same."""
+
+    def body(comm):
+        ends = np.cumsum([0, *counts])
+        whole = np.full(ends[-1], -1, np.int8)
+        parts = [whole[ends[r] : ends[r + 1]] for r in range(3)]
+        parts[comm.rank][:] = comm.rank
+        comm.all_gather(parts, parts[comm.rank])
+        assert whole.tolist() == [r for r, count in enumerate(counts) for _ in range(count)]
+
+    run_communicators(3, body, transport=transport)

@@ -93,7 +93,8 @@ void BruckAllGather::fill_own(std::byte* block) {
 void BruckAllGather::finish() {
   for (int rank = 0; rank < group_.size; ++rank) {
     const Buffer& output = outputs_[static_cast<std::size_t>(rank)];
-    if (output.count && output.data != input_.data) std::memcpy(output.data, block(rank), output.bytes());
+    const bool is_there = rank == group_.rank && output.data == input_.data;
+    if (output.count && !is_there) std::memcpy(output.data, block(rank), output.bytes());
   }
 }
 
