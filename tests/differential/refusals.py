@@ -1,14 +1,15 @@
 """What cannot work between backward and step, or after it: refused by an error that names the parameter and the fix."""
 
 import torch
-from table import OURS_ONLY, fit, mlp, mse, program
+from harness import DEFERRED, OURS
+from table import fit, mlp, mse, program
 from torch import nn
 
 NAMED = r"'(0|2|4)\.(weight|bias)'"
 
 
 def refused(error, **options):
-    return program(variants=OURS_ONLY, error=error, **options)
+    return program(**{"variants": (OURS, DEFERRED), "ranks": (1, 2), "error": error, **options})
 
 
 def fit_with(env, **callbacks):

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from generator import SIZES, plan_of
 from harness import Job, run_jobs
+from programs import TABLE
 
 BATCH = 60  # seeds between two starts of rank processes
 
@@ -51,13 +52,29 @@ def soak(first, minutes):
     return outcomes
 
 
+def whole_table():
+    """Every program in every variant, on every number of ranks."""
+    outcomes = []
+    for size in sorted(set(SIZES)):
+        chosen = [(p, v) for p in TABLE.values() if size in p.ranks for v in p.variants]
+        outcomes += run_jobs([Job("programs", p.name, v) for p, v in chosen], size, seconds=1800.0)
+    for outcome in outcomes:
+        if outcome.error:
+            print(f"{outcome.job}: {outcome.error}\n", flush=True)
+    print(f"{len(outcomes)} programs, {sum(bool(o.error) for o in outcomes)} failed")
+    return outcomes
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--only", type=int, help="run this seed alone and show its plan")
+    parser.add_argument("--table", action="store_true", help="the table of programs instead, all of it")
     arguments = parser.parse_args()
-    if arguments.only is not None:
+    if arguments.table:
+        outcomes = whole_table()
+    elif arguments.only is not None:
         print(plan_of(arguments.only))
         outcomes = run_seeds([arguments.only], on_outcome=tell)
     else:
