@@ -9,6 +9,8 @@ import torch
 import torch.distributed.pipelining as torch_pipelining
 from torch.distributed.pipelining import PipelineStage as TorchPipelineStage
 
+from holmes.pipeline.checked import checked
+from holmes.pipeline.steps import Steps
 from holmes.plan.plan import Plan
 from holmes.schedule import SCHEDULES, check_schedule
 
@@ -34,9 +36,14 @@ def pipeline_schedule(
     """torch's schedule for the plan's: an object whose `step` runs all micro-batches through these stages. Local.
 
     `stages`: this rank's, one for each chunk, as `pipeline_stages` makes them. `micro_batches`: of a step through each
-    replica; None: the plan's. The gradients are those of the mean over micro-batches of `loss_fn(output, target)`: the
-    loss is divided, not the gradients afterwards, so that DistributedOptimizer may send them while others are still
-    computed. What `step` puts into `losses` are the undivided ones. `options` go to torch's schedule.
+    replica; None: the plan's. The gradients are those of the mean over the batch of `loss_fn(output, target)`, itself a
+    mean over samples: each micro-batch counts by its part of the target's samples. The loss is divided, not the
+    gradients afterwards, so that DistributedOptimizer may send them while others are still computed. What `step` puts
+    into `losses` are the undivided ones. `options` go to torch's schedule.
+
+    Beyond torch's: a batch may have another size in each step, and need not be divisible by `micro_batches` (`Steps`);
+    `eval` needs no target; gradients are right where torch's zero-bubble schedule loses some (docs/upstream.md), also
+    with torch's own stages.
 
     Raises ValueError where the number of stages is not the plan's, or of micro-batches is not known.
     """
@@ -50,11 +57,7 @@ def pipeline_schedule(
             f"micro_batch={plan.micro_batch}, global_batch={plan.global_batch}; give micro_batches"
         )
 
-    def share_of_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = loss_fn(*args, **kwargs)
-        share = loss / count
-        return share + (loss - share).detach()  # the value of the loss, the gradient of its share
-
     cls = getattr(torch_pipelining, CLASSES[plan.schedule])
-    taken = stages[0] if plan.schedule in _ONE_STAGE else list(stages)
-    return cls(taken, count, loss_fn=share_of_loss, scale_grads=False, **options)
+    own = [checked(stage) for stage in stages]
+    taken = own[0] if plan.schedule in _ONE_STAGE else own
+    return type(cls.__name__, (Steps, cls), {})(taken, count, loss_fn=loss_fn, **options)

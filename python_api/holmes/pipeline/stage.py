@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage as TorchPipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
+from holmes.pipeline.checked import CheckedStage
 from holmes.pipeline.wire import WireCast
 
 #: Backends that match messages of host memory by tag and move them without the caller's help. Elsewhere (NCCL runs
 #: messages in the order of the calls) the schedule's own order and waits are kept.
 TAGGED_BACKENDS = ("holmes", "gloo")
 
-#: torch's own exchanges of metadata use tag 0.
-_FIRST_TAG = 1
+#: Of messages between stages; torch's own exchanges of metadata use tag 0.
+FIRST_TAG = 1
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,13 @@ class Wait:
     end_s: float
 
 
-class PipelineStage(TorchPipelineStage):
+class PipelineStage(CheckedStage):
     """`torch.distributed.pipelining.PipelineStage` for links that are slow; takes its place in every torch schedule.
 
     All receives of a step are posted when it begins, into the buffers that torch made for its micro-batches, and are
     awaited by the computation that needs them; sends are awaited when the step ends. So a micro-batch crosses the link
     while others compute, in GPipe and 1F1B too, which wait for each message otherwise. No memory beyond torch's.
+    Numbers and metadata are those of a `CheckedStage`.
 
     `input_wire_dtype`, `output_wire_dtype`: the dtype in which floating-point values (and their gradients) cross the
     boundary before and behind this stage, such as torch.bfloat16; None: as they are. Both sides of a boundary must be
@@ -176,4 +177,4 @@ class PipelineStage(TorchPipelineStage):
 
 def _tag(source_stage: int, direction: str) -> int:
     """One tag for each stream of messages, whose order is kept: receives of several stages may be posted in any."""
-    return _FIRST_TAG + 2 * source_stage + (direction == "backward")
+    return FIRST_TAG + 2 * source_stage + (direction == "backward")
