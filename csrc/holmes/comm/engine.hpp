@@ -115,6 +115,7 @@ private:
   void fail(const Failure& failure, std::shared_ptr<Work> also = nullptr);
   void end_watches();
   void close_now();
+  Failure reason_of_pending();
   void drive_until(const Work& work, std::optional<Clock::time_point> until);
   void sleep(std::optional<Clock::time_point> until);
   bool waits_for_bulk();

@@ -203,6 +203,21 @@ void Engine::end_watches() {
   }
 }
 
+// Why operations are pending when the communicator is destroyed. Where that is because a peer is gone (seen so far on
+// another communicator only), that is what the others are told, not what it led to here.
+Failure Engine::reason_of_pending() {
+  try {
+    check_controls();
+    for (int peer = 0; peer < group_->size; ++peer)
+      if (peer != group_->rank && lost_[peer] && !group_->controls[peer]->said_bye()) throw_peer_lost(peer, 0);
+  } catch (const HolmesError& error) {
+    return failure_of(error);
+  }
+  return {ErrorKind::aborted,
+          "communicator '" + group_->name + "' was destroyed by " + own_place_ + " with operations pending",
+          {.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}}};
+}
+
 void Engine::close_now() {
   close_requested_.store(false, std::memory_order_release);
   if (failure_requested_.load(std::memory_order_acquire)) fail_as_requested();
@@ -214,9 +229,7 @@ void Engine::close_now() {
     work->fail(error_of({ErrorKind::aborted, "communicator '" + group_->name + "' was destroyed here", {}}),
                Clock::now());
   if (has_pending()) {
-    fail({ErrorKind::aborted,
-          "communicator '" + group_->name + "' was destroyed by " + own_place_ + " with operations pending",
-          {.rank = group_->label(group_->rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}}});
+    fail(reason_of_pending());
     return;
   }
   {
