@@ -39,6 +39,14 @@ def load_state_dict_between_backward_and_step(env):
     rolled_back(env, between=True)
 
 
+@program(variants=OURS_ONLY)
+def zeroed_between_where_gradients_change_in_the_step(env):
+    """torch's foreach SGD with nesterov adds the momentum to the gradients in place."""
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.05, momentum=0.9, nesterov=True, foreach=True)
+    fit(env, model, optimizer, after_backward=lambda s: zero_some(model, s) if s % 2 else None)
+
+
 @program(variants=OURS_ONLY, same_data=True, dtype=torch.bfloat16)
 def load_state_dict_bfloat16(env):
     rolled_back(env, **MASTERS)
