@@ -58,6 +58,22 @@ def communication_s(optimizer: holmes.DistributedOptimizer, rounds: int) -> floa
     return statistics.median(taken)
 
 
+def checks_s(optimizer: holmes.DistributedOptimizer, rounds: int = 50) -> float:
+    """What a step spends on noticing what was changed from outside (docs/optimizer.md), on this rank."""
+    runtime, taken = optimizer._runtime, []
+    for _ in range(rounds):
+        start_s = time.perf_counter()
+        optimizer._check_model()
+        runtime.reducer.disturbed()
+        for storage in runtime.storages:
+            storage.adopt()  # when its bucket is sent, and in step
+            storage.adopt()
+            storage.fingerprint()  # when its shard steps, and in step
+            storage.fingerprint()
+        taken.append(time.perf_counter() - start_s)
+    return statistics.median(taken)
+
+
 def work(arguments) -> None:
     torch.set_num_threads(1)
     settings = PacedSettings(
@@ -119,6 +135,7 @@ def rows_of(variants: list[Variant], communication: float) -> list[dict]:
                 "last": steady[-1].summary(),
                 "buckets": len(variant.optimizer._runtime.storages),
                 "bucket_bytes": variant.optimizer._bucket_bytes,
+                "checks_s": checks_s(variant.optimizer),
             }
         rows.append(row)
     return rows
@@ -206,7 +223,9 @@ def main() -> int:
     print(text)
     for row in rows:
         if "reported" in row:
-            print(f"{row['title']}: {row['reported']['buckets']} buckets; {row['reported']['last']}")
+            checks_ms = 1e3 * row["reported"]["checks_s"]
+            print(f"{row['title']}: {row['reported']['buckets']} buckets, checks {checks_ms:.2f} ms a step")
+            print(row["reported"]["last"])
     if not arguments.dry:
         write_results(__file__, name, "2 ranks", settings, text, {"rows": rows})
     print("all goals met" if met else "a goal is missed")
