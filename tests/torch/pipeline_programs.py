@@ -141,7 +141,12 @@ class RngStreams:
         return output
 
 
-def train_alone(program: Program) -> Record:
+def keep_all(record: Record, step: int, parts: list[nn.Module]) -> None:
+    for number, part in enumerate(parts):
+        record.keep(step, number, part)
+
+
+def train_alone(program: Program, keeps_before_step: bool = True) -> Record:
     parts, record = program.make(), Record()
     optimizer, streams = sgd(parts), RngStreams()
     for step in range(STEPS):
@@ -161,11 +166,13 @@ def train_alone(program: Program) -> Record:
             total += loss.item()
         record.losses.append(total)
         record.keep_input(step, inputs)
-        for number, part in enumerate(parts):
-            record.keep(step, number, part)
+        if keeps_before_step:
+            keep_all(record, step, parts)
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()
+        if not keeps_before_step:
+            keep_all(record, step, parts)
     return record
 
 

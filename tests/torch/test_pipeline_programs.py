@@ -36,7 +36,7 @@ def make_plan(schedule, pipeline, micro_batches, replicas=1):
 class Pipeline:
     """This rank's parts of a program, its stages and the schedule."""
 
-    def __init__(self, program, schedule, kind, group=None, **options):
+    def __init__(self, program, schedule, kind, group=None, wrap=lambda module: module, **options):
         group = group or dist.group.WORLD
         size, rank, chunks = group.size(), group.rank(), SCHEDULES[schedule]
         self.program, parts = program, program.make()
@@ -50,11 +50,11 @@ class Pipeline:
         owned = list(self.parts.values())
         modules = [owned[i] if each == 1 else Chain(owned[i : i + each]) for i in range(0, len(owned), each)]
         self.stages = [
-            STAGES[kind](module, chunk * size + rank, size * chunks, torch.device("cpu"), group=group)
+            STAGES[kind](wrap(module), chunk * size + rank, size * chunks, torch.device("cpu"), group=group, **options)
             for chunk, module in enumerate(modules)
         ]
         plan = make_plan(schedule, size, program.micro_batches)
-        self.schedule = holmes.pipeline_schedule(plan, self.stages, program.loss, **options)
+        self.schedule = holmes.pipeline_schedule(plan, self.stages, program.loss)
         self.is_first, self.is_last = self.stages[0].is_first, self.stages[-1].is_last
 
     def run(self, inputs, target, kwargs, run=None):

@@ -97,7 +97,8 @@ def divided_backward(
     given, received = values["input_values"], len(stage._stage_meta.inputs)  # behind them: keyword arguments
     if isinstance(module, DistributedDataParallel):
         _check_divisible(stage.stage_index, outputs)
-    gradients, weights = backward_inputs(outputs, values["output_grads"], given[:received])
+    with _synchronized(module, outputs, is_last=False):
+        gradients, weights = backward_inputs(outputs, values["output_grads"], given[:received])
     if not isinstance(module, DistributedDataParallel):  # it looks for the parameters that they depend on
         _release(outputs)
     return gradients + (None,) * (len(given) - received), weights
@@ -126,7 +127,7 @@ def _release(tensors: Sequence[torch.Tensor]) -> None:
 
 @contextmanager
 def _synchronized(module: nn.Module, outputs: Any, is_last: bool) -> Iterator[None]:
-    """Around a micro-batch's backward pass through parameters: DDP and FSDP send gradients after the last one only."""
+    """Around a pass of a micro-batch: DDP and FSDP send gradients after the last one only."""
     if isinstance(module, DistributedDataParallel):
         if not is_last:
             with module.no_sync():

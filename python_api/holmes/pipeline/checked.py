@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage as TorchPipelineStage
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from holmes.pipeline.backward import divided_backward
 
@@ -75,7 +76,9 @@ class CheckedStage(TorchPipelineStage):
                 )
 
     def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
-        with _unchanged_buffers(self.submod):
+        module = self.submod
+        unsynchronized = module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+        with _unchanged_buffers(module), unsynchronized:
             return super()._forward_metadata_inference(*args, **kwargs)
 
     def _to_tensor(self, arg: Any) -> torch.Tensor:

@@ -62,11 +62,13 @@ class Steps(_Schedule):  # type: ignore[misc]
 
     def _own_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
         try:
-            args_split, kwargs_split = self._split_inputs(args, kwargs)
-        except AssertionError:  # torch's, of a tensor that is too small
-            tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-            return [-1 - min((len(each) for each in tensors if each.ndim), default=0)] * self._n_microbatches
-        return self._announcer.numbers_of(list(zip(args_split, kwargs_split, strict=True)))
+            split = list(zip(*self._split_inputs(args, kwargs), strict=True))
+        except AssertionError:  # of a tensor that is too small; elsewhere torch makes fewer pieces
+            split = []
+        if len(split) == self._n_microbatches:
+            return self._announcer.numbers_of(split)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor) and each.ndim]
+        return [-1 - min(map(len, tensors), default=0)] * self._n_microbatches
 
     def _too_small(self, what: str, samples: int) -> str:
         return (
