@@ -242,7 +242,16 @@ def plan_of(seed):
     plan.groups = r.choice(["one", "two", "named", "some"])
     plan.announce = "count" if low else r.choice(["count", "no_sync", "accumulation_steps"])
     _plan_steps(r, plan, low)
+    _add_later_events(random.Random(f"later {seed}"), plan)
     return plan
+
+
+def _add_later_events(r, plan):
+    """Kinds that came later have their own dice, so that older seeds stay what they were."""
+    kinds = [kind for kind in ("first reads", "first evaluates", "clear", "foreach", "wait") if r.random() < 0.15]
+    for step in plan.steps:
+        step.between += [(kind, r.randrange(1000)) for kind in kinds if r.random() < 0.25]
+        step.after += [(k, r.randrange(1000)) for k in kinds if r.random() < 0.25 and k != "clear"]
 
 
 def _has(plan, kind):
@@ -479,6 +488,25 @@ class Run:
     def _do_copy(self, number, value):
         other = copy.deepcopy(self.model)
         return sum(p.detach().double().abs().sum() for p in other.parameters())
+
+    def _do_first_reads(self, number, value):
+        if self.env.rank == 0:
+            self._do_read(number, value)
+
+    def _do_first_evaluates(self, number, value):
+        if self.env.rank == 0:
+            self._do_eval(number, value)
+
+    def _do_clear(self, number, value):
+        self.model.zero_grad()
+
+    @torch.no_grad()
+    def _do_foreach(self, number, value):
+        torch._foreach_mul_(list(self.model.parameters()), 0.95 + value / 20_000)
+
+    def _do_wait(self, number, value):
+        if not self.env.is_plain:
+            torch.distributed.barrier(group=self.env.group)
 
     def _do_anew(self, number, value):
         if value % 3 == 0:

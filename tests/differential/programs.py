@@ -305,6 +305,37 @@ def heads_take_turns_with_momentum(env):
     take_turns(env, torch.optim.SGD, lr=0.05, momentum=0.9, dampening=0.2, ours={"bucket_bytes": 1 << 20})
 
 
+@program(variants=OURS_ONLY)
+def momentum_begins_in_different_steps(env):
+    """Of parameters of one bucket, none of which had a gradient in the first step."""
+    model = env.model(lambda: nn.ModuleList([mlp() for _ in range(4)]))
+    optimizer = env.optimizer(model, lr=0.05, momentum=0.9, ours={"bucket_bytes": 1 << 20})
+    for step, used in enumerate([(0, 1), (0, 2), (0, 2, 3), (1, 3)]):
+        x, y = env.batch(step)
+        optimizer.zero_grad()
+        loss = sum(mse(model[number](x), y) for number in used)
+        loss.backward()
+        optimizer.step()
+        env.record(loss, model)
+
+
+@program(variants=OURS_ONLY)
+def optimizers_come_and_go(env):
+    model = env.model(lambda: nn.ModuleList([mlp() for _ in range(3)]))
+    optimizers = [env.optimizer(m, lr=0.05) for m in model]
+    for step in range(5):
+        if env.is_ours and step:
+            optimizers[step % 3].close()
+            optimizers[step % 3] = env.optimizer(model[step % 3], lr=0.05)
+        x, y = env.batch(step)
+        loss = sum(mse(m(x), y) for m in model)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        env.record(loss, model)
+
+
 def take_turns(env, optimizer_class, **settings):
     model = env.model(TwoHeads, find_unused_parameters=True)
     optimizer = env.optimizer(model, optimizer_class, **settings)
