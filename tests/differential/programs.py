@@ -419,6 +419,38 @@ def gradients_set_to_none_before_step(env):
     cleared(env, clear)
 
 
+def cleared_with_heads(env, heads_of, **ours):
+    """Cleared when some buckets have been sent and others, with a head that was not used, have not."""
+    model = env.model(TwoHeads)
+    optimizer = env.optimizer(model, torch.optim.AdamW, lr=0.02, eps=1e-3, ours=ours)
+    for step in range(8):
+        optimizer.zero_grad()
+        parts = env.parts(*env.batch(step))
+        losses = [mse(model(x, heads=heads_of(rank, step)), y) for rank, x, y in parts]
+        loss = sum(losses) / len(losses)
+        loss.backward()
+        if step in (2, 3, 6):
+            model.zero_grad()
+        optimizer.step()
+        env.record(loss, model)
+
+
+@program(variants=OURS_ONLY)
+def cleared_where_ranks_use_other_heads(env):
+    cleared_with_heads(env, lambda rank, step: (1, 2) if step < 2 else (1 + (rank + step) % 2,))
+
+
+@program(variants=OURS_ONLY)
+def cleared_where_a_head_is_unused(env):
+    cleared_with_heads(env, lambda rank, step: (1, 2) if step % 4 < 2 else (1,), bucket_bytes=1 << 16)
+
+
+@program(variants=OURS_ONLY, dtype=torch.float32, same_data=True, tolerance={"rtol": 1e-4, "atol": 1e-5})
+def cleared_where_a_head_is_unused_and_gradients_are_wider(env):
+    options = {"bucket_bytes": 1 << 16, "reduce_dtype": torch.float64}
+    cleared_with_heads(env, lambda rank, step: (1, 2) if step % 4 < 2 else (1,), **options)
+
+
 @program(variants=OURS_ONLY)
 def parameter_gradients_between_backward_and_step(env):
     """As gradient surgery, GradNorm and Fisher estimates take them: of another loss, by autograd.grad."""
