@@ -382,21 +382,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with suppress(Exception):  # of a dead group, say: the first error is the one to know
                 runtime.finish_backward(drops=True)
             raise
-        runtime.finish_backward(drops=is_cleared)
-        return not is_cleared
+        return runtime.finish_backward(drops=is_cleared)
 
     def _check_gradients(self, runtime: Runtime) -> bool:
-        """Whether all gradients were set to None since they were sent. Raises RuntimeError where some were, or set to
-        something else."""
+        """Whether all gradients were set to None since they came. Raises RuntimeError where some that were sent were,
+        or set to something else."""
+        if runtime.reducer.is_cleared:
+            return True
         cleared, replaced = runtime.reducer.disturbed()
-        if replaced or len(cleared) not in (0, runtime.reducer.sent_parameters):
+        if replaced or cleared:
             what = "set" if replaced else "set to None"
             raise RuntimeError(
                 f".grad of parameter {self._trained[(replaced or cleared)[0]].name!r} was {what} between backward and "
                 "step, but the gradient has been sent to the other ranks already. Change gradients in "
                 "parameter.register_post_accumulate_grad_hook, or drop all of them with zero_grad()"
             )
-        return bool(cleared)
+        return False
 
     def _fix_gather_order(self, runtime: Runtime, observer: StepObserver) -> None:
         """Collective. Plans with the slowest rank's compute and the collectives' own time, without waits for ranks."""

@@ -111,9 +111,14 @@ class Reducer:
         return cleared, replaced
 
     @property
-    def sent_parameters(self) -> int:
-        """How many parameters had a gradient in what was sent so far."""
-        return sum(len(storage.written) for storage in self._storages[: len(self.transfers)])
+    def has_gradients(self) -> bool:
+        """Whether this rank has anything to step with."""
+        return not self.is_idle or any(entry.tensor.grad is not None for entry in self._trained)
+
+    @property
+    def is_cleared(self) -> bool:
+        """Whether gradients have come since the last step, and .grad of every parameter was set to None since."""
+        return not self.is_idle and all(entry.tensor.grad is None for entry in self._trained)
 
     def reset(self, *, learns: bool = False) -> None:
         """Ends the step: waits for what is under way and forgets the gradients.

@@ -146,12 +146,14 @@ class Runtime:
 
     # --- after backward ---
 
-    def finish_backward(self, *, drops: bool = False) -> None:
+    def finish_backward(self, *, drops: bool = False) -> bool:
         """Collective. Ends the backward pass: sends what is left, and agrees with the others on what follows.
 
-        Then either all gradients are reduced and what was stepped early stands, or `drops`, here or elsewhere: nothing
-        of them is left. Raises RuntimeError on ranks that step where another one drops; what failed in an early step.
+        Then either all gradients are reduced and what was stepped early stands (True), or a rank `drops` them: nothing
+        of them is left (False). Raises RuntimeError on a rank that has gradients and drops none where another one does,
+        and what failed in an early step.
         """
+        has_gradients = self.reducer.has_gradients
         if self._background is not None:
             self._background.hold_gathers()
         self.gatherer.wait_all()
@@ -166,18 +168,19 @@ class Runtime:
             self.gatherer.give_up_early(agreed.gathered)
         if agreed.drops:
             self.forget()
-            if not drops:
+            if has_gradients and not drops:
                 raise RuntimeError(
                     f"rank {agreed.drops - 1} of this group dropped the gradients of this step (zero_grad after a "
                     "backward pass, or an error in its step, which it names), so this rank's step has nothing to step "
                     "with: no parameter was changed anywhere. Drop them on all ranks or on none"
                 )
-            return
+            return False
         if agreed.redoes:
             self._count_redone()
         self._settings = settings_of(self._groups)
         self.gatherer.reorder(agreed.gathered if not agreed.redoes else 0, self.layout.forward_order)
         self._must_redo = False
+        return True
 
     def step_rest(self) -> None:
         """After `finish_backward`: steps all shards that have not stepped; their all-gathers start as forward needs
@@ -268,7 +271,7 @@ class Runtime:
     def _step_early(self, bucket: int) -> None:
         """In the background. What was sent then has the gradients of all its parameters: nothing is unused."""
         self._fingerprints[bucket] = self.storages[bucket].fingerprint()
-        self._step(bucket, self.shards[bucket].gradients(self.reducer.lane.divisor), (), can_undo=True)
+        self._step(bucket, self.shards[bucket].gradients(self.reducer.lane.divisor, are_kept=True), (), can_undo=True)
 
     def _step(
         self, bucket: int, gradients: Sequence[torch.Tensor], unused: Collection[int], *, can_undo: bool = False

@@ -48,6 +48,51 @@ class SentGradient(torch.Tensor):
         )
 
 
+class HeldGradient(SentGradient):
+    """In the place of a gradient that accumulates in another dtype than its parameter's: in `view`, of the bucket.
+
+    Autograd adds to it; whoever sets .grad to None drops what it holds. It has no other use.
+    """
+
+    memory: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, name: str, view: torch.Tensor) -> HeldGradient:
+        """`like`: the parameter, called `name`."""
+        made = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        made.parameter_name, made.memory = name, view
+        return made
+
+    def __init__(self, like: torch.Tensor, name: str, view: torch.Tensor) -> None:
+        pass
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> NoReturn:
+        """Code that reads or changes gradients between micro-batches."""
+        raise RuntimeError(
+            f"the gradient of {_names((args, kwargs))} accumulates in reduce_dtype, in the optimizer's own memory: it "
+            "can be neither read nor changed through .grad; drop it with zero_grad(), or give no reduce_dtype"
+        )
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Autograd's addition in place."""
+        if func is torch.ops.aten.add_.Tensor and isinstance(args[0], HeldGradient) and not kwargs:
+            args[0].memory.add_(dense(args[1]))
+            return args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient, without autograd, as a strided tensor."""
+    detached = gradient.detach()
+    return detached if detached.layout == torch.strided else detached.to_dense()
+
+
 def _names(values: Any) -> str:
     """The names of the parameters whose gradients are among `values`, at most three."""
     found: list[str] = []

@@ -57,12 +57,16 @@ class ShardOptimizer:
             inner_groups = [{**settings[g], "params": parts} for g, parts in members.items()]
             self.inner = optimizer_class(inner_groups, **arguments)
 
-    def gradients(self, divisor: float) -> list[torch.Tensor]:
-        """This rank's reduced gradients over `divisor`, one per fragment, in the dtype that steps."""
+    def gradients(self, divisor: float, *, are_kept: bool = False) -> list[torch.Tensor]:
+        """This rank's reduced gradients over `divisor`, one per fragment, in the dtype that steps.
+
+        `are_kept`: a step that changes them in place, as some that are not fused do, changes copies.
+        """
         shard = self._storage.gradient_shard
         if divisor != 1.0:
             shard = shard / divisor
-        shard = shard.to(self.master.dtype)
+        is_fused = self.inner is not None and all(group.get("fused") for group in self.inner.param_groups)
+        shard = shard.to(self.master.dtype, copy=are_kept and divisor == 1.0 and not is_fused)
         return [shard[f.offset : f.offset + f.numel] for f in self.fragments]
 
     def step(

@@ -8,7 +8,7 @@ import torch
 
 from holmes.overlap.buckets import Bucket
 from holmes.overlap.parameters import Trained, bucket_addresses
-from holmes.overlap.sent import SentGradient
+from holmes.overlap.sent import HeldGradient, SentGradient, dense
 
 
 class BucketStorage:
@@ -48,7 +48,8 @@ class BucketStorage:
         self._values: dict[int, torch.Tensor] = {}  # each parameter's part of `values`
         self._views: dict[int, torch.Tensor] = {}  # each parameter's part of `gradients`
         self._addresses: dict[int, int] = {}  # of parameters, while they are views of `values`
-        self._attached: set[int] = set()  # parameters whose .grad is the view, into which autograd accumulates
+        self._attached: set[int] = set()  # parameters whose .grad is the view, or stands for it: autograd adds to it
+        self._held: dict[int, HeldGradient] = {}  # what stands in .grad where the view is of another dtype
         self._sent: dict[int, SentGradient] = {}  # what stands in .grad once the bucket was sent
         for slot in bucket.slots:
             parameter, place = trained[slot.parameter].tensor, slice(slot.offset, slot.offset + slot.numel)
@@ -116,19 +117,18 @@ class BucketStorage:
                 self._attached.discard(index)
                 self.written.discard(index)
             return
+        if isinstance(gradient, HeldGradient):
+            return  # autograd has added to `view` already
         if not _is_same_memory(gradient, view):
-            dense = gradient.detach()
-            dense = dense if dense.layout == torch.strided else dense.to_dense()
-            if index in self.written and index not in self._attached:
-                view.add_(dense)
-            else:  # the first of this step, or one that already holds the earlier ones
-                view.copy_(dense)
+            view.copy_(dense(gradient))  # the first of this step, or one that already holds the earlier ones
         self.written.add(index)
+        self._attached.add(index)
         if view.dtype == parameter.dtype:
             parameter.grad = view.view(view.shape)  # its own object: what is done to it leaves `view` in place
-            self._attached.add(index)
         else:
-            parameter.grad = None
+            if index not in self._held:
+                self._held[index] = HeldGradient(parameter, self._trained[index].name, view)
+            parameter.grad = self._held[index]
 
     def close(self) -> list[int]:
         """Makes `gradients` ready to be sent: takes what is left, zeroes what never came, and detaches every .grad.
