@@ -49,7 +49,7 @@ class SentGradient(torch.Tensor):
 
 
 class HeldGradient(SentGradient):
-    """In the place of a gradient that accumulates in another dtype than its parameter's: in `view`, of the bucket.
+    """In the place of a gradient that accumulates in another dtype than its parameter's, in the bucket.
 
     Autograd adds to it; whoever sets .grad to None drops what it holds. It has no other use.
     """
