@@ -12,6 +12,11 @@ def main() -> None:
     """Trains the whole model on every rank."""
     arguments, settings = common.arguments(), common.Settings()
     accelerator = Accelerator(cpu=True)
+    if dist.get_backend() != arguments.backend:
+        raise SystemExit(
+            f"--backend {arguments.backend}, but the groups are made by {dist.get_backend()}: set HOLMES_REPLACES=gloo "
+            "for holmes, and leave it out for gloo"
+        )
     rank, size = accelerator.process_index, accelerator.num_processes
     batches = common.Batches(settings)
     model = common.Stage(settings, batches.vocabulary, range(settings.layers))

@@ -44,6 +44,7 @@ def losses(testbed, script, package, backend, *options):
     ("script", "options", "package"),
     [
         ("ddp.py", [], None),
+        ("ddp.py", ["--bf16"], None),
         ("fsdp2.py", [], None),
         ("megatron_gpt.py", [], "megatron.core"),
         ("deepspeed_zero.py", ["--stage", "1"], "deepspeed"),
@@ -57,7 +58,8 @@ def test_example_matches_gloo(testbed, script, options, package):
     if package is not None:
         pytest.importorskip(package.partition(".")[0], reason=f"needs {package}: make test-trainers")
     ours = losses(testbed, script, package, "holmes", *options)
-    assert ours == pytest.approx(losses(testbed, script, package, "gloo", *options), rel=RELATIVE)
+    relative = 1e-3 if "--bf16" in options else RELATIVE  # sums are rounded in another order
+    assert ours == pytest.approx(losses(testbed, script, package, "gloo", *options), rel=relative)
     assert ours[-1] < ours[0]  # it trains
 
 
