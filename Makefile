@@ -10,6 +10,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 FIGURES_ARGS ?=
+SOAK_ARGS ?= --minutes 60 --seed 1
 STRESS_ARGS ?= --minutes 4 --seed 1
 
 VENV := .venv
@@ -24,11 +25,12 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-trainers stress lint fmt stubs bench bench-compare figures sanitize fuzz clean
+.PHONY: help build demo test test-cpp test-python test-trainers soak stress lint fmt stubs bench bench-compare figures sanitize fuzz clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/test_x.py -k name')"
 	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan and the examples on a plan (installs them)"
+	@echo "make soak      random training programs against plain torch (SOAK_ARGS='--minutes 60 --seed 1')"
 	@echo "make stress    injected faults on emulated nodes for some minutes (STRESS_ARGS='--minutes 60 --seed 3')"
 	@echo "make lint fmt  check / fix formatting, style and types"
 	@echo "make bench     collectives beside Gloo (BENCH_ARGS='all_reduce -b 1M -e 64M')"
@@ -105,6 +107,9 @@ test-python: build $(VENV)/.nccl
 
 test-trainers: $(VENV)/.trainers-$(TORCHTITAN)
 	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)
+
+soak: build
+	$(BIN)/python tests/differential/soak.py $(SOAK_ARGS)
 
 # One hour, as docs/stress.md has it: make stress STRESS_ARGS='--minutes 60'
 stress: build
