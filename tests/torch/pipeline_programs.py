@@ -105,9 +105,11 @@ class Record:
         for name, value in module.state_dict().items():
             self.tensors[f"step {step} part {part} {name}"] = value.detach().clone()
 
-    def keep_input(self, step: int, inputs: torch.Tensor) -> None:
-        if inputs.grad is not None:
-            self.tensors[f"step {step} input.grad"] = inputs.grad.clone()
+    def keep_given(self, step: int, **given: torch.Tensor) -> None:
+        for name, value in given.items():
+            if value.requires_grad:
+                gradient = torch.zeros_like(value) if value.grad is None else value.grad
+                self.tensors[f"step {step} {name}.grad"] = gradient.detach().clone()
 
 
 def sgd(parts: list[nn.Module]) -> torch.optim.Optimizer | None:
@@ -165,7 +167,7 @@ def train_alone(program: Program, keeps_before_step: bool = True) -> Record:
                 loss.backward()
             total += loss.item()
         record.losses.append(total)
-        record.keep_input(step, inputs)
+        record.keep_given(step, inputs=inputs, **kwargs)
         if keeps_before_step:
             keep_all(record, step, parts)
         if optimizer is not None:
@@ -318,6 +320,13 @@ PROGRAMS: dict[str, Program] = {
     "keyword tensors": Program(
         parts_of(**{f"p{i}": pair(lambda s, x, scale: torch.tanh(s.linear(x) * scale)) for i in range(4)}),
         makes_kwargs=lambda batch: {"scale": torch.rand(batch, 1)},
+    ),
+    "keyword tensors that require gradients": Program(
+        parts_of(
+            **{f"p{i}": pair(lambda s, x, scale: s.linear(x)) for i in range(3)},
+            p3=pair(lambda s, x, scale: torch.tanh(s.linear(x) * scale)),
+        ),
+        makes_kwargs=lambda batch: {"scale": torch.rand(batch, 1).requires_grad_()},
     ),
     "dropout": Program(
         parts_of(**{f"p{i}": lambda: nn.Sequential(dense(), nn.Dropout(0.5)) for i in range(4)}), has_rng=True

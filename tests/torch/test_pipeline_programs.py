@@ -76,8 +76,9 @@ def train(program, schedule, kind):
         loss = pipeline.run(inputs, target, kwargs)
         if pipeline.is_last:
             record.losses.append(loss)
+            record.keep_given(step, **kwargs)
         if pipeline.is_first:
-            record.keep_input(step, inputs)
+            record.keep_given(step, inputs=inputs)
         for number, part in pipeline.parts.items():
             record.keep(step, number, part)
         if optimizer is not None:

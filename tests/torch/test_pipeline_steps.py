@@ -285,3 +285,22 @@ def change_under_options(rank, size, store):
 def test_sizes_change_under_examples():
     for wrong in run_ranks(change_under_options, 2):
         assert not {case: told for case, told in wrong.items() if told}
+
+
+def use_untold_ranks(rank, size, store):
+    """As on a GPU, whose messages may be NCCL's: only one size at a time, of steps and of evaluations."""
+    init(store, rank, size)
+    pipeline, told = Pipeline(PLAIN, "1f1b", "holmes"), []
+    pipeline.schedule._announcer.can_tell = False
+    for batch, run in ((8, pipeline.schedule.step), (4, pipeline.schedule.eval), (8, pipeline.schedule.step)):
+        told.append(error_of(pipeline.run, torch.ones(batch, WIDTH), torch.zeros(batch, WIDTH), {}, run))
+    if rank == 0:
+        told.append(error_of(pipeline.schedule.step, torch.ones(10, WIDTH)))
+        told.append(error_of(pipeline.schedule.step, torch.ones(12, WIDTH)))
+    return told
+
+
+def test_sizes_where_ranks_cannot_be_told():
+    first, second = run_ranks(use_untold_ranks, 2)
+    assert first[:3] == second == [None] * 3
+    assert all("micro_batches=4" in told and "drop_last" in told for told in first[3:])
