@@ -585,6 +585,28 @@ def compiled_models(rank):
         ours.close()
 
 
+@check
+def models_compiled_later(rank):
+    for is_whole in (True, False):
+        torch._dynamo.reset()
+        plain, ours = Job(None), Job(rank)
+        forward = ours.model
+        for step in range(8):
+            plain_step(plain, step)
+            if step == 3 and is_whole:
+                forward = torch.compile(ours.model, backend="eager", fullgraph=True)
+            if step == 3 and not is_whole:
+                for layer in ours.model:
+                    layer.compile(backend="eager", fullgraph=True)
+            inputs, targets = ours.share(step)
+            ours.optimizer.zero_grad()
+            nn.functional.mse_loss(forward(inputs), targets).backward()  # nobody reads a parameter before it
+            ours.optimizer.step()
+        for expected, got in zip(plain.model.parameters(), ours.model.parameters(), strict=True):
+            torch.testing.assert_close(got.detach(), expected.detach(), rtol=1e-9, atol=1e-9)
+        ours.close()
+
+
 # 16: what is left behind, and first steps
 
 

@@ -9,10 +9,26 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._dynamo.callback import callback_handler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from holmes.overlap.parameters import Trained
 from holmes.overlap.timeline import Timeline
+
+_LISTENERS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _before_compile(*_: Any) -> None:
+    for listener in list(_LISTENERS):
+        listener.on_compile()
+
+
+def listen_to_compiler() -> None:
+    """Local. Has `on_compile` called from now on; torch._dynamo.reset() ends that."""
+    callbacks = callback_handler.start_callbacks
+    if _before_compile not in callbacks:
+        callbacks.append(_before_compile)
+
 
 #: Which hooks listen to a parameter.
 _OWNERS: Any = WeakIdKeyDictionary()
@@ -49,7 +65,10 @@ class ModelListener(Protocol):
         """In a backward pass, parameter `index` has accumulated a gradient."""
 
     def on_forward(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """The forward of a module begins. Not heard in code that torch.compile has compiled."""
+
+    def on_compile(self) -> None:
+        """torch.compile is about to trace something, perhaps this model."""
 
 
 class ModelHooks:
@@ -67,6 +86,8 @@ class ModelHooks:
     ) -> None:
         self._handles: list[Any] = []
         self._listener = weakref.ref(listener)
+        _LISTENERS.add(listener)
+        listen_to_compiler()
         self._timeline = timeline
         for entry in trained:
             owner = _OWNERS.get(entry.tensor, lambda: None)()

@@ -18,7 +18,7 @@ from holmes.overlap.agreement import broadcast_model, check_equal_models
 from holmes.overlap.checkpoint import decode_settings, encode_settings, load_state_tensors, state_tensors
 from holmes.overlap.clipping import ClippedStep
 from holmes.overlap.elementwise import check_elementwise
-from holmes.overlap.hooks import ModelHooks
+from holmes.overlap.hooks import ModelHooks, listen_to_compiler
 from holmes.overlap.link import bucket_bytes_for
 from holmes.overlap.loss_scale import LossScale
 from holmes.overlap.parameters import (
@@ -174,6 +174,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         runtime = self._runtime or self._lay_out()
         if runtime is None:
             return loss  # no gradient has ever come: torch's optimizers do nothing then
+        listen_to_compiler()
         if not self._begin_step(runtime):
             return loss
         if self._clipped is None:
@@ -364,6 +365,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._record.saw_module(module)
         else:
             self._runtime.before_forward(module)
+
+    def on_compile(self) -> None:
+        """For the model's hooks: what is traced must not see parameters that are awaited."""
+        self.synchronize()
 
     def _on_backward_end(self) -> None:
         self._watched_task = -1

@@ -107,7 +107,13 @@ class Runtime:
             module: sorted({bucket_of[i] for i in own}, key=place.__getitem__)
             for module, own in layout.needs.of_module.items()
         }
-        self._homeless = sorted({bucket_of[index] for index in layout.needs.homeless})
+        self._homeless = {bucket_of[index] for index in layout.needs.homeless}
+        self._homes: dict[int, set[nn.Module]] = {}  # the modules of which each parameter is needed by
+        for module, own in layout.needs.of_module.items():
+            for index in own:
+                self._homes.setdefault(index, set()).add(module)
+        self._called: set[nn.Module] = set()  # modules whose forward began in this step
+        self._usually_called: set[nn.Module] = set()
         self._parameters = [t.tensor for t in trained]
         self._timeline = timeline
         self._groups = optimizer[2]
@@ -121,6 +127,7 @@ class Runtime:
         """Waits for the parameters that the module needs, in the order of their arrival."""
         needed = self._needs.get(module)
         if needed is not None:
+            self._called.add(module)
             self.gatherer.wait(needed)
 
     # --- during backward ---
@@ -203,6 +210,7 @@ class Runtime:
 
     def end_step(self) -> None:
         """Collective. Forgets the gradients; waits for parameters that no module's forward would wait for."""
+        self._find_homeless()
         self.reducer.reset(learns=True)
         self.gatherer.end_step()
         self._fingerprints.clear()
@@ -232,6 +240,15 @@ class Runtime:
             storage.clear()
 
     # --- inside ---
+
+    def _find_homeless(self) -> None:
+        """A parameter with a gradient, of modules whose forward was not heard: torch.compile has them now."""
+        if self._called != self._usually_called:
+            self._usually_called = set(self._called)
+            for bucket, storage in enumerate(self.storages):
+                if any(self._homes.get(index, self._called).isdisjoint(self._called) for index in storage.written):
+                    self._homeless.add(bucket)
+        self._called.clear()
 
     def _end_background(self) -> None:
         background, self._background = self._background, None
