@@ -298,8 +298,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps = int(extra["steps"])
         if self._loss_scale is not None and extra["loss_scale"] is not None:
             self._loss_scale.load_state_dict(extra["loss_scale"])
-        if self._steps == 0:
-            return  # saved before the first step: there is no state yet
+        if self._steps == 0:  # saved before the first step: there was no state yet
+            self._pending = None
+            if self._runtime is not None:
+                self._runtime.undo_early()
+                for shard in self._runtime.shards:
+                    shard.forget_state()
+            return
         with torch.no_grad():
             if self._runtime is not None:
                 self._runtime.undo_early()

@@ -95,6 +95,13 @@ class ShardOptimizer:
         if self.inner is not None:
             self._undo.restore()
 
+    def forget_state(self) -> None:
+        """The shard is as before its first step."""
+        if self.inner is not None:
+            self.inner.state.clear()
+        if self.is_low_precision:
+            self.master.copy_(self._storage.value_shard)
+
     def blank_state(self, part: torch.Tensor) -> dict[str, Any]:
         """The state of one of `parts` before its first step (see `blank_states`)."""
         assert self.inner is not None
