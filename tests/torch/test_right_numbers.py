@@ -624,6 +624,9 @@ def close_gives_everything_back(rank):
         del job
         dist.barrier()
         counts.append(descriptors())
+    closed = Job(rank)
+    closed.close()
+    raises("was closed; make a new one", closed.optimizer.step)
     assert min(counts[2:]) <= min(counts[:2]), counts
 
 

@@ -88,6 +88,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         **arguments: Any,
     ) -> None:
         self._is_ready = False
+        self._is_closed = False
         self._modules = as_modules(model)
         groups = as_groups(self._modules, params)
         self._trained = trained_parameters(self._modules, groups, name_of)
@@ -167,6 +168,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A step whose gradients overflowed changes no parameter (see `loss_scale`, `grad_norm`). Returns the closure's
         result. Raises what a failed collective raises.
         """
+        self._check_open()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -201,6 +203,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Collective after a backward pass, to be called on all ranks then; nothing of that pass is left. Where others
         call `step`, theirs raises a RuntimeError that names this rank, and changes nothing.
         """
+        self._check_open()
         if self._runtime is None:
             self._record.forget_gradients()
             super().zero_grad(set_to_none=True)
@@ -259,6 +262,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         kept for the next optimizer of its group: close and make optimizers in the same order on all ranks.
         """
         self.synchronize()
+        self._is_closed = True
         self._hooks.remove()
         is_idle = self._runtime is None or self._runtime.reducer.is_idle
         if self._runtime is not None:
@@ -416,6 +420,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         times = [BucketTimes(ready, -reduce, -gather) for ready, reduce, gather in agreed]
         runtime.gatherer.order = gather_order(times, runtime.layout.forward_order)
         self._observer = None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("this DistributedOptimizer was closed; make a new one for the model")
 
     def _check_model(self) -> None:
         """Raises RuntimeError where the model's parameters, or the state beside them, are no longer what this steps."""
