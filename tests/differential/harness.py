@@ -341,7 +341,7 @@ def run_job(program, variant, rank, size, groups):
 
 
 class Groups:
-    """Of the jobs that must succeed, the same two; one that must fail has its own, which goes with it."""
+    """Of the jobs that must succeed, the same two; one that must fail has its own."""
 
     def __init__(self):
         self.shared = None
@@ -352,10 +352,8 @@ class Groups:
             self.shared = self.shared or (_new_group(), _new_group())
             yield self.shared
             return
-        group = _new_group()
-        yield group, None
+        yield _new_group(), None  # not destroyed: something may still be under way in it
         gc.collect()  # an optimizer that failed went with its exception
-        dist.destroy_process_group(group)
 
 
 def _new_group():

@@ -213,3 +213,24 @@ def resumed_rprop(env):
 @program(variants=OURS_ONLY)
 def resumed_radam(env):
     resume_with_unused(env, torch.optim.RAdam, lr=0.02)
+
+
+@program(variants=OURS_ONLY)
+def group_destroyed_between_two_optimizers(env):
+    """torch names some groups after how many there are, so a name may come again."""
+    users = None if env.is_plain else dist.new_group()
+    one, two = env.model(mlp), env.model(mlp)
+    # The second optimizer makes its own group for all-gathers, and so does the third.
+    optimizers = [env.optimizer(one, lr=0.1), env.optimizer(two, lr=0.1)]
+    if users is not None:
+        dist.destroy_process_group(users)
+    three = env.model(mlp)
+    optimizers.append(env.optimizer(three, lr=0.1))
+    for step in range(3):
+        x, y = env.batch(step)
+        loss = sum(mse(model(x), y) for model in (one, two, three))
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        env.record(loss, one, two, three)
