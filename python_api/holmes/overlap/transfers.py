@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from holmes.overlap.usage import agree
 
 # torch 2.13 renamed both.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -135,9 +139,10 @@ class Lane:
         return done
 
 
-#: Groups like another one that nobody uses at the moment: (the other one, the group). torch names such groups after how
-#: many there are, so that one cannot be destroyed and made anew.
+#: Groups like another one that nobody uses at the moment: (the other one, the group).
 _spare: list[tuple[Any, dist.ProcessGroup]] = []
+#: How many groups like another one this process has made, or more: the greatest number that ranks it met have.
+_made = 0
 
 
 def take_group(group: dist.ProcessGroup | None, label: str, device: torch.device) -> dist.ProcessGroup | None:
@@ -163,24 +168,43 @@ def second_group(group: dist.ProcessGroup | None, label: str, device: torch.devi
 
     Collectives of two groups run side by side, those of one group one after another.
     """
+    global _made
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     if ranks != sorted(ranks):
         return None
+    ((_made,),) = agree(group, [[_made + 1]], device)
     backend, options = dist.get_backend(group), None
     if backend == "holmes":
         from holmes_comm.torch_backend import group_options
 
         options = group_options(group)
     first: Any = group or dist.group.WORLD
-    made: dist.ProcessGroup = dist.new_group(
-        ranks,
-        timeout=first._get_backend(device).options._timeout,
-        backend=backend,
-        pg_options=options,
-        use_local_synchronization=True,
-        group_desc=label,
-    )
+    with _named(f"holmes-{_made}-{hashlib.sha256(str(ranks).encode()).hexdigest()[:16]}"):
+        made: dist.ProcessGroup = dist.new_group(
+            ranks,
+            timeout=first._get_backend(device).options._timeout,
+            backend=backend,
+            pg_options=options,
+            use_local_synchronization=True,
+            group_desc=label,
+        )
     return made
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """The group that is made inside is called so.
+
+    torch names one that only its members make after its ranks and how many groups a process has: a name comes again
+    when a group was destroyed, and differs between ranks that are in more groups or in fewer.
+    """
+    torch_distributed: Any = dist.distributed_c10d
+    own = torch_distributed._process_group_name
+    torch_distributed._process_group_name = lambda *_, **__: name
+    try:
+        yield
+    finally:
+        torch_distributed._process_group_name = own
 
 
 def _ended_s(work: dist.Work, submitted_s: float) -> float:
