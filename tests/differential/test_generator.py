@@ -1,6 +1,4 @@
-"""Random training programs (generator.py) against plain torch, about a minute of them. An hour: make soak."""
-
-import time
+"""Random training programs (generator.py) against plain torch, about a minute of them. Fresh ones: make soak."""
 
 import pytest
 
@@ -11,9 +9,8 @@ from generator import plan_of  # noqa: E402
 from soak import run_seeds  # noqa: E402
 
 #: What they found is mended.
-KEPT_SEEDS = [19, 179, 1327, 3081, 3102, 4001, 4049, 6295]
+KEPT_SEEDS = [19, 179, 1327, 3081, 3102, 4001, 4049, 6295, 10513]
 FIXED_SEEDS = list(range(1, 81))
-FRESH = 25
 
 
 def check(seeds, seconds):
@@ -30,9 +27,3 @@ def test_seeds_that_once_failed():
 def test_fixed_seeds():
     assert len({plan_of(seed).optimizer for seed in FIXED_SEEDS}) == 11
     assert check(FIXED_SEEDS, 60)
-
-
-def test_fresh_seeds():
-    first = int(time.time()) * 1000
-    print("seeds from", first)
-    check(range(first, first + FRESH), 20)
