@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -249,7 +250,8 @@ def compare(actual, expected, tolerance):
     for step in range(len(losses)):
         limit = tolerance["atol"] + tolerance["rtol"] * abs(wanted_losses[step])
         error = abs(losses[step] - wanted_losses[step])
-        if not error <= limit:
+        are_same = losses[step] == wanted_losses[step] or (math.isnan(losses[step]) and math.isnan(wanted_losses[step]))
+        if not are_same and not error <= limit:
             raise AssertionError(f"step {step}: loss {losses[step]:.9g}, plain torch {wanted_losses[step]:.9g}")
         if trace[step] is not None:
             _compare_values(step, trace[step], wanted[step], tolerance)
