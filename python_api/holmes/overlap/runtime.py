@@ -118,7 +118,9 @@ class Runtime:
         self._timeline = timeline
         self._groups = optimizer[2]
         self._settings: Settings = ()  # with which this step's shards step
-        self._fingerprints: dict[int, int] = {}  # of the parameters that early steps began with, by bucket
+        self._fingerprints: dict[
+            int, tuple[int, str, int]
+        ] = {}  # of the parameters that early steps began with, by bucket
         self._must_redo = False
         self._redone = 0
         self._background: BackgroundSteps | None = None

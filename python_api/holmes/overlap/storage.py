@@ -97,9 +97,12 @@ class BucketStorage:
         """Everybody's new values are in `staging`: from now on they are the model's."""
         self.values.copy_(self.staging)
 
-    def fingerprint(self) -> int:
-        """A number that another one of this rank's values very likely has not (the sum of their bits)."""
-        return int(self.value_shard.view(torch.int64).sum())
+    def fingerprint(self) -> tuple[int, str, int]:
+        """What changes with the parameters: the sum of their bits in this rank's shard, their sum, and how often they
+        were changed in place, writes through .data not counted."""
+        shard = self.value_shard
+        bits, total = int(shard.view(torch.int64).sum()), repr(float(shard.sum()))
+        return bits, total, sum(parameter._version for parameter in self.parameters())
 
     def _staging(self) -> torch.Tensor:
         if self.gradients.itemsize < self.values.itemsize:
