@@ -67,6 +67,7 @@ def train(
         losses: list[torch.Tensor] = []
         schedule.step(*([inputs] if stage.is_first else []), target=targets if stage.is_last else None, losses=losses)
         optimizer.step()
+        optimizer.zero_grad()
         scheduler.step()
         report(run, step, losses)
         after_step(step)

@@ -140,6 +140,7 @@ def test_wrong_use_is_named():
     for _ in range(2):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     model(torch.ones(1, 4)).sum().backward()
     with pytest.raises(RuntimeError, match=r"'1.weight' got another gradient after those of this step|'1.bias' got"):
         model(torch.ones(1, 4)).sum().backward()
@@ -161,6 +162,7 @@ def test_accumulation_may_change_between_steps():
         for _ in range(count):
             (model(torch.ones(1, 4)).sum() / count).backward()
         optimizer.step()
+        optimizer.zero_grad()
         torch.testing.assert_close(model[0].bias.detach(), before - 0.1 * slope)
 
 
@@ -170,6 +172,7 @@ def test_an_overflow_is_skipped_and_halves_the_scale():
     scale = optimizer.loss_scale
     optimizer.scale(model(torch.full((1, 4), float("inf"))).sum()).backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert optimizer.loss_scale == scale / 2
     optimizer.scale(model(torch.ones(1, 4)).sum()).backward()
@@ -184,6 +187,7 @@ def test_trace_has_compute_lanes(tmp_path):
         for _ in range(2):
             model(torch.ones(1, 4)).sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
     events = json.loads(path.read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert {"forward", "backward", "step 1", "step 2"} <= names

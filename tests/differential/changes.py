@@ -359,3 +359,32 @@ def closed_and_made_anew(env):
         fit(env, model, optimizer, 3, start=3 * phase)
         if env.is_ours:
             optimizer.close()
+
+
+def exchange(model, _step):
+    """The same values at other places, which no version counts."""
+    for p in model.parameters():
+        p.data = p.data.flip(0).clone() if p.dim() == 1 else p.data
+        p.data.copy_(p.data.flip(0).flip(-1))
+
+
+@program(variants=OURS_ONLY)
+def values_exchanged_between_backward_and_step(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, torch.optim.Adam, lr=0.02)
+    fit(env, model, optimizer, after_backward=lambda step: exchange(model, step) if step % 2 else None)
+
+
+@program(variants=OURS_ONLY)
+def signs_changed_between_backward_and_step(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, torch.optim.Adam, lr=0.02)
+    fit(env, model, optimizer, after_backward=lambda s: [p.data.neg_() for p in model.parameters()] if s % 2 else None)
+
+
+@program(variants=OURS_ONLY)
+def converted_to_its_own_dtype_and_shared(env):
+    """Conversions that change nothing, with the gradients of the step still there."""
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, torch.optim.Adam, lr=0.02)
+    fit(env, model, optimizer, after_step=lambda _: model.to(env.dtype).cpu().double())

@@ -215,6 +215,7 @@ class Plan:
     groups: str = "one"
     announce: str = "count"
     same_data: bool = False
+    to_zeros: bool = False  # gradients are zeroed, not dropped, by zero_grad
     steps: list = field(default_factory=list)
 
     def __str__(self):
@@ -252,6 +253,7 @@ def _add_later_events(r, plan):
     for step in plan.steps:
         step.between += [(kind, r.randrange(1000)) for kind in kinds if r.random() < 0.25]
         step.after += [(k, r.randrange(1000)) for k in kinds if r.random() < 0.25 and k != "clear"]
+    plan.to_zeros = r.random() < 0.15 and plan.dtype not in LOW
 
 
 def _has(plan, kind):
@@ -349,12 +351,12 @@ class Run:
             loss = self._backward(number, step)
             self._events(number, step.between)
             if step.dropped:
-                self.optimizer.zero_grad()
+                self.optimizer.zero_grad(set_to_none=not self.plan.to_zeros)
             else:
                 self.optimizer.step()
             self.started = min(number + 1, len(self.plan.steps) - 1)
             if not (step.zero_grad_first and self._next_clears(number)):
-                self.optimizer.zero_grad()
+                self.optimizer.zero_grad(set_to_none=not self.plan.to_zeros)
             read = self._events(number, step.after)
             self.env.record(loss + read, self.model)
             if self.env.is_ours and self.plan.announce == "accumulation_steps":
@@ -367,7 +369,7 @@ class Run:
         env = self.env
         x, y = env.batch(number, rows=ROWS)
         if step.zero_grad_first:
-            self.optimizer.zero_grad()
+            self.optimizer.zero_grad(set_to_none=not self.plan.to_zeros)
         total = torch.zeros((), dtype=torch.float64)
         for micro in range(step.micro_batches):
             shares = [self._part(rank, a, b, micro, step) for rank, a, b in env.parts(x, y)]
@@ -483,7 +485,7 @@ class Run:
             self.optimizer.synchronize()
 
     def _do_zero_grad(self, number, value):
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=not self.plan.to_zeros)
 
     def _do_copy(self, number, value):
         other = copy.deepcopy(self.model)
@@ -498,7 +500,7 @@ class Run:
             self._do_eval(number, value)
 
     def _do_clear(self, number, value):
-        self.model.zero_grad()
+        self.model.zero_grad(set_to_none=not self.plan.to_zeros)
 
     @torch.no_grad()
     def _do_foreach(self, number, value):

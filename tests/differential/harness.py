@@ -72,7 +72,8 @@ class MasterOptimizer:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             parameter.copy_(master)
 
-    def zero_grad(self):
+    def zero_grad(self, set_to_none=True):
+        assert set_to_none
         for parameter in self.parameters:
             parameter.grad = None
 

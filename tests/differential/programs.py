@@ -405,6 +405,69 @@ def cleared(env, clear):
     fit(env, model, optimizer, 6, after_backward=lambda step: clear(model) if step in (1, 2, 4) else None)
 
 
+def zeroed(env, clear, optimizer_class=torch.optim.SGD, **settings):
+    """Most steps use a part of the model only; the other part's gradients are zeros then, not None."""
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, optimizer_class, lr=0.05, weight_decay=0.1, **settings)
+    for step in range(7):
+        x, y = env.batch(step)
+        loss = mse(model(x), y) if step % 3 == 0 else mse(model[2:](x @ torch.ones(WIDTH, 17, dtype=x.dtype)), y)
+        loss.backward()
+        optimizer.step()
+        clear(model, optimizer)
+        env.record(loss, model)
+
+
+@program(variants=OURS_ONLY)
+def zero_grad_to_zeros_with_unused_parameters(env):
+    zeroed(env, lambda _, optimizer: optimizer.zero_grad(set_to_none=False), momentum=0.9)
+
+
+@program(variants=OURS_ONLY)
+def model_zero_grad_to_zeros_with_unused_parameters(env):
+    zeroed(env, lambda model, _: model.zero_grad(set_to_none=False), torch.optim.AdamW)
+
+
+@program(variants=OURS_ONLY)
+def zeros_dropped_between_and_after(env):
+    """A backward pass whose gradients are zeroed; and a step with nothing but zeros."""
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.05, weight_decay=0.1, momentum=0.9)
+    for step in range(6):
+        x, y = env.batch(step)
+        loss = mse(model(x), y)
+        loss.backward()
+        if step % 2:
+            optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 3 == 0)
+        env.record(loss, model)
+
+
+@program(variants=OURS_ONLY, same_data=True, dtype=torch.float32)
+def zero_grad_to_zeros_with_reduce_dtype(env):
+    zeroed(env, lambda model, _: model.zero_grad(set_to_none=False), ours={"reduce_dtype": torch.float64})
+
+
+@program(variants=OURS_ONLY)
+def gan_whose_critic_is_never_cleared_in_between(env):
+    """The generator's loss adds to gradients that were stepped with, and are dropped before the critic's next step."""
+    generator, critic = env.model(mlp), env.model(lambda: mlp(outputs=1))
+    g, d = (env.optimizer(m, torch.optim.Adam, lr=0.01) for m in (generator, critic))
+    for step in range(5):
+        x, _ = env.batch(step)
+        critic.zero_grad()
+        loss = (critic(x) - 1).pow(2).mean() + critic(generator(noise(env, step)).detach()).pow(2).mean()
+        loss.backward(create_graph=step == 2)
+        d.step()
+        for _ in range(2):
+            generator.zero_grad()
+            g_loss = (critic(generator(noise(env, step))) - 1).pow(2).mean()
+            g_loss.backward(create_graph=step == 3)
+            g.step()
+        env.record(loss + g_loss, generator, critic)
+
+
 @program(variants=OURS_ONLY)
 def model_zero_grad_instead_of_optimizers(env):
     cleared(env, lambda model: model.zero_grad())

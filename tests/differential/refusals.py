@@ -191,3 +191,35 @@ def centralized_gradients(env):
 def layer_adapted_rates(env):
     model = env.model(mlp)
     env.optimizer(model, LayerAdapted, lr=0.1)
+
+
+@refused(NAMED + r"(?s:.*)zero_grad")
+def a_loop_without_zero_grad(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    for step in range(4):
+        x, y = env.batch(step)
+        mse(model(x), y).backward()
+        optimizer.step()
+
+
+@refused(NAMED + r"(?s:.*)zero_grad")
+def step_twice_after_one_backward(env):
+    fit_with(env, after_step=lambda _, optimizer: optimizer.step())
+
+
+@refused(NAMED + r"(?s:.*)zero_grad")
+def a_parameter_without_zero_grad_that_is_unused_then(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    for step in range(4):
+        x, y = env.batch(step)
+        for p in model[2:].parameters():
+            p.grad = None
+        (mse(model(x), y) if step % 2 == 0 else mse(model[2:](x.new_ones(8, 17)), y.new_ones(8, 6))).backward()
+        optimizer.step()
+
+
+@refused(NAMED + r"(?s:.*)grad_norm")
+def gradients_read_after_step(env):
+    fit_with(env, after_step=lambda model, _: [p.grad.norm() for p in model.parameters()])

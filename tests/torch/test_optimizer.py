@@ -154,6 +154,7 @@ def check_stages_share_a_norm(rank, size):
     for _ in range(2):
         (model[0] * weights[rank // 2]).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     optimizer.synchronize()
     norm = (5 * 9 + 7 * 16) ** 0.5
     assert abs(optimizer.grad_norm - norm) < 1e-4

@@ -28,6 +28,7 @@ def train(model, optimizer, rank, size, steps):
         loss = nn.functional.mse_loss(model(x.to(model.scale.dtype)).float(), y)
         optimizer.scale(loss).backward()
         optimizer.step()
+        optimizer.zero_grad()
         total = loss.detach().clone()
         if size > 1:
             dist.all_reduce(total)

@@ -97,6 +97,7 @@ def plain_step(job, step):
     job.optimizer.zero_grad()
     job.loss(step).backward()
     job.optimizer.step()
+    job.optimizer.zero_grad()
 
 
 def raises(match, function):
@@ -250,6 +251,7 @@ def backward_after_step_is_an_error_as_in_torch(rank):
     for job in (Job(None), Job(rank)):
         for step in range(3):
             plain_step(job, step)
+        job.optimizer.zero_grad()
         loss = job.loss(3)
         loss.backward(retain_graph=True)
         job.optimizer.step()
@@ -356,6 +358,7 @@ def gradients_that_were_sent_say_so(rank):
     raises(named, lambda: scaler.unscale_(job.optimizer))
     raises(named, lambda: [p.grad.norm() for p in job.model.parameters()])
     job.optimizer.step()
+    job.optimizer.zero_grad()
     job.loss(2).backward()
     job.model[0].weight.grad = torch.zeros_like(job.model[0].weight)
     raises("grad of parameter '0.weight' was set between backward and step", job.optimizer.step)
@@ -510,6 +513,7 @@ def named_parameters_are_taken(rank):
         for step in range(3):
             plain_step(plain, step)
             inputs, targets = (t.chunk(SIZE)[rank] for t in batch(step))
+            optimizer.zero_grad()
             nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
         for expected, got in zip(plain.model.parameters(), model.parameters(), strict=True):

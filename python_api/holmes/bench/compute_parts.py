@@ -74,7 +74,9 @@ def make_parts(settings: ComputeSettings) -> dict[str, Part]:
     def sharding() -> tuple[float, float]:
         module, its_optimizer = sharded()
         plain_s = pass_through(layers)[1] + update(optimizer)
-        return pass_through(module)[1] + update(its_optimizer) - plain_s, 0.0
+        sharded_s = pass_through(module)[1] + update(its_optimizer)
+        its_optimizer.zero_grad()
+        return sharded_s - plain_s, 0.0
 
     parameters = sum(parameter.numel() for parameter in layers.parameters())
     return {

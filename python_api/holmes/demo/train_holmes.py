@@ -111,6 +111,7 @@ def main() -> None:
             schedule.step(*([inputs] if stage.is_first else []), target=target, losses=losses)
         with recorder.span("optimizer"):
             optimizer.step()
+            optimizer.zero_grad()
             if not settings.overlap:
                 optimizer.synchronize()
             finish(device)

@@ -11,7 +11,7 @@ from torch import nn
 _GRAD: Any = torch.Tensor.grad
 
 #: What says nothing of a parameter's values: asking for it waits for nothing.
-_ABOUT_NO_VALUES = frozenset(
+ABOUT_NO_VALUES = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("shape", "dtype", "device", "layout", "ndim", "is_leaf", "grad_fn", "requires_grad", "is_cuda")
 ) | {
@@ -37,7 +37,7 @@ class _Use:
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _ABOUT_NO_VALUES:
+        if func in ABOUT_NO_VALUES:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         for kind in types:

@@ -32,6 +32,7 @@ from holmes.overlap.pending import PendingState
 from holmes.overlap.report import StepReport, make_report
 from holmes.overlap.runtime import Runtime, make_layout
 from holmes.overlap.schedule import BucketTimes, StepObserver, gather_order
+from holmes.overlap.sent import SpentGradient
 from holmes.overlap.shards import with_fused
 from holmes.overlap.small_step import small_step
 from holmes.overlap.timeline import Timeline
@@ -198,7 +199,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients since the last step. They become None.
+        """Drops the gradients, also those with which the last step was made. They become None, or zeros if not
+        `set_to_none` (those that there are): a parameter without gradients in the next step is stepped with these.
 
         Collective after a backward pass, to be called on all ranks then; nothing of that pass is left. Where others
         call `step`, theirs raises a RuntimeError that names this rank, and changes nothing.
@@ -206,11 +208,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_open()
         if self._runtime is None:
             self._record.forget_gradients()
-            super().zero_grad(set_to_none=True)
-        elif self._runtime.reducer.has_counted:
+            super().zero_grad(set_to_none)
+            return
+        zeroed = [] if set_to_none else [t.tensor for t in self._trained if t.tensor.grad is not None]
+        if self._runtime.reducer.has_counted:
             self._runtime.finish_backward(drops=True)
         else:
-            self._runtime.forget_held()
+            self._runtime.reducer.reset()
+        for parameter in zeroed:
+            parameter.grad = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the loss scale: call backward on that. Local."""
@@ -356,6 +362,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._record.saw_gradient(index)
             return
         runtime = self._runtime
+        if isinstance(self._trained[index].tensor.grad, SpentGradient):
+            return  # will be dropped, or refused by `step`
         if runtime.reducer.is_sent(index):  # its .grad was set to None since, or this would have been an error
             parameter = self._trained[index].tensor
             gradient = parameter.grad
@@ -400,9 +408,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _check_gradients(self, runtime: Runtime) -> bool:
         """Whether all gradients were set to None since they came. Raises RuntimeError where some that were sent were,
-        or set to something else."""
+        or set to something else, or are those of the last step."""
         if runtime.reducer.is_cleared:
             return True
+        spent = runtime.reducer.spent
+        if spent:
+            raise RuntimeError(
+                f"parameter {self._trained[spent[0]].name!r} still has the gradient with which the last step was made "
+                "(torch would step with it again, and add new gradients to it); it is not kept here: call zero_grad() "
+                "before the next backward pass, and step() once for each"
+            )
         cleared, replaced = runtime.reducer.disturbed()
         if replaced or cleared:
             what = "set" if replaced else "set to None"

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from holmes.overlap.parameters import Trained
+from holmes.overlap.sent import SpentGradient
 from holmes.overlap.storage import BucketStorage
 from holmes.overlap.transfers import Lane, Transfer
 
@@ -113,30 +114,38 @@ class Reducer:
     @property
     def has_gradients(self) -> bool:
         """Whether this rank has anything to step with."""
-        return not self.is_idle or any(entry.tensor.grad is not None for entry in self._trained)
+        return not self.is_idle or any(
+            entry.tensor.grad is not None and not isinstance(entry.tensor.grad, SpentGradient)
+            for entry in self._trained
+        )
+
+    @property
+    def spent(self) -> list[int]:
+        """Parameters that still have the gradient with which the last step was made."""
+        return [i for i, entry in enumerate(self._trained) if isinstance(entry.tensor.grad, SpentGradient)]
 
     @property
     def is_cleared(self) -> bool:
         """Whether gradients have come since the last step, and .grad of every parameter was set to None since."""
         return not self.is_idle and all(entry.tensor.grad is None for entry in self._trained)
 
-    def reset(self, *, learns: bool = False) -> None:
+    def reset(self, *, is_stepped: bool = False) -> None:
         """Ends the step: waits for what is under way and forgets the gradients.
 
-        `learns`: a parameter that was not counted on so far, and got as many gradients as others, is from now on.
+        `is_stepped`: a parameter that was not counted on so far, and got as many gradients as others, is from now on.
         """
         for transfer in self.transfers:
             transfer.wait()
         self.transfers.clear()
         self._missing.clear()
         self._latest = None
-        if learns:
+        if is_stepped:
             usual = max(self.expected)
             self.expected = [
                 old or (seen if seen == usual else 0) for old, seen in zip(self.expected, self._seen, strict=True)
             ]
         for bucket, storage in enumerate(self._storages):
-            storage.clear()
+            storage.clear(is_stepped=is_stepped)
             self._unready[bucket] = len(storage.bucket.slots)
         self._seen = [0] * len(self._trained)
 

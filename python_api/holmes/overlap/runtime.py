@@ -16,7 +16,7 @@ from holmes.overlap.gatherer import Gatherer
 from holmes.overlap.parameters import Trained
 from holmes.overlap.reducer import Reducer
 from holmes.overlap.shards import Settings, ShardOptimizer, are_equal_settings, settings_of
-from holmes.overlap.storage import BucketStorage
+from holmes.overlap.storage import BucketStorage, Fingerprint
 from holmes.overlap.timeline import Timeline
 from holmes.overlap.transfers import Lane
 from holmes.overlap.usage import Needs
@@ -118,9 +118,8 @@ class Runtime:
         self._timeline = timeline
         self._groups = optimizer[2]
         self._settings: Settings = ()  # with which this step's shards step
-        self._fingerprints: dict[
-            int, tuple[int, str, int]
-        ] = {}  # of the parameters that early steps began with, by bucket
+        #: Of the parameters that early steps began with, by bucket.
+        self._fingerprints: dict[int, Fingerprint] = {}
         self._must_redo = False
         self._redone = 0
         self._background: BackgroundSteps | None = None
@@ -213,15 +212,10 @@ class Runtime:
     def end_step(self) -> None:
         """Collective. Forgets the gradients; waits for parameters that no module's forward would wait for."""
         self._find_homeless()
-        self.reducer.reset(learns=True)
+        self.reducer.reset(is_stepped=True)
         self.gatherer.end_step()
         self._fingerprints.clear()
         self.gatherer.wait(self._homeless)
-
-    def forget_held(self) -> None:
-        """Local. What has been accumulated in no_sync alone is dropped."""
-        if not self.reducer.is_idle:
-            self.reducer.reset()
 
     def forget(self) -> None:
         """Local. The step's gradients are dropped; nothing of it is left."""

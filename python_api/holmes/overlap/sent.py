@@ -1,11 +1,34 @@
-"""Sent: what stands in .grad of a parameter whose gradient has left. Any use of it is an error that says what to do."""
+"""Sent: what stands in .grad of a parameter whose gradient has left. Its use is an error that says what to do."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
+
+from holmes.overlap.awaited import ABOUT_NO_VALUES
+
+_DATA: Any = torch.Tensor.data
+
+#: What nn.Module's conversions (`to`, `half`, `share_memory`) do to the gradients of its parameters.
+_CONVERSIONS = frozenset(
+    getattr(torch.Tensor, name)
+    for name in (
+        "to",
+        "cpu",
+        "cuda",
+        "half",
+        "float",
+        "double",
+        "bfloat16",
+        "share_memory_",
+        "requires_grad_",
+        "detach_",
+        "detach",
+    )
+)
 
 
 class SentGradient(torch.Tensor):
@@ -22,6 +45,9 @@ class SentGradient(torch.Tensor):
 
     def __init__(self, like: torch.Tensor, name: str) -> None:
         pass
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({self.parameter_name!r})"
 
     @classmethod
     def __torch_function__(
@@ -83,6 +109,62 @@ class HeldGradient(SentGradient):
         """Autograd's addition in place."""
         if func is torch.ops.aten.add_.Tensor and isinstance(args[0], HeldGradient) and not kwargs:
             args[0].memory.add_(dense(args[1]))
+            return args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class SpentGradient(SentGradient):
+    """In the place of a gradient with which the last step was made, until it is dropped, as torch keeps it.
+
+    It may be dropped, zeroed, converted with its model, and added to by autograd (a GAN's generator does that to the
+    discriminator, and drops it): a step with it is refused, as are reads.
+    """
+
+    _parameter: weakref.ref[torch.Tensor]
+
+    def _converted(self, like: torch.Tensor) -> SpentGradient:
+        """What stands for this one where it was to become as `like`."""
+        if like.device == self.device:
+            return self
+        return SpentGradient(torch.empty(self.shape, dtype=like.dtype, device=like.device), self.parameter_name)
+
+    def __init__(self, like: torch.Tensor, name: str) -> None:
+        self._parameter = weakref.ref(like)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Code that looks at gradients after `step`."""
+        own = args[0] if args and isinstance(args[0], SpentGradient) else None
+        if own is not None and func is torch.Tensor.zero_:
+            parameter = own._parameter()
+            if parameter is not None:
+                parameter.grad = torch.zeros(own.shape, dtype=own.dtype, device=own.device)
+            return own
+        if own is not None and func in _CONVERSIONS:
+            return own._converted(func(torch.empty(0, dtype=own.dtype, device=own.device), *args[1:], **(kwargs or {})))
+        if own is not None and func in (_DATA.__get__, _DATA.__set__):
+            return own
+        if own is not None and func is torch._has_compatible_shallow_copy_type:
+            return own is args[1]  # nn.Module's conversions then set .data of it
+        if func in ABOUT_NO_VALUES:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise RuntimeError(
+            f"the gradient of {_names((args, kwargs))} is gone: the step was made with it, and its memory is used "
+            "again. Its norm is optimizer.grad_norm where max_grad_norm= is given; to see gradients, register "
+            "parameter.register_post_accumulate_grad_hook, in which they are this rank's"
+        )
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Autograd, which adds another gradient to this one: neither will be used."""
+        if func in (torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor):
+            return args[0] if isinstance(args[0], SpentGradient) else args[1]
+        if func is torch.ops.aten.detach.default:
             return args[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from holmes.overlap.buckets import Bucket
 from holmes.overlap.parameters import Trained, bucket_addresses
-from holmes.overlap.sent import HeldGradient, SentGradient, dense
+from holmes.overlap.sent import HeldGradient, SentGradient, SpentGradient, dense
+
+#: Odd, so that the rows' sums tell when the sign of every value changes.
+_COLUMNS = 63
+
+
+class Fingerprint(NamedTuple):
+    """Of values in memory; see `BucketStorage.fingerprint`."""
+
+    sums: bytes
+    version: int
 
 
 class BucketStorage:
@@ -51,6 +62,7 @@ class BucketStorage:
         self._attached: set[int] = set()  # parameters whose .grad is the view, or stands for it: autograd adds to it
         self._held: dict[int, HeldGradient] = {}  # what stands in .grad where the view is of another dtype
         self._sent: dict[int, SentGradient] = {}  # what stands in .grad once the bucket was sent
+        self._spent: dict[int, SpentGradient] = {}  # and once the step was made
         for slot in bucket.slots:
             parameter, place = trained[slot.parameter].tensor, slice(slot.offset, slot.offset + slot.numel)
             self._values[slot.parameter] = self.values[place].view(parameter.shape)
@@ -97,12 +109,16 @@ class BucketStorage:
         """Everybody's new values are in `staging`: from now on they are the model's."""
         self.values.copy_(self.staging)
 
-    def fingerprint(self) -> tuple[int, str, int]:
-        """What changes with the parameters: the sum of their bits in this rank's shard, their sum, and how often they
-        were changed in place, writes through .data not counted."""
-        shard = self.value_shard
-        bits, total = int(shard.view(torch.int64).sum()), repr(float(shard.sum()))
-        return bits, total, sum(parameter._version for parameter in self.parameters())
+    def fingerprint(self) -> Fingerprint:
+        """What changes with the parameters in this rank's shard, and with every change in place but through .data.
+
+        The sums of the rows and of the columns of their bits: no two values can be exchanged without changing one.
+        """
+        bits = self.value_shard.view(torch.int64)
+        rows = len(bits) // _COLUMNS
+        table = bits[: rows * _COLUMNS].view(rows, _COLUMNS)
+        sums = torch.cat([table.sum(0), table.sum(1), bits[rows * _COLUMNS :]])
+        return Fingerprint(sums.numpy().tobytes(), sum(parameter._version for parameter in self.parameters()))
 
     def _staging(self) -> torch.Tensor:
         if self.gradients.itemsize < self.values.itemsize:
@@ -120,8 +136,8 @@ class BucketStorage:
                 self._attached.discard(index)
                 self.written.discard(index)
             return
-        if isinstance(gradient, HeldGradient):
-            return  # autograd has added to `view` already
+        if isinstance(gradient, HeldGradient | SpentGradient):
+            return  # autograd has added to `view` already, or what it adds is not for a step
         if not _is_same_memory(gradient, view):
             view.copy_(dense(gradient))  # the first of this step, or one that already holds the earlier ones
         self.written.add(index)
@@ -163,10 +179,16 @@ class BucketStorage:
                 replaced.append(index)
         return cleared, replaced
 
-    def clear(self) -> None:
-        """Forgets this step's gradients."""
+    def clear(self, *, is_stepped: bool = False) -> None:
+        """Forgets this step's gradients; `is_stepped`: they stay in .grad, spent, until they are dropped."""
         for index in self._views:
-            self._trained[index].tensor.grad = None
+            parameter = self._trained[index].tensor
+            if not is_stepped or parameter.grad is None:
+                parameter.grad = None
+                continue
+            if index not in self._spent:
+                self._spent[index] = SpentGradient(parameter, self._trained[index].name)
+            parameter.grad = self._spent[index]
         self.written.clear()
         self._attached.clear()
 
