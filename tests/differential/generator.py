@@ -500,7 +500,7 @@ class Run:
             self._do_eval(number, value)
 
     def _do_clear(self, number, value):
-        self.model.zero_grad(set_to_none=not self.plan.to_zeros)
+        self.model.zero_grad()
 
     @torch.no_grad()
     def _do_foreach(self, number, value):
