@@ -38,7 +38,7 @@ help:
 	@echo "make figures   what Holmes promises, measured and judged (FIGURES_ARGS='--quick --only link-2')"
 	@echo "make sanitize  C++ tests under the address, undefined and thread sanitizers"
 	@echo "make fuzz      the fuzzers of everything a peer can send, FUZZ_SECONDS=60 each"
-	@echo "make stubs     regenerate holmes_comm/_C.pyi"
+	@echo "make stubs     regenerate holmes_comm/_C.pyi and docs/environment.md"
 	@echo "make build     environment and in-place build;  make clean removes both"
 
 # --- set-up: each stamp is redone when what it depends on changed ---
@@ -140,6 +140,7 @@ fmt: $(VENV)/.requirements $(VENV)/.torch-$(TORCH)
 
 stubs: build
 	$(BIN)/python tools/make_stubs.py holmes_comm/_C.pyi
+	$(BIN)/python tools/make_environment.py
 
 clean:
 	rm -rf build dist *.egg-info $(VENV) holmes_comm/lib holmes_comm/include holmes_comm/*.so

@@ -12,6 +12,7 @@ pybind11_add_module(_C
   bindings/torch_tensor.cpp
   bindings/bind_compression.cpp
   bindings/bind_discover.cpp
+  bindings/bind_env.cpp
   bindings/bind_error.cpp
   bindings/bind_nccl.cpp
   bindings/bind_store.cpp

@@ -3,6 +3,8 @@
 import importlib
 import importlib.metadata
 import inspect
+import json
+import os
 import pkgutil
 import re
 import subprocess
@@ -74,11 +76,31 @@ def test_stub_matches_the_built_module():
     assert check.returncode == 0, f"run `make stubs`:\n{check.stdout}{check.stderr}"
 
 
+def test_environment_page_matches_the_table():
+    command = [sys.executable, "tools/make_environment.py", "--check"]
+    check = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
 def test_every_variable_is_documented():
     folders = [ROOT / "csrc", ROOT / "holmes_comm", ROOT / "python_api"]
     sources = [path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".cpp", ".hpp"}]
-    used = {name for path in sources for name in VARIABLE.findall(path.read_text())}
-    documented = set(re.findall(r"`(HOLMES_[A-Z0-9_]+)`", (ROOT / "docs" / "environment.md").read_text()))
-    assert used, "no variable found: has the pattern rotted?"
-    assert used - documented == set(), "describe them in docs/environment.md"
-    assert documented - used == set(), "docs/environment.md describes variables that no source reads"
+    table = ROOT / "csrc" / "holmes" / "core" / "env.cpp"
+    used = {name for path in sources if path != table for name in VARIABLE.findall(path.read_text())}
+    documented = {variable.name for variable in holmes_comm._C.env_variables()}
+    read_elsewhere = set(re.findall(r'\{\{"(HOLMES_\w+)"[^{}]*\},\s*nullptr\}', table.read_text()))
+    assert len(read_elsewhere) > 5, "no variable found: has the pattern rotted?"
+    assert used - documented == set(), "describe them in csrc/holmes/core/env.cpp"
+    assert read_elsewhere - used == set(), "csrc/holmes/core/env.cpp describes variables that no source reads"
+
+def test_env_command_shows_what_is_set_but_no_secret():
+    command = [sys.executable, "-m", "holmes", "env", "--json", "--set"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLMES_")}
+    environment |= {"HOLMES_SECRET": "hidden", "HOLMES_SHM": "0", "XDG_RUNTIME_DIR": "/tmp"}
+    shown = json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert {row["name"]: row["set"] for row in shown} == {
+        "HOLMES_SECRET": "(set)",
+        "HOLMES_SHM": "0",
+        "XDG_RUNTIME_DIR": "/tmp",
+    }
+    assert all(row["meaning"] and "`" not in row["meaning"] for row in shown)

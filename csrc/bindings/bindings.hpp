@@ -7,6 +7,7 @@ void bind_debug(pybind11::module_& module);
 void bind_comm(pybind11::module_& module);
 void bind_compression(pybind11::module_& module);
 void bind_discover(pybind11::module_& module);
+void bind_env(pybind11::module_& module);
 void bind_error(pybind11::module_& module);
 void bind_nccl(pybind11::module_& module);
 void bind_store(pybind11::module_& module);

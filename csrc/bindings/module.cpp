@@ -4,6 +4,7 @@
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The Holmes engine: NIC discovery, stores and communicators. Use it through holmes_comm.";
   bind_error(module);
+  bind_env(module);
   bind_discover(module);
   bind_store(module);
   bind_compression(module);

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
+#include <type_traits>
 
 #include "holmes/core/cpu_list.hpp"
 #include "holmes/core/error.hpp"
@@ -14,16 +16,25 @@
 namespace holmes {
 namespace {
 
-std::optional<std::string> text_of(const char* variable) {
-  const char* text = std::getenv(variable);
+std::optional<std::string> text_of(const std::string& variable) {
+  const char* text = std::getenv(variable.c_str());
   if (text == nullptr || *text == '\0') return std::nullopt;
   return std::string(text);
 }
 
-[[noreturn]] void refuse(const std::string& variable, const std::string& value, const std::string& rule,
-                         const std::string& fix) {
-  throw UsageError(variable + "='" + value + "' is not allowed: it must be " + rule + "; " + fix + " or unset it");
-}
+// What a variable was set to.
+struct Given {
+  std::string variable;
+  std::string value;
+
+  [[noreturn]] void refuse(const std::string& rule, const std::string& example) const {
+    throw UsageError(variable + "='" + value + "' is not allowed: it must be " + rule + "; say for example " + example +
+                     " or unset it");
+  }
+};
+
+// Puts a variable's value into its field. Throws UsageError naming variable, value, rule and fix.
+using Reader = std::function<void(Env&, const Given&)>;
 
 template <class Number>
 std::optional<Number> number_from(const std::string& text) {
@@ -33,164 +44,242 @@ std::optional<Number> number_from(const std::string& text) {
   return number;
 }
 
-std::optional<std::chrono::nanoseconds> seconds_of(const char* variable, const std::string& example) {
-  const auto text = text_of(variable);
-  if (!text) return std::nullopt;
-  const auto seconds = number_from<double>(*text);
-  if (!seconds || !std::isfinite(*seconds) || *seconds <= 0 || *seconds > 1e6)
-    refuse(variable, *text, "a number of seconds above 0 and at most 1000000", "say for example " + example);
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(*seconds));
+Reader text(std::optional<std::string> Env::* field) {
+  return [=](Env& env, const Given& given) { env.*field = given.value; };
 }
 
-int signal_from(const std::string& text) {
-  const std::string name = text.starts_with("SIG") ? text.substr(3) : text;
-  if (name == "USR1") return SIGUSR1;
-  if (name == "USR2") return SIGUSR2;
-  if (name == "HUP") return SIGHUP;
-  if (name == "QUIT") return SIGQUIT;
-  refuse("HOLMES_FLIGHT_RECORDER_SIGNAL", text, "USR1, USR2, HUP or QUIT", "say for example USR1");
+template <class Value>
+Reader choice(Value Env::* field, std::vector<std::pair<std::string, Value>> values) {
+  return [=](Env& env, const Given& given) {
+    std::string rule;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (values[i].first == given.value) {
+        env.*field = values[i].second;
+        return;
+      }
+      rule += (i == 0 ? "" : i + 1 == values.size() ? " or " : ", ") + values[i].first;
+    }
+    given.refuse(rule, values.back().first);
+  };
 }
 
-std::pair<std::uint16_t, std::uint16_t> port_range_from(const std::string& text) {
-  const auto dash = text.find('-');
+template <class Number>
+Reader number(Number Env::* field, std::type_identity_t<Number> least, std::type_identity_t<Number> most) {
+  return [=](Env& env, const Given& given) {
+    const auto value = number_from<Number>(given.value);
+    if (!value || *value < least || *value > most) {
+      given.refuse("a whole number from " + std::to_string(least) + " to " + std::to_string(most),
+                   std::to_string(Env{}.*field));
+    }
+    env.*field = *value;
+  };
+}
+
+template <class Field>
+Reader seconds(Field Env::* field) {
+  return [=](Env& env, const Given& given) {
+    const auto value = number_from<double>(given.value);
+    if (!value || !std::isfinite(*value) || *value <= 0 || *value > 1e6)
+      given.refuse("a number of seconds above 0 and at most 1000000", "60");
+    env.*field = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(*value));
+  };
+}
+
+void read_log(Env& env, const Given& given) {
+  const auto level = log_level_from_name(given.value);
+  if (!level) given.refuse("error, warn, info or debug", "info");
+  env.log = *level;
+}
+
+void read_port_range(Env& env, const Given& given) {
+  const auto dash = given.value.find('-');
   if (dash != std::string::npos) {
-    const auto first = number_from<std::uint16_t>(text.substr(0, dash));
-    const auto last = number_from<std::uint16_t>(text.substr(dash + 1));
-    if (first && last && *first > 0 && *first <= *last) return {*first, *last};
+    const auto first = number_from<std::uint16_t>(given.value.substr(0, dash));
+    const auto last = number_from<std::uint16_t>(given.value.substr(dash + 1));
+    if (first && last && *first > 0 && *first <= *last) {
+      env.port_range = {*first, *last};
+      return;
+    }
   }
-  refuse("HOLMES_PORT_RANGE", text, "two ports from 1 to 65535, 'first-last'", "say for example 40000-40100");
+  given.refuse("two ports from 1 to 65535, 'first-last'", "40000-40100");
+}
+
+void read_spin(Env& env, const Given& given) {
+  const auto microseconds = number_from<int>(given.value);
+  if (!microseconds || *microseconds < 0 || *microseconds > 1'000'000)
+    given.refuse("a whole number of microseconds from 0 to 1000000", "50");
+  env.spin = std::chrono::microseconds(*microseconds);
+}
+
+void read_io_cpus(Env& env, const Given& given) {
+  const auto cpus = cpu_list_from(given.value);
+  env.io_cpus_near_nic = given.value == "numa";
+  if (!cpus && !env.io_cpus_near_nic) given.refuse("processors as '2,4-7', or numa", "0-3");
+  env.io_cpus = cpus.value_or(std::vector<int>{});
+}
+
+void read_hierarchical_min_bytes(Env& env, const Given& given) {
+  env.hierarchical_min_bytes = given.value == "never" ? UINT64_MAX : number_from<std::uint64_t>(given.value);
+  if (!env.hierarchical_min_bytes) given.refuse("a whole number of bytes, or never", "65536");
+}
+
+void read_signal(Env& env, const Given& given) {
+  const std::string name = given.value.starts_with("SIG") ? given.value.substr(3) : given.value;
+  const std::pair<const char*, int> signals[] = {
+      {"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"HUP", SIGHUP}, {"QUIT", SIGQUIT}};
+  for (const auto& [known, number] : signals)
+    if (name == known) env.flight_recorder_signal = number;
+  if (env.flight_recorder_signal == 0) given.refuse("USR1, USR2, HUP or QUIT", "USR1");
+  if (!text_of("HOLMES_FLIGHT_RECORDER_DIR"))
+    throw UsageError(given.variable + "='" + given.value +
+                     "' needs a folder for what is written then; set HOLMES_FLIGHT_RECORDER_DIR too, or unset it");
+}
+
+// A variable, and how the engine reads it; nothing where only Python does.
+struct Row {
+  EnvVariable variable;
+  Reader read;
+};
+
+// docs/environment.md, `holmes env` and `holmes doctor` show what stands here (Markdown).
+const std::vector<Row>& table() {
+  static const std::vector<Row> rows = {
+      {{"HOLMES_NICS",
+        "a NIC selection: `class:infiniband`, `class:roce`, `subnet:10.1.0.0/16`, `fastest`, `eth1,eth2`, `mlx5_0:1`, "
+        "`mlx5_*`, `rails:2`, `streams:2`",
+        "the fastest NIC that all ranks share",
+        "NICs of every communicator and process group that names none: for scripts that cannot be edited. Words "
+        "combine: `class:roce,rails:2` stripes over two RoCE NICs, `streams:2` opens two connections over each."},
+       nullptr},
+      {{"HOLMES_REPLACES", "`gloo`", "unset",
+        "Groups for which a script or trainer names Gloo, also in `cpu:gloo,cuda:nccl`, are made by Holmes; read when "
+        "torch is imported. For trainers that name it themselves, such as Accelerate."},
+       nullptr},
+      {{"HOLMES_CLUSTER", "a name", "no cluster",
+        "Cluster this rank is in. Where the ranks of a group name several, its large collectives run "
+        "[hierarchically](hierarchy.md)."},
+       nullptr},
+      {{"HOLMES_CLUSTER_NICS", "a NIC selection, as in `HOLMES_NICS`", "the fastest NIC that the cluster's ranks share",
+        "NICs inside the cluster, for groups that span several; `HOLMES_NICS` then names those between clusters."},
+       nullptr},
+      {{"HOLMES_HIERARCHICAL_MIN_BYTES", "bytes, or `never`", "measured when the group is made",
+        "From how many bytes on a group that spans clusters runs an operation hierarchically; equal on all ranks."},
+       read_hierarchical_min_bytes},
+      {{"HOLMES_TRANSPORT", "`auto`, `tcp`, `shm`", "`auto`",
+        "With `HOLMES_NICS`: shared memory between ranks of one host and TCP else, TCP always, or shared memory only."},
+       nullptr},
+      {{"HOLMES_SHM", "`0`, `1`", "`1`", "`0`: ranks of one host use TCP too."},
+       choice(&Env::shm, {{"0", false}, {"1", true}})},
+      {{"HOLMES_CMA", "`auto`, `always`, `0`", "`auto`",
+        "Ranks of one host copy larger pieces out of each other's memory (`process_vm_readv`): where they measure that "
+        "it takes less time than shared memory (collectives: all ranks together), for all pieces, never. Where the "
+        "system forbids it (another PID namespace, a container's seccomp profile, `kernel.yama.ptrace_scope`) shared "
+        "memory carries everything."},
+       choice(&Env::cma, {{"auto", CmaUse::measured}, {"always", CmaUse::always}, {"0", CmaUse::never}})},
+      {{"HOLMES_SECRET", "text", "the content of `HOLMES_SECRET_FILE`",
+        "The job's secret, the same on all ranks and clients of a `TcpStore`; who cannot prove it is dropped "
+        "([security](security.md))."},
+       text(&Env::secret)},
+      {{"HOLMES_SECRET_FILE", "path", "rank 0 makes a secret and shares it through the store",
+        "File whose content, less a final newline, is the job's secret."},
+       text(&Env::secret_file)},
+      {{"HOLMES_TLS", "`off`, `clusters`, `all`", "`off`",
+        "TCP connections that are encrypted: none, those between ranks of different clusters, every one "
+        "([security](security.md))."},
+       choice(&Env::tls, {{"off", "off"}, {"clusters", "clusters"}, {"all", "all"}})},
+      {{"HOLMES_SSL_LIBRARY", "path", "the system's `libssl.so.3`, else `libssl.so.1.1`",
+        "The OpenSSL that TLS takes."},
+       text(&Env::ssl_library)},
+      {{"HOLMES_PORT_RANGE", "`first-last`, 1 to 65535", "the kernel chooses", "Ports of listening sockets."},
+       read_port_range},
+      {{"HOLMES_CONNECT_TIMEOUT_S", "seconds, above 0", "what the code says (60)",
+        "Deadline of a communicator's set-up; wins over the code."},
+       seconds(&Env::connect_timeout)},
+      {{"HOLMES_RAIL_TIMEOUT_S", "seconds, above 0", "2",
+        "A rail on which the peer acknowledges nothing for so long, though the system repeats it, is lost; the others "
+        "go on ([rails](rails.md))."},
+       seconds(&Env::rail_timeout)},
+      {{"HOLMES_TCP_CONGESTION", "a name in `net.ipv4.tcp_allowed_congestion_control`",
+        "the system's; reno between ranks of one kernel", "Congestion control of every data socket."},
+       text(&Env::tcp_congestion)},
+      {{"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "the engine's choice",
+        "How long a waiting thread polls before it blocks. Large transfers over sockets are polled only where pieces "
+        "of 64 KiB come faster than that, else slept for."},
+       read_spin},
+      {{"HOLMES_IO_THREADS", "1 to 64", "1",
+        "Threads that move the bytes of asynchronous operations; the communicators of a process take turns over them "
+        "([many ranks](ranks.md))."},
+       number(&Env::io_threads, 1, 64)},
+      {{"HOLMES_IO_CPUS", "processors as `2,4-7`, or `numa`", "the kernel chooses",
+        "Processors of these threads, never of the caller's. `numa`: those of the NUMA node of the communicator's "
+        "first NIC, where it has one; then `HOLMES_IO_THREADS` is for each such node."},
+       read_io_cpus},
+      {{"HOLMES_PINNED_RING_BYTES", "bytes, 65536 to 1073741824", "4194304",
+        "Page-locked memory for sends or receives of a GPU's memory, for each peer and direction that has any ([GPU "
+        "memory](gpu.md))."},
+       number(&Env::pinned_ring_bytes, 65536, 1073741824)},
+      {{"HOLMES_NCCL_LIBRARY", "path", "the NCCL that is already loaded, else the Python package's, else the system's",
+        "The NCCL library to use."},
+       text(&Env::nccl_library)},
+      {{"HOLMES_CUDA_LIBRARY", "path", "`libcuda.so.1`", "The CUDA driver to use."}, text(&Env::cuda_library)},
+      {{"HOLMES_NCCL_IMAGE", "`sparse`, `copy`", "`sparse`; where that fails, `copy`",
+        "Form of the further NCCL images: a few MiB in memory with the GPU code mapped from the library's own file, or "
+        "a whole copy of it."},
+       choice(&Env::nccl_image, {{"sparse", NcclImageForm::sparse}, {"copy", NcclImageForm::copy}})},
+      {{"HOLMES_NCCL_IMAGE_FOLDER", "folder", "`TMPDIR`, `/var/tmp`, `/tmp`, `/dev/shm`: the first that works",
+        "Where such copies are kept; they have no name and vanish with the process."},
+       text(&Env::nccl_image_folder)},
+      {{"HOLMES_FLIGHT_RECORDER", "operations, 0 to 1000000", "256",
+        "Operations that each communicator remembers for diagnosis. `0`: none, and [`holmes debug`](debug.md) cannot "
+        "ask the process."},
+       number(&Env::flight_recorder_operations, 0, 1000000)},
+      {{"HOLMES_FLIGHT_RECORDER_DIR", "folder", "nothing is written",
+        "Where every rank writes its flight record when a communicator fails; one folder for all hosts, where they "
+        "share one."},
+       text(&Env::flight_recorder_folder)},
+      {{"HOLMES_FLIGHT_RECORDER_SIGNAL", "`USR1`, `USR2`, `HUP`, `QUIT`", "none",
+        "Signal on which a process writes its flight record there."},
+       read_signal},
+      {{"HOLMES_METRICS_PORT", "port, 1 to 65535", "not served",
+        "Metrics over HTTP at `127.0.0.1`, this port plus `LOCAL_RANK`: `/metrics` (Prometheus), `/metrics.json`."},
+       nullptr},
+      {{"XDG_RUNTIME_DIR", "folder", "`/tmp/holmes-<uid>`",
+        "Each process has its private socket for `holmes debug` in `holmes/` there."},
+       nullptr},
+      {{"HOLMES_LOG", "`error`, `warn`, `info`, `debug`", "`warn`",
+        "What is written to stderr; read once per process."},
+       read_log},
+      {{"HOLMES_STORE", "host:port", "none; `run_elastic` needs it or `store=`",
+        "Where `holmes store` serves the store of an elastic job ([recovery](recovery.md))."},
+       nullptr},
+      {{"HOLMES_HOSTNAME", "text", "what `gethostname` says", "Name of this host in messages."}, text(&Env::hostname)},
+      {{"HOLMES_SYSFS_ROOT", "folder", "`/sys`",
+        "Where NIC discovery reads: another machine's recorded tree, for tests and for the testbed."},
+       nullptr},
+      {{"HOLMES_TESTBED", "set by `holmes testbed`", "unset", "Says to a process that it runs on an emulated node."},
+       nullptr},
+      {{"HOLMES_FALSE_CLOCK", "set by `holmes stress`", "unset",
+        "File with the offset of one rank's wall clock, for the preloaded library of the fault `clock-jump`."},
+       nullptr},
+      {{"HOLMES_BENCH_JOB_NETWORK_FD", "set by `holmes bench --testbed`", "unset",
+        "Descriptor of the network in which a rank finds mpirun, where that is not its own."},
+       nullptr},
+  };
+  return rows;
 }
 
 }  // namespace
 
 Env Env::read() {
   Env env;
-  if (const auto text = text_of("HOLMES_LOG")) {
-    const auto level = log_level_from_name(*text);
-    if (!level) refuse("HOLMES_LOG", *text, "error, warn, info or debug", "say for example info");
-    env.log = *level;
-  }
-  env.secret = text_of("HOLMES_SECRET");
-  env.secret_file = text_of("HOLMES_SECRET_FILE");
-  if (const auto text = text_of("HOLMES_TLS")) {
-    if (*text != "off" && *text != "clusters" && *text != "all")
-      refuse("HOLMES_TLS", *text, "off, clusters or all", "say clusters to encrypt what travels between clusters");
-    env.tls = *text;
-  }
-  env.ssl_library = text_of("HOLMES_SSL_LIBRARY");
-  env.hostname = text_of("HOLMES_HOSTNAME");
-  if (const auto text = text_of("HOLMES_PORT_RANGE")) env.port_range = port_range_from(*text);
-  if (const auto timeout = seconds_of("HOLMES_CONNECT_TIMEOUT_S", "60")) env.connect_timeout = *timeout;
-  if (const auto timeout = seconds_of("HOLMES_RAIL_TIMEOUT_S", "2")) env.rail_timeout = *timeout;
-  if (const auto text = text_of("HOLMES_SHM")) {
-    if (*text != "0" && *text != "1") refuse("HOLMES_SHM", *text, "0 or 1", "say 0 to use TCP inside a host");
-    env.shm = *text == "1";
-  }
-  if (const auto text = text_of("HOLMES_CMA")) {
-    if (*text != "auto" && *text != "always" && *text != "0")
-      refuse("HOLMES_CMA", *text, "auto, always or 0", "say 0 where a rank must not read another one's memory");
-    env.cma = *text == "0" ? CmaUse::never : *text == "always" ? CmaUse::always : CmaUse::measured;
-  }
-  if (const auto text = text_of("HOLMES_SPIN_US")) {
-    const auto microseconds = number_from<int>(*text);
-    if (!microseconds || *microseconds < 0 || *microseconds > 1'000'000) {
-      refuse("HOLMES_SPIN_US", *text, "a whole number of microseconds from 0 to 1000000", "say for example 50");
-    }
-    env.spin = std::chrono::microseconds(*microseconds);
-  }
-  if (const auto text = text_of("HOLMES_IO_THREADS")) {
-    const auto threads = number_from<int>(*text);
-    if (!threads || *threads < 1 || *threads > 64)
-      refuse("HOLMES_IO_THREADS", *text, "a whole number from 1 to 64", "say for example 2");
-    env.io_threads = *threads;
-  }
-  if (const auto text = text_of("HOLMES_IO_CPUS")) {
-    const auto cpus = cpu_list_from(*text);
-    env.io_cpus_near_nic = *text == "numa";
-    if (!cpus && !env.io_cpus_near_nic)
-      refuse("HOLMES_IO_CPUS", *text, "processors as '2,4-7', or numa", "say for example 0-3");
-    env.io_cpus = cpus.value_or(std::vector<int>{});
-  }
-  if (const auto text = text_of("HOLMES_HIERARCHICAL_MIN_BYTES")) {
-    env.hierarchical_min_bytes = *text == "never" ? UINT64_MAX : number_from<std::uint64_t>(*text);
-    if (!env.hierarchical_min_bytes) {
-      refuse("HOLMES_HIERARCHICAL_MIN_BYTES", *text, "a whole number of bytes, or never", "say for example 65536");
-    }
-  }
-  if (const auto text = text_of("HOLMES_FLIGHT_RECORDER")) {
-    const auto operations = number_from<int>(*text);
-    if (!operations || *operations < 0 || *operations > 1'000'000)
-      refuse("HOLMES_FLIGHT_RECORDER", *text, "a whole number of operations from 0 to 1000000", "say for example 256");
-    env.flight_recorder_operations = static_cast<std::size_t>(*operations);
-  }
-  env.flight_recorder_folder = text_of("HOLMES_FLIGHT_RECORDER_DIR");
-  if (const auto text = text_of("HOLMES_FLIGHT_RECORDER_SIGNAL")) {
-    env.flight_recorder_signal = signal_from(*text);
-    if (!env.flight_recorder_folder)
-      throw UsageError("HOLMES_FLIGHT_RECORDER_SIGNAL='" + *text +
-                       "' needs a folder for what is written then; set HOLMES_FLIGHT_RECORDER_DIR too, or unset it");
-  }
-  if (const auto text = text_of("HOLMES_PINNED_RING_BYTES")) {
-    const auto bytes = number_from<std::uint64_t>(*text);
-    if (!bytes || *bytes < 65536 || *bytes > (std::uint64_t{1} << 30))
-      refuse("HOLMES_PINNED_RING_BYTES", *text, "a whole number of bytes from 65536 to 1073741824",
-             "say for example 4194304");
-    env.pinned_ring_bytes = *bytes;
-  }
-  env.tcp_congestion = text_of("HOLMES_TCP_CONGESTION");
-  env.cuda_library = text_of("HOLMES_CUDA_LIBRARY");
-  env.nccl_library = text_of("HOLMES_NCCL_LIBRARY");
-  if (const auto text = text_of("HOLMES_NCCL_IMAGE")) {
-    if (*text != "sparse" && *text != "copy")
-      refuse("HOLMES_NCCL_IMAGE", *text, "sparse or copy", "say copy where sparse images make trouble");
-    env.nccl_image = *text == "copy" ? NcclImageForm::copy : NcclImageForm::sparse;
-  }
-  env.nccl_image_folder = text_of("HOLMES_NCCL_IMAGE_FOLDER");
+  for (const auto& [variable, read] : table())
+    if (const auto value = read ? text_of(variable.name) : std::nullopt) read(env, {variable.name, *value});
   return env;
 }
 
-const std::vector<EnvVariable>& env_variables() {
-  static const std::vector<EnvVariable> variables = {
-      {"HOLMES_LOG", "error, warn, info, debug", "warn", "What is written to stderr; read once per process."},
-      {"HOLMES_SECRET", "text", "HOLMES_SECRET_FILE", "The job's secret, the same on all ranks."},
-      {"HOLMES_SECRET_FILE", "path", "rank 0 makes a secret and shares it through the Store",
-       "File whose content, less a final newline, is the job's secret."},
-      {"HOLMES_TLS", "off, clusters, all", "off",
-       "TCP connections that are encrypted: none, those between clusters, all."},
-      {"HOLMES_SSL_LIBRARY", "path", "the system's libssl", "The OpenSSL to use for TLS."},
-      {"HOLMES_HOSTNAME", "text", "gethostname", "Name of this host in messages."},
-      {"HOLMES_PORT_RANGE", "first-last, 1 to 65535", "the kernel chooses", "Ports of listening sockets."},
-      {"HOLMES_CONNECT_TIMEOUT_S", "seconds, above 0", "the communicator's options",
-       "Deadline of a communicator's set-up, in place of the one its options say."},
-      {"HOLMES_SHM", "0 or 1", "1", "0: ranks of one host use TCP too."},
-      {"HOLMES_CMA", "auto, always, 0", "auto",
-       "Ranks of one host read larger pieces out of each other's memory: where measured to be faster, always, never."},
-      {"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "the engine's choice",
-       "How long a waiting thread polls before it blocks."},
-      {"HOLMES_IO_THREADS", "1 to 64", "1",
-       "Threads that move the bytes of asynchronous operations of all communicators."},
-      {"HOLMES_IO_CPUS", "processors, 2,4-7, or numa", "the kernel chooses",
-       "Processors of the I/O threads; numa: those of the NUMA node of the communicator's first NIC."},
-      {"HOLMES_RAIL_TIMEOUT_S", "seconds, above 0", "2",
-       "A rail on which the peer acknowledges nothing for so long is lost; the others go on."},
-      {"HOLMES_FLIGHT_RECORDER", "operations, 0 to 1000000", "256",
-       "Operations that each communicator remembers for diagnosis; 0: none, and holmes debug cannot ask the process."},
-      {"HOLMES_FLIGHT_RECORDER_DIR", "folder", "nothing is written",
-       "Where every rank writes its flight record when a communicator fails."},
-      {"HOLMES_FLIGHT_RECORDER_SIGNAL", "USR1, USR2, HUP, QUIT", "none",
-       "Signal on which a process writes its flight record."},
-      {"HOLMES_TCP_CONGESTION", "a name in tcp_allowed_congestion_control",
-       "the system's; reno between ranks of one host", "Congestion control of every data socket."},
-      {"HOLMES_HIERARCHICAL_MIN_BYTES", "bytes, or never", "measured when the communicator is made",
-       "From how many bytes on an operation over clusters runs hierarchically; equal on all ranks."},
-      {"HOLMES_PINNED_RING_BYTES", "bytes, 65536 to 1073741824", "4194304",
-       "Page-locked memory for sends or receives of a GPU's memory, for each peer and direction that has any."},
-      {"HOLMES_NCCL_LIBRARY", "path", "the loaded one, the Python package's, the system's", "The NCCL library to use."},
-      {"HOLMES_CUDA_LIBRARY", "path", "libcuda.so.1", "The CUDA driver to use."},
-      {"HOLMES_NCCL_IMAGE", "sparse, copy", "sparse", "Form of the further NCCL images; copy where sparse fails."},
-      {"HOLMES_NCCL_IMAGE_FOLDER", "path", "TMPDIR, /var/tmp, /tmp, /dev/shm: the first that works",
-       "Folder for copies of the NCCL library."},
-  };
+std::vector<EnvVariable> env_variables() {
+  std::vector<EnvVariable> variables;
+  for (const auto& row : table()) variables.push_back(row.variable);
   return variables;
 }
 

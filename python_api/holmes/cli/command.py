@@ -13,6 +13,7 @@ from holmes import __version__
 
 #: Subcommand: where it is (a typer app or a function) and what `holmes --help` says about it.
 SUBCOMMANDS = {
+    "env": ("holmes.cli.env:env", "The environment variables that Holmes reads, and what is set here."),
     "nics": ("holmes.cli.nics:nics", "The NICs of this host, as Holmes sees them."),
     "topology": ("holmes.cli.topology:topology", "All hosts' NICs, who reaches whom, and the clusters that follow."),
     "doctor": ("holmes.cli.doctor:doctor", "Look a job's hosts over before it starts; each finding with its fix."),

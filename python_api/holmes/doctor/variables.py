@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-#: Those that Holmes reads (docs/environment.md).
+import re
+
+from holmes_comm import _C
+
+
+def plain(markdown: str) -> str:
+    """The text without links and code marks."""
+    return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", markdown).replace("`", "")
+
+
+#: Those that Holmes reads, with the first sentence of what docs/environment.md says of each.
 HOLMES = {
-    "HOLMES_NICS": "NICs of every communicator that names none",
-    "HOLMES_REPLACES": "groups that name Gloo are made by Holmes",
-    "HOLMES_CLUSTER": "the cluster of this rank, for hierarchical collectives",
-    "HOLMES_CLUSTER_NICS": "NICs inside the cluster",
-    "HOLMES_HIERARCHICAL_MIN_BYTES": "replaces the measured size from which operations run hierarchically",
-    "HOLMES_TRANSPORT": "forces TCP or shared memory",
-    "HOLMES_SHM": "0: no shared memory between ranks of a host",
-    "HOLMES_CMA": "whether ranks of a host read each other's memory",
-    "HOLMES_SECRET": "the job's secret",
-    "HOLMES_SECRET_FILE": "file with the job's secret",
-    "HOLMES_TLS": "which TCP connections are encrypted",
-    "HOLMES_SSL_LIBRARY": "the OpenSSL library to load",
-    "HOLMES_PORT_RANGE": "ports of listening sockets",
-    "HOLMES_CONNECT_TIMEOUT_S": "replaces the code's deadline of a communicator's set-up",
-    "HOLMES_RAIL_TIMEOUT_S": "when a silent rail counts as lost",
-    "HOLMES_TCP_CONGESTION": "congestion control of data sockets",
-    "HOLMES_SPIN_US": "how long waiting threads poll",
-    "HOLMES_IO_THREADS": "threads that move bytes",
-    "HOLMES_IO_CPUS": "processors of these threads",
-    "HOLMES_NCCL_LIBRARY": "the NCCL library to use",
-    "HOLMES_CUDA_LIBRARY": "the CUDA driver to use",
-    "HOLMES_NCCL_IMAGE": "form of further NCCL images",
-    "HOLMES_NCCL_IMAGE_FOLDER": "where further NCCL images are kept",
-    "HOLMES_LOG": "what is logged",
-    "HOLMES_HOSTNAME": "name of this host in messages",
-    "HOLMES_SYSFS_ROOT": "NICs are read from this folder, not from /sys",
-    "HOLMES_TESTBED": "this is an emulated node",
-    "HOLMES_PINNED_RING_BYTES": "page-locked memory for messages of a GPU's memory",
-    "HOLMES_FLIGHT_RECORDER": "operations that are remembered for diagnosis",
-    "HOLMES_FLIGHT_RECORDER_DIR": "where flight records are written",
-    "HOLMES_FLIGHT_RECORDER_SIGNAL": "signal on which they are written",
-    "HOLMES_METRICS_PORT": "where metrics are served",
-    "HOLMES_STORE": "the store of an elastic job",
-    "HOLMES_FALSE_CLOCK": "set by holmes stress",
-    "HOLMES_BENCH_JOB_NETWORK_FD": "set by holmes bench",
+    variable.name: plain(variable.meaning).split(". ")[0].rstrip(".")
+    for variable in _C.env_variables()
+    if variable.name.startswith("HOLMES_")
 }
 
 #: What others read and what it overrides: (effect, whether it usually is a mistake in a job of several NIC classes).
