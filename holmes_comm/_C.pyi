@@ -11,6 +11,7 @@ import typing
 __all__: list[str] = [
     "Communicator",
     "Compression",
+    "EnvVariable",
     "LocalStore",
     "NcclCommunicator",
     "NcclGroup",
@@ -22,6 +23,7 @@ __all__: list[str] = [
     "Work",
     "debug_socket_folder",
     "discover_nics",
+    "env_variables",
     "make_communicator",
     "make_nccl_communicator",
     "nccl_choose",
@@ -30,6 +32,19 @@ __all__: list[str] = [
     "process_metrics",
     "process_record",
 ]
+
+class EnvVariable:
+    """
+    An environment variable that Holmes reads; texts are Markdown.
+    """
+    @property
+    def default(self) -> str: ...
+    @property
+    def meaning(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def values(self) -> str: ...
 
 class Nic:
     """
@@ -651,6 +666,11 @@ def debug_socket_folder() -> str:
 def discover_nics(sysfs_root: str | None = None) -> list[Nic]:
     """
     All NICs of this host, by class and name. Local. `sysfs_root`: None means HOLMES_SYSFS_ROOT, else /sys. Raises UsageError where it is no folder.
+    """
+
+def env_variables() -> list[EnvVariable]:
+    """
+    All environment variables that Holmes reads. Local.
     """
 
 def make_communicator(
