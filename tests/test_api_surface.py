@@ -93,6 +93,7 @@ def test_every_variable_is_documented():
     assert used - documented == set(), "describe them in csrc/holmes/core/env.cpp"
     assert read_elsewhere - used == set(), "csrc/holmes/core/env.cpp describes variables that no source reads"
 
+
 def test_env_command_shows_what_is_set_but_no_secret():
     command = [sys.executable, "-m", "holmes", "env", "--json", "--set"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLMES_")}
