@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 import holmes_comm
-from holmes.bench import report
-from holmes.testbed import Testbed, load_spec
+from holmes.lab.testbed import Testbed, load_spec
+from holmes.tools.bench import report
 
 SPEC = "two-clusters"
 MIB = 2**20

@@ -19,9 +19,9 @@ from shaped_pair import run_pair, write_results
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
 
 import holmes
-from holmes.demo.data import Batches
-from holmes.demo.model import Stage, loss_of
-from holmes.demo.settings import Settings
+from holmes.lab.demo.data import Batches
+from holmes.lab.demo.model import Stage, loss_of
+from holmes.lab.demo.settings import Settings
 
 SCHEDULES = {
     "gpipe": ScheduleGPipe,

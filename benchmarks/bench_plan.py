@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import holmes
-from holmes.bench import report
-from holmes.topology import Host, Port, Topology, candidate_fabrics, make_topology
+from holmes.cluster.topology import Host, Port, Topology, candidate_fabrics, make_topology
+from holmes.tools.bench import report
 
 CLUSTERS, RANKS_PER_HOST, RAILS = 8, 8, 8
 DEFAULT_RANKS = 102_400

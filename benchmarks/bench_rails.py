@@ -117,7 +117,7 @@ def _run_rank(job: dict[str, Any]) -> None:
 
 
 def _run_case(job: dict[str, Any], rates_gbps: tuple[float, float]) -> Any:
-    from holmes.testbed import Testbed
+    from holmes.lab.testbed import Testbed
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
         spec.write(_SPEC.format(*rates_gbps))

@@ -22,7 +22,7 @@ from typing import Any
 
 from elastic_job import ElasticJob, ElasticNodes
 
-from holmes.bench import report
+from holmes.tools.bench import report
 
 RESULTS = Path(__file__).parent / "results"
 NODES = ["a0", "a1", "b0", "b1"]

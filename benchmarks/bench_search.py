@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from holmes import files
-from holmes.bench import report
-from holmes.model.presets import load_model
-from holmes.search import search
-from holmes.topology import Topology
+from holmes.cluster.topology import Topology
+from holmes.planning.model.presets import load_model
+from holmes.planning.search import search
+from holmes.tools.bench import report
 
 HERE = Path(__file__).parent
 GOAL_S, GOAL_GIB = 60, 2

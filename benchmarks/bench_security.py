@@ -164,7 +164,7 @@ def _run_rank(job: dict[str, Any]) -> None:
 
 
 def _run_case(job: dict[str, Any], nodes: int, rate_gbps: float) -> Any:
-    from holmes.testbed import Testbed
+    from holmes.lab.testbed import Testbed
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
         spec.write(_SPEC.format(nodes=nodes, rate_gbps=rate_gbps))

@@ -25,15 +25,15 @@ from pathlib import Path
 import yaml
 from simulator_jobs import gloo_job, holmes_job
 
-from holmes.bench import report
-from holmes.bench.quiet import Others, Quiet
-from holmes.demo.data import Batches
-from holmes.demo.run_demo import make_runs, testbed_launch
-from holmes.demo.runs import Run
-from holmes.demo.settings import Settings
-from holmes.plan import Plan
-from holmes.simulate import Rates, compute_from_bench, link_from_bench, make_step, simulate
-from holmes.testbed import load_spec
+from holmes.lab.demo.data import Batches
+from holmes.lab.demo.run_demo import make_runs, testbed_launch
+from holmes.lab.demo.runs import Run
+from holmes.lab.demo.settings import Settings
+from holmes.lab.testbed import load_spec
+from holmes.planning.plan import Plan
+from holmes.planning.simulate import Rates, compute_from_bench, link_from_bench, make_step, simulate
+from holmes.tools.bench import report
+from holmes.tools.bench.quiet import Others, Quiet
 
 SPEC = "two-clusters"
 ETHERNET = "eth0"
@@ -69,7 +69,7 @@ def run_demo(quiet: Quiet, name: str, settings: Settings) -> Run:
 
 def cluster_spec(cluster: str, folder: Path) -> Path:
     """A testbed of one cluster of the demo's, with all its networks."""
-    data = yaml.safe_load(resources.files("holmes.testbed").joinpath(f"specs/{SPEC}.yaml").read_text())
+    data = yaml.safe_load(resources.files("holmes.lab.testbed").joinpath(f"specs/{SPEC}.yaml").read_text())
     data["clusters"] = {cluster: data["clusters"][cluster]}
     path = folder / f"{cluster}.yaml"
     path.write_text(yaml.safe_dump(data))

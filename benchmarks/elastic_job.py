@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holmes.testbed import Spec, Testbed, TestbedSession, load_spec
-from holmes.testbed.spec import parse_spec
+from holmes.lab.testbed import Spec, Testbed, TestbedSession, load_spec
+from holmes.lab.testbed.spec import parse_spec
 
 SUPERVISOR = Path(__file__).with_name("elastic_node.py")
 STORE_NODE = "head"
@@ -23,9 +23,9 @@ def spec_with_head(name: str = "two-clusters") -> Spec:
     """A built-in testbed with one more node, on the network that all share, which serves the store and never fails."""
     import yaml
 
-    import holmes.testbed
+    import holmes.lab.testbed
 
-    path = Path(holmes.testbed.__file__).with_name("specs") / f"{name}.yaml"
+    path = Path(holmes.lab.testbed.__file__).with_name("specs") / f"{name}.yaml"
     data: dict[str, Any] = yaml.safe_load(path.read_text())
     common = load_spec(name).common_network
     data["clusters"][STORE_NODE] = {"nodes": {STORE_NODE: {}}, "nics": [{"name": "eth0", "network": common}]}

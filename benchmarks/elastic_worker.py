@@ -14,8 +14,8 @@ import torch
 import torch.distributed.checkpoint
 
 import holmes
-from holmes.demo.settings import Settings
-from holmes.recovery import Rules
+from holmes.lab.demo.settings import Settings
+from holmes.training.recovery import Rules
 
 HOLD_S = 120.0  # at most
 
@@ -24,7 +24,7 @@ def run(options: dict) -> None:
     """`options`: those of elastic_job.ElasticJob."""
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    logging.getLogger("holmes.overlap").setLevel(logging.WARNING)
+    logging.getLogger("holmes.training.overlap").setLevel(logging.WARNING)
     settings = Settings(**options["settings"])
     plans = 0
 

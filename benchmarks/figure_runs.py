@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from holmes.bench import parse_bytes
-from holmes.testbed import Testbed, TestbedError
+from holmes.lab.testbed import Testbed, TestbedError
+from holmes.tools.bench import parse_bytes
 
 FIGURES = Path(__file__).with_name("figures.yaml")
 UPPER_BOUNDS = ("time_us", "cores")

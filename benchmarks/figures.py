@@ -13,7 +13,7 @@ from typing import Any
 
 from figure_runs import UPPER_BOUNDS, Goal, Run, load_runs
 
-from holmes.bench import parse_bytes
+from holmes.tools.bench import parse_bytes
 
 RESULTS = Path(__file__).parent / "results"
 QUICK_S, QUICK_ROUNDS = 0.3, 3

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import holmes
-from holmes.bench.timing import machine_cpu_s
-from holmes.demo.data import Batches
-from holmes.demo.model import Stage, loss_of
-from holmes.demo.settings import Settings
+from holmes.lab.demo.data import Batches
+from holmes.lab.demo.model import Stage, loss_of
+from holmes.lab.demo.settings import Settings
+from holmes.tools.bench.timing import machine_cpu_s
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Ours(Variant):
     def __init__(self, settings, batches, title, group, **options) -> None:
         super().__init__(settings, batches, title)
         self.optimizer = holmes.DistributedOptimizer(self.model, torch.optim.AdamW, lr=1e-3, group=group, **options)
-        self.reports: list[holmes.overlap.StepReport] = []
+        self.reports: list[holmes.training.overlap.StepReport] = []
 
     def step(self) -> None:
         super().step()

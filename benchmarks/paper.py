@@ -15,8 +15,8 @@ from pathlib import Path
 import paper_report
 
 from holmes import files
-from holmes.simulate import Framework, Job, LinkRate, Place, Rates, Result, Transformer, make_step, simulate
-from holmes.simulate import solve_increasing as solve
+from holmes.planning.simulate import Framework, Job, LinkRate, Place, Rates, Result, Transformer, make_step, simulate
+from holmes.planning.simulate import solve_increasing as solve
 
 HERE = Path(__file__).parent
 #: Where a fitted number may lie; outside of it the fit fails instead of hiding behind an implausible one.

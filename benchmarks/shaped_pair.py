@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from holmes.bench import report
+from holmes.tools.bench import report
 
 RESULTS = Path(__file__).parent / "results"
 SPEC = """description: two nodes and one shaped link
@@ -28,7 +28,7 @@ def run_pair(script: str, rate_gbps: float, timeout_s: float) -> dict:
 
     Raises SystemExit with all output where a rank fails or none says its result.
     """
-    from holmes.testbed import Testbed
+    from holmes.lab.testbed import Testbed
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
         spec.write(SPEC.format(rate_gbps))

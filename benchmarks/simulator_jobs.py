@@ -1,9 +1,9 @@
 """The demo's two distributed runs as simulator jobs: what bench_simulator.py predicts. Sizes only, no times."""
 
-from holmes.demo.settings import Settings
-from holmes.overlap.link import TAIL_SHARE
-from holmes.plan import Plan
-from holmes.simulate import Framework, Job, Place, Transformer
+from holmes.lab.demo.settings import Settings
+from holmes.planning.plan import Plan
+from holmes.planning.simulate import Framework, Job, Place, Transformer
+from holmes.training.overlap.link import TAIL_SHARE
 
 
 def model_of(settings: Settings, vocabulary: int) -> Transformer:

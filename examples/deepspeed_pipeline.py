@@ -12,8 +12,8 @@ import torch.distributed as dist
 from deepspeed.pipe import LayerSpec
 
 import holmes
-from holmes.demo.model import Block
-from holmes.integrations import deepspeed_pipeline_module, planned_nics
+from holmes.lab.demo.model import Block
+from holmes.training.integrations import deepspeed_pipeline_module, planned_nics
 
 MICRO_BATCHES = 2
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import holmes
-from holmes.demo.data import Batches
-from holmes.demo.model import Stage, loss_of
-from holmes.demo.settings import Settings
-from holmes.demo.train_holmes import example
+from holmes.lab.demo.data import Batches
+from holmes.lab.demo.model import Stage, loss_of
+from holmes.lab.demo.settings import Settings
+from holmes.lab.demo.train_holmes import example
 
 
 def train(
@@ -99,7 +99,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # emulated nodes share this machine's processors
     logging.basicConfig(level=logging.INFO)
-    logging.getLogger("holmes.overlap").setLevel(logging.WARNING)  # a line each step
+    logging.getLogger("holmes.training.overlap").setLevel(logging.WARNING)  # a line each step
     settings = Settings(global_batch=24, steps=arguments.steps)
     holmes.run_elastic(
         lambda run: train(run, settings, settings.steps),

@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.overrides import TorchFunctionMode
 
 import holmes
-from holmes.integrations import initialize_megatron, megatron_layout
+from holmes.training.integrations import initialize_megatron, megatron_layout
 
 MICRO_BATCHES = 2
 

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from holmes_comm._C import Nic, discover_nics
-from holmes_comm.fake_sysfs import GpuSpec, InterfaceSpec, MachineSpec, write_sysfs
 from holmes_comm.nic_agreement import agree_nics
 from holmes_comm.nic_selection import NicSelection
 
-__all__ = [
-    "GpuSpec",
-    "InterfaceSpec",
-    "MachineSpec",
-    "Nic",
-    "NicSelection",
-    "agree_nics",
-    "discover_nics",
-    "write_sysfs",
-]
+__all__ = ["Nic", "NicSelection", "agree_nics", "discover_nics"]

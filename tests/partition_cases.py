@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 
-from holmes.partition import Layer, Link, PartitionProblem, Stage, Transformer
+from holmes.planning.partition import Layer, Link, PartitionProblem, Stage, Transformer
 
 PAPER_MODELS = {
     "3.6B": Transformer(layers=30, hidden=3072, heads=32),

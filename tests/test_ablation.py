@@ -16,14 +16,14 @@ from test_demo import TINY, launch_on_loopback, quiet, recorded
 from test_groups import two_clusters
 from torch import nn
 
-from holmes.demo.ablation import Ablation, Measured
-from holmes.demo.ablation_report import checks_of, print_ablation, rows_of, write_ablation
-from holmes.demo.ablation_rows import ROWS, adapted, megatron_like, without_adapting, without_nic_choice
-from holmes.demo.report import largest_difference
-from holmes.demo.runs import Run, launch_here
-from holmes.demo.settings import Settings
-from holmes.demo.slow_compute import slow_down
-from holmes.plan import Plan, plan_for
+from holmes.lab.demo.ablation import Ablation, Measured
+from holmes.lab.demo.ablation_report import checks_of, print_ablation, rows_of, write_ablation
+from holmes.lab.demo.ablation_rows import ROWS, adapted, megatron_like, without_adapting, without_nic_choice
+from holmes.lab.demo.report import largest_difference
+from holmes.lab.demo.runs import Run, launch_here
+from holmes.lab.demo.settings import Settings
+from holmes.lab.demo.slow_compute import slow_down
+from holmes.planning.plan import Plan, plan_for
 
 SETTINGS = Settings()
 
@@ -86,9 +86,9 @@ def test_slow_compute_waits_after_each_pass_and_changes_no_number(monkeypatch: p
 
 def test_without_overlap_and_slowed_down_the_losses_are_the_same() -> None:
     settings = dataclasses.replace(TINY, steps=3)
-    single = Run("single", "single", "holmes.demo.train_single", "none", ranks=1)
+    single = Run("single", "single", "holmes.lab.demo.train_single", "none", ranks=1)
     single.execute(settings, launch_here, lambda done: None)
-    ours = Run("holmes", "Holmes", "holmes.demo.train_holmes", "gloo", ranks=4)
+    ours = Run("holmes", "Holmes", "holmes.lab.demo.train_holmes", "gloo", ranks=4)
     switched = dataclasses.replace(settings, overlap=False, slowdown={"": 1.5})  # no node has a name here
     ours.execute(switched, launch_on_loopback, lambda done: None)
     assert largest_difference(ours, single) < 1e-4

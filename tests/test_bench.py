@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import holmes_comm
-from holmes.bench import OPERATIONS, PEERS, Case, Control, Peer, Settings, measure, parse_bytes
-from holmes.bench.launch import find_mpirun
-from holmes.bench.operations import DTYPES, REDUCTIONS
-from holmes.bench.peer_mpi import transport_parameters
+from holmes.tools.bench import OPERATIONS, PEERS, Case, Control, Peer, Settings, measure, parse_bytes
+from holmes.tools.bench.launch import find_mpirun
+from holmes.tools.bench.operations import DTYPES, REDUCTIONS
+from holmes.tools.bench.peer_mpi import transport_parameters
 
 
 @pytest.mark.parametrize(

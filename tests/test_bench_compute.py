@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from holmes.cli import load
-from holmes.simulate import Rates, compute_from_bench
+from holmes.planning.simulate import Rates, compute_from_bench
+from holmes.tools.cli import load
 
 pytest.importorskip("torch", reason="needs torch: it times torch's modules")
 
@@ -20,7 +20,7 @@ SIZES = ["--hidden", "64", "--heads", "4", "--sequence", "16", "--vocabulary", "
 def test_measured_times_become_rates(tmp_path: Path) -> None:
     found, rates = tmp_path / "compute.json", tmp_path / "rates.yaml"
     options = ["--ranks", "1,2", "--rounds", "1", "--seconds", "0.05", "--json", str(found)]
-    done = CliRunner().invoke(load("holmes.cli.bench_compute:compute"), [*SIZES, *options])
+    done = CliRunner().invoke(load("tools.cli.bench_compute:compute"), [*SIZES, *options])
     assert done.exit_code == 0, done.output
     document = json.loads(found.read_text())
     assert [(row["ranks"], row["part"]) for row in document["rows"]] == [
@@ -34,7 +34,7 @@ def test_measured_times_become_rates(tmp_path: Path) -> None:
     assert cores[1] == 1.0
     link = Path(__file__).parent.parent / "benchmarks" / "results" / "link-2.json"
     arguments = [str(rates), "--compute", str(found), "--link", f"ethernet={link}:holmes", "--shared-cores"]
-    done = CliRunner().invoke(load("holmes.cli.calibrate:calibrate"), arguments)
+    done = CliRunner().invoke(load("tools.cli.calibrate:calibrate"), arguments)
     assert done.exit_code == 0, done.output
     assert "core-seconds per GB" in done.output
     loaded = Rates.load(rates)
@@ -52,19 +52,19 @@ def test_measured_times_become_rates(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_named(arguments: list[str], words: str) -> None:
-    done = CliRunner().invoke(load("holmes.cli.bench_compute:compute"), [*SIZES, *arguments], env={"COLUMNS": "300"})
+    done = CliRunner().invoke(load("tools.cli.bench_compute:compute"), [*SIZES, *arguments], env={"COLUMNS": "300"})
     assert done.exit_code == 2
     assert re.search(words, done.output), done.output
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_error() -> None:
-    done = CliRunner().invoke(load("holmes.cli.bench_compute:compute"), [*SIZES, "--device", "nowhere"])
+    done = CliRunner().invoke(load("tools.cli.bench_compute:compute"), [*SIZES, "--device", "nowhere"])
     assert done.exit_code == 1
     assert "a rank of 1 failed: RuntimeError" in done.output
 
 
 def test_shared_cores_need_a_measurement(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "rates.yaml"), "--compute-tflops", "100", "--shared-cores"]
-    done = CliRunner().invoke(load("holmes.cli.calibrate:calibrate"), arguments)
+    done = CliRunner().invoke(load("tools.cli.calibrate:calibrate"), arguments)
     assert done.exit_code == 2
     assert "--shared-cores needs --compute FILE" in done.output

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from holmes.bench import quiet
-from holmes.bench.quiet import Others, Quiet
+from holmes.tools.bench import quiet
+from holmes.tools.bench.quiet import Others, Quiet
 
 BURN_S = 0.3
 BURN = f"import time\nwhile time.process_time() < {BURN_S}: pass"

@@ -15,8 +15,8 @@ import pytest
 from test_testbed import needs_namespaces
 
 import holmes_comm
-from holmes.debug import Finding, ask_processes, diagnose
-from holmes.testbed import Testbed
+from holmes.lab.testbed import Testbed
+from holmes.tools.debug import Finding, ask_processes, diagnose
 
 WORKER = Path(__file__).with_name("hang_worker.py")
 SIZE = 4

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import holmes_comm
-from holmes.debug import Finding, ask_processes, diagnose, read_folder
+from holmes.tools.debug import Finding, ask_processes, diagnose, read_folder
 
 WORKER = Path(__file__).with_name("hang_worker.py")
 SIZE = 3

@@ -13,8 +13,8 @@ import pytest
 from ranks import run_communicators
 
 import holmes_comm
-from holmes.debug import ProcessRecord, diagnose, read_folder
-from holmes.debug.sources import Silent
+from holmes.tools.debug import ProcessRecord, diagnose, read_folder
+from holmes.tools.debug.sources import Silent
 from holmes_comm.metrics_server import serve_metrics
 
 NOW_S = 100.0

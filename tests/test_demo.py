@@ -19,12 +19,12 @@ pytest.importorskip("torch")
 from rich.console import Console
 from test_groups import two_clusters
 
-from holmes.demo.device import choose_device
-from holmes.demo.report import check_runs, largest_difference
-from holmes.demo.run_demo import planned_settings, run_demo
-from holmes.demo.runs import Run, RunFailed, launch_here
-from holmes.demo.settings import Settings
-from holmes.plan import Plan, plan_for
+from holmes.lab.demo.device import choose_device
+from holmes.lab.demo.report import check_runs, largest_difference
+from holmes.lab.demo.run_demo import planned_settings, run_demo
+from holmes.lab.demo.runs import Run, RunFailed, launch_here
+from holmes.lab.demo.settings import Settings
+from holmes.planning.plan import Plan, plan_for
 
 TINY = Settings(layers=3, width=32, heads=2, sequence=16, global_batch=8, steps=6)
 TIMEOUT_S = 100
@@ -85,7 +85,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_failing_rank_ends_the_demo_with_its_output() -> None:
-    run = Run("gloo", "DDP over Gloo", "holmes.demo.train_gloo", "gloo", ranks=4)
+    run = Run("gloo", "DDP over Gloo", "holmes.lab.demo.train_gloo", "gloo", ranks=4)
     settings = Settings(layers=1, width=32, heads=2, sequence=16, global_batch=6, steps=1)
     with pytest.raises(
         RunFailed, match=r"(?s)'DDP over Gloo' ended with exit code 1.*global_batch=6 does not divide by 4"
@@ -150,7 +150,7 @@ def test_demo_on_the_testbed(tmp_path: Path) -> None:
 
 def test_ranks_in_any_order_over_the_nodes() -> None:
     """Group rank = stage although torch would sort ranks: pipeline group [3, 2] has the second stage on rank 2."""
-    from holmes.testbed import Testbed, TestbedError
+    from holmes.lab.testbed import Testbed, TestbedError
 
     def launch(command: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
         try:
@@ -160,8 +160,8 @@ def test_ranks_in_any_order_over_the_nodes() -> None:
         except TestbedError as error:
             pytest.skip(str(error))
 
-    single = Run("single", "single", "holmes.demo.train_single", "none", ranks=1)
-    ours = Run("holmes", "Holmes", "holmes.demo.train_holmes", "holmes", ranks=4)
+    single = Run("single", "single", "holmes.lab.demo.train_single", "none", ranks=1)
+    ours = Run("holmes", "Holmes", "holmes.lab.demo.train_holmes", "holmes", ranks=4)
     single.execute(TINY, launch_here, lambda done: None)
     ours.execute(TINY, launch, lambda done: None)
     plan = Plan.from_dict(ours.plan() or {})
@@ -175,7 +175,7 @@ def test_a_saved_plan_drives_the_demo(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.yaml")
     settings = planned_settings(tmp_path / "plan.yaml", steps=2)
     assert (settings.layers, settings.pipeline, settings.steps) == (3, 2, 2)
-    ours = Run("holmes", "Holmes", "holmes.demo.train_holmes", "gloo", ranks=4)
+    ours = Run("holmes", "Holmes", "holmes.lab.demo.train_holmes", "gloo", ranks=4)
     ours.execute(dataclasses.replace(TINY, plan=settings.plan), launch_on_loopback, lambda done: None)
     assert Plan.from_dict(ours.plan() or {}) == plan
     plan_for(two_clusters(ranks_per_host=2), model_layers=3, pipeline=2).save(tmp_path / "plan.yaml")

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from holmes.doctor import CHECKS, Clock, Finding, JobFacts, NicFacts, RankFacts, Trial, diagnose, gather_hosts
-from holmes.doctor.clock import compare_clocks
-from holmes.doctor.facts import ports_of
-from holmes.doctor.finding import merged
-from holmes.doctor.trials import attempt, known_to_arp, listening_ports
-from holmes.plan import plan_for
-from holmes.probe import Exchange, Responder
-from holmes.topology import candidate_fabrics, make_topology, merge_hosts
-from holmes.topology.parts import Finding as TopologyFinding
-from holmes.topology.parts import NodeInventory
+from holmes.cluster.probe import Exchange, Responder
+from holmes.cluster.topology import candidate_fabrics, make_topology, merge_hosts
+from holmes.cluster.topology.parts import Finding as TopologyFinding
+from holmes.cluster.topology.parts import NodeInventory
+from holmes.planning.plan import plan_for
+from holmes.tools.doctor import CHECKS, Clock, Finding, JobFacts, NicFacts, RankFacts, Trial, diagnose, gather_hosts
+from holmes.tools.doctor.clock import compare_clocks
+from holmes.tools.doctor.facts import ports_of
+from holmes.tools.doctor.finding import merged
+from holmes.tools.doctor.trials import attempt, known_to_arp, listening_ports
 from holmes_comm import LocalStore
 
 V2_GID = {"index": 3, "gid": "0000:0000:0000:0000:0000:ffff:0a00:0001", "type": "RoCE v2"}

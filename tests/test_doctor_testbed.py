@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_testbed import _child_env, needs_namespaces
 
-from holmes.testbed import Testbed, TestbedSession
+from holmes.lab.testbed import Testbed, TestbedSession
 
 pytest.importorskip("torch", reason="`holmes doctor` as a job needs torch (its rendezvous and store)")
 

@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from figure_runs import Goal, Run, load_runs, merge
 from figures import judge, report
 
-from holmes.bench import OPERATIONS, parse_bytes
-from holmes.testbed import builtin_specs
+from holmes.lab.testbed import builtin_specs
+from holmes.tools.bench import OPERATIONS, parse_bytes
 
 
 def row(**changes):

@@ -8,12 +8,8 @@ import time
 import pytest
 from topologies import topology_of
 
-from holmes.groups import Group
-from holmes.groups.sizes import Sizes, possible_pipelines
-from holmes.partition import split_evenly
-from holmes.plan import Plan, plan_for
-from holmes.probe import Exchange, Responder, confirm_fabrics, reaches, usable_ports
-from holmes.topology import (
+from holmes.cluster.probe import Exchange, Responder, confirm_fabrics, reaches, usable_ports
+from holmes.cluster.topology import (
     Host,
     NodeInventory,
     Port,
@@ -23,6 +19,10 @@ from holmes.topology import (
     make_topology,
     merge_hosts,
 )
+from holmes.planning.groups import Group
+from holmes.planning.groups.sizes import Sizes, possible_pipelines
+from holmes.planning.partition import split_evenly
+from holmes.planning.plan import Plan, plan_for
 
 
 def port(nic_class: str, address: str, speed_gbps: float = 200.0, name: str = "", gateway: bool = False) -> Port:
@@ -238,7 +238,7 @@ def test_one_subnet_on_two_wires_becomes_two_fabrics(monkeypatch: pytest.MonkeyP
     def same_wire(source: str, target: tuple[str, int], token: str, timeout_s: float) -> bool:
         return any({source, target[0]} <= wire for wire in wires) and reaches(source, target, token, timeout_s)
 
-    monkeypatch.setattr("holmes.probe.reach.reaches", same_wire)
+    monkeypatch.setattr("holmes.cluster.probe.reach.reaches", same_wire)
     hosts = hosts_of(*([loopback(host)] for host in (1, 2, 3, 4)))
     found = confirmed_by_threads(hosts)
     assert [members for _, members in found] == [{"id0", "id2"}, {"id1", "id3"}]

@@ -15,7 +15,7 @@ FAST = {"ib0", "roce0"}
 
 @needs_namespaces
 def test_groups_of_shuffled_ranks_use_their_planned_nics() -> None:
-    testbed = pytest.importorskip("holmes.testbed")
+    testbed = pytest.importorskip("holmes.lab.testbed")
     pytest.importorskip("torch")
     worker = Path(__file__).with_name("groups_worker.py")
     result = testbed.Testbed("two-clusters").run(
@@ -67,7 +67,7 @@ clusters:
 
 @needs_namespaces
 def test_planned_rails_share_a_group(tmp_path: Path) -> None:
-    testbed = pytest.importorskip("holmes.testbed")
+    testbed = pytest.importorskip("holmes.lab.testbed")
     pytest.importorskip("torch")
     (tmp_path / "equal-rails.yaml").write_text(EQUAL_RAILS)
     worker = Path(__file__).with_name("planned_rails_worker.py")

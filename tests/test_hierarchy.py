@@ -90,7 +90,7 @@ def test_threshold_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 @needs_namespaces
 def test_only_shares_cross() -> None:
-    testbed = pytest.importorskip("holmes.testbed")
+    testbed = pytest.importorskip("holmes.lab.testbed")
     pytest.importorskip("torch")
     worker = Path(__file__).with_name("hierarchy_worker.py")
     result = testbed.Testbed("two-clusters").run([sys.executable, str(worker)], timeout_s=100)
@@ -114,7 +114,7 @@ def test_only_shares_cross() -> None:
 
 @needs_namespaces
 def test_stages_of_one_cluster_use_its_nics() -> None:
-    testbed = pytest.importorskip("holmes.testbed")
+    testbed = pytest.importorskip("holmes.lab.testbed")
     pytest.importorskip("torch")
     worker = Path(__file__).with_name("pair_nics_worker.py")
     result = testbed.Testbed("two-clusters").run([sys.executable, str(worker)], timeout_s=100)

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from test_nic_agreement import TIMEOUT_S, MemoryStore, nic, two_clusters
 
+from holmes.lab.fake_sysfs import write_sysfs
 from holmes_comm import nic_agreement
 from holmes_comm.errors import NicError
 from holmes_comm.nccl_agreement import agree_nccl
-from holmes_comm.nics import NicSelection, write_sysfs
+from holmes_comm.nics import NicSelection
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from test_nic_agreement import nic
 
 import holmes_comm
-from holmes_comm.nics import write_sysfs
+from holmes.lab.fake_sysfs import write_sysfs
 
 pytestmark = pytest.mark.skipif(
     fake_gpu.find("fake_cuda") is None,

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from holmes.lab.fake_sysfs import write_sysfs
 from holmes_comm import nic_agreement
 from holmes_comm.errors import NicError, SystemError, TimeoutError
-from holmes_comm.nics import NicSelection, agree_nics, write_sysfs
+from holmes_comm.nics import NicSelection, agree_nics
 
 TIMEOUT_S = 10.0
 

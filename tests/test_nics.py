@@ -9,9 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from holmes.cli import load
+from holmes.lab.fake_sysfs import write_sysfs
+from holmes.tools.cli import load
 from holmes_comm.errors import NicError, UsageError
-from holmes_comm.nics import NicSelection, discover_nics, write_sysfs
+from holmes_comm.nics import NicSelection, discover_nics
 
 MACHINES = Path(__file__).parent / "fixtures" / "machines"
 EXPECTED = yaml.safe_load((MACHINES / "expected.yaml").read_text())
@@ -46,7 +47,7 @@ def test_machine(machine, sysfs):
 def test_cli_prints_every_nic(machine, sysfs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     root = sysfs(machine)
-    nics = load("holmes.cli.nics:nics")
+    nics = load("tools.cli.nics:nics")
     table = CliRunner().invoke(nics, ["--sysfs-root", root])
     as_json = CliRunner().invoke(nics, ["--json", "--sysfs-root", root])
     assert table.exit_code == as_json.exit_code == 0
@@ -58,7 +59,7 @@ def test_cli_prints_every_nic(machine, sysfs, monkeypatch):
 
 
 def test_cli_names_a_wrong_root(tmp_path):
-    result = CliRunner().invoke(load("holmes.cli.nics:nics"), ["--sysfs-root", str(tmp_path / "nowhere")])
+    result = CliRunner().invoke(load("tools.cli.nics:nics"), ["--sysfs-root", str(tmp_path / "nowhere")])
     assert result.exit_code == 2
     assert "nowhere" in result.output
 

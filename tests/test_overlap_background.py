@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from holmes.overlap.background import BackgroundSteps
-from holmes.overlap.gatherer import Gatherer
-from holmes.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer
+from holmes.training.overlap.background import BackgroundSteps
+from holmes.training.overlap.gatherer import Gatherer
+from holmes.training.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer
 
 WAIT_S = 10.0
 

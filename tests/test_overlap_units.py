@@ -12,11 +12,11 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 import holmes  # noqa: E402
-from holmes.overlap.buckets import ParameterSize, lay_out  # noqa: E402
-from holmes.overlap.link import SMALLEST_BYTES, TAIL_SHARE, bucket_bytes_from  # noqa: E402
-from holmes.overlap.report import union_s  # noqa: E402
-from holmes.overlap.schedule import OBSERVED_STEPS, BucketTimes, StepObserver, gather_order  # noqa: E402
-from holmes.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer  # noqa: E402
+from holmes.training.overlap.buckets import ParameterSize, lay_out  # noqa: E402
+from holmes.training.overlap.link import SMALLEST_BYTES, TAIL_SHARE, bucket_bytes_from  # noqa: E402
+from holmes.training.overlap.report import union_s  # noqa: E402
+from holmes.training.overlap.schedule import OBSERVED_STEPS, BucketTimes, StepObserver, gather_order  # noqa: E402
+from holmes.training.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer  # noqa: E402
 
 sizes = st.lists(
     st.builds(ParameterSize, st.integers(0, 5000), st.just(4), st.sampled_from(["a", "b"])), min_size=1, max_size=30

@@ -7,7 +7,7 @@ import random
 import pytest
 from partition_cases import PAPER_MODELS, brute_force, random_problem
 
-from holmes.partition import (
+from holmes.planning.partition import (
     Layer,
     Link,
     PartitionProblem,
@@ -19,7 +19,7 @@ from holmes.partition import (
     split_by_speed,
     transformer_layers,
 )
-from holmes.partition.equal import best_of_equal
+from holmes.planning.partition.equal import best_of_equal
 
 PAPER_SPEEDS = (197.0, 160.0, 122.0)  # TFLOP/s over InfiniBand, RoCE and Ethernet: DESIGN.md, the paper's numbers
 
@@ -65,7 +65,7 @@ def test_the_search_for_large_interleaved_problems_is_close_to_the_optimum(monke
     problems = [mid_size_problem(random.Random(seed)) for seed in range(8)]
     optima = [best_partition(problem) for problem in problems]
     assert all(optimum.is_optimal for optimum in optima)
-    monkeypatch.setattr("holmes.partition.optimum.LISTED_PARTITIONS", 0)
+    monkeypatch.setattr("holmes.planning.partition.optimum.LISTED_PARTITIONS", 0)
     ratios = [
         best_partition(problem).bottleneck_s / optimum.bottleneck_s
         for problem, optimum in zip(problems, optima, strict=True)

@@ -7,10 +7,10 @@ import pytest
 from test_groups import two_clusters
 from topologies import topology_of
 
-from holmes.groups.rank_grid import KINDS
-from holmes.partition import PartitionProblem, Stage, best_partition, equal_layers
-from holmes.plan import Plan, plan_for
-from holmes.topology import Topology
+from holmes.cluster.topology import Topology
+from holmes.planning.groups.rank_grid import KINDS
+from holmes.planning.partition import PartitionProblem, Stage, best_partition, equal_layers
+from holmes.planning.plan import Plan, plan_for
 
 
 def test_plan_of_two_clusters() -> None:
@@ -176,5 +176,5 @@ def test_planning_needs_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, holmes.plan, holmes.probe, holmes; holmes.plan_for; assert 'torch' not in sys.modules"
+    code = "import sys, holmes, holmes.cluster.probe; holmes.plan, holmes.plan_for; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -14,9 +14,9 @@ from topologies import topology_of
 from typer.testing import CliRunner
 
 import holmes
-from holmes.cli import load
-from holmes.groups.rank_grid import RankGrid
-from holmes.topology import Topology, candidate_fabrics, make_topology
+from holmes.cluster.topology import Topology, candidate_fabrics, make_topology
+from holmes.planning.groups.rank_grid import RankGrid
+from holmes.tools.cli import load
 
 
 def test_a_plan_that_holds() -> None:
@@ -126,7 +126,7 @@ def test_command_line(tmp_path: Path) -> None:
     bad.save(tmp_path / "bad.yaml")
     (tmp_path / "groups.yaml").write_text(yaml.safe_dump({"groups": {"tp": [[0, 1], "2-3"], "dp": ["0-6:2"]}}))
     (tmp_path / "wrong.json").write_text(json.dumps({"kind": "shopping list"}))
-    app = load("holmes.cli.plan:app")
+    app = load("tools.cli.plan:app")
     outcomes = {"good.json": (0, "Every group keeps"), "bad.yaml": (1, "WRONG dp: 1 groups such as [0, 1, 2")}
     outcomes |= {"groups.yaml": (1, "crosses cluster 0 and cluster 1"), "wrong.json": (2, "neither a plan")}
     for name, (code, words) in outcomes.items():

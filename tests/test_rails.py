@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_testbed import needs_namespaces
 
-testbed = pytest.importorskip("holmes.testbed")
+testbed = pytest.importorskip("holmes.lab.testbed")
 
 WORKER = Path(__file__).with_name("rails_worker.py")
 DEADLINE_S = 20.0  # of an operation, as the worker has it

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holmes.groups.rank_grid import KINDS, RankGrid
-from holmes.groups.rank_text import from_text, short, to_text
+from holmes.planning.groups.rank_grid import KINDS, RankGrid
+from holmes.planning.groups.rank_text import from_text, short, to_text
 
 MEGATRON = {  # initialize_model_parallel's groups: the generator and the token it is asked for
     "dp_cp": ("dense", "dp-cp"),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holmes.partition import (
+from holmes.planning.partition import (
     PartitionProblem,
     Replanner,
     Stage,
@@ -15,7 +15,7 @@ from holmes.partition import (
     replan,
     transformer_layers,
 )
-from holmes.partition.transformer import Transformer
+from holmes.planning.partition.transformer import Transformer
 
 EQUAL = PartitionProblem(equal_layers(30), (Stage(),) * 3)
 NOW = best_partition(EQUAL)  # 10, 10, 10 layers, 10 s each

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from holmes.cli.plan import app
-from holmes.model.gpus import gpu_named
-from holmes.model.presets import PRESETS, load_model
-from holmes.plan import Plan
-from holmes.plan.proof import check
-from holmes.search import Assumptions, Wanted, machines_of, search
-from holmes.search.estimate import estimate
-from holmes.search.layout import Layout
-from holmes.topology import Topology
+from holmes.cluster.topology import Topology
+from holmes.planning.model.gpus import gpu_named
+from holmes.planning.model.presets import PRESETS, load_model
+from holmes.planning.plan import Plan
+from holmes.planning.plan.proof import check
+from holmes.planning.search import Assumptions, Wanted, machines_of, search
+from holmes.planning.search.estimate import estimate
+from holmes.planning.search.layout import Layout
+from holmes.tools.cli.plan import app
 
 
 def topology(**second: object) -> Topology:

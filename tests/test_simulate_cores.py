@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holmes import files
-from holmes.model.gpt import PartTimes, PassTimes, Transformer
-from holmes.simulate import (
+from holmes.planning.model.gpt import PartTimes, PassTimes, Transformer
+from holmes.planning.simulate import (
     Framework,
     Job,
     LinkRate,
@@ -22,8 +22,8 @@ from holmes.simulate import (
     make_step,
     simulate,
 )
-from holmes.simulate.engine import Engine
-from holmes.simulate.fair_share import fair_rates
+from holmes.planning.simulate.engine import Engine
+from holmes.planning.simulate.fair_share import fair_rates
 
 MODEL = Transformer(8, 256, 4, 32, 103, tied=False)
 TIMES = PartTimes(PassTimes(0.0, 0.0), PassTimes(0.002, 0.004), PassTimes(0.0, 0.0))

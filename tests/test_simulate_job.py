@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holmes.simulate import (
+from holmes.planning.simulate import (
     Framework,
     Job,
     LinkRate,

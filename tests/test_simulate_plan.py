@@ -8,9 +8,9 @@ import pytest
 from test_groups import two_clusters
 from typer.testing import CliRunner
 
-from holmes.cli import load
-from holmes.plan import plan_for
-from holmes.simulate import Framework, LinkRate, Place, Rates, Transformer, job_of_plan, make_step
+from holmes.planning.plan import plan_for
+from holmes.planning.simulate import Framework, LinkRate, Place, Rates, Transformer, job_of_plan, make_step
+from holmes.tools.cli import load
 
 RATES = Rates(
     100.0, {name: LinkRate(gbps) for name, gbps in (("infiniband", 200.0), ("roce_v2", 100.0), ("ethernet", 25.0))}
@@ -49,22 +49,22 @@ def test_command_line(tmp_path: Path) -> None:
     RATES.save(tmp_path / "rates.yaml")
     options = {"--topology": "topology.yaml", "--rates": "rates.yaml", "--trace": "trace.json"}
     arguments = [str(tmp_path / "plan.yaml"), *(part for k, v in options.items() for part in (k, str(tmp_path / v)))]
-    without = CliRunner().invoke(load("holmes.cli.simulate:simulate"), [*arguments, "--global-batch", "64"])
+    without = CliRunner().invoke(load("tools.cli.simulate:simulate"), [*arguments, "--global-batch", "64"])
     assert without.exit_code == 2
     assert "the plan does not say its model" in without.output
     (tmp_path / "model.yaml").write_text("layers: 12\nhidden: 1024\nheads: 16\nsequence: 512\n")
     arguments += ["--model", str(tmp_path / "model.yaml"), "--global-batch", "64"]
-    result = CliRunner().invoke(load("holmes.cli.simulate:simulate"), arguments)
+    result = CliRunner().invoke(load("tools.cli.simulate:simulate"), arguments)
     assert result.exit_code == 0, result.output
     assert "TFLOP/s per GPU" in result.output
     assert "bottleneck link: " in result.output
     assert (tmp_path / "trace.json").exists()
     bench = Path(__file__).parent.parent / "benchmarks" / "results" / "link-2.json"
-    slow = CliRunner().invoke(load("holmes.cli.simulate:simulate"), [*arguments, "--bench", f"ethernet={bench}"])
+    slow = CliRunner().invoke(load("tools.cli.simulate:simulate"), [*arguments, "--bench", f"ethernet={bench}"])
     assert slow.exit_code == 0, slow.output
     assert slow.output != result.output
     wrong = CliRunner().invoke(
-        load("holmes.cli.simulate:simulate"), [*arguments, "--schedule", "interleaved", "--chunks", "0"]
+        load("tools.cli.simulate:simulate"), [*arguments, "--schedule", "interleaved", "--chunks", "0"]
     )
     assert wrong.exit_code == 2
     assert "chunks=0" in wrong.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holmes.simulate import SCHEDULES, Boundary, Route, Stage, Step, operations, simulate
+from holmes.planning.simulate import SCHEDULES, Boundary, Route, Stage, Step, operations, simulate
 
 SIZES = [(1, 1), (1, 4), (2, 2), (2, 12), (3, 6), (4, 8), (8, 8), (8, 32)]
 

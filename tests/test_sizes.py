@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from topologies import topology_of
 
 import holmes
-from holmes.groups.rank_text import from_text
-from holmes.groups.sizes import Limits, Sizes, divisors, nearest, possible_pipelines, problems
-from holmes.topology import Topology
+from holmes.cluster.topology import Topology
+from holmes.planning.groups.rank_text import from_text
+from holmes.planning.groups.sizes import Limits, Sizes, divisors, nearest, possible_pipelines, problems
 
 hosts = st.lists(st.lists(st.sampled_from([1, 2, 4, 6, 8]), min_size=2, max_size=4), min_size=1, max_size=3)
 wanted_sizes = st.builds(

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from test_testbed import needs_namespaces
 
-from holmes.stress import GroupResult, RankResult, Settings, StressResult, WrongResultError
-from holmes.stress.loops import Loop
-from holmes.stress.patterns import DTYPES, Patterns
-from holmes.stress.report import rates, verdict
-from holmes.testbed import Testbed
+from holmes.lab.stress import GroupResult, RankResult, Settings, StressResult, WrongResultError
+from holmes.lab.stress.loops import Loop
+from holmes.lab.stress.patterns import DTYPES, Patterns
+from holmes.lab.stress.report import rates, verdict
+from holmes.lab.testbed import Testbed
 from holmes_comm import HolmesError, LocalStore, init
 
 STRESS = [sys.executable, "-m", "holmes", "stress", "--max-bytes", "256K", "--timeout-s", "20"]

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from test_testbed import needs_namespaces
 
-from holmes.stress.faults import FaultSettings
-from holmes.stress.faults.catalogue import Injection
-from holmes.stress.faults.expect import SURVIVED, about
-from holmes.stress.faults.false_clock import FalseClock
-from holmes.stress.faults.folder_store import FolderStore
-from holmes.stress.faults.judge import Episode, judge
-from holmes.stress.faults.leaks import problems
-from holmes.stress.faults.messages import GroupReport
-from holmes.stress.faults.reports import passed_on, report_of
-from holmes.stress.result import WrongResultError
+from holmes.lab.stress.faults import FaultSettings
+from holmes.lab.stress.faults.catalogue import Injection
+from holmes.lab.stress.faults.expect import SURVIVED, about
+from holmes.lab.stress.faults.false_clock import FalseClock
+from holmes.lab.stress.faults.folder_store import FolderStore
+from holmes.lab.stress.faults.judge import Episode, judge
+from holmes.lab.stress.faults.leaks import problems
+from holmes.lab.stress.faults.messages import GroupReport
+from holmes.lab.stress.faults.reports import passed_on, report_of
+from holmes.lab.stress.result import WrongResultError
 from holmes_comm import AbortedError, PeerLostError
 
 RIGHT = GroupReport("dp", (0, 2), 9, 99, 100.5, "PeerLostError", "PeerLostError", culprit=2, teller=0, nic="ib0")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from holmes.testbed import SpecError, Testbed, TestbedError
-from holmes.testbed.launch import TestbedSession
-from holmes.testbed.spec import parse_spec
+from holmes.lab.testbed import SpecError, Testbed, TestbedError
+from holmes.lab.testbed.launch import TestbedSession
+from holmes.lab.testbed.spec import parse_spec
 
 PYTHON = sys.executable
 TCP_PAYLOAD_SHARE = 0.95  # of a link's rate, MTU 1500: 1448 bytes of 1514 to 1538 on the wire

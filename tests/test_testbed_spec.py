@@ -12,11 +12,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from holmes.testbed import SpecError, Testbed, TestbedError, builtin_specs, load_spec
-from holmes.testbed.cli import app
-from holmes.testbed.launch import place_ranks, rank_environment
-from holmes.testbed.spec import parse_spec
-from holmes.testbed.sysfs import node_sysfs
+from holmes.lab.testbed import SpecError, Testbed, TestbedError, builtin_specs, load_spec
+from holmes.lab.testbed.cli import app
+from holmes.lab.testbed.launch import place_ranks, rank_environment
+from holmes.lab.testbed.spec import parse_spec
+from holmes.lab.testbed.sysfs import node_sysfs
 
 
 @pytest.mark.parametrize("name", builtin_specs())
@@ -146,8 +146,8 @@ def test_specs_lists_the_builtin_ones() -> None:
 
 
 def test_help_imports_no_subcommand() -> None:
-    code = "import sys; from holmes.cli import main\ntry: main(['--help'])\nexcept SystemExit as e: pass\n"
-    code += "print([m for m in sys.modules if m.startswith(('torch', 'numpy', 'holmes.testbed', 'holmes_comm'))])"
+    code = "import sys; from holmes.tools.cli import main\ntry: main(['--help'])\nexcept SystemExit as e: pass\n"
+    code += "print([m for m in sys.modules if m.startswith(('torch', 'numpy', 'holmes.lab.testbed', 'holmes_comm'))])"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     for name in ("nics", "topology", "testbed", "bench", "demo"):

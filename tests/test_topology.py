@@ -12,8 +12,8 @@ import yaml
 from test_groups import assumed, hosts_of, ib, port, two_clusters
 from typer.testing import CliRunner
 
-from holmes.cli import topology as cli_topology
-from holmes.topology import Cluster, Fabric, Finding, Host, Link, Port, Topology, make_topology
+from holmes.cluster.topology import Cluster, Fabric, Finding, Host, Link, Port, Topology, make_topology
+from holmes.tools.cli import topology as cli_topology
 
 EIGHT_CLUSTERS = (
     """

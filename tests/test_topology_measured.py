@@ -14,15 +14,23 @@ from pathlib import Path
 import pytest
 from test_groups import MemoryStore, hosts_of, loopback, port
 
-from holmes.probe.exchange import Exchange
-from holmes.probe.inventory import local_gpu
-from holmes.probe.meter import Meter
-from holmes.probe.pairs import pack, tournament
-from holmes.probe.stream import Door, Window, dial
-from holmes.topology import Fabric, Host, Port, candidate_fabrics, make_topology
-from holmes.topology.contradictions import contradictions, mixed_wires
-from holmes.topology.graph import components
-from holmes.topology.measured import PairRate, host_rates, measured_fabrics, pairs_of, parts_of, questions, slow_hosts
+from holmes.cluster.probe.exchange import Exchange
+from holmes.cluster.probe.inventory import local_gpu
+from holmes.cluster.probe.meter import Meter
+from holmes.cluster.probe.pairs import pack, tournament
+from holmes.cluster.probe.stream import Door, Window, dial
+from holmes.cluster.topology import Fabric, Host, Port, candidate_fabrics, make_topology
+from holmes.cluster.topology.contradictions import contradictions, mixed_wires
+from holmes.cluster.topology.graph import components
+from holmes.cluster.topology.measured import (
+    PairRate,
+    host_rates,
+    measured_fabrics,
+    pairs_of,
+    parts_of,
+    questions,
+    slow_hosts,
+)
 
 
 def fabric_of(names: Iterable[str], nic_class: str = "ethernet") -> Fabric:

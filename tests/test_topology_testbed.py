@@ -9,9 +9,9 @@ import pytest
 from test_testbed import needs_namespaces
 
 import holmes
-from holmes.testbed import Testbed, TestbedSession
-from holmes.testbed.spec import load_spec
-from holmes.topology import Topology
+from holmes.cluster.topology import Topology
+from holmes.lab.testbed import Testbed, TestbedSession
+from holmes.lab.testbed.spec import load_spec
 
 pytest.importorskip("torch", reason="`holmes topology` as a job needs torch (its rendezvous and store)")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_testbed import needs_namespaces
 
-testbed = pytest.importorskip("holmes.testbed")
+testbed = pytest.importorskip("holmes.lab.testbed")
 
 CONNECT_TIMEOUT_S = 4.0  # in the worker
 

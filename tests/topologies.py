@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from holmes.topology import NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
+from holmes.cluster.topology import NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
 
 CLASSES = ("infiniband", "roce_v2", "roce_v1")
 

@@ -5,17 +5,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holmes import groups, model, partition, plan, search, simulate
-    from holmes.groups.rank_grid import KINDS
-    from holmes.overlap import DistributedOptimizer
-    from holmes.pipeline import PipelineStage, pipeline_schedule, pipeline_stages
-    from holmes.plan.plan import Plan, plan_for
-    from holmes.plan.proof import Proof, check
-    from holmes.plan.workable import workable_plan
-    from holmes.recovery import Generation, run_elastic
-    from holmes.session import gather_topology, make_plan
-    from holmes.topology import Topology
-    from holmes.torch_groups import ProcessGroups, process_groups
+    from holmes.cluster.topology import Topology
+    from holmes.planning import groups, model, partition, plan, search, simulate
+    from holmes.planning.groups.rank_grid import KINDS
+    from holmes.planning.plan.plan import Plan, plan_for
+    from holmes.planning.plan.proof import Proof, check
+    from holmes.planning.plan.workable import workable_plan
+    from holmes.training.overlap import DistributedOptimizer
+    from holmes.training.pipeline import PipelineStage, pipeline_schedule, pipeline_stages
+    from holmes.training.process_groups import ProcessGroups, process_groups
+    from holmes.training.recovery import Generation, run_elastic
+    from holmes.training.session import gather_topology, make_plan
 
 try:
     __version__ = version("holmes-comm")
@@ -23,26 +23,26 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+source"
 
 _HOMES = {  # imported when first used: planning needs no torch
-    "DistributedOptimizer": "holmes.overlap",
-    "Generation": "holmes.recovery",
-    "KINDS": "holmes.groups.rank_grid",
-    "PipelineStage": "holmes.pipeline",
-    "Plan": "holmes.plan.plan",
-    "ProcessGroups": "holmes.torch_groups",
-    "Proof": "holmes.plan.proof",
-    "Topology": "holmes.topology",
-    "check": "holmes.plan.proof",
-    "gather_topology": "holmes.session",
-    "make_plan": "holmes.session",
-    "pipeline_schedule": "holmes.pipeline",
-    "pipeline_stages": "holmes.pipeline",
-    "plan_for": "holmes.plan.plan",
-    "process_groups": "holmes.torch_groups",
-    "run_elastic": "holmes.recovery",
-    "workable_plan": "holmes.plan.workable",
+    "DistributedOptimizer": "holmes.training.overlap",
+    "Generation": "holmes.training.recovery",
+    "KINDS": "holmes.planning.groups.rank_grid",
+    "PipelineStage": "holmes.training.pipeline",
+    "Plan": "holmes.planning.plan.plan",
+    "ProcessGroups": "holmes.training.process_groups",
+    "Proof": "holmes.planning.plan.proof",
+    "Topology": "holmes.cluster.topology",
+    "check": "holmes.planning.plan.proof",
+    "gather_topology": "holmes.training.session",
+    "make_plan": "holmes.training.session",
+    "pipeline_schedule": "holmes.training.pipeline",
+    "pipeline_stages": "holmes.training.pipeline",
+    "plan_for": "holmes.planning.plan.plan",
+    "process_groups": "holmes.training.process_groups",
+    "run_elastic": "holmes.training.recovery",
+    "workable_plan": "holmes.planning.plan.workable",
 }
 
-_PACKAGES = ("groups", "model", "partition", "plan", "search", "simulate")
+_PLANNING = ("groups", "model", "partition", "plan", "search", "simulate")
 
 __all__ = [
     "KINDS",
@@ -75,6 +75,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in _PACKAGES:
-        return import_module(f"holmes.{name}")
+    if name in _PLANNING:
+        return import_module(f"holmes.planning.{name}")
     raise AttributeError(f"module 'holmes' has no attribute {name!r}")

@@ -1,5 +1,5 @@
 """`python -m holmes`: the same as the `holmes` command."""
 
-from holmes.cli import main
+from holmes.tools.cli import main
 
 main()

@@ -16,9 +16,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import holmes
-from holmes.demo.data import Batches
-from holmes.demo.model import Stage, loss_of
-from holmes.demo.settings import Settings
+from holmes.lab.demo.data import Batches
+from holmes.lab.demo.model import Stage, loss_of
+from holmes.lab.demo.settings import Settings
 from holmes_comm.errors import PeerLostError
 
 SETTINGS = Settings(layers=2, width=32, heads=2, sequence=16, global_batch=16)

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from resume_worker import CHECKPOINT_EVERY, SETTINGS, TIMEOUT_S  # noqa: E402
 from single_process import single_process_losses  # noqa: E402
 
-from holmes.testbed import Testbed  # noqa: E402
-from holmes.testbed.launch import rank_environment  # noqa: E402
+from holmes.lab.testbed import Testbed  # noqa: E402
+from holmes.lab.testbed.launch import rank_environment  # noqa: E402
 
 WORKER = Path(__file__).with_name("resume_worker.py")
 STEPS, KILLED_STEP, VICTIM = 12, 6, 3

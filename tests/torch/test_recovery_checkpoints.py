@@ -8,8 +8,8 @@ dist = pytest.importorskip("torch.distributed")
 from torch import nn  # noqa: E402
 from torch_ranks import init, run_ranks  # noqa: E402
 
-from holmes.recovery.checkpoints import Checkpoints  # noqa: E402
-from holmes.recovery.state import TrackedState  # noqa: E402
+from holmes.training.recovery.checkpoints import Checkpoints  # noqa: E402
+from holmes.training.recovery.state import TrackedState  # noqa: E402
 
 
 def test_the_last_complete_one_counts_and_older_ones_go(tmp_path):
@@ -40,7 +40,7 @@ def test_the_last_complete_one_counts_and_older_ones_go(tmp_path):
 
 def two_stages(rank, size, store):
     import holmes
-    from holmes.recovery.state import TrackedState
+    from holmes.training.recovery.state import TrackedState
 
     init(store, rank, size)
     torch.manual_seed(rank)

@@ -16,11 +16,11 @@ import pytest
 
 dist = pytest.importorskip("torch.distributed")
 
-from holmes.recovery.agreement import Rules, agree, next_generation  # noqa: E402
-from holmes.recovery.board import LEFT, Board, parse_address  # noqa: E402
-from holmes.recovery.errors import ReplacedError, StoreLostError, TooFewRanksError  # noqa: E402
-from holmes.recovery.member import Member, choose, place_from  # noqa: E402
-from holmes.recovery.watch import Watch  # noqa: E402
+from holmes.training.recovery.agreement import Rules, agree, next_generation  # noqa: E402
+from holmes.training.recovery.board import LEFT, Board, parse_address  # noqa: E402
+from holmes.training.recovery.errors import ReplacedError, StoreLostError, TooFewRanksError  # noqa: E402
+from holmes.training.recovery.member import Member, choose, place_from  # noqa: E402
+from holmes.training.recovery.watch import Watch  # noqa: E402
 from holmes_comm.errors import UsageError  # noqa: E402
 
 RULES = Rules(4, join_timeout_s=20, agree_timeout_s=20, wait_timeout_s=20, silent_s=0.8)
@@ -218,7 +218,7 @@ def test_a_lost_store_is_named(peers):
 
 
 def test_a_stopped_store_is_named():
-    command = "import holmes.recovery.serve as s; s.serve_store(0, lambda port: print(port, flush=True))"
+    command = "import holmes.training.recovery.serve as s; s.serve_store(0, lambda port: print(port, flush=True))"
     server = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True)
     try:
         board = Board(f"127.0.0.1:{server.stdout.readline().strip()}", 10, timeout_s=2)

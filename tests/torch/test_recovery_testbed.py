@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-testbed = pytest.importorskip("holmes.testbed")
+testbed = pytest.importorskip("holmes.lab.testbed")
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
@@ -15,7 +15,7 @@ from elastic_job import ElasticJob, ElasticNodes  # noqa: E402
 from single_process import single_process_losses  # noqa: E402
 from test_testbed import needs_namespaces  # noqa: E402
 
-from holmes.demo.settings import Settings  # noqa: E402
+from holmes.lab.demo.settings import Settings  # noqa: E402
 
 NODES = ["a0", "a1", "b0", "b1"]
 STEPS = 30

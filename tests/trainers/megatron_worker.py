@@ -7,7 +7,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 import holmes
-from holmes.integrations import initialize_megatron
+from holmes.training.integrations import initialize_megatron
 from holmes_comm.torch_backend import connections
 
 

@@ -3,8 +3,8 @@
 import contextlib
 import random
 
-from holmes.plan import Plan, plan_for
-from holmes.topology import NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
+from holmes.cluster.topology import NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
+from holmes.planning.plan import Plan, plan_for
 
 NETWORKS = {"infiniband": ("ib0", "10.1.0"), "roce_v2": ("roce0", "10.2.0"), "ethernet": ("eth0", "10.9.0")}
 

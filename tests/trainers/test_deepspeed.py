@@ -11,7 +11,7 @@ import torch.distributed as dist
 from deepspeed.pipe import LayerSpec
 from torch import nn
 
-from holmes.integrations import (
+from holmes.training.integrations import (
     NotExpressible,
     deepspeed_partition,
     deepspeed_pipeline_module,

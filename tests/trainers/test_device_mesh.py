@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch_ranks import init, run_ranks
 
-from holmes.integrations import device_mesh, planned_nics
-from holmes.topology import NodeInventory, Port, candidate_fabrics, make_topology, merge_hosts
+from holmes.cluster.topology import NodeInventory, Port, candidate_fabrics, make_topology, merge_hosts
+from holmes.training.integrations import device_mesh, planned_nics
 
 
 @pytest.mark.parametrize("sizes", [{"tensor": 2, "pipeline": 2}, {"context": 2, "pipeline": 2}, {"pipeline": 4}])
@@ -35,7 +35,7 @@ def test_axes_are_the_planned_groups(sizes):
 
 def on_loopback(order):
     """Two hosts of two ranks, in one cluster; the only NIC that all of this machine's ranks have is lo."""
-    from holmes.plan import plan_for
+    from holmes.planning.plan import plan_for
 
     port = Port("lo", "ethernet", "127.0.0.1", "127.0.0.0/8", 1.0)
     hosts = merge_hosts([NodeInventory(rank, f"n{i // 2}", f"id{i // 2}", (port,)) for i, rank in enumerate(order)])

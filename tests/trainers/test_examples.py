@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from holmes.testbed import Testbed, TestbedError
+from holmes.lab.testbed import Testbed, TestbedError
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 STEPS = 3

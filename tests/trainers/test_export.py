@@ -12,9 +12,10 @@ import yaml
 from plans import make
 from typer.testing import CliRunner
 
-from holmes.cli import plan as cli_plan
-from holmes.groups.rank_grid import KINDS
-from holmes.integrations import (
+from holmes.planning.groups.rank_grid import KINDS
+from holmes.planning.plan import Plan
+from holmes.tools.cli import plan as cli_plan
+from holmes.training.integrations import (
     FORMATS,
     NotExpressible,
     export_plan,
@@ -24,7 +25,6 @@ from holmes.integrations import (
     renumbered,
     start_in_plan_order,
 )
-from holmes.plan import Plan
 
 
 def test_renumbered_is_the_same_plan():
@@ -141,7 +141,7 @@ def test_command_line(tmp_path):
 
 def test_no_framework_is_imported_before_it_is_needed():
     code = (
-        "import sys, holmes.integrations; "
+        "import sys, holmes.training.integrations; "
         "print([name for name in ('torch', 'megatron', 'deepspeed', 'torchtitan') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -23,8 +23,9 @@ from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from holmes.groups.rank_grid import KINDS
-from holmes.integrations import (
+from holmes.lab.testbed import Testbed, TestbedError
+from holmes.planning.groups.rank_grid import KINDS
+from holmes.training.integrations import (
     NotExpressible,
     initialize_megatron,
     megatron_arguments,
@@ -32,7 +33,6 @@ from holmes.integrations import (
     megatron_layout,
     megatron_process_groups,
 )
-from holmes.testbed import Testbed, TestbedError
 
 # What Megatron's own code asks for each kind of group, and the list of ranks that it keeps beside it.
 GETTERS = {

@@ -12,7 +12,7 @@ from torch import nn
 from torchtitan.config.configs import ParallelismConfig
 from torchtitan.distributed import parallel_dims, pipeline_parallel
 
-from holmes.integrations import NotExpressible, renumbered, torchtitan_module_fqns, torchtitan_parallelism
+from holmes.training.integrations import NotExpressible, renumbered, torchtitan_module_fqns, torchtitan_parallelism
 
 
 class Decoder(nn.Module):

@@ -1,5 +1,0 @@
-"""The `holmes` command: one module for each subcommand."""
-
-from holmes.cli.command import app, load, main
-
-__all__ = ["app", "load", "main"]

@@ -1,0 +1,93 @@
+"""Measures all fabrics within a given time: tournaments, then what they left open, then the clusters' links."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+from holmes.cluster.probe.exchange import Exchange
+from holmes.cluster.probe.links import measure_links
+from holmes.cluster.probe.meter import Meter, slot_s
+from holmes.cluster.probe.pairs import Round, pack, tournament
+from holmes.cluster.probe.stream import Window
+from holmes.cluster.topology import ROUTED, Fabric, Finding, Host, Link, Topology, make_topology
+from holmes.cluster.topology.measured import PairRate, measured_fabrics, pairs_of, parts_of, questions, slow_hosts
+
+_LEAST_S, _MOST_S = 0.12, 0.4  # of one direction's stream
+_WARM_SHARE = 0.35
+
+
+def measure_topology(
+    exchange: Exchange,
+    hosts: Sequence[Host],
+    fabrics: Sequence[Fabric],
+    findings: Sequence[Finding],
+    measure_s: float,
+    timeout_s: float,
+) -> Topology:
+    """Collective. The topology of these fabrics with their rates, parts and links between clusters.
+
+    The tournaments take about `measure_s`, what they leave open and the links at most as much again; partners that do
+    not come cost up to `timeout_s` for each of the three. Equal on all ranks.
+    """
+    by_id = {host.host_id: host for host in hosts}
+    most_rounds = max(1, int(measure_s / (2 * _LEAST_S)))
+    rounds = pack(_wishes(fabrics, by_id, most_rounds), most_rounds)
+    stream_s = min(_MOST_S, max(_LEAST_S, measure_s / max(1, len(rounds)) / 2))
+    window = Window(_WARM_SHARE * stream_s, (1 - _WARM_SHARE) * stream_s)
+    half = max(1, int(measure_s / 2 / slot_s(window)))
+    with Meter(exchange, hosts, window, timeout_s) as meter:
+        pairs = _measured(meter, fabrics, rounds)
+        open_questions = [[[pair] for pair in questions(fabric, pairs_of(fabric, by_id, pairs))] for fabric in fabrics]
+        if any(open_questions):
+            pairs += _measured(meter, fabrics, pack(open_questions, half))
+        known = {fabric.name: pairs_of(fabric, by_id, pairs) for fabric in fabrics}
+        measured = [part for fabric in fabrics for part in measured_fabrics(fabric, by_id, known[fabric.name])]
+        found = make_topology(hosts, measured)
+        links = measure_links(meter, found, half)
+    # What many pairs at once left each other over a shared uplink is less than what one pair has.
+    whole = {fabric.name for fabric in fabrics if len(parts_of(fabric, known[fabric.name])) > 1}
+    final = [_from_links(fabric, links) if fabric.name in whole else fabric for fabric in measured]
+    slow = [finding for fabric in fabrics for finding in slow_hosts(fabric, by_id, known[fabric.name])]
+    return make_topology(hosts, final, [*findings, *slow], links)
+
+
+def _from_links(fabric: Fabric, links: Sequence[Link]) -> Fabric:
+    """A fabric between clusters, with the rates that one pair of hosts alone had on it."""
+    mine = [link for link in links if link.fabric == fabric.name]
+    if not mine:
+        return fabric
+    return dataclasses.replace(
+        fabric,
+        measured_gbps=statistics.median(link.gbps for link in mine),
+        measured_min_gbps=min(link.gbps for link in mine),
+        latency_s=statistics.median(link.latency_s for link in mine),
+    )
+
+
+def _wishes(fabrics: Sequence[Fabric], hosts: Mapping[str, Host], most_rounds: int) -> list[list[Round]]:
+    """The rounds that each fabric would like; no pair of NICs twice, though it may lie in two fabrics."""
+    seen: set[frozenset[tuple[str, str]]] = set()
+    wishes = []
+    for fabric in fabrics:
+        subnet = {host_id: port.subnet for host_id in fabric.ports if (port := fabric.port_of(hosts[host_id]))}
+        mine: list[Round] = []
+        for pairs in tournament(list(fabric.ports), most_rounds):
+            fresh: Round = []
+            for one, other in pairs:
+                nics = frozenset(((one, fabric.ports[one]), (other, fabric.ports[other])))
+                if nics not in seen and (fabric.subnet != ROUTED or subnet[one] != subnet[other]):
+                    seen.add(nics)
+                    fresh.append((one, other))
+            if fresh:
+                mine.append(fresh)
+        wishes.append(mine)
+    return wishes
+
+
+def _measured(
+    meter: Meter, fabrics: Sequence[Fabric], rounds: Sequence[Sequence[tuple[int, str, str]]]
+) -> list[PairRate]:
+    meetings = [[(fabrics[index], one, other) for index, one, other in pairs] for pairs in rounds]
+    return [pair for measured in meter.measure(meetings) for pair in measured]

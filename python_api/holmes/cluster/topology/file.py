@@ -1,0 +1,258 @@
+"""The topology's file, version 2: what `holmes topology --save` writes, and what a person writes by hand.
+
+Version 1 is read too. A hand-written file may use templates (`count`, "{}" in names), leave out addresses and fabrics,
+and give rates of fabrics that follow from the NICs; docs/topology.md shows it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holmes import files
+from holmes.cluster.topology.clusters import make_topology
+from holmes.cluster.topology.fabrics import candidate_fabrics, make_fabric
+from holmes.cluster.topology.fields import Entry, numbered
+from holmes.cluster.topology.parts import NIC_CLASSES, Fabric, Finding, Host, Link, Port
+from holmes.cluster.topology.runs import runs
+from holmes.cluster.topology.topology import Topology
+
+KIND, VERSION = "holmes topology", 2
+_TOP = ("kind", "version", "hosts", "fabrics", "findings", "links")
+_GPU = ("gpu", "gpu_memory_gib", "gpu_tflops")
+_HOST = ("name", "host_id", "ranks", "ports", *_GPU, "count", "ranks_per_host")
+_PORT = ("name", "nic_class", "address", "subnet", "speed_gbps", "has_gateway", "count")
+_RATES = ("measured_gbps", "measured_min_gbps", "latency_s")
+_FABRIC = ("name", "nic_class", "subnet", "speed_gbps", "ports", "confirmed", *_RATES, "host_limited")
+_FINDING = tuple(field.name for field in dataclasses.fields(Finding))
+_LINK = tuple(field.name for field in dataclasses.fields(Link))
+
+
+def to_dict(topology: Topology) -> dict[str, Any]:
+    """Plain lists, dicts, numbers and strings; hosts by name, and without the fields that are unknown.
+
+    Hosts alike in a row become a template again, and fabrics that follow from the NICs are left out.
+    """
+    names = {host.host_id: host.name for host in topology.hosts}
+    hosts = []
+    for template, run in runs(topology.hosts):
+        host = run[0]
+        entry = _known({**files.plain(host), "ports": [_known(files.plain(port)) for port in host.ports]})
+        if host.host_id == host.name:
+            del entry["host_id"]
+        if len(run) > 1:
+            del entry["ranks"]
+            entry = {"count": len(run), **entry, "name": template, "ranks_per_host": len(host.ranks)}
+        hosts.append(entry)
+    rest = {"findings": files.plain(topology.findings), "links": files.plain(topology.links)}
+    fabrics = {} if _follow(topology) else {"fabrics": [_plain_fabric(f, names) for f in topology.fabrics]}
+    return {"kind": KIND, "version": VERSION, "hosts": hosts, **fabrics, **_known(rest)}
+
+
+def from_dict(data: Mapping[str, Any]) -> Topology:
+    """Reads version 1 or 2. Raises ValueError naming the field, its value, the rule and the fix."""
+    files.check_kind(data, KIND, version=1 if data.get("version") == 1 else VERSION)
+    top = Entry(data, "", _TOP)
+    hosts: list[Host] = []
+    next_rank = 0
+    for where, item in top.items("hosts", required=True):
+        hosts += _hosts(Entry(item, where, _HOST), next_rank)
+        next_rank = max(next_rank, hosts[-1].ranks[-1] + 1)
+    _check_hosts(hosts)
+    fabrics = list(candidate_fabrics(hosts)) if _derives_fabrics(top) else []
+    by_name = {name: host for host in hosts for name in (host.host_id, host.name)}
+    for where, item in top.items("fabrics"):
+        entry = Entry(item, where, _FABRIC)
+        if "ports" in entry:
+            fabrics.append(_fabric(entry, by_name))
+        else:
+            _amend(fabrics, entry)
+    _unique([fabric.name for fabric in fabrics], "fabrics", "name")
+    findings = [_finding(Entry(item, where, _FINDING)) for where, item in top.items("findings")]
+    links = [_link(Entry(item, where, _LINK)) for where, item in top.items("links")]
+    return make_topology(hosts, fabrics, findings, links)
+
+
+def _follow(topology: Topology) -> bool:
+    """Whether the fabrics are just those that the NICs suggest."""
+    return bool(topology.fabrics) and topology.fabrics == candidate_fabrics(topology.hosts)
+
+
+def _plain_fabric(fabric: Fabric, names: Mapping[str, str]) -> dict[str, Any]:
+    ports = {names[host_id]: nic for host_id, nic in fabric.ports.items()}
+    return _known({**files.plain(fabric), "ports": ports})
+
+
+def _hosts(entry: Entry, first_rank: int) -> list[Host]:
+    """The hosts of one entry; those without explicit ranks go on at `first_rank`."""
+    count = entry.whole("count", 1)
+    ranks = _ranks(entry, count)
+    per_host = entry.whole("ranks_per_host", 1)
+    place, template = f"{entry.where}.name", entry.text("name")
+    ports = tuple(port for where, item in entry.items("ports") for port in _ports(Entry(item, where, _PORT)))
+    _unique([port.name for port in ports], f"{entry.where}.ports", "name")
+    hosts = []
+    for index in range(count):
+        name = numbered(template, index, count, place) if "count" in entry else template
+        start = first_rank + index * per_host
+        hosts.append(
+            Host(
+                name=name,
+                host_id=entry.text("host_id", name),
+                ranks=ranks or tuple(range(start, start + per_host)),
+                ports=ports,
+                gpu=entry.optional_text("gpu"),
+                gpu_memory_gib=entry.positive("gpu_memory_gib"),
+                gpu_tflops=entry.positive("gpu_tflops"),
+            )
+        )
+    return hosts
+
+
+def _ranks(entry: Entry, count: int) -> tuple[int, ...]:
+    """The ranks as listed, ascending; empty where they are only counted."""
+    if "ranks" not in entry:
+        return ()
+    for other in ("count", "ranks_per_host"):
+        if other in entry:
+            raise ValueError(f"{entry.where} has ranks and {other}; list the ranks, or count them with ranks_per_host")
+    ranks = [rank for _, rank in entry.items("ranks", required=True)]
+    if any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in ranks):
+        raise entry.wrong("ranks", "a list of whole numbers of 0 or more")
+    return tuple(sorted(ranks))
+
+
+def _ports(entry: Entry) -> list[Port]:
+    count = entry.whole("count", 1)
+    nic_class = entry.choice("nic_class", NIC_CLASSES)
+    place = (nic_class, entry.text("address", ""))
+    speed, gateway = entry.positive("speed_gbps"), entry.flag("has_gateway")
+    name, subnet = entry.text("name"), entry.text("subnet")
+    if "count" not in entry:
+        return [Port(name, *place, subnet, speed, gateway)]
+    if count > 1 and place[1]:
+        raise ValueError(f"{entry.where} has count: {count} and an address; leave the address out")
+    where = entry.where
+    return [
+        Port(
+            numbered(name, i, count, f"{where}.name"),
+            *place,
+            # Rails are wires of their own, "ib-rail{}"; a plain name is one wire with all of them on it.
+            numbered(subnet, i, 1, f"{where}.subnet"),
+            speed,
+            gateway,
+        )
+        for i in range(count)
+    ]
+
+
+def _check_hosts(hosts: Sequence[Host]) -> None:
+    _unique([host.name for host in hosts], "hosts", "name")
+    _unique([host.host_id for host in hosts], "hosts", "host_id")
+    of_rank: dict[int, str] = {}
+    for host in hosts:
+        for rank in host.ranks:
+            if rank in of_rank:
+                raise ValueError(f"rank {rank} is on hosts {of_rank[rank]} and {host.name}; give it to one of them")
+            of_rank[rank] = host.name
+    missing = next((rank for rank in range(len(of_rank)) if rank not in of_rank), None)
+    if missing is not None:
+        count = len(of_rank)
+        raise ValueError(f"the hosts have {count} ranks, but none has rank {missing}; they must be 0 to {count - 1}")
+
+
+def _derives_fabrics(top: Entry) -> bool:
+    """Whether the file leaves the fabrics to the NICs: it has no list of them, or one of rates only."""
+    listed = [item for _, item in top.items("fabrics")]
+    only_rates = all(isinstance(item, Mapping) and item.get("ports") is None for item in listed)
+    return "fabrics" not in top or (bool(listed) and only_rates)
+
+
+def _fabric(entry: Entry, hosts: Mapping[str, Host]) -> Fabric:
+    named = entry.get("ports")
+    if not isinstance(named, Mapping) or len(named) < 2:
+        raise entry.wrong("ports", "a mapping of two or more hosts to the name of their NIC")
+    ports = {}
+    for host_name, nic in named.items():
+        host = hosts.get(str(host_name))
+        where = f"{entry.where}.ports"
+        if host is None:
+            raise ValueError(
+                f"{where} names host {host_name!r}, which is not in hosts{_nearest(str(host_name), hosts)}"
+            )
+        port = next((port for port in host.ports if port.name == str(nic)), None)
+        if port is None:
+            have = ", ".join(port.name for port in host.ports) or "none"
+            raise ValueError(f"{where}.{host_name} is {nic!r}, but host {host.name} has no such NIC; it has {have}")
+        ports[host.host_id] = port
+    nic_class, subnet = entry.choice("nic_class", NIC_CLASSES), entry.text("subnet")
+    name = entry.text("name", f"{nic_class} {subnet}")
+    fabric = make_fabric(name, nic_class, subnet, ports, confirmed=entry.flag("confirmed"))
+    return dataclasses.replace(fabric, **_measured(entry), speed_gbps=entry.positive("speed_gbps"))
+
+
+def _amend(fabrics: list[Fabric], entry: Entry) -> None:
+    """Gives rates to a fabric that follows from the NICs, found by its name."""
+    name = entry.text("name", "") or f"{entry.text('nic_class')} {entry.text('subnet')}"
+    for key in ("host_limited", "confirmed"):
+        if key in entry:
+            raise ValueError(
+                f"{entry.where}.{key} needs ports, the hosts and NICs it holds for; add them or leave it out"
+            )
+    for index, fabric in enumerate(fabrics):
+        if fabric.name == name:
+            changes = {key: value for key, value in _measured(entry).items() if value is not None}
+            if "speed_gbps" in entry:
+                changes["speed_gbps"] = entry.positive("speed_gbps")
+            fabrics[index] = dataclasses.replace(fabric, **changes)
+            return
+    known = ", ".join(fabric.name for fabric in fabrics) or "none"
+    raise ValueError(
+        f"{entry.where} has no ports and names {name!r}, which does not follow from the hosts' NICs "
+        f"(those that do: {known}); use one of these names, or list ports"
+    )
+
+
+def _measured(entry: Entry) -> dict[str, Any]:
+    return {**{key: entry.positive(key) for key in _RATES}, "host_limited": entry.flag("host_limited")}
+
+
+def _finding(entry: Entry) -> Finding:
+    return Finding(*(entry.text(key) for key in _FINDING))
+
+
+def _link(entry: Entry) -> Link:
+    clusters = [str(name) for _, name in entry.items("clusters", required=True)]
+    if len(clusters) != 2:
+        raise entry.wrong("clusters", "a list of two clusters' names")
+    rates = {}
+    for key in ("gbps", "latency_s", "aggregate_gbps"):
+        value = entry.positive(key)
+        if value is None:
+            raise entry.wrong(key, "a number above 0")
+        rates[key] = value
+    return Link((clusters[0], clusters[1]), entry.text("fabric"), pairs=entry.whole("pairs", 1), **rates)
+
+
+def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is unknown, false or empty; an empty address, too, is one that is left out."""
+    return {
+        key: value
+        for key, value in fields.items()
+        if value is not None and value is not False and value not in ("", [])
+    }
+
+
+def _nearest(name: str, names: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, list(names)[:1000], n=1)
+    return f"; the nearest name is {close[0]!r}" if close else ""
+
+
+def _unique(names: Sequence[str], where: str, what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{where}: {what} {name!r} is used twice; give each its own")
+        seen.add(name)

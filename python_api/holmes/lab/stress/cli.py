@@ -1,0 +1,145 @@
+"""`holmes stress`."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from holmes.lab.stress import RankResult, Settings, StressResult, run_stress
+from holmes.lab.stress.gather import gather_results
+from holmes.lab.stress.loops import Loop
+from holmes.lab.stress.report import print_result, progress_line, rates, verdict
+from holmes.tools.bench import parse_bytes
+from holmes.tools.job_store import in_job, join_job
+
+_EVERY_S = 5.0  # between lines of progress
+_AFTER_FAILURE_S = 10.0
+_MAX_BYTES, _FAULT_BYTES = "4M", "256K"
+
+
+def stress(
+    seconds: Annotated[float, typer.Option(help="How long new operations (episodes) are started.")] = 20.0,
+    minutes: Annotated[float | None, typer.Option(help="The same, in minutes.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of sizes, types and data, to see a failure again. Default: a random one.")
+    ] = None,
+    max_bytes: Annotated[
+        str, typer.Option(help="Largest buffer: 64K, 4M (units of 1024); with faults 256K.")
+    ] = _MAX_BYTES,
+    tensor: Annotated[int, typer.Option(help="Ranks of a tensor group; 0: two where hosts have an even number.")] = 0,
+    pipeline: Annotated[int, typer.Option(help="Stages; 0: one for each cluster.")] = 0,
+    first_round: Annotated[int, typer.Option(help="Begin with this round of each group.")] = 0,
+    timeout_s: Annotated[
+        float | None, typer.Option(help="Deadline of one operation; default 60, with faults 5.")
+    ] = None,
+    join_timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for all ranks to come.")] = 60.0,
+    testbed: Annotated[bool, typer.Option(help="On emulated nodes, with --faults or --peers.")] = False,
+    faults: Annotated[str, typer.Option(help='Injected faults: "all", or names as kill,stop.')] = "",
+    peers: Annotated[str, typer.Option(help='Other libraries under faults: "all", or gloo,openmpi.')] = "",
+    episode: Annotated[int | None, typer.Option(help="With faults: this episode of the seed only.")] = None,
+    save: Annotated[Path | None, typer.Option(help="With faults: write SAVE.json and SAVE.md.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    corrupt: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    """Communication shaped like training, without the training: on the NICs of a plan, every result checked.
+
+    At once and for so long: data-parallel reduce-scatter and all-gather, pipeline send and receive, tensor all-reduce,
+    each in its own groups, with random sizes and types. Run it as a job (torchrun, `holmes testbed run`). Rank 0
+    prints. With --testbed and --faults it makes its own nodes and ranks, breaks them again and again, and checks that
+    every survivor says what is broken (docs/stress.md). Exit code: 0 where all was correct, 1 where anything failed, 2
+    where it cannot start.
+    """
+    if minutes is not None:
+        seconds = 60 * minutes
+    if testbed:
+        options = {"seconds": seconds, "seed": seed, "episode": episode, "timeout_s": timeout_s, "save": save}
+        raise typer.Exit(_with_faults(faults, peers, max_bytes=max_bytes, as_json=as_json, **options))
+    try:
+        if faults or peers:
+            raise ValueError("--faults and --peers need --testbed: faults are injected on emulated nodes only")
+        if not in_job():
+            raise ValueError(
+                "it needs several ranks; on this machine alone: torchrun --nproc-per-node 4 --no-python holmes stress, "
+                "or holmes testbed run -- holmes stress"
+            )
+        with join_job("holmes/stress", join_timeout_s) as job:
+            own = seed if seed is not None else random.SystemRandom().randrange(2**31)
+            if job.rank == 0:
+                job.store.set("holmes/stress/seed", str(own))
+            agreed = int(job.store.get("holmes/stress/seed"))
+            settings = Settings(
+                seconds,
+                agreed,
+                parse_bytes(max_bytes),
+                tensor,
+                pipeline,
+                first_round,
+                timeout_s or 60.0,
+                corrupt=corrupt,
+            )
+            progress = _Progress(settings) if job.rank == 0 else None
+            mine, topology = run_stress(job.store, job.rank, job.size, "holmes/stress", settings, progress)
+            failed = any(group.failure for group in mine.groups)
+            if failed and job.rank != 0:
+                _print_own(mine)  # now: rank 0 may be gone
+            # After a failure all others have been told; without one they may be in their last round.
+            wait_s = _AFTER_FAILURE_S if failed else settings.round_limit_s
+            result = gather_results(job.store, job.size, "holmes/stress", mine, topology, wait_s)
+            if result is not None:
+                _print(result, settings, as_json)
+                failed = result.exit_code != 0
+    except (ValueError, OSError, RuntimeError) as error:
+        typer.echo(f"holmes stress: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(int(failed))
+
+
+def _with_faults(faults: str, peers: str, **options: Any) -> int:
+    from holmes.lab.stress.cli_faults import stress_with_faults  # the testbed and more: only where it is asked for
+
+    try:
+        if not (faults or peers):
+            raise ValueError("--testbed needs --faults or --peers; a load alone: holmes testbed run -- holmes stress")
+        if options["max_bytes"] == _MAX_BYTES:
+            options["max_bytes"] = _FAULT_BYTES
+        return stress_with_faults(faults, peers, **{**options, "max_bytes": parse_bytes(options["max_bytes"])})
+    except (ValueError, OSError, RuntimeError) as error:
+        typer.echo(f"holmes stress: {error}", err=True)
+        return 2
+
+
+def _print_own(mine: RankResult) -> None:
+    for group in mine.groups:
+        if group.failure and not group.is_aborted:
+            typer.echo(f"holmes stress: rank {mine.rank} on {mine.host}, {group.kind}: {group.failure}", err=True)
+
+
+def _print(result: StressResult, settings: Settings, as_json: bool) -> None:
+    if as_json:
+        ranks = [rank.to_dict() for rank in result.ranks]
+        text = {"seed": settings.seed, "exit_code": result.exit_code, "missing": result.missing, "rates": rates(result)}
+        typer.echo(json.dumps({**text, "verdict": verdict(result, settings), "ranks": ranks}, indent=2))
+    else:
+        print_result(Console(), result, settings)
+
+
+class _Progress:
+    """A line now and then, to stderr: rewritten in place on a terminal."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._last_s = 0.0
+
+    def __call__(self, seconds: float, loops: list[Loop]) -> None:
+        terminal = sys.stderr.isatty()
+        if terminal or seconds - self._last_s >= _EVERY_S:
+            self._last_s = seconds
+            typer.echo(
+                ("\r" if terminal else "") + progress_line(seconds, self._settings, loops), err=True, nl=not terminal
+            )

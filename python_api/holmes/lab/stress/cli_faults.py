@@ -1,0 +1,73 @@
+"""`holmes stress --testbed --faults ...`: injected faults, and the same ones under other libraries."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from holmes.lab.stress.faults import FAULTS, FaultSettings, run_faults
+from holmes.lab.stress.faults.machine import describe_machine
+from holmes.lab.stress.faults.peers import PEERS, peer_markdown, run_peers
+
+
+def names_of(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """Names from "all" or "kill,stop". Raises ValueError naming an unknown one and those there are."""
+    if text == "all":
+        return tuple(sorted(known))
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"there is no {what} {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    return names
+
+
+def stress_with_faults(
+    faults: str,
+    peers: str,
+    *,
+    seconds: float,
+    seed: int | None,
+    episode: int | None,
+    max_bytes: int,
+    timeout_s: float | None,
+    save: Path | None,
+    as_json: bool,
+) -> int:
+    """Runs the faults, then the peers; prints the tables and saves them as `save`.json and `save`.md.
+
+    Returns the exit code: 0 where all was as it must be. Raises ValueError, TestbedError.
+    """
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    found: dict[str, Any] = {"machine": describe_machine()}
+    markdown, code = "", 0
+    if faults:
+        settings = FaultSettings(
+            faults=names_of(faults, list(FAULTS), "fault"),
+            seconds=seconds,
+            seed=random.SystemRandom().randrange(2**31) if seed is None else seed,
+            episode=episode,
+            max_bytes=max_bytes,
+            timeout_s=timeout_s or FaultSettings.timeout_s,
+        )
+        say(f"seed {settings.seed}; {len(settings.faults)} faults for {settings.seconds:.0f} s")
+        result = run_faults(settings, say)
+        found["holmes"], code = result.summary(), result.exit_code
+        markdown += result.markdown()
+    if peers:
+        rows = run_peers(names_of(peers, PEERS, "peer"), say)
+        found["peers"] = [row.to_dict() for row in rows]
+        markdown += "\n" + peer_markdown(rows)
+    if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        save.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        save.with_suffix(".md").write_text(markdown, encoding="utf-8")
+    typer.echo(json.dumps(found, indent=1) if as_json else markdown)
+    return code

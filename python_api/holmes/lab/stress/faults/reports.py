@@ -1,0 +1,109 @@
+"""From errors to reports: whom an error names, and how a rank passes on what it knows to those it aborts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from holmes.lab.stress.faults.messages import GroupReport
+from holmes.lab.stress.result import WrongResultError
+from holmes.lab.stress.run import GroupRun
+from holmes_comm import AbortedError, HolmesError, JobError, NicError
+
+ALARM = "alarm"
+_TOLD = "caused by {cause} about rank {culprit} (host {host}) on NIC {nic}, seen by rank {teller} in {kind}: {message}"
+_TOLD_RE = re.compile(
+    r"caused by (?P<cause>\w+) about rank (?P<culprit>\d+|None) \(host (?P<host>[^)]*)\) on NIC (?P<nic>[^,]*), "
+    r"seen by rank (?P<teller>\d+) in"
+)
+
+
+_POLL_S = 0.005
+
+
+class Alarm(BaseException):
+    """Another rank's set-up failed, as it says in the store. No Exception: a store's Exceptions are asked again."""
+
+
+class AlarmedStore:
+    """A store in which every wait ends with Alarm once a rank has raised the job's alarm.
+
+    But for the last words of a set-up: who stood by then is waited for, and takes its part of the verdict.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.set = store.set
+
+    def get(self, key: str) -> bytes:
+        """As the store's."""
+        self.wait([key])
+        return bytes(self._store.get(key))
+
+    def check(self, keys: Iterable[str]) -> bool:
+        """As the store's."""
+        keys = list(keys)
+        is_last_word = any(key.endswith("/verdict") or "/ok/" in key for key in keys)
+        if not is_last_word and not self._store.check(keys) and self._store.check([ALARM]):
+            raise Alarm(self._store.get(ALARM).decode())
+        return bool(self._store.check(keys))
+
+    def wait(self, keys: Iterable[str], timeout: timedelta | float = 60.0) -> None:
+        """As the store's."""
+        limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        keys, end_s = list(keys), time.monotonic() + limit_s
+        while not self.check(keys):
+            if time.monotonic() >= end_s:
+                raise TimeoutError(f"timeout: after {limit_s:g} s not all of {keys} are set")
+            time.sleep(_POLL_S)
+
+
+def report_of_run(run: GroupRun, rank: int) -> GroupReport:
+    """What a group's loop came to on `rank`."""
+    loop, hangs = run.loop, run.thread.is_alive()
+    facts: dict[str, Any] = {
+        "operations": loop.operations,
+        "checked_bytes": loop.checked_bytes,
+        "round": loop.round,
+        "reported_s": time.monotonic() if hangs else run.end_s,
+    }
+    if run.failure is not None:
+        return report_of(run.failure, run.group.kind, run.group.ranks, rank, **facts)
+    name = "Hang" if hangs else ""
+    return GroupReport(kind=run.group.kind, ranks=run.group.ranks, teller=rank, error=name, cause=name, **facts)
+
+
+def report_of(error: BaseException, kind: str, ranks: tuple[int, ...], rank: int, **facts: Any) -> GroupReport:
+    """What an error says, in the job's ranks; what another rank told, as that one saw it."""
+    name = "WrongResult" if isinstance(error, WrongResultError) else type(error).__name__
+    told = _TOLD_RE.search(str(error)) if isinstance(error, (AbortedError, Alarm, JobError)) else None
+    if told is not None:
+        place: dict[str, Any] = {key: told[key] for key in ("cause", "host", "nic")}
+        culprit, teller = (None if told["culprit"] == "None" else int(told["culprit"])), int(told["teller"])
+    else:
+        culprit, teller, place = None, rank, {"cause": name}
+        if isinstance(error, HolmesError):
+            place |= {"host": error.host, "nic": error.nic}
+            says_of_itself = error.peer is None and isinstance(error, (JobError, NicError))
+            culprit = _at(ranks, error.rank if says_of_itself else error.peer)
+            seen_by = _at(ranks, error.rank)
+            teller = rank if seen_by is None else seen_by
+    facts = {"operations": 0, "checked_bytes": 0, "reported_s": time.monotonic(), **facts}
+    return GroupReport(
+        kind=kind, ranks=ranks, error=name, culprit=culprit, teller=teller, message=str(error), **place, **facts
+    )
+
+
+def _at(ranks: tuple[int, ...], place: int | None) -> int | None:
+    return ranks[place] if place is not None and 0 <= place < len(ranks) else None
+
+
+def passed_on(report: GroupReport) -> str:
+    """The report for those that hear of it by an abort or alarm."""
+    if _TOLD_RE.search(report.message) is not None:
+        return report.message[report.message.index("caused by ") :]
+    fields = ("cause", "culprit", "host", "nic", "teller", "kind", "message")
+    return _TOLD.format(**{name: getattr(report, name) for name in fields})

@@ -1,0 +1,76 @@
+"""Episode after episode until time is over: one line for each, then the table, and what leaked."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holmes.lab.stress.faults.catalogue import FAULTS
+from holmes.lab.stress.faults.driver import Driver
+from holmes.lab.stress.faults.judge import Episode, Verdict
+from holmes.lab.stress.faults.leaks import descendants, driver_use, problems
+from holmes.lab.stress.faults.settings import FaultSettings
+from holmes.lab.stress.faults.table import SoakResult
+
+Say = Callable[[str], None]
+_SHOWN = 3  # problems of an episode
+
+
+def run_faults(settings: FaultSettings, say: Say) -> SoakResult:
+    """Runs the episodes; `say` gets a line for each. Raises TestbedError, ValueError for an unknown fault."""
+    unknown = sorted(set(settings.faults) - set(FAULTS))
+    if unknown:
+        raise ValueError(f"there is no fault {', '.join(unknown)}; there are {', '.join(sorted(FAULTS))}")
+    result = SoakResult(settings)
+    folder = Path(tempfile.mkdtemp(prefix="holmes-stress-"))
+    try:
+        with Driver(settings, folder) as driver:
+            for name, why in driver.lacks.items():
+                if name in settings.faults:
+                    result.left_out[name] = why
+                    say(f"{name} is left out: it {why}")
+            _run_all(settings, driver, result, say)
+            for process, uses in driver.uses.items():
+                result.leaks += problems(process, uses)
+            result.uses = {process: list(uses) for process, uses in driver.uses.items()}
+        if left := descendants():
+            result.leaks.append(f"processes {left} are left behind")
+        result.leaks += problems("the driver", result.driver_uses)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for leak in result.leaks:
+        say(f"LEAK: {leak}")
+    return result
+
+
+def _run_all(settings: FaultSettings, driver: Driver, result: SoakResult, say: Say) -> None:
+    start_s = time.monotonic()
+    numbers = itertools.count() if settings.episode is None else [settings.episode]
+    for number in numbers:
+        gone_s = time.monotonic() - start_s
+        if gone_s >= settings.seconds:
+            return
+        episode, verdict = driver.run(number)
+        result.add(episode, verdict, time.monotonic() - start_s - gone_s)
+        result.driver_uses.append(driver_use())
+        say(line_of(episode, verdict, gone_s, settings))
+        for problem in verdict.problems[:_SHOWN]:
+            say(f"  PROBLEM: {problem}")
+        if len(verdict.problems) > _SHOWN:
+            say(f"  and {len(verdict.problems) - _SHOWN} more")
+        if verdict.problems:
+            say(f"  again: {settings.replay_command(number)}")
+
+
+def line_of(episode: Episode, verdict: Verdict, gone_s: float, settings: FaultSettings) -> str:
+    """One episode in a line."""
+    what = "; ".join(injection.what for injection in episode.injections) or "no fault: there was no place for it"
+    errors = ", ".join(f"{name} {count}" for name, count in sorted(verdict.errors.items()))
+    slowest = f", the last after {max(verdict.report_s.values()):.2f} s" if verdict.report_s else ""
+    outcome = f"reported by {len(verdict.report_s)} ranks{slowest} ({errors})" if errors else "survived"
+    state = "WRONG" if verdict.problems else "ok"
+    return f"[{gone_s:4.0f} of {settings.seconds:.0f} s] episode {episode.number} {state}: {what}: {outcome}"

@@ -1,0 +1,121 @@
+"""`holmes testbed`: run a command on emulated nodes, show what a spec describes, list the built-in specs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holmes.lab.testbed.errors import SpecError, TestbedError
+from holmes.lab.testbed.launch import Testbed
+from holmes.lab.testbed.spec import Spec, builtin_specs, load_spec
+from holmes.lab.testbed.stream import LogStream
+
+app = typer.Typer(no_args_is_help=True, help="Emulated nodes and clusters on this machine, without root.")
+_SpecOption = Annotated[str, typer.Option("--spec", "-s", help="A built-in spec's name or a YAML file.")]
+_SETUP_EXIT_CODE = 2
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments, after `--`.")],
+    spec: _SpecOption = "two-clusters",
+    nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
+    shuffle_ranks: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Place the ranks over the nodes in this random order.")
+    ] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="End everything after this time, with exit code 124.")] = None,
+    grace_s: Annotated[float, typer.Option(help="How long other ranks may go on after one has failed.")] = 10.0,
+) -> None:
+    """Runs a command on every node, with torchrun's environment variables.
+
+    The exit code is that of the first rank that failed (128 + signal where one ended it), 124 on timeout, 130 on
+    Ctrl-C, 2 where the testbed cannot be built.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _exit_on_signal)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        testbed = Testbed(spec)
+        stream = LogStream([node.name for node in testbed.spec.nodes])
+        result = testbed.run(
+            command,
+            nproc_per_node=nproc_per_node,
+            on_line=stream,
+            timeout_s=timeout_s,
+            grace_s=grace_s,
+            shuffle_seed=shuffle_ranks,
+        )
+    except (SpecError, TestbedError) as error:
+        console.print(f"holmes testbed: {error}", style="red", markup=False)
+        raise typer.Exit(_SETUP_EXIT_CODE) from error
+    except KeyboardInterrupt as error:
+        console.print("holmes testbed: interrupted; all ranks were ended", style="red")
+        raise typer.Exit(128 + signal.SIGINT) from error
+    except BrokenPipeError as error:  # our reader is gone, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(128 + signal.SIGPIPE) from error
+    if result.timed_out:
+        console.print(f"holmes testbed: timeout after {timeout_s} s; all ranks were ended", style="red")
+    for index, failure in enumerate(result.failures):
+        console.print(f"holmes testbed: {'first failure: ' if index == 0 else ''}{failure}", style="red")
+    raise typer.Exit(result.returncode)
+
+
+@app.command()
+def show(
+    spec: _SpecOption = "two-clusters",
+    yaml: Annotated[bool, typer.Option(help="Print the spec's YAML, to start an own one from.")] = False,
+) -> None:
+    """Shows a spec: nodes, NICs, addresses and rates. Runs nothing."""
+    try:
+        loaded = load_spec(spec)
+    except SpecError as error:
+        typer.echo(f"holmes testbed: {error}", err=True)
+        raise typer.Exit(_SETUP_EXIT_CODE) from error
+    if yaml:
+        source = resources.files("holmes.lab.testbed").joinpath(f"specs/{spec}.yaml")
+        typer.echo((source if spec in builtin_specs() else Path(spec)).read_text(encoding="utf-8"), nl=False)
+        return
+    Console().print(_table(loaded))
+
+
+@app.command()
+def specs() -> None:
+    """Lists the built-in specs."""
+    table = Table("spec", "nodes", "what it is")
+    for name in builtin_specs():
+        loaded = load_spec(name)
+        table.add_row(name, str(len(loaded.nodes)), loaded.description)
+    Console().print(table)
+
+
+def _table(spec: Spec) -> Table:
+    table = Table("node", "NIC", "class", "network", "address", "Gbit/s", "MTU", title=spec.name)
+    table.caption = f"{spec.description}. All nodes share network {spec.common_network}."
+    for node in spec.nodes:
+        for nic in node.nics:
+            first = nic is node.nics[0]
+            table.add_row(
+                f"{node.cluster}: {node.name}" if first else "",
+                f"{nic.name} ({nic.hca})" if nic.hca else nic.name,
+                nic.nic_class,
+                nic.network,
+                str(nic.address),
+                "unlimited" if nic.rate_gbps is None else f"{nic.rate_gbps:g}",
+                str(nic.mtu),
+                end_section=nic is node.nics[-1],
+            )
+    return table
+
+
+def _exit_on_signal(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)

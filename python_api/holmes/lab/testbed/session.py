@@ -1,0 +1,274 @@
+"""A running testbed, seen from outside: starts processes on its nodes and changes its links while they run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from holmes.lab.testbed import fabric, sysfs
+from holmes.lab.testbed.errors import TestbedError
+from holmes.lab.testbed.requirements import explain_refusal, find_tools
+from holmes.lab.testbed.spec import Spec
+
+_START_S = 20.0  # namespaces come up in milliseconds; a machine under load may need longer
+_STOP_S = 5.0
+
+
+class Process:
+    """A process on a node. Thread safe.
+
+    `lines` holds its output so far (stdout and stderr together); `pid` is its number inside the testbed.
+    """
+
+    def __init__(self, session: Session, number: int, argv: Sequence[str], on_line: Callable[[str], None] | None):
+        self.argv = list(argv)
+        self.lines: list[str] = []
+        self.pid: int | None = None
+        self.returncode: int | None = None
+        self.ended_s: float | None = None
+        self._session = session
+        self._number = number
+        self._on_line = on_line
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Waits for the end; returns the exit code, or minus the signal that ended it.
+
+        A program that cannot start ends with 126 or 127, as in a shell. Raises TimeoutError after `timeout_s`,
+        TestbedError where the testbed ended first.
+        """
+        if not self._session.wait_until(lambda: self.returncode is not None, timeout_s):
+            raise TimeoutError(f"{self.argv[0]} still runs after {timeout_s} s")
+        assert self.returncode is not None
+        return self.returncode
+
+    def wait_for_line(self, text: str, timeout_s: float) -> str:
+        """Waits for the first output line that contains `text` and returns it.
+
+        Raises TimeoutError after `timeout_s`, TestbedError where the process ended without such a line.
+        """
+
+        def found() -> str | None:
+            return next((line for line in self.lines if text in line), None)
+
+        if not self._session.wait_until(lambda: found() is not None or self.returncode is not None, timeout_s):
+            raise TimeoutError(f"{self.argv[0]} printed no line with {text!r} within {timeout_s} s")
+        line = found()
+        if line is None:
+            raise TestbedError(f"{self.argv[0]} ended with {self.returncode} before a line with {text!r}")
+        return line
+
+    def kill(self, signal_number: int = signal.SIGKILL, *, group: bool = False) -> None:
+        """Sends a signal to the process, or to its whole process group; does nothing once it has ended."""
+        self._session.request(op="signal", id=self._number, signal=int(signal_number), group=group)
+
+
+class Session:
+    """The namespaces of one testbed, alive between enter and exit. Thread safe.
+
+    Leaving the context ends every process in it and with them all namespaces and links; so does the end of this
+    process, however it comes.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self._condition = threading.Condition()
+        self._write_lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._processes: dict[int, Process] = {}
+        self._ready = False
+        self._failure: BaseException | None = None
+        self._errors: deque[str] = deque(maxlen=20)
+        self._tools: dict[str, str] = {}
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._readers: list[threading.Thread] = []
+
+    def __enter__(self) -> Session:
+        """Builds the testbed. Raises TestbedError with what to do where a tool is missing or the kernel refuses."""
+        self._tools = find_tools()
+        agent = Path(__file__).with_name("agent.py")
+        self._agent = subprocess.Popen(
+            [self._tools["unshare"], "-Urnmp", "--fork", "--kill-child", sys.executable, "-IS", str(agent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PATH": self._path()},
+            start_new_session=True,  # a Ctrl-C at the terminal reaches this process only, which then ends the rest
+        )
+        try:
+            self._readers = [threading.Thread(target=t, daemon=True) for t in (self._read_events, self._read_errors)]
+            for reader in reversed(self._readers):
+                reader.start()
+            try:
+                ready = self.wait_until(lambda: self._ready, _START_S)
+            except TestbedError:
+                ready = False
+            if not ready:
+                self.close()
+                raise TestbedError(explain_refusal("; ".join(self._errors)))
+            for step in fabric.build(self.spec):
+                self._run(step)
+            self._run(sysfs.write_all(self.spec))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends everything."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process of the testbed and waits until they are gone. May be called again."""
+        agent = self._agent
+        if agent is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            agent.stdin.close()  # type: ignore[union-attr]
+        try:
+            agent.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            agent.kill()  # --kill-child takes process 1 with it
+            agent.wait()
+        for reader in self._readers:
+            reader.join(_STOP_S)
+
+    def spawn(
+        self,
+        node: str | None,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        cwd: str | Path | None = None,
+        stdin: str = "",
+        on_line: Callable[[str], None] | None = None,
+    ) -> Process:
+        """Starts a program on a node (None: in the namespace of the bridges) and returns at once.
+
+        `env` is added to this process's environment. `on_line` is called for every output line, on the reader's
+        thread; an exception it raises is raised again by the next wait.
+        """
+        names: Mapping[str, str] = {}
+        working_dir = str(cwd or Path.cwd())
+        if node is not None:
+            names = fabric.node_env(self.spec.node(node))
+        full_env = {**os.environ, "PATH": self._path(), **names, **(env or {})}
+        command = list(argv) if node is None else fabric.enter_node(node, working_dir, argv)
+        process = Process(self, next(self._numbers), argv, on_line)
+        with self._condition:
+            self._processes[process._number] = process
+        self.request(op="spawn", id=process._number, argv=command, env=full_env, cwd=working_dir, stdin=stdin)
+        return process
+
+    def exec(self, node: str | None, argv: Sequence[str], *, stdin: str = "", timeout_s: float = 30.0) -> str:
+        """Runs a program to its end and returns its output. Raises TestbedError where it fails."""
+        process = self.spawn(node, argv, stdin=stdin)
+        returncode = process.wait(timeout_s)
+        output = "\n".join(process.lines)
+        if returncode != 0:
+            place = f" on node {node}" if node else ""
+            raise TestbedError(f"`{' '.join(argv)}`{place} ended with {returncode}: {output.strip() or 'no output'}")
+        return output
+
+    def set_link(self, node: str, nic: str, *, up: bool) -> None:
+        """Takes a NIC of a node down, or up again; its address stays and its routes come back."""
+        self.spec.node(node).nic(nic)
+        self.exec(node, ["ip", "link", "set", "dev", nic, "up" if up else "down"])
+
+    def set_rate(self, node: str, nic: str, rate_gbps: float) -> None:
+        """Changes the rate of a NIC's link, in each direction; the node's sysfs keeps showing the old one."""
+        for step in fabric.set_rate(self.spec, node, nic, rate_gbps):
+            self._run(step)
+
+    def request(self, **fields: Any) -> None:
+        """Sends one request to the testbed's first process. Raises TestbedError where it has ended."""
+        assert self._agent is not None, "enter the session first"
+        assert self._agent.stdin is not None
+        try:
+            with self._write_lock:
+                self._agent.stdin.write(json.dumps(fields).encode() + b"\n")
+                self._agent.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:
+            raise self._failure or TestbedError("the testbed has ended") from error
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Waits until `condition` holds, checked at every event; returns False after `timeout_s`.
+
+        Raises TestbedError where the testbed ended first, and what an `on_line` callback raised.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._condition:
+            while not condition():
+                if self._failure is not None:
+                    raise self._failure
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                self._condition.wait(left_s)
+        return True
+
+    def _run(self, step: fabric.Step) -> None:
+        process = self.spawn(None, step.argv, stdin=step.stdin)
+        if process.wait(_START_S) != 0:
+            raise TestbedError(f"cannot {step.purpose}: {'; '.join(process.lines) or 'no reason given'}")
+
+    def _path(self) -> str:
+        # A user's PATH often lacks /usr/sbin, where ip and tc live.
+        folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep)]
+        folders += [str(Path(tool).parent) for tool in self._tools.values()]
+        return os.pathsep.join(dict.fromkeys(folders))
+
+    def _read_events(self) -> None:
+        assert self._agent is not None
+        assert self._agent.stdout is not None
+        failure: BaseException | None = None
+        try:
+            for line in self._agent.stdout:
+                self._handle(json.loads(line))
+        except BaseException as error:  # from an on_line callback: handed to the waiter
+            failure = error
+        if failure is None:
+            self._readers[1].join(_STOP_S)  # it has what the testbed's first process said at its end
+            failure = TestbedError(f"the testbed has ended: {'; '.join(self._errors) or 'it was closed'}")
+        with self._condition:
+            self._failure = failure
+            self._condition.notify_all()
+        for _ in self._agent.stdout:  # keep the testbed from blocking until it is closed
+            pass
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        process = self._processes.get(event.get("id", -1))
+        if kind == "line" and process is not None and process._on_line is not None:
+            process._on_line(event["text"])
+        with self._condition:
+            if kind == "ready":
+                self._ready = True
+            elif process is not None:
+                if kind == "started":
+                    process.pid = event["pid"]
+                elif kind == "line":
+                    process.lines.append(event["text"])
+                elif kind == "exit":
+                    process.returncode, process.ended_s = event["returncode"], time.monotonic()
+                    del self._processes[process._number]
+            self._condition.notify_all()
+
+    def _read_errors(self) -> None:
+        assert self._agent is not None
+        assert self._agent.stderr is not None
+        for line in self._agent.stderr:
+            self._errors.append(line.decode(errors="replace").strip())

@@ -1,0 +1,312 @@
+"""The description of a testbed: networks, clusters, nodes and their NICs, read from YAML.
+
+    description: one line                     # optional
+    congestion_control: reno                  # optional; without it, the kernel's default
+    networks:                                 # one bridge each; no route between them
+      ib:  {class: infiniband, rate_gbps: 1}  # every link's rate, each direction (default: unlimited); mtu (default
+      eth: {class: ethernet, rate_gbps: 0.1}  # 1500) and queue_ms (default 50: what a full link holds) are optional;
+                                              # uplink_gbps: what a cluster has to the others (default: no limit)
+    clusters:
+      a:
+        nodes: 2                              # a0, a1; or names with overrides, as in b
+        gpus_per_node: 8                      # optional, default 0: GPUs shown in the node's fake sysfs
+        nics:
+          - {name: ib0, network: ib, hca: mlx5_0}
+          - {name: eth0, network: eth}
+      b:
+        nodes:
+          b0: {}
+          b1: {ib0: {name: ibp12s0, hca: mlx5_4}}   # any NIC field may differ on one node; with another class
+        nics: [...]                                 # its sysfs says what the wire is not
+
+A NIC takes class, rate_gbps and mtu from its network unless it states its own. One network must join all nodes. A
+network with `addresses_of: ib` is another wire with addresses of ib's subnet, as where two sites chose the same one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from holmes.lab.testbed.errors import SpecError
+
+#: NIC classes of a spec, as users write them.
+NIC_CLASSES = ("infiniband", "roce_v2", "roce_v1", "ethernet")
+_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+_NIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,15}")
+_MIN_MTU, _MAX_MTU = 576, 9000
+
+
+@dataclass(frozen=True)
+class Network:
+    """One fabric: all NICs on it reach each other, and nothing else does.
+
+    `uplink_gbps` limits, in each direction, what each cluster exchanges with the others over it; `addresses_of` names
+    the network whose subnet its addresses are of (None: its own).
+    """
+
+    name: str
+    nic_class: str
+    rate_gbps: float | None
+    mtu: int = 1500
+    queue_ms: float = 50.0
+    uplink_gbps: float | None = None
+    addresses_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Nic:
+    """One NIC of one node. `rate_gbps` limits each direction (None: nothing does); `hca` is the RDMA device, if any."""
+
+    name: str
+    network: str
+    nic_class: str
+    rate_gbps: float | None
+    mtu: int
+    hca: str | None
+    address: IPv4Interface
+
+
+@dataclass(frozen=True)
+class Node:
+    """One emulated machine."""
+
+    name: str
+    cluster: str
+    nics: tuple[Nic, ...]
+    gpus: int = 0
+
+    def nic(self, name: str) -> Nic:
+        """Returns the NIC of that name. Raises SpecError naming those there are."""
+        for nic in self.nics:
+            if nic.name == name:
+                return nic
+        raise SpecError(f"node {self.name} has no NIC {name!r}; it has {', '.join(nic.name for nic in self.nics)}")
+
+    def nic_on(self, network: str) -> Nic | None:
+        """Returns this node's first NIC on `network`, or None."""
+        return next((nic for nic in self.nics if nic.network == network), None)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes that share a description; the name is for people, discovery never sees it."""
+
+    name: str
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A whole testbed. `common_network` joins all nodes: what a user of stock tools would have to fall back to."""
+
+    name: str
+    description: str
+    networks: Mapping[str, Network]
+    clusters: tuple[Cluster, ...]
+    common_network: str
+    congestion_control: str | None = None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, cluster by cluster."""
+        return tuple(node for cluster in self.clusters for node in cluster.nodes)
+
+    def node(self, name: str) -> Node:
+        """Returns the node of that name. Raises SpecError naming those there are."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise SpecError(f"testbed {self.name} has no node {name!r}; it has {', '.join(n.name for n in self.nodes)}")
+
+
+def builtin_specs() -> list[str]:
+    """Returns the names of the specs that come with Holmes."""
+    folder = resources.files("holmes.lab.testbed").joinpath("specs")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_spec(name_or_path: str | Path) -> Spec:
+    """Reads a spec: the name of a built-in one, or the path of a YAML file.
+
+    Raises SpecError where there is none, or where it breaks a rule.
+    """
+    text_name = str(name_or_path)
+    if text_name in builtin_specs():
+        text = resources.files("holmes.lab.testbed").joinpath(f"specs/{text_name}.yaml").read_text(encoding="utf-8")
+    elif Path(name_or_path).is_file():
+        text, text_name = Path(name_or_path).read_text(encoding="utf-8"), Path(name_or_path).stem
+    else:
+        raise SpecError(
+            f"no testbed spec {text_name!r}: neither a file nor one of the built-in {', '.join(builtin_specs())}"
+        )
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(f"{name_or_path} is not valid YAML: {error}") from error
+    return parse_spec(text_name, data)
+
+
+def parse_spec(name: str, data: Any) -> Spec:
+    """Builds a Spec from parsed YAML (see the module's docstring). Raises SpecError where a rule is broken."""
+    top = _mapping(data, "the spec")
+    _known(top, "the spec", ("description", "congestion_control", "networks", "clusters"))
+    networks = {
+        str(key): _network(str(key), _mapping(value, f"networks.{key}"))
+        for key, value in _mapping(top.get("networks"), "networks").items()
+    }
+    for net in networks.values():
+        owner = networks.get(net.addresses_of or net.name)
+        if owner is None or (owner is not net and owner.addresses_of):
+            raise SpecError(
+                f"networks.{net.name}.addresses_of is {net.addresses_of!r}; it must name a network with addresses of "
+                f"its own: {', '.join(other.name for other in networks.values() if not other.addresses_of)}"
+            )
+    hosts: dict[str, int] = dict.fromkeys(networks, 0)  # addresses handed out so far, per network
+    clusters = tuple(
+        _cluster(str(key), _mapping(value, f"clusters.{key}"), networks, hosts)
+        for key, value in _mapping(top.get("clusters"), "clusters").items()
+    )
+    nodes = [node for cluster in clusters for node in cluster.nodes]
+    _unique((node.name for node in nodes), "node name", "clusters")
+    common = [net for net in networks.values() if all(node.nic_on(net.name) for node in nodes)]
+    if not common:
+        raise SpecError("no network joins all nodes; give every node a NIC on one network (a slow one will do)")
+    common.sort(key=lambda net: net.nic_class != "ethernet")  # stable: Ethernet first, then as written
+    congestion_control = top.get("congestion_control")
+    return Spec(
+        name=name,
+        description=str(top.get("description", "")),
+        networks=networks,
+        clusters=clusters,
+        common_network=common[0].name,
+        congestion_control=None if congestion_control is None else str(congestion_control),
+    )
+
+
+def _network(name: str, data: Mapping[str, Any]) -> Network:
+    where = f"networks.{name}"
+    _known(data, where, ("class", "rate_gbps", "mtu", "queue_ms", "uplink_gbps", "addresses_of"))
+    addresses_of = data.get("addresses_of")
+    return Network(
+        name=name,
+        nic_class=_nic_class(data.get("class"), where),
+        rate_gbps=_rate(data.get("rate_gbps"), f"{where}.rate_gbps"),
+        mtu=_mtu(data.get("mtu", 1500), where),
+        queue_ms=_positive(data.get("queue_ms", 50), f"{where}.queue_ms"),
+        uplink_gbps=_rate(data.get("uplink_gbps"), f"{where}.uplink_gbps"),
+        addresses_of=None if addresses_of is None else str(addresses_of),
+    )
+
+
+def _cluster(name: str, data: Mapping[str, Any], networks: Mapping[str, Network], hosts: dict[str, int]) -> Cluster:
+    where = f"clusters.{name}"
+    _known(data, where, ("nodes", "gpus_per_node", "nics"))
+    nodes_data = data.get("nodes")
+    if isinstance(nodes_data, int) and not isinstance(nodes_data, bool) and nodes_data > 0:
+        overrides: dict[str, Any] = {f"{name}{index}": {} for index in range(nodes_data)}
+    else:
+        overrides = {str(key): value for key, value in _mapping(nodes_data, f"{where}.nodes").items()}
+    gpus = data.get("gpus_per_node", 0)
+    if not isinstance(gpus, int) or gpus < 0:
+        raise SpecError(f"{where}.gpus_per_node is {gpus!r}; it must be an integer of 0 or more")
+    nics_data = data.get("nics")
+    if not isinstance(nics_data, list) or not nics_data:
+        raise SpecError(f"{where}.nics is {nics_data!r}; it must be a list such as [{{name: eth0, network: eth}}]")
+    entries = [_mapping(entry, f"{where}.nics[{index}]") for index, entry in enumerate(nics_data)]
+    names = [str(entry.get("name")) for entry in entries]
+    nodes = []
+    for node_name, changes in overrides.items():
+        node_where = f"{where}.nodes.{node_name}"
+        if not _NODE_NAME.fullmatch(node_name):
+            raise SpecError(f"{node_where}: a node's name is a host name: a-z, 0-9 and '-', at most 32 characters")
+        changes = _mapping(changes or {}, node_where) if changes else {}
+        _known(changes, node_where, names)
+        nics = tuple(
+            _nic({**entry, **_mapping(changes.get(nic, {}), f"{node_where}.{nic}")}, node_where, networks, hosts)
+            for nic, entry in zip(names, entries, strict=True)
+        )
+        _unique((nic.name for nic in nics), "NIC name", node_where)
+        _unique((nic.hca for nic in nics if nic.hca), "HCA name", node_where)
+        nodes.append(Node(node_name, name, nics, gpus))
+    return Cluster(name, tuple(nodes))
+
+
+def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, Network], hosts: dict[str, int]) -> Nic:
+    _known(data, where, ("name", "network", "class", "hca", "rate_gbps", "mtu"))
+    name = str(data.get("name", ""))
+    where = f"{where}.{name}"
+    if not _NIC_NAME.fullmatch(name) or name in ("lo", ".", ".."):
+        raise SpecError(f"{where}: a NIC's name has 1 to 15 characters of A-Z, a-z, 0-9, '_', '.', '-', and is not lo")
+    network = networks.get(str(data.get("network")))
+    if network is None:
+        raise SpecError(f"{where}.network is {data.get('network')!r}; networks are {', '.join(networks)}")
+    nic_class = _nic_class(data.get("class", network.nic_class), where)
+    hca = data.get("hca")
+    if nic_class != "ethernet" and not hca:
+        raise SpecError(f"{where} is {nic_class} and needs an hca, for example mlx5_0")
+    owner = network.addresses_of or network.name
+    hosts[owner] += 1
+    host = hosts[owner]
+    prefix = 10 + list(networks).index(owner)
+    if prefix > 255 or host >= 65535:
+        raise SpecError(f"{where}: at most 245 networks with 65534 NICs each fit the testbed's 10.0.0.0/8")
+    return Nic(
+        name=name,
+        network=network.name,
+        nic_class=nic_class,
+        rate_gbps=_rate(data.get("rate_gbps", network.rate_gbps), f"{where}.rate_gbps"),
+        mtu=_mtu(data.get("mtu", network.mtu), where),
+        hca=None if hca is None else str(hca),
+        address=IPv4Interface(f"10.{prefix}.{host // 256}.{host % 256}/16"),
+    )
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise SpecError(f"{where} is {value!r}; it must be a mapping (`holmes testbed show --yaml` prints an example)")
+    return value
+
+
+def _known(data: Mapping[str, Any], where: str, allowed: Iterable[str]) -> None:
+    allowed = tuple(allowed)
+    for key in data:
+        if key not in allowed:
+            raise SpecError(f"{where} has an unknown key {key!r}; allowed are {', '.join(allowed)}")
+
+
+def _unique(names: Iterable[str], what: str, where: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SpecError(f"{where}: {what} {name!r} is used twice; give each its own")
+        seen.add(name)
+
+
+def _nic_class(value: Any, where: str) -> str:
+    if value not in NIC_CLASSES:
+        raise SpecError(f"{where}.class is {value!r}; it must be one of {', '.join(NIC_CLASSES)}")
+    return str(value)
+
+
+def _positive(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise SpecError(f"{where} is {value!r}; it must be a number above 0")
+    return float(value)
+
+
+def _rate(value: Any, where: str) -> float | None:
+    return None if value is None else _positive(value, where)
+
+
+def _mtu(value: Any, where: str) -> int:
+    if not isinstance(value, int) or not _MIN_MTU <= value <= _MAX_MTU:
+        raise SpecError(f"{where}.mtu is {value!r}; it must be an integer from {_MIN_MTU} to {_MAX_MTU}")
+    return value

@@ -1,7 +1,0 @@
-"""Models and GPUs: their sizes, floating-point operations, parameters, times and memory; presets by name."""
-
-from holmes.model.gpt import Transformer
-from holmes.model.gpus import gpu_named
-from holmes.model.presets import load_model
-
-__all__ = ["Transformer", "gpu_named", "load_model"]

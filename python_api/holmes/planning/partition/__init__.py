@@ -1,0 +1,31 @@
+"""Partition: how many layers each pipeline stage gets. Needs numpy only.
+
+By rule (rules.py); with the least bottleneck (optimum.py, its steps window.py, equal.py, listed.py and search.py); and
+again from a run's timings (replan.py).
+"""
+
+from holmes.planning.partition.optimum import best_partition
+from holmes.planning.partition.problem import Layer, Link, Partition, PartitionProblem, Stage, equal_layers, evaluate
+from holmes.planning.partition.replan import Proposal, Replanner, observed_speeds, replan
+from holmes.planning.partition.rules import PAPER_ALPHA, split_by_speed, split_evenly
+from holmes.planning.partition.transformer import Transformer, transformer_layers
+
+__all__ = [
+    "PAPER_ALPHA",
+    "Layer",
+    "Link",
+    "Partition",
+    "PartitionProblem",
+    "Proposal",
+    "Replanner",
+    "Stage",
+    "Transformer",
+    "best_partition",
+    "equal_layers",
+    "evaluate",
+    "observed_speeds",
+    "replan",
+    "split_by_speed",
+    "split_evenly",
+    "transformer_layers",
+]

@@ -1,0 +1,95 @@
+"""The plan's file: short enough to read at any number of ranks, since groups follow from order and networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from holmes import files
+from holmes.cluster.topology import Cluster
+from holmes.planning.groups.rank_text import from_text, to_text
+from holmes.planning.groups.reach import HostRanks, Network
+
+if TYPE_CHECKING:
+    from holmes.planning.plan.plan import Plan
+
+KIND, VERSION = "holmes plan", 3
+
+
+def to_dict(plan: Plan) -> dict[str, Any]:
+    """Plain lists, dicts, numbers and strings; ranks and host numbers as `rank_text` writes them."""
+    number = {host.name: i for i, host in enumerate(plan.hosts)}
+    data: dict[str, Any] = {"kind": KIND, "version": VERSION}
+    data |= {field.name: files.plain(getattr(plan, field.name)) for field in fields(plan) if field.name not in _SHORT}
+    data["order"] = to_text(plan.order)
+    data["hosts"] = [{"name": host.name, "ranks": to_text(host.ranks)} for host in plan.hosts]
+    data["clusters"] = [
+        {
+            "name": cluster.name,
+            "hosts": to_text([number[name] for name in cluster.hosts]),
+            "fabric": cluster.fabric,
+            "nic_class": cluster.nic_class,
+        }
+        for cluster in plan.clusters
+    ]
+    data["networks"] = [{**files.plain(_without_nics(net)), "nics": _nics_to_text(net.nics)} for net in plan.networks]
+    return data
+
+
+def from_dict(data: Mapping[str, Any]) -> Plan:
+    """The inverse of `to_dict`; reads versions 1 and 2 too. Raises ValueError naming what is wrong."""
+    from holmes.planning.plan import version_1, version_2
+    from holmes.planning.plan.plan import Plan
+
+    if data.get("kind") == KIND and data.get("version") == 1:
+        data = version_1.upgrade(data)
+    if data.get("kind") == KIND and data.get("version") == 2:
+        data = version_2.upgrade(data)
+    files.check_kind(data, KIND, version=VERSION)
+    values = {key: value for key, value in data.items() if key not in ("kind", "version")}
+    try:
+        hosts = tuple(HostRanks(entry["name"], from_text(entry["ranks"])) for entry in data["hosts"])
+        values["hosts"] = hosts
+        values["order"] = from_text(data["order"])
+        values["clusters"] = tuple(_cluster(entry, hosts) for entry in data["clusters"])
+        values["networks"] = tuple(Network(**{**entry, "nics": _nics(entry, hosts)}) for entry in data["networks"])
+        values["layers_per_chunk"] = tuple(tuple(layers) for layers in data["layers_per_chunk"])
+        values["reasons"] = tuple(data.get("reasons", ()))
+        return Plan(**values)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a plan: {error}") from error
+
+
+_SHORT = ("order", "hosts", "clusters", "networks")
+
+
+def _without_nics(network: Network) -> dict[str, Any]:
+    return {field.name: getattr(network, field.name) for field in fields(network) if field.name != "nics"}
+
+
+def _nics_to_text(nics: Mapping[int, str]) -> dict[str, str]:
+    hosts: dict[str, list[int]] = {}
+    for host, name in nics.items():
+        hosts.setdefault(name, []).append(host)
+    return {name: to_text(numbers) for name, numbers in hosts.items()}
+
+
+def _nics(entry: Mapping[str, Any], hosts: Sequence[HostRanks]) -> dict[int, str]:
+    nics = {host: name for name, text in entry["nics"].items() for host in from_text(text)}
+    _check_hosts(f"network {entry['name']!r}", nics, hosts)
+    return nics
+
+
+def _cluster(entry: Mapping[str, Any], hosts: Sequence[HostRanks]) -> Cluster:
+    numbers = from_text(entry["hosts"])
+    _check_hosts(f"cluster {entry['name']!r}", numbers, hosts)
+    members = [hosts[number] for number in numbers]
+    ranks = tuple(rank for host in members for rank in host.ranks)
+    return Cluster(**{**entry, "hosts": tuple(host.name for host in members), "ranks": ranks})
+
+
+def _check_hosts(what: str, numbers: Any, hosts: Sequence[HostRanks]) -> None:
+    unknown = [number for number in numbers if number >= len(hosts)]
+    if unknown:
+        raise ValueError(f"{what} names host {unknown[0]}, but the plan has hosts 0 to {len(hosts) - 1}")

@@ -1,0 +1,306 @@
+"""Plan: the decision, frozen: sizes, rank order, networks, layers per stage, schedule. A file a person can review."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holmes import files
+from holmes.cluster.topology import Cluster, Topology
+from holmes.planning.groups.group import Group, Groups
+from holmes.planning.groups.rank_grid import KINDS, RankGrid, check_kind
+from holmes.planning.groups.rank_order import order_ranks, ordered_clusters
+from holmes.planning.groups.rank_text import short
+from holmes.planning.groups.reach import HostRanks, Network, Reach
+from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, problems
+from holmes.planning.model.gpt import check_recomputation
+from holmes.planning.partition.rules import split_evenly
+from holmes.planning.schedule import check_schedule
+
+_NEED_A_NETWORK = ("tp_cp", "dp_cp", "pp", "tp_ep", "expt_dp")  # all other groups but tp_ep_pp follow from these
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which rank does what, over which network. Made by `plan_for`; the same on all ranks; saved as YAML or JSON.
+
+    `tensor`, `context`, `data` and `pipeline` multiply up to `world_size`; `expert` and `expert_tensor` share out the
+    same ranks of a stage for the experts. `order[i]` is the rank at logical place i: tensor runs fastest, then context,
+    data, pipeline. `layers_per_chunk[stage][chunk]`: transformer layers; chunk c of the model runs on stage
+    c % pipeline. `hosts`, `clusters` and `networks` (best first) say where ranks are and what joins them; groups and
+    their NICs follow and are made when asked for. `micro_batch`, `global_batch`: samples; `model`: sizes of the model,
+    such as layers, hidden, heads, sequence, vocabulary; `recomputation`: "none", "selective" (attention's
+    scores) or "full" (whole layers); None where the plan does not say. `reasons`: why, in lines.
+    """
+
+    world_size: int
+    tensor: int
+    context: int
+    data: int
+    pipeline: int
+    expert: int
+    expert_tensor: int
+    layers_per_chunk: tuple[tuple[int, ...], ...]
+    schedule: str
+    order: tuple[int, ...]
+    hosts: tuple[HostRanks, ...]
+    clusters: tuple[Cluster, ...]
+    networks: tuple[Network, ...]
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    model: Mapping[str, int] | None = None
+    reasons: tuple[str, ...] = ()
+    recomputation: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.recomputation is not None:
+            check_recomputation(self.recomputation)
+        product = self.tensor * self.context * self.data * self.pipeline
+        if product != self.world_size:
+            raise ValueError(
+                f"tensor={self.tensor} * context={self.context} * data={self.data} * pipeline={self.pipeline} = "
+                f"{product}, but the plan has {self.world_size} ranks"
+            )
+        width = self.tensor * self.context * self.data
+        if self.expert < 1 or self.expert_tensor < 1 or width % (self.expert * self.expert_tensor):
+            raise ValueError(
+                f"expert={self.expert} * expert_tensor={self.expert_tensor} must divide the {width} ranks of a stage"
+            )
+        chunks = {len(layers) for layers in self.layers_per_chunk}
+        if len(self.layers_per_chunk) != self.pipeline or len(chunks) != 1:
+            raise ValueError(
+                f"layers_per_chunk={[list(layers) for layers in self.layers_per_chunk]} must have "
+                f"pipeline={self.pipeline} entries, equally many chunks in each"
+            )
+        check_schedule(self.schedule, self.chunks)
+        members = {"order": self.order}
+        members |= {"hosts": tuple(rank for host in self.hosts for rank in host.ranks)}
+        members |= {"clusters": tuple(rank for cluster in self.clusters for rank in cluster.ranks)}
+        for name, ranks in members.items():
+            if not np.array_equal(np.sort(np.asarray(ranks)), np.arange(self.world_size)):
+                raise ValueError(f"{name} must hold each of {self.world_size} ranks once, but holds {short(ranks)}")
+
+    @property
+    def chunks(self) -> int:
+        """Parts of the model on each stage; above 1 with the interleaved schedule."""
+        return len(self.layers_per_chunk[0])
+
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]:
+        """Transformer layers of each stage, all its chunks."""
+        return tuple(sum(layers) for layers in self.layers_per_chunk)
+
+    @property
+    def expert_data(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.tensor * self.context * self.data // (self.expert * self.expert_tensor)
+
+    @property
+    def micro_batches(self) -> int | None:
+        """Micro-batches of a step through each replica; None where the plan does not say."""
+        if self.global_batch is None or self.micro_batch is None:
+            return None
+        return self.global_batch // (self.data * self.micro_batch)
+
+    @cached_property
+    def grid(self) -> RankGrid:
+        """The ranks by place along each axis."""
+        return RankGrid(
+            self.order,
+            tensor=self.tensor,
+            context=self.context,
+            data=self.data,
+            pipeline=self.pipeline,
+            expert=self.expert,
+            expert_tensor=self.expert_tensor,
+        )
+
+    @cached_property
+    def reach(self) -> Reach:
+        """Where ranks are, and what their hosts share."""
+        return Reach(self.hosts, self.clusters, self.networks, self.world_size)
+
+    @cached_property
+    def _groups(self) -> dict[str, Groups]:
+        return {}
+
+    def groups(self, kind: str) -> Groups:
+        """All groups of a kind ("tp", "dp", "pp", ...: see docs/groups.md). Raises ValueError listing the kinds."""
+        check_kind(kind)
+        if kind not in self._groups:
+            self._groups[kind] = Groups(kind, self.grid, self.reach)
+        return self._groups[kind]
+
+    def group_of(self, kind: str, rank: int) -> Group:
+        """The group of this kind that a rank is in. Raises ValueError for another kind or rank, and where it is in none
+        (embedding groups hold the first and last stage only)."""
+        check_kind(kind)
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"no {kind!r} group of rank {rank}; ranks are 0 to {self.world_size - 1}")
+        row = self.grid.row_of(kind, rank)
+        if row is None:
+            raise ValueError(
+                f"rank {rank} is in no {kind!r} group: those hold the {KINDS[kind].stages} stage of {self.pipeline}, "
+                f"and it is on stage {self.stage_of(rank)}, counted from 0"
+            )
+        return self.groups(kind)[row]
+
+    def groups_of(self, rank: int) -> Iterator[Group]:
+        """All groups of a rank, one of each kind that it is in."""
+        return (self.group_of(kind, rank) for kind in KINDS if self.grid.row_of(kind, rank) is not None)
+
+    def stage_of(self, rank: int) -> int:
+        """The pipeline stage of a rank, from 0."""
+        return self.grid.stage_of(rank)
+
+    def ranks_of_stage(self, stage: int) -> tuple[int, ...]:
+        """The ranks of a pipeline stage, in logical order."""
+        width = self.grid.width
+        return self.order[stage * width : (stage + 1) * width]
+
+    def layers_of(self, stage: int, chunk: int | None = None) -> range:
+        """The indices of the layers of a stage, or of one of its chunks. Raises ValueError where the stage has several
+        chunks and none is named."""
+        if chunk is None and self.chunks > 1:
+            raise ValueError(f"each stage has {self.chunks} chunks; say which one, 0 to {self.chunks - 1}")
+        part = (chunk or 0) * self.pipeline + stage
+        first = sum(self.layers_per_part[:part])
+        return range(first, first + self.layers_per_part[part])
+
+    @property
+    def layers_per_part(self) -> tuple[int, ...]:
+        """Transformer layers of each part of the model, in model order: stages times chunks."""
+        return tuple(layers[chunk] for chunk in range(self.chunks) for layers in self.layers_per_chunk)
+
+    def describe(self) -> str:
+        """A few lines for people: sizes, clusters, and the groups' ranks, NICs and reasons."""
+        from holmes.planning.plan.text import describe
+
+        return describe(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, dicts, numbers and strings, with kind and version."""
+        from holmes.planning.plan.file import to_dict
+
+        return to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """The inverse of `to_dict`; reads version 1 too. Raises ValueError naming what is wrong."""
+        from holmes.planning.plan.file import from_dict
+
+        return from_dict(data)
+
+    def save(self, path: str | Path) -> None:
+        """Writes .yaml, .yml or .json."""
+        files.save(self.to_dict(), path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Reads what `save` wrote. Raises ValueError naming what is wrong."""
+        return cls.from_dict(files.load(path))
+
+
+def plan_for(
+    topology: Topology,
+    *,
+    model_layers: int,
+    pipeline: int | None = None,
+    tensor: int = 1,
+    context: int = 1,
+    expert: int = 1,
+    expert_tensor: int | None = None,
+    layers_per_stage: Sequence[int] | None = None,
+    layers_per_chunk: Sequence[Sequence[int]] | None = None,
+    chunks: int | None = None,
+    schedule: str | None = None,
+    micro_batch: int | None = None,
+    global_batch: int | None = None,
+    model: Mapping[str, int] | None = None,
+    cluster_order: Sequence[str] | None = None,
+    span_clusters: bool = False,
+    reasons: Sequence[str] = (),
+) -> Plan:
+    """A plan for this topology. `pipeline=None`: as few stages as fit.
+
+    Every stage lies inside one cluster (a cluster may hold several), every tensor group inside one host, context groups
+    inside one where they fit; the data-parallel size is what is left. `expert_tensor` None: as `tensor`.
+
+    `layers_per_stage`: transformer layers of each stage, in the order of the stages, as `holmes.partition` finds them;
+    with `chunks` > 1 (interleaving) `layers_per_chunk[stage][chunk]` instead. None: split evenly. `schedule` None:
+    "interleaved" with chunks, else "1f1b". `cluster_order`: names of the clusters, first stage first; None: by lowest
+    rank. `span_clusters`: lets stages span clusters, for comparison or where nothing else fits; `holmes.check` then
+    says what it costs. The rest is carried along.
+
+    Local and deterministic: equal on all ranks that have the same topology. Raises one ValueError, with all numbers and
+    the nearest fix, where sizes do not fit, layers do not suffice or sum up, or ranks of a group share no network.
+    """
+    chunks = chunks if chunks is not None else (1 if layers_per_chunk is None else len(layers_per_chunk[0]))
+    schedule = schedule or ("interleaved" if chunks > 1 else "1f1b")
+    check_schedule(schedule, chunks)
+    clusters = ordered_clusters(topology, cluster_order)
+    limits = Limits.of(topology, model_layers, micro_batch, global_batch, span_clusters)
+    sizes = Sizes(tensor, context, pipeline or 0, expert, expert_tensor, chunks)
+    if pipeline is None:
+        sizes = _fewest_stages(limits, sizes)
+    check_sizes(topology, limits, sizes)
+    plan = Plan(
+        world_size=topology.world_size,
+        tensor=tensor,
+        context=context,
+        data=topology.world_size // (tensor * context * sizes.pipeline),
+        pipeline=sizes.pipeline,
+        expert=expert,
+        expert_tensor=sizes.expert_tensor_size,
+        layers_per_chunk=_layers(model_layers, sizes, layers_per_stage, layers_per_chunk),
+        schedule=schedule,
+        order=order_ranks(topology, clusters, tensor=tensor, context=context, expert_tensor=sizes.expert_tensor_size),
+        hosts=tuple(HostRanks(host.name, host.ranks) for host in topology.hosts),
+        clusters=topology.clusters,
+        networks=Reach.of_topology(topology).networks,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        model=None if model is None else dict(model),
+        reasons=tuple(reasons),
+    )
+    for kind in _NEED_A_NETWORK:
+        plan.groups(kind).check_networks()
+    return plan
+
+
+def _fewest_stages(limits: Limits, sizes: Sizes) -> Sizes:
+    widths = limits.stage_widths() or [limits.stage_unit]
+    options = [replace(sizes, pipeline=limits.world_size // width) for width in widths]
+    return next((option for option in options if not problems(limits, option)), options[0])
+
+
+def _layers(
+    model_layers: int,
+    sizes: Sizes,
+    layers_per_stage: Sequence[int] | None,
+    layers_per_chunk: Sequence[Sequence[int]] | None,
+) -> tuple[tuple[int, ...], ...]:
+    parts = split_evenly(model_layers, sizes.pipeline * sizes.chunks)
+    even = tuple(parts[stage :: sizes.pipeline] for stage in range(sizes.pipeline))
+    if layers_per_chunk is not None and layers_per_stage is not None:
+        raise ValueError("give layers_per_stage or layers_per_chunk, not both")
+    if layers_per_stage is None and layers_per_chunk is None:
+        return even
+    name = "layers_per_stage" if layers_per_chunk is None else "layers_per_chunk"
+    counts = tuple((count,) for count in layers_per_stage or ()) if layers_per_chunk is None else layers_per_chunk
+    found = tuple(tuple(layers) for layers in counts)
+    flat = [count for layers in found for count in layers]
+    shape = {len(layers) for layers in found}
+    if len(found) != sizes.pipeline or shape != {sizes.chunks} or sum(flat) != model_layers or min(flat) < 0:
+        given = flat if layers_per_chunk is None else files.plain(found)
+        wanted = f"{sizes.pipeline} numbers" if sizes.chunks == 1 else f"{sizes.pipeline} times {sizes.chunks} numbers"
+        raise ValueError(
+            f"{name}={given} ({len(found)} stages, {sum(flat)} layers) must be {wanted}, none below 0, that sum to "
+            f"model_layers={model_layers}; for an even split: {list(parts) if sizes.chunks == 1 else files.plain(even)}"
+        )
+    return found

@@ -1,0 +1,63 @@
+"""A plan for whoever is there: the sizes asked for where they fit, else the nearest that do."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from holmes.cluster.topology import Topology
+from holmes.planning.groups.sizes import Limits, Sizes, divisors, nearest, problems
+from holmes.planning.plan.plan import Plan, plan_for
+
+_log = logging.getLogger(__name__)
+_SIZES = ("tensor", "context", "pipeline", "expert", "expert_tensor", "chunks")
+
+
+def workable_plan(topology: Topology, *, model_layers: int, **options: Any) -> Plan:
+    """As `plan_for`, same arguments; where they do not fit, with the nearest sizes that do.
+
+    The plan's `reasons` say what was changed and why, and so does a warning. Before the global batch is changed, other
+    numbers of stages are tried that it divides by; where none do, the nearest batch to the nearest sizes is taken.
+    Layers given for each of another number of stages are split evenly. Stages span clusters only where nothing else
+    fits. Local and deterministic. Raises ValueError, as `plan_for` does, where nothing fits.
+    """
+    try:
+        return plan_for(topology, model_layers=model_layers, **options)
+    except ValueError as error:
+        refusal = error
+    wanted = Sizes(**{name: options[name] for name in _SIZES if options.get(name) is not None})
+    batch = options.get("global_batch")
+    for spans in dict.fromkeys((bool(options.get("span_clusters")), True)):
+        limits = Limits.of(topology, model_layers, span_clusters=spans)
+        near = nearest(limits, wanted)
+        if near is None:
+            continue
+        sizes, fitting_batch = near, batch
+        if batch is not None:
+            sizes, fitting_batch = _with_batch(limits, near, wanted.pipeline, batch, options.get("micro_batch") or 1)
+        change = sizes.text() + (f", global_batch={fitting_batch}" if fitting_batch != batch else "")
+        note = f"{change} instead of what was asked for: {str(refusal).partition('. Fix:')[0]}"
+        _log.warning("plan for %d ranks: %s", topology.world_size, note)
+        changed = {**options, **dataclasses.asdict(sizes), "global_batch": fitting_batch, "span_clusters": spans}
+        changed["reasons"] = [*options.get("reasons", ()), note]
+        if (sizes.pipeline, sizes.chunks) != (wanted.pipeline, wanted.chunks):
+            changed |= {"layers_per_stage": None, "layers_per_chunk": None}
+        return plan_for(topology, model_layers=model_layers, **changed)
+    raise refusal
+
+
+def _with_batch(limits: Limits, near: Sizes, pipeline: int, batch: int, micro_batch: int) -> tuple[Sizes, int]:
+    """The sizes like `near` that divide the batch, with a number of stages next to `pipeline`; else another batch."""
+
+    def unit(sizes: Sizes) -> int:
+        data = limits.world_size // (sizes.tensor * sizes.context * sizes.pipeline)
+        return data * micro_batch * (sizes.pipeline if sizes.chunks > 1 else 1)
+
+    options = [near, *(dataclasses.replace(near, pipeline=stages) for stages in divisors(limits.world_size))]
+    fitting = [sizes for sizes in options if not problems(limits, sizes) and batch % unit(sizes) == 0]
+    if near in fitting:
+        return near, batch
+    if fitting:
+        return min(fitting, key=lambda sizes: (abs(sizes.pipeline - pipeline), sizes.pipeline)), batch
+    return near, max(round(batch / unit(near)), 1) * unit(near)

@@ -1,0 +1,136 @@
+"""Candidates: choices with their exact partition and simulated step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from holmes.planning.partition import Partition, best_partition, split_evenly
+from holmes.planning.partition import evaluate as evaluate_partition
+from holmes.planning.search.layout import Layout
+from holmes.planning.search.space import Choice
+from holmes.planning.simulate import Result, make_step, simulate
+
+_UNEVEN_LOSSES = 0.005  # of a step: below, another split of the layers cannot gain
+_MOST_OPERATIONS = 8_192  # of all stages: some tenths of a second
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run the model, simulated. Memory is of one GPU of the fullest stage, relative to its limit."""
+
+    choice: Choice
+    layers_per_chunk: tuple[tuple[int, ...], ...]
+    step_s: float
+    tflops_per_gpu: float
+    samples_per_s: float
+    bubble_share: float
+    exposed_s: Mapping[str, float]  # by kind, mean of the stages
+    bottleneck_link: str | None
+    memory_bytes: float
+    memory_limit_bytes: float
+    fullest_stage: int
+    is_optimal: bool
+
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]:
+        """Transformer layers of each stage."""
+        return tuple(sum(chunks) for chunks in self.layers_per_chunk)
+
+
+@dataclass(frozen=True)
+class _Simulated:
+    """A step; `losses_s`: what each stage waits for its gradients and parameters."""
+
+    partition: Partition
+    step_s: float
+    bubble_s: float
+    exposed_s: dict[str, float]
+    losses_s: tuple[float, ...]
+    bottleneck_link: str | None
+
+
+def evaluate(layout: Layout) -> Candidate:
+    """Partitions and simulates a choice: by compute alone, and once more with what each stage then loses to its network
+    counted as slowness; the faster one counts. Raises ValueError where memory cannot fit."""
+    best = _simulated(layout, _partition(layout, None))
+    if layout.choice.pipeline > 1 and max(best.losses_s) - min(best.losses_s) > _UNEVEN_LOSSES * best.step_s:
+        other = _simulated(layout, _partition(layout, best.losses_s))
+        best = min(best, other, key=lambda simulated: simulated.step_s)
+    return _candidate(layout, best)
+
+
+def _partition(layout: Layout, losses_s: tuple[float, ...] | None) -> Partition:
+    """The optimum; of interleaved ones, whose stages may fill their chunks in many ways, that with even chunks."""
+    problem = layout.problem(losses_s)
+    best = best_partition(problem)
+    chunks, stages = layout.choice.chunks, layout.choice.pipeline
+    if chunks == 1:
+        return best
+    even = [split_evenly(layers, chunks) for layers in best.layers_per_stage]
+    other = evaluate_partition(problem, [even[stage][chunk] for chunk in range(chunks) for stage in range(stages)])
+    fits = all(used <= cluster.memory_bytes for used, cluster in zip(other.memory_bytes, layout.clusters, strict=True))
+    # The bottleneck stays: a stage's time is the sum of its chunks'. Links may be the worse ones.
+    return replace(other, is_optimal=best.is_optimal) if fits and other.bottleneck_s <= best.bottleneck_s else best
+
+
+def _simulated(layout: Layout, partition: Partition) -> _Simulated:
+    """The step; of very many micro-batches only some are simulated: each further one takes as long as the last ones."""
+    job, rates = layout.job(partition.layers_per_stage), layout.rates()
+    unit = layout.choice.pipeline
+    most = max(_MOST_OPERATIONS // (unit * layout.choice.chunks) // unit, 3) * unit
+    if layout.micro_batches <= most:
+        return _summary(partition, simulate(make_step(job, rates)))
+    step = make_step(job, rates)
+    fewer = _summary(partition, simulate(replace(step, micro_batches=most - unit)))
+    more = _summary(partition, simulate(replace(step, micro_batches=most)))
+    factor = (layout.micro_batches - most) / unit
+
+    def on(low: float, high: float) -> float:
+        return high + factor * (high - low)
+
+    return _Simulated(
+        partition,
+        on(fewer.step_s, more.step_s),
+        on(fewer.bubble_s, more.bubble_s),
+        {kind: on(fewer.exposed_s[kind], time_s) for kind, time_s in more.exposed_s.items()},
+        tuple(on(low, high) for low, high in zip(fewer.losses_s, more.losses_s, strict=True)),
+        more.bottleneck_link,
+    )
+
+
+def _summary(partition: Partition, result: Result) -> _Simulated:
+    return _Simulated(
+        partition,
+        result.step_s,
+        result.bubble_share * result.step_s,
+        result.exposed_s,
+        tuple(device.exposed_s["reduce"] + device.exposed_s["gather"] for device in result.devices),
+        result.bottleneck_link,
+    )
+
+
+def _candidate(layout: Layout, simulated: _Simulated) -> Candidate:
+    choice, partition = layout.choice, simulated.partition
+    shares = [
+        used / cluster.memory_bytes for used, cluster in zip(partition.memory_bytes, layout.clusters, strict=True)
+    ]
+    fullest = shares.index(max(shares))
+    parts = partition.layers_per_part
+    samples_per_s = layout.global_batch / simulated.step_s
+    # Operations that the model needs, as usual: what is computed a second time does not count.
+    flops = layout.model.flops_per_sample("none")
+    return Candidate(
+        choice=choice,
+        layers_per_chunk=tuple(tuple(parts[i :: choice.pipeline]) for i in range(choice.pipeline)),
+        step_s=simulated.step_s,
+        tflops_per_gpu=flops * samples_per_s / layout.machines.ranks / 1e12,
+        samples_per_s=samples_per_s,
+        bubble_share=simulated.bubble_s / simulated.step_s,
+        exposed_s=simulated.exposed_s,
+        bottleneck_link=simulated.bottleneck_link,
+        memory_bytes=partition.memory_bytes[fullest],
+        memory_limit_bytes=layout.clusters[fullest].memory_bytes,
+        fullest_stage=fullest,
+        is_optimal=partition.is_optimal,
+    )

@@ -1,0 +1,135 @@
+"""Estimate: a step's time in closed form, and whether memory may suffice; so cheap that all choices can be tried.
+
+step ~ micro-batches * turn + (stages - 1) * t / chunks + exposed gradients and parameters, with t the time per
+micro-batch of the slowest stage at the best split of equal layers within memory. The bubble is Narayanan et al.'s
+(arXiv 2104.04473), for ZB-H1 Qi et al.'s (arXiv 2401.10241).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holmes.planning.search.layout import Layout
+
+Floats = npt.NDArray[np.float64]
+_HALVINGS = 40
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step; `over_bytes`: by how much the layers exceed all stages' memory, above 0 where none fits."""
+
+    step_s: float
+    over_bytes: float
+
+
+def estimate(layout: Layout) -> Estimate:
+    """Of one choice."""
+    choice, layers = layout.choice, layout.layers()
+    embedding, layer, head = layers[0], layers[1], layers[-1]
+    stages, count = choice.pipeline, layout.model.layers
+    flying = _in_flight(layout) / choice.chunks
+    fixed = np.full(stages, layer.working_bytes)
+    fixed[0] += embedding.state_bytes + flying[0] * embedding.activation_bytes
+    fixed[-1] += head.state_bytes + flying[-1] * head.activation_bytes
+    each = layer.state_bytes + flying * layer.activation_bytes
+    free = np.array([cluster.memory_bytes for cluster in layout.clusters]) - fixed
+    room = np.maximum(free // each, 0)  # layers of each stage that memory allows
+    short = np.maximum(each * choice.chunks - free, 0.0).sum()  # every stage holds one layer for each chunk
+    missing = count - room.sum()
+    if missing > 0 or short > 0:
+        return Estimate(math.inf, float(max(missing, 0) * each.mean() + short))
+    layer_s, head_s = layer.forward_s + layer.backward_s, head.forward_s + head.backward_s
+    slot_s = _bottleneck_s(layer_s, head_s, count, np.array(layout.speeds), room, choice.chunks)
+    hops_s = _hops_s(layout, layer.output_bytes)
+    turn_s = _turn_s(layout, slot_s, hops_s)
+    fill_s = slot_s / choice.chunks
+    if choice.schedule == "zb-h1":  # idles forward + input gradients - weight gradients, of which these are a forward
+        fill_s *= max(1 - 2 * layer.forward_s / layer_s, 0.0)
+    fill_s = (stages - 1) * fill_s + 2 * float(hops_s.sum())
+    return Estimate(layout.micro_batches * turn_s + fill_s + _exposed_s(layout, slot_s), 0.0)
+
+
+def _turn_s(layout: Layout, slot_s: float, hops_s: Floats) -> float:
+    """Time per micro-batch in the long run.
+
+    At least the slowest stage's, and what its NICs send; and since a stage holds only so many micro-batches, a round
+    trip of one to the last stage and back over that number: on 1F1B's stage i of p, p - i.
+    """
+    choice, stages = layout.choice, layout.choice.pipeline
+    if stages == 1:
+        return slot_s
+    out = 2 * choice.chunks - (choice.chunks > 1) if stages == 2 else 2 * choice.chunks
+    wire_s = float(hops_s.max()) * (1 if stages == 2 and choice.chunks == 1 else out)
+    turn_s = max(slot_s, wire_s)
+    if choice.schedule in ("1f1b", "zb-h1"):
+        trips_s = np.cumsum(hops_s[: stages - 1][::-1])[::-1]  # from stage i to the last one
+        turn_s = max(turn_s, slot_s + float((2 * trips_s / (stages - np.arange(stages - 1))).max()))
+    elif choice.schedule == "interleaved":
+        held = float(_in_flight(layout)[0]) / choice.chunks
+        turn_s = max(turn_s, (stages * slot_s + 2 * choice.chunks * float(hops_s.sum())) / held)
+    return turn_s
+
+
+def _in_flight(layout: Layout) -> Floats:
+    """Micro-batches that each stage holds at most, those of all chunks added up."""
+    choice, micro_batches = layout.choice, layout.micro_batches
+    stages = choice.pipeline
+    later: Floats = stages - 1 - np.arange(stages, dtype=np.float64)
+    most: dict[str, npt.NDArray[np.floating[Any]]] = {
+        "gpipe": np.full(stages, np.inf),
+        "1f1b": later + 1,
+        # as many chunk-forwards as the warm-up has, and one
+        "interleaved": later * 2 + (choice.chunks - 1) * stages + 1,
+        "zb-h1": np.full(stages, float(stages)),
+    }
+    held: Floats = np.minimum(most[choice.schedule], micro_batches * choice.chunks).astype(np.float64)
+    return held
+
+
+def _bottleneck_s(layer_s: float, head_s: float, count: int, speeds: Floats, room: Floats, chunks: int) -> float:
+    """The least time per micro-batch in which the stages together run all layers, each within its room."""
+    extra_s = np.zeros(len(speeds))
+    extra_s[-1] = head_s
+    low, high = 0.0, (count * layer_s + head_s) / float(speeds.min())
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        layers = np.floor((middle * speeds - extra_s) / layer_s * (1 + 1e-9))
+        fits = layers.min() >= chunks and np.minimum(layers, room).sum() >= count
+        low, high = (low, middle) if fits else (middle, high)
+    return high
+
+
+def _hops_s(layout: Layout, size_bytes: float) -> Floats:
+    """Of activations from each stage to the next, and from the last to the first (0 without interleaving)."""
+    choice, places = layout.choice, layout.places()
+    hops_s = np.zeros(choice.pipeline)
+    if layout.machines.pipeline is None:
+        return hops_s
+    rate = layout.pipeline_rate()
+    for stage in range(choice.pipeline - (choice.chunks == 1)):
+        source, target = places[stage], places[(stage + 1) % choice.pipeline]
+        if source.host != target.host:
+            ranks = max(source.ranks_per_host, target.ranks_per_host)
+            hops_s[stage] = rate.latency_s + size_bytes * ranks / rate.bytes_per_s
+    return hops_s
+
+
+def _exposed_s(layout: Layout, slot_s: float) -> float:
+    """Reduce-scatter and all-gather of the slowest stage, less what a micro-batch of compute hides of each."""
+    choice = layout.choice
+    worst = 0.0
+    for stage, cluster in enumerate(layout.clusters):
+        width = choice.tensor * choice.data
+        if width <= cluster.ranks_per_host or cluster.network is None:
+            continue
+        split = [layout.model.layers // choice.pipeline] * choice.pipeline
+        wire_bytes = 2 * layout.model.stage_parameters(tuple(split), stage) * (choice.data - 1) / choice.data
+        pass_s = wire_bytes / cluster.network.rate.bytes_per_s  # `tensor` rings, each of one part of the parameters
+        worst = max(worst, max(pass_s - slot_s * 2 / 3, 0.0) + max(pass_s - slot_s / 3, 0.0))
+    return worst

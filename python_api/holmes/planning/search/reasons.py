@@ -1,0 +1,86 @@
+"""Why: the search's result in lines for people, which a plan keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holmes.planning.search.candidate import Candidate
+from holmes.planning.search.machines import Assumptions, Machines
+from holmes.planning.search.space import Choice
+
+_GIB = 2**30
+_NAMED = 6  # other values of one decision
+
+
+def reasons_of(
+    machines: Machines,
+    assumptions: Assumptions,
+    candidates: Sequence[Candidate],
+    estimates: Sequence[tuple[Choice, float]],
+    tried: int,
+) -> tuple[str, ...]:
+    """The best, what the simulated runners-up lose, what other decisions lose, and what was assumed."""
+    best = candidates[0]
+    lines = [
+        f"best of {tried} choices, {len(estimates)} of which fit into memory; {len(candidates)} were simulated",
+        f"best: {describe(machines, best)}",
+    ]
+    lines += [
+        f"runner-up, step {_more(other.step_s, best.step_s)}: {describe(machines, other)}" for other in candidates[1:]
+    ]
+    lines += _alternatives(candidates, estimates)
+    lines += _assumed(machines, assumptions)
+    return tuple(lines)
+
+
+def describe(machines: Machines, candidate: Candidate) -> str:
+    """A candidate in one line."""
+    exposed = ", ".join(f"{kind} {time_s:.3g} s" for kind, time_s in candidate.exposed_s.items() if time_s > 0)
+    order = ""
+    if len(machines.clusters) > 1:
+        order = f", clusters {' > '.join(machines.clusters[i].name for i in candidate.choice.order)}"
+    counts = sorted(set(candidate.layers_per_stage))
+    layers = f"{counts[0]} layers a stage" if len(counts) == 1 else f"layers {list(candidate.layers_per_stage)}"
+    return (
+        f"{candidate.choice.text()}{order}, {layers}: step {candidate.step_s:.4g} s, "
+        f"{candidate.tflops_per_gpu:.4g} TFLOP/s per GPU, {candidate.samples_per_s:.4g} samples/s, "
+        f"bubble {candidate.bubble_share:.1%}, exposed {exposed or 'none'}, "
+        f"memory {candidate.memory_bytes / _GIB:.1f} of {candidate.memory_limit_bytes / _GIB:.1f} GiB "
+        f"on stage {candidate.fullest_stage}, bottleneck link {candidate.bottleneck_link or 'none'}"
+    )
+
+
+def _alternatives(candidates: Sequence[Candidate], estimates: Sequence[tuple[Choice, float]]) -> list[str]:
+    """What each decision gains: the best choice with every other value, simulated if one was, else estimated."""
+    best = candidates[0]
+    own = next((step_s for choice, step_s in estimates if choice == best.choice), None)
+    lines = []
+    for name in ("schedule", "chunks", "recomputation", "tensor", "pipeline", "micro_batch"):
+        mine = getattr(best.choice, name)
+        others: dict[object, str] = {}
+        for candidate in candidates:  # best first, as are the estimates
+            others.setdefault(getattr(candidate.choice, name), _more(candidate.step_s, best.step_s))
+        for choice, step_s in estimates if own else ():
+            others.setdefault(getattr(choice, name), f"about {_more(step_s, own or step_s)}")
+        texts = [f"{value} {text}" for value, text in others.items() if value != mine]
+        if texts:
+            lines.append(f"{name.replace('_', '-')} {mine}; the best with another: {', '.join(texts[:_NAMED])}")
+    return lines
+
+
+def _assumed(machines: Machines, assumptions: Assumptions) -> list[str]:
+    rates = sorted({cluster.tflops for cluster in machines.clusters})
+    how = "measured" if assumptions.compute_tflops else f"{assumptions.efficiency:.0%} of the peak"
+    lines = [f"assumed: GPUs reach {', '.join(f'{rate:.4g}' for rate in rates)} TFLOP/s inside a layer ({how})"]
+    if any(cluster.tensor_gbps is None for cluster in machines.clusters):
+        lines.append("assumed: exchanges of tensor groups are free, as no rate inside a host is known")
+    for cluster in machines.clusters:
+        if cluster.network is not None:
+            lines.append(f"{cluster.name}: {cluster.network.rate.gbps:.4g} Gbit/s per host over {cluster.network.name}")
+    if machines.pipeline is not None:
+        lines.append(f"pipeline: {machines.pipeline.rate.gbps:.4g} Gbit/s per host over {machines.pipeline.name}")
+    return lines
+
+
+def _more(time_s: float, best_s: float) -> str:
+    return f"{100 * (time_s / best_s - 1):+.1f} %"

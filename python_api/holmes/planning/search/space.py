@@ -1,0 +1,182 @@
+"""What the search tries: sizes, micro-batches, schedules, recomputation, and orders of the clusters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from holmes.cluster.topology import Topology
+from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, divisors, problems
+from holmes.planning.model.gpt import RECOMPUTATIONS, Transformer, check_recomputation
+from holmes.planning.schedule import SCHEDULES, check_schedule
+from holmes.planning.search.machines import ClusterMachines, Machines
+
+_MOST_ORDERS = 24
+_MOST_CHUNKS = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to run the model. `order`: positions of the clusters in `Machines`, first stage first."""
+
+    tensor: int
+    data: int
+    pipeline: int
+    micro_batch: int
+    schedule: str
+    chunks: int
+    recomputation: str
+    order: tuple[int, ...]
+
+    def micro_batches(self, global_batch: int) -> int:
+        """Of a step, through each replica."""
+        return global_batch // (self.data * self.micro_batch)
+
+    def text(self) -> str:
+        """In a few words."""
+        chunks = f" x{self.chunks}" if self.chunks > 1 else ""
+        return (
+            f"tensor {self.tensor}, data {self.data}, pipeline {self.pipeline}, micro-batch {self.micro_batch}, "
+            f"{self.schedule}{chunks}, recomputation {self.recomputation}"
+        )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a person has decided already; None: the search does."""
+
+    tensor: int | None = None
+    pipeline: int | None = None
+    micro_batch: int | None = None
+    schedule: str | None = None
+    chunks: int | None = None
+    recomputation: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.recomputation is not None:
+            check_recomputation(self.recomputation)
+        if self.schedule is not None:
+            check_schedule(self.schedule, self.chunks or (2 if self.schedule == "interleaved" else 1))
+
+
+def choices(
+    topology: Topology,
+    machines: Machines,
+    model: Transformer,
+    global_batch: int,
+    wanted: Wanted,
+    cluster_orders: Sequence[tuple[int, ...]],
+) -> Iterator[Choice]:
+    """All choices with these orders of the clusters whose sizes fit, before memory.
+
+    Raises ValueError, with the nearest fix, where there are none.
+    """
+    limits = Limits.of(topology, model.layers)
+    sizes = list(_sizes(topology, limits, model, wanted))
+    found = False
+    for tensor, pipeline in sizes:
+        data = machines.ranks // (tensor * pipeline)
+        for micro_batch in _micro_batches(global_batch, data, wanted):
+            count = global_batch // (data * micro_batch)
+            for schedule, chunks in _schedules(pipeline, count, model.layers, wanted):
+                for recomputation in [wanted.recomputation] if wanted.recomputation else RECOMPUTATIONS:
+                    for order in cluster_orders:
+                        found = True
+                        yield Choice(tensor, data, pipeline, micro_batch, schedule, chunks, recomputation, order)
+    if not found:
+        raise _no_batch(machines, sizes, global_batch, wanted)
+
+
+def _sizes(topology: Topology, limits: Limits, model: Transformer, wanted: Wanted) -> Iterator[tuple[int, int]]:
+    tensors = [size for size in divisors(limits.host_unit) if model.heads % size == 0]
+    pipelines = [limits.world_size // width for width in limits.stage_widths(wanted.chunks or 1)]
+    if wanted.tensor is not None and model.heads % wanted.tensor:
+        raise ValueError(
+            f"tensor={wanted.tensor} must divide heads={model.heads} of the model and the ranks of every host; "
+            f"those that do: {tensors}"
+        )
+    found = False
+    for tensor in [wanted.tensor] if wanted.tensor is not None else tensors:
+        for pipeline in [wanted.pipeline] if wanted.pipeline is not None else pipelines:
+            if not problems(limits, Sizes(tensor=tensor, pipeline=pipeline, chunks=wanted.chunks or 1)):
+                found = True
+                yield tensor, pipeline
+    if not found:
+        tensor, pipeline = wanted.tensor or 1, wanted.pipeline or limits.world_size // limits.stage_unit
+        check_sizes(topology, limits, Sizes(tensor=tensor, pipeline=pipeline, chunks=wanted.chunks or 1))
+
+
+def _micro_batches(global_batch: int, data: int, wanted: Wanted) -> list[int]:
+    """Powers of two of which the global batch is a multiple over all replicas, or the one that is wanted."""
+    sizes = [wanted.micro_batch] if wanted.micro_batch is not None else [2**i for i in range(8)]
+    return [size for size in sizes if size > 0 and global_batch > 0 and global_batch % (data * size) == 0]
+
+
+def _schedules(pipeline: int, micro_batches: int, layers: int, wanted: Wanted) -> Iterator[tuple[str, int]]:
+    if pipeline == 1:
+        if wanted.schedule in (None, "1f1b"):
+            yield "1f1b", 1  # one stage: all schedules are one
+        elif wanted.schedule != "interleaved":
+            yield wanted.schedule or "1f1b", 1
+        return
+    for schedule in [wanted.schedule] if wanted.schedule else SCHEDULES:
+        if schedule != "interleaved":
+            if wanted.chunks in (None, 1):
+                yield schedule, 1
+        elif micro_batches % pipeline == 0:
+            for chunks in [wanted.chunks] if wanted.chunks else range(2, _MOST_CHUNKS + 1):
+                if pipeline * chunks <= layers and chunks > 1:
+                    yield schedule, chunks
+
+
+def _no_batch(machines: Machines, sizes: Sequence[tuple[int, int]], global_batch: int, wanted: Wanted) -> ValueError:
+    micro_batch = wanted.micro_batch or 1
+    units = sorted({machines.ranks // (tensor * pipeline) * micro_batch for tensor, pipeline in sizes})
+    near = min((max(round(global_batch / unit), 1) * unit for unit in units), key=lambda n: (abs(n - global_batch), n))
+    stages = " and, interleaved, a number of micro-batches that the stages divide" if wanted.chunks else ""
+    return ValueError(
+        f"global_batch={global_batch} must be a multiple of data * micro_batch={micro_batch}, which with the sizes "
+        f"that fit is one of {units}{stages}; the nearest is global_batch={near}"
+    )
+
+
+def orders(machines: Machines) -> list[tuple[int, ...]]:
+    """Orders of the clusters to try: all that differ, or some where these are too many (by speed, memory, NICs)."""
+    kinds = [cluster.kind for cluster in machines.clusters]
+    count = math.factorial(len(kinds))
+    for kind in set(kinds):
+        count //= math.factorial(kinds.count(kind))
+    everyone = range(len(kinds))
+    if count <= _MOST_ORDERS and not machines.between and len(kinds) <= 6:
+        found: dict[tuple[object, ...], tuple[int, ...]] = {}
+        for order in itertools.permutations(everyone):
+            found.setdefault(tuple(kinds[i] for i in order), order)
+        return list(found.values())
+    clusters = machines.clusters
+
+    def network(cluster: ClusterMachines) -> float:
+        return cluster.network.rate.gbps if cluster.network else 0.0
+
+    some = [tuple(everyone), tuple(reversed(everyone))]
+    for sign in (1, -1):
+        some.append(tuple(sorted(everyone, key=lambda i: sign * clusters[i].tflops)))
+        some.append(tuple(sorted(everyone, key=lambda i: sign * clusters[i].memory_bytes)))
+        some.append(tuple(sorted(everyone, key=lambda i: sign * network(clusters[i]))))
+    some += [_by_links(machines, first) for first in everyone]
+    return list(dict.fromkeys(some))
+
+
+def _by_links(machines: Machines, first: int) -> tuple[int, ...]:
+    """From this cluster on, each next one is that with the widest way from the one before."""
+    order, left = [first], [i for i in range(len(machines.clusters)) if i != first]
+    while left:
+        last = machines.clusters[order[-1]].name
+
+        def width(i: int, last: str = last) -> tuple[float, int]:
+            return machines.host_gbps(last, machines.clusters[i].name, machines.clusters[i].hosts), -i
+
+        order.append(max(left, key=width))
+        left.remove(order[-1])
+    return tuple(order)

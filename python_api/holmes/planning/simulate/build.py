@@ -1,0 +1,190 @@
+"""A step as tasks of the event engine."""
+
+from __future__ import annotations
+
+from holmes.planning.simulate.engine import Engine, Key
+from holmes.planning.simulate.schedules import Operation, operations
+from holmes.planning.simulate.step import Boundary, Route, Stage, Step
+
+COMMUNICATION = ("p2p", "gather", "reduce", "embedding")
+
+
+def device_of(stage: int) -> str:
+    """Name of a stage's device."""
+    return f"stage {stage}"
+
+
+def build(step: Step) -> Engine:
+    """The engine with all tasks of the step, not yet run."""
+    engine = Engine(step.links, step.cores)
+    ends: list[list[Key]] = []
+    for index in range(len(step.stages)):
+        ends.append(_StageTasks(engine, step, index).add())
+    if step.embedding is not None and len(step.stages) > 1:
+        after = (ends[0][0], ends[-1][0])
+        _exchange(engine, step.embedding, after)
+        for index in (0, len(step.stages) - 1):
+            ends[index] += [("embedding", "down"), ("embedding", "up")]
+    everything = [key for keys in ends for key in keys]
+    for index, stage in enumerate(step.stages):
+        after_keys = everything if step.global_norm else ends[index]
+        engine.compute(
+            ("optimizer", index), "optimizer", device_of(index), stage.optimizer_s, after_keys, "optimizer", stage.cores
+        )
+    return engine
+
+
+class _StageTasks:
+    def __init__(self, engine: Engine, step: Step, index: int) -> None:
+        self.engine, self.step, self.index = engine, step, index
+        self.stage: Stage = step.stages[index]
+        self.order = operations(step.schedule, len(step.stages), index, step.micro_batches, step.chunks)
+        final = "W" if step.schedule == "zb-h1" else "B"  # the phase that completes the gradients
+        self.last = {operation.chunk: operation for operation in self.order if operation.phase == final}
+
+    def add(self) -> list[Key]:
+        """Adds the stage's tasks. Returns the keys of its last computation and of its gradients' last transfers."""
+        self._add_gathers()
+        for operation in self.order:
+            self._add_compute(operation)
+            self._add_send(operation)
+        end = self._key(self.order[-1])
+        reduces: list[Key] = []
+        for chunk, operation in sorted(self.last.items(), reverse=True):
+            buckets = self.step.buckets(self.stage.reduce_bytes)
+            for bucket in range(buckets):
+                after: list[Key]
+                if self.step.overlap_reduce:  # the embedding's sum goes on beside them
+                    after = [self._part(operation, bucket, buckets)]
+                else:
+                    after = [end]
+                    if self.step.embedding is not None and len(self.step.stages) > 1 and self._is_edge():
+                        after += [("embedding", "down"), ("embedding", "up")]
+                key = ("reduce", self.index, chunk, bucket)
+                self._collective(key, "reduce", self.stage.reduce_bytes, buckets, after)
+                reduces.append(key)
+        return [end, *reduces]
+
+    def _is_edge(self) -> bool:
+        return self.index in (0, len(self.step.stages) - 1)
+
+    def _add_gathers(self) -> None:
+        buckets = self.step.buckets(self.stage.gather_bytes)
+        for chunk in range(self.step.chunks):
+            for bucket in range(buckets):
+                key = ("gather", self.index, chunk, bucket)
+                self._collective(key, "gather", self.stage.gather_bytes, buckets, [])
+
+    def _collective(self, key: Key, kind: str, total_bytes: float, buckets: int, after: list[Key]) -> None:
+        route, size_bytes = self.stage.data_route, total_bytes / (self.step.chunks * buckets)
+        self.engine.transfer(
+            key,
+            kind,
+            size_bytes,
+            route.usage,
+            after,
+            latency_s=route.latency_s,
+            channel=("data", self.index),
+            label=kind,
+            core_s_per_byte=route.core_s_per_byte,
+        )
+
+    def _add_compute(self, operation: Operation) -> None:
+        """Adds an operation; in parts where buckets of it are waited for, or wait for it."""
+        after: list[Key] = [source] if (source := self._source(operation)) else []
+        parts, gathers = 1, 0
+        if operation.phase == "F" and operation.micro_batch == 0:
+            gathers = self.step.buckets(self.stage.gather_bytes)
+            parts = gathers if self.step.overlap_gather and gathers else 1
+        elif self.step.overlap_reduce and self.last[operation.chunk] == operation:
+            parts = self.step.buckets(self.stage.reduce_bytes) or 1
+        for part in range(parts):
+            needs = list(after)
+            if gathers:
+                bucket = part if self.step.overlap_gather else gathers - 1
+                needs.append(("gather", self.index, operation.chunk, bucket))
+                if not self.step.overlap_gather:
+                    needs.append(("gather", self.index, self.step.chunks - 1, gathers - 1))
+            label = f"{operation.phase}{operation.micro_batch}" + (
+                f".{operation.chunk}" if self.step.chunks > 1 else ""
+            )
+            self.engine.compute(
+                self._part(operation, part, parts),
+                {"F": "forward", "B": "backward", "W": "weights"}[operation.phase],
+                device_of(self.index),
+                self._duration_s(operation) / parts,
+                needs,
+                label,
+                self.stage.cores,
+            )
+
+    def _duration_s(self, operation: Operation) -> float:
+        if operation.phase == "F":
+            return self.stage.forward_s / self.step.chunks
+        seconds = self.stage.backward_s / self.step.chunks
+        if self.step.schedule == "zb-h1":  # which has one chunk
+            share = self.stage.weight_share
+            seconds *= share if operation.phase == "W" else 1 - share
+        if self.last[operation.chunk] == operation:
+            seconds += self.stage.sharding_s / self.step.chunks
+        return seconds
+
+    def _key(self, operation: Operation) -> Key:
+        return (operation.phase, self.index, operation.micro_batch, operation.chunk)
+
+    def _part(self, operation: Operation, part: int, parts: int) -> Key:
+        """Key of a part; the last part has the operation's own key, so that others can wait for the whole."""
+        key = self._key(operation)
+        return key if part == parts - 1 else (key, part)
+
+    def _source(self, operation: Operation) -> Key | None:
+        """What must arrive before the operation; None for a sample's first forward and for weight gradients."""
+        stages, chunks = len(self.step.stages), self.step.chunks
+        if operation.phase == "W":
+            return None
+        position = operation.chunk * stages + self.index
+        if operation.phase == "F":
+            return ("send F", operation.micro_batch, position - 1) if position > 0 else None
+        if position == stages * chunks - 1:
+            return ("F", self.index, operation.micro_batch, operation.chunk)
+        return ("send B", operation.micro_batch, position + 1)
+
+    def _add_send(self, operation: Operation) -> None:
+        stages, chunks = len(self.step.stages), self.step.chunks
+        position = operation.chunk * stages + self.index
+        if operation.phase == "F" and position < stages * chunks - 1:
+            boundary = self.step.boundaries[self.index]
+            route = boundary.forward_route
+        elif operation.phase == "B" and position > 0:
+            boundary = self.step.boundaries[(self.index - 1) % stages]
+            route = boundary.backward_route
+        else:
+            return
+        self.engine.transfer(
+            (f"send {operation.phase}", operation.micro_batch, position),
+            "p2p",
+            boundary.size_bytes,
+            route.usage,
+            [self._key(operation)],
+            latency_s=route.latency_s,
+            channel=("p2p", operation.phase, self.index),
+            label=f"{operation.phase}{operation.micro_batch}",
+            core_s_per_byte=route.core_s_per_byte,
+        )
+
+
+def _exchange(engine: Engine, embedding: Boundary, after: tuple[Key, Key]) -> None:
+    """Both ways at once: each side sends its gradients' half and gets the sum of the other half, twice."""
+    ways: list[tuple[str, Route]] = [("down", embedding.forward_route), ("up", embedding.backward_route)]
+    for name, route in ways:
+        engine.transfer(
+            ("embedding", name),
+            "embedding",
+            embedding.size_bytes,
+            route.usage,
+            after,
+            latency_s=route.latency_s,
+            channel=("embedding", name),
+            label="embedding",
+            core_s_per_byte=route.core_s_per_byte,
+        )

@@ -1,0 +1,213 @@
+"""A training job (model, sizes, where the stages are, what the framework does) and its step in seconds and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from holmes.planning.model.gpt import Transformer, check_recomputation
+from holmes.planning.simulate.rates import Rates
+from holmes.planning.simulate.step import Boundary, Route, Stage, Step
+
+#: How gradients become new parameters: how often gradients cross a ring's link after the backward, and parameters
+#: before the forward, each (n - 1) / n of them.
+SYNCHRONIZATIONS = {
+    "all_reduce": (2, 0),
+    "sharded": (1, 1),  # reduce-scatter, each rank updates its shard, all-gather
+    "all_reduce_sharded": (2, 1),  # all-reduce, each rank updates its shard, all-gather
+}
+
+SHARED_CORES = "cores"  # name of the processor that all ranks share, where they do
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a training framework does in a step, apart from its choice of NICs."""
+
+    synchronization: str = "all_reduce"
+    overlap_reduce: bool = False
+    overlap_gather: bool = False
+    bucket_bytes: float = 256 * 2.0**20  # of gradients, as they are held
+    element_bytes: int = 2  # of gradients, parameters and activations on the wire
+    recomputation: str = "full"  # "none", "selective" (attention's scores) or "full" (whole layers)
+    tied_embedding: bool = True  # first and last stage sum a tied word embedding's gradients
+    global_norm: bool = True  # every stage's optimizer waits for all gradients, as clipping demands
+
+    def __post_init__(self) -> None:
+        check_recomputation(self.recomputation)
+        if self.synchronization not in SYNCHRONIZATIONS:
+            raise ValueError(
+                f"synchronization={self.synchronization!r} is unknown; known are {', '.join(SYNCHRONIZATIONS)}"
+            )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage runs: `hosts` equal hosts with `ranks_per_host` ranks of it each.
+
+    `data_nic` and `pipeline_nic` are NIC classes (or names) in `Rates`, and need a rate only where a group leaves its
+    host; `host` names the first host: stages on one host share its NICs. `speed` of its GPUs is relative to `Rates`.
+    Stages of one `cluster` send to each other over its `cluster_nic`; None: over `pipeline_nic` as to all others.
+    """
+
+    host: str
+    hosts: int
+    ranks_per_host: int
+    data_nic: str
+    pipeline_nic: str
+    speed: float = 1.0
+    cluster: str | None = None
+    cluster_nic: str | None = None
+
+    def nic_to(self, other: Place) -> str:
+        """The NIC that carries what goes to a stage elsewhere."""
+        together = self.cluster is not None and self.cluster == other.cluster
+        return self.cluster_nic if together and self.cluster_nic is not None else self.pipeline_nic
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job. `layers_per_stage[s]` layers run at `places[s]`; all stages have equally many ranks."""
+
+    model: Transformer
+    layers_per_stage: tuple[int, ...]
+    places: tuple[Place, ...]
+    framework: Framework
+    micro_batch: int
+    global_batch: int
+    tensor: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        ranks = {place.hosts * place.ranks_per_host for place in self.places}
+        if len(self.places) != len(self.layers_per_stage) or len(ranks) != 1:
+            raise ValueError(
+                f"{len(self.layers_per_stage)} stages need as many places with equally many ranks; "
+                f"got places with {[place.hosts * place.ranks_per_host for place in self.places]} ranks"
+            )
+        if sum(self.layers_per_stage) != self.model.layers or min(self.layers_per_stage) < 1:
+            raise ValueError(
+                f"layers_per_stage={list(self.layers_per_stage)} must sum to {self.model.layers}, all above 0"
+            )
+        for place in self.places:
+            if place.ranks_per_host % self.tensor:
+                raise ValueError(f"tensor={self.tensor} must divide the {place.ranks_per_host} ranks of {place.host}")
+        if self.global_batch % (self.data * self.micro_batch):
+            unit = self.data * self.micro_batch
+            raise ValueError(
+                f"global_batch={self.global_batch} must be a multiple of data={self.data} * micro_batch="
+                f"{self.micro_batch} = {unit}; the nearest is {max(round(self.global_batch / unit), 1) * unit}"
+            )
+
+    @property
+    def data(self) -> int:
+        """Data-parallel size."""
+        return self.places[0].hosts * self.places[0].ranks_per_host // self.tensor
+
+    @property
+    def gpus(self) -> int:
+        """Ranks of all stages."""
+        return sum(place.hosts * place.ranks_per_host for place in self.places)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step through each replica."""
+        return self.global_batch // (self.data * self.micro_batch)
+
+    @property
+    def flops_per_sample(self) -> float:
+        """By the model's formula."""
+        return self.model.flops_per_sample(self.framework.recomputation)
+
+
+def make_step(job: Job, rates: Rates) -> Step:
+    """The step of a job at these rates. Raises ValueError where a NIC has no rate, or times are of another shape."""
+    stages = len(job.places)
+    pairs = [(i, (i + 1) % stages) for i in range(stages if job.chunks > 1 else stages - 1)]
+    nics = {(place.host, place.data_nic) for place in job.places if place.hosts > 1}
+    for a, b in [*pairs, (0, stages - 1)]:
+        one, other = job.places[a], job.places[b]
+        if one.host != other.host:
+            nics |= {(one.host, one.nic_to(other)), (other.host, other.nic_to(one))}
+    links = {f"{host} {nic} {way}": rates.link(nic).bytes_per_s for host, nic in sorted(nics) for way in ("out", "in")}
+    activation_bytes = (
+        job.micro_batch * job.model.sequence * job.model.hidden * job.framework.element_bytes / job.tensor
+    )
+    embedding = None
+    if stages > 1 and job.framework.tied_embedding and job.model.tied:
+        # An all-reduce of two ranks sends each way once what one rank holds.
+        shard_bytes = job.model.head_parameters / job.tensor * job.framework.element_bytes
+        embedding = _boundary(job, rates, 0, stages - 1, shard_bytes)
+    reduces, gathers = SYNCHRONIZATIONS[job.framework.synchronization]
+    wire_share = max(reduces, gathers) * (job.data - 1) / job.data if job.data > 1 else 1.0
+    return Step(
+        stages=tuple(_stage(job, rates, i) for i in range(stages)),
+        boundaries=tuple(_boundary(job, rates, a, b, activation_bytes) for a, b in pairs),
+        links=links,
+        micro_batches=job.micro_batches,
+        schedule=job.schedule,
+        chunks=job.chunks,
+        overlap_reduce=job.framework.overlap_reduce,
+        overlap_gather=job.framework.overlap_gather,
+        bucket_bytes=job.framework.bucket_bytes * wire_share,
+        embedding=embedding,
+        global_norm=job.framework.global_norm,
+        cores={SHARED_CORES: rates.cores} if rates.cores else {},
+    )
+
+
+def _stage(job: Job, rates: Rates, index: int) -> Stage:
+    model, framework, place = job.model, job.framework, job.places[index]
+    times = rates.times(model, job.micro_batch, job.tensor, framework.recomputation).scaled(1 / place.speed)
+    passes = times.stage(job.layers_per_stage, index)
+    plain = rates.times(model, job.micro_batch, job.tensor, "none").scaled(1 / place.speed)
+    weights_s = plain.stage(job.layers_per_stage, index).backward_s / 2
+    parameters = model.stage_parameters(job.layers_per_stage, index) / job.tensor
+    wire_bytes = parameters * framework.element_bytes * (job.data - 1) / job.data
+    reduces, gathers = SYNCHRONIZATIONS[framework.synchronization]
+    route = Route()
+    if place.hosts > 1:  # inside a host no NIC is used
+        # A ring enters and leaves each host once; there is one ring for each tensor-parallel rank.
+        copies = {f"{place.host} {place.data_nic} {way}": float(job.tensor) for way in ("out", "in")}
+        link, messages = rates.link(place.data_nic), (job.data - 1) * max(reduces, gathers)
+        ranks = place.hosts * place.ranks_per_host
+        route = _priced(Route(copies, link.latency_s * messages), rates, place.data_nic, ranks)
+    return Stage(
+        forward_s=passes.forward_s,
+        backward_s=passes.backward_s,
+        weight_share=weights_s / passes.backward_s,  # half of a backward without recomputation
+        data_route=route,
+        reduce_bytes=wire_bytes * reduces if job.data > 1 else 0.0,
+        gather_bytes=wire_bytes * gathers if job.data > 1 else 0.0,
+        optimizer_s=rates.optimizer_s_per_parameter * parameters / (job.data if gathers else 1),
+        sharding_s=rates.sharding_s_per_parameter * parameters if gathers and framework.overlap_reduce else 0.0,
+        cores={SHARED_CORES: float(place.hosts * place.ranks_per_host)} if rates.cores else {},
+    )
+
+
+def _priced(route: Route, rates: Rates, nic: str, ranks: int) -> Route:
+    """With the processor time that each byte costs, where so many ranks send and receive it on shared cores at once."""
+    core_s_per_byte = rates.link(nic).core_s_per_gb * 1e-9
+    if not (rates.cores and core_s_per_byte > 0):
+        return route
+    return replace(route, cores={SHARED_CORES: core_s_per_byte * ranks}, core_s_per_byte=core_s_per_byte)
+
+
+def _boundary(job: Job, rates: Rates, a: int, b: int, size_bytes: float) -> Boundary:
+    source, target = job.places[a], job.places[b]
+    return Boundary(_route(source, target, rates), _route(target, source, rates), size_bytes)
+
+
+def _route(source: Place, target: Place, rates: Rates) -> Route:
+    """From a rank's host to its peer's; all ranks of both hosts send at once. Inside a host no NIC is used."""
+    if source.host == target.host:
+        return Route()
+    out, into = source.nic_to(target), target.nic_to(source)
+    copies: Mapping[str, float] = {
+        f"{source.host} {out} out": float(source.ranks_per_host),
+        f"{target.host} {into} in": float(target.ranks_per_host),
+    }
+    latency_s = max(rates.link(out).latency_s, rates.link(into).latency_s)
+    # Its sender and its receiver together do what one rank does that sends and receives.
+    return _priced(Route(copies, latency_s), rates, out, source.hosts * source.ranks_per_host)

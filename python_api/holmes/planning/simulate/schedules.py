@@ -1,0 +1,79 @@
+"""The order in which a pipeline stage works on its micro-batches, for each schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holmes.planning.schedule import check_schedule
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One piece of a stage's work: phase "F" (forward), "B" (backward) or "W" (weight gradients, zero-bubble only)."""
+
+    phase: str
+    micro_batch: int
+    chunk: int = 0
+
+
+def check_sizes(schedule: str, stages: int, micro_batches: int, chunks: int) -> None:
+    """Raises ValueError, with all numbers and the nearest fix, where the schedule does not fit the sizes."""
+    check_schedule(schedule, chunks)
+    if stages < 1 or micro_batches < 1:
+        raise ValueError(f"stages={stages} and micro_batches={micro_batches} must be at least 1")
+    if schedule == "interleaved" and micro_batches % stages:
+        nearest = max(round(micro_batches / stages), 1) * stages
+        raise ValueError(
+            f"the interleaved schedule needs micro-batches that {stages} stages divide, but there are {micro_batches}; "
+            f"the nearest number is {nearest}"
+        )
+
+
+def operations(schedule: str, stages: int, stage: int, micro_batches: int, chunks: int = 1) -> tuple[Operation, ...]:
+    """All operations of one stage in the order in which its device runs them. Raises ValueError as `check_sizes`."""
+    check_sizes(schedule, stages, micro_batches, chunks)
+    if schedule == "gpipe":
+        return _alternating(
+            [Operation("F", i) for i in range(micro_batches)],
+            [Operation("B", i) for i in range(micro_batches)],
+            micro_batches,
+        )
+    if schedule == "interleaved":
+        return _interleaved(stages, stage, micro_batches, chunks)
+    forward = [Operation("F", i) for i in range(micro_batches)]
+    backward = [Operation("B", i) for i in range(micro_batches)]
+    order = _alternating(forward, backward, min(stages - stage - 1, micro_batches))
+    return _with_weight_gradients(order, delay=stage) if schedule == "zb-h1" else order
+
+
+def _alternating(forward: list[Operation], backward: list[Operation], warmup: int) -> tuple[Operation, ...]:
+    """`warmup` forwards, then one forward and one backward in turns, then the backwards that are left."""
+    order = forward[:warmup]
+    for i, operation in enumerate(forward[warmup:]):
+        order += [operation, backward[i]]
+    return (*order, *backward[len(forward) - warmup :])
+
+
+def _interleaved(stages: int, stage: int, micro_batches: int, chunks: int) -> tuple[Operation, ...]:
+    """Megatron-LM's order: `stages` micro-batches through one chunk, then through the next one."""
+    forward, backward = [], []
+    for index in range(micro_batches * chunks):
+        block, inside = divmod(index, stages * chunks)
+        chunk, micro_batch = inside // stages, block * stages + inside % stages
+        forward.append(Operation("F", micro_batch, chunk))
+        backward.append(Operation("B", micro_batch, chunks - 1 - chunk))
+    return _alternating(forward, backward, min((stages - stage - 1) * 2 + (chunks - 1) * stages, len(forward)))
+
+
+def _with_weight_gradients(order: tuple[Operation, ...], delay: int) -> tuple[Operation, ...]:
+    """ZB-H1: weight gradients follow their backward `delay` backwards later, so that they fill what would be idle at
+    the end; no stage holds more micro-batches than the first one does in 1F1B."""
+    result: list[Operation] = []
+    pending: list[Operation] = []
+    for operation in order:
+        result.append(operation)
+        if operation.phase == "B":
+            pending.append(Operation("W", operation.micro_batch))
+            if len(pending) > delay:
+                result.append(pending.pop(0))
+    return (*result, *pending)

@@ -1,0 +1,1 @@
+"""Tools: the `holmes` command, and what it measures, examines and explains."""

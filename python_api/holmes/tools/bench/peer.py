@@ -1,0 +1,50 @@
+"""Peer: a library under test. A new one is one file with one subclass; nothing else needs to know it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holmes.tools.bench.operations import Array, Case
+
+
+class PeerError(RuntimeError):
+    """A peer cannot be used here; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a peer needs to connect its ranks. `store` has set, get and wait, and is shared by all ranks."""
+
+    rank: int
+    ranks: int
+    store: Any
+    timeout_s: float
+
+
+class Peer(ABC):
+    """One library under test. Every method but `name` and `unsupported` is collective. Not thread-safe."""
+
+    name: str
+
+    @abstractmethod
+    def setup(self, context: Context) -> None:
+        """Connects the ranks. Raises PeerError where the library cannot be used."""
+
+    def unsupported(self, case: Case) -> str | None:
+        """Returns why the peer cannot do `case`, None where it can; the same on every rank."""
+        return None
+
+    @abstractmethod
+    def prepare(self, case: Case, source: Array, output: Array) -> Callable[[], None]:
+        """Returns a call that does the operation once on these 1-D host arrays and returns when it is complete."""
+
+    def describe(self) -> dict[str, Any]:
+        """Returns facts for the JSON output: version, connections, NICs."""
+        return {}
+
+    @abstractmethod
+    def teardown(self) -> None:
+        """Disconnects the ranks."""

@@ -1,0 +1,85 @@
+"""Holmes through its own Python API as a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import holmes_comm
+from holmes.tools.bench.operations import Array, Case
+from holmes.tools.bench.peer import Context, Peer, PeerError
+
+
+class HolmesPeer(Peer):
+    """One holmes_comm communicator over all ranks."""
+
+    def __init__(self, transport: str, nics: str | None) -> None:
+        """`transport` is "auto", "tcp" or "shm"; `nics` is a selection as NicSelection.parse reads it."""
+        self.name = f"holmes[{nics}]" if nics else "holmes"
+        self._transport = transport
+        self._nics = nics
+        self._communicator: Any = None
+
+    def setup(self, context: Context) -> None:
+        """Connects the ranks over the selected NICs."""
+        try:
+            self._communicator = holmes_comm.init(
+                context.store,
+                context.rank,
+                context.ranks,
+                nics=holmes_comm.NicSelection.parse(self._nics) if self._nics else None,
+                transport=self._transport,
+                timeout_s=context.timeout_s,
+                name=f"bench-{self.name}",
+            )
+        except holmes_comm.HolmesError as error:
+            raise PeerError(f"{self.name}: {error}") from error
+
+    def prepare(self, case: Case, source: Array, output: Array) -> Callable[[], None]:
+        """Returns the communicator's call on the arrays; bfloat16 travels as torch tensors of the same memory."""
+        inputs: Any = source
+        outputs: Any = output
+        if case.dtype.torch_only:
+            import torch
+
+            inputs = torch.from_numpy(source).view(torch.bfloat16)
+            outputs = torch.from_numpy(output).view(torch.bfloat16)
+        communicator, op = self._communicator, case.op
+        following, previous = (case.rank + 1) % case.ranks, (case.rank - 1) % case.ranks
+
+        def send_recv() -> None:
+            for work in communicator.batch([("recv", outputs, previous, 0), ("send", inputs, following, 0)]):
+                work.wait()
+
+        def ping_pong() -> None:
+            if case.rank == 0:
+                communicator.send(inputs, 1)
+                communicator.recv(outputs, 1)
+            elif case.rank == 1:
+                communicator.recv(outputs, 0)
+                communicator.send(inputs, 0)
+
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: communicator.all_reduce(inputs, op),
+            "reduce_scatter": lambda: communicator.reduce_scatter(outputs, inputs, op),
+            "all_gather": lambda: communicator.all_gather(outputs, inputs),
+            "all_to_all": lambda: communicator.all_to_all(outputs, inputs),
+            "broadcast": lambda: communicator.broadcast(inputs, 0),
+            "reduce": lambda: communicator.reduce(inputs, 0, op),
+            "send_recv": send_recv,
+            "ping_pong": ping_pong,
+            "barrier": lambda: communicator.barrier(),
+        }
+        return calls[case.operation.name]
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the version and, for this rank, the transport and interface of every connection."""
+        paths = sorted({(each["transport"], each["interface"]) for each in self._communicator.connections()})
+        return {
+            "holmes_comm": holmes_comm.__version__,
+            "paths": [{"transport": transport, "interface": interface} for transport, interface in paths],
+        }
+
+    def teardown(self) -> None:
+        """Drops the communicator."""
+        self._communicator = None

@@ -1,0 +1,112 @@
+"""torch.distributed as a peer: Gloo, and Holmes through its c10d backend, over the same calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holmes.tools.bench.operations import Array, Case
+from holmes.tools.bench.peer import Context, Peer, PeerError
+
+_REDUCE_OPS = {
+    "sum": "SUM",
+    "avg": "AVG",
+    "min": "MIN",
+    "max": "MAX",
+    "product": "PRODUCT",
+    "band": "BAND",
+    "bor": "BOR",
+    "bxor": "BXOR",
+}
+
+
+class TorchPeer(Peer):
+    """A torch.distributed backend. Its group is made beside others in one process, the first one is the default."""
+
+    def __init__(self, backend: str, name: str | None = None, options: Any = None) -> None:
+        """`options` is passed as pg_options to the group (a NIC selection for Holmes)."""
+        self.name = name or backend
+        self._backend = backend
+        self._options = options
+        self._group: Any = None
+
+    def setup(self, context: Context) -> None:
+        """Joins the default group, which torch wants first, and makes this backend's own group."""
+        try:
+            import datetime
+
+            import torch.distributed as dist
+        except ImportError as error:
+            raise PeerError(f"{self.name} needs torch, which is not importable ({error}); pip install torch") from error
+        timeout = datetime.timedelta(seconds=context.timeout_s)
+        if not dist.is_initialized():
+            store = dist.PrefixStore("default", context.store)
+            dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.ranks, timeout=timeout)
+        try:
+            self._group = dist.new_group(backend=self._backend, timeout=timeout, pg_options=self._options)
+        except Exception as error:  # each backend raises its own kinds
+            raise PeerError(f"{self.name}: {error}") from error
+
+    def unsupported(self, case: Case) -> str | None:
+        """Gloo does not reduce int16."""
+        if self._backend == "gloo" and case.operation.reduces and case.dtype.name == "int16":
+            return "Gloo does not reduce int16"
+        return None
+
+    def prepare(self, case: Case, source: Array, output: Array) -> Callable[[], None]:
+        """Returns the torch.distributed call on tensors that share the arrays' memory."""
+        import torch
+        import torch.distributed as dist
+
+        def tensor(array: Array) -> torch.Tensor:
+            whole = torch.from_numpy(array)
+            return whole.view(torch.bfloat16) if case.dtype.name == "bfloat16" else whole
+
+        inputs, outputs, group = tensor(source), tensor(output), self._group
+        reduce_op = getattr(dist.ReduceOp, _REDUCE_OPS[case.op])
+        following, previous = (case.rank + 1) % case.ranks, (case.rank - 1) % case.ranks
+
+        def send_recv() -> None:
+            pair = [
+                dist.P2POp(dist.isend, inputs, following, group),
+                dist.P2POp(dist.irecv, outputs, previous, group),
+            ]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+
+        def ping_pong() -> None:
+            if case.rank == 0:
+                dist.send(inputs, 1, group)
+                dist.recv(outputs, 1, group)
+            elif case.rank == 1:
+                dist.recv(outputs, 0, group)
+                dist.send(inputs, 0, group)
+
+        # torch 2.13 renamed these two and warns about the old names.
+        reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: dist.all_reduce(inputs, reduce_op, group=group),
+            "reduce_scatter": lambda: reduce_scatter(outputs, inputs, reduce_op, group=group),
+            "all_gather": lambda: all_gather(outputs, inputs, group=group),
+            "all_to_all": lambda: dist.all_to_all_single(outputs, inputs, group=group),
+            "broadcast": lambda: dist.broadcast(inputs, 0, group=group),
+            "reduce": lambda: dist.reduce(inputs, 0, reduce_op, group=group),
+            "send_recv": send_recv,
+            "ping_pong": ping_pong,
+            "barrier": lambda: dist.barrier(group=group),
+        }
+        return calls[case.operation.name]
+
+    def describe(self) -> dict[str, Any]:
+        """Returns torch's version and the backend."""
+        import torch
+
+        return {"torch": torch.__version__, "backend": self._backend}
+
+    def teardown(self) -> None:
+        """Destroys every group of the process."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()

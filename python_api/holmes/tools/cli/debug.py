@@ -1,0 +1,93 @@
+"""`holmes debug`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holmes.tools.debug.diagnose import diagnose_job
+from holmes.tools.debug.members import Job, jobs_of
+from holmes.tools.debug.sources import Answers, ask_folder, ask_processes, read_folder
+
+
+def debug(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(help="A folder of flight records, or process numbers. Default: all of this user's processes."),
+    ] = None,
+    testbed: Annotated[bool, typer.Option("--testbed", help="Only processes of `holmes testbed`.")] = False,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask all processes that have this folder for new records, on all hosts.")
+    ] = False,
+    wait_s: Annotated[float, typer.Option(min=0.0, help="With --ask: how long they have.")] = 3.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
+    all_jobs: Annotated[bool, typer.Option("--all", help="Also older jobs, not only the newest.")] = False,
+) -> None:
+    """Says why a job hangs or failed: who waits for whom, in which operation, on which NIC; one sentence per culprit.
+
+    Asks running processes of this user on this machine (nothing need be set for that), or reads the files that every
+    rank writes on failure with HOLMES_FLIGHT_RECORDER_DIR. Exit code: 0 where nothing is wrong, 1 with findings, 2
+    where there is nothing to look at.
+    """
+    try:
+        answers = _collect(places or [], testbed, ask, wait_s)
+    except (OSError, ValueError) as error:
+        typer.echo(f"holmes debug: {error}", err=True)
+        raise typer.Exit(2) from None
+    for note in answers.notes:
+        typer.echo(f"holmes debug: {note}", err=True)
+    jobs = jobs_of(answers.records, answers.silent)
+    if not jobs:
+        typer.echo(
+            "holmes debug: no process with a communicator answered (other users' and other hosts' are not asked; "
+            "HOLMES_FLIGHT_RECORDER=0 turns it off); for several hosts set HOLMES_FLIGHT_RECORDER_DIR to a shared "
+            "folder and name it here",
+            err=True,
+        )
+        raise typer.Exit(2)
+    if not all_jobs:
+        jobs = jobs[:1]
+    found = [(job, diagnose_job(job)) for job in jobs]
+    if as_json:
+        rows = [{"processes": _processes(job), "findings": [f.to_dict() for f in findings]} for job, findings in found]
+        typer.echo(json.dumps({"jobs": rows}, indent=2))
+    else:
+        for job, findings in found:
+            _print(job, [(finding.is_cause, finding.sentence) for finding in findings])
+    raise typer.Exit(int(any(findings for _, findings in found)))
+
+
+def _collect(places: list[str], testbed: bool, ask: bool, wait_s: float) -> Answers:
+    if all(place.isdigit() for place in places):
+        if ask:
+            raise ValueError("--ask is for a folder (HOLMES_FLIGHT_RECORDER_DIR); name it")
+        return ask_processes([int(place) for place in places], testbed_only=testbed)
+    if len(places) > 1:
+        raise ValueError(f"{' '.join(places)}: name one folder, or process numbers only")
+    folder = Path(places[0])
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder and no process number")
+    return ask_folder(folder, wait_s) if ask else read_folder(folder)
+
+
+def _processes(job: Job) -> list[dict[str, object]]:
+    return [
+        {"rank": member.number, "host": member.host, "pid": member.pid, "answered": member.record is not None}
+        for member in job.members
+    ]
+
+
+def _print(job: Job, sentences: list[tuple[bool, str]]) -> None:
+    answered = sum(member.record is not None for member in job.members)
+    hosts = len({member.host for member in job.members})
+    typer.echo(
+        f"{len(job.members)} processes on {hosts} host{'s' if hosts != 1 else ''}, {answered} of them told; "
+        f"{len(job.communicators)} communicators"
+    )
+    for is_cause, sentence in sentences:
+        typer.echo(f"{'  ' if is_cause else '  follows: '}{sentence}")
+    if not sentences:
+        typer.echo("  nobody waits and nothing has failed")

@@ -1,0 +1,94 @@
+"""`holmes plan`: what a plan says, and the proof that groups keep to their networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holmes import files
+from holmes.cluster.topology import Topology
+from holmes.planning.groups.rank_text import from_text
+from holmes.planning.plan.file import KIND
+from holmes.planning.plan.plan import Plan
+from holmes.planning.plan.proof import GroupLists, Proof, check
+from holmes.tools.cli.plan_export import export
+from holmes.tools.cli.plan_search import explain, search
+
+app = typer.Typer(no_args_is_help=True, help="Plans: the search for the fastest one, what they say, and their proof.")
+app.callback(invoke_without_command=True)(search)
+app.command("explain")(explain)
+app.command("export")(export)
+
+
+@app.command("show")
+def show(
+    plan: Annotated[Path, typer.Argument(help="A saved plan, .yaml or .json.")],
+    kind: Annotated[str | None, typer.Option(help="List every group of this kind: tp, dp, pp, ...")] = None,
+    rank: Annotated[int | None, typer.Option(help="List every group that this rank is in.")] = None,
+) -> None:
+    """A plan in a few lines; with --kind or --rank the groups, their NICs and why."""
+    try:
+        loaded = Plan.load(plan)
+        if rank is not None:
+            groups = [loaded.group_of(kind, rank)] if kind else list(loaded.groups_of(rank))
+        else:
+            groups = list(loaded.groups(kind)) if kind else []
+        text = "\n".join(f"{group.kind} {list(group.ranks)}: {group.reason}" for group in groups) or loaded.describe()
+    except (ValueError, OSError) as error:
+        typer.echo(f"holmes plan show: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(text)
+
+
+@app.command("check")
+def check_groups(
+    plan: Annotated[
+        Path, typer.Argument(help="A saved plan, or a file with `groups:`, lists of ranks by kind, of another trainer.")
+    ],
+    topology: Annotated[Path, typer.Option(help="The machines (`holmes topology --save`).")],
+) -> None:
+    """Prove that tensor groups stay on hosts, data-parallel groups in clusters, and only pipeline and few others cross.
+
+    Exit code 1, with what is wrong, what it costs and the nearest fix, where the proof fails; 2 for files that cannot
+    be used.
+    """
+    try:
+        proof = check(_groups_in(plan), Topology.load(topology))
+    except (ValueError, OSError) as error:
+        typer.echo(f"holmes plan check: {error}", err=True)
+        raise typer.Exit(2) from None
+    print_proof(Console(), proof)
+    raise typer.Exit(0 if proof.holds else 1)
+
+
+def print_proof(console: Console, proof: Proof) -> None:
+    """The rows as a table, then what is wrong and the fix."""
+    table = Table(title="Groups", title_justify="left")
+    for column in ("kind", "groups", "networks", "crossing", "must be", "proof"):
+        table.add_column(column, justify="right" if column == "crossing" else "left")
+    for row in proof.rows:
+        verdict = f"{row.wrong} wrong" if row.wrong else "holds"
+        count = f"{row.groups} of {row.ranks}"
+        table.add_row(row.kind, count, row.networks.replace(", ", "\n"), str(row.crossing), row.rule, verdict)
+    console.print(table, markup=False)
+    lines = proof.describe().splitlines()[len(proof.rows) :]
+    console.print("\n".join(lines or ["Every group keeps to its rule."]), highlight=False, markup=False, soft_wrap=True)
+
+
+def _groups_in(path: Path) -> Plan | GroupLists:
+    """A plan, or the lists under `groups`; ranks of a group as a list or as text such as 0-14:2."""
+    data = files.load(path)
+    if data.get("kind") == KIND:
+        return Plan.from_dict(data)
+    if not isinstance(data.get("groups"), dict):
+        raise ValueError(
+            f"{path} is neither a plan (kind: {KIND}) nor a file of groups such as {{groups: {{dp: [[0, 2], 1-3:2]}}}}"
+        )
+    return {
+        kind: [from_text(ranks) if isinstance(ranks, (str, int)) else tuple(ranks) for ranks in listed]
+        for kind, listed in data["groups"].items()
+    }

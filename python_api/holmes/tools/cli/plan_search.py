@@ -1,0 +1,119 @@
+"""`holmes plan --topology T --model M --global-batch B`: the search, and `holmes plan explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holmes.cluster.topology import Topology
+from holmes.planning.model.presets import load_model
+from holmes.planning.plan.plan import Plan
+from holmes.planning.search import Assumptions, SearchResult, Wanted
+from holmes.planning.search import search as run_search
+from holmes.planning.search.reasons import describe
+
+
+def search(
+    context: typer.Context,
+    topology: Annotated[
+        Path | None, typer.Option(help="The machines: `holmes topology --save`, or written by hand.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A preset such as gpt-7.5b or llama-3-70b, or a .yaml file of sizes.")
+    ] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Samples of a step, all ranks together.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Save the plan (.yaml, .json).")] = None,
+    tensor: Annotated[int | None, typer.Option(help="Fix the tensor-parallel size.")] = None,
+    pipeline: Annotated[int | None, typer.Option(help="Fix the number of stages.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Fix the samples of a micro-batch.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Fix the schedule: gpipe, 1f1b, interleaved, zb-h1.")] = None,
+    chunks: Annotated[int | None, typer.Option(help="Fix the chunks of a stage (interleaved).")] = None,
+    recomputation: Annotated[str | None, typer.Option(help="Fix recomputation: none, selective, full.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU type where the topology names none, such as A100-80GB.")] = None,
+    efficiency: Annotated[float, typer.Option(help="Share of its peak that a GPU reaches inside a layer.")] = 0.5,
+    compute_tflops: Annotated[
+        float | None, typer.Option(help="Instead: what one GPU reaches, measured (`holmes bench compute`).")
+    ] = None,
+    nic_efficiency: Annotated[float, typer.Option(help="Share of a NIC's line rate, where not measured.")] = 0.9,
+    tensor_gbps: Annotated[float | None, typer.Option(help="A GPU's rate to others of its host, each way.")] = None,
+    reserve_gib: Annotated[float, typer.Option(help="GPU memory for driver, kernels, buffers, fragments.")] = 4.0,
+    simulated: Annotated[int, typer.Option(help="Choices to partition exactly and simulate.")] = 12,
+) -> None:
+    """Search sizes, cluster order, layers per stage, schedule and recomputation for the fastest step within memory."""
+    if context.invoked_subcommand is not None:
+        return
+    try:
+        given = {"--topology": topology, "--model": model, "--global-batch": global_batch}
+        if missing := [name for name, value in given.items() if value is None]:
+            raise ValueError(f"{', '.join(missing)} must be given; or one of the commands in `holmes plan --help`")
+        assert topology is not None and model is not None and global_batch is not None  # noqa: PT018
+        assumptions = Assumptions(efficiency, compute_tflops, gpu, nic_efficiency, reserve_gib, tensor_gbps)
+        wanted = Wanted(tensor, pipeline, micro_batch, schedule, chunks, recomputation)
+        console = Console(stderr=True)
+        with console.status("estimating") as status:
+            found = run_search(
+                Topology.load(topology),
+                load_model(model),
+                global_batch,
+                assumptions=assumptions,
+                wanted=wanted,
+                simulated=simulated,
+                on_progress=status.update,
+            )
+        plan = found.plan()
+        if output is not None:
+            plan.save(output)
+    except (ValueError, OSError) as error:
+        typer.echo(f"holmes plan: {error}", err=True)
+        raise typer.Exit(2) from None
+    _print(Console(), found)
+
+
+def explain(plan: Annotated[Path, typer.Argument(help="A plan that `holmes plan --output` saved.")]) -> None:
+    """Why this plan: its step, what each alternative would lose, and what was assumed."""
+    try:
+        loaded = Plan.load(plan)
+        if not loaded.reasons:
+            raise ValueError(
+                f"{plan} keeps no reasons: it was not made by `holmes plan`; `holmes plan show` describes it"
+            )
+    except (ValueError, OSError) as error:
+        typer.echo(f"holmes plan explain: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(loaded.describe().splitlines()[0])
+    for line in loaded.reasons:
+        typer.echo(f"- {line}")
+
+
+def _print(console: Console, found: SearchResult) -> None:
+    table = Table(title="Simulated, best first", title_justify="left", padding=(0, 0), collapse_padding=True)
+    for column in ("step", "loses", "TFLOP/s", "tp", "dp", "pp", "mb", "schedule", "again", "bubble", "exposed", "mem"):
+        table.add_column(column, justify="left" if column in ("schedule", "again") else "right", no_wrap=True)
+    best = found.best
+    for candidate in found.candidates:
+        choice = candidate.choice
+        chunks = f" {choice.chunks}" if choice.chunks > 1 else ""
+        table.add_row(
+            f"{candidate.step_s:.4g} s",
+            f"{candidate.step_s / best.step_s - 1:.1%}",
+            f"{candidate.tflops_per_gpu:.4g}",
+            str(choice.tensor),
+            str(choice.data),
+            str(choice.pipeline),
+            str(choice.micro_batch),
+            f"{choice.schedule}{chunks}",
+            choice.recomputation,
+            f"{candidate.bubble_share:.1%}",
+            f"{sum(candidate.exposed_s.values()):.3g} s",
+            f"{candidate.memory_bytes / candidate.memory_limit_bytes:.0%}",
+        )
+    console.print(table, markup=False)
+    runners_up = len(found.candidates) - 1
+    lines = found.reasons()
+    console.print(describe(found.machines, best), highlight=False, markup=False, soft_wrap=True)
+    for line in lines[2 + runners_up :]:
+        console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,63 @@
+"""`holmes topology`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from holmes.cluster.topology import Topology, make_topology, merge_hosts
+from holmes.cluster.topology.tables import print_topology
+from holmes.tools.job_store import in_job, join_job
+
+
+def topology(
+    file: Annotated[
+        Path | None, typer.Argument(help="A topology's .yaml or .json file, to check and show instead of discovering.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Write it to this .yaml or .json file.")] = None,
+    draw: Annotated[Path | None, typer.Option(help="Draw it (.svg, .png or .pdf); needs matplotlib.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Bound of one connection attempt.")] = 3.0,
+    measure_s: Annotated[
+        float, typer.Option(min=0.0, help="How long to measure rates; all in all about twice that. 0: not at all.")
+    ] = 3.0,
+    join_timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for all ranks to come.")] = 60.0,
+) -> None:
+    """All hosts' NICs, which fabrics really connect and how fast, the clusters that follow, and what looks wrong.
+
+    Run it as a job of one or more ranks per host (torchrun, `holmes testbed run`); without one it shows this host only.
+    Rank 0 prints. With FILE it needs no job.
+    """
+    try:
+        rank, found = (0, Topology.load(file)) if file is not None else _gather(timeout_s, measure_s, join_timeout_s)
+        if rank != 0:
+            return
+        if save is not None:
+            found.save(save)
+        if draw is not None:
+            from holmes.cluster.topology.draw import draw_topology
+
+            draw_topology(found, draw)
+    except (ValueError, OSError) as error:
+        typer.echo(f"holmes topology: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_topology(Console(), found)
+
+
+def _gather(timeout_s: float, measure_s: float, join_timeout_s: float) -> tuple[int, Topology]:
+    """This process's rank and the job's topology; collective where a launcher started a job."""
+    if not in_job():
+        from holmes.cluster.probe import local_inventory
+
+        return 0, make_topology(merge_hosts([local_inventory(0)]), [])
+    from holmes.cluster.probe import discover_topology
+
+    with join_job("holmes/topology", join_timeout_s) as job:
+        return job.rank, discover_topology(job.store, job.rank, job.size, "holmes/topology", timeout_s, measure_s)

@@ -1,0 +1,180 @@
+"""PipelineStage: torch's stage, whose receives are posted before they are due and whose sends nobody waits for."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from holmes.training.pipeline.checked import CheckedStage
+from holmes.training.pipeline.wire import WireCast
+
+#: Backends that match messages of host memory by tag and move them without the caller's help. Elsewhere (NCCL runs
+#: messages in the order of the calls) the schedule's own order and waits are kept.
+TAGGED_BACKENDS = ("holmes", "gloo")
+
+#: Of messages between stages; torch's own exchanges of metadata use tag 0.
+FIRST_TAG = 1
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Time in which a stage had nothing to compute with: `what` is "forward", "backward" or "sends"."""
+
+    what: str
+    start_s: float  # time.monotonic
+    end_s: float
+
+
+class PipelineStage(CheckedStage):
+    """`torch.distributed.pipelining.PipelineStage` for links that are slow; takes its place in every torch schedule.
+
+    All receives of a step are posted when it begins, into the buffers that torch made for its micro-batches, and are
+    awaited by the computation that needs them; sends are awaited when the step ends. So a micro-batch crosses the link
+    while others compute, in GPipe and 1F1B too, which wait for each message otherwise. No memory beyond torch's.
+    Numbers and metadata are those of a `CheckedStage`.
+
+    `input_wire_dtype`, `output_wire_dtype`: the dtype in which floating-point values (and their gradients) cross the
+    boundary before and behind this stage, such as torch.bfloat16; None: as they are. Both sides of a boundary must be
+    given the same (`pipeline_stages` does that from a plan). The rounding is that of a cast, once each way; with them
+    example tensors (`input_args`, `output_args`) are of the wire dtype. Refused for modules wrapped by DDP or FSDP,
+    which torch's stage must see: use DistributedOptimizer, or leave it off.
+
+    `posts_ahead=False`: messages as torch's stage orders and awaits them, for comparison.
+    `waits`: what the last step waited for, in order (not what torch's schedules await themselves). Constructed and used
+    as torch's stage (the first `step` is collective over the group). A lost peer raises the backend's named error in
+    `step`. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        submodule: nn.Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device | str = "cpu",
+        *args: Any,
+        input_wire_dtype: torch.dtype | None = None,
+        output_wire_dtype: torch.dtype | None = None,
+        posts_ahead: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        takes = input_wire_dtype if stage_index > 0 else None
+        gives = output_wire_dtype if stage_index < num_stages - 1 else None
+        if takes is not None or gives is not None:
+            if isinstance(submodule, DistributedDataParallel | FSDPModule):
+                raise ValueError(
+                    f"stage {stage_index} is wrapped by {type(submodule).__name__}, which torch's stage must see, so "
+                    "its boundaries cannot have a wire dtype; use holmes.DistributedOptimizer instead of the wrapper, "
+                    "or no wire dtype"
+                )
+            submodule = WireCast(submodule, takes, gives)
+        super().__init__(submodule, stage_index, num_stages, torch.device(device), *args, **kwargs)
+        self.waits: list[Wait] = []
+        #: Whether receives are posted when a step begins; never on a GPU, where a stage's messages may be NCCL's.
+        is_tagged = dist.get_backend(self.group) in TAGGED_BACKENDS and self.device.type == "cpu"
+        self.posts_ahead = posts_ahead and is_tagged
+        self._receives: dict[tuple[str, int], list[dist.Work]] = {}
+        self._sends: list[dist.Work] = []
+        self._posted: set[str] = set()  # "forward", "backward": directions whose receives of this step are posted
+
+    def clear_runtime_states(self) -> None:
+        """A step begins."""
+        self._wait_for_sends()
+        self._receives.clear()
+        self._posted.clear()
+        self.waits.clear()
+        super().clear_runtime_states()
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Nothing is left to the schedule: posts the receives of all micro-batches."""
+        return self._post("forward", fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Nothing is left to the schedule: posts the receives of all micro-batches."""
+        return self._post("backward", bwd_chunk_id)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Nothing is left to the schedule: starts the sends."""
+        return self._send("forward", super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Nothing is left to the schedule: starts the sends."""
+        return self._send("backward", super().get_bwd_send_ops(bwd_chunk_id))
+
+    def await_input(self, direction: str, chunk: int) -> None:
+        """Blocks until what "forward" or "backward" of a micro-batch needs is there; at once where it is."""
+        self._wait(direction, self._receives.pop((direction, chunk), []))
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Computes as soon as the input is there."""
+        self.await_input("forward", fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Computes as soon as the gradient is there."""
+        self.await_input("backward", bwd_chunk_id)
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """A step ends: nothing of it is left under way."""
+        self._wait_for_sends()
+        super().perform_reduce_grad(grad_scale_factor)
+
+    def _ops(self, direction: str, chunk: int) -> list[dist.P2POp]:
+        receive = super().get_fwd_recv_ops if direction == "forward" else super().get_bwd_recv_ops
+        return receive(chunk)
+
+    def _post(self, direction: str, chunk: int) -> list[dist.P2POp]:
+        if not self.posts_ahead:
+            return self._ops(direction, chunk)
+        if direction not in self._posted:
+            self._posted.add(direction)
+            source = self.stage_index + (-1 if direction == "forward" else 1)
+            for each in range(len(self.args_recv_info)):
+                works = [
+                    dist.irecv(op.tensor, group=op.group, group_src=op.group_peer, tag=_tag(source, direction))
+                    for op in self._ops(direction, each)
+                ]
+                self._receives[direction, each] = [work for work in works if work is not None]
+        return []
+
+    def _send(self, direction: str, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        if not self.posts_ahead:
+            return ops
+        tag = _tag(self.stage_index, direction)
+        for op in ops:
+            work = dist.isend(op.tensor, group=op.group, group_dst=op.group_peer, tag=tag)
+            if work is not None:
+                self._sends.append(work)
+        return []
+
+    def _wait(self, what: str, works: list[dist.Work]) -> None:
+        if not works:
+            return
+        start = time.monotonic()
+        for work in works:
+            work.wait()
+        self.waits.append(Wait(what, start, time.monotonic()))
+
+    def _wait_for_sends(self) -> None:
+        works, self._sends = self._sends, []
+        self._wait("sends", works)
+
+    def waited_s(self) -> dict[str, float]:
+        """Seconds of the last step by what they were waited for."""
+        total: dict[str, float] = defaultdict(float)
+        for wait in self.waits:
+            total[wait.what] += wait.end_s - wait.start_s
+        return dict(total)
+
+
+def _tag(source_stage: int, direction: str) -> int:
+    """One tag for each stream of messages, whose order is kept: receives of several stages may be posted in any."""
+    return FIRST_TAG + 2 * source_stage + (direction == "backward")

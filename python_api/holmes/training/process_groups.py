@@ -1,0 +1,120 @@
+"""Plan -> torch.distributed process groups, each on its planned NICs."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from holmes.planning.groups.group import Group
+from holmes.planning.groups.rank_grid import KINDS, check_kind
+from holmes.planning.groups.rank_text import short
+from holmes.planning.plan.plan import Plan
+
+
+class ProcessGroups(Mapping[str, dist.ProcessGroup]):
+    """This rank's process groups by kind: `groups["dp"]` or `groups.dp`.
+
+    Rank order in a group is the plan's: in `pp`, group rank = stage. A kind that was not asked for, or that this rank
+    is not in (embedding groups hold the first and last stage only), is missing.
+    """
+
+    def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
+        self._groups = dict(groups)
+
+    def __getitem__(self, kind: str) -> dist.ProcessGroup:
+        return self._groups[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getattr__(self, kind: str) -> dist.ProcessGroup:
+        if kind.startswith("_") or kind not in self._groups:
+            raise AttributeError(f"this rank has no process group of kind {kind!r}; it has {', '.join(self)}")
+        return self._groups[kind]
+
+
+def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | None = None) -> ProcessGroups:
+    """Collective over the default group. Creates all groups of these kinds, in the same order on every rank.
+
+    `kinds`, such as ("dp", "pp") or `holmes.KINDS` for all: None: "tp", "dp" and "pp", with context parallelism "cp"
+    and "dp_cp" too, with experts "ep", "expt_tp" and "expt_dp". Groups of one rank are made too, as Megatron does.
+    Backend "holmes" puts each group on its planned NICs. In one that spans clusters, ranks of one cluster use its NICs
+    with each other, and large collectives run hierarchically (docs/hierarchy.md). Any other backend (for comparison)
+    chooses by itself. Raises ValueError where the plan is for another number of ranks, or a kind does not exist.
+    """
+    if plan.world_size != (size := dist.get_world_size()):
+        raise ValueError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")
+    wanted = set(default_kinds(plan) if kinds is None else kinds)
+    for kind in wanted:
+        check_kind(kind)
+    ordered = [kind for kind in KINDS if kind in wanted]
+    rank = dist.get_rank()
+    keep_order = _keep_order(plan, ordered)
+    mine: dict[str, dist.ProcessGroup] = {}
+    for kind in ordered:
+        groups = plan.groups(kind)
+        row = plan.grid.row_of(kind, rank)
+        for index, ranks in enumerate(groups.ranks):
+            handle = dist.new_group(
+                ranks.tolist(),
+                backend=backend,
+                pg_options=group_options(groups[index], rank) if backend == "holmes" and index == row else None,
+                group_desc=f"{kind}{index}",
+                **keep_order,
+            )
+            if index == row:
+                mine[kind] = handle
+    return ProcessGroups(mine)
+
+
+def default_kinds(plan: Plan) -> list[str]:
+    """The kinds of groups that a trainer with these sizes needs at least."""
+    return [
+        *("tp", "dp", "pp"),
+        *(("cp", "dp_cp") if plan.context > 1 else ()),
+        *(("ep", "expt_tp", "expt_dp") if plan.expert > 1 else ()),
+    ]
+
+
+def group_options(group: Group, rank: int) -> Any:
+    """`pg_options` for `torch.distributed.new_group` with backend "holmes": the planned NICs of one rank. Local."""
+    from holmes_comm import GroupOptions, NicSelection
+
+    def selection(names: tuple[str, ...]) -> NicSelection:
+        return NicSelection(names=names, max_rails=max(len(names), 1))
+
+    nics = selection(group.nics.get(rank, ()))
+    if max(Counter(group.cluster_of.values()).values(), default=0) < 2:  # no two of its ranks have better ones
+        return GroupOptions(nics=nics)
+    return GroupOptions(
+        nics,
+        cluster=group.cluster_of[rank],
+        cluster_nics=selection(group.cluster_nics[rank]),
+        hierarchical_min_bytes=None if _has_large_collectives(group) else "never",
+    )
+
+
+def _has_large_collectives(group: Group) -> bool:
+    return KINDS[group.kind].within == "cluster" or group.kind == "world"
+
+
+def _keep_order(plan: Plan, kinds: Iterable[str]) -> dict[str, Any]:
+    """torch sorts the ranks of a group unless told not to, and older releases cannot be told."""
+    if "sort_ranks" in inspect.signature(dist.new_group).parameters:
+        return {"sort_ranks": False}
+    for kind in kinds:
+        ranks = plan.groups(kind).ranks
+        unsorted = (ranks[:, 1:] < ranks[:, :-1]).any(axis=1)
+        if unsorted.any():
+            raise RuntimeError(
+                f"the plan needs group {short(ranks[int(unsorted.argmax())].tolist())} in this order, but this torch "
+                "sorts ranks; use a torch whose new_group has sort_ranks (2.13 has), or start ranks cluster by cluster"
+            )
+    return {}

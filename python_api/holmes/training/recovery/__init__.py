@@ -1,0 +1,29 @@
+"""Recovery: a job that goes on with whoever is left, in the same processes, and lets in who comes back.
+
+After a failure the survivors abort their communicators, agree through the job's store on who is left (board, agreement,
+watch), make new groups (rebuild) and a new plan, and go on from the last checkpoint (checkpoints, state). Who
+comes back joins at the next checkpoint.
+"""
+
+from holmes.training.recovery.agreement import Rules
+from holmes.training.recovery.errors import (
+    GenerationFailed,
+    NoProgressError,
+    ReplacedError,
+    StoreLostError,
+    TooFewRanksError,
+)
+from holmes.training.recovery.generation import Generation, Regroup
+from holmes.training.recovery.run import run_elastic
+
+__all__ = [
+    "Generation",
+    "GenerationFailed",
+    "NoProgressError",
+    "Regroup",
+    "ReplacedError",
+    "Rules",
+    "StoreLostError",
+    "TooFewRanksError",
+    "run_elastic",
+]

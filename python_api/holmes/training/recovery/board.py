@@ -1,0 +1,187 @@
+"""Board: what the processes of a job tell each other about generations, as keys of the job's store.
+
+Generation g is an agreed list of members, which train together until it has ended, once, with a reason. Then all that
+are alive join g + 1, and the first to see that nobody is missing decides it, with one compare-and-set: whatever was
+decided first counts for everybody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from holmes.training.recovery.errors import StoreLostError
+from holmes.training.recovery.member import Member
+
+_PREFIX = "holmes/recovery"
+LEFT = "left at a boundary"  # why a generation ended that did not fail
+_OPEN = "?"  # value of a key that nobody has decided yet
+
+
+class Board:
+    """One connection to the store; one thread at a time. Every method raises StoreLostError where it does not answer.
+
+    Each takes at most `timeout_s`. The store is torch's TCPStore, served at `address` ("host:port").
+    """
+
+    def __init__(self, address: str, connect_timeout_s: float, timeout_s: float = 30.0) -> None:
+        from torch.distributed import TCPStore
+
+        host, port = parse_address(address)
+        self.address = address
+        try:
+            self.store: Any = TCPStore(
+                host, port, is_master=False, timeout=timedelta(seconds=connect_timeout_s), wait_for_workers=False
+            )
+        except (RuntimeError, OSError) as error:
+            raise StoreLostError(
+                f"no store answers at {address} within {connect_timeout_s:g} s: {error}; start one there with `holmes "
+                f"store --port {port}`, on a host that outlives the job's, and check that no firewall is between"
+            ) from error
+        self.store.set_timeout(timedelta(seconds=timeout_s))
+        limited = [_limit_waits(int(name), port, timeout_s) for name in os.listdir("/proc/self/fd")]
+        assert any(limited), "this store's connection is not among the process's descriptors"
+        self._known: set[str] = set()  # keys that exist
+
+    # --- who is there ---
+
+    def new_identity(self) -> int:
+        """A number that no other process of the job has."""
+        return int(self._call("add", "identities", 1))
+
+    def beat(self, member: Member) -> None:
+        """Says that this process lives."""
+        self._call("set", f"beat/{member.identity}", str(time.monotonic_ns()))
+
+    def beats(self, identities: Sequence[int]) -> dict[int, bytes]:
+        """The last beat of each of these that has ever beaten: changes while it lives."""
+        keys = [f"beat/{identity}" for identity in identities]
+        return dict(zip(identities, self._multi_get(keys), strict=True)) if keys else {}
+
+    def wait_for_entry(self, member: Member) -> None:
+        """Says that this process would like to be in the next generation."""
+        self._append("waiting", member)
+
+    def waiting(self) -> list[Member]:
+        """All that ever said so."""
+        return self._members("waiting")
+
+    # --- generations ---
+
+    def latest(self) -> int:
+        """The number of the latest generation that was decided; 0: none yet."""
+        value = self._call("compare_set", "latest", "", "0")
+        return int(value)
+
+    def join(self, generation: int, member: Member) -> None:
+        """Says that this process is there for a generation that is yet to be decided."""
+        self._append(f"{generation}/joined", member)
+
+    def joined(self, generation: int) -> list[Member]:
+        """Who is there for it."""
+        return self._members(f"{generation}/joined")
+
+    def decide(self, generation: int, members: Iterable[Member]) -> tuple[Member, ...]:
+        """Decides who is in a generation, unless that was decided before; returns what counts."""
+        text = json.dumps([member.to_json() for member in members])
+        decided = self._call("compare_set", f"{generation}/decided", "", text).decode()
+        self._call("compare_set", "latest", str(generation - 1), str(generation))
+        return _members_of(decided)
+
+    def decision(self, generation: int) -> tuple[Member, ...] | None:
+        """Who is in a generation, in the order of ranks; None while that is open."""
+        text = self._get(f"{generation}/decided")
+        if text is None:
+            return None
+        # Whoever decided may have been stopped before it said so.
+        self._call("compare_set", "latest", str(generation - 1), str(generation))
+        return _members_of(text)
+
+    def end(self, generation: int, reason: str) -> str:
+        """Ends a generation; the first reason counts, and is returned."""
+        text: str = self._call("compare_set", f"{generation}/ended", "", reason).decode()
+        return text
+
+    def ended(self, generation: int) -> str | None:
+        """Why a generation ended; None while it runs."""
+        return self._get(f"{generation}/ended")
+
+    def finish(self) -> None:
+        """Says that the job is done."""
+        self._call("set", "finished", "yes")
+
+    def finished(self) -> bool:
+        """Whether the job is done."""
+        return self._get("finished") is not None
+
+    # --- keys ---
+
+    def _append(self, name: str, member: Member) -> None:
+        place = self._call("add", f"{name}/count", 1)
+        self._call("set", f"{name}/{place}", member.to_json())
+
+    def _members(self, name: str) -> list[Member]:
+        count = self._call("add", f"{name}/count", 0)
+        keys = [f"{name}/{place}" for place in range(1, count + 1)]
+        if not keys:
+            return []
+        return [Member.from_json(text.decode()) for text in self._multi_get(keys) if text != _OPEN.encode()]
+
+    def _multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Never waits: what is not set yet, because its writer was stopped or killed just before, is "?"."""
+        for key in keys:
+            if key not in self._known:
+                self._call("compare_set", key, "", _OPEN)
+                self._known.add(key)
+        return list(self._call("multi_get", list(keys)))
+
+    def _get(self, key: str) -> str | None:
+        if not self._call("check", [key]):
+            return None
+        text: str = self._call("get", key).decode()
+        return text
+
+    def _call(self, operation: str, key: Any, *values: Any) -> Any:
+        keys = [f"{_PREFIX}/{name}" for name in key] if isinstance(key, list) else f"{_PREFIX}/{key}"
+        try:
+            return getattr(self.store, operation)(keys, *values)
+        except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
+            raise StoreLostError(f"the job's store at {self.address} does not answer ({operation}): {error}") from error
+
+
+def _limit_waits(descriptor: int, port: int, timeout_s: float) -> bool:
+    """Lets reads and writes end, if this is a connection to `port`: torch's client waits for an answer as long as TCP.
+
+    Which takes a quarter of an hour where the network is cut, and forever where the server is stopped.
+    """
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return False
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getpeername()[1] != port:
+                return False
+            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                connection.setsockopt(socket.SOL_SOCKET, option, limit)
+    except (OSError, IndexError):  # closed meanwhile, not connected, or to no port
+        return False
+    return True
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """(host, port) of "host:port", "[::1]:port" too. Raises ValueError where it is not of that form."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"the store's address {address!r} must be host:port, for example head:29400")
+    return host.strip("[]"), int(port)
+
+
+def _members_of(text: str) -> tuple[Member, ...]:
+    return tuple(Member.from_json(entry) for entry in json.loads(text))

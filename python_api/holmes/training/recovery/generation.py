@@ -1,0 +1,127 @@
+"""Generation: what the training function gets: its place, plan and process groups, the steps to do, and checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from holmes.cluster.topology import Topology
+from holmes.planning.plan.plan import Plan
+from holmes.training.process_groups import ProcessGroups, process_groups
+from holmes.training.recovery.checkpoints import Checkpoints
+from holmes.training.recovery.member import Member
+from holmes.training.recovery.state import TrackedState
+
+_log = logging.getLogger(__name__)
+
+
+class Regroup(Exception):
+    """Leaves the training function at a boundary, because somebody waits to be let in. Let it pass."""
+
+
+class Generation:
+    """One membership of the job, from its set-up to a failure or a boundary at which others join. Not thread-safe.
+
+    number: 1 for the first. rank, world_size: of this process, in the order of `members`. topology, plan: of those who
+    are there. step: steps done, all generations together. samples: sum of the global batches of these steps, where the
+    plan has them: the position in the data.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        members: Sequence[Member],
+        rank: int,
+        topology: Topology,
+        plan: Plan,
+        checkpoints: Checkpoints,
+        every_steps: int,
+        backend: str,
+        timeout_s: float,
+        can_grow: Callable[[], bool],
+    ) -> None:
+        self.number, self.members, self.rank = number, tuple(members), rank
+        self.world_size = len(self.members)
+        self.topology, self.plan = topology, plan
+        self.step = 0
+        self.samples = 0
+        self.saved_step: int | None = None  # of the last checkpoint written or loaded
+        self.is_left = False  # at a boundary
+        self._checkpoints, self._every_steps, self._backend = checkpoints, every_steps, backend
+        self._timeout_s, self._can_grow = timeout_s, can_grow
+        self._state: TrackedState | None = None
+        self._names_checked = False
+
+    @cached_property
+    def groups(self) -> ProcessGroups:
+        """Collective over the default group when first read. This rank's process groups on the plan's NICs."""
+        groups = process_groups(self.plan, self._backend)
+        for group in groups.values():  # torch's default is half an hour
+            distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout_s), group)
+        return groups
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of this rank, from 0."""
+        return self.plan.stage_of(self.rank)
+
+    def restore(self, *, name_of: Callable[[str], str] | None = None, **objects: Any) -> None:
+        """Collective over the default group. What checkpoints hold, by name; loads the last one, if there is any.
+
+        `objects`: modules, optimizers, schedulers, data loaders: anything with state_dict and load_state_dict that
+        torch.distributed.checkpoint saves for any layout. `name_of`: name in a module -> name in checkpoints. Raises
+        what the checkpoint raises where it does not hold them.
+        """
+        self._state = TrackedState(objects, name_of)
+        latest: list[Any] = [str(path) if self.rank == 0 and (path := self._checkpoints.latest()) else None]
+        dist.broadcast_object_list(latest)
+        if latest[0] is None:
+            return
+        state = {**self._state.collect(), "holmes": self._position()}
+        self._checkpoints.load(state, latest[0])
+        self._state.give_back(state)
+        self.step, self.samples = (int(number) for number in state["holmes"].tolist())
+        self.saved_step = self.step
+        if self.rank == 0:
+            _log.info("generation %d goes on from step %d of %s", self.number, self.step, latest[0])
+
+    def steps(self, until: int) -> Iterator[int]:
+        """The numbers of the steps still to do, up to `until` of the whole run; call `restore` before.
+
+        After every `every_steps` of them, and after the last, collective: saves a checkpoint. If others wait to be let
+        in then, the training function is left, by an exception, and begins again with them.
+        """
+        if self._state is None:
+            raise RuntimeError("call restore before steps: the objects that checkpoints hold, and their last state")
+        while self.step < until:
+            yield self.step
+            self.step += 1
+            self.samples += self.plan.global_batch or 0
+            if self.step == until or self.step % self._every_steps == 0:
+                self.boundary(may_leave=self.step < until)
+
+    def boundary(self, *, may_leave: bool = True) -> None:
+        """Collective over the default group. Saves a checkpoint now; lets others in, who wait. `steps` calls it."""
+        if self._state is None:
+            raise RuntimeError("call restore before boundary: the objects that checkpoints hold")
+        state = {**self._state.collect(), "holmes": self._position()}
+        if not self._names_checked:
+            self._state.check_names(self.plan)
+            self._names_checked = True
+        self._checkpoints.save(state, self.step, self.number, self.rank == 0)
+        self.saved_step = self.step
+        wanted = torch.tensor([int(may_leave and self.rank == 0 and self._can_grow())])
+        dist.broadcast(wanted, 0)
+        if wanted.item():
+            self.is_left = True
+            raise Regroup
+
+    def _position(self) -> torch.Tensor:
+        return torch.tensor([self.step, self.samples])

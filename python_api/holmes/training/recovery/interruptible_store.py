@@ -1,0 +1,74 @@
+"""A store whose waits end when the generation fails: setting up process groups then ends too, on every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from holmes.training.recovery.errors import GenerationFailed
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
+
+
+class InterruptibleStore(dist.Store):
+    """`inner`, for one generation: every call raises GenerationFailed once `failure()` gives a reason. Thread safe."""
+
+    def __init__(self, inner: dist.Store, failure: Callable[[], str | None], timeout_s: float) -> None:
+        super().__init__()
+        self._inner, self._failure, self._timeout_s = inner, failure, timeout_s
+
+    def set(self, key: str, value: Any) -> None:
+        """As dist.Store."""
+        self._check()
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """As dist.Store."""
+        self.wait([key])
+        return self._inner.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        """As dist.Store."""
+        self._check()
+        return self._inner.add(key, amount)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """As dist.Store."""
+        self._check()
+        return self._inner.compare_set(key, expected, desired)
+
+    def check(self, keys: list[str]) -> bool:
+        """As dist.Store."""
+        self._check()
+        return self._inner.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """As dist.Store, by asking again and again: `inner` itself cannot be interrupted."""
+        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        deadline_s, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
+        while not self.check(keys):
+            if time.monotonic() >= deadline_s:
+                raise dist.DistStoreError(f"nobody set {', '.join(map(repr, keys))} in the store within {limit_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def delete_key(self, key: str) -> bool:
+        """As dist.Store."""
+        return self._inner.delete_key(key)
+
+    def num_keys(self) -> int:
+        """As dist.Store."""
+        return self._inner.num_keys()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """As dist.Store."""
+        self._timeout_s = timeout.total_seconds()
+
+    def _check(self) -> None:
+        reason = self._failure()
+        if reason is not None:
+            raise GenerationFailed(reason)

@@ -1,0 +1,114 @@
+"""Watch: a thread of each process that shows that it lives, and tells it when its generation has failed elsewhere.
+
+The first rank of a generation watches all others and those that wait; the others watch the first. A rank on which an
+operation fails says so in the store; every other rank's thread sees it and aborts what its rank waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from holmes.training.recovery.board import LEFT, Board
+from holmes.training.recovery.errors import StoreLostError
+from holmes.training.recovery.liveness import Liveness
+from holmes.training.recovery.member import Member, choose
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Start it once for a process; `follow` each generation. Thread safe.
+
+    `board`: a connection of its own. A look every `heartbeat_s`. Where the store is lost, the thread says so in
+    `lost_store` and ends: training goes on until somebody needs the store.
+    """
+
+    def __init__(
+        self, board: Board, me: Member, heartbeat_s: float, dead_after_s: float, whole_nodes: bool = True
+    ) -> None:
+        self.lost_store: StoreLostError | None = None
+        self._board, self._me = board, me
+        self._heartbeat_s, self._dead_after_s = heartbeat_s, dead_after_s
+        self._whole_nodes = whole_nodes
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._generation: int | None = None
+        self._members: tuple[Member, ...] = ()
+        self._on_failure: Callable[[], None] = lambda: None
+        self._failure: str | None = None
+        self._can_grow = False
+        self._liveness = Liveness(dead_after_s)
+        self._board.beat(me)
+        self._thread = threading.Thread(target=self._run, name="holmes-recovery", daemon=True)
+        self._thread.start()
+
+    def follow(self, generation: int, members: Sequence[Member], on_failure: Callable[[], None]) -> None:
+        """From now on watches this generation; calls `on_failure` on the thread, once, when it has failed elsewhere."""
+        with self._lock:
+            self._generation, self._members, self._on_failure = generation, tuple(members), on_failure
+            self._failure, self._can_grow = None, False
+            self._liveness = Liveness(self._dead_after_s)
+
+    def leave(self) -> None:
+        """Watches no generation: this rank has left it."""
+        with self._lock:
+            self._generation = None
+
+    def failure(self) -> str | None:
+        """Why the generation that is followed failed; None while it runs."""
+        return self._failure
+
+    def can_grow(self) -> bool:
+        """Whether a generation made now would have other members, because somebody waits. On the first rank only."""
+        return self._can_grow
+
+    def raise_if_lost(self) -> None:
+        """Raises StoreLostError where the thread has lost the store: the others take this process for dead."""
+        if self.lost_store is not None:
+            raise self.lost_store
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join(self._heartbeat_s + 1)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._heartbeat_s):
+            try:
+                self._board.beat(self._me)
+                with self._lock:
+                    generation, members, on_failure = self._generation, self._members, self._on_failure
+                    liveness = self._liveness
+                if generation is None or self._failure is not None:
+                    continue
+                reason = self._look(generation, members, liveness)
+                with self._lock:
+                    if reason is None or generation != self._generation:
+                        continue
+                    self._failure = reason
+                    on_failure()  # with the lock: this rank cannot begin the next generation meanwhile
+            except StoreLostError as error:
+                self.lost_store = error
+                _log.warning("%s; training goes on, but a failure cannot be recovered from any more", error)
+                return
+
+    def _look(self, generation: int, members: Sequence[Member], liveness: Liveness) -> str | None:
+        ended = self._board.ended(generation)
+        if ended is not None and ended != LEFT:  # a boundary is left by all, each on its own
+            return ended
+        leads = members[0].identity == self._me.identity
+        waiting = self._board.waiting() if leads else []
+        watched = [*members, *waiting] if leads else [members[0]]
+        liveness.observe(self._board.beats([member.identity for member in watched]))
+        dead = set(liveness.dead(member.identity for member in watched))
+        lost = [member for member in members if member.identity in dead]
+        if lost:
+            names = ", ".join(map(str, lost))
+            return self._board.end(generation, f"no sign of life from {names} for {self._dead_after_s:g} s")
+        if leads:
+            alive = [member for member in watched if member.identity not in dead]
+            best = choose(alive, whole_nodes=self._whole_nodes)
+            self._can_grow = {m.identity for m in best} != {m.identity for m in members}
+        return None
