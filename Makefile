@@ -28,7 +28,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 .PHONY: help build demo test test-cpp test-python test-trainers soak stress lint fmt stubs bench bench-compare figures sanitize fuzz clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
-	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/test_x.py -k name')"
+	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
 	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan and the examples on a plan (installs them)"
 	@echo "make soak      random training programs against plain torch (SOAK_ARGS='--minutes 60 --seed 1')"
 	@echo "make stress    injected faults on emulated nodes for some minutes (STRESS_ARGS='--minutes 60 --seed 3')"

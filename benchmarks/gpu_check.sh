@@ -73,7 +73,7 @@ step 600 "Overhead over raw NCCL" "under 3 us a call, under 2 % from 1 MiB on" "
 step 600 "torch.distributed cuda:holmes" "stream order, futures, coalescing, point to point, errors and aborts of c10d on real streams" \
   "$python" -m pytest -q -m gpu -rs $(grep -rl "mark.gpu" tests --include="test_*.py")
 [ -n "$dry" ] || step 900 "The backend's tests on the fakes, the long form" "nothing more: they need no GPU" \
-  env HOLMES_TEST_LONG=1 "$python" -m pytest -q tests/test_nccl_backend.py
+  env HOLMES_TEST_LONG=1 "$python" -m pytest -q tests/gpu/test_nccl_backend.py
 for script in gpu_kernels gpu_sendrecv; do
   case $script in
     gpu_kernels) proves="kernels at 90 % of the copy bandwidth" ;;

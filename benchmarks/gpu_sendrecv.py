@@ -31,7 +31,7 @@ ROUNDS = 5
 MOST_LOSS = 0.02
 LARGE_BYTES = 1 << 20  # what is judged
 WAYS = ("copy engine", "NCCL sockets")
-FAKES = Path(__file__).parent.parent / "tests"
+FAKES = Path(__file__).parent.parent / "tests" / "helpers"
 
 
 class RealGpu:

@@ -1,6 +1,6 @@
 """What strangers send to a job's open port: garbage, absurd lengths, replayed and wrong proofs, connection floods.
 
-Used by bench_security.py and tests/test_hostile.py. Only against addresses of the own machine or testbed.
+Used by bench_security.py and tests/multirank/test_hostile.py. Only against addresses of the own machine or testbed.
 """
 
 from __future__ import annotations

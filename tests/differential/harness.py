@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-sys.path.append(str(Path(__file__).parent.parent / "torch"))
+sys.path.append(str(Path(__file__).parent.parent / "helpers"))
 from torch_ranks import init, run_ranks
 
 import holmes

@@ -4,9 +4,9 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from paths import WORKERS
 
 torch = pytest.importorskip("torch")
 
@@ -16,7 +16,7 @@ from single_process import single_process_losses  # noqa: E402
 from holmes.lab.testbed import Testbed  # noqa: E402
 from holmes.lab.testbed.launch import rank_environment  # noqa: E402
 
-WORKER = Path(__file__).with_name("resume_worker.py")
+WORKER = WORKERS / "resume_worker.py"
 STEPS, KILLED_STEP, VICTIM = 12, 6, 3
 
 needs_namespaces = pytest.mark.skipif(

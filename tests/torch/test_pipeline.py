@@ -1,11 +1,7 @@
 """Pipelines over Holmes groups: every schedule of a plan trains as one process does; bfloat16 across clusters only."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 

@@ -1,12 +1,9 @@
 """Training programs over pipelines, each beside the same in one process: losses, gradients and state at every step."""
 
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 pipelining = pytest.importorskip("torch.distributed.pipelining")

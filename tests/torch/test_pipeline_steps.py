@@ -1,13 +1,10 @@
 """What may change between the steps of a pipeline, what is refused, and pipelines under data parallelism."""
 
-import sys
 import warnings
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 pipelining = pytest.importorskip("torch.distributed.pipelining")

@@ -1,13 +1,9 @@
 """A plan as torch's DeviceMesh: axes, order, NICs."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from plans import fake_job, make
 
 pytest.importorskip("torch")
-sys.path.append(str(Path(__file__).parent.parent / "torch"))
 
 import torch
 import torch.distributed as dist

@@ -3,15 +3,15 @@
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 pytest.importorskip("torch")
 
 from holmes.lab.testbed import Testbed, TestbedError
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 STEPS = 3
 RELATIVE = 1e-4
 

@@ -5,9 +5,9 @@ import dataclasses
 import json
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
+from paths import WORKERS
 from plans import fake_job, make
 
 pytest.importorskip("torch")
@@ -173,7 +173,7 @@ def test_groups_communicate_on_their_nics():
         testbed = Testbed("two-clusters")
         lines: list[str] = []
         result = testbed.run(
-            [sys.executable, "-W", "ignore", str(Path(__file__).with_name("megatron_worker.py"))],
+            [sys.executable, "-W", "ignore", str(WORKERS / "megatron_worker.py")],
             nproc_per_node=2,
             shuffle_seed=5,
             timeout_s=160,

@@ -1,0 +1,79 @@
+"""The NCCL backend on a fake NCCL without a GPU (tests/fake_nccl): operations, streams, failures, several versions."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_gpu
+import pytest
+from paths import WORKERS
+
+pytestmark = pytest.mark.skipif(
+    fake_gpu.find("fake_cuda") is None,
+    reason="needs the fake NCCL: configure the build with -DHOLMES_TESTS=ON (`make test-cpp` does)",
+)
+
+WORKER = WORKERS / "nccl_worker.py"
+DEVICE_WORKER = WORKER.with_name("nccl_device_worker.py")
+FAULTS = ["init_fail", "init_hang", "stream_hang", "async_error", "call_hang", "abort", "abort_hang", "rebuild"]
+
+
+def run_case(case: str, version: int, worker: Path = WORKER) -> None:
+    command = [sys.executable, str(worker), case]
+    process = subprocess.run(
+        command, env=fake_gpu.environment(version), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+
+
+@pytest.mark.parametrize("version", fake_gpu.VERSIONS)
+@pytest.mark.parametrize("case", ["collectives", "arguments"])
+def test_every_version(case: str, version: int) -> None:
+    run_case(case, version)
+
+
+@pytest.mark.parametrize("version", fake_gpu.VERSIONS)
+def test_reductions_of_every_version(version: int) -> None:
+    run_case("reductions", version, DEVICE_WORKER)
+
+
+DEVICE_CASES = ["groups", "graphs", "registration", "order", "shrink", "shrink_fails"]
+# 2.18 has no registration, 2.27 is the first with shrink, and orders its communicators itself only in images.
+FEATURES = [(case, 23203) for case in DEVICE_CASES] + [(case, 21803) for case in ("registration", "order", "shrink")]
+LONG_FEATURES = [(case, version) for case in DEVICE_CASES for version in (21803, 22707, 23203)]
+
+
+@pytest.mark.parametrize(("case", "version"), LONG_FEATURES if fake_gpu.IS_LONG else FEATURES)
+def test_device_features(case: str, version: int) -> None:
+    run_case(case, version, DEVICE_WORKER)
+
+
+@pytest.mark.parametrize("version", [fake_gpu.VERSIONS[0], fake_gpu.VERSIONS[-1]])
+@pytest.mark.parametrize("case", ["streams", "images", "leave", *FAULTS])
+def test_oldest_and_newest(case: str, version: int) -> None:
+    run_case(case, version)
+
+
+def test_killed_rank_ends_the_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    worker = str(WORKER.with_name("nccl_rank.py"))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, worker, str(rank), "3", str(port)],
+            env=fake_gpu.environment(fake_gpu.VERSIONS[-1]),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    outputs = [process.communicate(timeout=90)[0] for process in ranks]
+    assert ranks[1].returncode == -signal.SIGKILL, outputs
+    for rank in (0, 2):
+        assert ranks[rank].returncode == 0, outputs[rank]
+        assert "PeerLostError" in outputs[rank], outputs

@@ -1,0 +1,235 @@
+"""Killed, stopped, mistaken and leaving ranks: the named error on every survivor within the deadline, no hang."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paths import WORKERS
+from ranks import run_threads
+
+import holmes_comm
+
+WORKER = WORKERS / "failure_worker.py"
+SIZE = 3
+VICTIM = 1
+TIMEOUT_S = 5.0  # of every operation in the worker
+TRANSPORTS = ["tcp", "auto", "clusters"]
+
+
+def run_scenario(scenario: str, transport: str) -> list[dict]:
+    """The outcome of every rank that printed one."""
+    server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), scenario, str(server.port), str(rank), str(SIZE), transport],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(SIZE)
+    ]
+    outcomes = []
+    try:
+        for rank, process in enumerate(processes):
+            if rank == VICTIM and scenario.startswith("stopped"):
+                continue
+            output, _ = process.communicate(timeout=60)
+            outcomes += [json.loads(line) for line in output.splitlines() if "rank" in line]
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    return outcomes
+
+
+def survivors(outcomes: list[dict]) -> list[dict]:
+    found = [outcome for outcome in outcomes if outcome["rank"] != VICTIM]
+    assert len(found) == SIZE - 1
+    return found
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_killed_rank_is_named_on_every_survivor_and_a_new_communicator_works(transport: str) -> None:
+    for outcome in survivors(run_scenario("killed", transport)):
+        assert outcome["error"] == "PeerLostError", outcome
+        assert outcome["peer"] == VICTIM
+        assert f"rank {VICTIM} (host {socket.gethostname()})" in outcome["message"]
+        assert outcome["nic"] == ("shm" if transport == "auto" else "lo")
+        assert outcome["seconds"] < TIMEOUT_S
+        assert outcome["dead"]
+        assert outcome["rebuilt_sum"] == SIZE - 1
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_killed_rank_in_point_to_point(transport: str) -> None:
+    for outcome in survivors(run_scenario("killed_in_p2p", transport)):
+        assert outcome["error"] == "PeerLostError", outcome
+        assert outcome["peer"] == VICTIM
+        assert outcome["seconds"] < TIMEOUT_S
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_stopped_rank_times_out_by_name(transport: str) -> None:
+    for outcome in survivors(run_scenario("stopped", transport)):
+        assert outcome["error"] == "TimeoutError", outcome
+        assert "all_reduce #" in outcome["message"]
+        assert f"rank {VICTIM} (host" in outcome["message"]
+        assert "has not entered it" in outcome["message"]
+        assert TIMEOUT_S - 0.5 < outcome["seconds"] < TIMEOUT_S + 2
+
+
+def test_a_stopped_rank_is_named_through_a_chain_of_messages() -> None:
+    for outcome in survivors(run_scenario("stopped_in_chain", "tcp")):
+        assert outcome["error"] == "TimeoutError", outcome
+        assert outcome["peer"] == VICTIM
+        assert f"rank {VICTIM} (host {socket.gethostname()}) on NIC lo gives no sign of life" in outcome["message"]
+        assert outcome["seconds"] < TIMEOUT_S + 2
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "wrong_operation",
+        "wrong_count",
+        "wrong_small_count",
+        "wrong_small_gather",
+        "wrong_small_scatter",
+        "wrong_dtype",
+        "wrong_root",
+        "wrong_message",
+    ],
+)
+def test_mismatch_is_raised_on_every_rank(scenario: str, transport: str) -> None:
+    outcomes = run_scenario(scenario, transport)
+    assert len(outcomes) == SIZE
+    for outcome in outcomes:
+        assert outcome["error"] == "MismatchError", outcome
+        assert outcome["seconds"] < TIMEOUT_S
+        assert "rank" in outcome["message"]
+        assert "on NIC" in outcome["message"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_abort_ends_everybody(transport: str) -> None:
+    outcomes = run_scenario("aborted", transport)
+    assert len(outcomes) == SIZE
+    for outcome in outcomes:
+        assert outcome["error"] == "AbortedError", outcome
+        assert "the test says so" in outcome["message"]
+        assert outcome["seconds"] < TIMEOUT_S
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_leaving_rank_is_named(transport: str) -> None:
+    for outcome in survivors(run_scenario("left", transport)):
+        assert outcome["error"] == "PeerLostError", outcome
+        assert "destroyed its communicator" in outcome["message"]
+        assert outcome["peer"] == VICTIM
+
+
+def test_strangers_and_garbage_do_not_disturb_the_set_up() -> None:
+    """While rank 1 is late, strangers find rank 0's listener and send garbage, silence and a huge length."""
+    store = holmes_comm.LocalStore()
+    stop = threading.Event()
+    contacts = []
+
+    def listening_ports() -> list[int]:
+        own = {entry.name for entry in Path("/proc/self/fd").iterdir()}
+        inodes = set()
+        for name in own:
+            try:
+                target = Path(f"/proc/self/fd/{name}").readlink().name
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+        ports = []
+        for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                ports.append(int(fields[1].split(":")[1], 16))
+        return ports
+
+    def disturb() -> None:
+        garbage = [b"GET / HTTP/1.1\r\n\r\n", b"", b"\xff" * 4096, (10 * 2**30).to_bytes(8, "little") * 4]
+        held = []
+        while not stop.is_set() and len(contacts) < 200:
+            for port in listening_ports():
+                for payload in garbage:
+                    try:
+                        stranger = socket.create_connection(("127.0.0.1", port), timeout=1)
+                        stranger.sendall(payload)
+                        contacts.append(port)
+                        held.append(stranger)
+                    except OSError:
+                        pass
+            time.sleep(0.02)
+        for stranger in held:
+            stranger.close()
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+
+    def body(rank: int) -> float:
+        if rank == 1:
+            time.sleep(1.0)
+        # Without the agreement on NICs in front, rank 0 listens while rank 1 sleeps.
+        nics = [("lo", "127.0.0.1")]
+        comm = holmes_comm._C.make_communicator(store, rank, 2, "garbage", nics, "tcp", 20.0, 20.0)
+        data = np.ones(1000)
+        comm.all_reduce(data)
+        return float(data[0])
+
+    try:
+        assert run_threads(2, body) == [2.0, 2.0]
+    finally:
+        stop.set()
+        thread.join()
+    assert contacts, "no stranger reached a listener: the test proved nothing"
+
+
+def test_wrong_interface_is_refused_on_every_rank_by_name() -> None:
+    store = holmes_comm.LocalStore()
+
+    def body(rank: int) -> Exception:
+        nics = holmes_comm.NicSelection(names=("eth77" if rank == 1 else "lo",))
+        with pytest.raises(holmes_comm.NicError) as caught:
+            holmes_comm.init(store, rank, 2, nics=nics, transport="tcp", name="wrong", connect_timeout_s=10.0)
+        return caught.value
+
+    for error in run_threads(2, body):
+        assert "eth77" in str(error)
+        assert "rank 1" in str(error)
+
+
+def test_missing_rank_is_named_within_the_deadline() -> None:
+    store = holmes_comm.LocalStore()
+    start = time.monotonic()
+
+    def body(rank: int) -> None:
+        with pytest.raises(holmes_comm.HolmesError, match="rank 2"):
+            holmes_comm.init(store, rank, 3, transport="tcp", name="missing", connect_timeout_s=2.0)
+
+    run_threads(2, body)
+    assert time.monotonic() - start < 6
+
+
+def test_wrong_secret_is_refused() -> None:
+    store = holmes_comm.LocalStore()
+
+    def body(rank: int) -> None:
+        with pytest.raises(holmes_comm.ProtocolError, match="secret"):
+            holmes_comm.init(
+                store, rank, 2, transport="tcp", name="secret", connect_timeout_s=5.0, secret=f"secret of rank {rank}"
+            )
+
+    run_threads(2, body)

@@ -1,0 +1,155 @@
+"""Groups that span clusters: names, arguments, and on the testbed which bytes cross which NIC."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from namespaces import needs_namespaces
+from paths import WORKERS
+from ranks import run_threads
+
+import holmes_comm
+
+
+def run_clusters(clusters: list[str], body: Any, **options: Any) -> list[Any]:
+    """``body(communicator)`` on every thread rank; ``clusters[r]`` is the cluster of rank r."""
+    store = holmes_comm.LocalStore()
+
+    def rank_body(rank: int) -> Any:
+        comm = holmes_comm.init(
+            store, rank, len(clusters), transport="tcp", name="test", cluster=clusters[rank], timeout_s=60, **options
+        )
+        return body(comm)
+
+    return run_threads(len(clusters), rank_body)
+
+
+@pytest.mark.parametrize("clusters", [list("aabb"), list("abab"), list("aaab"), list("abbcc")])
+def test_all_reduce_over_clusters(clusters: list[str]) -> None:
+    size = len(clusters)
+
+    def body(comm: Any) -> None:
+        for dtype in ("float32", "int64"):
+            for op, expected in (("sum", size * (size + 1) / 2), ("max", size), ("min", 1)):
+                data = np.full(300_001, comm.rank + 1, dtype=dtype)
+                comm.all_reduce(data, op)
+                assert (data == expected).all()
+        work = comm.all_reduce(data, async_op=True)
+        work.wait()
+        assert (data == size).all()
+
+    run_clusters(clusters, body, hierarchical_min_bytes=0)
+
+
+def test_read_only_broadcast_root() -> None:
+    def body(comm: Any) -> None:
+        data = np.full(1_000_001, comm.rank, dtype="float32")
+        data.flags.writeable = comm.rank != 2
+        comm.broadcast(data, 2)
+        assert (data == 2).all()
+
+    run_clusters(list("aabb"), body, hierarchical_min_bytes=0)
+
+
+def test_compression_needs_clusters_and_sums_of_float32() -> None:
+    compression = holmes_comm.Compression("bf16", error_feedback=True)
+    assert (compression.codec, compression.error_feedback) == ("bf16", True)
+    with pytest.raises(holmes_comm.UsageError, match="'fp8' does not exist; use one of: bf16, int8"):
+        holmes_comm.Compression("fp8")
+
+    def body(comm: Any) -> None:
+        with pytest.raises(holmes_comm.UsageError, match="not for sum of float64"):
+            comm.all_reduce(np.zeros(10), compression=compression)
+
+    run_clusters(list("aab"), body, hierarchical_min_bytes=0)
+
+    def one_cluster(comm: Any) -> None:
+        with pytest.raises(holmes_comm.UsageError, match="spans clusters"):
+            comm.all_reduce(np.zeros(10, dtype="float32"), compression=compression)
+        comm.barrier()
+
+    run_clusters(list("aa"), one_cluster)
+
+
+def test_all_ranks_or_none_name_a_cluster() -> None:
+    with pytest.raises(holmes_comm.NicError, match=r"rank 1 .* names no cluster, but rank 0 names 'a'"):
+        run_clusters(["a", "", "b"], lambda comm: None)
+
+
+def test_threshold_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLMES_HIERARCHICAL_MIN_BYTES", "many")
+    with pytest.raises(holmes_comm.UsageError, match="a whole number of bytes, or never"):
+        run_clusters(list("aabb"), lambda comm: None)
+    monkeypatch.setenv("HOLMES_HIERARCHICAL_MIN_BYTES", "never")
+    run_clusters(list("aabb"), lambda comm: comm.all_reduce(np.zeros(1_000_000)))
+
+
+@needs_namespaces
+def test_only_shares_cross() -> None:
+    testbed = pytest.importorskip("holmes.lab.testbed")
+    pytest.importorskip("torch")
+    worker = WORKERS / "hierarchy_worker.py"
+    result = testbed.Testbed("two-clusters").run([sys.executable, str(worker)], timeout_s=100)
+    assert result.returncode == 0, result.outputs
+    outcomes = [json.loads(line) for lines in result.outputs.values() for line in lines if line.startswith("{")]
+    assert len(outcomes) == 4
+    for rank, outcome in enumerate(outcomes):
+        payload_bytes = outcome["payload_bytes"]
+        cluster_nic = "ib0" if rank < 2 else "roce0"
+        for title in ("plain", "torch", "bf16"):
+            sent = outcome[title]["sent_bytes"]
+            assert set(sent) == {cluster_nic, "eth0"}
+            # Half of the data inside, each way; across, this rank's half once, or encoded half of that.
+            share_bytes = payload_bytes / 4 if title == "bf16" else payload_bytes / 2
+            assert sent[cluster_nic] == pytest.approx(payload_bytes, rel=0.02)
+            assert sent["eth0"] == pytest.approx(share_bytes, rel=0.02)
+        assert outcome["plain"]["error"] == outcome["torch"]["error"] == 0
+        assert 0 < outcome["bf16"]["error"] < 1 / 256
+        assert "spans the clusters a, b" in outcome["torch"]["reason"]
+
+
+@needs_namespaces
+def test_stages_of_one_cluster_use_its_nics() -> None:
+    testbed = pytest.importorskip("holmes.lab.testbed")
+    pytest.importorskip("torch")
+    worker = WORKERS / "pair_nics_worker.py"
+    result = testbed.Testbed("two-clusters").run([sys.executable, str(worker)], timeout_s=100)
+    assert result.returncode == 0, result.outputs
+    outcomes = [json.loads(line) for lines in result.outputs.values() for line in lines if line.startswith("{")]
+    assert sorted(outcome["stage"] for outcome in outcomes) == [0, 1, 2, 3]
+    # From stage 0 to 1, 1 to 2, 2 to 3: inside cluster a, across, inside b.
+    nic_to_next = ["ib0", "eth0", "roce0"]
+    for outcome in outcomes:
+        stage = outcome["stage"]
+        for title in ("hierarchical", "flat", "torch"):
+            sent = outcome[title]
+            if stage == 3:
+                assert sent == {}
+                continue
+            assert list(sent) == [str(stage + 1)]
+            assert sent[str(stage + 1)] == {nic_to_next[stage]: pytest.approx(outcome["payload_bytes"], rel=0.02)}
+        inside = "ib0" if stage < 2 else "roce0"
+        expected = [
+            [peer, purpose, inside if peer // 2 == stage // 2 else "eth0"]
+            for peer in range(4)
+            if peer != stage
+            for purpose in ("collective", "control", "p2p")
+        ]
+        assert outcome["connected"] == expected
+        assert "spans the clusters" in outcome["reason"]
+
+
+def test_hierarchical_min_bytes_is_a_size_or_never() -> None:
+    def body(comm: Any) -> None:
+        data = np.full(100_001, comm.rank + 1, dtype="float32")
+        comm.all_reduce(data)
+        assert (data == 10).all()
+
+    run_clusters(list("aabb"), body, hierarchical_min_bytes="never")
+    for wrong in (-1, 2**64, "always"):
+        with pytest.raises(holmes_comm.UsageError, match="must be a number of bytes, 0 or more, or"):
+            run_clusters(list("aabb"), body, hierarchical_min_bytes=wrong)

@@ -1,0 +1,162 @@
+"""What communicators cost and do in their process: idle ones, I/O threads and their processors, forked children."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+
+import numpy as np
+import pytest
+from paths import WORKERS
+from ranks import run_communicators
+
+import holmes_comm
+
+WORKER = WORKERS / "process_worker.py"
+TRANSPORTS = ["tcp", "auto"]
+IDLE_CPU_S = 0.02
+
+
+def run_pair(scenario: str, transport: str, **variables: str) -> list[dict]:
+    """What two ranks, and their children, say."""
+    server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), scenario, str(server.port), str(rank), transport],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables,
+        )
+        for rank in range(2)
+    ]
+    said = []
+    try:
+        # Rank 0 first: a child of rank 1 keeps that one's output open.
+        output, _ = processes[0].communicate(timeout=60)
+        said += [json.loads(line) for line in output.splitlines()]
+        if scenario == "forked":
+            assert processes[1].stdout is not None
+            said += [json.loads(processes[1].stdout.readline()) for _ in range(2)]
+        else:
+            output, _ = processes[1].communicate(timeout=60)
+            said += [json.loads(line) for line in output.splitlines()]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return said
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_idle_communicators_cost_nothing(transport: str) -> None:
+    said = run_pair("idle", transport)
+    assert len(said) == 2
+    for rank in said:
+        assert rank["cpu_s"] < IDLE_CPU_S, rank
+        assert any("holmes-io-" in name for name in rank["wake_ups"]), rank
+        assert not any(rank["wake_ups"].values()), rank
+
+
+def test_number_and_processors_of_the_io_threads() -> None:
+    cpu = max(os.sched_getaffinity(0))
+    for rank in run_pair("pinned", "tcp", HOLMES_IO_THREADS="3", HOLMES_IO_CPUS=str(cpu)):
+        assert rank["io_threads"] == {f"holmes-io-{number}": [cpu] for number in range(3)}
+        assert rank["own"] == sorted(os.sched_getaffinity(0))
+    for rank in run_pair("pinned", "tcp"):
+        assert rank["io_threads"] == {"holmes-io-0": rank["own"]}
+
+
+def test_processors_that_do_not_exist_are_refused() -> None:
+    program = (
+        "import holmes_comm\n"
+        "try:\n"
+        "    holmes_comm.init(holmes_comm.LocalStore(), 0, 1)\n"
+        "except holmes_comm.UsageError as error:\n"
+        "    print(error)\n"
+    )
+    for variable, value, rule in [
+        ("HOLMES_IO_CPUS", "0-1023", "may not run on"),
+        ("HOLMES_IO_CPUS", "3-1", "processors as"),
+        ("HOLMES_IO_THREADS", "0", "a whole number from 1 to 64"),
+    ]:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {variable: value},
+        )
+        assert f"{variable}='{value}'" in done.stdout, done
+        assert rule in done.stdout
+        assert "unset it" in done.stdout
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_forked_child_neither_uses_nor_keeps_the_communicator(transport: str) -> None:
+    said = run_pair("forked", transport)
+    child = next(line for line in said if "child" in line)
+    try:
+        os.kill(child["child"], 0)  # it lives
+        assert len(child["refused"]) == 3, child
+        assert all("belongs to the process that made it" in text for text in child["refused"])
+        assert child["dead"]
+        survivor = next(line for line in said if line.get("rank") == 0)
+        assert "rank 1 (host" in survivor["message"]
+        # Before the child's end.
+        assert survivor["seconds"] < 10
+    finally:
+        os.kill(child["child"], signal.SIGKILL)
+
+
+END_IN_MID_OPERATION = """
+import numpy as np
+import holmes_comm
+store = holmes_comm.LocalStore()
+import threading
+comms = [None, None]
+def make(rank):
+    comms[rank] = holmes_comm.init(
+        store, rank, 2, transport="{transport}", name="ends", timeout_s=20.0, connect_timeout_s=20.0
+    )
+threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+for _ in range(50):  # under way when the interpreter ends: nobody has waited, nobody receives
+    comms[0].send(np.ones(1_000_000, "float32"), 1, async_op=True)
+    comms[0].all_reduce(np.ones(100_000, "float32"), async_op=True)
+    comms[1].recv(memoryview(bytearray(4)).cast("f"), 0, tag=7, async_op=True)
+print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_interpreter_may_end_in_mid_operation(transport: str) -> None:
+    program = END_IN_MID_OPERATION.format(transport=transport)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "end\n"), ended.stderr
+    assert not ended.stderr
+
+
+def test_what_an_engine_thread_let_go_of_is_freed() -> None:
+    """Arrays of operations that ended in an I/O thread, which never takes the interpreter lock."""
+
+    def body(comm):
+        arrays = [np.ones(200_000, "float32") for _ in range(8)]
+        gone = [weakref.ref(array) for array in arrays]
+        works = [comm.all_reduce(array, async_op=True) for array in arrays]
+        for work in works:
+            while not work.is_completed():
+                time.sleep(0.001)
+        del arrays, works, work
+        return gone
+
+    for gone in run_communicators(2, body):
+        deadline = time.monotonic() + 10
+        while any(ref() is not None for ref in gone) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not any(ref() is not None for ref in gone)

@@ -1,0 +1,159 @@
+"""Injected faults: the judge of reports, the store and clock of the driver, and whole episodes on the testbed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from namespaces import needs_namespaces
+
+from holmes.lab.stress.faults import FaultSettings
+from holmes.lab.stress.faults.catalogue import Injection
+from holmes.lab.stress.faults.expect import SURVIVED, about
+from holmes.lab.stress.faults.false_clock import FalseClock
+from holmes.lab.stress.faults.folder_store import FolderStore
+from holmes.lab.stress.faults.judge import Episode, judge
+from holmes.lab.stress.faults.leaks import problems
+from holmes.lab.stress.faults.messages import GroupReport
+from holmes.lab.stress.faults.reports import passed_on, report_of
+from holmes.lab.stress.result import WrongResultError
+from holmes_comm import AbortedError, PeerLostError
+
+RIGHT = GroupReport("dp", (0, 2), 9, 99, 100.5, "PeerLostError", "PeerLostError", culprit=2, teller=0, nic="ib0")
+
+
+def _episode(*reports: GroupReport, injection: Injection | None = None) -> Episode:
+    killed = Injection("kill", "rank 2 is killed", about(frozenset({2})))
+    by_rank = {rank: [report] for rank, report in enumerate(reports)}
+    return Episode(7, [injection or killed], 100.0, 7.0, frozenset({0, 1}), by_rank)
+
+
+def test_a_report_that_names_the_victim_in_time_is_right() -> None:
+    verdict = judge(_episode(RIGHT, replace(RIGHT, error="AbortedError", reported_s=101.0)))
+    assert verdict.problems == ()
+    assert verdict.outcome == "reported"
+    assert verdict.report_s == {0: 0.5, 1: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (replace(RIGHT, culprit=0), "names it wrongly"),
+        (replace(RIGHT, culprit=None), "names it wrongly"),
+        (replace(RIGHT, cause="MismatchError"), "names it wrongly"),
+        (replace(RIGHT, reported_s=108.0), "later than 7 s"),
+        (replace(RIGHT, error="WrongResult", cause="WrongResult"), "WrongResult"),
+        (replace(RIGHT, error="Hang", cause="Hang"), "Hang"),
+        (replace(RIGHT, error="", cause=""), "did not report it"),
+    ],
+)
+def test_any_other_report_is_a_problem(wrong: GroupReport, says: str) -> None:
+    assert any(says in problem for problem in judge(_episode(RIGHT, wrong)).problems)
+
+
+def test_silence_false_alarms_and_missing_warnings_are_problems() -> None:
+    assert "reported nothing" in judge(_episode(RIGHT)).problems[0]
+    slow = Injection("nic-slow", "ib0 is slow", SURVIVED)
+    assert "must survive" in judge(_episode(RIGHT, RIGHT, injection=slow)).problems[0]
+    quiet = replace(RIGHT, error="", cause="")
+    assert judge(_episode(quiet, quiet, injection=slow)).outcome == "survived"
+    rail = Injection("nic-down", "ib0 of a0 goes down", replace(SURVIVED, warns=(("a0", "ib0"),)))
+    unwarned = _episode(quiet, quiet, injection=rail)
+    assert "no warning on a0" in judge(unwarned).problems[0]
+    warned = replace(unwarned, warnings={"a0": ["lost the connection to rank 1 (host a1) over NIC ib0 (10.0.0.1"]})
+    assert judge(warned).problems == ()
+
+
+def test_what_was_told_is_passed_on_with_its_first_teller() -> None:
+    first = report_of(PeerLostError("it is lost", rank=0, peer=1, host="b0", nic="eth0"), "pp", (3, 6), 3)
+    assert (first.cause, first.culprit, first.teller, first.host) == ("PeerLostError", 6, 3, "b0")
+    second = report_of(AbortedError(f"aborted by rank 0: {passed_on(first)}", rank=0), "dp", (2, 3), 2)
+    third = report_of(AbortedError(f"aborted: {passed_on(second)}"), "tp", (1, 2), 1)
+    for heard in (second, third):
+        assert heard.error == "AbortedError"
+        assert (heard.cause, heard.culprit, heard.teller, heard.nic) == ("PeerLostError", 6, 3, "eth0")
+    assert report_of(WrongResultError("element 3"), "dp", (0, 1), 0).cause == "WrongResult"
+
+
+def test_growth_is_a_leak_and_a_level_is_not() -> None:
+    flat = {"descriptors": 6, "threads": 2, "rss_bytes": 50 << 20}
+    assert problems("rank 0", [flat] * 20) == []
+    assert "7 descriptors, 6 at first" in problems("rank 0", [flat] * 19 + [{**flat, "descriptors": 7}])[0]
+    growing = [{**flat, "rss_bytes": (50 << 20) + (episode << 18)} for episode in range(120)]
+    assert "MiB resident" in problems("rank 0", growing)[0]
+    assert problems("rank 0", growing[:60]) == []
+
+
+def test_folder_store(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    assert not store.check(["a/b"])
+    with pytest.raises(TimeoutError, match="a/b"):
+        store.wait(["a/b"], 0.05)
+    threading.Timer(0.1, store.set, ("a/b", b"\0value")).start()
+    assert store.get("a/b") == b"\0value"
+    assert not store.below("episode0").check(["a/b"])
+
+
+def test_a_false_clock_moves_the_wall_clock_alone(tmp_path: Path) -> None:
+    try:
+        clock = FalseClock(tmp_path)
+    except OSError as error:
+        pytest.skip(str(error))
+    code = "import sys, time\nfor _ in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=clock.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def offsets_s() -> tuple[float, float]:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wall_s, monotonic_s = map(float, process.stdout.readline().split())
+        return wall_s - time.time(), monotonic_s - time.monotonic()
+
+    try:
+        assert max(map(abs, offsets_s())) < 5
+        clock.set(-86400)
+        wall_s, monotonic_s = offsets_s()
+        assert abs(wall_s + 86400) < 5
+        assert abs(monotonic_s) < 5
+    finally:
+        process.stdin.close()
+        process.wait(10)
+
+
+def test_settings_that_are_not_possible() -> None:
+    with pytest.raises(ValueError, match="no fault is chosen"):
+        FaultSettings(())
+    with pytest.raises(ValueError, match="mixed"):
+        FaultSettings(("kill",), mixed=2)
+    assert FaultSettings(("kill", "stop"), seed=4).order() == FaultSettings(("stop", "kill"), seed=4).order()
+
+
+@needs_namespaces
+def test_a_killed_rank_is_reported_by_name_and_its_episode_comes_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holmes", "stress", "--testbed", "--faults", "kill", "--seed", "11"]
+    command += ["--episode", "3", "--save", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "episode 3 ok: rank" in done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())["holmes"]
+    assert (found["episodes"], found["problems"], found["leaks"]) == (1, {}, [])
+    kill = found["faults"]["kill"]
+    assert (kill["right"], kill["reported"], kill["reports"]) == (1, 1, 7)
+    assert found["operations_checked"] > 0
+    assert "| kill: " in (tmp_path / "out.md").read_text()
+
+
+def test_faults_need_the_testbed() -> None:
+    command = [sys.executable, "-m", "holmes", "stress", "--faults", "kill"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "need --testbed" in done.stderr

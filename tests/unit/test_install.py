@@ -1,0 +1,59 @@
+"""What is installed: the modules, the C++ library with headers and CMake package, and a program that links it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+CONSUMER = ROOT / "tests" / "cpp" / "consumer"
+
+
+def folder(kind: str) -> Path:
+    command = [sys.executable, "-m", "holmes_comm", f"--{kind}-dir"]
+    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+
+
+def test_installed_files():
+    package = resources.files("holmes_comm")
+    assert package.joinpath("py.typed").is_file()
+    assert package.joinpath("_C.pyi").is_file()
+    assert resources.files("holmes").joinpath("py.typed").is_file()
+    assert (folder("include") / "holmes" / "comm" / "communicator.hpp").is_file()
+    assert (folder("cmake") / "HolmesConfig.cmake").is_file()
+    # A wheel holds no links: exactly one library, whose file name is its SONAME.
+    libraries = list(folder("lib").glob("libholmes.so*"))
+    assert len(libraries) == 1
+    assert not libraries[0].is_symlink()
+    dynamic = subprocess.run(["readelf", "-d", libraries[0]], check=True, capture_output=True, text=True).stdout
+    assert f"[{libraries[0].name}]" in dynamic
+
+
+def test_library_needs_neither_python_nor_torch():
+    (library,) = folder("lib").glob("libholmes.so*")
+    dynamic = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
+    needed = [line for line in dynamic.splitlines() if "(NEEDED)" in line]
+    assert needed
+    assert not [line for line in needed if "python" in line or "torch" in line or "cuda" in line]
+
+
+def test_module_without_option_says_what_to_do():
+    run = subprocess.run([sys.executable, "-m", "holmes_comm"], capture_output=True, text=True)
+    assert run.returncode != 0
+    assert "--cmake-dir" in run.stderr
+
+
+def test_cpp_program_links_the_installed_library(tmp_path):
+    tools = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    cmake = shutil.which("cmake", path=tools)
+    if cmake is None:
+        pytest.skip("cmake is not installed; `pip install cmake` brings it")
+    subprocess.run([cmake, "-S", CONSUMER, "-B", tmp_path, f"-DHolmes_DIR={folder('cmake')}"], check=True)
+    subprocess.run([cmake, "--build", tmp_path], check=True)
+    run = subprocess.run([tmp_path / "consumer"], check=True, capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == ["3", "3"]

@@ -1,0 +1,220 @@
+"""Discovery on recorded machines against a table, what `holmes nics` prints of them, and selections."""
+
+import ipaddress
+import json
+import socket
+
+import pytest
+import yaml
+from paths import FIXTURES
+from typer.testing import CliRunner
+
+from holmes.lab.fake_sysfs import write_sysfs
+from holmes.tools.cli import load
+from holmes_comm.errors import NicError, UsageError
+from holmes_comm.nics import NicSelection, discover_nics
+
+MACHINES = FIXTURES / "machines"
+EXPECTED = yaml.safe_load((MACHINES / "expected.yaml").read_text())
+COLUMNS = EXPECTED.pop("columns")
+
+
+def describe(machine):
+    return yaml.safe_load((MACHINES / f"{machine}.yaml").read_text())
+
+
+@pytest.fixture
+def sysfs(tmp_path):
+    """Writes a recorded machine's tree and returns its root."""
+    return lambda machine: str(write_sysfs(tmp_path / machine, describe(machine)))
+
+
+def by_name(root):
+    return {nic.name: nic for nic in discover_nics(root)}
+
+
+def test_every_machine_has_its_table():
+    assert sorted(EXPECTED) == sorted(path.stem for path in MACHINES.glob("*.yaml") if path.stem != "expected")
+
+
+@pytest.mark.parametrize("machine", EXPECTED)
+def test_machine(machine, sysfs):
+    found = [[getattr(nic, column) for column in COLUMNS] for nic in discover_nics(sysfs(machine))]
+    assert found == EXPECTED[machine]
+
+
+@pytest.mark.parametrize("machine", EXPECTED)
+def test_cli_prints_every_nic(machine, sysfs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    root = sysfs(machine)
+    nics = load("tools.cli.nics:nics")
+    table = CliRunner().invoke(nics, ["--sysfs-root", root])
+    as_json = CliRunner().invoke(nics, ["--json", "--sysfs-root", root])
+    assert table.exit_code == as_json.exit_code == 0
+    for row in EXPECTED[machine]:
+        assert row[0] in table.output
+    assert [nic["name"] for nic in json.loads(as_json.output)] == [row[0] for row in EXPECTED[machine]]
+    for nic in json.loads(as_json.output):
+        assert all(address in table.output for address in nic["addresses"])
+
+
+def test_cli_names_a_wrong_root(tmp_path):
+    result = CliRunner().invoke(load("tools.cli.nics:nics"), ["--sysfs-root", str(tmp_path / "nowhere")])
+    assert result.exit_code == 2
+    assert "nowhere" in result.output
+
+
+def test_bond_vlan_and_virtual_function(sysfs):
+    nics = by_name(sysfs("roce_bond_vlan"))
+    assert nics["bond0"].members == ["eth2", "eth3"]
+    assert nics["eth2"].master == "bond0"
+    assert (nics["bond0.100"].parent, nics["bond0.100"].vlan_id) == ("bond0", 100)
+    assert nics["eth6v0"].physical_function == "0000:af:00.0"
+    assert nics["eth0"].has_gateway
+    assert not nics["bond0"].has_gateway
+
+
+def test_gid_is_the_ipv4_mapped_v2_one_of_the_interface(sysfs):
+    for nic in discover_nics(sysfs("roce_bond_vlan")):
+        if nic.nic_class != "roce_v2":
+            continue
+        gid = next(gid for gid in nic.gids if gid["index"] == nic.gid_index)
+        assert gid["type"] == "RoCE v2"
+        assert gid["netdev"] == nic.netdev
+        assert str(ipaddress.IPv6Address(gid["gid"]).ipv4_mapped) == nic.address
+
+
+def test_running_kernel_is_found():
+    nics = by_name(None)
+    assert nics.keys() == {name for _, name in socket.if_nameindex()}
+    assert nics["lo"].nic_class == "loopback"
+
+
+def test_a_tree_without_addresses_takes_the_kernels(tmp_path):
+    """An emulated node: fake hardware, real addresses. An interface the kernel does not have is not reported."""
+    interfaces = [
+        {"name": "lo", "nic_class": "infiniband", "hca": "mlx5_0", "speed_gbps": 0.1, "addresses": ["10.1.0.1/24"]},
+        {"name": "no_such0", "speed_gbps": 1},
+    ]
+    nics = by_name(str(write_sysfs(tmp_path, {"interfaces": interfaces}, with_addresses=False)))
+    assert "no_such0" not in nics
+    real = by_name("/sys")["lo"]
+    assert (nics["lo"].nic_class, nics["lo"].port_name, nics["lo"].speed_gbps) == ("infiniband", "mlx5_0:1", 0.1)
+    assert (nics["lo"].addresses, nics["lo"].is_netdev_up) == (real.addresses, real.is_netdev_up)
+
+
+def test_root_from_the_environment(sysfs, monkeypatch):
+    monkeypatch.setenv("HOLMES_SYSFS_ROOT", sysfs("laptop"))
+    assert [nic.name for nic in discover_nics()] == ["enp0s31f6", "wlp0s20f3", "lo"]
+
+
+@pytest.mark.parametrize("line", ["eth0 10.0.0.1", "eth0 10.0.0.1/33", "eth0 10.0.0/24", "eth0"])
+def test_malformed_addresses_are_named(tmp_path, line):
+    write_sysfs(tmp_path, describe("laptop"))
+    (tmp_path / "addresses").write_text(f"# of a laptop\n{line}\n")
+    with pytest.raises(UsageError, match="line 2"):
+        discover_nics(str(tmp_path))
+
+
+def test_absent_root_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="HOLMES_SYSFS_ROOT"):
+        discover_nics(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "error"),
+    [
+        ({"interfaces": [{"name": "eth0", "sped_gbps": 1}]}, "sped_gbps"),
+        ({"interfaces": [{"name": "bond0", "kind": "bond", "members": ["eth7"]}]}, "eth7"),
+        ({"interfaces": [{"name": "ib0", "nic_class": "infiniband", "hca": "mlx5_0", "state": "asleep"}]}, "asleep"),
+        ({"gpus": [{"pci": "0000:01:00.0", "vendor": "voodoo"}]}, "voodoo"),
+    ],
+)
+def test_wrong_machine_is_named(tmp_path, machine, error):
+    with pytest.raises(ValueError, match=error):
+        write_sysfs(tmp_path, machine)
+
+
+@pytest.mark.parametrize(
+    ("machine", "selection", "names"),
+    [
+        ("infiniband8", "", ["ib0", "ib0.8001", "ib1", "ib2", "ib3", "ib4", "ib5", "ib6", "ib7", "ib8", "eno3"]),
+        ("infiniband8", "mlx5_1*", ["ib6", "ib7", "ib8"]),
+        ("infiniband8", "mlx5_0:1,eno3", ["ib0", "eno3"]),
+        ("infiniband8", "class:ethernet", ["eno3"]),
+        ("infiniband8", "class:infiniband,subnet:10.2.0.0/16", ["ib8"]),
+        ("roce_bond_vlan", "class:roce", ["bond0", "bond0.100", "eth4"]),
+        ("roce_bond_vlan", "class:roce_v1", ["eth4"]),
+        ("roce_bond_vlan", "mlx5_bond_0", ["bond0"]),
+        ("roce_bond_vlan", "subnet:fd00:20::/64", ["bond0"]),
+        ("infiniband_and_roce", "fastest", ["ibp1s0", "enp33s0np0", "eno1"]),
+        ("cloud_ethernet", "eth9,eth1", ["eth1"]),
+        ("loopback_only", "", []),
+        ("loopback_only", "lo", ["lo"]),
+    ],
+)
+def test_selection_resolves(machine, selection, names, sysfs):
+    found = NicSelection.parse(selection).resolve(discover_nics(sysfs(machine)))
+    assert [nic.name for nic in found] == names
+
+
+def test_address_of_the_selected_subnet_comes_first(sysfs):
+    nics = discover_nics(sysfs("roce_bond_vlan"))
+    assert NicSelection(subnet="fd00:20::/64").resolve(nics)[0].address == "fd00:20::1"
+    assert NicSelection(("bond0",)).resolve(nics)[0].address == "10.20.0.1"
+
+
+@pytest.mark.parametrize(
+    ("machine", "selection", "nic", "words"),
+    [
+        ("laptop", "eth9", "eth9", ["'eth9'", "enp0s31f6", "wlp0s20f3", "Fix"]),
+        ("laptop", "enp0s31f6", "enp0s31f6", ["enp0s31f6 is down", "ip link set enp0s31f6 up"]),
+        ("roce_bond_vlan", "eth2", "eth2", ["eth2 has no address"]),
+        ("infiniband_and_roce", "ibp97s0", "ibp97s0", ["ibp97s0 is down", "port ibp97s0:1 is in state 'init'"]),
+        ("laptop", "class:infiniband", "", ["'infiniband'", "wlp0s20f3 (ethernet, up, 192.168.1.23/24)"]),
+        ("infiniband_and_roce", "ibp65s0", "ibp65s0:1", ["ibp65s0:1 has no network interface"]),
+        ("infiniband8", "subnet:10.77.0.0/16", "ib0", ["10.77.0.0/16", "eno3"]),
+    ],
+)
+def test_wrong_selection_says_what_exists(machine, selection, nic, words, sysfs):
+    with pytest.raises(NicError) as raised:
+        NicSelection.parse(selection).resolve(discover_nics(sysfs(machine)))
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    assert raised.value.nic == nic
+
+
+@pytest.mark.parametrize(
+    ("env", "selection"),
+    [
+        ({}, NicSelection()),
+        ({"HOLMES_NICS": "class:roce"}, NicSelection(nic_class="roce")),
+        ({"HOLMES_NICS": "fastest", "HOLMES_TRANSPORT": "tcp"}, NicSelection(fastest=True, transport="tcp")),
+        ({"HOLMES_NICS": "eth1, eth2"}, NicSelection(("eth1", "eth2"))),
+        ({"HOLMES_NICS": "mlx5_*,mlx5_0:1"}, NicSelection(("mlx5_*", "mlx5_0:1"))),
+        ({"HOLMES_NICS": "subnet:fd00::/64,eth*"}, NicSelection(("eth*",), subnet="fd00::/64")),
+    ],
+)
+def test_selection_from_the_environment(env, selection):
+    assert NicSelection.from_env(env) == selection
+
+
+@pytest.mark.parametrize(
+    ("env", "error"),
+    [
+        ({"HOLMES_NICS": "class:token_ring"}, "token_ring"),
+        ({"HOLMES_NICS": "subnet:10.0.0.1/8"}, "10.0.0.1/8"),
+        ({"HOLMES_NICS": "class:roce,class:ethernet"}, "two of 'class'"),
+        ({"HOLMES_TRANSPORT": "pigeon"}, "pigeon"),
+    ],
+)
+def test_wrong_environment_is_named(env, error):
+    with pytest.raises(UsageError, match=error):
+        NicSelection.from_env(env)
+
+
+def test_rails_are_asked_for_in_the_selection() -> None:
+    assert NicSelection.parse("class:roce,rails:2") == NicSelection(nic_class="roce", max_rails=2)
+    with pytest.raises(UsageError, match="max_rails=0 is not possible; it must be from 1 to 64"):
+        NicSelection(max_rails=0)
+    with pytest.raises(UsageError, match="rails:two is no number"):
+        NicSelection.parse("rails:two")

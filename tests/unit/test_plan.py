@@ -1,0 +1,180 @@
+"""Plan: what it says, and that its file says the same."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from paths import FIXTURES
+from topologies import topology_of, two_clusters
+
+from holmes.cluster.topology import Topology
+from holmes.planning.groups.rank_grid import KINDS
+from holmes.planning.partition import PartitionProblem, Stage, best_partition, equal_layers
+from holmes.planning.plan import Plan, plan_for
+
+
+def test_plan_of_two_clusters() -> None:
+    plan = plan_for(two_clusters(), model_layers=5, pipeline=2)
+    assert (plan.tensor, plan.data, plan.pipeline, plan.layers_per_stage) == (1, 2, 2, (3, 2))
+    assert [plan.stage_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert plan.layers_of(1) == range(3, 5)
+    assert plan.group_of("dp", 3).ranks == (2, 3)
+    assert "dp [2, 3]: 2: roce0, 3: roce0; best network that all 2 ranks share" in plan.describe()
+    with pytest.raises(ValueError, match=r"no groups of kind 'xx'; kinds are dp_cp, dp, "):
+        plan.group_of("xx", 1)
+    with pytest.raises(ValueError, match="no 'dp' group of rank 9; ranks are 0 to 3"):
+        plan.group_of("dp", 9)
+
+
+def test_as_few_stages_as_fit_by_default() -> None:
+    assert plan_for(two_clusters(ranks_per_host=2), model_layers=8, tensor=2).pipeline == 2
+
+
+def test_more_stages_than_layers() -> None:
+    with pytest.raises(ValueError, match=r"1 layers cannot fill 2 pipeline stages.* a model of at least 2 layers"):
+        plan_for(two_clusters(), model_layers=1, pipeline=2)
+
+
+def test_layers_per_stage_as_the_partition_found_them() -> None:
+    problem = PartitionProblem(equal_layers(12), (Stage(2.0), Stage(1.0)))
+    counts = best_partition(problem).layers_per_stage
+    plan = plan_for(two_clusters(), model_layers=12, pipeline=2, layers_per_stage=counts)
+    assert plan.layers_per_stage == (8, 4)
+    assert plan.layers_of(1) == range(8, 12)
+    with pytest.raises(ValueError, match=r"=\[8, 3\] \(2 stages, 11 layers\) must be 2 .* even split: \[6, 6\]"):
+        plan_for(two_clusters(), model_layers=12, pipeline=2, layers_per_stage=[8, 3])
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
+def test_saved_and_loaded(tmp_path: Path, suffix: str) -> None:
+    topology = two_clusters(ranks_per_host=2)
+    plan = plan_for(
+        topology,
+        model_layers=12,
+        pipeline=4,
+        tensor=2,
+        micro_batch=2,
+        global_batch=16,
+        model={"hidden": 64},
+        reasons=["chosen by hand"],
+    )
+    plan.save(tmp_path / f"plan.{suffix}")
+    assert Plan.load(tmp_path / f"plan.{suffix}") == plan
+    topology.save(tmp_path / f"topology.{suffix}")
+    assert Topology.load(tmp_path / f"topology.{suffix}") == topology
+
+
+def test_interleaved_layers() -> None:
+    topology = two_clusters()
+    plan = plan_for(topology, model_layers=9, pipeline=2, chunks=2)
+    assert (plan.schedule, plan.chunks) == ("interleaved", 2)
+    assert (plan.layers_per_chunk, plan.layers_per_stage) == (((3, 2), (2, 2)), (5, 4))
+    assert [plan.layers_of(stage, chunk) for chunk in (0, 1) for stage in (0, 1)] == [
+        range(3),
+        range(3, 5),
+        range(5, 7),
+        range(7, 9),
+    ]
+    with pytest.raises(ValueError, match="each stage has 2 chunks; say which one, 0 to 1"):
+        plan.layers_of(0)
+    given = plan_for(topology, model_layers=9, pipeline=2, layers_per_chunk=[[1, 2], [4, 2]])
+    assert (given.chunks, given.layers_of(1, 0), given.layers_of(0, 1)) == (2, range(1, 5), range(5, 7))
+    with pytest.raises(
+        ValueError, match=r"layers_per_chunk=\[\[1, 2\], \[4, 3\]\] .* must be 2 times 2 numbers, .*=9; for"
+    ):
+        plan_for(topology, model_layers=9, pipeline=2, layers_per_chunk=[[1, 2], [4, 3]])
+    with pytest.raises(ValueError, match="chunks=2 needs schedule='interleaved', but it is 'gpipe'"):
+        plan_for(topology, model_layers=9, pipeline=2, chunks=2, schedule="gpipe")
+    with pytest.raises(ValueError, match=r"schedule='pipedream' is unknown; .*'zb-h1'\]"):
+        plan_for(topology, model_layers=9, pipeline=2, schedule="pipedream")
+
+
+def test_groups_of_a_rank() -> None:
+    plan = plan_for(two_clusters(ranks_per_host=2), model_layers=8, pipeline=4)
+    assert [group.kind for group in plan.groups_of(2)] == [kind for kind in KINDS if kind not in ("embd", "pos_embd")]
+    assert plan.group_of("embd", 0).ranks == (0, 6)
+    with pytest.raises(
+        ValueError, match="rank 2 is in no 'embd' group: those hold the first and last stage of 4, and it"
+    ):
+        plan.group_of("embd", 2)
+    group = plan.group_of("mp", 0)
+    assert group.cluster_of == {0: "cluster 0", 2: "cluster 0", 4: "cluster 1", 6: "cluster 1"}
+    assert group.cluster_nics == {0: ("ib0",), 2: ("ib0",), 4: ("roce0",), 6: ("roce0",)}
+
+
+def test_version_1_is_read() -> None:
+    plan = Plan.load(FIXTURES / "plans" / "version-1.yaml")
+    assert (plan.tensor, plan.data, plan.pipeline, plan.layers_per_stage, plan.context) == (2, 2, 2, (4, 3), 1)
+    assert plan.order == (0, 5, 3, 6, 1, 7, 2, 4)
+    assert [c.ranks for c in plan.clusters] == [(0, 5, 3, 6), (1, 7, 2, 4)]
+    chosen = {(group.kind, group.ranks): group.nics for kind in ("tp", "dp", "pp") for group in plan.groups(kind)}
+    assert chosen["tp", (0, 5)] == {}
+    assert chosen["dp", (7, 4)] == {7: ("ib0",), 4: ("ib0",)}
+    assert chosen["dp", (5, 6)] == {5: ("roce0",), 6: ("roce0",)}
+    assert chosen["pp", (3, 2)] == {3: ("eth0",), 2: ("eth0",)}
+    assert len(chosen) == 12
+    assert Plan.from_dict(plan.to_dict()) == plan
+
+
+@pytest.mark.parametrize("rate", ["rate_gbps", "speed_gbps"])
+def test_version_2_is_read_whatever_it_called_a_networks_rate(rate: str) -> None:
+    plan = plan_for(two_clusters(), model_layers=4)
+    data = plan.to_dict()
+    networks = [{rate if key == "rate_gbps" else key: value for key, value in net.items()} for net in data["networks"]]
+    assert Plan.from_dict({**data, "version": 2, "networks": networks}) == plan
+
+
+def test_the_file_stays_short_with_many_ranks(tmp_path: Path) -> None:
+    topology = topology_of([[8] * 200, [8] * 300], rails=4)
+    plan = plan_for(topology, model_layers=64, tensor=8, context=2, expert=4, expert_tensor=1)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert (tmp_path / "plan.json").stat().st_size < 100 * len(topology.hosts)
+    assert plan.group_of("dp", 2345).nics[2345] == ("nic1_0", "nic1_1", "nic1_2", "nic1_3")
+    assert len(plan.describe()) < 10_000
+
+
+def test_files_that_are_no_plan(tmp_path: Path) -> None:
+    plan = plan_for(two_clusters(), model_layers=4)
+    with pytest.raises(ValueError, match=r"must end in one of \.yaml, \.yml, \.json"):
+        plan.save(tmp_path / "plan.txt")
+    two_clusters().save(tmp_path / "topology.yaml")
+    with pytest.raises(ValueError, match="expected a 'holmes plan' file, but it says kind: 'holmes topology'"):
+        Plan.load(tmp_path / "topology.yaml")
+    with pytest.raises(ValueError, match="holmes plan version 4 is unknown; this release reads version 3"):
+        Plan.from_dict({**plan.to_dict(), "version": 4})
+    networks = [{**network, "nics": {"ib0": "0-4"}} for network in plan.to_dict()["networks"]]
+    with pytest.raises(ValueError, match=r"network 'infiniband 10\..* names host 4, but the plan has hosts 0 to 3"):
+        Plan.from_dict({**plan.to_dict(), "networks": networks})
+    with pytest.raises(ValueError, match=r"not a plan of version 1: KeyError\('groups'\)"):
+        Plan.from_dict({"kind": "holmes plan", "version": 1})
+    with pytest.raises(ValueError, match=r"not a plan of version 2: KeyError\('networks'\)"):
+        Plan.from_dict({"kind": "holmes plan", "version": 2})
+    with pytest.raises(ValueError, match=r"not a plan: .*colour"):
+        Plan.from_dict({**plan.to_dict(), "colour": "red"})
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ValueError, match=r"broken\.json cannot be read as json"):
+        Plan.load(tmp_path / "broken.json")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ValueError, match="must hold a mapping, but holds list"):
+        Plan.load(tmp_path / "list.yaml")
+
+
+def test_a_plan_that_contradicts_itself() -> None:
+    plan = plan_for(two_clusters(), model_layers=4)
+    with pytest.raises(
+        ValueError, match=r"tensor=1 \* context=1 \* data=2 \* pipeline=3 = 6, but the plan has 4 ranks"
+    ):
+        dataclasses.replace(plan, pipeline=3)
+    with pytest.raises(ValueError, match=r"layers_per_chunk=\[\[4\]\] must have pipeline=2 entries"):
+        dataclasses.replace(plan, layers_per_chunk=((4,),))
+    with pytest.raises(ValueError, match=r"order must hold each of 4 ranks once, but holds \[0, 1, 2, 2\]"):
+        dataclasses.replace(plan, order=(0, 1, 2, 2))
+
+
+def test_planning_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, holmes, holmes.cluster.probe; holmes.plan, holmes.plan_for; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
