@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from paths import FIXTURES
 from topologies import topology_of, two_clusters
 
 from holmes.cluster.topology import Topology
@@ -102,28 +101,6 @@ def test_groups_of_a_rank() -> None:
     assert group.cluster_nics == {0: ("ib0",), 2: ("ib0",), 4: ("roce0",), 6: ("roce0",)}
 
 
-def test_version_1_is_read() -> None:
-    plan = Plan.load(FIXTURES / "plans" / "version-1.yaml")
-    assert (plan.tensor, plan.data, plan.pipeline, plan.layers_per_stage, plan.context) == (2, 2, 2, (4, 3), 1)
-    assert plan.order == (0, 5, 3, 6, 1, 7, 2, 4)
-    assert [c.ranks for c in plan.clusters] == [(0, 5, 3, 6), (1, 7, 2, 4)]
-    chosen = {(group.kind, group.ranks): group.nics for kind in ("tp", "dp", "pp") for group in plan.groups(kind)}
-    assert chosen["tp", (0, 5)] == {}
-    assert chosen["dp", (7, 4)] == {7: ("ib0",), 4: ("ib0",)}
-    assert chosen["dp", (5, 6)] == {5: ("roce0",), 6: ("roce0",)}
-    assert chosen["pp", (3, 2)] == {3: ("eth0",), 2: ("eth0",)}
-    assert len(chosen) == 12
-    assert Plan.from_dict(plan.to_dict()) == plan
-
-
-@pytest.mark.parametrize("rate", ["rate_gbps", "speed_gbps"])
-def test_version_2_is_read_whatever_it_called_a_networks_rate(rate: str) -> None:
-    plan = plan_for(two_clusters(), model_layers=4)
-    data = plan.to_dict()
-    networks = [{rate if key == "rate_gbps" else key: value for key, value in net.items()} for net in data["networks"]]
-    assert Plan.from_dict({**data, "version": 2, "networks": networks}) == plan
-
-
 def test_the_file_stays_short_with_many_ranks(tmp_path: Path) -> None:
     topology = topology_of([[8] * 200, [8] * 300], rails=4)
     plan = plan_for(topology, model_layers=64, tensor=8, context=2, expert=4, expert_tensor=1)
@@ -141,15 +118,11 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
     two_clusters().save(tmp_path / "topology.yaml")
     with pytest.raises(ValueError, match="expected a 'holmes plan' file, but it says kind: 'holmes topology'"):
         Plan.load(tmp_path / "topology.yaml")
-    with pytest.raises(ValueError, match="holmes plan version 4 is unknown; this release reads version 3"):
-        Plan.from_dict({**plan.to_dict(), "version": 4})
+    with pytest.raises(ValueError, match="holmes plan version 2 is unknown; this release reads version 3"):
+        Plan.from_dict({**plan.to_dict(), "version": 2})
     networks = [{**network, "nics": {"ib0": "0-4"}} for network in plan.to_dict()["networks"]]
     with pytest.raises(ValueError, match=r"network 'infiniband 10\..* names host 4, but the plan has hosts 0 to 3"):
         Plan.from_dict({**plan.to_dict(), "networks": networks})
-    with pytest.raises(ValueError, match=r"not a plan of version 1: KeyError\('groups'\)"):
-        Plan.from_dict({"kind": "holmes plan", "version": 1})
-    with pytest.raises(ValueError, match=r"not a plan of version 2: KeyError\('networks'\)"):
-        Plan.from_dict({"kind": "holmes plan", "version": 2})
     with pytest.raises(ValueError, match=r"not a plan: .*colour"):
         Plan.from_dict({**plan.to_dict(), "colour": "red"})
     (tmp_path / "broken.json").write_text("{")

@@ -12,7 +12,7 @@ import yaml
 from topologies import assumed, hosts_of, ib, port, two_clusters
 from typer.testing import CliRunner
 
-from holmes.cluster.topology import Cluster, Fabric, Finding, Host, Link, Port, Topology, make_topology
+from holmes.cluster.topology import Fabric, Finding, Host, Link, Port, Topology, make_topology
 from holmes.tools.cli import topology as cli_topology
 
 EIGHT_CLUSTERS = (
@@ -190,29 +190,6 @@ def test_unknown_fields_are_left_out_of_the_file(tmp_path: Path) -> None:
         assert word not in text
     full_topology().save(tmp_path / "full.yaml")
     assert "ports: {n0: eth0, n1: eth0, n2: eth0, n3: eth0}" in (tmp_path / "full.yaml").read_text()  # hosts by name
-
-
-def test_version_1_is_read() -> None:
-    old = {
-        "kind": "holmes topology",
-        "version": 1,
-        "hosts": [
-            {
-                "name": f"n{i}", "host_id": f"n{i}/boot/1", "ranks": [i],
-                "ports": [{"name": "eth0", "nic_class": "ethernet", "address": f"10.0.0.{i}", "subnet": "10.0.0.0/24",
-                           "speed_gbps": None, "has_gateway": False}],
-            }
-            for i in range(2)
-        ],
-        "fabrics": [
-            {"name": "ethernet 10.0.0.0/24", "nic_class": "ethernet", "subnet": "10.0.0.0/24", "speed_gbps": None,
-             "ports": {"n0/boot/1": "eth0", "n1/boot/1": "eth0"}, "confirmed": True}
-        ],
-    }  # fmt: skip
-    topology = Topology.from_dict(old)
-    assert topology.clusters == (Cluster("cluster 0", ("n0", "n1"), (0, 1), "ethernet 10.0.0.0/24", "ethernet"),)
-    assert topology.fabrics[0].confirmed
-    assert Topology.from_dict(topology.to_dict()) == topology
 
 
 def test_no_confirmed_fabric_stays_none() -> None:

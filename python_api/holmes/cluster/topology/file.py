@@ -1,6 +1,6 @@
 """The topology's file, version 2: what `holmes topology --save` writes, and what a person writes by hand.
 
-Version 1 is read too. A hand-written file may use templates (`count`, "{}" in names), leave out addresses and fabrics,
+A hand-written file may use templates (`count`, "{}" in names), leave out addresses and fabrics,
 and give rates of fabrics that follow from the NICs; docs/topology.md shows it.
 """
 
@@ -52,8 +52,8 @@ def to_dict(topology: Topology) -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[str, Any]) -> Topology:
-    """Reads version 1 or 2. Raises ValueError naming the field, its value, the rule and the fix."""
-    files.check_kind(data, KIND, version=1 if data.get("version") == 1 else VERSION)
+    """The inverse of `to_dict`. Raises ValueError naming the field, its value, the rule and the fix."""
+    files.check_kind(data, KIND, version=VERSION)
     top = Entry(data, "", _TOP)
     hosts: list[Host] = []
     next_rank = 0

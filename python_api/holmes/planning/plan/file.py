@@ -38,14 +38,9 @@ def to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[str, Any]) -> Plan:
-    """The inverse of `to_dict`; reads versions 1 and 2 too. Raises ValueError naming what is wrong."""
-    from holmes.planning.plan import version_1, version_2
+    """The inverse of `to_dict`. Raises ValueError naming what is wrong."""
     from holmes.planning.plan.plan import Plan
 
-    if data.get("kind") == KIND and data.get("version") == 1:
-        data = version_1.upgrade(data)
-    if data.get("kind") == KIND and data.get("version") == 2:
-        data = version_2.upgrade(data)
     files.check_kind(data, KIND, version=VERSION)
     values = {key: value for key, value in data.items() if key not in ("kind", "version")}
     try:

@@ -191,7 +191,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """The inverse of `to_dict`; reads version 1 too. Raises ValueError naming what is wrong."""
+        """The inverse of `to_dict`. Raises ValueError naming what is wrong."""
         from holmes.planning.plan.file import from_dict
 
         return from_dict(data)
