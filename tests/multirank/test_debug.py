@@ -17,7 +17,7 @@ from paths import WORKERS
 
 import holmes_comm
 from holmes.lab.testbed import Testbed
-from holmes.tools.debug import Finding, ask_processes, diagnose
+from holmes.tools.debug import Cause, ask_processes, diagnose
 
 WORKER = WORKERS / "hang_worker.py"
 SIZE = 4
@@ -53,7 +53,7 @@ class Ranks:
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
 
-    def findings(self, is_there) -> list[Finding]:
+    def findings(self, is_there) -> list[Cause]:
         """What the merged records say, as soon as `is_there` agrees."""
         end = time.monotonic() + PATIENCE_S
         while True:
@@ -78,10 +78,10 @@ def ranks() -> Iterator[Ranks]:
         ranks.kill()
 
 
-def cause(ranks: Ranks, scenario: str, kind: str, operation: str, waiting: int) -> Finding:
+def cause(ranks: Ranks, scenario: str, kind: str, operation: str, waiting: int) -> Cause:
     """The one cause of the planted hang, once `waiting` ranks are in it; the scenario is ended."""
 
-    def is_there(found: list[Finding]) -> bool:
+    def is_there(found: list[Cause]) -> bool:
         causes = [finding for finding in found if finding.is_cause]
         return any(
             f.kind == kind and f.operation == operation and scenario in f.group and len(f.waiting) >= waiting
@@ -191,7 +191,7 @@ def test_cut_pair_is_named_on_the_testbed(tmp_path: Path) -> None:
             session.exec(None, ["ip", "link", "set", "dev", port, "type", "bridge_slave", "isolated", "on"])
         (tmp_path / "go").touch()
         end = time.monotonic() + PATIENCE_S
-        found: list[Finding] = []
+        found: list[Cause] = []
         while not any(finding.kind == "link" for finding in found) and time.monotonic() < end:
             answers = ask_processes(testbed_only=True)
             own = [record for record in answers.records if any(view.name == "cut" for view in record.views)]

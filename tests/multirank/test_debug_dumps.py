@@ -14,7 +14,7 @@ from pathlib import Path
 from paths import WORKERS
 
 import holmes_comm
-from holmes.tools.debug import Finding, ask_processes, diagnose, read_folder
+from holmes.tools.debug import Cause, ask_processes, diagnose, read_folder
 
 WORKER = WORKERS / "hang_worker.py"
 SIZE = 3
@@ -51,7 +51,7 @@ def test_every_rank_dumps_on_failure_on_a_signal_and_when_asked(tmp_path: Path) 
     def reasons() -> list[str]:
         return [record.reason for record in read_folder(folder).records] if folder.is_dir() else []
 
-    def hangs() -> list[Finding]:
+    def hangs() -> list[Cause]:
         return diagnose(ask_processes([process.pid for process in processes]).records)
 
     try:

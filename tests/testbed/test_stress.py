@@ -16,7 +16,7 @@ from namespaces import needs_namespaces
 from holmes.lab.stress import GroupResult, RankResult, Settings, StressResult, WrongResultError
 from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.patterns import DTYPES, Patterns
-from holmes.lab.stress.report import rates, verdict
+from holmes.lab.stress.report import rates, summary
 from holmes.lab.testbed import Testbed
 from holmes_comm import HolmesError, LocalStore, init
 
@@ -87,13 +87,13 @@ def _noted(places: list[Any], value: Any) -> Any:
     return value
 
 
-def test_verdict_names_the_wrong_result_first_and_the_command() -> None:
+def test_summary_names_the_wrong_result_first_and_the_command() -> None:
     settings = Settings(seconds=9, seed=77, tensor=2)
     lost = GroupResult("pp", (0, 2), 3, 10, 1000, {"eth0": 500}, 2.0, "PeerLostError: rank 1", 3)
     wrong = GroupResult("dp", (2, 3), 4, 20, 2000, {"roce0": 800}, 2.0, "all_gather number 5 ...", 4, is_wrong=True)
     ranks = (RankResult(0, "a0", (lost,)), RankResult(2, "b0", (wrong,)))
     result = StressResult(ranks, missing=(3,), nic_classes={("a0", "eth0"): "ethernet", ("b0", "roce0"): "roce_v2"})
-    lines = verdict(result, settings)
+    lines = summary(result, settings)
     assert result.exit_code == 1
     assert lines[1].startswith(
         "WRONG RESULT: rank 2 on b0, dp group of ranks 2, 3, seed 77, round 4: all_gather number 5"
@@ -107,7 +107,7 @@ def test_verdict_names_the_wrong_result_first_and_the_command() -> None:
     ]
     good = StressResult((RankResult.from_dict(json.loads(json.dumps(RankResult(0, "a0").to_dict()))),))
     assert good.exit_code == 0
-    assert verdict(good, settings)[-1] == "all correct"
+    assert summary(good, settings)[-1] == "all correct"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_all_groups_at_once_on_their_own_nics() -> None:
     lines = result.outputs[0]
     found = json.loads("\n".join(lines[lines.index("{") :]))
     assert any("all correct so far" in line for line in lines)
-    assert found["verdict"][-1] == "all correct"
+    assert found["summary"][-1] == "all correct"
     by_kind: dict[str, set[str]] = {}
     for row in found["rates"]:
         if row["sent_bytes"] > 0:

@@ -15,17 +15,17 @@ from namespaces import needs_namespaces
 
 from holmes.lab.stress.faults import FaultSettings
 from holmes.lab.stress.faults.catalogue import Injection
+from holmes.lab.stress.faults.check import Episode, check_episode
 from holmes.lab.stress.faults.expect import SURVIVED, about
 from holmes.lab.stress.faults.false_clock import FalseClock
 from holmes.lab.stress.faults.folder_store import FolderStore
-from holmes.lab.stress.faults.judge import Episode, judge
 from holmes.lab.stress.faults.leaks import problems
 from holmes.lab.stress.faults.messages import GroupReport
 from holmes.lab.stress.faults.reports import passed_on, report_of
 from holmes.lab.stress.result import WrongResultError
 from holmes_comm import AbortedError, PeerLostError
 
-RIGHT = GroupReport("dp", (0, 2), 9, 99, 100.5, "PeerLostError", "PeerLostError", culprit=2, teller=0, nic="ib0")
+RIGHT = GroupReport("dp", (0, 2), 9, 99, 100.5, "PeerLostError", "PeerLostError", culprit=2, reporter=0, nic="ib0")
 
 
 def _episode(*reports: GroupReport, injection: Injection | None = None) -> Episode:
@@ -35,10 +35,10 @@ def _episode(*reports: GroupReport, injection: Injection | None = None) -> Episo
 
 
 def test_a_report_that_names_the_victim_in_time_is_right() -> None:
-    verdict = judge(_episode(RIGHT, replace(RIGHT, error="AbortedError", reported_s=101.0)))
-    assert verdict.problems == ()
-    assert verdict.outcome == "reported"
-    assert verdict.report_s == {0: 0.5, 1: 1.0}
+    checked = check_episode(_episode(RIGHT, replace(RIGHT, error="AbortedError", reported_s=101.0)))
+    assert checked.problems == ()
+    assert checked.outcome == "reported"
+    assert checked.report_s == {0: 0.5, 1: 1.0}
 
 
 @pytest.mark.parametrize(
@@ -54,30 +54,30 @@ def test_a_report_that_names_the_victim_in_time_is_right() -> None:
     ],
 )
 def test_any_other_report_is_a_problem(wrong: GroupReport, says: str) -> None:
-    assert any(says in problem for problem in judge(_episode(RIGHT, wrong)).problems)
+    assert any(says in problem for problem in check_episode(_episode(RIGHT, wrong)).problems)
 
 
 def test_silence_false_alarms_and_missing_warnings_are_problems() -> None:
-    assert "reported nothing" in judge(_episode(RIGHT)).problems[0]
+    assert "reported nothing" in check_episode(_episode(RIGHT)).problems[0]
     slow = Injection("nic-slow", "ib0 is slow", SURVIVED)
-    assert "must survive" in judge(_episode(RIGHT, RIGHT, injection=slow)).problems[0]
+    assert "must survive" in check_episode(_episode(RIGHT, RIGHT, injection=slow)).problems[0]
     quiet = replace(RIGHT, error="", cause="")
-    assert judge(_episode(quiet, quiet, injection=slow)).outcome == "survived"
+    assert check_episode(_episode(quiet, quiet, injection=slow)).outcome == "survived"
     rail = Injection("nic-down", "ib0 of a0 goes down", replace(SURVIVED, warns=(("a0", "ib0"),)))
     unwarned = _episode(quiet, quiet, injection=rail)
-    assert "no warning on a0" in judge(unwarned).problems[0]
+    assert "no warning on a0" in check_episode(unwarned).problems[0]
     warned = replace(unwarned, warnings={"a0": ["lost the connection to rank 1 (host a1) over NIC ib0 (10.0.0.1"]})
-    assert judge(warned).problems == ()
+    assert check_episode(warned).problems == ()
 
 
-def test_what_was_told_is_passed_on_with_its_first_teller() -> None:
+def test_what_was_told_is_passed_on_with_its_first_reporter() -> None:
     first = report_of(PeerLostError("it is lost", rank=0, peer=1, host="b0", nic="eth0"), "pp", (3, 6), 3)
-    assert (first.cause, first.culprit, first.teller, first.host) == ("PeerLostError", 6, 3, "b0")
+    assert (first.cause, first.culprit, first.reporter, first.host) == ("PeerLostError", 6, 3, "b0")
     second = report_of(AbortedError(f"aborted by rank 0: {passed_on(first)}", rank=0), "dp", (2, 3), 2)
     third = report_of(AbortedError(f"aborted: {passed_on(second)}"), "tp", (1, 2), 1)
     for heard in (second, third):
         assert heard.error == "AbortedError"
-        assert (heard.cause, heard.culprit, heard.teller, heard.nic) == ("PeerLostError", 6, 3, "eth0")
+        assert (heard.cause, heard.culprit, heard.reporter, heard.nic) == ("PeerLostError", 6, 3, "eth0")
     assert report_of(WrongResultError("element 3"), "dp", (0, 1), 0).cause == "WrongResult"
 
 

@@ -17,9 +17,9 @@ import pytest
 dist = pytest.importorskip("torch.distributed")
 
 from holmes.training.recovery.agreement import Rules, agree, next_generation  # noqa: E402
-from holmes.training.recovery.board import LEFT, Board, parse_address  # noqa: E402
 from holmes.training.recovery.errors import ReplacedError, StoreLostError, TooFewRanksError  # noqa: E402
 from holmes.training.recovery.member import Member, choose, place_from  # noqa: E402
+from holmes.training.recovery.rendezvous import LEFT, Rendezvous, parse_address  # noqa: E402
 from holmes.training.recovery.watch import Watch  # noqa: E402
 from holmes_comm.errors import UsageError  # noqa: E402
 
@@ -30,22 +30,22 @@ class Peer:
     """A process of the job. `lives`: shows that it lives."""
 
     def __init__(self, address, place, node=None, node_ranks=1, rules=RULES, lives=True):
-        self.board = Board(address, 10)
-        self.me = Member(self.board.new_identity(), place, node or f"n{place}", node_ranks)
+        self.rendezvous = Rendezvous(address, 10)
+        self.me = Member(self.rendezvous.new_identity(), place, node or f"n{place}", node_ranks)
         self.rules, self.failed = rules, threading.Event()
-        self.watch = Watch(Board(address, 10), self.me, 0.1, 0.8)
+        self.watch = Watch(Rendezvous(address, 10), self.me, 0.1, 0.8)
         if not lives:
             self.watch.close()
 
     def agree(self, generation=None):
-        number = next_generation(self.board) if generation is None else generation
-        decision = agree(self.board, self.me, number, self.rules, lambda: None)
+        number = next_generation(self.rendezvous) if generation is None else generation
+        decision = agree(self.rendezvous, self.me, number, self.rules, lambda: None)
         if decision is not None:
             self.watch.follow(decision.number, decision.members, self.failed.set)
         return decision
 
     def places(self, generation):
-        return [member.place for member in self.board.decision(generation) or ()]
+        return [member.place for member in self.rendezvous.decision(generation) or ()]
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_two_are_lost_at_once_and_come_back(peers):
     wait_until(a1.watch.can_grow)  # of the first of those who train
     assert a1.watch.failure() is None  # of the new generation
     for peer in (a1, a2):
-        peer.board.end(2, LEFT)
+        peer.rendezvous.end(2, LEFT)
     assert places_of(together(lambda: a1.agree(3), lambda: a2.agree(3))) == [0, 1, 2, 3]
     for thread in waiting:
         thread.join(20)
@@ -131,16 +131,16 @@ def test_one_that_is_stopped_during_the_agreement_is_left_out_until_the_next(pee
     a0, a1, a2, a3 = peers(0, 1, 2, 3)
     together(*(peer.agree for peer in (a0, a1, a2, a3)))
     a3.watch.close()
-    a0.board.end(1, "rank 3 was lost")
-    a2.board.join(2, a2.me)
+    a0.rendezvous.end(1, "rank 3 was lost")
+    a2.rendezvous.join(2, a2.me)
     a2.watch.close()  # stopped, after it has joined
     assert places_of(together(lambda: a0.agree(2), lambda: a1.agree(2))) == [0, 1]
-    goes_on = Watch(a2.board, a2.me, 0.1, 0.8)
+    goes_on = Watch(a2.rendezvous, a2.me, 0.1, 0.8)
     again = threading.Thread(target=lambda: a2.agree(2))  # goes on where it was stopped
     with contextlib.closing(goes_on):
         again.start()
         wait_until(a0.watch.can_grow)
-        a0.board.end(2, LEFT)
+        a0.rendezvous.end(2, LEFT)
         assert places_of(together(lambda: a0.agree(3), lambda: a1.agree(3))) == [0, 1, 2]
         again.join(20)
         assert not again.is_alive()
@@ -149,8 +149,8 @@ def test_one_that_is_stopped_during_the_agreement_is_left_out_until_the_next(pee
 def test_a_failure_is_told_to_all_with_its_first_reason(peers):
     a0, a1, a2 = peers(0, 1, 2, rules=Rules(3, silent_s=0.8))
     together(a0.agree, a1.agree, a2.agree)
-    assert a1.board.end(1, "rank 1: lost rank 7") == "rank 1: lost rank 7"
-    assert a2.board.end(1, "rank 2: aborted") == "rank 1: lost rank 7"
+    assert a1.rendezvous.end(1, "rank 1: lost rank 7") == "rank 1: lost rank 7"
+    assert a2.rendezvous.end(1, "rank 2: aborted") == "rank 1: lost rank 7"
     wait_until(lambda: all(peer.failed.is_set() for peer in (a0, a1, a2)))
     assert a0.watch.failure() == "rank 1: lost rank 7"
 
@@ -158,9 +158,9 @@ def test_a_failure_is_told_to_all_with_its_first_reason(peers):
 def test_of_two_in_one_place_the_later_one_stays(peers):
     a0, a1 = peers(0, 1, rules=Rules(2, silent_s=0.8))
     together(a0.agree, a1.agree)
-    a1.board.end(1, "lost")
+    a1.rendezvous.end(1, "lost")
     (new,) = peers(1, rules=Rules(2, silent_s=0.8))
-    new.board.join(2, new.me)  # before the others: one that comes later takes its place at the next boundary
+    new.rendezvous.join(2, new.me)  # before the others: one that comes later takes its place at the next boundary
     results = together(lambda: a0.agree(2), lambda: a1.agree(2), lambda: new.agree(2))
     assert isinstance(results[1], ReplacedError)
     assert "rank 1 on n1" in str(results[1])
@@ -180,7 +180,7 @@ def test_a_job_that_is_done_needs_nobody(peers):
     waits = threading.Thread(target=lambda: results.append(late.agree()))
     results = []
     waits.start()
-    a0.board.finish()
+    a0.rendezvous.finish()
     waits.join(20)
     assert results == [None]
 
@@ -193,9 +193,9 @@ def test_where_nobody_of_a_generation_is_left_the_next_begins_as_the_first_did(p
     (b0,) = peers(0, rules=Rules(2, silent_s=0.4))
     waits = threading.Thread(target=b0.agree)
     waits.start()
-    wait_until(lambda: b0.board.ended(1) is not None)
+    wait_until(lambda: b0.rendezvous.ended(1) is not None)
     time.sleep(1.0)
-    assert b0.board.decision(2) is None  # it waits for the other one
+    assert b0.rendezvous.decision(2) is None  # it waits for the other one
     (b1,) = peers(1, rules=Rules(2, silent_s=0.4))
     assert places_of([b1.agree()]) == [0, 1]
     waits.join(20)
@@ -212,21 +212,21 @@ def test_a_lost_store_is_named(peers):
     with pytest.raises(StoreLostError, match="does not answer"):
         peer.watch.raise_if_lost()
     with pytest.raises(StoreLostError, match="does not answer"):
-        peer.board.end(1, "failed")
+        peer.rendezvous.end(1, "failed")
     with pytest.raises(StoreLostError, match="holmes store --port 1"):
-        Board("127.0.0.1:1", 0.3)
+        Rendezvous("127.0.0.1:1", 0.3)
 
 
 def test_a_stopped_store_is_named():
     command = "import holmes.training.recovery.serve as s; s.serve_store(0, lambda port: print(port, flush=True))"
     server = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True)
     try:
-        board = Board(f"127.0.0.1:{server.stdout.readline().strip()}", 10, timeout_s=2)
-        assert board.ended(1) is None
+        rendezvous = Rendezvous(f"127.0.0.1:{server.stdout.readline().strip()}", 10, timeout_s=2)
+        assert rendezvous.ended(1) is None
         server.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # all its threads stand
         with pytest.raises(StoreLostError, match="does not answer"):
-            board.ended(1)
+            rendezvous.ended(1)
     finally:
         server.kill()
         server.communicate()

@@ -14,8 +14,7 @@ import pytest
 
 from holmes.cluster.probe import Exchange, Responder
 from holmes.cluster.topology import candidate_fabrics, make_topology, merge_hosts
-from holmes.cluster.topology.parts import Finding as TopologyFinding
-from holmes.cluster.topology.parts import NodeInventory
+from holmes.cluster.topology.parts import NodeInventory, TopologyFinding
 from holmes.planning.plan import plan_for
 from holmes.tools.doctor import CHECKS, Clock, Finding, JobFacts, NicFacts, RankFacts, Trial, diagnose, gather_hosts
 from holmes.tools.doctor.clock import compare_clocks
@@ -294,7 +293,7 @@ def test_findings_alike_become_one_and_facts_survive_json() -> None:
 def test_attempts_against_real_sockets(tmp_path: Path) -> None:
     own, other = nic("lo", "127.0.0.1/8"), nic("lo", "127.0.0.2/8")
     with Responder(["127.0.0.2"], listening_ports("45000-45100")) as responder:
-        port = responder.doors["127.0.0.2"]
+        port = responder.ports["127.0.0.2"]
         assert 45000 <= port <= 45100
         good = attempt("a", own, "b", other, port, responder.token, 2.0)
         assert good.outcome == "ok"

@@ -219,11 +219,11 @@ def test_the_same_address_on_two_hosts_is_no_connection() -> None:
 
 def test_reaches_is_bounded_and_checks_who_answers() -> None:
     with Responder(["127.0.0.1"]) as responder:
-        door = ("127.0.0.1", responder.doors["127.0.0.1"])
-        assert reaches("127.0.0.1", door, responder.token, 1.0)
-        assert not reaches("127.0.0.1", door, "another token...", 1.0)
-        assert not reaches("192.0.2.7", door, responder.token, 1.0)  # source address not of this host
-    assert not reaches("127.0.0.1", door, responder.token, 1.0)  # closed
+        listener = ("127.0.0.1", responder.ports["127.0.0.1"])
+        assert reaches("127.0.0.1", listener, responder.token, 1.0)
+        assert not reaches("127.0.0.1", listener, "another token...", 1.0)
+        assert not reaches("192.0.2.7", listener, responder.token, 1.0)  # source address not of this host
+    assert not reaches("127.0.0.1", listener, responder.token, 1.0)  # closed
     with socket.create_server(("127.0.0.1", 0)) as silent:
         started = time.monotonic()
         assert not reaches("127.0.0.1", ("127.0.0.1", silent.getsockname()[1]), responder.token, 0.3)

@@ -12,7 +12,7 @@ import yaml
 from topologies import assumed, hosts_of, ib, port, two_clusters
 from typer.testing import CliRunner
 
-from holmes.cluster.topology import Fabric, Finding, Host, Link, Port, Topology, make_topology
+from holmes.cluster.topology import Fabric, Host, Link, Port, Topology, TopologyFinding, make_topology
 from holmes.tools.cli import topology as cli_topology
 
 EIGHT_CLUSTERS = (
@@ -170,7 +170,7 @@ def full_topology() -> Topology:
         )
         for f in base.fabrics
     ]  # fmt: skip
-    findings = [Finding("rate", "n1", "ib0", "0.1 of the others'", "check the cable")]
+    findings = [TopologyFinding("rate", "n1", "ib0", "0.1 of the others'", "check the cable")]
     links = [Link(("cluster 0", "cluster 1"), "ethernet 10.9.0.0/24", 0.4, 2e-5, 2, 0.3)]
     return make_topology(hosts, fabrics, findings, links)
 

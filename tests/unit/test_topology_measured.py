@@ -19,7 +19,7 @@ from holmes.cluster.probe.exchange import Exchange
 from holmes.cluster.probe.inventory import local_gpu
 from holmes.cluster.probe.meter import Meter
 from holmes.cluster.probe.pairs import pack, tournament
-from holmes.cluster.probe.stream import Door, Window, dial
+from holmes.cluster.probe.stream import Listener, Window, dial
 from holmes.cluster.topology import Fabric, Host, Port, candidate_fabrics, make_topology
 from holmes.cluster.topology.contradictions import contradictions, mixed_wires
 from holmes.cluster.topology.graph import components
@@ -340,15 +340,15 @@ def test_a_host_out_of_reach_costs_its_pairs_only() -> None:
 
 
 def test_a_door_drops_strangers_and_late_comers() -> None:
-    door = Door("127.0.0.1", "0123456789abcdef")
+    listener = Listener("127.0.0.1", "0123456789abcdef")
     try:
-        address = ("127.0.0.1", door.port)
+        address = ("127.0.0.1", listener.port)
         deadline_s = time.monotonic() + 10
         with socket.create_connection(address) as stranger:
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            late = dial("127.0.0.1", address, door.token, "1/0/0", deadline_s)
-            right = dial("127.0.0.1", address, door.token, "1/1/0", deadline_s)
-            admitted = door.admit("1/1/0", deadline_s)
+            late = dial("127.0.0.1", address, listener.token, "1/0/0", deadline_s)
+            right = dial("127.0.0.1", address, listener.token, "1/1/0", deadline_s)
+            admitted = listener.admit("1/1/0", deadline_s)
         assert sorted(admitted) == ["back", "there"]
         right["there"].sendall(b"x")
         assert admitted["there"].recv(1) == b"x"
@@ -356,6 +356,6 @@ def test_a_door_drops_strangers_and_late_comers() -> None:
             for connection in connections.values():
                 connection.close()
         with pytest.raises(TimeoutError):
-            door.admit("1/2/0", time.monotonic() + 0.1)
+            listener.admit("1/2/0", time.monotonic() + 0.1)
     finally:
-        door.close()
+        listener.close()

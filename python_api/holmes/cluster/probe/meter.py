@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holmes.cluster.probe.exchange import Exchange
-from holmes.cluster.probe.stream import Door, Window, dial, measure_admitted, measure_dialled, own_limit_gbps
+from holmes.cluster.probe.stream import Listener, Window, dial, measure_admitted, measure_dialled, own_limit_gbps
 from holmes.cluster.topology import Fabric, Host
 from holmes.cluster.topology.measured import PairRate
 
@@ -39,7 +39,7 @@ class Meter:
         self._batch = 0
         self._me = next(host for host in hosts if exchange.rank in host.ranks)
         self._leads = exchange.rank == self._me.ranks[0]
-        self._doors: dict[str, Door] = {}
+        self._listeners: dict[str, Listener] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Meter:
@@ -48,11 +48,15 @@ class Meter:
         if self._leads:
             for address in dict.fromkeys(port.address for port in self._me.ports):
                 with contextlib.suppress(OSError):  # peers will find out
-                    self._doors[address] = Door(address, token)
-                    self._stack.callback(self._doors[address].close)
+                    self._listeners[address] = Listener(address, token)
+                    self._stack.callback(self._listeners[address].close)
         self._exchange.all_gather(None)  # all hosts try themselves at the same time, as their processors may be shared
         if self._leads:
-            own = [token, {address: door.port for address, door in self._doors.items()}, own_limit_gbps(self._window)]
+            own = [
+                token,
+                {address: listener.port for address, listener in self._listeners.items()},
+                own_limit_gbps(self._window),
+            ]
         self._answers = self._exchange.all_gather(own)
         return self
 
@@ -96,14 +100,14 @@ class Meter:
         if self._me.host_id == one:
             peer = self._hosts[other]
             port = fabric.port_of(peer)
-            token, doors, _ = self._answers[peer.ranks[0]]
-            if port is None or port.address not in doors:
+            token, ports, _ = self._answers[peer.ranks[0]]
+            if port is None or port.address not in ports:
                 raise ConnectionError(f"host {peer.name} does not listen in {fabric.name}")
-            target = (port.address, doors[port.address])
+            target = (port.address, ports[port.address])
             return measure_dialled(dial(mine.address, target, token, name, deadline_s), self._window, deadline_s)
-        if mine.address not in self._doors:
+        if mine.address not in self._listeners:
             raise ConnectionError(f"cannot listen at {mine.address}")
-        connections = self._doors[mine.address].admit(name, deadline_s)
+        connections = self._listeners[mine.address].admit(name, deadline_s)
         return measure_admitted(connections, self._window, deadline_s), None
 
     def _pair(self, meeting: Meeting, reports: Sequence[tuple[float, float | None]]) -> PairRate:

@@ -11,7 +11,7 @@ from holmes.cluster.probe.links import measure_links
 from holmes.cluster.probe.meter import Meter, slot_s
 from holmes.cluster.probe.pairs import Round, pack, tournament
 from holmes.cluster.probe.stream import Window
-from holmes.cluster.topology import ROUTED, Fabric, Finding, Host, Link, Topology, make_topology
+from holmes.cluster.topology import ROUTED, Fabric, Host, Link, Topology, TopologyFinding, make_topology
 from holmes.cluster.topology.measured import PairRate, measured_fabrics, pairs_of, parts_of, questions, slow_hosts
 
 _LEAST_S, _MOST_S = 0.12, 0.4  # of one direction's stream
@@ -22,7 +22,7 @@ def measure_topology(
     exchange: Exchange,
     hosts: Sequence[Host],
     fabrics: Sequence[Fabric],
-    findings: Sequence[Finding],
+    findings: Sequence[TopologyFinding],
     measure_s: float,
     timeout_s: float,
 ) -> Topology:

@@ -35,7 +35,7 @@ def confirm_fabrics(
     confirmed = []
     with contextlib.ExitStack() as stack:
         responder = stack.enter_context(Responder([port.address for port in me.ports])) if leads else None
-        answers = exchange.all_gather([responder.token, responder.doors] if responder else None)
+        answers = exchange.all_gather([responder.token, responder.ports] if responder else None)
         waiting = [(fabric, list(fabric.ports), 1) for fabric in fabrics]
         for _round in range(_ROUNDS):
             targets: dict[tuple[int, int], _Target] = {}
@@ -45,9 +45,9 @@ def confirm_fabrics(
                     source, address = fabric.port_of(me), fabric.port_of(target)
                     # Two hosts with one address are on two wires.
                     if leads and source and address and me is not target and source.address != address.address:
-                        token, doors = answers[target.ranks[0]]
-                        door = (address.address, doors.get(address.address))
-                        targets[index, position] = (source.address, door, token)
+                        token, ports = answers[target.ranks[0]]
+                        listener = (address.address, ports.get(address.address))
+                        targets[index, position] = (source.address, listener, token)
             reached = [set(map(tuple, found)) for found in exchange.all_gather(_reachable(targets, timeout_s))]
             following = []
             for index, (fabric, members, part) in enumerate(waiting):
@@ -81,14 +81,14 @@ class Responder:
 
     def __init__(self, addresses: Sequence[str], ports: Iterable[int] = (0,)) -> None:
         self.token = secrets.token_hex(8)
-        self.doors: dict[str, int] = {}  # address -> TCP port
+        self.ports: dict[str, int] = {}  # address -> TCP port
         self._selector = selectors.DefaultSelector()
         for address in dict.fromkeys(addresses):
             # An address that cannot be bound is not reachable: peers will find out.
             if (listener := _listen(address, ports)) is not None:
                 listener.setblocking(False)
                 self._selector.register(listener, selectors.EVENT_READ)
-                self.doors[address] = listener.getsockname()[1]
+                self.ports[address] = listener.getsockname()[1]
         self._closing, self._close = socket.socketpair()
         self._selector.register(self._closing, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="holmes-probe", daemon=True)
@@ -148,7 +148,7 @@ def _joined(fabric: Fabric, part: int, hosts: Sequence[Host]) -> Fabric:
     return make_fabric(name, fabric.nic_class, fabric.subnet, ports, confirmed=True)
 
 
-_Target = tuple[str, tuple[str, int | None], str]  # source address, door, token
+_Target = tuple[str, tuple[str, int | None], str]  # source address, listener, token
 
 
 def _reachable(targets: Mapping[tuple[int, int], _Target], timeout_s: float) -> list[tuple[int, int]]:

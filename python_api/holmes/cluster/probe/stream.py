@@ -29,7 +29,7 @@ class Window:
     count_s: float
 
 
-class Door:
+class Listener:
     """A listening socket at one local address, for the pair whose turn it is. Strangers are dropped."""
 
     def __init__(self, address: str, token: str) -> None:
@@ -65,7 +65,7 @@ class Door:
 
 
 def dial(source: str, target: tuple[str, int], token: str, meeting: str, deadline_s: float) -> dict[str, socket.socket]:
-    """The connecting side of `Door.admit`: both connections, by direction. Raises OSError."""
+    """The connecting side of `Listener.admit`: both connections, by direction. Raises OSError."""
     found: dict[str, socket.socket] = {}
     try:
         for direction in ("there", "back"):

@@ -13,11 +13,11 @@ from holmes.cluster.topology.parts import (
     ROUTED,
     Cluster,
     Fabric,
-    Finding,
     Host,
     Link,
     NodeInventory,
     Port,
+    TopologyFinding,
 )
 from holmes.cluster.topology.topology import Topology
 
@@ -27,12 +27,12 @@ __all__ = [
     "ROUTED",
     "Cluster",
     "Fabric",
-    "Finding",
     "Host",
     "Link",
     "NodeInventory",
     "Port",
     "Topology",
+    "TopologyFinding",
     "candidate_fabrics",
     "find_clusters",
     "make_fabric",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holmes.cluster.topology.parts import Cluster, Fabric, Finding, Host, Link
+from holmes.cluster.topology.parts import Cluster, Fabric, Host, Link, TopologyFinding
 from holmes.cluster.topology.topology import Topology
 
 
@@ -33,7 +33,10 @@ def find_clusters(hosts: Sequence[Host], fabrics: Sequence[Fabric]) -> tuple[Clu
 
 
 def make_topology(
-    hosts: Sequence[Host], fabrics: Sequence[Fabric], findings: Sequence[Finding] = (), links: Sequence[Link] = ()
+    hosts: Sequence[Host],
+    fabrics: Sequence[Fabric],
+    findings: Sequence[TopologyFinding] = (),
+    links: Sequence[Link] = (),
 ) -> Topology:
     """The topology of these hosts and fabrics, its clusters found."""
     return Topology(

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from holmes.cluster.topology.parts import RDMA_CLASSES, ROUTED, Fabric, Finding, Host, Port
+from holmes.cluster.topology.parts import RDMA_CLASSES, ROUTED, Fabric, Host, Port, TopologyFinding
 
 MIXED = "mixed"  # in place of a NIC class: a subnet in which NICs say InfiniBand and others say Ethernet
 _UNEQUAL_SPEED = 0.5
@@ -32,7 +32,7 @@ def mixed_wires(hosts: Sequence[Host]) -> tuple[Fabric, ...]:
 
 def contradictions(
     hosts: Sequence[Host], assumed: Sequence[Fabric], confirmed: Sequence[Fabric], wires: Sequence[Fabric]
-) -> list[Finding]:
+) -> list[TopologyFinding]:
     """What is wrong, one finding for a NIC: `assumed` and `confirmed` fabrics, and the `wires` (mixed) that connect."""
     by_id = {host.host_id: host for host in hosts}
     found = [finding for wire in wires for finding in _classes(wire, by_id)]
@@ -40,13 +40,13 @@ def contradictions(
     found += [finding for fabric in assumed for finding in _out_of_reach(fabric, confirmed, by_id)]
     found += [finding for fabric in confirmed for finding in _line_rates(fabric, by_id)]
     found += _alone(hosts, assumed)
-    first: dict[tuple[str, str], Finding] = {}
+    first: dict[tuple[str, str], TopologyFinding] = {}
     for finding in found:
         first.setdefault((finding.host, finding.nic), finding)
     return list(first.values())
 
 
-def _classes(wire: Fabric, hosts: Mapping[str, Host]) -> list[Finding]:
+def _classes(wire: Fabric, hosts: Mapping[str, Host]) -> list[TopologyFinding]:
     ports = _ports(wire, hosts)
     most, others = _majority(port.nic_class for port in ports.values())
     found = []
@@ -55,7 +55,7 @@ def _classes(wire: Fabric, hosts: Mapping[str, Host]) -> list[Finding]:
             continue
         differ = [f"{hosts[i].name} {p.name}" for i, p in ports.items() if p.nic_class != port.nic_class]
         found.append(
-            Finding(
+            TopologyFinding(
                 "class",
                 hosts[host_id].name,
                 port.name,
@@ -67,7 +67,7 @@ def _classes(wire: Fabric, hosts: Mapping[str, Host]) -> list[Finding]:
     return found
 
 
-def _roce(fabric: Fabric, hosts: Mapping[str, Host]) -> list[Finding]:
+def _roce(fabric: Fabric, hosts: Mapping[str, Host]) -> list[TopologyFinding]:
     """In an Ethernet that is mostly RoCE: hosts without RDMA on as fast a NIC, or with another RoCE version."""
     ports = {host_id: port for host_id, port in _ports(fabric, hosts).items() if fabric.subnet != ROUTED}
     most, others = _majority(port.nic_class for port in ports.values())
@@ -84,11 +84,11 @@ def _roce(fabric: Fabric, hosts: Mapping[str, Host]) -> list[Finding]:
             continue
         count = sum(other.nic_class == most for other in ports.values())
         problem = f"says {port.nic_class}, but the {count} other NICs like it in {fabric.subnet} say {most}"
-        found.append(Finding("class", hosts[host_id].name, port.name, problem, fix))
+        found.append(TopologyFinding("class", hosts[host_id].name, port.name, problem, fix))
     return found
 
 
-def _out_of_reach(assumed: Fabric, confirmed: Sequence[Fabric], hosts: Mapping[str, Host]) -> list[Finding]:
+def _out_of_reach(assumed: Fabric, confirmed: Sequence[Fabric], hosts: Mapping[str, Host]) -> list[TopologyFinding]:
     if assumed.subnet == ROUTED:
         return []
     same = [f for f in confirmed if (f.nic_class, f.subnet) == (assumed.nic_class, assumed.subnet)]
@@ -106,11 +106,11 @@ def _out_of_reach(assumed: Fabric, confirmed: Sequence[Fabric], hosts: Mapping[s
         if addresses[port.address] > 1:
             problem += f"; its address {port.address} is also another host's"
             fix = "give every NIC an address of its own"
-        found.append(Finding("unreachable", hosts[host_id].name, port.name, problem, fix))
+        found.append(TopologyFinding("unreachable", hosts[host_id].name, port.name, problem, fix))
     return found
 
 
-def _line_rates(fabric: Fabric, hosts: Mapping[str, Host]) -> list[Finding]:
+def _line_rates(fabric: Fabric, hosts: Mapping[str, Host]) -> list[TopologyFinding]:
     if fabric.subnet == ROUTED or fabric.nic_class not in RDMA_CLASSES:
         return []  # Ethernets of different speed are common, and NICs of one RDMA fabric are bought together
     speeds = {host_id: port.speed_gbps for host_id, port in _ports(fabric, hosts).items() if port.speed_gbps}
@@ -118,7 +118,7 @@ def _line_rates(fabric: Fabric, hosts: Mapping[str, Host]) -> list[Finding]:
         return []
     median = statistics.median(speeds.values())
     return [
-        Finding(
+        TopologyFinding(
             "line rate",
             hosts[host_id].name,
             fabric.ports[host_id],
@@ -130,7 +130,7 @@ def _line_rates(fabric: Fabric, hosts: Mapping[str, Host]) -> list[Finding]:
     ]
 
 
-def _alone(hosts: Sequence[Host], assumed: Sequence[Fabric]) -> list[Finding]:
+def _alone(hosts: Sequence[Host], assumed: Sequence[Fabric]) -> list[TopologyFinding]:
     """RDMA NICs whose subnet no other host shares, of hosts that so are in no fabric of the class that others have."""
     found = []
     for host in hosts:
@@ -144,7 +144,7 @@ def _alone(hosts: Sequence[Host], assumed: Sequence[Fabric]) -> list[Finding]:
                     f"{len(others[0].ports)} hosts have one in {others[0].subnet}"
                 )
                 fix = "give it an address in the subnet of the hosts that it is wired to"
-                found.append(Finding("alone", host.name, port.name, problem, fix))
+                found.append(TopologyFinding("alone", host.name, port.name, problem, fix))
     return found
 
 

@@ -15,7 +15,7 @@ from holmes import files
 from holmes.cluster.topology.clusters import make_topology
 from holmes.cluster.topology.fabrics import candidate_fabrics, make_fabric
 from holmes.cluster.topology.fields import Entry, numbered
-from holmes.cluster.topology.parts import NIC_CLASSES, Fabric, Finding, Host, Link, Port
+from holmes.cluster.topology.parts import NIC_CLASSES, Fabric, Host, Link, Port, TopologyFinding
 from holmes.cluster.topology.runs import runs
 from holmes.cluster.topology.topology import Topology
 
@@ -26,7 +26,7 @@ _HOST = ("name", "host_id", "ranks", "ports", *_GPU, "count", "ranks_per_host")
 _PORT = ("name", "nic_class", "address", "subnet", "speed_gbps", "has_gateway", "count")
 _RATES = ("measured_gbps", "measured_min_gbps", "latency_s")
 _FABRIC = ("name", "nic_class", "subnet", "speed_gbps", "ports", "confirmed", *_RATES, "host_limited")
-_FINDING = tuple(field.name for field in dataclasses.fields(Finding))
+_FINDING = tuple(field.name for field in dataclasses.fields(TopologyFinding))
 _LINK = tuple(field.name for field in dataclasses.fields(Link))
 
 
@@ -219,8 +219,8 @@ def _measured(entry: Entry) -> dict[str, Any]:
     return {**{key: entry.positive(key) for key in _RATES}, "host_limited": entry.flag("host_limited")}
 
 
-def _finding(entry: Entry) -> Finding:
-    return Finding(*(entry.text(key) for key in _FINDING))
+def _finding(entry: Entry) -> TopologyFinding:
+    return TopologyFinding(*(entry.text(key) for key in _FINDING))
 
 
 def _link(entry: Entry) -> Link:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from holmes.cluster.topology.contradictions import some
 from holmes.cluster.topology.fabrics import make_fabric
 from holmes.cluster.topology.graph import components
-from holmes.cluster.topology.parts import ROUTED, Fabric, Finding, Host
+from holmes.cluster.topology.parts import ROUTED, Fabric, Host, TopologyFinding
 
 SPLIT_SHARE = 1 / 3
 SLOW_SHARE = 1 / 2
@@ -138,7 +138,7 @@ def measured_fabrics(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[
     return [*found, _with_rates(fabric, between)]
 
 
-def slow_hosts(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[PairRate]) -> list[Finding]:
+def slow_hosts(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[PairRate]) -> list[TopologyFinding]:
     """A finding for each host far below the others of its part, or one where all are far below the line rate."""
     findings = []
     for part in parts_of(fabric, pairs):
@@ -151,7 +151,7 @@ def slow_hosts(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[PairRa
         for host_id, rate in sorted(rates.items()):
             if rate < SLOW_SHARE * median:
                 findings.append(
-                    Finding(
+                    TopologyFinding(
                         "slow",
                         hosts[host_id].name,
                         fabric.ports[host_id],
@@ -165,7 +165,7 @@ def slow_hosts(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[PairRa
         if speeds and median < SLOW_SHARE * min(speeds) and not limited:
             names = [hosts[host_id].name for host_id in rates]
             findings.append(
-                Finding(
+                TopologyFinding(
                     "below line rate",
                     some(names),
                     some(dict.fromkeys(fabric.ports[host_id] for host_id in rates)),

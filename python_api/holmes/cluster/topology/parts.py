@@ -171,7 +171,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Finding:
+class TopologyFinding:
     """Something contradictory or slow: on which host and NIC, what, and what to do. `kind` is a short word for it."""
 
     kind: str

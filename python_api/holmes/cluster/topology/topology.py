@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holmes import files
-from holmes.cluster.topology.parts import Cluster, Fabric, Finding, Host, Link
+from holmes.cluster.topology.parts import Cluster, Fabric, Host, Link, TopologyFinding
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Topology:
     hosts: tuple[Host, ...]
     fabrics: tuple[Fabric, ...]
     clusters: tuple[Cluster, ...]
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[TopologyFinding, ...] = ()
     links: tuple[Link, ...] = ()
 
     @cached_property

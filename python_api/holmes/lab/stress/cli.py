@@ -14,7 +14,7 @@ from rich.console import Console
 from holmes.lab.stress import RankResult, Settings, StressResult, run_stress
 from holmes.lab.stress.gather import gather_results
 from holmes.lab.stress.loops import Loop
-from holmes.lab.stress.report import print_result, progress_line, rates, verdict
+from holmes.lab.stress.report import print_result, progress_line, rates, summary
 from holmes.tools.bench import parse_bytes
 from holmes.tools.job_store import in_job, join_job
 
@@ -124,7 +124,7 @@ def _print(result: StressResult, settings: Settings, as_json: bool) -> None:
     if as_json:
         ranks = [rank.to_dict() for rank in result.ranks]
         text = {"seed": settings.seed, "exit_code": result.exit_code, "missing": result.missing, "rates": rates(result)}
-        typer.echo(json.dumps({**text, "verdict": verdict(result, settings), "ranks": ranks}, indent=2))
+        typer.echo(json.dumps({**text, "summary": summary(result, settings), "ranks": ranks}, indent=2))
     else:
         print_result(Console(), result, settings)
 

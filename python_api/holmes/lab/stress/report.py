@@ -52,11 +52,11 @@ def print_result(console: Console, result: StressResult, settings: Settings) -> 
         sent, gbps = f"{row['sent_bytes'] / 1e6:.1f}", f"{row['gbps']:.3f}"
         table.add_row(row["kind"], row["class"], ", ".join(row["nics"]), str(row["ranks"]), sent, gbps)
     console.print(table)
-    for line in verdict(result, settings):
+    for line in summary(result, settings):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def verdict(result: StressResult, settings: Settings) -> list[str]:
+def summary(result: StressResult, settings: Settings) -> list[str]:
     """All correct; or who failed in which group and operation, who did not report, and how to see it again."""
     operations: dict[str, int] = defaultdict(int)
     checked = 0

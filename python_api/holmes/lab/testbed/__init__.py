@@ -9,18 +9,18 @@ to its rate in both directions; fabrics have no route to each other. Needs util-
 """
 
 from holmes.lab.testbed.errors import SpecError, TestbedError
-from holmes.lab.testbed.launch import Job, RankFailure, Testbed, TestbedResult, TestbedSession
+from holmes.lab.testbed.launch import RankFailure, RunningJob, Testbed, TestbedResult, TestbedSession
 from holmes.lab.testbed.session import Process, Session
-from holmes.lab.testbed.spec import Cluster, Network, Nic, Node, Spec, builtin_specs, load_spec
+from holmes.lab.testbed.spec import Cluster, NetworkSpec, Nic, Node, Spec, builtin_specs, load_spec
 
 __all__ = [
     "Cluster",
-    "Job",
-    "Network",
+    "NetworkSpec",
     "Nic",
     "Node",
     "Process",
     "RankFailure",
+    "RunningJob",
     "Session",
     "Spec",
     "SpecError",

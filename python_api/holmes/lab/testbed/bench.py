@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from holmes.lab.testbed.fabric import enter_node, node_env
-from holmes.lab.testbed.launch import Job, Testbed, TestbedSession, place_ranks, rank_environment
+from holmes.lab.testbed.launch import RunningJob, Testbed, TestbedSession, place_ranks, rank_environment
 from holmes.lab.testbed.spec import load_spec
 from holmes.tools.bench.job_network import FD_VARIABLE
 from holmes.tools.bench.launch import MPI_ENVIRONMENT, mpirun, rank_arguments
@@ -40,7 +40,7 @@ def launch_on_testbed(
             session.exec(None, ["ip", "link", "set", "dev", "lo", "up"])  # where mpirun listens
             argv = _mpi_job(session, arguments, nproc_per_node)
             process = session.spawn(None, argv, MPI_ENVIRONMENT, on_line=show)
-            job = Job([process], ["all nodes"], session)
+            job = RunningJob([process], ["all nodes"], session)
         else:
             job = session.launch(arguments, nproc_per_node=nproc_per_node, on_line=lambda rank, node, line: show(line))
         return job.wait().returncode

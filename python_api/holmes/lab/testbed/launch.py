@@ -54,7 +54,7 @@ class TestbedResult:
     timed_out: bool = False
 
 
-class Job:
+class RunningJob:
     """The ranks of one command on a live session: `processes[r]` is rank r, on node `nodes[r]`."""
 
     def __init__(self, processes: Sequence[Process], nodes: Sequence[str], session: Session) -> None:
@@ -147,7 +147,7 @@ class Testbed:
     ) -> TestbedResult:
         """Builds the testbed, runs `command` on every node `nproc_per_node` times, and takes everything down again.
 
-        See TestbedSession.launch and Job.wait for the arguments.
+        See TestbedSession.launch and RunningJob.wait for the arguments.
         """
         with self.session() as session:
             job = session.launch(
@@ -175,7 +175,7 @@ class TestbedSession(Session):
         on_line: OnLine | None = None,
         shuffle_seed: int | None = None,
         cwd: str | Path | None = None,
-    ) -> Job:
+    ) -> RunningJob:
         """Starts `command` as one job and returns at once.
 
         Ranks fill node after node; with `shuffle_seed` they lie in a random order over all places. Each rank gets
@@ -192,7 +192,7 @@ class TestbedSession(Session):
             callback = None if on_line is None else _with_rank(on_line, rank, node)
             rank_env = {**_default_env(), **rank_environment(self.spec, places, rank), **(env or {})}
             processes.append(self.spawn(node, command, rank_env, cwd=cwd, on_line=callback))
-        return Job(processes, [node for node, _ in places], self)
+        return RunningJob(processes, [node for node, _ in places], self)
 
 
 def place_ranks(spec: Spec, nproc_per_node: int, shuffle_seed: int | None = None) -> list[tuple[str, int]]:

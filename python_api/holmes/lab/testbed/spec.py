@@ -45,7 +45,7 @@ _MIN_MTU, _MAX_MTU = 576, 9000
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSpec:
     """One fabric: all NICs on it reach each other, and nothing else does.
 
     `uplink_gbps` limits, in each direction, what each cluster exchanges with the others over it; `addresses_of` names
@@ -109,7 +109,7 @@ class Spec:
 
     name: str
     description: str
-    networks: Mapping[str, Network]
+    networks: Mapping[str, NetworkSpec]
     clusters: tuple[Cluster, ...]
     common_network: str
     congestion_control: str | None = None
@@ -191,11 +191,11 @@ def parse_spec(name: str, data: Any) -> Spec:
     )
 
 
-def _network(name: str, data: Mapping[str, Any]) -> Network:
+def _network(name: str, data: Mapping[str, Any]) -> NetworkSpec:
     where = f"networks.{name}"
     _known(data, where, ("class", "rate_gbps", "mtu", "queue_ms", "uplink_gbps", "addresses_of"))
     addresses_of = data.get("addresses_of")
-    return Network(
+    return NetworkSpec(
         name=name,
         nic_class=_nic_class(data.get("class"), where),
         rate_gbps=_rate(data.get("rate_gbps"), f"{where}.rate_gbps"),
@@ -206,7 +206,7 @@ def _network(name: str, data: Mapping[str, Any]) -> Network:
     )
 
 
-def _cluster(name: str, data: Mapping[str, Any], networks: Mapping[str, Network], hosts: dict[str, int]) -> Cluster:
+def _cluster(name: str, data: Mapping[str, Any], networks: Mapping[str, NetworkSpec], hosts: dict[str, int]) -> Cluster:
     where = f"clusters.{name}"
     _known(data, where, ("nodes", "gpus_per_node", "nics"))
     nodes_data = data.get("nodes")
@@ -239,7 +239,7 @@ def _cluster(name: str, data: Mapping[str, Any], networks: Mapping[str, Network]
     return Cluster(name, tuple(nodes))
 
 
-def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, Network], hosts: dict[str, int]) -> Nic:
+def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, NetworkSpec], hosts: dict[str, int]) -> Nic:
     _known(data, where, ("name", "network", "class", "hca", "rate_gbps", "mtu"))
     name = str(data.get("name", ""))
     where = f"{where}.{name}"

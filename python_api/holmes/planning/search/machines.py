@@ -15,7 +15,7 @@ from holmes.planning.simulate.rates import LinkRate
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkRate:
     """What ranks use together: the fabrics' names, and the rate of a host, all its rails."""
 
     name: str
@@ -33,7 +33,7 @@ class ClusterMachines:
     tflops: float
     memory_bytes: float
     tensor_gbps: float | None
-    network: Network | None
+    network: NetworkRate | None
 
     @property
     def ranks(self) -> int:
@@ -55,7 +55,7 @@ class Machines:
     """
 
     clusters: tuple[ClusterMachines, ...]
-    pipeline: Network | None
+    pipeline: NetworkRate | None
     between: Mapping[tuple[str, str], Link]
 
     @property
@@ -167,7 +167,7 @@ def _gpu_facts(host: Host, assumptions: Assumptions) -> tuple[float, float, floa
     return tflops, memory_gib, assumptions.tensor_gbps or (known.tensor_gbps if known else None)
 
 
-def _network(rails: tuple[Fabric, ...], assumptions: Assumptions) -> Network | None:
+def _network(rails: tuple[Fabric, ...], assumptions: Assumptions) -> NetworkRate | None:
     if not rails:
         return None
     gbps = 0.0
@@ -181,4 +181,4 @@ def _network(rails: tuple[Fabric, ...], assumptions: Assumptions) -> Network | N
         gbps += rate * (assumptions.nic_efficiency if rate == fabric.speed_gbps else 1.0)
     latency_s = max(fabric.latency_s or 0.0 for fabric in rails)
     name = rails[0].name if len(rails) == 1 else f"{len(rails)} rails of {rails[0].nic_class} ({rails[0].name}, ...)"
-    return Network(name, LinkRate(gbps, latency_s))
+    return NetworkRate(name, LinkRate(gbps, latency_s))

@@ -111,8 +111,8 @@ def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool
     wrong = sum(measurement.wrong_elements for measurement in measurements)
     good = bool(measurements) and wrong == 0
     if rank == 0:
-        verdict = "OK" if good else "FAILED"
-        print(f"# {len(measurements)} measurements, {wrong} wrong elements: {verdict}", flush=True)
+        outcome = "OK" if good else "FAILED"
+        print(f"# {len(measurements)} measurements, {wrong} wrong elements: {outcome}", flush=True)
         document = report.document(output.command, dataclasses.asdict(settings), ranks, facts, measurements)
         if output.json_path is not None:
             Path(output.json_path).write_text(json.dumps(document, indent=1) + "\n")

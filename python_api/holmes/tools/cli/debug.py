@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from holmes.tools.debug.diagnose import diagnose_job
-from holmes.tools.debug.members import Job, jobs_of
+from holmes.tools.debug.members import JobRecord, jobs_of
 from holmes.tools.debug.sources import Answers, ask_folder, ask_processes, read_folder
 
 
@@ -73,14 +73,14 @@ def _collect(places: list[str], testbed: bool, ask: bool, wait_s: float) -> Answ
     return ask_folder(folder, wait_s) if ask else read_folder(folder)
 
 
-def _processes(job: Job) -> list[dict[str, object]]:
+def _processes(job: JobRecord) -> list[dict[str, object]]:
     return [
         {"rank": member.number, "host": member.host, "pid": member.pid, "answered": member.record is not None}
         for member in job.members
     ]
 
 
-def _print(job: Job, sentences: list[tuple[bool, str]]) -> None:
+def _print(job: JobRecord, sentences: list[tuple[bool, str]]) -> None:
     answered = sum(member.record is not None for member in job.members)
     hosts = len({member.host for member in job.members})
     typer.echo(

@@ -71,9 +71,9 @@ def print_proof(console: Console, proof: Proof) -> None:
     for column in ("kind", "groups", "networks", "crossing", "must be", "proof"):
         table.add_column(column, justify="right" if column == "crossing" else "left")
     for row in proof.rows:
-        verdict = f"{row.wrong} wrong" if row.wrong else "holds"
+        state = f"{row.wrong} wrong" if row.wrong else "holds"
         count = f"{row.groups} of {row.ranks}"
-        table.add_row(row.kind, count, row.networks.replace(", ", "\n"), str(row.crossing), row.rule, verdict)
+        table.add_row(row.kind, count, row.networks.replace(", ", "\n"), str(row.crossing), row.rule, state)
     console.print(table, markup=False)
     lines = proof.describe().splitlines()[len(proof.rows) :]
     console.print("\n".join(lines or ["Every group keeps to its rule."]), highlight=False, markup=False, soft_wrap=True)

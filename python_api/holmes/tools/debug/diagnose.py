@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
+from holmes.tools.debug.cause import Cause
 from holmes.tools.debug.failures import is_part, other_failure, what_failed
-from holmes.tools.debug.finding import Finding
-from holmes.tools.debug.members import Communicator, Job, Member, jobs_of
+from holmes.tools.debug.members import Communicator, JobRecord, Member, jobs_of
 from holmes.tools.debug.record import ProcessRecord
 from holmes.tools.debug.sources import Silent
 from holmes.tools.debug.waits import ABSENT, LINK, Wait, waits_of
@@ -18,14 +18,14 @@ __all__ = ["diagnose", "diagnose_job"]
 _SHORTEST_S = 1.0  # of waits that no thread is blocked by
 
 
-def diagnose(records: Iterable[ProcessRecord], silent: Iterable[Silent] = ()) -> list[Finding]:
+def diagnose(records: Iterable[ProcessRecord], silent: Iterable[Silent] = ()) -> list[Cause]:
     """What is wrong in the jobs that these processes belong to; empty: nobody waits and nothing has failed."""
     return [finding for job in jobs_of(records, silent) for finding in diagnose_job(job)]
 
 
-def diagnose_job(job: Job) -> list[Finding]:
+def diagnose_job(job: JobRecord) -> list[Cause]:
     """What is wrong in one job."""
-    job = Job(job.members, [one for one in job.communicators if not job.is_history(one)])
+    job = JobRecord(job.members, [one for one in job.communicators if not job.is_history(one)])
     failed = [finding for communicator in job.communicators for finding in what_failed(communicator)]
     explained = {finding.group for finding in failed}
     waits = [wait for wait in _relevant(waits_of(job)) if wait.communicator.name not in explained]
@@ -49,7 +49,7 @@ def _relevant(waits: list[Wait]) -> list[Wait]:
     return [w for w in found if not (is_part(w.communicator) and any(w.communicator.name.startswith(n) for n in told))]
 
 
-def _hung(job: Job, waits: list[Wait]) -> list[Finding]:
+def _hung(job: JobRecord, waits: list[Wait]) -> list[Cause]:
     links = [wait for wait in waits if wait.kind == LINK]
     absences = [wait for wait in waits if wait.kind == ABSENT]
     cycle = _cycle(absences)
@@ -90,7 +90,7 @@ def _place(wait: Wait) -> tuple[object, ...]:
     )
 
 
-def _absence(together: list[Wait], waits: list[Wait], job: Job) -> Finding:
+def _absence(together: list[Wait], waits: list[Wait], job: JobRecord) -> Cause:
     wait = max(together, key=lambda one: one.waited_s)
     communicator, operation = wait.communicator, wait.operation
     missing = list({one.missing: one.missing_member for one in together}.values())
@@ -112,7 +112,7 @@ def _absence(together: list[Wait], waits: list[Wait], job: Job) -> Finding:
         if operation.peer is not None or operation.is_collective
         else ""
     )
-    return Finding(
+    return Cause(
         kind=ABSENT,
         sentence=f"{told} for {seconds(wait.waited_s)}" + (f"; {activity}" if activity else ""),
         culprits=tuple(sorted(member.number for member in missing)),
@@ -124,7 +124,7 @@ def _absence(together: list[Wait], waits: list[Wait], job: Job) -> Finding:
     )
 
 
-def _link(together: list[Wait]) -> Finding:
+def _link(together: list[Wait]) -> Cause:
     wait = max(together, key=lambda one: one.missing_bytes)
     communicator = wait.communicator
     sender, receiver = wait.missing_member, wait.waiting_member
@@ -152,7 +152,7 @@ def _link(together: list[Wait]) -> Finding:
             f"which has waited for {seconds(wait.waited_s)}; is the link cut, or a firewall between? (holmes doctor)"
         )
     culprits = [stopped] if stopped is not None else [sender, receiver]
-    return Finding(
+    return Cause(
         kind=ABSENT if stopped is not None else LINK,
         sentence=sentence,
         culprits=tuple(sorted(member.number for member in culprits)),
@@ -186,7 +186,7 @@ def _cycle(absences: list[Wait]) -> list[Wait]:
     return []
 
 
-def _deadlock(cycle: list[Wait]) -> Finding:
+def _deadlock(cycle: list[Wait]) -> Cause:
     steps = [
         f"waits in {in_operation(wait.operation, wait.communicator)} for {name_of(wait.missing_member)}"
         for wait in cycle
@@ -195,7 +195,7 @@ def _deadlock(cycle: list[Wait]) -> Finding:
     start: Member = first.waiting_member
     communicator: Communicator = first.communicator
     nics = [wait.communicator.nic(wait.waiting, wait.missing) for wait in cycle]
-    return Finding(
+    return Cause(
         kind="deadlock",
         sentence=f"deadlock: {place_of(start, nics[0])} {', which '.join(steps)}, for "
         f"{seconds(max(wait.waited_s for wait in cycle))}; they must call these operations in one order",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from holmes.tools.debug.finding import Finding
+from holmes.tools.debug.cause import Cause
 from holmes.tools.debug.members import Communicator, Member
 from holmes.tools.debug.record import Operation, View
 from holmes.tools.debug.words import name_of, names_of, place_of
@@ -22,7 +22,7 @@ def is_part(communicator: Communicator) -> bool:
     return "/cluster" in name or "/cross" in name or name.endswith("/control")
 
 
-def what_failed(communicator: Communicator) -> Iterator[Finding]:
+def what_failed(communicator: Communicator) -> Iterator[Cause]:
     """Mismatches and lost processes of one communicator."""
     failures = [(view, view.failure) for view in communicator.views.values() if view.failure]
     if is_part(communicator):
@@ -33,7 +33,7 @@ def what_failed(communicator: Communicator) -> Iterator[Finding]:
         yield _lost(communicator)
 
 
-def other_failure(communicator: Communicator) -> Finding | None:
+def other_failure(communicator: Communicator) -> Cause | None:
     """A failure of which nothing else is known than what its error says."""
     if is_part(communicator) or not any(view.failure for view in communicator.views.values()):
         return None
@@ -45,7 +45,7 @@ def _signature(operation: Operation) -> tuple[object, ...]:
     return operation.op, operation.dtype, operation.reduction, operation.root, count
 
 
-def _mismatch(communicator: Communicator) -> Finding | None:
+def _mismatch(communicator: Communicator) -> Cause | None:
     """The first collective in which the ranks' calls differ."""
     calls: dict[int, dict[int, Operation]] = {}
     for rank, view in communicator.views.items():
@@ -67,7 +67,7 @@ def _mismatch(communicator: Communicator) -> Finding | None:
             f"({by_rank[rank].details})"
             for rank in odd
         )
-        return Finding(
+        return Cause(
             kind="mismatch",
             sentence=f"{told} of group {communicator.name}, where {names_of(members[rank] for rank in rest)} called "
             f"{by_rank[rest[0]].title} ({by_rank[rest[0]].details}); all ranks must call the same operations in the "
@@ -81,33 +81,35 @@ def _mismatch(communicator: Communicator) -> Finding | None:
     return None
 
 
-def _first_teller(communicator: Communicator) -> View:
+def _first_reporter(communicator: Communicator) -> View:
     """One that saw it itself; the others were told."""
     failed = [view for view in communicator.views.values() if view.failure]
     return next((view for view in failed if view.failure and _REPORTED not in view.failure.message), failed[0])
 
 
-def _lost(communicator: Communicator) -> Finding:
-    tellers = [view for view in communicator.views.values() if view.failure and view.failure.error == "PeerLostError"]
-    teller = next((view for view in tellers if view.failure and _REPORTED not in view.failure.message), tellers[0])
-    failure = teller.failure
+def _lost(communicator: Communicator) -> Cause:
+    reporters = [view for view in communicator.views.values() if view.failure and view.failure.error == "PeerLostError"]
+    reporter = next(
+        (view for view in reporters if view.failure and _REPORTED not in view.failure.message), reporters[0]
+    )
+    failure = reporter.failure
     assert failure is not None
     if failure.peer is None:
         return _told(communicator, "lost")
     culprit = communicator.members[failure.peer]
-    operation = teller.front or next(iter(teller.pending), None)
+    operation = reporter.front or next(iter(reporter.pending), None)
     if "destroyed its communicator" in failure.message:
         state = "destroyed its communicator"
     elif culprit.record is None:
         state = f"is gone: its process {culprit.pid} has ended"
     else:
         state = f"(process {culprit.pid}) is not connected any more"
-    others = [communicator.members[view.rank] for view in tellers if view.rank != failure.peer]
+    others = [communicator.members[view.rank] for view in reporters if view.rank != failure.peer]
     during = f" in {operation.title}" if operation else ""
-    return Finding(
+    return Cause(
         kind="lost",
-        sentence=f"{place_of(culprit, communicator.nic(failure.peer, teller.rank))} {state}; {names_of(others)} lost it"
-        f"{during} of group {communicator.name}",
+        sentence=f"{place_of(culprit, communicator.nic(failure.peer, reporter.rank))} {state}; "
+        f"{names_of(others)} lost it{during} of group {communicator.name}",
         culprits=(culprit.number,),
         operation=operation.title if operation else "",
         group=communicator.name,
@@ -116,23 +118,23 @@ def _lost(communicator: Communicator) -> Finding:
     )
 
 
-def _told(communicator: Communicator, kind: str) -> Finding:
-    teller = _first_teller(communicator)
-    failure = teller.failure
+def _told(communicator: Communicator, kind: str) -> Cause:
+    reporter = _first_reporter(communicator)
+    failure = reporter.failure
     assert failure is not None
     culprits: tuple[Member, ...] = ()
     if failure.peer is not None and failure.peer < len(communicator.members):
         culprits = (communicator.members[failure.peer],)
-    operation = next((o for o in reversed(teller.recent) if o.state == "failed"), None)
-    return Finding(
+    operation = next((o for o in reversed(reporter.recent) if o.state == "failed"), None)
+    return Cause(
         kind=kind,
-        sentence=f"{name_of(communicator.members[teller.rank])} of group {communicator.name}: {failure.error}: "
+        sentence=f"{name_of(communicator.members[reporter.rank])} of group {communicator.name}: {failure.error}: "
         f"{failure.message}",
         culprits=tuple(member.number for member in culprits),
         operation=operation.title if operation else "",
         group=communicator.name,
         nics=(failure.nic,) if failure.nic else (),
-        waiting=(communicator.members[teller.rank].number,),
+        waiting=(communicator.members[reporter.rank].number,),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from holmes.tools.debug.record import ProcessRecord, View
 from holmes.tools.debug.sources import Silent
 
-__all__ = ["Communicator", "Job", "Member", "jobs_of"]
+__all__ = ["Communicator", "JobRecord", "Member", "jobs_of"]
 
 
 @dataclass
@@ -51,7 +51,7 @@ _NOTHING = ProcessRecord("", 0, None, False, "", 0.0, ())
 
 
 @dataclass
-class Job:
+class JobRecord:
     """Processes that share communicators, directly or by others."""
 
     members: list[Member]
@@ -78,7 +78,7 @@ class Job:
         return max((member.record.taken_s for member in self.members if member.record), default=0.0)
 
 
-def jobs_of(records: Iterable[ProcessRecord], silent: Iterable[Silent] = ()) -> list[Job]:
+def jobs_of(records: Iterable[ProcessRecord], silent: Iterable[Silent] = ()) -> list[JobRecord]:
     """Sorts records into jobs, the one with the newest record first. Processes without communicators are left out."""
     records = [record for record in records if any(view.ranks for view in record.views)]
     jobs = []
@@ -97,7 +97,7 @@ def _ids(record: ProcessRecord) -> set[str]:
     return {view.id for view in record.views if view.ranks}
 
 
-def _make_job(records: list[ProcessRecord], silent: list[Silent]) -> Job:
+def _make_job(records: list[ProcessRecord], silent: list[Silent]) -> JobRecord:
     members = {(r.host, r.pid): Member(r.host, r.pid, r.job_rank, r) for r in records}
     communicators: dict[str, Communicator] = {}
     for record in records:
@@ -113,7 +113,7 @@ def _make_job(records: list[ProcessRecord], silent: list[Silent]) -> Job:
             communicator.views[view.rank] = view
     ordered = sorted(communicators.values(), key=lambda communicator: (-len(communicator.members), communicator.name))
     _number(list(members.values()), ordered)
-    return Job(sorted(members.values(), key=lambda member: member.number), ordered)
+    return JobRecord(sorted(members.values(), key=lambda member: member.number), ordered)
 
 
 def _silence(member: Member, silent: list[Silent]) -> str:

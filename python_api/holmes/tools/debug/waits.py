@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holmes.tools.debug.members import Communicator, Job, Member
+from holmes.tools.debug.members import Communicator, JobRecord, Member
 from holmes.tools.debug.record import Operation, Progress, View
 
 __all__ = ["ABSENT", "LINK", "Wait", "waits_of"]
@@ -45,7 +45,7 @@ class Wait:
         return self.communicator.members[self.missing]
 
 
-def waits_of(job: Job) -> list[Wait]:
+def waits_of(job: JobRecord) -> list[Wait]:
     """All waits of a job. A communicator that failed counts as it was when it did."""
     found = []
     for communicator in job.communicators:

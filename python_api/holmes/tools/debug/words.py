@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holmes.tools.debug.members import Communicator, Job, Member
+from holmes.tools.debug.members import Communicator, JobRecord, Member
 from holmes.tools.debug.record import Operation
 from holmes.tools.debug.waits import Wait
 
@@ -47,7 +47,7 @@ def seconds(value: float) -> str:
     return f"{max(value, 0.0):.1f} s"
 
 
-def doing(member: Member, waits: list[Wait], job: Job, communicator: Communicator) -> str:
+def doing(member: Member, waits: list[Wait], job: JobRecord, communicator: Communicator) -> str:
     """What a member does instead of coming to an operation of `communicator`; `waits`: its own."""
     if member.record is None:
         if member.silence == "stopped":
@@ -76,7 +76,7 @@ def _where(member: Member) -> str:
     return f": its program is at {frame}" if frame else ""
 
 
-def _last(member: Member, job: Job) -> str:
+def _last(member: Member, job: JobRecord) -> str:
     assert member.record is not None
     finished = [
         (operation.finished_s, operation, view.id)

@@ -57,16 +57,16 @@ def check_connections(job: JobFacts) -> Iterator[Finding]:
 def _failed(trials: list[Trial]) -> Finding:
     first = trials[0]
     sources = some(dict.fromkeys(f"{trial.source} {trial.source_nic}" for trial in trials))
-    door = f"{first.address} port {first.port}"
+    listener = f"{first.address} port {first.port}"
     ports = "HOLMES_PORT_RANGE names the ports of Holmes, to open only these"
     if first.outcome == "refused":
-        check, problem = "firewall", f"refuses connections of {sources} to {door}, where holmes doctor listens"
+        check, problem = "firewall", f"refuses connections of {sources} to {listener}, where holmes doctor listens"
         fix = f"let its firewall accept the job's subnet {first.subnet} (nft, iptables, firewalld); {ports}"
     elif first.outcome == "other host":
-        check, problem = "duplicate address", f"at {door}, {sources} reach another program or host than this one"
+        check, problem = "duplicate address", f"at {listener}, {sources} reach another program or host than this one"
         fix = "look for the host that also has this address (arping -D), or a proxy between them"
     elif first.outcome == "silent" and first.has_arp:
-        check, problem = "firewall", f"its wire works (ARP), but connections of {sources} to {door} get no answer"
+        check, problem = "firewall", f"its wire works (ARP), but connections of {sources} to {listener} get no answer"
         fix = f"a firewall drops them there or on the way: let it accept subnet {first.subnet}; {ports}"
     else:
         check, problem = "unreachable", f"{sources} in the same subnet {first.subnet} do not reach {first.address}"

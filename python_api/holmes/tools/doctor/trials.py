@@ -29,10 +29,10 @@ def try_connections(exchange: Exchange, hosts: Sequence[HostFacts], timeout_s: f
     leads = exchange.rank == me.ranks[0]
     addresses = [nic.ip for nic in me.wires] if leads else []
     with Responder(addresses, listening_ports(os.environ.get("HOLMES_PORT_RANGE"))) as responder:
-        doors = exchange.all_gather([responder.token, responder.doors])
+        answers = exchange.all_gather([responder.token, responder.ports])
         wanted = []
         for nic, other, other_nic in neighbours(me, hosts) if leads else ():
-            token, ports = doors[other.ranks[0]]
+            token, ports = answers[other.ranks[0]]
             if other_nic.ip in ports:
                 wanted.append((me.name, nic, other.name, other_nic, ports[other_nic.ip], token, timeout_s))
         with ThreadPoolExecutor(max_workers=_PARALLEL) as pool:

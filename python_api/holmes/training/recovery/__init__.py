@@ -1,8 +1,8 @@
 """Recovery: a job that goes on with whoever is left, in the same processes, and lets in who comes back.
 
-After a failure the survivors abort their communicators, agree through the job's store on who is left (board, agreement,
-watch), make new groups (rebuild) and a new plan, and go on from the last checkpoint (checkpoints, state). Who
-comes back joins at the next checkpoint.
+After a failure the survivors abort their communicators, agree through the job's store on who is left (rendezvous,
+agreement, watch), make new groups (rebuild) and a new plan, and go on from the last checkpoint (checkpoints, state).
+Who comes back joins at the next checkpoint.
 """
 
 from holmes.training.recovery.agreement import Rules

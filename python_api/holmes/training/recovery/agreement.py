@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holmes.training.recovery.board import Board
 from holmes.training.recovery.errors import ReplacedError, TooFewRanksError
 from holmes.training.recovery.liveness import Liveness
 from holmes.training.recovery.member import Member, choose
+from holmes.training.recovery.rendezvous import Rendezvous
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.05  # between two looks at the store while others are awaited
@@ -43,7 +43,9 @@ class Decision:
     members: tuple[Member, ...]
 
 
-def agree(board: Board, me: Member, generation: int, rules: Rules, check: Callable[[], None]) -> Decision | None:
+def agree(
+    rendezvous: Rendezvous, me: Member, generation: int, rules: Rules, check: Callable[[], None]
+) -> Decision | None:
     """Collective over those who are alive: the decision on `generation`, or on a later one; None: the job is done.
 
     A process that the decision leaves out, because it came too late or its host is not complete, waits for the next
@@ -52,44 +54,46 @@ def agree(board: Board, me: Member, generation: int, rules: Rules, check: Callab
     """
     is_announced = False
     while True:
-        decision = _decide(board, me, generation, rules, check)
+        decision = _decide(rendezvous, me, generation, rules, check)
         if decision is None:
             return None
         if any(member.identity == me.identity for member in decision.members):
             return decision
         _check_replaced(me, decision)
         if not is_announced:
-            board.wait_for_entry(me)
+            rendezvous.wait_for_entry(me)
             is_announced = True
             _log.info("%s waits to be let in after generation %d", me, decision.number)
-        if not _wait_for_end(board, decision, rules, check):
+        if not _wait_for_end(rendezvous, decision, rules, check):
             return None
         generation = decision.number + 1
 
 
-def next_generation(board: Board) -> int:
+def next_generation(rendezvous: Rendezvous) -> int:
     """The generation that a process which has just started is to join: the one after the latest."""
-    return board.latest() + 1
+    return rendezvous.latest() + 1
 
 
-def _decide(board: Board, me: Member, generation: int, rules: Rules, check: Callable[[], None]) -> Decision | None:
-    previous = board.decision(generation - 1) or () if generation > 1 else ()
-    is_late = generation > 1 and board.ended(generation - 1) is None
+def _decide(
+    rendezvous: Rendezvous, me: Member, generation: int, rules: Rules, check: Callable[[], None]
+) -> Decision | None:
+    previous = rendezvous.decision(generation - 1) or () if generation > 1 else ()
+    is_late = generation > 1 and rendezvous.ended(generation - 1) is None
     if is_late:  # it runs: nothing to decide yet
         return Decision(generation - 1, previous)
-    board.join(generation, me)
+    rendezvous.join(generation, me)
     started_s = time.monotonic()
     liveness = Liveness(rules.silent_s)
     while True:
         check()
-        if board.finished():
+        if rendezvous.finished():
             return None
-        decided = board.decision(generation)
+        decided = rendezvous.decision(generation)
         if decided is not None:
             return Decision(generation, decided)
-        joined = board.joined(generation)
-        expected = {member.identity: member for member in [*previous, *board.waiting(), *joined]}
-        liveness.observe(board.beats(list(expected)))
+        joined = rendezvous.joined(generation)
+        expected = {member.identity: member for member in [*previous, *rendezvous.waiting(), *joined]}
+        liveness.observe(rendezvous.beats(list(expected)))
         dead = set(liveness.dead(expected))
         alive = [member for member in joined if member.identity not in dead]
         members = choose(alive, whole_nodes=rules.whole_nodes)
@@ -99,7 +103,7 @@ def _decide(board: Board, me: Member, generation: int, rules: Rules, check: Call
         timeout_s = rules.join_timeout_s if is_start else rules.agree_timeout_s
         is_complete = len(members) >= rules.first_ranks if is_start else not missing
         if (is_complete or waited_s > timeout_s) and len(members) >= rules.min_ranks:
-            board.decide(generation, members)
+            rendezvous.decide(generation, members)
         elif waited_s > timeout_s + rules.wait_timeout_s:
             raise TooFewRanksError(
                 f"{len(members)} ranks are there for generation {generation}, at least {rules.min_ranks} are needed, "
@@ -108,19 +112,19 @@ def _decide(board: Board, me: Member, generation: int, rules: Rules, check: Call
         time.sleep(_LOOK_S)
 
 
-def _wait_for_end(board: Board, decision: Decision, rules: Rules, check: Callable[[], None]) -> bool:
+def _wait_for_end(rendezvous: Rendezvous, decision: Decision, rules: Rules, check: Callable[[], None]) -> bool:
     """Waits until this generation has ended; False where the job is done; as long as it takes, if anybody lives."""
     liveness = Liveness(4 * rules.silent_s)
     identities = [member.identity for member in decision.members]
-    while board.ended(decision.number) is None:
+    while rendezvous.ended(decision.number) is None:
         check()
-        if board.finished():
+        if rendezvous.finished():
             return False
-        liveness.observe(board.beats(identities))
+        liveness.observe(rendezvous.beats(identities))
         if len(liveness.dead(identities)) == len(identities):  # nobody is left who could say so
-            board.end(decision.number, "none of its ranks gives a sign of life")
+            rendezvous.end(decision.number, "none of its ranks gives a sign of life")
         time.sleep(4 * _LOOK_S)
-    return not board.finished()
+    return not rendezvous.finished()
 
 
 def _check_replaced(me: Member, decision: Decision) -> None:

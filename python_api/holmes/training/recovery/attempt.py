@@ -17,12 +17,12 @@ from holmes.cluster.probe import discover_topology
 from holmes.cluster.topology import Topology
 from holmes.planning.plan.plan import Plan
 from holmes.training.recovery.agreement import Decision
-from holmes.training.recovery.board import LEFT, Board
 from holmes.training.recovery.checkpoints import Checkpoints
 from holmes.training.recovery.generation import Generation, Regroup
 from holmes.training.recovery.interruptible_store import InterruptibleStore
 from holmes.training.recovery.member import Member
 from holmes.training.recovery.rebuild import abort_groups, drop_groups, start_groups
+from holmes.training.recovery.rendezvous import LEFT, Rendezvous
 from holmes.training.recovery.watch import Watch
 from holmes_comm.errors import CommunicatorError, HolmesError, NicError
 
@@ -38,7 +38,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Job:
+class RecoverySettings:
     """What all generations share."""
 
     train: Callable[[Generation], Any]
@@ -55,8 +55,8 @@ class Job:
 class Attempt:
     """One generation on this process. `value`: what training returned; `saved_step`: of its last checkpoint."""
 
-    job: Job
-    board: Board
+    settings: RecoverySettings
+    rendezvous: Rendezvous
     watch: Watch
     me: Member
     decision: Decision
@@ -71,11 +71,11 @@ class Attempt:
         try:
             return self._train()
         except Regroup:
-            self.board.end(number, LEFT)
+            self.rendezvous.end(number, LEFT)
             return Outcome.LEFT
         except Exception as error:
             abort_groups()
-            reason = self.board.end(number, f"{self.me}: {_reason(error)}")
+            reason = self.rendezvous.end(number, f"{self.me}: {_reason(error)}")
             if not self._is_recoverable(error):
                 raise
             _log.warning("generation %d failed: %s", number, reason)
@@ -83,7 +83,7 @@ class Attempt:
             return Outcome.FAILED
         except BaseException as error:  # Ctrl-C, sys.exit
             abort_groups()
-            self.board.end(number, f"{self.me} ended by {type(error).__name__}")
+            self.rendezvous.end(number, f"{self.me} ended by {type(error).__name__}")
             raise
         finally:
             self.watch.leave()
@@ -94,7 +94,7 @@ class Attempt:
         generation = self._start()
         ready_s = time.monotonic()
         try:
-            self.value = self.job.train(generation)
+            self.value = self.settings.train(generation)
             if generation.is_left:  # and training has caught the exception
                 raise Regroup
             dist.barrier()  # whoever comes here knows that all have come to their end
@@ -105,28 +105,28 @@ class Attempt:
                 *(generation.number, generation.rank, ready_s - started_s, time.monotonic() - ready_s),
                 *(len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))),
             )
-        self.board.finish()
+        self.rendezvous.finish()
         return Outcome.FINISHED
 
     def _start(self) -> Generation:
-        number, members = self.decision.number, self.decision.members
+        number, members, settings = self.decision.number, self.decision.members, self.settings
         rank = [member.identity for member in members].index(self.me.identity)
-        prefixed = dist.PrefixStore(f"holmes/generation/{number}", self.board.store)
+        prefixed = dist.PrefixStore(f"holmes/generation/{number}", self.rendezvous.store)
         # Kept: torch's groups hold only the C++ half of a store, which is nothing without this one.
-        store = self._store = InterruptibleStore(prefixed, self.watch.failure, self.job.timeout_s)
-        start_groups(store, rank, len(members), self.job.backend, self.job.timeout_s)
-        topology = discover_topology(store, rank, len(members), "holmes/recovery", 3.0, self.job.measure_s)
-        plan = self.job.plan(topology)
+        store = self._store = InterruptibleStore(prefixed, self.watch.failure, settings.timeout_s)
+        start_groups(store, rank, len(members), settings.backend, settings.timeout_s)
+        topology = discover_topology(store, rank, len(members), "holmes/recovery", 3.0, settings.measure_s)
+        plan = settings.plan(topology)
         if rank == 0:
             _log.info("generation %d:\n%s", number, plan.describe())
         return Generation(
-            number, members, rank, topology, plan, self.job.checkpoints, self.job.every_steps, self.job.backend,
-            self.job.timeout_s, self.watch.can_grow,
+            number, members, rank, topology, plan, settings.checkpoints, settings.every_steps, settings.backend,
+            settings.timeout_s, self.watch.can_grow,
         )  # fmt: skip
 
     def _is_recoverable(self, error: Exception) -> bool:
         for cause in _chain(error):  # torch's pipeline schedules raise an error of their own from what they meet
-            if isinstance(cause, (CommunicatorError, dist.DistError, *self.job.recover_from)):
+            if isinstance(cause, (CommunicatorError, dist.DistError, *self.settings.recover_from)):
                 return True
             if isinstance(cause, NicError):  # another rank's NIC is down: that one ends, the others go on without it
                 mine = [member.identity for member in self.decision.members].index(self.me.identity)

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from holmes.cluster.topology import Topology
 from holmes.planning.plan.plan import Plan
 from holmes.training.recovery.agreement import Rules, agree, next_generation
-from holmes.training.recovery.attempt import Attempt, Job, Outcome
-from holmes.training.recovery.board import Board
+from holmes.training.recovery.attempt import Attempt, Outcome, RecoverySettings
 from holmes.training.recovery.checkpoints import Checkpoints
 from holmes.training.recovery.errors import NoProgressError
 from holmes.training.recovery.generation import Generation
 from holmes.training.recovery.member import Member, place_from
+from holmes.training.recovery.rendezvous import Rendezvous
 from holmes.training.recovery.watch import Watch
 from holmes_comm.errors import UsageError
 
@@ -82,23 +82,27 @@ def run_elastic(
             "no store: start `holmes store --port 29400` on a host that outlives the job's, and set "
             "HOLMES_STORE=host:port or give store="
         )
-    job = Job(train, plan, Checkpoints(checkpoints, keep), every_steps, backend, timeout_s, measure_s, recover_from)
-    board = Board(address, rules.join_timeout_s)
-    me = Member(board.new_identity(), own_place, node, node_ranks)
-    watch = Watch(Board(address, rules.join_timeout_s), me, heartbeat_s, dead_after_s, rules.whole_nodes)
+    settings = RecoverySettings(
+        train, plan, Checkpoints(checkpoints, keep), every_steps, backend, timeout_s, measure_s, recover_from
+    )
+    rendezvous = Rendezvous(address, rules.join_timeout_s)
+    me = Member(rendezvous.new_identity(), own_place, node, node_ranks)
+    watch = Watch(Rendezvous(address, rules.join_timeout_s), me, heartbeat_s, dead_after_s, rules.whole_nodes)
     try:
-        return _until_done(job, board, watch, me, rules, max_failures)
+        return _until_done(settings, rendezvous, watch, me, rules, max_failures)
     finally:
         watch.close()
 
 
-def _until_done(job: Job, board: Board, watch: Watch, me: Member, rules: Rules, max_failures: int) -> T | None:
+def _until_done(
+    settings: RecoverySettings, rendezvous: Rendezvous, watch: Watch, me: Member, rules: Rules, max_failures: int
+) -> T | None:
     attempts, failures, progress = 0, 0, -1
     value: T | None = None
-    number = next_generation(board)
+    number = next_generation(rendezvous)
     while True:
         started_s = time.monotonic()
-        decision = agree(board, me, number, rules, watch.raise_if_lost)
+        decision = agree(rendezvous, me, number, rules, watch.raise_if_lost)
         if decision is None:
             if not attempts:
                 _log.warning("the job of this store is done; another job needs another store: `holmes store` again")
@@ -108,7 +112,7 @@ def _until_done(job: Job, board: Board, watch: Watch, me: Member, rules: Rules, 
             *(decision.number, ", ".join(map(str, decision.members)), time.monotonic() - started_s),
         )
         attempts += 1
-        attempt = Attempt(job, board, watch, me, decision)
+        attempt = Attempt(settings, rendezvous, watch, me, decision)
         outcome = attempt.run()
         value = attempt.value  # of one that failed while all were leaving at the end of the job, too
         if outcome is Outcome.FINISHED:

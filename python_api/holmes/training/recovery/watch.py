@@ -10,10 +10,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from holmes.training.recovery.board import LEFT, Board
 from holmes.training.recovery.errors import StoreLostError
 from holmes.training.recovery.liveness import Liveness
 from holmes.training.recovery.member import Member, choose
+from holmes.training.recovery.rendezvous import LEFT, Rendezvous
 
 _log = logging.getLogger(__name__)
 
@@ -21,15 +21,15 @@ _log = logging.getLogger(__name__)
 class Watch:
     """Start it once for a process; `follow` each generation. Thread safe.
 
-    `board`: a connection of its own. A look every `heartbeat_s`. Where the store is lost, the thread says so in
+    `rendezvous`: a connection of its own. A look every `heartbeat_s`. Where the store is lost, the thread says so in
     `lost_store` and ends: training goes on until somebody needs the store.
     """
 
     def __init__(
-        self, board: Board, me: Member, heartbeat_s: float, dead_after_s: float, whole_nodes: bool = True
+        self, rendezvous: Rendezvous, me: Member, heartbeat_s: float, dead_after_s: float, whole_nodes: bool = True
     ) -> None:
         self.lost_store: StoreLostError | None = None
-        self._board, self._me = board, me
+        self._rendezvous, self._me = rendezvous, me
         self._heartbeat_s, self._dead_after_s = heartbeat_s, dead_after_s
         self._whole_nodes = whole_nodes
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class Watch:
         self._failure: str | None = None
         self._can_grow = False
         self._liveness = Liveness(dead_after_s)
-        self._board.beat(me)
+        self._rendezvous.beat(me)
         self._thread = threading.Thread(target=self._run, name="holmes-recovery", daemon=True)
         self._thread.start()
 
@@ -77,7 +77,7 @@ class Watch:
     def _run(self) -> None:
         while not self._stop.wait(self._heartbeat_s):
             try:
-                self._board.beat(self._me)
+                self._rendezvous.beat(self._me)
                 with self._lock:
                     generation, members, on_failure = self._generation, self._members, self._on_failure
                     liveness = self._liveness
@@ -95,18 +95,18 @@ class Watch:
                 return
 
     def _look(self, generation: int, members: Sequence[Member], liveness: Liveness) -> str | None:
-        ended = self._board.ended(generation)
+        ended = self._rendezvous.ended(generation)
         if ended is not None and ended != LEFT:  # a boundary is left by all, each on its own
             return ended
         leads = members[0].identity == self._me.identity
-        waiting = self._board.waiting() if leads else []
+        waiting = self._rendezvous.waiting() if leads else []
         watched = [*members, *waiting] if leads else [members[0]]
-        liveness.observe(self._board.beats([member.identity for member in watched]))
+        liveness.observe(self._rendezvous.beats([member.identity for member in watched]))
         dead = set(liveness.dead(member.identity for member in watched))
         lost = [member for member in members if member.identity in dead]
         if lost:
             names = ", ".join(map(str, lost))
-            return self._board.end(generation, f"no sign of life from {names} for {self._dead_after_s:g} s")
+            return self._rendezvous.end(generation, f"no sign of life from {names} for {self._dead_after_s:g} s")
         if leads:
             alive = [member for member in watched if member.identity not in dead]
             best = choose(alive, whole_nodes=self._whole_nodes)

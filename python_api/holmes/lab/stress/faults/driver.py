@@ -15,10 +15,10 @@ from typing import Any
 
 from holmes.cluster.topology.file import from_dict
 from holmes.lab.stress.faults.catalogue import Injection
+from holmes.lab.stress.faults.check import Episode, EpisodeResult, check_episode
 from holmes.lab.stress.faults.choose import choose_faults
 from holmes.lab.stress.faults.false_clock import FalseClock
 from holmes.lab.stress.faults.folder_store import FolderStore
-from holmes.lab.stress.faults.judge import Episode, Verdict, judge
 from holmes.lab.stress.faults.messages import STACKS_SIGNAL, GroupReport, heard
 from holmes.lab.stress.faults.scene import Scene
 from holmes.lab.stress.faults.settings import SIZES, FaultSettings
@@ -91,7 +91,7 @@ class Driver:
         """Each rank's node."""
         return [node for node, _ in self._places]
 
-    def run(self, number: int) -> tuple[Episode, Verdict]:
+    def run(self, number: int) -> tuple[Episode, EpisodeResult]:
         """One episode, from set-up to clean-up. Raises TestbedError where the testbed itself fails."""
         choice = self.settings.choice(number)
         tensor, pipeline = choice.choice(SIZES)
@@ -127,10 +127,10 @@ class Driver:
             if injection.heal is not None:
                 injection.heal()
         episode = Episode(number, injections, injected_s, limit_s, survivors, reports, self._warnings())
-        verdict = judge(episode)
-        problems = list(verdict.problems)
+        checked = check_episode(episode)
+        problems = list(checked.problems)
         problems += self._clean_up(number, silent, ended, survivors - set(reports), limit_s)
-        return episode, Verdict(tuple(problems), verdict.outcome, verdict.report_s, verdict.errors)
+        return episode, EpisodeResult(tuple(problems), checked.outcome, checked.report_s, checked.errors)
 
     def _load_settings(self, tensor: int, pipeline: int, seed: int) -> Settings:
         settings = self.settings

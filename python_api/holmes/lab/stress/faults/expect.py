@@ -15,14 +15,14 @@ LOST = frozenset({"PeerLostError", "TimeoutError", "UnreachableError"})
 class Expectation:
     """One fault's. `must_fail`: True: every survivor reports it; False: nobody fails; None: either.
 
-    causes: classes of the error that name it rightly. is_named: whether an error that rank `teller` saw and that names
-    rank `culprit` names it. nic: interface that must be named, empty: none. at_setup: the groups cannot be made.
-    warns: (teller's node, interface) of the warnings that must appear: a rail was lost.
+    causes: classes of the error that name it rightly. is_named: whether an error that rank `reporter` saw and that
+    names rank `culprit` names it. nic: interface that must be named, empty: none. at_setup: the groups cannot be made.
+    warns: (reporter's node, interface) of the warnings that must appear: a rail was lost.
     """
 
     must_fail: bool | None
     causes: frozenset[str] = LOST
-    is_named: Callable[[int, int], bool] = lambda teller, culprit: False
+    is_named: Callable[[int, int], bool] = lambda reporter, culprit: False
     nics: frozenset[str] = frozenset()
     at_setup: bool = False
     warns: tuple[tuple[str, str], ...] = ()
@@ -31,7 +31,7 @@ class Expectation:
         """Whether this error names the fault rightly."""
         if report.cause not in self.causes or report.culprit is None:
             return False
-        return self.is_named(report.teller, report.culprit) and (not self.nics or report.nic in self.nics)
+        return self.is_named(report.reporter, report.culprit) and (not self.nics or report.nic in self.nics)
 
 
 SURVIVED = Expectation(must_fail=False)
@@ -39,4 +39,4 @@ SURVIVED = Expectation(must_fail=False)
 
 def about(ranks: frozenset[int], causes: frozenset[str] = LOST, *, at_setup: bool = False) -> Expectation:
     """Every survivor must name one of these ranks."""
-    return Expectation(True, causes, lambda teller, culprit: culprit in ranks, at_setup=at_setup)
+    return Expectation(True, causes, lambda reporter, culprit: culprit in ranks, at_setup=at_setup)

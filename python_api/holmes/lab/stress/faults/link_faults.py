@@ -155,8 +155,8 @@ def _loss(scene: Scene, node: str, nic: str, other: str | None) -> Expectation:
         return Expectation(must_fail=False, warns=warns)
     there = frozenset(rank for rank in scene.ranks if scene.nodes[rank] in far)
 
-    def is_named(teller: int, culprit: int) -> bool:
-        return (teller in here and culprit in there) or (teller in there and culprit in here)
+    def is_named(reporter: int, culprit: int) -> bool:
+        return (reporter in here and culprit in there) or (reporter in there and culprit in here)
 
     return Expectation(True, LOST, is_named, frozenset(names))
 

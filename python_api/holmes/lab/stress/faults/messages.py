@@ -23,7 +23,7 @@ class GroupReport:
     """How one group ended on one rank.
 
     `error`: name of the class, empty where all was right; `culprit`: the job's rank that it names, None where it names
-    none; `cause` and `teller`: class of the first error and the rank that saw it, where this one only heard of it.
+    none; `cause` and `reporter`: class of the first error and the rank that saw it, where this one only heard of it.
     `reported_s`: time.monotonic, one clock for all ranks of a machine; `operations` were checked and right.
     """
 
@@ -35,7 +35,7 @@ class GroupReport:
     error: str = ""
     cause: str = ""
     culprit: int | None = None
-    teller: int = -1
+    reporter: int = -1
     host: str = ""
     nic: str = ""
     message: str = ""

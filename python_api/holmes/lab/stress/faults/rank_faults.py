@@ -72,7 +72,7 @@ def wrong_collective(scene: Scene, choice: random.Random) -> Injection | None:
     if rank is None:
         return None
     group = choice.choice([group for group in scene.groups() if rank in group.ranks])
-    expect = Expectation(True, frozenset({"MismatchError"}), lambda teller, culprit: rank in (teller, culprit))
+    expect = Expectation(True, frozenset({"MismatchError"}), lambda reporter, culprit: rank in (reporter, culprit))
     key = f"mistake/{group.kind}/{rank}"
     what = f"rank {rank} calls broadcast where its {group.kind} group calls all_reduce"
     return Injection("wrong-collective", what, expect, act=lambda: scene.store.set(key, b""))

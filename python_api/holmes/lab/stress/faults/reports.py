@@ -14,10 +14,12 @@ from holmes.lab.stress.run import GroupRun
 from holmes_comm import AbortedError, HolmesError, JobError, NicError
 
 ALARM = "alarm"
-_TOLD = "caused by {cause} about rank {culprit} (host {host}) on NIC {nic}, seen by rank {teller} in {kind}: {message}"
+_TOLD = (
+    "caused by {cause} about rank {culprit} (host {host}) on NIC {nic}, seen by rank {reporter} in {kind}: {message}"
+)
 _TOLD_RE = re.compile(
     r"caused by (?P<cause>\w+) about rank (?P<culprit>\d+|None) \(host (?P<host>[^)]*)\) on NIC (?P<nic>[^,]*), "
-    r"seen by rank (?P<teller>\d+) in"
+    r"seen by rank (?P<reporter>\d+) in"
 )
 
 
@@ -31,7 +33,7 @@ class Alarm(BaseException):
 class AlarmedStore:
     """A store in which every wait ends with Alarm once a rank has raised the job's alarm.
 
-    But for the last words of a set-up: who stood by then is waited for, and takes its part of the verdict.
+    But for the last words of a set-up: who stood by then is waited for, and takes its part of the checked.
     """
 
     def __init__(self, store: Any) -> None:
@@ -73,7 +75,7 @@ def report_of_run(run: GroupRun, rank: int) -> GroupReport:
     if run.failure is not None:
         return report_of(run.failure, run.group.kind, run.group.ranks, rank, **facts)
     name = "Hang" if hangs else ""
-    return GroupReport(kind=run.group.kind, ranks=run.group.ranks, teller=rank, error=name, cause=name, **facts)
+    return GroupReport(kind=run.group.kind, ranks=run.group.ranks, reporter=rank, error=name, cause=name, **facts)
 
 
 def report_of(error: BaseException, kind: str, ranks: tuple[int, ...], rank: int, **facts: Any) -> GroupReport:
@@ -82,18 +84,18 @@ def report_of(error: BaseException, kind: str, ranks: tuple[int, ...], rank: int
     told = _TOLD_RE.search(str(error)) if isinstance(error, (AbortedError, Alarm, JobError)) else None
     if told is not None:
         place: dict[str, Any] = {key: told[key] for key in ("cause", "host", "nic")}
-        culprit, teller = (None if told["culprit"] == "None" else int(told["culprit"])), int(told["teller"])
+        culprit, reporter = (None if told["culprit"] == "None" else int(told["culprit"])), int(told["reporter"])
     else:
-        culprit, teller, place = None, rank, {"cause": name}
+        culprit, reporter, place = None, rank, {"cause": name}
         if isinstance(error, HolmesError):
             place |= {"host": error.host, "nic": error.nic}
             says_of_itself = error.peer is None and isinstance(error, (JobError, NicError))
             culprit = _at(ranks, error.rank if says_of_itself else error.peer)
             seen_by = _at(ranks, error.rank)
-            teller = rank if seen_by is None else seen_by
+            reporter = rank if seen_by is None else seen_by
     facts = {"operations": 0, "checked_bytes": 0, "reported_s": time.monotonic(), **facts}
     return GroupReport(
-        kind=kind, ranks=ranks, error=name, culprit=culprit, teller=teller, message=str(error), **place, **facts
+        kind=kind, ranks=ranks, error=name, culprit=culprit, reporter=reporter, message=str(error), **place, **facts
     )
 
 
@@ -105,5 +107,5 @@ def passed_on(report: GroupReport) -> str:
     """The report for those that hear of it by an abort or alarm."""
     if _TOLD_RE.search(report.message) is not None:
         return report.message[report.message.index("caused by ") :]
-    fields = ("cause", "culprit", "host", "nic", "teller", "kind", "message")
+    fields = ("cause", "culprit", "host", "nic", "reporter", "kind", "message")
     return _TOLD.format(**{name: getattr(report, name) for name in fields})

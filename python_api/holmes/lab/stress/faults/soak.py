@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holmes.lab.stress.faults.catalogue import FAULTS
+from holmes.lab.stress.faults.check import Episode, EpisodeResult
 from holmes.lab.stress.faults.driver import Driver
-from holmes.lab.stress.faults.judge import Episode, Verdict
 from holmes.lab.stress.faults.leaks import descendants, driver_use, problems
 from holmes.lab.stress.faults.settings import FaultSettings
 from holmes.lab.stress.faults.table import SoakResult
@@ -54,23 +54,23 @@ def _run_all(settings: FaultSettings, driver: Driver, result: SoakResult, say: S
         gone_s = time.monotonic() - start_s
         if gone_s >= settings.seconds:
             return
-        episode, verdict = driver.run(number)
-        result.add(episode, verdict, time.monotonic() - start_s - gone_s)
+        episode, checked = driver.run(number)
+        result.add(episode, checked, time.monotonic() - start_s - gone_s)
         result.driver_uses.append(driver_use())
-        say(line_of(episode, verdict, gone_s, settings))
-        for problem in verdict.problems[:_SHOWN]:
+        say(line_of(episode, checked, gone_s, settings))
+        for problem in checked.problems[:_SHOWN]:
             say(f"  PROBLEM: {problem}")
-        if len(verdict.problems) > _SHOWN:
-            say(f"  and {len(verdict.problems) - _SHOWN} more")
-        if verdict.problems:
+        if len(checked.problems) > _SHOWN:
+            say(f"  and {len(checked.problems) - _SHOWN} more")
+        if checked.problems:
             say(f"  again: {settings.replay_command(number)}")
 
 
-def line_of(episode: Episode, verdict: Verdict, gone_s: float, settings: FaultSettings) -> str:
+def line_of(episode: Episode, checked: EpisodeResult, gone_s: float, settings: FaultSettings) -> str:
     """One episode in a line."""
     what = "; ".join(injection.what for injection in episode.injections) or "no fault: there was no place for it"
-    errors = ", ".join(f"{name} {count}" for name, count in sorted(verdict.errors.items()))
-    slowest = f", the last after {max(verdict.report_s.values()):.2f} s" if verdict.report_s else ""
-    outcome = f"reported by {len(verdict.report_s)} ranks{slowest} ({errors})" if errors else "survived"
-    state = "WRONG" if verdict.problems else "ok"
+    errors = ", ".join(f"{name} {count}" for name, count in sorted(checked.errors.items()))
+    slowest = f", the last after {max(checked.report_s.values()):.2f} s" if checked.report_s else ""
+    outcome = f"reported by {len(checked.report_s)} ranks{slowest} ({errors})" if errors else "survived"
+    state = "WRONG" if checked.problems else "ok"
     return f"[{gone_s:4.0f} of {settings.seconds:.0f} s] episode {episode.number} {state}: {what}: {outcome}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holmes.lab.stress.faults.catalogue import FAULTS
-from holmes.lab.stress.faults.judge import Episode, Verdict
+from holmes.lab.stress.faults.check import Episode, EpisodeResult
 from holmes.lab.stress.faults.settings import FaultSettings
 
 _SHOWN = 3  # problems of an episode
@@ -52,19 +52,19 @@ class SoakResult:
     checked_bytes: int = 0
     seconds: float = 0.0
 
-    def add(self, episode: Episode, verdict: Verdict, seconds: float) -> None:
+    def add(self, episode: Episode, checked: EpisodeResult, seconds: float) -> None:
         """Counts one episode."""
         names = [injection.fault for injection in episode.injections]
         row = self.rows.setdefault("+".join(sorted(names)) if len(names) > 1 else (names or ["none"])[0], Row())
         row.tried += 1
-        row.right += not verdict.problems
-        row.survived += verdict.outcome == "survived"
-        row.reported += verdict.outcome == "reported"
-        row.report_s += verdict.report_s.values()
-        for name, count in verdict.errors.items():
+        row.right += not checked.problems
+        row.survived += checked.outcome == "survived"
+        row.reported += checked.outcome == "reported"
+        row.report_s += checked.report_s.values()
+        for name, count in checked.errors.items():
             row.errors[name] = row.errors.get(name, 0) + count
-        if verdict.problems:
-            self.problems[episode.number] = list(verdict.problems)
+        if checked.problems:
+            self.problems[episode.number] = list(checked.problems)
         self.episodes += 1
         self.seconds += seconds
         for reports in episode.reports.values():

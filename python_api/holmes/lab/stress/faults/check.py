@@ -27,7 +27,7 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EpisodeResult:
     """`problems`: empty where all was as it must be; `outcome`: "survived" or "reported".
 
     `report_s`: seconds from the fault to each survivor's report; `errors`: how often each class was reported.
@@ -39,7 +39,7 @@ class Verdict:
     errors: Mapping[str, int]
 
 
-def judge(episode: Episode) -> Verdict:
+def check_episode(episode: Episode) -> EpisodeResult:
     """Looks at every report of every survivor."""
     expectations = [injection.expect for injection in episode.injections]
     must_fail = any(expect.must_fail for expect in expectations)
@@ -70,7 +70,7 @@ def judge(episode: Episode) -> Verdict:
             problems.append(f"some ranks failed, but ranks {silent} did not")
     if not has_failed and not problems:
         problems += _missing_warnings(episode)
-    return Verdict(tuple(problems), "reported" if has_failed else "survived", report_s, errors)
+    return EpisodeResult(tuple(problems), "reported" if has_failed else "survived", report_s, errors)
 
 
 def _problem_of(rank: int, report: GroupReport, episode: Episode, may_fail: bool) -> str:

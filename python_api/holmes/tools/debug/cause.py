@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Finding"]
+__all__ = ["Cause"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Cause:
     """One thing that is wrong.
 
     Attributes:

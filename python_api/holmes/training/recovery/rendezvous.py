@@ -1,4 +1,4 @@
-"""Board: what the processes of a job tell each other about generations, as keys of the job's store.
+"""Rendezvous: what the processes of a job tell each other about generations, as keys of the job's store.
 
 Generation g is an agreed list of members, which train together until it has ended, once, with a reason. Then all that
 are alive join g + 1, and the first to see that nobody is missing decides it, with one compare-and-set: whatever was
@@ -7,6 +7,7 @@ decided first counts for everybody.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -25,7 +26,7 @@ LEFT = "left at a boundary"  # why a generation ended that did not fail
 _OPEN = "?"  # value of a key that nobody has decided yet
 
 
-class Board:
+class Rendezvous:
     """One connection to the store; one thread at a time. Every method raises StoreLostError where it does not answer.
 
     Each takes at most `timeout_s`. The store is torch's TCPStore, served at `address` ("host:port").
@@ -36,6 +37,7 @@ class Board:
 
         host, port = parse_address(address)
         self.address = address
+        before = _descriptors()
         try:
             self.store: Any = TCPStore(
                 host, port, is_master=False, timeout=timedelta(seconds=connect_timeout_s), wait_for_workers=False
@@ -46,8 +48,9 @@ class Board:
                 f"store --port {port}`, on a host that outlives the job's, and check that no firewall is between"
             ) from error
         self.store.set_timeout(timedelta(seconds=timeout_s))
-        limited = [_limit_waits(int(name), port, timeout_s) for name in os.listdir("/proc/self/fd")]
-        assert any(limited), "this store's connection is not among the process's descriptors"
+        opened = _descriptors() - before
+        if not any([_limit_waits(descriptor, port, timeout_s) for descriptor, _ in opened]):
+            raise StoreLostError(f"no connection to the store at {address} among the descriptors that it opened")
         self._known: set[str] = set()  # keys that exist
 
     # --- who is there ---
@@ -156,10 +159,21 @@ class Board:
             raise StoreLostError(f"the job's store at {self.address} does not answer ({operation}): {error}") from error
 
 
+def _descriptors() -> set[tuple[int, str]]:
+    """This process's open descriptors and what each is; a socket's text has its inode, so none is taken for another."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, as is the listing's own
+            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
 def _limit_waits(descriptor: int, port: int, timeout_s: float) -> bool:
     """Lets reads and writes end, if this is a connection to `port`: torch's client waits for an answer as long as TCP.
 
-    Which takes a quarter of an hour where the network is cut, and forever where the server is stopped.
+    Which takes a quarter of an hour where the network is cut, and forever where the server is stopped. torch neither
+    gives its client's socket away nor bounds a reply (`set_timeout` is for keys that nobody has set), and process
+    groups need torch's own store; so the socket is looked for among what the client opened.
     """
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
