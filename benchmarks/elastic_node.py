@@ -19,7 +19,7 @@ def child(options: dict) -> None:
     os.setsid()  # a process group of its own: what is killed is all that the rank started
     os.environ.update(options["env"])
     if "serve" in options:
-        from holmes.training.recovery.serve import serve_store
+        from holmes.training.recovery.store import serve_store
 
         serve_store(options["serve"])
     else:

@@ -17,9 +17,9 @@ from topologies import two_clusters
 from torch import nn
 
 from holmes.lab.demo.ablation import Ablation, Measured
-from holmes.lab.demo.ablation_report import checks_of, print_ablation, rows_of, write_ablation
 from holmes.lab.demo.ablation_rows import ROWS, adapted, megatron_like, without_adapting, without_nic_choice
-from holmes.lab.demo.report import largest_difference
+from holmes.lab.demo.ablation_table import checks_of, print_ablation, rows_of, write_ablation
+from holmes.lab.demo.comparison import largest_difference
 from holmes.lab.demo.runs import Run, launch_here
 from holmes.lab.demo.settings import Settings
 from holmes.lab.demo.slow_compute import slow_down

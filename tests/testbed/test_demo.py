@@ -19,8 +19,8 @@ pytest.importorskip("torch")
 from rich.console import Console
 from topologies import two_clusters
 
+from holmes.lab.demo.comparison import check_runs, largest_difference
 from holmes.lab.demo.device import choose_device
-from holmes.lab.demo.report import check_runs, largest_difference
 from holmes.lab.demo.run_demo import planned_settings, run_demo
 from holmes.lab.demo.runs import Run, RunFailed, launch_here
 from holmes.lab.demo.settings import Settings

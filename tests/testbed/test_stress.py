@@ -16,7 +16,7 @@ from namespaces import needs_namespaces
 from holmes.lab.stress import GroupResult, RankResult, Settings, StressResult, WrongResultError
 from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.patterns import DTYPES, Patterns
-from holmes.lab.stress.report import rates, summary
+from holmes.lab.stress.summary import rates, summary
 from holmes.lab.testbed import Testbed
 from holmes_comm import HolmesError, LocalStore, init
 

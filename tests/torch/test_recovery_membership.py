@@ -218,7 +218,7 @@ def test_a_lost_store_is_named(peers):
 
 
 def test_a_stopped_store_is_named():
-    command = "import holmes.training.recovery.serve as s; s.serve_store(0, lambda port: print(port, flush=True))"
+    command = "import holmes.training.recovery.store as s; s.serve_store(0, lambda port: print(port, flush=True))"
     server = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True)
     try:
         rendezvous = Rendezvous(f"127.0.0.1:{server.stdout.readline().strip()}", 10, timeout_s=2)

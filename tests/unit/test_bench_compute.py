@@ -35,7 +35,7 @@ def test_measured_times_become_rates(tmp_path: Path) -> None:
     assert cores[1] == 1.0
     link = BENCHMARKS / "results" / "link-2.json"
     arguments = [str(rates), "--compute", str(found), "--link", f"ethernet={link}:holmes", "--shared-cores"]
-    done = CliRunner().invoke(load("tools.cli.calibrate:calibrate"), arguments)
+    done = CliRunner().invoke(load("tools.cli.simulate:calibrate"), arguments)
     assert done.exit_code == 0, done.output
     assert "core-seconds per GB" in done.output
     loaded = Rates.load(rates)
@@ -66,6 +66,6 @@ def test_a_rank_that_fails_ends_the_run_with_its_error() -> None:
 
 def test_shared_cores_need_a_measurement(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "rates.yaml"), "--compute-tflops", "100", "--shared-cores"]
-    done = CliRunner().invoke(load("tools.cli.calibrate:calibrate"), arguments)
+    done = CliRunner().invoke(load("tools.cli.simulate:calibrate"), arguments)
     assert done.exit_code == 2
     assert "--shared-cores needs --compute FILE" in done.output

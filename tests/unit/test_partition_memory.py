@@ -8,7 +8,7 @@ import pytest
 from partition_cases import PAPER_MODELS, brute_force, random_problem
 
 from holmes.planning.partition import Layer, PartitionProblem, Stage, best_partition, transformer_layers
-from holmes.planning.partition.schedule import in_flight
+from holmes.planning.schedule import in_flight
 
 
 def test_micro_batches_in_flight() -> None:

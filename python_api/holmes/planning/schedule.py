@@ -1,6 +1,12 @@
-"""The names of pipeline schedules: one set for the plan, the partition and the simulator."""
+"""Pipeline schedules: one set of names for plan, partition and simulator, and how many micro-batches a stage holds."""
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 #: "gpipe" (Huang et al., arXiv 1811.06965), "1f1b" (Narayanan et al., arXiv 2104.04473), "interleaved" (the same with
 #: several chunks of the model on each stage, as Megatron-LM runs it), "zb-h1" (Qi et al., arXiv 2401.10241).
@@ -17,3 +23,36 @@ def check_schedule(schedule: str, chunks: int) -> None:
         raise ValueError(
             f"chunks={chunks} needs schedule='interleaved', but it is {schedule!r}; use that schedule, or chunks=1"
         )
+
+
+@lru_cache(maxsize=4096)
+def in_flight(schedule: str, stages: int, chunks: int, micro_batches: int, stage: int) -> npt.NDArray[np.int64]:
+    """Micro-batches in flight of each chunk of `stage`, a row for each moment that may be the peak: (moments, chunks).
+
+    "gpipe": all micro-batches. "1f1b": min(stages - stage, micro_batches). "zb-h1" (Qi et al., arXiv 2401.10241): every
+    stage as the first of 1F1B. "interleaved" (Narayanan et al., arXiv 2104.04473), as Megatron-LM runs it:
+    (stages - stage - 1) * 2 + (chunks - 1) * stages chunk-forwards of warm-up, micro-batches in groups of
+    `stages`.
+    """
+    if schedule != "interleaved":
+        most = {"gpipe": micro_batches, "1f1b": stages - stage, "zb-h1": stages}[schedule]
+        return np.array([[min(most, micro_batches)]])
+    order = [
+        chunk
+        for first in range(0, micro_batches, stages)
+        for chunk in range(chunks)
+        for _ in range(first, min(first + stages, micro_batches))
+    ]
+    forward = np.eye(chunks, dtype=np.int64)[order]
+    backward = forward[:, ::-1]
+    held = min((stages - stage - 1) * 2 + (chunks - 1) * stages + 1, len(order))
+    done_forward = np.cumsum(forward, axis=0)[held - 1 :]
+    done_backward = np.vstack([np.zeros((1, chunks), np.int64), np.cumsum(backward, axis=0)])[: len(done_forward)]
+    return _undominated(np.unique(done_forward - done_backward, axis=0))
+
+
+def _undominated(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Rows that no other row reaches in every column: only they can be the peak."""
+    reached = np.asarray((rows[None, :, :] >= rows[:, None, :]).all(axis=2))
+    np.fill_diagonal(reached, False)
+    return rows[~reached.any(axis=1)]

@@ -7,12 +7,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from holmes.cluster.probe.exchange import Exchange
-from holmes.cluster.probe.links import measure_links
-from holmes.cluster.probe.meter import Meter, slot_s
+from holmes.cluster.probe.meter import Meeting, Meter, slot_s
 from holmes.cluster.probe.pairs import Round, pack, tournament
 from holmes.cluster.probe.stream import Window
 from holmes.cluster.topology import ROUTED, Fabric, Host, Link, Topology, TopologyFinding, make_topology
-from holmes.cluster.topology.measured import PairRate, measured_fabrics, pairs_of, parts_of, questions, slow_hosts
+from holmes.cluster.topology.measured import (
+    PairRate,
+    measured_fabrics,
+    pairs_of,
+    parts_of,
+    questions,
+    rounded,
+    slow_hosts,
+)
 
 _LEAST_S, _MOST_S = 0.12, 0.4  # of one direction's stream
 _WARM_SHARE = 0.35
@@ -91,3 +98,40 @@ def _measured(
 ) -> list[PairRate]:
     meetings = [[(fabrics[index], one, other) for index, one, other in pairs] for pairs in rounds]
     return [pair for measured in meter.measure(meetings) for pair in measured]
+
+
+_MOST_PAIRS = 8  # of two clusters at once: more would only load the machines
+
+
+def measure_links(meter: Meter, topology: Topology, most_rounds: int) -> list[Link]:
+    """Collective. The links between clusters, in their order; a sample of them where there are many.
+
+    Takes two rounds for each round of a tournament of the clusters, at most `most_rounds` in all, but at least two.
+    """
+    order = {cluster.name: place for place, cluster in enumerate(topology.clusters)}
+    members = {
+        cluster.name: [topology.host_named(name).host_id for name in cluster.hosts] for cluster in topology.clusters
+    }
+    links: list[Link] = []
+    for pairs in tournament(list(order), max(1, most_rounds // 2)):
+        crowds: dict[tuple[str, str], list[Meeting]] = {}
+        for one, other in (sorted(pair, key=order.__getitem__) for pair in pairs):
+            shared = topology.fabrics_between([*members[one], *members[other]])
+            if shared:
+                meetings = [(shared[0], a, b) for a, b in zip(members[one], members[other], strict=False)]
+                crowds[one, other] = meetings[:_MOST_PAIRS]
+        if not crowds:
+            continue
+        alone = _by_hosts(meter.measure([[crowd[0] for crowd in crowds.values()]])[0])
+        together = _by_hosts(meter.measure([[meeting for crowd in crowds.values() for meeting in crowd]])[0])
+        for clusters, crowd in crowds.items():
+            first = alone.get(frozenset(crowd[0][1:]))
+            rates = [together[hosts].gbps for _, *both in crowd if (hosts := frozenset(both)) in together]
+            if first is not None and len(rates) == len(crowd):
+                numbers = (rounded(first.gbps), rounded(first.latency_s), len(crowd), rounded(sum(rates)))
+                links.append(Link(clusters, crowd[0][0].name, *numbers))
+    return sorted(links, key=lambda link: (order[link.clusters[0]], order[link.clusters[1]]))
+
+
+def _by_hosts(pairs: list[PairRate]) -> dict[frozenset[str], PairRate]:
+    return {frozenset(pair.hosts): pair for pair in pairs}

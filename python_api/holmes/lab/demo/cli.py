@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from holmes.lab.demo.report import Check
+    from holmes.lab.demo.comparison import Check
 
 
 def demo(
@@ -79,7 +79,7 @@ def demo(
 
 def _ablation(console: Console, out: Path, steps: int | None, rounds: int) -> list[Check]:
     from holmes.lab.demo.ablation import SETTINGS, run_ablation
-    from holmes.lab.demo.ablation_report import checks_of, print_ablation, rows_of, write_ablation
+    from holmes.lab.demo.ablation_table import checks_of, print_ablation, rows_of, write_ablation
     from holmes.lab.demo.run_demo import testbed_launch
 
     found = run_ablation(replace(SETTINGS, steps=steps or SETTINGS.steps), rounds, testbed_launch, console)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from holmes.lab.demo.report import Check, check_runs, print_report, write_result
+from holmes.lab.demo.comparison import Check, check_runs, print_report, write_result
 from holmes.lab.demo.runs import Launch, Run, launch_here
 from holmes.lab.demo.settings import Settings
 from holmes.lab.demo.timeline import draw_timeline

@@ -1,7 +1,7 @@
 """Stress: communication shaped like training, on planned groups and NICs, every result checked (docs/stress.md).
 
 Flow: topology -> plan -> one communicator per group (groups) -> one loop per kind of group, all at once (loops), with
-data whose results are known (patterns) -> what every rank moved and found (report).
+data whose results are known (patterns) -> what every rank moved and found (summary).
 """
 
 from holmes.lab.stress.result import GroupResult, RankResult, StressResult, WrongResultError

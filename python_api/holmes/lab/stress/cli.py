@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 
 from holmes.lab.stress import RankResult, Settings, StressResult, run_stress
-from holmes.lab.stress.gather import gather_results
 from holmes.lab.stress.loops import Loop
-from holmes.lab.stress.report import print_result, progress_line, rates, summary
+from holmes.lab.stress.run import gather_results
+from holmes.lab.stress.summary import print_result, progress_line, rates, summary
 from holmes.tools.bench import parse_bytes
 from holmes.tools.job_store import in_job, join_job
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
+import holmes_comm
 from holmes.lab.stress.faults import FAULTS, FaultSettings, run_faults
-from holmes.lab.stress.faults.machine import describe_machine
 from holmes.lab.stress.faults.peers import PEERS, peer_markdown, run_peers
 
 
@@ -71,3 +75,22 @@ def stress_with_faults(
         save.with_suffix(".md").write_text(markdown, encoding="utf-8")
     typer.echo(json.dumps(found, indent=1) if as_json else markdown)
     return code
+
+
+def _without_save(words: list[str]) -> list[str]:
+    """A path is of one machine."""
+    at = words.index("--save") if "--save" in words else len(words)
+    return words[:at] + words[at + 2 :]
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processors, kernel, versions, load and date, for result files; no names of hosts."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "processors": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "holmes_comm": holmes_comm.__version__,
+        "load_average": [round(value, 1) for value in os.getloadavg()],
+        "command": " ".join(["holmes", *_without_save(sys.argv[1:])]),
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +13,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from holmes.lab.testbed.errors import SpecError, TestbedError
 from holmes.lab.testbed.launch import Testbed
 from holmes.lab.testbed.spec import Spec, builtin_specs, load_spec
-from holmes.lab.testbed.stream import LogStream
 
 app = typer.Typer(no_args_is_help=True, help="Emulated nodes and clusters on this machine, without root.")
 _SpecOption = Annotated[str, typer.Option("--spec", "-s", help="A built-in spec's name or a YAML file.")]
@@ -119,3 +120,25 @@ def _table(spec: Spec) -> Table:
 
 def _exit_on_signal(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+
+
+class LogStream:
+    """Prints lines as "[node/rank n] line"; coloured by node on a terminal. Thread safe."""
+
+    def __init__(self, nodes: list[str], console: Console | None = None) -> None:
+        self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._colours = {node: _COLOURS[index % len(_COLOURS)] for index, node in enumerate(nodes)}
+        self._lock = threading.Lock()
+
+    def __call__(self, rank: int, node: str, line: str) -> None:
+        """Prints one line of a rank."""
+        prefix = f"[{node}/rank {rank}] "
+        with self._lock:
+            if self._console.is_terminal:
+                self._console.print(Text(prefix, style=self._colours[node]) + Text.from_ansi(line), soft_wrap=True)
+            else:
+                self._console.file.write(f"{prefix}{line}\n")
+                self._console.file.flush()

@@ -1,6 +1,6 @@
 """Groups: which ranks make up each group, in which order, and the NICs that they share.
 
-Flow: sizes (what fits) -> rank_order (over clusters) -> rank_grid (ranks of each kind of group) -> reach (networks that
+Flow: sizes (what fits) -> rank_grid (order over clusters, ranks of each kind of group) -> reach (networks that
 their hosts share) -> group.
 """
 

@@ -1,6 +1,6 @@
 """Partition: how many layers each pipeline stage gets. Needs numpy only.
 
-By rule (rules.py); with the least bottleneck (optimum.py, its steps window.py, equal.py, listed.py and search.py); and
+By rule (rules.py); with the least bottleneck (optimum.py, its steps window.py, equal.py and search.py); and
 again from a run's timings (replan.py).
 """
 

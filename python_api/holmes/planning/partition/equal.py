@@ -13,7 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from holmes.planning.partition.chain import best_chain
-from holmes.planning.partition.memory_fit import cuts_of, starts
+from holmes.planning.partition.memory import cuts_of, starts
 from holmes.planning.partition.problem import Floats, Ints, PartitionProblem, partition_at
 from holmes.planning.partition.rules import split_evenly
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 from holmes.planning.partition.equal import best_of_equal
-from holmes.planning.partition.listed import best_listed, order
-from holmes.planning.partition.memory_error import memory_error
-from holmes.planning.partition.memory_fit import starts
+from holmes.planning.partition.memory import memory_error, starts
 from holmes.planning.partition.problem import Partition, PartitionProblem, partition_at
-from holmes.planning.partition.search import searched
+from holmes.planning.partition.search import best_listed, order, searched
 from holmes.planning.partition.window import Window
 
 LISTED_PARTITIONS = 100_000  # interleaved problems with at most so many partitions are solved by trying all: under 1 s

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holmes.planning.partition.rules import check_counts
-from holmes.planning.partition.schedule import in_flight
-from holmes.planning.schedule import check_schedule
+from holmes.planning.schedule import check_schedule, in_flight
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -13,8 +13,7 @@ import numpy as np
 from holmes import files
 from holmes.cluster.topology import Cluster, Topology
 from holmes.planning.groups.group import Group, Groups
-from holmes.planning.groups.rank_grid import KINDS, RankGrid, check_kind
-from holmes.planning.groups.rank_order import order_ranks, ordered_clusters
+from holmes.planning.groups.rank_grid import KINDS, RankGrid, check_kind, order_ranks, ordered_clusters
 from holmes.planning.groups.rank_text import short
 from holmes.planning.groups.reach import HostRanks, Network, Reach
 from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, problems

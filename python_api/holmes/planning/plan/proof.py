@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from holmes.cluster.topology import Topology
+from holmes.cluster.topology import Host, Topology
 from holmes.planning.groups.rank_grid import KINDS, Ints, check_kind
 from holmes.planning.groups.rank_text import short
 from holmes.planning.groups.reach import Reach, Shared
+from holmes.planning.groups.sizes import Limits, Sizes, fixes, problems
 from holmes.planning.plan.plan import Plan
-from holmes.planning.plan.proof_fix import nearest_fix, sizes_of
-from holmes.planning.plan.proof_plan import plan_differs
 
 GroupLists = Mapping[str, Sequence[Sequence[int]]]
 
@@ -198,3 +197,68 @@ def _problem(kind: str, networks: int, clusters: Sequence[int], reach: Reach) ->
     slowdown = min(rates) / rails.rate_gbps
     own = next(own for own in inside if own.rate_gbps == min(rates))
     return f"{text} instead of {own.reason}: its bytes take {slowdown:.3g} times as long", slowdown
+
+
+def sizes_of(size_of: Mapping[str, int], world_size: int) -> Sizes:
+    """The parallel sizes that groups of these sizes by kind were made with; kinds that are not there count as 1."""
+    tensor, context = size_of.get("tp", 1), size_of.get("cp", 1)
+    data = size_of.get("dp", 1)
+    pipeline = size_of.get("pp") or max(world_size // (tensor * context * data), 1)
+    experts = "ep" in size_of or "expt_tp" in size_of
+    return Sizes(tensor, context, pipeline, size_of.get("ep", 1), size_of.get("expt_tp", 1) if experts else None)
+
+
+def nearest_fix(topology: Topology, sizes: Sizes) -> str:
+    """In words, for groups of these sizes."""
+    limits = Limits.of(topology)
+    if not problems(limits, sizes):
+        return (
+            f"these sizes fit ({sizes.text()}), in another order of ranks: holmes.plan_for(topology, {sizes.text()}, "
+            "...) gives it"
+        )
+    return "; or ".join(fixes(topology, limits, sizes))
+
+
+Difference = tuple[str, int, tuple[int, ...], str]  # kind or "plan", groups or hosts, ranks, what is wrong
+
+
+def plan_differs(plan: Plan, topology: Topology, reach: Reach) -> list[Difference]:
+    """All differences: ranks on other hosts, NICs that a host does not have, groups on a network of another class."""
+    if plan.world_size != topology.world_size:
+        return [("plan", 1, (), f"it is for {plan.world_size} ranks, the topology has {topology.world_size}")]
+    hosts = {host.ranks: host for host in topology.hosts}
+    moved = [host for host in plan.hosts if host.ranks not in hosts]
+    if moved:
+        there = topology.host_of(moved[0].ranks[0]).name
+        problem = f"ranks of {moved[0].name} are not those of one host of the topology (the first is on {there})"
+        return [("plan", len(moved), moved[0].ranks, problem)]
+    by_number = [hosts[host.ranks] for host in plan.hosts]
+    return [*_nics(plan, by_number), *_networks(plan, reach)]
+
+
+def _nics(plan: Plan, hosts: list[Host]) -> Iterator[Difference]:
+    for network in plan.networks:
+        classes = {network.nic_class} | ({"roce_v2", "roce_v1"} if network.nic_class == "ethernet" else set())
+        for number, nic in network.nics.items():
+            host = hosts[number]
+            if not any(port.name == nic and port.nic_class in classes for port in host.ports):
+                has = ", ".join(f"{port.name} ({port.nic_class})" for port in host.ports) or "no usable NIC"
+                problem = f"host {host.name} has no NIC {nic} of class {network.nic_class}; it has {has}"
+                yield ("plan", 1, host.ranks, problem)
+
+
+def _networks(plan: Plan, reach: Reach) -> Iterator[Difference]:
+    for kind in KINDS:
+        if plan.grid.size_of(kind) == 1:
+            continue
+        ranks = plan.groups(kind).ranks
+        ours, theirs = plan.reach.shared(ranks), reach.shared(ranks)
+        pairs: dict[tuple[int, int], list[int]] = {}
+        for row, pair in enumerate(zip(ours.networks.tolist(), theirs.networks.tolist(), strict=True)):
+            if not ours.one_host[row]:
+                pairs.setdefault(pair, []).append(row)
+        for (planned, found), rows in pairs.items():
+            plans, finds = plan.reach.rails(planned), reach.rails(found)
+            if plans.nic_class != finds.nic_class:
+                problem = f"planned on {plans.reason}, but the best network in the topology is {finds.reason}"
+                yield (kind, len(rows), tuple(ranks[rows[0]].tolist()), problem)

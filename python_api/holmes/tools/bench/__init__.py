@@ -6,9 +6,9 @@ from holmes.tools.bench.launch import launch
 from holmes.tools.bench.measurement import Measurement
 from holmes.tools.bench.operations import OPERATIONS, Case, Operation
 from holmes.tools.bench.peer import Context, Peer, PeerError
-from holmes.tools.bench.plot import check_plotting
 from holmes.tools.bench.rank import own_rank, run_rank
 from holmes.tools.bench.settings import PEERS, Output, Settings, parse_bytes
+from holmes.tools.bench.tables import check_plotting
 
 __all__ = [
     "OPERATIONS",

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holmes.tools.bench import plot, report
+from holmes.tools.bench import tables
 from holmes.tools.bench.control import Control
 from holmes.tools.bench.harness import measure
 from holmes.tools.bench.measurement import Measurement
@@ -97,7 +97,7 @@ def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool
         if ranks < operation.least_ranks:
             continue
         if rank == 0:
-            print(report.header(name, ranks, settings.peers), flush=True)
+            print(tables.header(name, ranks, settings.peers), flush=True)
             for peer in peers:
                 if reason := peer.unsupported(Case(operation, 0, DTYPES[settings.dtype], settings.op, rank, ranks)):
                     print(f"# {peer.name}: skipped, {reason}", flush=True)
@@ -107,17 +107,17 @@ def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool
             measurements += done
             if rank == 0:
                 for measurement in done:
-                    print(report.line(measurement, settings.peers), flush=True)
+                    print(tables.line(measurement, settings.peers), flush=True)
     wrong = sum(measurement.wrong_elements for measurement in measurements)
     good = bool(measurements) and wrong == 0
     if rank == 0:
         outcome = "OK" if good else "FAILED"
         print(f"# {len(measurements)} measurements, {wrong} wrong elements: {outcome}", flush=True)
-        document = report.document(output.command, dataclasses.asdict(settings), ranks, facts, measurements)
+        document = tables.document(output.command, dataclasses.asdict(settings), ranks, facts, measurements)
         if output.json_path is not None:
             Path(output.json_path).write_text(json.dumps(document, indent=1) + "\n")
         if output.plot_path is not None:
-            plot.draw(Path(output.plot_path), document)
+            tables.draw(Path(output.plot_path), document)
     for peer in peers:
         peer.teardown()
     control.leave()

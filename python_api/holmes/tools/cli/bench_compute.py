@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from holmes.tools.bench.compute import ComputeSettings, run_compute
-from holmes.tools.bench.report import compute_document
+from holmes.tools.bench.tables import compute_document
 
 
 def compute(

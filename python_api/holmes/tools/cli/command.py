@@ -37,7 +37,7 @@ SUBCOMMANDS = {
         "Predict a plan's step time, bubble and bottleneck link; no GPU.",
     ),
     "simulate calibrate": (
-        "tools.cli.calibrate:calibrate",
+        "tools.cli.simulate:calibrate",
         "Rates for the simulator from `holmes bench` files.",
     ),
     "env": ("tools.cli.env:env", "The environment variables that Holmes reads, and what is set here."),

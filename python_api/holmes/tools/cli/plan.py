@@ -1,4 +1,4 @@
-"""`holmes plan`: what a plan says, and the proof that groups keep to their networks."""
+"""`holmes plan`: what a plan says, the proof that groups keep to their networks, a plan in a framework's words."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from holmes.planning.groups.rank_text import from_text
 from holmes.planning.plan.file import KIND
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import GroupLists, Proof, check
-from holmes.tools.cli.plan_export import export
 from holmes.tools.cli.plan_search import explain, search
+from holmes.training.integrations.export import FORMATS, export_plan
+from holmes.training.integrations.start_order import hosts_in_order
 
 app = typer.Typer(no_args_is_help=True, help="Plans: the search for the fastest one, what they say, and their proof.")
 app.callback(invoke_without_command=True)(search)
 app.command("explain")(explain)
-app.command("export")(export)
 
 
 @app.command("show")
@@ -92,3 +92,26 @@ def _groups_in(path: Path) -> Plan | GroupLists:
         kind: [from_text(ranks) if isinstance(ranks, (str, int)) else tuple(ranks) for ranks in listed]
         for kind, listed in data["groups"].items()
     }
+
+
+@app.command("export")
+def export(
+    plan: Annotated[Path, typer.Argument(help="A saved plan, .yaml or .json.")],
+    to: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")],
+) -> None:
+    """Print a plan as Megatron-LM arguments, DeepSpeed or torchtitan settings, or FlagScale's YAML.
+
+    They hold for ranks numbered in the plan's order; where ranks are numbered otherwise, standard error says in which
+    order to start hosts for that.
+    """
+    try:
+        loaded = Plan.load(plan)
+        text = export_plan(loaded, to)
+        hosts = [] if to == "json" or loaded.order == tuple(range(loaded.world_size)) else hosts_in_order(loaded)
+    except (ValueError, OSError) as error:
+        typer.echo(f"holmes plan export: {error}", err=True)
+        raise typer.Exit(2) from None
+    if hosts:
+        listed = ", ".join(f"{host} ({ranks} rank{'s' if ranks > 1 else ''})" for host, ranks in hosts)
+        typer.echo(f"start hosts in this order: {listed}", err=True)
+    typer.echo(text, nl=False)

@@ -15,7 +15,7 @@ def store(
     Start it on a host that outlives those that train, and give them HOLMES_STORE=host:port. Everybody who reaches the
     port can end the job: keep it inside the cluster's network.
     """
-    from holmes.training.recovery.serve import serve_store
+    from holmes.training.recovery.store import serve_store
 
     try:
         serve_store(port, lambda used: typer.echo(f"serving the store on port {used}"))

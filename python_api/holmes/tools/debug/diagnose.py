@@ -10,8 +10,8 @@ from holmes.tools.debug.failures import is_part, other_failure, what_failed
 from holmes.tools.debug.members import Communicator, JobRecord, Member, jobs_of
 from holmes.tools.debug.record import ProcessRecord
 from holmes.tools.debug.sources import Silent
+from holmes.tools.debug.text import doing, in_operation, name_of, names_of, place_of, seconds
 from holmes.tools.debug.waits import ABSENT, LINK, Wait, waits_of
-from holmes.tools.debug.words import doing, in_operation, name_of, names_of, place_of, seconds
 
 __all__ = ["diagnose", "diagnose_job"]
 

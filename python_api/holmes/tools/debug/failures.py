@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from holmes.tools.debug.cause import Cause
 from holmes.tools.debug.members import Communicator, Member
 from holmes.tools.debug.record import Operation, View
-from holmes.tools.debug.words import name_of, names_of, place_of
+from holmes.tools.debug.text import name_of, names_of, place_of
 
 __all__ = ["is_part", "other_failure", "what_failed"]
 

@@ -8,8 +8,13 @@ from holmes.training.integrations.deepspeed import deepspeed_partition, deepspee
 from holmes.training.integrations.device_mesh import device_mesh
 from holmes.training.integrations.export import FORMATS, export_plan
 from holmes.training.integrations.flagscale import flagscale_config, flagscale_hostfile
-from holmes.training.integrations.megatron import initialize_megatron, megatron_groups, megatron_process_groups
-from holmes.training.integrations.megatron_arguments import megatron_arguments, megatron_layout
+from holmes.training.integrations.megatron import (
+    initialize_megatron,
+    megatron_arguments,
+    megatron_groups,
+    megatron_layout,
+    megatron_process_groups,
+)
 from holmes.training.integrations.nics import planned_nics
 from holmes.training.integrations.requirements import NotExpressible
 from holmes.training.integrations.start_order import hosts_in_order, renumbered, start_in_plan_order

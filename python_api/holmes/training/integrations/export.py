@@ -11,7 +11,7 @@ import yaml
 from holmes.planning.plan.plan import Plan
 from holmes.training.integrations.deepspeed import deepspeed_partition
 from holmes.training.integrations.flagscale import flagscale_config, flagscale_hostfile
-from holmes.training.integrations.megatron_arguments import megatron_arguments
+from holmes.training.integrations.megatron import megatron_arguments
 from holmes.training.integrations.start_order import renumbered
 from holmes.training.integrations.torchtitan import torchtitan_parallelism
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holmes.training.recovery.errors import ReplacedError, TooFewRanksError
-from holmes.training.recovery.liveness import Liveness
 from holmes.training.recovery.member import Member, choose
 from holmes.training.recovery.rendezvous import Rendezvous
+from holmes.training.recovery.watch import Liveness
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.05  # between two looks at the store while others are awaited

@@ -19,10 +19,10 @@ from holmes.planning.plan.plan import Plan
 from holmes.training.recovery.agreement import Decision
 from holmes.training.recovery.checkpoints import Checkpoints
 from holmes.training.recovery.generation import Generation, Regroup
-from holmes.training.recovery.interruptible_store import InterruptibleStore
 from holmes.training.recovery.member import Member
 from holmes.training.recovery.rebuild import abort_groups, drop_groups, start_groups
 from holmes.training.recovery.rendezvous import LEFT, Rendezvous
+from holmes.training.recovery.store import InterruptibleStore
 from holmes.training.recovery.watch import Watch
 from holmes_comm.errors import CommunicatorError, HolmesError, NicError
 

@@ -1,8 +1,8 @@
 """Injected faults: what a stress run on the testbed survives, and what it reports otherwise (docs/stress.md).
 
-Flow: a seed and a number -> the faults of one episode (choose, catalogue) -> long-lived rank processes load the network
-(worker) while the driver injects them (driver, inject) -> what every rank reported is judged (check) -> what is
-left behind (leaks) -> one table (report).
+Flow: a seed and a number -> the faults of one episode (catalogue) -> long-lived rank processes load the network
+(worker) while the driver injects them (driver) -> what every rank reported is checked (check) -> what is
+left behind (leaks) -> one table (table).
 """
 
 from holmes.lab.stress.faults.catalogue import FAULTS

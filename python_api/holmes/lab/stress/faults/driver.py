@@ -14,9 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from holmes.cluster.topology.file import from_dict
-from holmes.lab.stress.faults.catalogue import Injection
+from holmes.lab.stress.faults.catalogue import Injection, choose_faults
 from holmes.lab.stress.faults.check import Episode, EpisodeResult, check_episode
-from holmes.lab.stress.faults.choose import choose_faults
 from holmes.lab.stress.faults.false_clock import FalseClock
 from holmes.lab.stress.faults.folder_store import FolderStore
 from holmes.lab.stress.faults.messages import STACKS_SIGNAL, GroupReport, heard

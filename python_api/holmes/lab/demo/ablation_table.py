@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from holmes.lab.demo.ablation import Ablation, Measured
-from holmes.lab.demo.report import LOSS_TOLERANCE, Check, largest_difference
+from holmes.lab.demo.comparison import LOSS_TOLERANCE, Check, largest_difference
 from holmes.lab.demo.run_demo import emulated
-from holmes.tools.bench.report import facts
+from holmes.tools.bench.tables import facts
 
 AHEAD_OF_MEGATRON = 1.38
 BEHIND_ONE_CLUSTER = 0.15

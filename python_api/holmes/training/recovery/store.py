@@ -1,7 +1,12 @@
-"""A store whose waits end when the generation fails: setting up process groups then ends too, on every rank."""
+"""The job's store: as a process of its own, and as a generation sees it.
+
+For a generation its waits end when that fails: setting up process groups then ends too, on every rank.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -72,3 +77,21 @@ class InterruptibleStore(dist.Store):
         reason = self._failure()
         if reason is not None:
             raise GenerationFailed(reason)
+
+
+def serve_store(port: int, on_ready: Callable[[int], None] = lambda port: None) -> None:
+    """Serves torch's TCPStore on all addresses until SIGTERM or SIGINT. `port` 0: a free one; `on_ready` gets it.
+
+    Raises OSError where the port is taken.
+    """
+    from torch.distributed import DistNetworkError, TCPStore
+
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    try:
+        store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+    except DistNetworkError as error:
+        raise OSError(f"cannot serve a store on port {port}: {error}; choose another with --port") from error
+    on_ready(store.port)
+    done.wait()
