@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from holmes_comm.errors import UsageError
+
 SUFFIXES = (".yaml", ".yml", ".json")
 # Ten times as fast where PyYAML has them: the topology of 100,000 ranks is a large file.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -43,22 +45,22 @@ def load(path: str | Path) -> dict[str, Any]:
         text = path.read_text()
         data = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_LOADER)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
+        raise UsageError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
     if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a mapping, but holds {type(data).__name__}")
+        raise UsageError(f"{path} must hold a mapping, but holds {type(data).__name__}")
     return data
 
 
 def check_kind(data: Mapping[str, Any], kind: str, version: int) -> None:
     """Raises ValueError unless `data` says it is a `kind` of this version."""
     if data.get("kind") != kind:
-        raise ValueError(f"expected a '{kind}' file, but it says kind: {data.get('kind')!r}")
+        raise UsageError(f"expected a '{kind}' file, but it says kind: {data.get('kind')!r}")
     if data.get("version") != version:
-        raise ValueError(f"{kind} version {data.get('version')!r} is unknown; this release reads version {version}")
+        raise UsageError(f"{kind} version {data.get('version')!r} is unknown; this release reads version {version}")
 
 
 def _checked(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: the name must end in one of {', '.join(SUFFIXES)}")
+        raise UsageError(f"{path}: the name must end in one of {', '.join(SUFFIXES)}")
     return path

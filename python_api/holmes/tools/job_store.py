@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from holmes.cluster.topology.contradictions import some
+from holmes_comm.errors import UnreachableError, UsageError
 
 _LEAVE_S = 10.0
 
@@ -40,16 +41,18 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
     try:
         store, rank, size = _meet(timedelta(seconds=join_timeout_s))
         store.set(f"{name}/here/{rank}", "")
+    except UsageError:
+        raise
     except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise ConnectionError(
+        raise UnreachableError(
             f"rank {os.environ.get('RANK')} cannot meet the others at {place} (MASTER_ADDR:MASTER_PORT): {error}; "
             "check that rank 0 runs there, that the name resolves to it on this host, and that no firewall is between"
         ) from error
     if rank == 0:
         missing = [other for other in range(size) if not _is_there(store, f"{name}/here/{other}", deadline_s)]
         if missing:
-            raise ConnectionError(
+            raise UnreachableError(
                 f"of {size} ranks, {some(map(str, missing))} did not come "
                 f"within {join_timeout_s:g} s; look at their output, and whether they reach "
                 f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -74,7 +77,7 @@ def _meet(timeout: timedelta) -> tuple[Any, int, int]:
         rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         address = os.environ["MASTER_ADDR"]
     except KeyError as error:
-        raise ValueError(f"WORLD_SIZE is set, but not {error.args[0]}; start the job with torchrun") from None
+        raise UsageError(f"WORLD_SIZE is set, but not {error.args[0]}; start the job with torchrun") from None
     served_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = rank == 0 and not served_by_torchrun
     store = TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False)

@@ -13,6 +13,7 @@ from holmes.planning.groups.group import Group
 from holmes.planning.groups.rank_grid import KINDS, check_kind
 from holmes.planning.groups.rank_text import short
 from holmes.planning.plan.plan import Plan
+from holmes_comm.errors import JobError, UsageError
 
 
 class ProcessGroups(Mapping[str, dist.ProcessGroup]):
@@ -50,7 +51,7 @@ def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | N
     chooses by itself. Raises ValueError where the plan is for another number of ranks, or a kind does not exist.
     """
     if plan.world_size != (size := dist.get_world_size()):
-        raise ValueError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")
+        raise UsageError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")
     wanted = set(default_kinds(plan) if kinds is None else kinds)
     for kind in wanted:
         check_kind(kind)
@@ -113,7 +114,7 @@ def _keep_order(plan: Plan, kinds: Iterable[str]) -> dict[str, Any]:
         ranks = plan.groups(kind).ranks
         unsorted = (ranks[:, 1:] < ranks[:, :-1]).any(axis=1)
         if unsorted.any():
-            raise RuntimeError(
+            raise JobError(
                 f"the plan needs group {short(ranks[int(unsorted.argmax())].tolist())} in this order, but this torch "
                 "sorts ranks; use a torch whose new_group has sort_ranks (2.13 has), or start ranks cluster by cluster"
             )

@@ -10,16 +10,17 @@ from torch.distributed.distributed_c10d import _get_default_store
 from holmes.cluster.probe import discover_topology
 from holmes.cluster.topology import Topology
 from holmes.planning.plan.plan import Plan, plan_for
+from holmes_comm.errors import UsageError
 
 
 def gather_topology(timeout_s: float = 3.0, measure_s: float = 1.0) -> Topology:
     """Collective over the default group: what all ranks discover, every fabric confirmed and measured; equal on all.
 
     `timeout_s` bounds one connection attempt, `measure_s` the tournaments of the measurement, which in all takes about
-    twice that; 0 measures nothing (docs/topology.md). Raises RuntimeError before `init_process_group`.
+    twice that; 0 measures nothing (docs/topology.md). Raises UsageError before `init_process_group`.
     """
     if not dist.is_initialized():
-        raise RuntimeError('no process group yet; call torch.distributed.init_process_group("holmes") first')
+        raise UsageError('no process group yet; call torch.distributed.init_process_group("holmes") first')
     store, rank = _get_default_store(), dist.get_rank()
     # Counted in the store: of processes that met later, one may have called this oftener than another.
     call = store.add(f"holmes/topology/calls/{rank}", 1)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holmes.cluster.probe.reach import family
+from holmes_comm.errors import UsageError
 
 _CHUNK_BYTES = 1 << 18
 _ROUND_TRIPS = 11
@@ -183,11 +184,11 @@ def _hello(connection: socket.socket, token: str, meeting: str, timeout_s: float
     connection.settimeout(timeout_s)
     head = _exactly(connection, _TOKEN_BYTES + 2)
     if head[:_TOKEN_BYTES] != token.encode().ljust(_TOKEN_BYTES):
-        raise ValueError("wrong token")
+        raise UsageError("wrong token")
     text = _exactly(connection, struct.unpack("!H", head[_TOKEN_BYTES:])[0]).decode()
     name, _, direction = text.rpartition("/")
     if name != meeting or direction not in ("there", "back"):
-        raise ValueError("another meeting's")
+        raise UsageError("another meeting's")
     return direction
 
 

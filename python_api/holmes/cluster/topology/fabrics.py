@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from holmes.cluster.topology.parts import ROUTED, Fabric, Host, NodeInventory, Port
+from holmes_comm.errors import UsageError
 
 
 def merge_hosts(inventories: Sequence[NodeInventory]) -> tuple[Host, ...]:
@@ -16,7 +17,7 @@ def merge_hosts(inventories: Sequence[NodeInventory]) -> tuple[Host, ...]:
     """
     ranks = sorted(inventory.rank for inventory in inventories)
     if ranks != list(range(len(inventories))):
-        raise ValueError(f"inventories must be of ranks 0 to {len(inventories) - 1}, once each; got {ranks}")
+        raise UsageError(f"inventories must be of ranks 0 to {len(inventories) - 1}, once each; got {ranks}")
     by_host: dict[str, list[NodeInventory]] = {}
     for inventory in sorted(inventories, key=lambda item: item.rank):
         by_host.setdefault(inventory.host_id, []).append(inventory)

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from holmes_comm.errors import UsageError
+
 
 class Entry:
     """One mapping of a file; `where` is its place in it ("hosts[3].ports[0]")."""
@@ -15,13 +17,13 @@ class Entry:
         self.where = where
         allowed = tuple(allowed)
         if not isinstance(data, Mapping):
-            raise ValueError(f"{where} is {data!r}; it must be a mapping with keys of {', '.join(allowed)}")
+            raise UsageError(f"{where} is {data!r}; it must be a mapping with keys of {', '.join(allowed)}")
         self._data = data
         for key in data:
             if key not in allowed:
                 close = difflib.get_close_matches(str(key), allowed, n=1)
                 meant = f"; did you mean {close[0]!r}?" if close else ""
-                raise ValueError(f"{where or 'the file'} has an unknown key {key!r}{meant} ({', '.join(allowed)})")
+                raise UsageError(f"{where or 'the file'} has an unknown key {key!r}{meant} ({', '.join(allowed)})")
 
     def __contains__(self, key: str) -> bool:
         return self._data.get(key) is not None
@@ -102,9 +104,9 @@ def numbered(template: str, index: int, count: int, where: str) -> str:
     try:
         name = template.format(index)
     except (IndexError, KeyError, ValueError, AttributeError) as error:
-        raise ValueError(f"{where} is {template!r}: {error}; '{{}}' stands for the number, '{{:03}}' pads it") from None
+        raise UsageError(f"{where} is {template!r}: {error}; '{{}}' stands for the number, '{{:03}}' pads it") from None
     if count > 1 and name == template:
-        raise ValueError(
+        raise UsageError(
             f"{where} is {template!r} with count: {count}; it needs '{{}}' in it, for example {template}{{}}"
         )
     return name

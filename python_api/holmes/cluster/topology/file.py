@@ -18,6 +18,7 @@ from holmes.cluster.topology.fabrics import candidate_fabrics, make_fabric
 from holmes.cluster.topology.fields import Entry, numbered
 from holmes.cluster.topology.parts import NIC_CLASSES, Fabric, Host, Link, Port, TopologyFinding
 from holmes.cluster.topology.topology import Topology
+from holmes_comm.errors import UsageError
 
 KIND, VERSION = "holmes topology", 2
 _TOP = ("kind", "version", "hosts", "fabrics", "findings", "links")
@@ -117,7 +118,7 @@ def _ranks(entry: Entry, count: int) -> tuple[int, ...]:
         return ()
     for other in ("count", "ranks_per_host"):
         if other in entry:
-            raise ValueError(f"{entry.where} has ranks and {other}; list the ranks, or count them with ranks_per_host")
+            raise UsageError(f"{entry.where} has ranks and {other}; list the ranks, or count them with ranks_per_host")
     ranks = [rank for _, rank in entry.items("ranks", required=True)]
     if any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in ranks):
         raise entry.wrong("ranks", "a list of whole numbers of 0 or more")
@@ -133,7 +134,7 @@ def _ports(entry: Entry) -> list[Port]:
     if "count" not in entry:
         return [Port(name, *place, subnet, speed, gateway)]
     if count > 1 and place[1]:
-        raise ValueError(f"{entry.where} has count: {count} and an address; leave the address out")
+        raise UsageError(f"{entry.where} has count: {count} and an address; leave the address out")
     where = entry.where
     return [
         Port(
@@ -155,12 +156,12 @@ def _check_hosts(hosts: Sequence[Host]) -> None:
     for host in hosts:
         for rank in host.ranks:
             if rank in of_rank:
-                raise ValueError(f"rank {rank} is on hosts {of_rank[rank]} and {host.name}; give it to one of them")
+                raise UsageError(f"rank {rank} is on hosts {of_rank[rank]} and {host.name}; give it to one of them")
             of_rank[rank] = host.name
     missing = next((rank for rank in range(len(of_rank)) if rank not in of_rank), None)
     if missing is not None:
         count = len(of_rank)
-        raise ValueError(f"the hosts have {count} ranks, but none has rank {missing}; they must be 0 to {count - 1}")
+        raise UsageError(f"the hosts have {count} ranks, but none has rank {missing}; they must be 0 to {count - 1}")
 
 
 def _derives_fabrics(top: Entry) -> bool:
@@ -179,13 +180,13 @@ def _fabric(entry: Entry, hosts: Mapping[str, Host]) -> Fabric:
         host = hosts.get(str(host_name))
         where = f"{entry.where}.ports"
         if host is None:
-            raise ValueError(
+            raise UsageError(
                 f"{where} names host {host_name!r}, which is not in hosts{_nearest(str(host_name), hosts)}"
             )
         port = next((port for port in host.ports if port.name == str(nic)), None)
         if port is None:
             have = ", ".join(port.name for port in host.ports) or "none"
-            raise ValueError(f"{where}.{host_name} is {nic!r}, but host {host.name} has no such NIC; it has {have}")
+            raise UsageError(f"{where}.{host_name} is {nic!r}, but host {host.name} has no such NIC; it has {have}")
         ports[host.host_id] = port
     nic_class, subnet = entry.choice("nic_class", NIC_CLASSES), entry.text("subnet")
     name = entry.text("name", f"{nic_class} {subnet}")
@@ -198,7 +199,7 @@ def _amend(fabrics: list[Fabric], entry: Entry) -> None:
     name = entry.text("name", "") or f"{entry.text('nic_class')} {entry.text('subnet')}"
     for key in ("host_limited", "confirmed"):
         if key in entry:
-            raise ValueError(
+            raise UsageError(
                 f"{entry.where}.{key} needs ports, the hosts and NICs it holds for; add them or leave it out"
             )
     for index, fabric in enumerate(fabrics):
@@ -209,7 +210,7 @@ def _amend(fabrics: list[Fabric], entry: Entry) -> None:
             fabrics[index] = dataclasses.replace(fabric, **changes)
             return
     known = ", ".join(fabric.name for fabric in fabrics) or "none"
-    raise ValueError(
+    raise UsageError(
         f"{entry.where} has no ports and names {name!r}, which does not follow from the hosts' NICs "
         f"(those that do: {known}); use one of these names, or list ports"
     )
@@ -254,7 +255,7 @@ def _unique(names: Sequence[str], where: str, what: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"{where}: {what} {name!r} is used twice; give each its own")
+            raise UsageError(f"{where}: {what} {name!r} is used twice; give each its own")
         seen.add(name)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from holmes import files
 from holmes.cluster.topology.parts import Cluster, Fabric, Host, Link, TopologyFinding
+from holmes_comm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ class Topology:
             return self._host_by_name[name]
         except KeyError:
             some = ", ".join(host.name for host in self.hosts[:8]) + (", ..." if len(self.hosts) > 8 else "")
-            raise ValueError(f"no host {name!r} in this topology; it has {some}") from None
+            raise UsageError(f"no host {name!r} in this topology; it has {some}") from None
 
     def fabric_named(self, name: str) -> Fabric:
         """The fabric of this name. Raises ValueError naming those there are."""
         for fabric in self.fabrics:
             if fabric.name == name:
                 return fabric
-        raise ValueError(f"no fabric {name!r} in this topology; it has {', '.join(f.name for f in self.fabrics)}")
+        raise UsageError(f"no fabric {name!r} in this topology; it has {', '.join(f.name for f in self.fabrics)}")
 
     def shared_fabrics(self, ranks: Iterable[int]) -> tuple[Fabric, ...]:
         """The fabrics that join the hosts of all these ranks, best first; each adds a NIC on some host."""
@@ -121,7 +122,7 @@ class Topology:
         try:
             return cls.from_dict(data)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise UsageError(f"{path}: {error}") from error
 
     @cached_property
     def _host_by_rank(self) -> dict[int, Host]:

@@ -13,6 +13,7 @@ from holmes.lab.demo.settings import Settings
 from holmes.planning.model.gpt import Transformer
 from holmes.planning.partition import PartitionProblem, Stage, evaluate, replan, split_evenly, transformer_layers
 from holmes.planning.plan import Plan
+from holmes_comm.errors import UsageError
 
 TWO_CLUSTERS, ONE_CLUSTER = "two-clusters", "one-cluster"  # the same nodes and rates in both
 # Four nodes share few cores here: at half a core's speed each has what it would have alone on two.
@@ -29,7 +30,7 @@ def without_nic_choice(plan: Plan) -> Plan:
     """Every group on what joins all hosts, as where one NIC is configured for the whole job."""
     everywhere = tuple(network for network in plan.networks if len(network.nics) == len(plan.hosts))
     if not everywhere:
-        raise ValueError(f"none of the networks {[network.name for network in plan.networks]} joins all hosts")
+        raise UsageError(f"none of the networks {[network.name for network in plan.networks]} joins all hosts")
     return dataclasses.replace(plan, networks=everywhere)
 
 
@@ -106,6 +107,6 @@ def busy_s_per_stage(plan: Plan, steps: list[dict[str, Any]], micro_batches: int
             if plan.stage_of(report["rank"]) == stage and report["step"] >= WARM_UP_STEPS:
                 slowest[report["step"]] = max(report["busy_s"], slowest.get(report["step"], 0.0))
         if not slowest:
-            raise ValueError(f"the run reported no step after {WARM_UP_STEPS} of warm-up; give it more steps")
+            raise UsageError(f"the run reported no step after {WARM_UP_STEPS} of warm-up; give it more steps")
         found.append(statistics.median(slowest.values()) / micro_batches)
     return found

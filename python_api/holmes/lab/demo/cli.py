@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from holmes_comm.errors import UsageError
+
 if TYPE_CHECKING:
     from holmes.lab.demo.comparison import Check
 
@@ -49,7 +51,7 @@ def demo(
         raise typer.Exit(2)
     try:
         if ablation and device == "cuda":
-            raise ValueError("the ablation slows nodes down on the CPU; leave --device out")
+            raise UsageError("the ablation slows nodes down on the CPU; leave --device out")
         device = choose_device(device)
         settings = (
             Settings(steps=steps or 20, device=device) if plan is None else planned_settings(plan, steps or 20, device)

@@ -15,6 +15,7 @@ from rich.table import Table
 from holmes.cluster.topology import RDMA_CLASSES
 from holmes.lab.demo.runs import Run
 from holmes.lab.demo.settings import Settings
+from holmes_comm.errors import UsageError
 
 LOSS_TOLERANCE = 1e-4
 FAST_SHARE = 0.99
@@ -38,7 +39,7 @@ def largest_difference(run: Run, reference: Run) -> float:
     """The largest relative difference of two runs' losses over all steps. Raises ValueError where steps are missing."""
     ours, theirs = run.losses(), reference.losses()
     if len(ours) != len(theirs):
-        raise ValueError(f"run '{run.name}' reported {len(ours)} steps, '{reference.name}' {len(theirs)}")
+        raise UsageError(f"run '{run.name}' reported {len(ours)} steps, '{reference.name}' {len(theirs)}")
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
 

@@ -15,6 +15,7 @@ from holmes.lab.demo.runs import Launch, Run, launch_here
 from holmes.lab.demo.settings import Settings
 from holmes.lab.demo.timeline import draw_timeline
 from holmes.planning.plan.plan import Plan
+from holmes_comm.errors import UsageError
 
 RANKS = 4
 RUN_TIMEOUT_S = 240.0
@@ -49,7 +50,7 @@ def planned_settings(path: Path, steps: int, device: str = "cpu") -> Settings:
     sizes = {name: getattr(plan, name) for name in ("tensor", "context", "expert", "chunks")}
     if plan.world_size != RANKS or set(sizes.values()) != {1}:
         given = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        raise ValueError(
+        raise UsageError(
             f"{path} is a plan for {plan.world_size} ranks with {given}, but the demo has {RANKS} ranks and only data "
             f"and pipeline parallelism; plan for {RANKS} ranks with these sizes 1"
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holmes.lab.demo.settings import MARK, Settings
+from holmes_comm.errors import HolmesError
 
 WARM_UP_STEPS = 2
 
@@ -19,7 +20,7 @@ WARM_UP_STEPS = 2
 Launch = Callable[[Sequence[str], Mapping[str, str], Callable[[str], None]], int]
 
 
-class RunFailed(RuntimeError):
+class RunFailed(HolmesError):
     """A run ended with an error; the message holds the end of its output."""
 
 

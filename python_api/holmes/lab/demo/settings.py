@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holmes_comm.errors import UsageError
+
 MARK = "HOLMES-DEMO "  # begins a rank's line that is meant for the demo
 
 
@@ -48,7 +50,7 @@ class Settings:
     def share(self, parts: int, what: str) -> int:
         """Samples of one of `parts` equal shares of the global batch. Raises ValueError where it does not divide."""
         if self.global_batch % parts:
-            raise ValueError(
+            raise UsageError(
                 f"global_batch={self.global_batch} does not divide by {parts} ({what}); "
                 f"use {self.global_batch // parts * parts or parts} or {(self.global_batch // parts + 1) * parts}"
             )

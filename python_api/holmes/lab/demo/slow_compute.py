@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from holmes_comm.errors import UsageError
+
 
 def slow_down(modules: Iterable[nn.Module], factor: float) -> None:
     """Forward and backward of each module take `factor` times as long; at 1 nothing changes. Local.
@@ -17,7 +19,7 @@ def slow_down(modules: Iterable[nn.Module], factor: float) -> None:
     a factor below 1: no emulation makes a processor faster.
     """
     if not factor >= 1:
-        raise ValueError(f"slowdown={factor} must be at least 1, which is the machine's own speed")
+        raise UsageError(f"slowdown={factor} must be at least 1, which is the machine's own speed")
     if factor == 1:
         return
     for module in modules:

@@ -17,6 +17,7 @@ from holmes.lab.stress.run import gather_results
 from holmes.lab.stress.summary import print_result, progress_line, rates, summary
 from holmes.tools.bench import parse_bytes
 from holmes.tools.job_store import in_job, join_job
+from holmes_comm.errors import UsageError
 
 _EVERY_S = 5.0  # between lines of progress
 _AFTER_FAILURE_S = 10.0
@@ -62,9 +63,9 @@ def stress(
         raise typer.Exit(_with_faults(faults, peers, max_bytes=max_bytes, as_json=as_json, **options))
     try:
         if faults or peers:
-            raise ValueError("--faults and --peers need --testbed: faults are injected on emulated nodes only")
+            raise UsageError("--faults and --peers need --testbed: faults are injected on emulated nodes only")
         if not in_job():
-            raise ValueError(
+            raise UsageError(
                 "it needs several ranks; on this machine alone: torchrun --nproc-per-node 4 --no-python holmes stress, "
                 "or holmes testbed run -- holmes stress"
             )
@@ -105,7 +106,7 @@ def _with_faults(faults: str, peers: str, **options: Any) -> int:
 
     try:
         if not (faults or peers):
-            raise ValueError("--testbed needs --faults or --peers; a load alone: holmes testbed run -- holmes stress")
+            raise UsageError("--testbed needs --faults or --peers; a load alone: holmes testbed run -- holmes stress")
         if options["max_bytes"] == _MAX_BYTES:
             options["max_bytes"] = _FAULT_BYTES
         return stress_with_faults(faults, peers, **{**options, "max_bytes": parse_bytes(options["max_bytes"])})

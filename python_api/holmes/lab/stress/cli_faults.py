@@ -17,6 +17,7 @@ import typer
 import holmes_comm
 from holmes.lab.stress.faults import FAULTS, FaultSettings, run_faults
 from holmes.lab.stress.faults.peers import PEERS, peer_markdown, run_peers
+from holmes_comm.errors import UsageError
 
 
 def names_of(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
@@ -26,7 +27,7 @@ def names_of(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"there is no {what} {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        raise UsageError(f"there is no {what} {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     return names
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holmes_comm.errors import HolmesError
 
-class WrongResultError(RuntimeError):
+
+class WrongResultError(HolmesError):
     """An operation that ended without error gave wrong data. The message names operation, place, and both values."""
 
 

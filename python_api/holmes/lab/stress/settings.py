@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from holmes_comm.errors import UsageError
+
 KINDS = ("tp", "dp", "pp")
 BUCKETS = 4  # of a data-parallel step
 MICRO_BATCHES = 4  # of a pipeline step
@@ -39,16 +41,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or self.timeout_s <= 0:
-            raise ValueError(f"seconds={self.seconds:g} and timeout_s={self.timeout_s:g} must be above 0")
+            raise UsageError(f"seconds={self.seconds:g} and timeout_s={self.timeout_s:g} must be above 0")
         if self.max_bytes < 1024:
-            raise ValueError(f"max_bytes={self.max_bytes} must be 1024 or more")
+            raise UsageError(f"max_bytes={self.max_bytes} must be 1024 or more")
         for name in ("seed", "tensor", "pipeline", "first_round"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+                raise UsageError(f"{name}={getattr(self, name)} must be 0 or more")
         if self.corrupt:
             kind, *numbers = self.corrupt.split(":")
             if kind not in KINDS or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
-                raise ValueError(f"corrupt={self.corrupt!r} must be KIND:ROUND:RANK with a kind of {', '.join(KINDS)}")
+                raise UsageError(f"corrupt={self.corrupt!r} must be KIND:ROUND:RANK with a kind of {', '.join(KINDS)}")
 
     @property
     def round_limit_s(self) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from holmes.lab.testbed.errors import TestbedError
 from holmes.lab.testbed.session import Process, Session
 from holmes.lab.testbed.spec import Spec, load_spec
+from holmes_comm.errors import UsageError
 
 MASTER_PORT = 29500  # free in every node: their networks hold nothing but this job
 TIMEOUT_EXIT_CODE = 124  # as timeout(1)
@@ -185,7 +186,7 @@ class TestbedSession(Session):
         `on_line` is called with rank, node and line, on another thread. Raises ValueError on a wrong argument.
         """
         if not command:
-            raise ValueError("the command is empty; give a program and its arguments")
+            raise UsageError("the command is empty; give a program and its arguments")
         places = place_ranks(self.spec, nproc_per_node, shuffle_seed)
         processes = []
         for rank, (node, _) in enumerate(places):
@@ -198,7 +199,7 @@ class TestbedSession(Session):
 def place_ranks(spec: Spec, nproc_per_node: int, shuffle_seed: int | None = None) -> list[tuple[str, int]]:
     """Returns each rank's node and local rank. On a node, local ranks follow the order of global ones."""
     if nproc_per_node < 1:
-        raise ValueError(f"nproc_per_node is {nproc_per_node}; it must be 1 or more")
+        raise UsageError(f"nproc_per_node is {nproc_per_node}; it must be 1 or more")
     nodes = [node.name for node in spec.nodes for _ in range(nproc_per_node)]
     if shuffle_seed is not None:
         random.Random(shuffle_seed).shuffle(nodes)

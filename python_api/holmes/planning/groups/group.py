@@ -9,6 +9,7 @@ from typing import overload
 from holmes.planning.groups.rank_grid import KINDS, RankGrid
 from holmes.planning.groups.rank_text import short
 from holmes.planning.groups.reach import Reach
+from holmes_comm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Groups(Sequence[Group]):
         networks = self._shared.networks[index]
         rails = self._reach.rails(networks)
         if not rails.networks:
-            raise ValueError(
+            raise UsageError(
                 f"ranks {short(ranks)} of a {KINDS[self.kind].title} group share no network "
                 f"({self._reach.describe_hosts(hosts)}); give all of these hosts a NIC in one subnet and check with "
                 "`holmes topology` that it is reachable"

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holmes.cluster.topology import Cluster, Topology
+from holmes_comm.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
 
@@ -66,7 +67,7 @@ KINDS = {
 def check_kind(kind: str) -> Kind:
     """The kind of this name. Raises ValueError listing the names."""
     if kind not in KINDS:
-        raise ValueError(f"no groups of kind {kind!r}; kinds are {', '.join(KINDS)}")
+        raise UsageError(f"no groups of kind {kind!r}; kinds are {', '.join(KINDS)}")
     return KINDS[kind]
 
 
@@ -195,7 +196,7 @@ def ordered_clusters(topology: Topology, cluster_order: Sequence[str] | None) ->
         return topology.clusters
     by_name = {cluster.name: cluster for cluster in topology.clusters}
     if sorted(cluster_order) != sorted(by_name):
-        raise ValueError(
+        raise UsageError(
             f"cluster_order={list(cluster_order)} must name each cluster once; the topology has {list(by_name)}"
         )
     return tuple(by_name[name] for name in cluster_order)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from holmes_comm.errors import UsageError
+
 _RUN = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
@@ -35,7 +37,7 @@ def from_text(text: str | int) -> tuple[int, ...]:
         if match is not None and match[2] is None:
             last = first
         if last < first or (match is not None and match[3] is not None and step < 1):
-            raise ValueError(f"{piece!r} is no run of numbers; write 3, 0-7 or 0-14:2")
+            raise UsageError(f"{piece!r} is no run of numbers; write 3, 0-7 or 0-14:2")
         numbers += range(first, last + 1, step or 1)
     return tuple(numbers)
 

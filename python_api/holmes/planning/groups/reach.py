@@ -13,6 +13,7 @@ import numpy.typing as npt
 from holmes.cluster.topology import Cluster, Topology
 from holmes.cluster.topology.parts import are_alike
 from holmes.planning.groups.rank_text import short
+from holmes_comm.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.object_]  # a Python integer each: any number of networks
@@ -76,7 +77,7 @@ class Reach:
         self.hosts, self.clusters, self.networks = tuple(hosts), tuple(clusters), tuple(networks)
         ranks = np.concatenate([np.asarray(host.ranks, dtype=np.int64) for host in self.hosts])
         if not np.array_equal(np.sort(ranks), np.arange(world_size)):
-            raise ValueError(
+            raise UsageError(
                 f"hosts must hold each of {world_size} ranks once, but hold {short(np.sort(ranks).tolist())}"
             )
         self.host_of: Ints = np.empty(world_size, dtype=np.int64)

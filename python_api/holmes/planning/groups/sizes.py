@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from holmes.cluster.topology import Cluster, Topology
 from holmes.planning.groups.rank_text import to_text
+from holmes_comm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def check_sizes(topology: Topology, limits: Limits, sizes: Sizes) -> None:
         wrong.append(batch[0])
     if wrong:
         fix = "; or ".join(fixes(topology, limits, sizes))
-        raise ValueError(f"{sizes.text()} does not fit: {'; '.join(wrong)}. Fix: {fix}")
+        raise UsageError(f"{sizes.text()} does not fit: {'; '.join(wrong)}. Fix: {fix}")
 
 
 def fixes(topology: Topology, limits: Limits, sizes: Sizes) -> list[str]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from holmes_comm.errors import UsageError
+
 RECOMPUTATIONS = ("none", "selective", "full")  # nothing, attention's scores, whole layers
 
 
@@ -38,11 +40,11 @@ class Transformer:
         for name in ("layers", "hidden", "heads", "sequence", "vocabulary", "kv_heads", "mlp_hidden"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name}={value} of a transformer must be at least 1")
+                raise UsageError(f"{name}={value} of a transformer must be at least 1")
         if self.hidden % self.heads:
-            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
+            raise UsageError(f"heads={self.heads} must divide hidden={self.hidden}")
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
+            raise UsageError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
 
     @property
     def layer_matrix_parameters(self) -> int:
@@ -170,7 +172,7 @@ def modelled_times(
     """
     for name, value in (("micro_batch", micro_batch), ("flops_per_s", flops_per_s), ("tensor", tensor)):
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value} must be positive and finite")
+            raise UsageError(f"{name}={value} must be positive and finite")
     second = micro_batch / (flops_per_s * tensor)
     exchange_s = 0.0
     if tensor_bytes_per_s is not None:
@@ -197,4 +199,4 @@ def tensor_exchange_s(model: Transformer, *, micro_batch: int, tensor: int, byte
 def check_recomputation(recomputation: str) -> None:
     """Raises ValueError, naming those there are, for an unknown one."""
     if recomputation not in RECOMPUTATIONS:
-        raise ValueError(f"recomputation={recomputation!r} must be one of {list(RECOMPUTATIONS)}")
+        raise UsageError(f"recomputation={recomputation!r} must be one of {list(RECOMPUTATIONS)}")

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from holmes_comm.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -42,7 +44,7 @@ def gpu_named(name: str) -> Gpu:
     if len(alike) == 1:
         return GPUS[alike[0]]
     near = (alike or difflib.get_close_matches(name.upper(), GPUS, 1, 0.0))[0]
-    raise ValueError(
+    raise UsageError(
         f"GPU {name!r} is unknown; the nearest is {near!r} (all: {', '.join(GPUS)}); or give gpu_tflops and "
         "gpu_memory_gib of the host in the topology"
     )

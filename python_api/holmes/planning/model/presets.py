@@ -10,6 +10,7 @@ from typing import Any
 
 from holmes import files
 from holmes.planning.model.gpt import Transformer
+from holmes_comm.errors import UsageError
 
 #: Published sizes. gpt-*b: table 1 of Narayanan et al. (arXiv 2104.04473), of which the Holmes paper (arXiv 2312.03549)
 #: trains the first three; gpt3-175b: Brown et al. (arXiv 2005.14165); llama-2-*: Touvron et al. (arXiv 2307.09288);
@@ -59,7 +60,7 @@ def load_model(name_or_path: str) -> Transformer:
     if Path(name_or_path).suffix in files.SUFFIXES:
         return model_from_dict(files.load(name_or_path))
     near = difflib.get_close_matches(name_or_path.lower(), PRESETS, 1, 0.0)[0]
-    raise ValueError(
+    raise UsageError(
         f"model {name_or_path!r} is unknown; the nearest is {near!r} (all: {', '.join(PRESETS)}); or give a .yaml file "
         "with layers, hidden, heads, sequence and vocabulary"
     )
@@ -72,12 +73,12 @@ def model_from_dict(data: Mapping[str, Any]) -> Transformer:
     for name, value in given.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.0)[0]
-            raise ValueError(f"a model has no field {name!r}; the nearest is {near!r} (all: {', '.join(known)})")
+            raise UsageError(f"a model has no field {name!r}; the nearest is {near!r} (all: {', '.join(known)})")
         kinds = (bool,) if isinstance(known[name].default, bool) else (int, type(known[name].default))
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = "true or false" if kinds == (bool,) else "a whole number"
-            raise ValueError(f"{name}={value!r} of a model must be {wanted}")
+            raise UsageError(f"{name}={value!r} of a model must be {wanted}")
     missing = [name for name in ("layers", "hidden", "heads") if name not in given]
     if missing:
-        raise ValueError(f"a model needs {', '.join(missing)} (whole numbers)")
+        raise UsageError(f"a model needs {', '.join(missing)} (whole numbers)")
     return Transformer(**given)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from holmes.planning.partition.rules import check_counts
 from holmes.planning.schedule import check_schedule, in_flight
+from holmes_comm.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -39,11 +40,11 @@ class Layer:
 
     def __post_init__(self) -> None:
         if self.kind not in LAYER_KINDS:
-            raise ValueError(f"kind={self.kind!r} of a layer must be one of {list(LAYER_KINDS)}")
+            raise UsageError(f"kind={self.kind!r} of a layer must be one of {list(LAYER_KINDS)}")
         for entry in fields(self):
             value = getattr(self, entry.name)
             if entry.name != "kind" and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{entry.name}={value} of a layer must be finite and not negative")
+                raise UsageError(f"{entry.name}={value} of a layer must be finite and not negative")
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class Stage:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.speed) and self.speed > 0):
-            raise ValueError(f"speed={self.speed} of a stage must be positive and finite")
+            raise UsageError(f"speed={self.speed} of a stage must be positive and finite")
         if self.memory_bytes is not None and not self.memory_bytes > 0:
-            raise ValueError(f"memory_bytes={self.memory_bytes} of a stage must be positive, or None for no limit")
+            raise UsageError(f"memory_bytes={self.memory_bytes} of a stage must be positive, or None for no limit")
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ class Link:
 
     def __post_init__(self) -> None:
         if not self.rate_gbps > 0:
-            raise ValueError(f"rate_gbps={self.rate_gbps} of a link must be positive")
+            raise UsageError(f"rate_gbps={self.rate_gbps} of a link must be positive")
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
-            raise ValueError(f"latency_s={self.latency_s} of a link must be finite and not negative")
+            raise UsageError(f"latency_s={self.latency_s} of a link must be finite and not negative")
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,15 @@ class PartitionProblem:
         for name in ("layers", "stages", "links"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.micro_batches < 1 or self.least_layers < 0:
-            raise ValueError(
+            raise UsageError(
                 f"micro_batches={self.micro_batches} must be at least 1, least_layers={self.least_layers} at least 0"
             )
         check_schedule(self.schedule, self.chunks)
         if self.chunks > 1 and len(self.stages) < 2:
-            raise ValueError(f"chunks={self.chunks} needs at least 2 stages; there is 1; use chunks=1")
+            raise UsageError(f"chunks={self.chunks} needs at least 2 stages; there is 1; use chunks=1")
         wanted = len(self.stages) - (self.chunks == 1)
         if self.links and len(self.links) != wanted:
-            raise ValueError(
+            raise UsageError(
                 f"{len(self.links)} links for {len(self.stages)} stages with chunks={self.chunks}; there must be "
                 f"{wanted}, or none where transfers cost nothing"
             )
@@ -121,7 +122,7 @@ class PartitionProblem:
         needed = len(self.stages) * self.chunks
         if transformers < needed * self.least_layers or len(self.layers) < needed:
             have = transformers // self.least_layers if self.least_layers else len(self.layers)
-            raise ValueError(
+            raise UsageError(
                 f"{transformers} transformer layers ({len(self.layers)} with embedding and head) cannot fill "
                 f"{len(self.stages)} stages * {self.chunks} chunks = {needed} with least_layers={self.least_layers} "
                 f"each; use {max(have // self.chunks, 1)} stages or fewer, or a model of at least "
@@ -211,7 +212,7 @@ def evaluate(problem: PartitionProblem, layers_per_part: Sequence[int]) -> Parti
     total = int(problem.prefix["count"][-1])
     counts = list(layers_per_part)
     if len(counts) != problem.virtual_stages or sum(counts) != total or min(counts) < 1:
-        raise ValueError(
+        raise UsageError(
             f"layers_per_part={counts} sum to {sum(counts)}; there must be {problem.virtual_stages} entries of at "
             f"least 1 that sum to {total}"
         )

@@ -9,6 +9,7 @@ from statistics import median
 
 from holmes.planning.partition.optimum import best_partition
 from holmes.planning.partition.problem import Partition, PartitionProblem, partition_at
+from holmes_comm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ def observed_speeds(problem: PartitionProblem, current: Partition, stage_s: Sequ
     """
     stages = len(problem.stages)
     if len(stage_s) != stages:
-        raise ValueError(f"{len(stage_s)} observed times for {stages} stages; there must be one each")
+        raise UsageError(f"{len(stage_s)} observed times for {stages} stages; there must be one each")
     for stage, seconds in enumerate(stage_s):
         if not (math.isfinite(seconds) and seconds > 0):
-            raise ValueError(f"observed time {seconds} s of stage {stage} must be positive and finite")
+            raise UsageError(f"observed time {seconds} s of stage {stage} must be positive and finite")
     prefix = problem.prefix["time"]
     work = [float(prefix[end] - prefix[begin]) for begin, end in zip(current.cuts, current.cuts[1:], strict=False)]
     return tuple(
@@ -63,7 +64,7 @@ def replan(
     outside [0, 1), and as `best_partition` does.
     """
     if not 0 <= least_gain < 1:
-        raise ValueError(f"least_gain={least_gain} must be at least 0 and below 1 (0.05: five per cent)")
+        raise UsageError(f"least_gain={least_gain} must be at least 0 and below 1 (0.05: five per cent)")
     speeds = observed_speeds(problem, current, stage_s)
     stages = tuple(replace(stage, speed=speed) for stage, speed in zip(problem.stages, speeds, strict=True))
     at_speeds = replace(problem, stages=stages)
@@ -83,7 +84,7 @@ class Replanner:
         self, problem: PartitionProblem, current: Partition, *, least_gain: float = 0.05, window_steps: int = 20
     ):
         if window_steps < 1:
-            raise ValueError(f"window_steps={window_steps} must be at least 1")
+            raise UsageError(f"window_steps={window_steps} must be at least 1")
         self.problem = problem
         self.current = current
         self.least_gain = least_gain

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from holmes_comm.errors import UsageError
+
 PAPER_ALPHA = 1.05  # of the Holmes paper (arXiv 2312.03549), section on self-adapting pipeline partition
 
 
@@ -27,7 +29,7 @@ def split_by_speed(layers: int, speeds: Sequence[float], alpha: float = PAPER_AL
     check_counts(layers, len(speeds))
     for name, value in [("alpha", alpha), *((f"speeds[{i}]", speed) for i, speed in enumerate(speeds))]:
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value} must be positive and finite")
+            raise UsageError(f"{name}={value} must be positive and finite")
     counts: list[int] = []
     for stage, speed in enumerate(speeds[:-1]):
         # 1e-9: a product that is whole on paper must not lose a layer to rounding
@@ -40,9 +42,9 @@ def split_by_speed(layers: int, speeds: Sequence[float], alpha: float = PAPER_AL
 def check_counts(layers: int, stages: int) -> None:
     """Raises ValueError where `layers` cannot give every one of `stages` at least one."""
     if stages < 1:
-        raise ValueError(f"pipeline={stages} must be at least 1")
+        raise UsageError(f"pipeline={stages} must be at least 1")
     if layers < stages:
-        raise ValueError(
+        raise UsageError(
             f"{layers} layers cannot fill {stages} pipeline stages; use pipeline={max(layers, 1)} or fewer, "
             f"or a model of at least {stages} layers"
         )

@@ -11,6 +11,7 @@ import math
 
 from holmes.planning.model.gpt import PartTimes, Transformer, check_recomputation, modelled_times
 from holmes.planning.partition.problem import Layer
+from holmes_comm.errors import UsageError
 
 __all__ = ["Transformer", "layers_of_times", "transformer_layers"]
 
@@ -78,7 +79,7 @@ def layers_of_times(
         ("optimizer_shards", optimizer_shards),
     ):
         if not value > 0:
-            raise ValueError(f"{name}={value} must be positive")
+            raise UsageError(f"{name}={value} must be positive")
     check_recomputation(recomputation)
     tokens = micro_batch * model.sequence
     boundary = 2 * tokens * model.hidden  # bf16, of which a tensor-parallel rank keeps and sends its share

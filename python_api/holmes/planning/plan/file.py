@@ -10,6 +10,7 @@ from holmes import files
 from holmes.cluster.topology import Cluster
 from holmes.planning.groups.rank_text import from_text, to_text
 from holmes.planning.groups.reach import HostRanks, Network
+from holmes_comm.errors import UsageError
 
 if TYPE_CHECKING:
     from holmes.planning.plan.plan import Plan
@@ -53,7 +54,7 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
         values["reasons"] = tuple(data.get("reasons", ()))
         return Plan(**values)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"not a plan: {error}") from error
+        raise UsageError(f"not a plan: {error}") from error
 
 
 _SHORT = ("order", "hosts", "clusters", "networks")
@@ -87,4 +88,4 @@ def _cluster(entry: Mapping[str, Any], hosts: Sequence[HostRanks]) -> Cluster:
 def _check_hosts(what: str, numbers: Any, hosts: Sequence[HostRanks]) -> None:
     unknown = [number for number in numbers if number >= len(hosts)]
     if unknown:
-        raise ValueError(f"{what} names host {unknown[0]}, but the plan has hosts 0 to {len(hosts) - 1}")
+        raise UsageError(f"{what} names host {unknown[0]}, but the plan has hosts 0 to {len(hosts) - 1}")

@@ -20,6 +20,7 @@ from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, problems
 from holmes.planning.model.gpt import check_recomputation
 from holmes.planning.partition.rules import split_evenly
 from holmes.planning.schedule import check_schedule
+from holmes_comm.errors import UsageError
 
 _NEED_A_NETWORK = ("tp_cp", "dp_cp", "pp", "tp_ep", "expt_dp")  # all other groups but tp_ep_pp follow from these
 
@@ -61,18 +62,18 @@ class Plan:
             check_recomputation(self.recomputation)
         product = self.tensor * self.context * self.data * self.pipeline
         if product != self.world_size:
-            raise ValueError(
+            raise UsageError(
                 f"tensor={self.tensor} * context={self.context} * data={self.data} * pipeline={self.pipeline} = "
                 f"{product}, but the plan has {self.world_size} ranks"
             )
         width = self.tensor * self.context * self.data
         if self.expert < 1 or self.expert_tensor < 1 or width % (self.expert * self.expert_tensor):
-            raise ValueError(
+            raise UsageError(
                 f"expert={self.expert} * expert_tensor={self.expert_tensor} must divide the {width} ranks of a stage"
             )
         chunks = {len(layers) for layers in self.layers_per_chunk}
         if len(self.layers_per_chunk) != self.pipeline or len(chunks) != 1:
-            raise ValueError(
+            raise UsageError(
                 f"layers_per_chunk={[list(layers) for layers in self.layers_per_chunk]} must have "
                 f"pipeline={self.pipeline} entries, equally many chunks in each"
             )
@@ -82,7 +83,7 @@ class Plan:
         members |= {"clusters": tuple(rank for cluster in self.clusters for rank in cluster.ranks)}
         for name, ranks in members.items():
             if not np.array_equal(np.sort(np.asarray(ranks)), np.arange(self.world_size)):
-                raise ValueError(f"{name} must hold each of {self.world_size} ranks once, but holds {short(ranks)}")
+                raise UsageError(f"{name} must hold each of {self.world_size} ranks once, but holds {short(ranks)}")
 
     @property
     def chunks(self) -> int:
@@ -140,10 +141,10 @@ class Plan:
         (embedding groups hold the first and last stage only)."""
         check_kind(kind)
         if not 0 <= rank < self.world_size:
-            raise ValueError(f"no {kind!r} group of rank {rank}; ranks are 0 to {self.world_size - 1}")
+            raise UsageError(f"no {kind!r} group of rank {rank}; ranks are 0 to {self.world_size - 1}")
         row = self.grid.row_of(kind, rank)
         if row is None:
-            raise ValueError(
+            raise UsageError(
                 f"rank {rank} is in no {kind!r} group: those hold the {KINDS[kind].stages} stage of {self.pipeline}, "
                 f"and it is on stage {self.stage_of(rank)}, counted from 0"
             )
@@ -166,7 +167,7 @@ class Plan:
         """The indices of the layers of a stage, or of one of its chunks. Raises ValueError where the stage has several
         chunks and none is named."""
         if chunk is None and self.chunks > 1:
-            raise ValueError(f"each stage has {self.chunks} chunks; say which one, 0 to {self.chunks - 1}")
+            raise UsageError(f"each stage has {self.chunks} chunks; say which one, 0 to {self.chunks - 1}")
         part = (chunk or 0) * self.pipeline + stage
         first = sum(self.layers_per_part[:part])
         return range(first, first + self.layers_per_part[part])
@@ -287,7 +288,7 @@ def _layers(
     parts = split_evenly(model_layers, sizes.pipeline * sizes.chunks)
     even = tuple(parts[stage :: sizes.pipeline] for stage in range(sizes.pipeline))
     if layers_per_chunk is not None and layers_per_stage is not None:
-        raise ValueError("give layers_per_stage or layers_per_chunk, not both")
+        raise UsageError("give layers_per_stage or layers_per_chunk, not both")
     if layers_per_stage is None and layers_per_chunk is None:
         return even
     name = "layers_per_stage" if layers_per_chunk is None else "layers_per_chunk"
@@ -298,7 +299,7 @@ def _layers(
     if len(found) != sizes.pipeline or shape != {sizes.chunks} or sum(flat) != model_layers or min(flat) < 0:
         given = flat if layers_per_chunk is None else files.plain(found)
         wanted = f"{sizes.pipeline} numbers" if sizes.chunks == 1 else f"{sizes.pipeline} times {sizes.chunks} numbers"
-        raise ValueError(
+        raise UsageError(
             f"{name}={given} ({len(found)} stages, {sum(flat)} layers) must be {wanted}, none below 0, that sum to "
             f"model_layers={model_layers}; for an even split: {list(parts) if sizes.chunks == 1 else files.plain(even)}"
         )

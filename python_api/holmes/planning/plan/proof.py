@@ -17,6 +17,7 @@ from holmes.planning.groups.rank_text import short
 from holmes.planning.groups.reach import Reach, Shared
 from holmes.planning.groups.sizes import Limits, Sizes, fixes, problems
 from holmes.planning.plan.plan import Plan
+from holmes_comm.errors import UsageError
 
 GroupLists = Mapping[str, Sequence[Sequence[int]]]
 
@@ -84,7 +85,7 @@ class Proof:
                 f"{item.groups} {item.kind} groups such as {short(item.ranks)}: {item.problem}"
                 for item in self.violations
             )
-            raise ValueError(f"groups leave their networks: {problems}" + (f". Fix: {self.fix}" if self.fix else ""))
+            raise UsageError(f"groups leave their networks: {problems}" + (f". Fix: {self.fix}" if self.fix else ""))
 
 
 def check(groups: Plan | GroupLists, topology: Topology) -> Proof:
@@ -122,7 +123,7 @@ def _batches(groups: GroupLists, world_size: int) -> dict[str, list[Ints]]:
         lengths: dict[int, list[Sequence[int]]] = {}
         for ranks in listed:
             if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= world_size:
-                raise ValueError(
+                raise UsageError(
                     f"{kind} group {short(ranks)} must hold ranks of 0 to {world_size - 1}, each at most once"
                 )
             lengths.setdefault(len(ranks), []).append(ranks)

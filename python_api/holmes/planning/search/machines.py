@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from holmes.cluster.topology import Cluster, Fabric, Host, Link, Topology
 from holmes.planning.model.gpus import Gpu, gpu_named
 from holmes.planning.simulate.rates import LinkRate
+from holmes_comm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,13 @@ class Assumptions:
     def __post_init__(self) -> None:
         for name in ("efficiency", "nic_efficiency"):
             if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0 and at most 1")
+                raise UsageError(f"{name}={getattr(self, name)} must be above 0 and at most 1")
         for name in ("compute_tflops", "tensor_gbps"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be above 0")
+                raise UsageError(f"{name}={value} must be above 0")
         if self.reserve_gib < 0:
-            raise ValueError(f"reserve_gib={self.reserve_gib} must be at least 0")
+            raise UsageError(f"reserve_gib={self.reserve_gib} must be at least 0")
 
 
 def machines_of(topology: Topology, assumptions: Assumptions) -> Machines:
@@ -108,7 +109,7 @@ def machines_of(topology: Topology, assumptions: Assumptions) -> Machines:
     if len(topology.hosts) > 1:
         pipeline = _network(topology.rails(first_ranks), assumptions)
         if pipeline is None:
-            raise ValueError(
+            raise UsageError(
                 f"no network joins all {len(topology.hosts)} hosts, so no pipeline can run over them; add one to the "
                 "topology, or plan for each cluster on its own"
             )
@@ -127,7 +128,7 @@ def _cluster(topology: Topology, cluster: Cluster, assumptions: Assumptions) -> 
             ("gpu_tflops", host.gpu_tflops, first.gpu_tflops),
         ):
             if value != other:
-                raise ValueError(
+                raise UsageError(
                     f"hosts of {cluster.name} differ: {host.name} has {what} {value}, {first.name} has {other}; the "
                     "search needs equal hosts in a cluster: leave some out, or give them networks of their own"
                 )
@@ -137,7 +138,7 @@ def _cluster(topology: Topology, cluster: Cluster, assumptions: Assumptions) -> 
     tflops, memory_gib, tensor_gbps = _gpu_facts(first, assumptions)
     memory_bytes = (memory_gib - assumptions.reserve_gib) * 2**30
     if memory_bytes <= 0:
-        raise ValueError(
+        raise UsageError(
             f"reserve_gib={assumptions.reserve_gib} leaves nothing of the {memory_gib} GiB of {first.name}'s GPUs"
         )
     return ClusterMachines(cluster.name, len(hosts), len(first.ranks), tflops, memory_bytes, tensor_gbps, network)
@@ -160,7 +161,7 @@ def _gpu_facts(host: Host, assumptions: Assumptions) -> tuple[float, float, floa
         missing = " and ".join(
             text for text, value in (("gpu_tflops", tflops), ("gpu_memory_gib", memory_gib)) if value is None
         )
-        raise ValueError(
+        raise UsageError(
             f"host {host.name} of the topology does not say its GPU's {missing}: write `gpu: A100-80GB` or the numbers "
             "there, or pass --gpu"
         )
@@ -174,7 +175,7 @@ def _network(rails: tuple[Fabric, ...], assumptions: Assumptions) -> NetworkRate
     for fabric in rails:
         rate = fabric.rate_gbps
         if rate is None:
-            raise ValueError(
+            raise UsageError(
                 f"the rate of {fabric.name} is unknown: give speed_gbps of its NICs or measured_gbps of the fabric in "
                 "the topology"
             )

@@ -16,6 +16,7 @@ from holmes.planning.search.layout import Layout
 from holmes.planning.search.machines import Assumptions, Machines, machines_of
 from holmes.planning.search.reasons import reasons_of
 from holmes.planning.search.space import Choice, Wanted, choices, orders
+from holmes_comm.errors import UsageError
 
 _SAME_SIZES = 3  # simulated candidates of one tensor and pipeline size, so that others get a turn
 _OTHER_ORDERS = 3  # of the clusters, in which the winner is simulated too
@@ -84,7 +85,7 @@ def search(
     nearest fix, where nothing fits.
     """
     if simulated < 1:
-        raise ValueError(f"simulated={simulated} must be at least 1")
+        raise UsageError(f"simulated={simulated} must be at least 1")
     assumptions, wanted = assumptions or Assumptions(), wanted or Wanted()
     machines = machines_of(topology, assumptions)
     every_order = orders(machines)

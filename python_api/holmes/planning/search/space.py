@@ -12,6 +12,7 @@ from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, divisors, p
 from holmes.planning.model.gpt import RECOMPUTATIONS, Transformer, check_recomputation
 from holmes.planning.schedule import SCHEDULES, check_schedule
 from holmes.planning.search.machines import ClusterMachines, Machines
+from holmes_comm.errors import UsageError
 
 _MOST_ORDERS = 24
 _MOST_CHUNKS = 8
@@ -93,7 +94,7 @@ def _sizes(topology: Topology, limits: Limits, model: Transformer, wanted: Wante
     tensors = [size for size in divisors(limits.host_unit) if model.heads % size == 0]
     pipelines = [limits.world_size // width for width in limits.stage_widths(wanted.chunks or 1)]
     if wanted.tensor is not None and model.heads % wanted.tensor:
-        raise ValueError(
+        raise UsageError(
             f"tensor={wanted.tensor} must divide heads={model.heads} of the model and the ranks of every host; "
             f"those that do: {tensors}"
         )

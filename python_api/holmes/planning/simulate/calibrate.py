@@ -12,6 +12,7 @@ import numpy as np
 from holmes import files
 from holmes.planning.model.gpt import PartTimes, PassTimes
 from holmes.planning.simulate.rates import LinkRate, MeasuredTimes
+from holmes_comm.errors import UsageError
 
 #: Messages that follow each other in one call of n ranks, and bytes on a rank's link over a call's size: an operation's
 #: time is messages * latency + bytes / rate. As the simulator counts them: rings, full duplex.
@@ -35,18 +36,18 @@ def fit_link(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinkRate
     """
     sizes, times = np.asarray(sizes_bytes, dtype=float), np.asarray(times_s, dtype=float)
     if sizes.shape != times.shape or len(set(sizes.tolist())) < 2:
-        raise ValueError(
+        raise UsageError(
             f"a fit needs as many times as sizes, and two different sizes; got {sizes.size} and {times.size}"
         )
     if not (np.all(np.isfinite(times)) and np.all(times > 0)):
-        raise ValueError(f"times must be finite and above 0; the smallest is {times.min()}")
+        raise UsageError(f"times must be finite and above 0; the smallest is {times.min()}")
     columns = np.stack([1 / times, sizes / times], axis=1)
     ones = np.ones(len(times))
     alpha, beta = np.linalg.lstsq(columns, ones, rcond=None)[0]
     if alpha < 0:  # the best with a latency of 0
         alpha, beta = 0.0, np.linalg.lstsq(columns[:, 1:], ones, rcond=None)[0][0]
     if beta <= 0:
-        raise ValueError("time does not grow with size, so there is no rate; measure larger sizes")
+        raise UsageError("time does not grow with size, so there is no rate; measure larger sizes")
     return LinkRate(float(8e-9 / beta), float(alpha))
 
 
@@ -59,7 +60,7 @@ def links_from_bench(path: str | Path, operations: Sequence[str] = tuple(_COSTS)
     data = files.load(path)
     points = _points(data, operations)
     if not points:
-        raise ValueError(
+        raise UsageError(
             f"{path} has no rows of {', '.join(operations)}: run `holmes bench {' '.join(operations)} --json`"
         )
     costs = _core_s_per_gb(data, operations)
@@ -78,7 +79,7 @@ def link_from_bench(path: str | Path, peer: str | None = None) -> LinkRate:
         ours = list(links)
     if len(ours) != 1:
         wanted = f"no peer {peer!r}" if peer else f"{len(ours)} selections of holmes, so one must be named"
-        raise ValueError(f"{path} has {wanted}; its peers are {', '.join(links)}")
+        raise UsageError(f"{path} has {wanted}; its peers are {', '.join(links)}")
     return links[ours[0]]
 
 
@@ -91,7 +92,7 @@ def solve_increasing(
     """
     at_low, at_high = function(low), function(high)
     if not at_low <= target <= at_high:
-        raise ValueError(
+        raise UsageError(
             f"no {name} between {low:g} and {high:g} gives {target:g}: the ends give {at_low:g} and {at_high:g}"
         )
     while high / low > 1 + tolerance:
@@ -122,7 +123,7 @@ def compute_from_bench(path: str | Path) -> tuple[MeasuredTimes, dict[int, float
             sharding_ns_per_parameter=found.get((alone, "sharding"), {}).get("ns_per_parameter", 0.0),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no file of `holmes bench compute --json`: {error}") from error
+        raise UsageError(f"{path} is no file of `holmes bench compute --json`: {error}") from error
     return measured, {ranks: ranks / alone * layers[alone] / time_s for ranks, time_s in layers.items()}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from holmes.planning.simulate.fair_share import fair_rates
+from holmes_comm.errors import UsageError
 
 Key = Hashable
 
@@ -52,10 +53,10 @@ class Engine:
         """
         for name, capacity in links.items():
             if not capacity > 0:
-                raise ValueError(f"link {name!r} has {capacity} bytes per second; it must be above 0")
+                raise UsageError(f"link {name!r} has {capacity} bytes per second; it must be above 0")
         for name, table in (cores or {}).items():
             if not table or min(table) < 1 or not min(table.values()) > 0:
-                raise ValueError(f"cores of {name!r} are {dict(table)}; they must be above 0, for 1 rank or more")
+                raise UsageError(f"cores of {name!r} are {dict(table)}; they must be above 0, for 1 rank or more")
         self.links = dict(links)
         self.cores = {name: dict(sorted(table.items())) for name, table in (cores or {}).items()}
         self.tasks: dict[Key, Task] = {}
@@ -126,15 +127,15 @@ class Engine:
     def _check_usage(key: Key, usage: Mapping[str, float], known: Mapping[str, object]) -> None:
         for name, count in usage.items():
             if name not in known:
-                raise ValueError(f"task {key} uses link {name!r}, but there are only {', '.join(known)}")
+                raise UsageError(f"task {key} uses link {name!r}, but there are only {', '.join(known)}")
             if not count > 0:
-                raise ValueError(f"task {key} uses {count} of {name!r}; it must be above 0")
+                raise UsageError(f"task {key} uses {count} of {name!r}; it must be above 0")
 
     def _add(self, task: Task) -> None:
         if task.key in self.tasks:
-            raise ValueError(f"task {task.key} was added twice")
+            raise UsageError(f"task {task.key} was added twice")
         if not (task.duration_s >= 0 and task.work_s >= 0 and task.size_bytes >= 0 and task.latency_s >= 0):
-            raise ValueError(f"task {task.key} has a negative duration, size or latency")
+            raise UsageError(f"task {task.key} has a negative duration, size or latency")
         self.tasks[task.key] = task
 
 
@@ -150,7 +151,7 @@ class _Run:
         for key, task in self.tasks.items():
             for other in dict.fromkeys(task.after):
                 if other not in self.tasks:
-                    raise ValueError(f"task {key} waits for {other}, which was never added")
+                    raise UsageError(f"task {key} waits for {other}, which was never added")
                 self.followers[other].append(key)
             if task.device is not None:
                 self.programs.setdefault(task.device, []).append(key)
@@ -189,7 +190,7 @@ class _Run:
                 self._share()
         if self.done < len(self.tasks):
             stuck = [str(key) for key, task in self.tasks.items() if task.end_s < 0][:6]
-            raise ValueError(f"{len(self.tasks) - self.done} tasks wait for each other and never start: {stuck} ...")
+            raise UsageError(f"{len(self.tasks) - self.done} tasks wait for each other and never start: {stuck} ...")
 
     def _advance(self, next_s: float) -> None:
         elapsed_s = next_s - self.now_s

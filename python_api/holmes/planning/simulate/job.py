@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from holmes.planning.model.gpt import Transformer, check_recomputation
 from holmes.planning.simulate.rates import Rates
 from holmes.planning.simulate.step import Boundary, Route, Stage, Step
+from holmes_comm.errors import UsageError
 
 #: How gradients become new parameters: how often gradients cross a ring's link after the backward, and parameters
 #: before the forward, each (n - 1) / n of them.
@@ -36,7 +37,7 @@ class Framework:
     def __post_init__(self) -> None:
         check_recomputation(self.recomputation)
         if self.synchronization not in SYNCHRONIZATIONS:
-            raise ValueError(
+            raise UsageError(
                 f"synchronization={self.synchronization!r} is unknown; known are {', '.join(SYNCHRONIZATIONS)}"
             )
 
@@ -82,20 +83,20 @@ class Job:
     def __post_init__(self) -> None:
         ranks = {place.hosts * place.ranks_per_host for place in self.places}
         if len(self.places) != len(self.layers_per_stage) or len(ranks) != 1:
-            raise ValueError(
+            raise UsageError(
                 f"{len(self.layers_per_stage)} stages need as many places with equally many ranks; "
                 f"got places with {[place.hosts * place.ranks_per_host for place in self.places]} ranks"
             )
         if sum(self.layers_per_stage) != self.model.layers or min(self.layers_per_stage) < 1:
-            raise ValueError(
+            raise UsageError(
                 f"layers_per_stage={list(self.layers_per_stage)} must sum to {self.model.layers}, all above 0"
             )
         for place in self.places:
             if place.ranks_per_host % self.tensor:
-                raise ValueError(f"tensor={self.tensor} must divide the {place.ranks_per_host} ranks of {place.host}")
+                raise UsageError(f"tensor={self.tensor} must divide the {place.ranks_per_host} ranks of {place.host}")
         if self.global_batch % (self.data * self.micro_batch):
             unit = self.data * self.micro_batch
-            raise ValueError(
+            raise UsageError(
                 f"global_batch={self.global_batch} must be a multiple of data={self.data} * micro_batch="
                 f"{self.micro_batch} = {unit}; the nearest is {max(round(self.global_batch / unit), 1) * unit}"
             )

@@ -6,6 +6,7 @@ from holmes.cluster.topology import Topology
 from holmes.planning.model.gpt import Transformer
 from holmes.planning.plan.plan import Plan
 from holmes.planning.simulate.job import Framework, Job, Place
+from holmes_comm.errors import UsageError
 
 
 def job_of_plan(
@@ -26,7 +27,7 @@ def job_of_plan(
     """
     global_batch = global_batch or plan.global_batch
     if global_batch is None:
-        raise ValueError("the plan does not say its global_batch; pass global_batch=, the samples of a step")
+        raise UsageError("the plan does not say its global_batch; pass global_batch=, the samples of a step")
     return Job(
         model=model,
         layers_per_stage=plan.layers_per_stage,
@@ -47,7 +48,7 @@ def _place(plan: Plan, topology: Topology, stage: int) -> Place:
         name = topology.host_of(rank).name
         counts[name] = counts.get(name, 0) + 1
     if len(set(counts.values())) != 1:
-        raise ValueError(
+        raise UsageError(
             f"the simulator needs equally many ranks of stage {stage} on each host, but there are {counts}"
         )
     first = ranks[0]

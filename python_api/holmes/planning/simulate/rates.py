@@ -9,6 +9,7 @@ from typing import Any
 
 from holmes import files
 from holmes.planning.model.gpt import PartTimes, PassTimes, Transformer, modelled_times
+from holmes_comm.errors import UsageError
 
 _MEASURED_SIZES = ("hidden", "heads", "sequence", "vocabulary")
 
@@ -27,7 +28,7 @@ class LinkRate:
 
     def __post_init__(self) -> None:
         if not (self.gbps > 0 and self.latency_s >= 0 and self.core_s_per_gb >= 0):
-            raise ValueError(
+            raise UsageError(
                 f"gbps={self.gbps} of a link must be above 0, latency_s={self.latency_s} and "
                 f"core_s_per_gb={self.core_s_per_gb} at least 0"
             )
@@ -62,9 +63,9 @@ class MeasuredTimes:
         have = {name: getattr(self, name) for name in wanted}
         if wanted != have:
             options = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in wanted.items())
-            raise ValueError(f"compute was measured for {have}, not for {wanted}: run `holmes bench compute {options}`")
+            raise UsageError(f"compute was measured for {have}, not for {wanted}: run `holmes bench compute {options}`")
         if recomputation == "selective":
-            raise ValueError("selective recomputation was not measured; use recomputation none or full")
+            raise UsageError("selective recomputation was not measured; use recomputation none or full")
         layer, again = self.times.layer, recomputation == "full"
         return replace(
             self.times, layer=PassTimes(layer.forward_s, layer.backward_s + (layer.forward_s if again else 0.0))
@@ -91,17 +92,17 @@ class Rates:
 
     def __post_init__(self) -> None:
         if (self.compute_tflops is None) == (self.measured is None):
-            raise ValueError("rates need either compute_tflops or measured times, one of them")
+            raise UsageError("rates need either compute_tflops or measured times, one of them")
         if self.compute_tflops is not None and not self.compute_tflops > 0:
-            raise ValueError(f"compute_tflops={self.compute_tflops} must be above 0")
+            raise UsageError(f"compute_tflops={self.compute_tflops} must be above 0")
         if self.tensor_gbps is not None and not self.tensor_gbps > 0:
-            raise ValueError(f"tensor_gbps={self.tensor_gbps} must be above 0, or left out")
+            raise UsageError(f"tensor_gbps={self.tensor_gbps} must be above 0, or left out")
 
     def times(self, model: Transformer, micro_batch: int, tensor: int, recomputation: str) -> PartTimes:
         """Seconds of a micro-batch through each part of the model. Raises ValueError where they were not measured."""
         if self.measured is not None:
             if tensor != 1:
-                raise ValueError(f"measured times are of tensor=1, not {tensor}; give compute_tflops instead")
+                raise UsageError(f"measured times are of tensor=1, not {tensor}; give compute_tflops instead")
             return self.measured.of(model, micro_batch, recomputation)
         assert self.compute_tflops is not None, "checked when made"
         return modelled_times(
@@ -126,7 +127,7 @@ class Rates:
     def link(self, name: str) -> LinkRate:
         """The rate of a class or NIC. Raises ValueError naming those there are."""
         if name not in self.links:
-            raise ValueError(f"no rate for {name!r}; there are rates for {', '.join(self.links) or 'nothing'}: add one")
+            raise UsageError(f"no rate for {name!r}; there are rates for {', '.join(self.links) or 'nothing'}: add one")
         return self.links[name]
 
     def with_link(self, name: str, rate: LinkRate) -> Rates:
@@ -151,7 +152,7 @@ class Rates:
                 measured = MeasuredTimes(**{**entry, "times": PartTimes(**parts)})
             return cls(data.get("compute_tflops"), links, measured, cores, data.get("tensor_gbps"))
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not rates: {error}") from error
+            raise UsageError(f"not rates: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Writes .yaml, .yml or .json."""

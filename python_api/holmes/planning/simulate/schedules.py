@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holmes.planning.schedule import check_schedule
+from holmes_comm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,10 @@ def check_sizes(schedule: str, stages: int, micro_batches: int, chunks: int) -> 
     """Raises ValueError, with all numbers and the nearest fix, where the schedule does not fit the sizes."""
     check_schedule(schedule, chunks)
     if stages < 1 or micro_batches < 1:
-        raise ValueError(f"stages={stages} and micro_batches={micro_batches} must be at least 1")
+        raise UsageError(f"stages={stages} and micro_batches={micro_batches} must be at least 1")
     if schedule == "interleaved" and micro_batches % stages:
         nearest = max(round(micro_batches / stages), 1) * stages
-        raise ValueError(
+        raise UsageError(
             f"the interleaved schedule needs micro-batches that {stages} stages divide, but there are {micro_batches}; "
             f"the nearest number is {nearest}"
         )

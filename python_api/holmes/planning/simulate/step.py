@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holmes.planning.simulate.schedules import check_sizes
+from holmes_comm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,12 @@ class Step:
         check_sizes(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         wanted = len(self.stages) if self.chunks > 1 else len(self.stages) - 1
         if len(self.boundaries) != wanted:
-            raise ValueError(
+            raise UsageError(
                 f"{len(self.stages)} stages with {self.chunks} chunks need {wanted} boundaries, "
                 f"not {len(self.boundaries)}"
             )
         if not self.bucket_bytes > 0:
-            raise ValueError(f"bucket_bytes={self.bucket_bytes} must be above 0")
+            raise UsageError(f"bucket_bytes={self.bucket_bytes} must be above 0")
 
     def buckets(self, size_bytes: float) -> int:
         """Buckets that one chunk's bytes are cut into; all are equal. 0 where there is nothing to send."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from holmes.tools.bench.timing import machine_cpu_s
+from holmes_comm.errors import JobError, UsageError
 
 #: Parts of a model in the order in which they are timed; "optimizer" is AdamW over the layers' parameters, "sharding"
 #: what holmes.DistributedOptimizer adds to a backward and that update.
@@ -49,15 +50,15 @@ class ComputeSettings:
     def __post_init__(self) -> None:
         for name in ("hidden", "heads", "sequence", "vocabulary", "layers", "micro_batch", "threads", "rounds"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+                raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
         if self.hidden % self.heads:
-            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
+            raise UsageError(f"heads={self.heads} must divide hidden={self.hidden}")
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is unknown; known are {', '.join(DTYPES)}")
+            raise UsageError(f"dtype={self.dtype!r} is unknown; known are {', '.join(DTYPES)}")
         if not self.ranks or min(self.ranks) < 1:
-            raise ValueError(f"ranks={list(self.ranks)} must be numbers of at least 1, such as 1,2,4")
+            raise UsageError(f"ranks={list(self.ranks)} must be numbers of at least 1, such as 1,2,4")
         if not self.seconds > 0:
-            raise ValueError(f"seconds={self.seconds} must be above 0")
+            raise UsageError(f"seconds={self.seconds} must be above 0")
 
 
 def run_compute(settings: ComputeSettings, on_row: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
@@ -116,11 +117,11 @@ def _run_ranks(settings: ComputeSettings, ranks: int) -> list[list[list[_Timed]]
             if not results.empty():
                 outcome = results.get()
                 if isinstance(outcome, str):
-                    raise RuntimeError(f"a rank of {ranks} failed: {outcome}")
+                    raise JobError(f"a rank of {ranks} failed: {outcome}")
                 found.append(outcome)
             elif any(process.exitcode not in (None, 0) for process in processes):
                 codes = [process.exitcode for process in processes]
-                raise RuntimeError(f"a rank of {ranks} ended before it reported; exit codes {codes}")
+                raise JobError(f"a rank of {ranks} ended before it reported; exit codes {codes}")
             else:
                 time.sleep(0.02)
     finally:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holmes_comm.errors import UsageError
+
 Array = NDArray[Any]
 
 # Inputs repeat after this many elements: a prime, so that no chunk, slice or rank boundary falls together with it.
@@ -49,9 +51,9 @@ class DType:
     def check_reduction(self, op: str) -> None:
         """Raises ValueError where `op` is not defined for this type."""
         if op == "avg" and self.kind != "float":
-            raise ValueError(f"avg of {self.name} is not defined; take a floating-point type, or sum")
+            raise UsageError(f"avg of {self.name} is not defined; take a floating-point type, or sum")
         if op in ("band", "bor", "bxor") and self.kind == "float":
-            raise ValueError(f"{op} of {self.name} is not defined; take an integer type or bool")
+            raise UsageError(f"{op} of {self.name} is not defined; take an integer type or bool")
 
 
 DTYPES = {

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holmes.tools.bench.operations import Array, Case
+from holmes_comm.errors import HolmesError
 
 
-class PeerError(RuntimeError):
+class PeerError(HolmesError):
     """A peer cannot be used here; the text says why and what to do."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from holmes.tools.bench.operations import DTYPES, OPERATIONS, REDUCTIONS
+from holmes_comm.errors import UsageError
 
 #: Libraries to compare with.
 PEERS = ("gloo", "openmpi-tcp", "openmpi-shm", "openmpi-shm-nocma", "ucx-tcp", "ucx-shm")
@@ -20,7 +21,7 @@ def parse_bytes(text: str) -> int:
     """Returns the bytes that `text` ("8", "64K", "1.5M", "1G"; units of 1024) names; ValueError where it names none."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise ValueError(
+        raise UsageError(
             f"size {text!r} is not a number of bytes; write for example 8, 64K, 1.5M or 1G (units of 1024)"
         )
     return int(float(match[1]) * _UNITS[match[2].upper()])
@@ -58,22 +59,22 @@ class Settings:
         ]
         for name, value, known in checks:
             if value not in known:
-                raise ValueError(f"{name} {value!r} is unknown; known are {', '.join(known)}")
+                raise UsageError(f"{name} {value!r} is unknown; known are {', '.join(known)}")
         if not 0 < self.begin_bytes <= self.end_bytes:
-            raise ValueError(f"sizes run from {self.begin_bytes} to {self.end_bytes} bytes; need 0 < begin <= end")
+            raise UsageError(f"sizes run from {self.begin_bytes} to {self.end_bytes} bytes; need 0 < begin <= end")
         if any(size <= 0 for size in self.sizes):
-            raise ValueError(f"sizes are {', '.join(map(str, self.sizes))} bytes; each must be above 0")
+            raise UsageError(f"sizes are {', '.join(map(str, self.sizes))} bytes; each must be above 0")
         if self.factor <= 1:
-            raise ValueError(f"factor is {self.factor}; it must be greater than 1, or the sizes never reach the end")
+            raise UsageError(f"factor is {self.factor}; it must be greater than 1, or the sizes never reach the end")
         if self.rounds < 1 or self.warmup < 1 or self.seconds <= 0:
-            raise ValueError(
+            raise UsageError(
                 f"rounds={self.rounds}, warmup={self.warmup}, seconds={self.seconds}: need at least one round, one "
                 "warm-up call and a positive time"
             )
         if not (self.peers or self.holmes):
-            raise ValueError("nothing to measure: ours is switched off and there are no peers")
+            raise UsageError("nothing to measure: ours is switched off and there are no peers")
         if len(self.mpi_peers) > 1:
-            raise ValueError(
+            raise UsageError(
                 f"peers {', '.join(self.mpi_peers)} are Open MPI, which starts once in a process, with one "
                 "transport; take one of them in a run"
             )

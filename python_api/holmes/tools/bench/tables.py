@@ -12,6 +12,7 @@ from typing import Any
 
 from holmes.tools.bench.measurement import Measurement
 from holmes.tools.bench.peer import PeerError
+from holmes_comm.errors import UsageError
 
 _COLUMNS = [
     ("size", "(B)", 11),
@@ -159,7 +160,7 @@ def draw(path: Path, document: dict[str, Any]) -> None:
     rows = [row for row in document["rows"] if row["size_bytes"] > 0]
     operations = list(dict.fromkeys(row["operation"] for row in rows))
     if not operations:
-        raise ValueError("there is nothing to draw: no operation with sizes was measured")
+        raise UsageError("there is nothing to draw: no operation with sizes was measured")
     peers = list(dict.fromkeys(row["peer"] for row in rows))
     figure, axes = pyplot.subplots(
         len(operations), 2, figsize=(11, 3.2 * len(operations) + 0.6), squeeze=False, constrained_layout=True

@@ -24,6 +24,7 @@ from holmes.tools.bench import (
     run_rank,
 )
 from holmes.tools.cli.command import needs_module
+from holmes_comm.errors import UsageError
 
 
 def bench(
@@ -109,9 +110,9 @@ def bench(
             timeout_s=timeout_s,
         )
         if ranks < 1:
-            raise ValueError(f"ranks is {ranks}; at least one is needed")
+            raise UsageError(f"ranks is {ranks}; at least one is needed")
         if congestion_control is not None and testbed is None:
-            raise ValueError("--congestion-control changes emulated nodes only; give --testbed, for example one-node")
+            raise UsageError("--congestion-control changes emulated nodes only; give --testbed, for example one-node")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     output = Output(

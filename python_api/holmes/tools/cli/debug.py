@@ -11,6 +11,7 @@ import typer
 from holmes.tools.debug.diagnose import diagnose_job
 from holmes.tools.debug.members import JobRecord, jobs_of
 from holmes.tools.debug.sources import Answers, ask_folder, ask_processes, read_folder
+from holmes_comm.errors import UsageError
 
 
 def debug(
@@ -63,13 +64,13 @@ def debug(
 def _collect(places: list[str], testbed: bool, ask: bool, wait_s: float) -> Answers:
     if all(place.isdigit() for place in places):
         if ask:
-            raise ValueError("--ask is for a folder (HOLMES_FLIGHT_RECORDER_DIR); name it")
+            raise UsageError("--ask is for a folder (HOLMES_FLIGHT_RECORDER_DIR); name it")
         return ask_processes([int(place) for place in places], testbed_only=testbed)
     if len(places) > 1:
-        raise ValueError(f"{' '.join(places)}: name one folder, or process numbers only")
+        raise UsageError(f"{' '.join(places)}: name one folder, or process numbers only")
     folder = Path(places[0])
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder and no process number")
+        raise UsageError(f"{folder} is no folder and no process number")
     return ask_folder(folder, wait_s) if ask else read_folder(folder)
 
 

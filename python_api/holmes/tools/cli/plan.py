@@ -18,6 +18,7 @@ from holmes.planning.plan.proof import GroupLists, Proof, check
 from holmes.tools.cli.plan_search import explain, search
 from holmes.training.integrations.export import FORMATS, export_plan
 from holmes.training.integrations.start_order import hosts_in_order
+from holmes_comm.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Plans: the search for the fastest one, what they say, and their proof.")
 app.callback(invoke_without_command=True)(search)
@@ -85,7 +86,7 @@ def _groups_in(path: Path) -> Plan | GroupLists:
     if data.get("kind") == KIND:
         return Plan.from_dict(data)
     if not isinstance(data.get("groups"), dict):
-        raise ValueError(
+        raise UsageError(
             f"{path} is neither a plan (kind: {KIND}) nor a file of groups such as {{groups: {{dp: [[0, 2], 1-3:2]}}}}"
         )
     return {

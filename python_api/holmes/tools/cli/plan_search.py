@@ -15,6 +15,7 @@ from holmes.planning.plan.plan import Plan
 from holmes.planning.search import Assumptions, SearchResult, Wanted
 from holmes.planning.search import search as run_search
 from holmes.planning.search.reasons import describe
+from holmes_comm.errors import UsageError
 
 
 def search(
@@ -49,7 +50,7 @@ def search(
     try:
         given = {"--topology": topology, "--model": model, "--global-batch": global_batch}
         if missing := [name for name, value in given.items() if value is None]:
-            raise ValueError(f"{', '.join(missing)} must be given; or one of the commands in `holmes plan --help`")
+            raise UsageError(f"{', '.join(missing)} must be given; or one of the commands in `holmes plan --help`")
         assert topology is not None and model is not None and global_batch is not None  # noqa: PT018
         assumptions = Assumptions(efficiency, compute_tflops, gpu, nic_efficiency, reserve_gib, tensor_gbps)
         wanted = Wanted(tensor, pipeline, micro_batch, schedule, chunks, recomputation)
@@ -78,7 +79,7 @@ def explain(plan: Annotated[Path, typer.Argument(help="A plan that `holmes plan 
     try:
         loaded = Plan.load(plan)
         if not loaded.reasons:
-            raise ValueError(
+            raise UsageError(
                 f"{plan} keeps no reasons: it was not made by `holmes plan`; `holmes plan show` describes it"
             )
     except (ValueError, OSError) as error:

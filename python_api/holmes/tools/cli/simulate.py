@@ -25,6 +25,7 @@ from holmes.planning.simulate import (
 )
 from holmes.planning.simulate import simulate as run
 from holmes.planning.simulate.job import SYNCHRONIZATIONS
+from holmes_comm.errors import UsageError
 
 
 def simulate(
@@ -107,7 +108,7 @@ def simulate(
 def _model(name: str | None, plan: Plan) -> Transformer:
     """The model that is named, else the plan's. Raises ValueError where neither says it, or it has other layers."""
     if name is None and plan.model is None:
-        raise ValueError("the plan does not say its model; pass --model, such as gpt-7.5b or a .yaml file of sizes")
+        raise UsageError("the plan does not say its model; pass --model, such as gpt-7.5b or a .yaml file of sizes")
     return load_model(name) if name is not None else model_from_dict(plan.model or {})
 
 
@@ -135,7 +136,7 @@ def calibrate(
     try:
         measured, cores = compute_from_bench(compute) if compute is not None else (None, {})
         if shared_cores and not cores:
-            raise ValueError("--shared-cores needs --compute FILE of `holmes bench compute --ranks 1,2,4 --json FILE`")
+            raise UsageError("--shared-cores needs --compute FILE of `holmes bench compute --ranks 1,2,4 --json FILE`")
         links = dict(read_link(text) for text in link or ())
         rates = Rates(compute_tflops, links, measured, cores if shared_cores else {})
         rates.save(output)
@@ -158,6 +159,6 @@ def read_link(text: str) -> tuple[str, LinkRate]:
     """CLASS=FILE[:PEER] as NIC class and rate. Raises ValueError where it is not of this form."""
     nic_class, equals, path = text.partition("=")
     if not equals:
-        raise ValueError(f"{text!r} must be CLASS=FILE, such as ethernet=eth0.json")
+        raise UsageError(f"{text!r} must be CLASS=FILE, such as ethernet=eth0.json")
     file, _, peer = path.partition(":")
     return nic_class, link_from_bench(file, peer or None)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holmes_comm.errors import UsageError
 from holmes_comm.recorder import short_name
 
 __all__ = ["KIND", "Failure", "Operation", "ProcessRecord", "Progress", "RankIdentity", "View"]
@@ -140,7 +141,7 @@ class ProcessRecord:
     def from_dict(cls, data: Mapping[str, Any]) -> ProcessRecord:
         """Reads what the engine wrote. Raises ValueError where it is no flight record of this version."""
         if data.get("kind") != KIND or data.get("version") != _VERSION:
-            raise ValueError(
+            raise UsageError(
                 f"expected kind {KIND!r} of version {_VERSION}, got {data.get('kind')!r} of version "
                 f"{data.get('version')!r}; use the holmes of the job's release"
             )

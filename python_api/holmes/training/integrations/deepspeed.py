@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holmes.planning.plan.plan import Plan
 from holmes.training.integrations.requirements import require_one, require_schedule
+from holmes_comm.errors import UsageError
 
 if TYPE_CHECKING:
     from deepspeed.pipe import PipelineModule
@@ -56,7 +57,7 @@ def deepspeed_pipeline_module(
     """
     boundaries = deepspeed_partition(plan, layers_before, layers_after)
     if len(layers) != boundaries[-1]:
-        raise ValueError(
+        raise UsageError(
             f"the pipeline has {len(layers)} layers, but the plan's {sum(plan.layers_per_stage)} with "
             f"layers_before={layers_before} and layers_after={layers_after} make {boundaries[-1]}"
         )

@@ -14,6 +14,7 @@ from holmes.training.integrations.flagscale import flagscale_config, flagscale_h
 from holmes.training.integrations.megatron import megatron_arguments
 from holmes.training.integrations.start_order import renumbered
 from holmes.training.integrations.torchtitan import torchtitan_parallelism
+from holmes_comm.errors import UsageError
 
 
 def export_plan(plan: Plan, form: str) -> str:
@@ -23,7 +24,7 @@ def export_plan(plan: Plan, form: str) -> str:
     for the plan, ValueError for an unknown form.
     """
     if form not in FORMATS:
-        raise ValueError(f"cannot export to {form!r}; it must be one of {', '.join(FORMATS)}")
+        raise UsageError(f"cannot export to {form!r}; it must be one of {', '.join(FORMATS)}")
     return FORMATS[form](plan).rstrip("\n") + "\n"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holmes.planning.groups.rank_grid import KINDS
 from holmes.planning.plan.plan import Plan
 from holmes.training.integrations.nics import new_group, planned_nics
+from holmes_comm.errors import JobError, UsageError
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -72,9 +73,9 @@ def initialize_megatron(plan: Plan, **options: Any) -> ProcessGroupCollection:
 
     arguments = _sizes(plan)
     if wrong := sorted(set(options) & set(arguments)):
-        raise ValueError(f"{', '.join(wrong)} of initialize_model_parallel come from the plan; leave them out")
+        raise UsageError(f"{', '.join(wrong)} of initialize_model_parallel come from the plan; leave them out")
     if options.get("num_distributed_optimizer_instances", 1) != 1:
-        raise ValueError(
+        raise UsageError(
             f"num_distributed_optimizer_instances={options['num_distributed_optimizer_instances']}, but a plan has no "
             "groups for several optimizer instances; use 1"
         )
@@ -122,7 +123,7 @@ def _check_groups(plan: Plan, collection: ProcessGroupCollection) -> None:
         made = getattr(collection, group.kind, None)
         ranks = None if made is None else tuple(dist.get_process_group_ranks(made))
         if ranks is not None and ranks != group.ranks:
-            raise RuntimeError(
+            raise JobError(
                 f"this Megatron-core made {group.kind!r} group {list(ranks)}, but the plan has {list(group.ranks)}; "
                 "use a release that numbers ranks by its argument order (0.16.1 does)"
             )

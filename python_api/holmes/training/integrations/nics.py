@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holmes.planning.groups.group import Group
 from holmes.planning.plan.plan import Plan
+from holmes_comm.errors import JobError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,7 +54,7 @@ def new_group(ranks: list[int] | None, **options: Any) -> ProcessGroup | None:
 
     if ranks is not None and ranks != sorted(ranks):
         if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
-            raise RuntimeError(
+            raise JobError(
                 f"the plan needs group {ranks} in this order, but this torch sorts ranks; use a torch whose new_group "
                 "has sort_ranks (2.13 has), or start ranks in the plan's order (start_in_plan_order)"
             )
@@ -67,4 +68,4 @@ def check_world_size(plan: Plan) -> None:
     import torch.distributed as dist
 
     if plan.world_size != (size := dist.get_world_size()):
-        raise ValueError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")
+        raise UsageError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes.planning.plan.plan import Plan
+from holmes_comm.errors import UsageError
 
 
-class NotExpressible(ValueError):
+class NotExpressible(UsageError):
     """The framework has no words for a part of the plan; the message says which part and what to do instead."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from holmes.planning.groups.rank_text import short
 from holmes.planning.plan.plan import Plan
 from holmes.training.integrations.requirements import NotExpressible
+from holmes_comm.errors import UsageError
 
 
 def renumbered(plan: Plan) -> Plan:
@@ -56,11 +57,11 @@ def start_in_plan_order(plan: Plan) -> Plan:
     """
     rank, size = (_number(name) for name in ("RANK", "WORLD_SIZE"))
     if size != plan.world_size or not 0 <= rank < size:
-        raise ValueError(f"RANK={rank} of WORLD_SIZE={size} does not fit a plan for {plan.world_size} ranks")
+        raise UsageError(f"RANK={rank} of WORLD_SIZE={size} does not fit a plan for {plan.world_size} ranks")
     first = plan.order[0]
     # torchrun's agent serves the store; else the process that becomes rank 0 does, wherever it is.
     if first != 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise ValueError(
+        raise UsageError(
             f"rank {first} becomes rank 0, which serves the store at MASTER_ADDR; start with torchrun, whose agent "
             f"serves it, or number the ranks in the plan's order yourself: {short(plan.order)}"
         )
@@ -71,5 +72,5 @@ def start_in_plan_order(plan: Plan) -> Plan:
 def _number(name: str) -> int:
     text = os.environ.get(name, "")
     if not text.isdigit():
-        raise ValueError(f"{name}={text!r} must be a number; start with torchrun, or set it on every rank")
+        raise UsageError(f"{name}={text!r} must be a number; start with torchrun, or set it on every rank")
     return int(text)

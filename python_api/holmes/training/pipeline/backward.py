@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from holmes.training.pipeline.graph import Group, children_of, groups_of
+from holmes_comm.errors import UsageError
 
 #: Refuses to compute the gradients of some tensors only: torch.utils.checkpoint with use_reentrant=True.
 _INDIVISIBLE = "CheckpointFunctionBackward"
@@ -107,7 +108,7 @@ def divided_backward(
 def _check_divisible(stage_index: int, outputs: Sequence[torch.Tensor]) -> None:
     roots = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
     if _is_indivisible(children_of(roots, ())):
-        raise ValueError(
+        raise UsageError(
             f"stage {stage_index} is wrapped by DistributedDataParallel and uses reentrant checkpointing, whose "
             "backward pass cannot be divided as zb-h1 does; use checkpoint(..., use_reentrant=False), schedule='1f1b', "
             "or holmes.DistributedOptimizer instead of the wrapper"

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from holmes.training.pipeline.backward import divided_backward
+from holmes_comm.errors import UsageError
 
 
 class CheckedStage(TorchPipelineStage):
@@ -62,14 +63,14 @@ class CheckedStage(TorchPipelineStage):
     def _check_outputs(self, chunk: int, outputs: Sequence[torch.Tensor]) -> None:
         for index, (output, meta) in enumerate(zip(outputs, self._stage_meta.outputs or (), strict=True)):
             if not isinstance(output, DTensor) and (output.shape, output.dtype) != (meta.shape, meta.dtype):
-                raise ValueError(
+                raise UsageError(
                     f"output {index} of stage {self.stage_index} is {output.dtype} of shape {list(output.shape)} in "
                     f"micro-batch {chunk}, but the next stage expects {meta.dtype} of shape {list(meta.shape)}; "
                     "sizes may change between the steps of holmes.pipeline_schedule, not of torch's schedules, and "
                     "with the first stage's inputs only; example tensors must be as a micro-batch is"
                 )
             if self.has_backward and output.requires_grad and self.grad_recv_info[chunk][index].buffer is None:
-                raise ValueError(
+                raise UsageError(
                     f"output {index} of stage {self.stage_index} requires a gradient, but none is sent for it, as the "
                     "schedule began with one that required none; after a change of requires_grad make a new schedule "
                     "on every rank, and example tensors (output_args, input_args) with requires_grad=True"

@@ -13,6 +13,7 @@ from holmes.planning.plan.plan import Plan
 from holmes.planning.schedule import SCHEDULES, check_schedule
 from holmes.training.pipeline.checked import checked
 from holmes.training.pipeline.steps import Steps
+from holmes_comm.errors import UsageError
 
 #: torch's class for each schedule that a plan can name.
 CLASSES = dict(
@@ -49,10 +50,10 @@ def pipeline_schedule(
     """
     check_schedule(plan.schedule, len(stages))
     if len(stages) != plan.chunks:
-        raise ValueError(f"stages has {len(stages)} entries, but the plan gives each rank {plan.chunks} (its chunks)")
+        raise UsageError(f"stages has {len(stages)} entries, but the plan gives each rank {plan.chunks} (its chunks)")
     count = micro_batches or plan.micro_batches
     if count is None:
-        raise ValueError(
+        raise UsageError(
             "micro_batches=None needs a plan with micro_batch and global_batch, but this one has "
             f"micro_batch={plan.micro_batch}, global_batch={plan.global_batch}; give micro_batches"
         )

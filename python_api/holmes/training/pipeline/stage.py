@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holmes.training.pipeline.checked import CheckedStage
 from holmes.training.pipeline.wire import WireCast
+from holmes_comm.errors import UsageError
 
 #: Backends that match messages of host memory by tag and move them without the caller's help. Elsewhere (NCCL runs
 #: messages in the order of the calls) the schedule's own order and waits are kept.
@@ -69,7 +70,7 @@ class PipelineStage(CheckedStage):
         gives = output_wire_dtype if stage_index < num_stages - 1 else None
         if takes is not None or gives is not None:
             if isinstance(submodule, DistributedDataParallel | FSDPModule):
-                raise ValueError(
+                raise UsageError(
                     f"stage {stage_index} is wrapped by {type(submodule).__name__}, which torch's stage must see, so "
                     "its boundaries cannot have a wire dtype; use holmes.DistributedOptimizer instead of the wrapper, "
                     "or no wire dtype"

@@ -11,6 +11,7 @@ from torch import nn
 
 from holmes.planning.plan.plan import Plan
 from holmes.training.pipeline.stage import PipelineStage
+from holmes_comm.errors import UsageError
 
 
 def pipeline_stages(
@@ -31,7 +32,7 @@ def pipeline_stages(
     Raises ValueError where there is not one module for each chunk.
     """
     if len(modules) != plan.chunks:
-        raise ValueError(f"modules has {len(modules)} entries, but the plan gives each rank {plan.chunks} (its chunks)")
+        raise UsageError(f"modules has {len(modules)} entries, but the plan gives each rank {plan.chunks} (its chunks)")
     ranks = dist.get_process_group_ranks(group)
     own = dist.get_rank(group)
     cluster_of = {rank: cluster.name for cluster in plan.clusters for rank in cluster.ranks}

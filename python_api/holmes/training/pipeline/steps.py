@@ -11,6 +11,7 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.utils._pytree import tree_leaves
 
 from holmes.training.pipeline.sizes import SizeAnnouncer, StageMetas
+from holmes_comm.errors import UsageError
 
 _Schedule: Any = _PipelineSchedule  # whose methods are untyped or abstract
 
@@ -56,7 +57,7 @@ class Steps(_Schedule):  # type: ignore[misc]
         if self._announcer.can_tell:
             numbers = self._numbers = self._announcer.tell(numbers)
         if numbers[0] < 0:
-            raise ValueError(self._too_small("the first stage's batch", -1 - numbers[0]))
+            raise UsageError(self._too_small("the first stage's batch", -1 - numbers[0]))
         if not self._announcer.can_tell:
             self._check_fixed(numbers)
 
@@ -81,7 +82,7 @@ class Steps(_Schedule):  # type: ignore[misc]
         if self._fixed is None or self._fixed[1] != self._has_backward:
             self._fixed = (numbers[0], self._has_backward)
         if set(numbers) != {self._fixed[0]}:
-            raise ValueError(
+            raise UsageError(
                 "micro-batches are not all of one size, or not of that of the first step, which needs stages on the "
                 "CPU over the backend holmes or gloo; elsewhere give batches of one size, divisible by "
                 f"micro_batches={self._n_microbatches} (DataLoader(drop_last=True))"
@@ -92,11 +93,11 @@ class Steps(_Schedule):  # type: ignore[misc]
             return
         if target is None:
             if self._has_backward:
-                raise ValueError("target=None on the rank of the last stage, which computes the loss; give target")
+                raise UsageError("target=None on the rank of the last stage, which computes the loss; give target")
             return
         self._samples = len(target)
         if self._samples < self._n_microbatches:
-            raise ValueError(self._too_small("target", self._samples))
+            raise UsageError(self._too_small("target", self._samples))
 
     def _step_microbatches(
         self,

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from holmes_comm.errors import UsageError
+
 
 class WireCast(nn.Module):
     """`module` with floating-point inputs that arrive, and outputs that leave, in a wire dtype.
@@ -40,7 +42,7 @@ def compute_dtype(module: nn.Module) -> torch.dtype | None:
 def check_wire_dtype(dtype: torch.dtype | None) -> None:
     """Raises ValueError where values could not be cast to it and back."""
     if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"wire dtype {dtype} must be a floating-point one, such as torch.bfloat16")
+        raise UsageError(f"wire dtype {dtype} must be a floating-point one, such as torch.bfloat16")
 
 
 def _cast(values: Any, dtype: torch.dtype | None) -> Any:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from holmes_comm.errors import UsageError
+
 _NAME = re.compile(r"step-(\d+)-generation-(\d+)")
 
 
@@ -22,7 +24,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         if keep < 1:
-            raise ValueError(f"keep={keep} checkpoints is not possible; keep at least 1")
+            raise UsageError(f"keep={keep} checkpoints is not possible; keep at least 1")
         self.folder = Path(folder)
         self.keep = keep
 

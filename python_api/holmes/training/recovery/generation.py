@@ -18,6 +18,7 @@ from holmes.training.process_groups import ProcessGroups, process_groups
 from holmes.training.recovery.checkpoints import Checkpoints
 from holmes.training.recovery.member import Member
 from holmes.training.recovery.state import TrackedState
+from holmes_comm.errors import UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Generation:
         in then, the training function is left, by an exception, and begins again with them.
         """
         if self._state is None:
-            raise RuntimeError("call restore before steps: the objects that checkpoints hold, and their last state")
+            raise UsageError("call restore before steps: the objects that checkpoints hold, and their last state")
         while self.step < until:
             yield self.step
             self.step += 1
@@ -110,7 +111,7 @@ class Generation:
     def boundary(self, *, may_leave: bool = True) -> None:
         """Collective over the default group. Saves a checkpoint now; lets others in, who wait. `steps` calls it."""
         if self._state is None:
-            raise RuntimeError("call restore before boundary: the objects that checkpoints hold")
+            raise UsageError("call restore before boundary: the objects that checkpoints hold")
         state = {**self._state.collect(), "holmes": self._position()}
         if not self._names_checked:
             self._state.check_names(self.plan)

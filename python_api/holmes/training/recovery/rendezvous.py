@@ -20,6 +20,7 @@ from typing import Any
 
 from holmes.training.recovery.errors import StoreLostError
 from holmes.training.recovery.member import Member
+from holmes_comm.errors import UsageError
 
 _PREFIX = "holmes/recovery"
 LEFT = "left at a boundary"  # why a generation ended that did not fail
@@ -193,7 +194,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """(host, port) of "host:port", "[::1]:port" too. Raises ValueError where it is not of that form."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"the store's address {address!r} must be host:port, for example head:29400")
+        raise UsageError(f"the store's address {address!r} must be host:port, for example head:29400")
     return host.strip("[]"), int(port)
 
 

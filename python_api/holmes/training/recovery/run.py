@@ -66,9 +66,9 @@ def run_elastic(
     raises, StoreLostError, TooFewRanksError, ReplacedError, NoProgressError.
     """
     if every_steps < 1:
-        raise ValueError(f"every_steps={every_steps} must be at least 1")
+        raise UsageError(f"every_steps={every_steps} must be at least 1")
     if not 0 < 4 * heartbeat_s <= dead_after_s:
-        raise ValueError(
+        raise UsageError(
             f"heartbeat_s={heartbeat_s} must be above 0 and at most a quarter of dead_after_s={dead_after_s}"
         )
     if dist.is_initialized():

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from holmes.planning.plan.plan import Plan
+from holmes_comm.errors import UsageError
 
 
 class TrackedState:
@@ -60,7 +61,7 @@ class TrackedState:
             for name, value in sums.items():
                 known_rank, known = first.setdefault(name, (other, value))
                 if known != value:
-                    raise ValueError(
+                    raise UsageError(
                         f"ranks {known_rank} and {other} hold different parameters named {name!r}: a checkpoint would "
                         "keep only one of them; give restore(name_of=...) that makes names of one stage differ from "
                         "another's, for example by the number of the layer in the whole model"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from holmes_comm.errors import UsageError
+
 #: Tensor and pipeline sizes that fit the built-in spec `stress` with two ranks on each node.
 SIZES = ((2, 2), (1, 2), (2, 4), (1, 4))
 
@@ -35,14 +37,14 @@ class FaultSettings:
 
     def __post_init__(self) -> None:
         if not self.faults:
-            raise ValueError("no fault is chosen; say for example --faults kill,stop or --faults all")
+            raise UsageError("no fault is chosen; say for example --faults kill,stop or --faults all")
         if self.seconds <= 0 or self.timeout_s <= 0 or self.connect_timeout_s <= 0:
-            raise ValueError(
+            raise UsageError(
                 f"seconds={self.seconds:g}, timeout_s={self.timeout_s:g} and connect_timeout_s="
                 f"{self.connect_timeout_s:g} must be above 0"
             )
         if not 0 <= self.mixed <= 1:
-            raise ValueError(f"mixed={self.mixed:g} must be from 0 to 1")
+            raise UsageError(f"mixed={self.mixed:g} must be from 0 to 1")
 
     def choice(self, episode: int) -> random.Random:
         """The random choices of one episode: of seed and number alone."""

@@ -15,6 +15,7 @@ from holmes.lab.stress.faults.driver import Driver
 from holmes.lab.stress.faults.leaks import descendants, driver_use, problems
 from holmes.lab.stress.faults.settings import FaultSettings
 from holmes.lab.stress.faults.table import SoakResult
+from holmes_comm.errors import UsageError
 
 Say = Callable[[str], None]
 _SHOWN = 3  # problems of an episode
@@ -24,7 +25,7 @@ def run_faults(settings: FaultSettings, say: Say) -> SoakResult:
     """Runs the episodes; `say` gets a line for each. Raises TestbedError, ValueError for an unknown fault."""
     unknown = sorted(set(settings.faults) - set(FAULTS))
     if unknown:
-        raise ValueError(f"there is no fault {', '.join(unknown)}; there are {', '.join(sorted(FAULTS))}")
+        raise UsageError(f"there is no fault {', '.join(unknown)}; there are {', '.join(sorted(FAULTS))}")
     result = SoakResult(settings)
     folder = Path(tempfile.mkdtemp(prefix="holmes-stress-"))
     try:
