@@ -16,7 +16,7 @@ csrc/holmes/core/env.cpp.)
 
 | variable | values | default | meaning |
 | --- | --- | --- | --- |
-"""
+"""  # noqa: E501
 
 
 def generate() -> str:
