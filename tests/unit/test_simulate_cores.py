@@ -22,8 +22,7 @@ from holmes.planning.simulate import (
     make_step,
     simulate,
 )
-from holmes.planning.simulate.engine import Engine
-from holmes.planning.simulate.fair_share import fair_rates
+from holmes.planning.simulate.engine import Engine, fair_rates
 
 MODEL = Transformer(8, 256, 4, 32, 103, tied=False)
 TIMES = PartTimes(PassTimes(0.0, 0.0), PassTimes(0.002, 0.004), PassTimes(0.0, 0.0))

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from holmes.planning.simulate import Boundary, Route, Stage, Step, chrome_trace, draw, save_trace, simulate
-from holmes.planning.simulate.engine import Engine
-from holmes.planning.simulate.fair_share import fair_rates
+from holmes.planning.simulate.engine import Engine, fair_rates
 
 
 def both_ways(link: str) -> Route:

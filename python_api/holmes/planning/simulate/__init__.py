@@ -12,8 +12,7 @@ from holmes.planning.simulate.calibrate import (
     links_from_bench,
     solve_increasing,
 )
-from holmes.planning.simulate.job import Framework, Job, Place, make_step
-from holmes.planning.simulate.plan_job import job_of_plan
+from holmes.planning.simulate.job import Framework, Job, Place, job_of_plan, make_step
 from holmes.planning.simulate.rates import LinkRate, MeasuredTimes, Rates
 from holmes.planning.simulate.result import DeviceTime, Result, simulate
 from holmes.planning.simulate.schedules import Operation, operations
