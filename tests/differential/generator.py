@@ -512,6 +512,8 @@ class Run:
 
     def _do_anew(self, number, value):
         if value % 3 == 0:
+            if self.plan.to_zeros:  # what was stepped with is not kept by close()
+                self.optimizer.zero_grad(set_to_none=False)
             if self.env.is_ours:
                 self.optimizer.close()
             self.saved = None

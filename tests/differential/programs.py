@@ -5,6 +5,7 @@ import copy
 import changes  # noqa: F401  (adds to the table)
 import refusals  # noqa: F401
 import torch
+import trials  # noqa: F401
 import uneven_ranks  # noqa: F401
 import varied_models  # noqa: F401
 from harness import DDP, WIDTH

@@ -166,6 +166,48 @@ def test_accumulation_may_change_between_steps():
         torch.testing.assert_close(model[0].bias.detach(), before - 0.1 * slope)
 
 
+def test_state_dict_hooks_run():
+    _, optimizer = small()
+    calls = []
+    optimizer.register_state_dict_pre_hook(lambda _: calls.append("before save"))
+    optimizer.register_state_dict_post_hook(lambda _, state: calls.append("after save") or {**state, "more": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: calls.append(f"before load {state['more']}"))
+    optimizer.register_load_state_dict_post_hook(lambda _: calls.append("after load"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == ["before save", "after save", "before load 1", "after load"]
+
+
+def test_a_saved_state_dict_is_loaded_with_weights_only(tmp_path):
+    model, optimizer = small(momentum=0.9)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt")
+    torch.testing.assert_close(
+        loaded["state"]["0.weight"]["momentum_buffer"].local,
+        optimizer.state_dict()["state"]["0.weight"]["momentum_buffer"].local,
+    )
+
+
+def test_lazy_modules_are_named():
+    with pytest.raises(ValueError, match=r"'weight' has no shape yet.*run a batch through the model first"):
+        holmes.DistributedOptimizer(nn.LazyLinear(3), torch.optim.SGD, lr=0.1)
+
+
+def test_models_are_compiled_with_gradients_that_were_stepped_with():
+    model, optimizer = small()
+    compiled = torch.compile(model, backend="eager")
+    for step in range(3):
+        optimizer.zero_grad()
+        model.train()
+        compiled(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(torch.ones(1, 4)), model(torch.ones(1, 4)), msg=f"step {step}")
+    assert model[0].weight.grad is not None
+
+
 def test_an_overflow_is_skipped_and_halves_the_scale():
     model, optimizer = small(loss_scale="dynamic")
     before = [p.detach().clone() for p in model.parameters()]

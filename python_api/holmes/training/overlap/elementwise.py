@@ -13,58 +13,98 @@ _STEPS = 3
 _HOW = ("capturable", "fused", "foreach")
 
 
-def check_elementwise(optimizer_class: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
-    """Local, milliseconds. Steps a small parameter whole, and cut into two shards, on the host.
+def check_elementwise(optimizer_class: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> bool:
+    """Local, milliseconds. Steps two small parameters together, and in shards that an optimizer of its own each steps,
+    on the host.
 
-    Raises ValueError where that gives different numbers, where the class cannot step a shard at all, or where it keeps
-    state in its param_groups, which shards do not share.
+    Returns whether a step can be undone by restoring each parameter's state: not where the state is not flat (tensors
+    and numbers), or where the optimizer has counters of its own. Raises ValueError where shards give different numbers,
+    where the class cannot step a shard at all, or where it keeps state in its param_groups, which shards do not share,
+    or in its state for no parameter, which checkpoints do not hold.
     """
     name = optimizer_class.__name__
     known = {key: value for key, value in arguments.items() if key not in _HOW}
     generator = torch.Generator().manual_seed(7)
-    start = torch.randn(_SHAPE, generator=generator)
-    gradients = [torch.randn(_SHAPE, generator=generator) for _ in range(_STEPS)]
-    whole = [start.clone()]
-    shards = _cut(start.clone())
+    starts = [torch.randn(_SHAPE, generator=generator) for _ in range(2)]
+    gradients = [[torch.randn(_SHAPE, generator=generator) for _ in starts] for _ in range(_STEPS)]
+    whole = _Trial(optimizer_class, known, [start.clone() for start in starts])
+    shards: list[_Trial] = []
     try:
-        settings_change = _train(optimizer_class, known, whole, [[gradient] for gradient in gradients])
-        _train(optimizer_class, known, shards, [_cut(gradient) for gradient in gradients])
+        whole.train(gradients)
+        for index, start in enumerate(starts):
+            for part in (slice(0, _CUT), slice(_CUT, None)):
+                shards.append(_Trial(optimizer_class, known, [start.flatten()[part].clone()]))
+                shards[-1].train([[step[index].flatten()[part]] for step in gradients])
     except Exception as error:
         raise ValueError(
             f"{name} needs whole parameters (or sparse gradients, or a closure), but each rank steps a flat shard of "
             f"them; tried on one, it says: {error}. Use an element-wise one such as AdamW, Adam or SGD"
         ) from error
-    if not torch.allclose(torch.cat(shards), whole[0].flatten(), rtol=1e-4, atol=1e-6):
+    sharded = torch.cat([shard.tensors[0] for shard in shards])
+    if not torch.allclose(sharded, torch.cat([t.flatten() for t in whole.tensors]), rtol=1e-4, atol=1e-6):
         raise ValueError(
-            f"{name} needs whole parameters: tried on a parameter and on two shards of it, it gives different numbers, "
-            "but each rank steps a shard; use an element-wise one such as AdamW, Adam or SGD"
+            f"{name} needs whole parameters: tried on two parameters and on shards of them, it gives different "
+            "numbers, but each rank steps shards; use an element-wise one such as AdamW, Adam or SGD, and "
+            "max_grad_norm= to clip"
         )
-    if settings_change:
+    if whole.changed_settings:
         raise ValueError(
-            f"{name} keeps state in its param_groups ({', '.join(settings_change)} changed in a step), which ranks "
-            "that step shards do not share; use one whose state is in optimizer.state, such as AdamW, Adam or SGD"
+            f"{name} keeps state in its param_groups ({', '.join(whole.changed_settings)} changed in a step), which "
+            "ranks that step shards do not share; use one whose state is in optimizer.state, such as AdamW, Adam or SGD"
         )
+    if whole.other_state:
+        raise ValueError(
+            f"{name} keeps state for no parameter (optimizer.state[{whole.other_state[0]!r}]), which checkpoints of "
+            "shards do not hold; keep it in each parameter's state, as AdamW does its step"
+        )
+    return shards[0].has_flat_state and not shards[0].changed_attributes
 
 
-def _cut(whole: torch.Tensor) -> list[torch.Tensor]:
-    flat = whole.flatten()
-    return [flat[:_CUT], flat[_CUT:]]
+class _Trial:
+    """An optimizer on tensors of its own."""
+
+    def __init__(
+        self,
+        optimizer_class: type[torch.optim.Optimizer],
+        arguments: Mapping[str, Any],
+        tensors: list[torch.Tensor],
+    ) -> None:
+        copied: dict[str, Any]
+        copied = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in arguments.items()}
+        self.tensors = tensors
+        self.changed_settings: list[str] = []
+        self.changed_attributes: list[str] = []
+        self._optimizer = optimizer_class(tensors, **copied)
+
+    def train(self, gradients: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Steps with each of `gradients`."""
+        settings, attributes = self._settings(), self._attributes()
+        for step in gradients:
+            for tensor, gradient in zip(self.tensors, step, strict=True):
+                tensor.grad = gradient.clone()
+            self._optimizer.step()
+        self.changed_settings = _changed(settings, self._settings())
+        self.changed_attributes = _changed(attributes, self._attributes())
+
+    @property
+    def other_state(self) -> list[Any]:
+        """Keys of the state that are no parameters."""
+        return [key for key in self._optimizer.state if not isinstance(key, torch.Tensor)]
+
+    @property
+    def has_flat_state(self) -> bool:
+        """Whether each parameter's state has tensors and numbers only."""
+        values = [value for state in self._optimizer.state.values() for value in state.values()]
+        return all(value is None or isinstance(value, torch.Tensor | int | float) for value in values)
+
+    def _settings(self) -> dict[str, str]:
+        (group,) = self._optimizer.param_groups
+        return {key: str(value) for key, value in group.items() if key != "params"}
+
+    def _attributes(self) -> dict[str, str]:
+        known = ("state", "param_groups", "defaults")
+        return {key: repr(value) for key, value in vars(self._optimizer).items() if key not in known}
 
 
-def _train(
-    optimizer_class: type[torch.optim.Optimizer],
-    arguments: Mapping[str, Any],
-    tensors: Sequence[torch.Tensor],
-    gradients: Sequence[Sequence[torch.Tensor]],
-) -> list[str]:
-    """Steps `tensors` with each of `gradients`. Returns the settings that this changed."""
-    copied: dict[str, Any]
-    copied = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in arguments.items()}
-    optimizer = optimizer_class(list(tensors), **copied)
-    (group,) = optimizer.param_groups
-    before = {key: str(value) for key, value in group.items() if key != "params"}
-    for step in gradients:
-        for tensor, gradient in zip(tensors, step, strict=True):
-            tensor.grad = gradient.clone()
-        optimizer.step()
-    return [key for key, value in group.items() if key != "params" and str(value) != before.get(key)]
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    return [key for key, value in after.items() if value != before.get(key)]

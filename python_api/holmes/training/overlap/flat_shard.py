@@ -65,3 +65,6 @@ class FlatShard(torch.Tensor):
 
     def _chunk(self) -> ChunkStorageMetadata:
         return ChunkStorageMetadata(offsets=torch.Size([self.start]), sizes=self.local.size())
+
+
+torch.serialization.add_safe_globals([FlatShard])  # torch.load of a state_dict, with its default weights_only=True

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from holmes.training.overlap.awaited import AwaitedParameters
 from holmes.training.overlap.storage import BucketStorage
 from holmes.training.overlap.transfers import Lane, Transfer
+
+
+@contextlib.contextmanager
+def _outside_transforms() -> Iterator[None]:
+    """Memory is written as if no torch.func transform were under way: one forbids changes of what it did not make."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        yield
+        return
+    with temporarily_clear_interpreter_stack():
+        yield
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,7 @@ class Gatherer:
         """Blocks until the new parameters of `buckets` are there. Raises what their all-gather raised, each time."""
         if not self._under_way:
             return
-        with self._waiting:
+        with self._waiting, _outside_transforms():
             for bucket in buckets:
                 arrival = self._under_way.get(bucket)
                 if arrival is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch._dynamo.callback import callback_handler
+from torch._functorch import eager_transforms, vmap
 from torch.utils.weak import WeakIdKeyDictionary
 
 from holmes.training.overlap.parameters import Trained
@@ -23,11 +25,42 @@ def _before_compile(*_: Any) -> None:
         listener.on_compile()
 
 
+def _after_compile(*_: Any) -> None:
+    for listener in list(_LISTENERS):
+        listener.on_compiled()
+
+
 def listen_to_compiler() -> None:
-    """Local. Has `on_compile` called from now on; torch._dynamo.reset() ends that."""
-    callbacks = callback_handler.start_callbacks
-    if _before_compile not in callbacks:
-        callbacks.append(_before_compile)
+    """Local. Has `on_compile` and `on_compiled` called from now on; torch._dynamo.reset() ends that."""
+    for callbacks, callback in (
+        (callback_handler.start_callbacks, _before_compile),
+        (callback_handler.end_callbacks, _after_compile),
+    ):
+        if callback not in callbacks:
+            callbacks.append(callback)
+
+
+def listen_to_transforms() -> None:
+    """Local. Has `on_transform` called, from now on, before torch.func takes tensors: it does that in C++, where
+    awaited parameters are not heard."""
+    for module, name in (
+        (eager_transforms, "_grad_increment_nesting"),
+        (eager_transforms, "_jvp_increment_nesting"),
+        (vmap, "_vmap_increment_nesting"),
+    ):
+        begins = getattr(module, name)
+        if not hasattr(begins, "__wrapped__"):
+            setattr(module, name, _heard(begins))
+
+
+def _heard(begins: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(begins)
+    def begin(*args: Any) -> int:
+        for listener in list(_LISTENERS):
+            listener.on_transform()
+        return begins(*args)
+
+    return begin
 
 
 #: Which hooks listen to a parameter.
@@ -70,6 +103,12 @@ class ModelListener(Protocol):
     def on_compile(self) -> None:
         """torch.compile is about to trace something, perhaps this model."""
 
+    def on_compiled(self) -> None:
+        """That has ended."""
+
+    def on_transform(self) -> None:
+        """torch.func is about to transform something, perhaps this model."""
+
 
 class ModelHooks:
     """All hooks of one optimizer. They hold the listener weakly: an optimizer that is gone hears nothing.
@@ -88,6 +127,7 @@ class ModelHooks:
         self._listener = weakref.ref(listener)
         _LISTENERS.add(listener)
         listen_to_compiler()
+        listen_to_transforms()
         self._timeline = timeline
         for entry in trained:
             owner = _OWNERS.get(entry.tensor, lambda: None)()

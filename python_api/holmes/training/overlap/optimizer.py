@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from holmes.training.overlap.pending import PendingState
 from holmes.training.overlap.report import StepReport, make_report
 from holmes.training.overlap.runtime import Runtime, make_layout
 from holmes.training.overlap.schedule import BucketTimes, StepObserver, gather_order
-from holmes.training.overlap.sent import SpentGradient
+from holmes.training.overlap.sent import SentGradient, SpentGradient
 from holmes.training.overlap.shards import with_fused
 from holmes.training.overlap.small_step import small_step
 from holmes.training.overlap.timeline import Timeline
@@ -98,7 +98,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._optimizer_class = optimizer_class
         self._arguments = with_fused(optimizer_class, arguments, [t.tensor for t in self._trained])
         template = optimizer_class(groups, **self._arguments)
-        check_elementwise(optimizer_class, arguments)
+        can_undo = check_elementwise(optimizer_class, arguments)
         super().__init__(template.param_groups, template.defaults)
         self._template_state = self.state
         self._given_group = group
@@ -116,7 +116,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._bucket_bytes = bucket_bytes
         # One lane would have to carry both kinds in one order; a GPU's streams wait by themselves.
         has_background = self._gather_lane is not self._reduce_lane and self._device.type == "cpu"
-        self._step_in_backward = step_in_backward and self._clipped is None and has_background
+        self._step_in_backward = step_in_backward and self._clipped is None and has_background and can_undo
         self._accumulation_steps = accumulation_steps
         self.grad_norm: float | None = None  # of the last step, before clipping; None without max_grad_norm and scaling
         self.last_report: StepReport | None = None
@@ -130,8 +130,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._runtime: Runtime | None = None
         self._pending: PendingState | None = None  # state before the first step
         self._hooks = ModelHooks(self._modules, self._trained, self, self.timeline)
+        self._hidden: list[tuple[nn.Parameter, SentGradient]] = []  # while something is compiled
         self._watched_task = -1  # autograd's pass at whose end `_on_backward_end` is called
         self._places = parameter_places(self._modules, self._index_of)
+        self._members = _members_of(self.param_groups)
         self._is_ready = True
 
     def _make_lanes(self, group: dist.ProcessGroup | None, gather_group: dist.ProcessGroup | None) -> tuple[Lane, Lane]:
@@ -162,8 +164,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # --- a step ---
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Collective. Ends the step: every shard is stepped when it returns, the all-gathers are under way.
 
         A step whose gradients overflowed changes no parameter (see `loss_scale`, `grad_norm`). Returns the closure's
@@ -198,6 +201,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._fix_gather_order(runtime, self._observer)
         return loss
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients, also those with which the last step was made. They become None, or zeros if not
         `set_to_none` (those that there are): a parameter without gradients in the next step is stepped with these.
@@ -291,8 +295,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Local. For torch.distributed.checkpoint, which loads it on any layout.
 
-        {"state": name -> key -> FlatShard or number, "settings": JSON}; shares memory with the optimizer.
+        {"state": name -> key -> FlatShard or number, "settings": JSON}; shares memory with the optimizer. State dict
+        hooks run as torch's.
         """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
         if self._runtime is not None:
             self._runtime.undo_early()
             state = state_tensors(self._runtime.shards, self._trained)
@@ -300,10 +307,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             state = self._make_pending().state()
         scale = None if self._loss_scale is None else self._loss_scale.state_dict()
         settings = encode_settings(self.param_groups, {"steps": self._steps, "loss_scale": scale})
-        return {"state": state, "settings": settings}
+        state_dict: dict[str, Any] = {"state": state, "settings": settings}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state_dict = after(self, state_dict) or state_dict
+        return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Local. The inverse. Raises ValueError where a part is missing or belongs to another layout."""
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        self._load(state_dict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _load(self, state_dict: Mapping[str, Any]) -> None:
         extra = decode_settings(state_dict["settings"], self.param_groups)
         self._steps = int(extra["steps"])
         if self._loss_scale is not None and extra["loss_scale"] is not None:
@@ -383,9 +400,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             self._runtime.before_forward(module)
 
-    def on_compile(self) -> None:
-        """For the model's hooks: what is traced must not see parameters that are awaited."""
+    def on_transform(self) -> None:
+        """For the model's hooks: what is transformed must not see parameters that are awaited."""
         self.synchronize()
+
+    def on_compile(self) -> None:
+        """For the model's hooks: what is traced must not see them either, nor what stands for gradients."""
+        self.synchronize()
+        for parameter in (t.tensor for t in self._trained):
+            if isinstance(parameter.grad, SentGradient):
+                self._hidden.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    def on_compiled(self) -> None:
+        """For the model's hooks: that has ended."""
+        for parameter, gradient in self._hidden:
+            parameter.grad = gradient
+        self._hidden.clear()
 
     def _on_backward_end(self) -> None:
         self._watched_task = -1
@@ -447,10 +478,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise RuntimeError(
                     "a parameter that was frozen when the optimizer was made is trained now; make a new optimizer"
                 )
-        if self.state or self.state is not self._template_state:
+        if any(self.state.values()) or self.state is not self._template_state:
             raise RuntimeError(
                 "optimizer.state was written to, but each rank's part of the state is elsewhere; use state_dict() and "
                 "load_state_dict(), or make a new optimizer to begin with a fresh state"
+            )
+        if _members_of(self.param_groups) != self._members:
+            raise RuntimeError(
+                "optimizer.param_groups has other groups or parameters than it was made with: the layout is fixed. Set "
+                "lr and other settings in the groups that are there; to leave a parameter out, give it lr 0 in a group "
+                "of its own or close() this optimizer and make a new one"
             )
         for module, attribute, tensor, name in self._places:
             if module._parameters.get(attribute, tensor) is not tensor and not self._still_has(tensor):
@@ -479,6 +516,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Collective. Makes the buckets from what the first step showed; None where no rank has any gradient."""
         count = len(self._trained)
         record = self._record
+        passes = len(record.passes)
+        if self._accumulation_steps and passes % self._accumulation_steps:
+            self._recorded_accumulation = passes  # a window that was shorter than those to come
         places = record.gradient_places(count)
         needs = find_needs(self._modules, self._index_of, record)
         has_gradient = [int(t.tensor.grad is not None) for t in self._trained]
@@ -514,3 +554,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._step_in_backward:
             self._observer = StepObserver(len(layout.buckets))
         return self._runtime
+
+
+def _members_of(groups: Sequence[Mapping[str, Any]]) -> tuple[int, list[list[int]]]:
+    """Which list of groups it is, and which parameters are in each."""
+    return id(groups), [[id(parameter) for parameter in group["params"]] for group in groups]

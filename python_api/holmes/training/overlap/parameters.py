@@ -85,6 +85,8 @@ def trained_parameters(
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
+    if isinstance(tensor, nn.UninitializedParameter):
+        raise ValueError(f"parameter {name!r} has no shape yet (a lazy module); run a batch through the model first")
     if not tensor.dtype.is_floating_point:
         raise ValueError(f"parameter {name!r} is {tensor.dtype}; only real floating-point parameters are supported")
     if type(tensor.data) is not torch.Tensor:

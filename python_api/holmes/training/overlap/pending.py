@@ -101,7 +101,11 @@ class PendingState:
 
     def _gather(self, value: Any, numel: int) -> Any:
         """The whole of a flat tensor; of anything else the first rank's."""
-        if not isinstance(value, torch.Tensor) or self._lane.size == 1:
+        if self._lane.size == 1:
+            return value
+        if isinstance(value, int | float):
+            return type(value)(self._lane.broadcast(torch.tensor(value)).item())
+        if not isinstance(value, torch.Tensor):
             return value
         if not _is_flat(value):
             return self._lane.broadcast(value.clone())

@@ -69,6 +69,9 @@ class Reducer:
         if self._latest is None:
             return
         (index, is_counted), self._latest = self._latest, None
+        gradient = self._trained[index].tensor.grad
+        if gradient is not None and gradient.requires_grad:
+            return  # of backward(create_graph=True): its graph may be needed until `step`, which takes it
         bucket = self._bucket_of[index]
         self._before_use(bucket)
         self._storages[bucket].take_gradient(index)
@@ -101,6 +104,11 @@ class Reducer:
         """Parameters of `bucket` without gradient on any rank. After `agree`."""
         candidates = {slot.parameter for slot in self._storages[bucket].bucket.slots} & self._missing
         return frozenset(index for index in candidates if not self._had_gradient[index])
+
+    @property
+    def with_gradient(self) -> list[int]:
+        """Parameters that have a gradient on some rank. After `agree`."""
+        return [index for index in range(len(self._trained)) if self._had_gradient[index]]
 
     def disturbed(self) -> tuple[list[int], list[int]]:
         """Parameters whose gradient was sent and whose .grad was set to None since, and to something else."""

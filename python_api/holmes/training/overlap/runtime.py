@@ -233,7 +233,7 @@ class Runtime:
         """Local. Lets go of the model."""
         self.stop()
         for storage in self.storages:
-            storage.clear()
+            storage.release()
 
     # --- inside ---
 
@@ -278,7 +278,7 @@ class Runtime:
 
     def _publish(self) -> None:
         """The model is about to have new values; backward through a graph of the old ones is an error from now on."""
-        torch.autograd.graph.increment_version(self._parameters)
+        torch.autograd.graph.increment_version([self._parameters[index] for index in self.reducer.with_gradient])
         self.gatherer.publish()
 
     def _step_early(self, bucket: int) -> None:

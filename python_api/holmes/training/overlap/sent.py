@@ -153,8 +153,8 @@ class SpentGradient(SentGradient):
                 return func(*args, **(kwargs or {}))
         raise RuntimeError(
             f"the gradient of {_names((args, kwargs))} is gone: the step was made with it, and its memory is used "
-            "again. Its norm is optimizer.grad_norm where max_grad_norm= is given; to see gradients, register "
-            "parameter.register_post_accumulate_grad_hook, in which they are this rank's"
+            "again; zero_grad() drops it. Its norm is optimizer.grad_norm with max_grad_norm=; register "
+            "parameter.register_post_accumulate_grad_hook to see gradients (this rank's own)"
         )
 
     @classmethod

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from holmes.training.overlap.parameters import Trained
@@ -182,11 +184,12 @@ def _room_for(value: Any) -> Any:
 
 
 def settings_of(groups: Sequence[Mapping[str, Any]]) -> Settings:
-    """What the groups say now; tensors among it are copied, so that it stays."""
-    return [
-        {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
-        for group in groups
-    ]
+    """What the groups say now, copied, so that it stays."""
+    return [{k: _copied(v) for k, v in group.items() if k != "params"} for group in groups]
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def are_equal_settings(some: Settings, others: Settings) -> bool:
@@ -195,7 +198,8 @@ def are_equal_settings(some: Settings, others: Settings) -> bool:
     def are_equal(one: Any, other: Any) -> bool:
         if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
             return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
-        return bool(one == other)
+        same = one == other
+        return same if isinstance(same, bool) else bool(np.all(same))
 
     return all(
         one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)

@@ -58,7 +58,8 @@ class BucketStorage:
         self._trained = trained
         self._values: dict[int, torch.Tensor] = {}  # each parameter's part of `values`
         self._views: dict[int, torch.Tensor] = {}  # each parameter's part of `gradients`
-        self._addresses: dict[int, int] = {}  # of parameters, while they are views of `values`
+        #: Address and strides of parameters, while they are views of `values`.
+        self._places: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._attached: set[int] = set()  # parameters whose .grad is the view, or stands for it: autograd adds to it
         self._held: dict[int, HeldGradient] = {}  # what stands in .grad where the view is of another dtype
         self._sent: dict[int, SentGradient] = {}  # what stands in .grad once the bucket was sent
@@ -76,7 +77,7 @@ class BucketStorage:
 
         Raises RuntimeError where it does not fit any more (another dtype, shape or device).
         """
-        replaced = [i for i, address in self._addresses.items() if self._trained[i].tensor.data_ptr() != address]
+        replaced = [i for i, place in self._places.items() if _place(self._trained[i].tensor) != place]
         for index in replaced:
             self._bind(index)
         return bool(replaced)
@@ -90,9 +91,9 @@ class BucketStorage:
                     f"parameter {name!r} has {what} {now} now, but {then} when its optimizer was made, which steps it "
                     "no longer; convert the model before making the optimizer, or close() this one and make a new one"
                 )
-        view.copy_(parameter.detach())
+        view.copy_(parameter.detach().clone())  # which may be the same memory, with other strides
         parameter.data = view
-        self._addresses[index] = parameter.data_ptr()
+        self._places[index] = _place(parameter)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Those of the bucket."""
@@ -179,6 +180,13 @@ class BucketStorage:
                 replaced.append(index)
         return cleared, replaced
 
+    def release(self) -> None:
+        """Drops what is in .grad, unless it is not of this storage: the zeros of zero_grad(set_to_none=False)."""
+        for index in self._views:
+            parameter = self._trained[index].tensor
+            if index in self._attached or isinstance(parameter.grad, SentGradient):
+                parameter.grad = None
+
     def clear(self, *, is_stepped: bool = False) -> None:
         """Forgets this step's gradients; `is_stepped`: they stay in .grad, spent, until they are dropped."""
         for index in self._views:
@@ -191,6 +199,10 @@ class BucketStorage:
             parameter.grad = self._spent[index]
         self.written.clear()
         self._attached.clear()
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.stride()
 
 
 def _is_same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:

@@ -17,12 +17,14 @@ class UsageRecord:
     def __init__(self) -> None:
         self.gradient_counts: dict[int, int] = {}  # gradients between two optimizer steps
         self.module_order: dict[nn.Module, int] = {}
+        self.passes: set[int] = set()  # autograd's, since the last step
         self._last: dict[int, int] = {}
         self._events = 0
 
     def saw_gradient(self, index: int) -> None:
         """Parameter `index` accumulated a gradient."""
         self._events += 1
+        self.passes.add(torch._C._current_graph_task_id())
         self._last[index] = self._events
         self.gradient_counts[index] = self.gradient_counts.get(index, 0) + 1
 
@@ -33,6 +35,7 @@ class UsageRecord:
     def forget_gradients(self) -> None:
         """They were dropped: the step begins anew."""
         self.gradient_counts.clear()
+        self.passes.clear()
         self._last.clear()
 
     def usual_counts(self, count: int) -> list[int]:
