@@ -176,7 +176,7 @@ def test_usable_ports() -> None:
         {"name": "ib0", "nic_class": "infiniband", "is_netdev_up": True, "addresses": []},
         {"name": "eth2", "nic_class": "ethernet", "is_netdev_up": True, "addresses": ["fe80::1/64", "10.0.0.2/24"]},
     ]
-    found = usable_ports([{"speed_gbps": 25.0, "has_gateway": True, **nic} for nic in nics])
+    found = usable_ports([{"speed_gbps": 25.0, "has_gateway": True, "parent": "", **nic} for nic in nics])
     assert found == (Port("eth2", "ethernet", "10.0.0.2", "10.0.0.0/24", 25.0, True),)
 
 

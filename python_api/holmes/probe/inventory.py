@@ -56,5 +56,5 @@ def usable_ports(nics: Sequence[dict[str, Any]]) -> tuple[Port, ...]:
         if routable:
             address = ipaddress.ip_interface(routable[0])
             place = (nic["name"], nic["nic_class"], str(address.ip), str(address.network))
-            ports.append(Port(*place, nic["speed_gbps"], nic["has_gateway"]))
+            ports.append(Port(*place, nic["speed_gbps"], nic["has_gateway"], nic["parent"]))
     return tuple(ports)

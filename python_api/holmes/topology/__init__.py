@@ -1,4 +1,4 @@
-"""Topology: what all ranks see of their NICs, merged into hosts, fabrics and clusters. Needs PyYAML only.
+"""Topology: what all ranks see of their NICs, merged into hosts, fabrics and clusters. Needs no torch.
 
 Flow: every rank's `NodeInventory` -> `merge_hosts` -> `candidate_fabrics` -> (holmes.probe confirms and measures) ->
 `find_clusters`. Nobody types a label: a fabric is a NIC class and an IP subnet, a cluster is the hosts that share their
@@ -10,7 +10,6 @@ from holmes.topology.fabrics import candidate_fabrics, make_fabric, merge_hosts
 from holmes.topology.parts import (
     NIC_CLASSES,
     RDMA_CLASSES,
-    ROUTED,
     Cluster,
     Fabric,
     Finding,
@@ -19,6 +18,7 @@ from holmes.topology.parts import (
     NodeInventory,
     Port,
 )
+from holmes.topology.preference import ROUTED
 from holmes.topology.topology import Topology
 
 __all__ = [

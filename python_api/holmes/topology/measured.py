@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from holmes.topology.contradictions import some
 from holmes.topology.fabrics import make_fabric
 from holmes.topology.graph import components
-from holmes.topology.parts import ROUTED, Fabric, Finding, Host
+from holmes.topology.parts import Fabric, Finding, Host
+from holmes.topology.preference import ROUTED
 
 SPLIT_SHARE = 1 / 3
 SLOW_SHARE = 1 / 2
