@@ -27,8 +27,11 @@ __all__: list[str] = [
     "best_first",
     "debug_socket_folder",
     "discover_nics",
+    "host_identity",
+    "host_name",
     "make_communicator",
     "make_nccl_communicator",
+    "meet",
     "nccl_choose",
     "nccl_library",
     "nccl_unique_id",
@@ -766,6 +769,16 @@ def discover_nics(sysfs_root: str | None = None) -> list[Nic]:
     All NICs of this host, by class and name. Local. `sysfs_root`: None means HOLMES_SYSFS_ROOT, else /sys. Raises UsageError where it is no folder.
     """
 
+def host_identity() -> str:
+    """
+    Equal on processes that share a kernel and a network namespace, and so a loopback. Local.
+    """
+
+def host_name() -> str:
+    """
+    HOLMES_HOSTNAME, else the system's host name. Local.
+    """
+
 def make_communicator(
     store: typing.Any,
     rank: typing.SupportsInt | typing.SupportsIndex,
@@ -804,6 +817,20 @@ def make_nccl_communicator(
     """
     Collective over the ranks that share `store`: an NCCL communicator on `profile`, with a communicator for host memory
     over `nics` ((interface, address) pairs) beside it. holmes_comm.init chooses both and calls this.
+    """
+
+def meet(
+    store: typing.Any,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+    size: typing.SupportsInt | typing.SupportsIndex,
+    key: str,
+    value: bytes,
+    conclude: collections.abc.Callable[[list[bytes]], bytes],
+    what: str,
+    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+) -> bytes:
+    """
+    Everybody's `value` to rank 0, which calls `conclude` with all of them, by rank; its answer to everybody. Bytes. Collective. `key`: a fresh one; `what`: for messages ('choosing the NICs'). Raises TimeoutError on every rank, naming those that did not come.
     """
 
 def nccl_choose(

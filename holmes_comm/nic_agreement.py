@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from holmes_comm import _C, errors
+from holmes_comm._C import host_identity, host_name
 from holmes_comm.descriptors import check_descriptors
-from holmes_comm.nic_selection import NicSelection, host_name, summarize
+from holmes_comm.nic_selection import NicSelection, summarize
 
 Carrier = Literal["tcp", "nccl"]
 RDMA_CLASSES = ("infiniband", "roce", "roce_v1", "roce_v2")
@@ -57,7 +57,7 @@ def agree_group(
     name the rank and its host.
     """
     nics: list[_C.Nic] = []
-    offer = _C.NicOffer(host_name(), _place())
+    offer = _C.NicOffer(host_name(), host_identity())
     try:
         check_descriptors()
         nics = _C.discover_nics(None if sysfs_root is None else os.fspath(sysfs_root))
@@ -85,15 +85,6 @@ def agree_nics(
     """As agree_group, for a group without clusters: this rank's NICs and the reason. Collective."""
     agreement = agree_group(store, rank, size, selection, **options)
     return agreement.nics, agreement.reason
-
-
-def _place() -> str:
-    """Identifies the machine and its network namespace: ranks of one place share their interfaces."""
-    boot_id, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
-    try:
-        return f"{boot_id.read_text().strip()}/{namespace.stat().st_ino}"
-    except OSError:  # not shown here, or no descriptor is left
-        return f"{host_name()}/{host_name()}"
 
 
 def _fill(offer: _C.NicOffer, nics: list[_C.Nic], selection: NicSelection, carrier: Carrier) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from holmes_comm._C import Nic
+from holmes_comm._C import Nic, host_name
 from holmes_comm.errors import NicError, UsageError
 
 # What each class of a selection covers.
@@ -165,11 +164,6 @@ class NicSelection:
             host=host_name(),
             nic=nic,
         )
-
-
-def host_name() -> str:
-    """HOLMES_HOSTNAME, else the system's host name."""
-    return os.environ.get("HOLMES_HOSTNAME") or socket.gethostname()
 
 
 def summarize(nic: Nic) -> str:

@@ -80,7 +80,7 @@ def machine(name, host):
 @pytest.fixture
 def roots(tmp_path, monkeypatch):
     """Writes a machine as every host's; ranks are threads, each on a host of its own."""
-    monkeypatch.setattr(nic_agreement, "_place", lambda: threading.current_thread().name)
+    monkeypatch.setattr(nic_agreement, "host_identity", lambda: threading.current_thread().name)
     monkeypatch.delenv("HOLMES_NICS", raising=False)
     return lambda name: [str(write_sysfs(tmp_path / str(host), machine(name, host))) for host in range(HOSTS)]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from test_groups import MemoryStore, hosts_of, loopback, port
+from test_groups import hosts_of, loopback, port
 
 from holmes.probe.exchange import Exchange
 from holmes.probe.inventory import local_gpu
@@ -23,6 +23,7 @@ from holmes.topology import Fabric, Host, Port, candidate_fabrics, make_topology
 from holmes.topology.contradictions import contradictions, mixed_wires
 from holmes.topology.graph import components
 from holmes.topology.measured import PairRate, host_rates, measured_fabrics, pairs_of, parts_of, questions, slow_hosts
+from holmes_comm import LocalStore
 
 
 def fabric_of(names: Iterable[str], nic_class: str = "ethernet") -> Fabric:
@@ -295,7 +296,7 @@ WINDOW = Window(0.01, 0.05)
 def meter_by_threads(
     hosts: tuple[Host, ...], fabric: Fabric, rounds: list[list[tuple[str, str]]]
 ) -> list[list[PairRate]]:
-    store, results = MemoryStore(), {}
+    store, results = LocalStore(), {}
 
     def rank_main(rank: int, size: int) -> None:
         with Meter(Exchange(store, rank, size, "meter"), hosts, WINDOW, timeout_s=1.0) as meter:

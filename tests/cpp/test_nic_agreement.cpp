@@ -45,8 +45,9 @@ void check_choice() {
 void check_meeting() {
   const auto store = make_local_store();
   run_ranks(5, [&](int rank) {
-    const auto all = all_gather({*store, "names", "testing", rank, 5, 10s}, "rank " + std::to_string(rank));
-    CHECK(all.size() == 5 && all[3] == "rank 3");
+    const auto fourth = meet({*store, "names", "testing", rank, 5, 10s}, "rank " + std::to_string(rank),
+                             [](const auto& values) { return values.at(3); });
+    CHECK(fourth == "rank 3");
     try {
       meet({*store, "error", "testing", rank, 5, 10s}, "",
            [](const auto&) -> std::string { throw NicError("no NIC", {.peer = 2}); });
@@ -58,7 +59,7 @@ void check_meeting() {
   });
   run_ranks(2, [&](int rank) {
     try {
-      all_gather({*store, "absent", "testing", rank, 3, 100ms}, "");
+      meet({*store, "absent", "testing", rank, 3, 100ms}, "", [](const auto&) { return std::string(); });
       CHECK(false);
     } catch (const TimeoutError& error) {
       CHECK(std::string(error.what()).starts_with("rank 2 of 3 did not take part in testing within 0.100 s"));

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <bit>
 
-#include "holmes/bootstrap/record.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/fields.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/discover/host.hpp"
 
 namespace holmes {
 namespace {
@@ -131,7 +131,7 @@ std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& op
                         options.rank, options.size,           options.connect_timeout};
   NicOffer offer = offer_all(discover_nics(), Carrier::tcp);
   offer.host = host_name();
-  offer.place = machine_identity();
+  offer.place = host_identity();
   const NicAgreement agreement = agree_nics(meeting, offer, Carrier::tcp);
   log(LogLevel::info, options.rank, "communicator " + options.name + ": " + agreement.reason);
   std::vector<NicBinding> nics;

@@ -1,8 +1,5 @@
 #include "holmes/bootstrap/record.hpp"
 
-#include <sys/stat.h>
-
-#include <fstream>
 #include <limits>
 
 #include "holmes/bootstrap/handshake.hpp"
@@ -122,15 +119,6 @@ std::optional<RankFailure> decode_outcome(const std::string& bytes, const std::s
   if (type == "success") return std::nullopt;
   if (type != "failure") reader.refuse();
   return read_failure(reader);
-}
-
-std::string machine_identity() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  struct stat network{};
-  // Namespaces belong to threads.
-  if (!std::getline(file, boot) || boot.empty() || ::stat("/proc/thread-self/ns/net", &network) != 0) return "";
-  return boot + ":" + std::to_string(network.st_dev) + ":" + std::to_string(network.st_ino);
 }
 
 std::string seconds_text(Duration duration) {

@@ -81,17 +81,4 @@ std::string meet(const Meeting& meeting, const std::string& value,
   return answer.text();
 }
 
-std::vector<std::string> all_gather(const Meeting& meeting, const std::string& value) {
-  const std::string all = meet(meeting, value, [](const std::vector<std::string>& values) {
-    FieldWriter writer;
-    for (const std::string& one : values) writer.add(one);
-    return writer.take();
-  });
-  const std::string writer = "rank 0";
-  FieldReader reader(all, writer);
-  std::vector<std::string> values;
-  for (int rank = 0; rank < meeting.size; ++rank) values.push_back(reader.text());
-  return values;
-}
-
 }  // namespace holmes

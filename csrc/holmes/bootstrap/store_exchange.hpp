@@ -24,7 +24,4 @@ struct Meeting {
 std::string meet(const Meeting& meeting, const std::string& value,
                  const std::function<std::string(const std::vector<std::string>&)>& conclude);
 
-// Everybody's value, by rank. Collective; throws as `meet`.
-std::vector<std::string> all_gather(const Meeting& meeting, const std::string& value);
-
 }  // namespace holmes

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from holmes.doctor.facts import Clock, HostFacts
-from holmes.probe import Exchange, KeyValueStore
+from holmes.probe import Exchange
 
 _QUESTIONS = 4  # the quickest answer counts
 
 
 def compare_clocks(
     exchange: Exchange,
-    store: KeyValueStore,
+    store: Any,
     name: str,
     hosts: Sequence[HostFacts],
     now: Callable[[], float] = time.time,
@@ -37,7 +38,7 @@ def compare_clocks(
     return [Clock(*clock) for clocks in exchange.all_gather(mine) for clock in clocks]
 
 
-def _ask(store: KeyValueStore, prefix: str, now: Callable[[], float]) -> tuple[float, float]:
+def _ask(store: Any, prefix: str, now: Callable[[], float]) -> tuple[float, float]:
     """This clock minus rank 0's, and by how much that may be wrong, in seconds."""
     store.get(f"{prefix}/go")
     best: tuple[float, float] | None = None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from holmes.doctor.clock import compare_clocks
 from holmes.doctor.collect import collect
 from holmes.doctor.diagnose import Diagnosis, diagnose
 from holmes.doctor.facts import JobFacts, RankFacts, gather_hosts
 from holmes.doctor.trials import try_connections
 from holmes.plan.plan import Plan
-from holmes.probe import Exchange, KeyValueStore, discover_topology
+from holmes.probe import Exchange, discover_topology
 
 
 def examine(
-    store: KeyValueStore,
+    store: Any,
     rank: int,
     size: int,
     name: str,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from holmes.probe.exchange import Exchange, KeyValueStore
+from holmes.probe.exchange import Exchange
 from holmes.probe.inventory import local_gpu, local_inventory
 from holmes.probe.rates import measure_topology
 from holmes.probe.reach import confirm_fabrics
@@ -15,7 +15,7 @@ from holmes.topology.contradictions import MIXED, contradictions, mixed_wires
 
 
 def discover_topology(
-    store: KeyValueStore, rank: int, size: int, name: str, timeout_s: float = 3.0, measure_s: float = 3.0
+    store: Any, rank: int, size: int, name: str, timeout_s: float = 3.0, measure_s: float = 3.0
 ) -> Topology:
     """Collective over `size` ranks: their inventories, merged, every fabric confirmed by connections and measured.
 
