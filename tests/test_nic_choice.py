@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from holmes.groups.reach import Reach
+from holmes.plan import Plan, plan_for
 from holmes.probe.inventory import usable_ports
-from holmes.topology import NodeInventory, candidate_fabrics, make_topology, merge_hosts
+from holmes.topology import Host, NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
 from holmes_comm import _C, LocalStore, nic_agreement
 from holmes_comm.errors import NicError
 from holmes_comm.nccl_agreement import agree_nccl
@@ -182,3 +183,17 @@ def test_measured_rates_count_and_a_fabrics_noise_does_not():
     assert best(ethernet=100.0, roce_v2=74.0) == "ethernet"
     assert best(ethernet=1.0, infiniband=None) == "ethernet"
     assert best(roce_v2=None, infiniband=None) == "infiniband"
+
+
+def test_a_vlan_is_no_rail_beside_its_parent_in_files_either(tmp_path):
+    ports = (
+        Port("bond0", "roce_v2", "", "a", 200.0),
+        Port("bond0.100", "roce_v2", "", "b", 200.0, parent="bond0"),
+        Port("bond1", "roce_v2", "", "c", 200.0),
+    )
+    hosts = [Host(f"h{i}", f"h{i}", (i,), ports) for i in range(2)]
+    make_topology(hosts, candidate_fabrics(hosts)).save(tmp_path / "topology.yaml")
+    topology = Topology.load(tmp_path / "topology.yaml")
+    assert topology.hosts == tuple(hosts)
+    plan_for(topology, model_layers=4).save(tmp_path / "plan.yaml")
+    assert Plan.load(tmp_path / "plan.yaml").group_of("dp", 0).nics[1] == ("bond0", "bond1")
