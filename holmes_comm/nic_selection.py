@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from holmes_comm._C import Nic
+from holmes_comm._C import Nic, host_name
 from holmes_comm.errors import NicError, UsageError
 
 # What each class of a selection covers.
@@ -36,7 +35,8 @@ class NicSelection:
     subnet: only NICs with an address in it ("10.1.0.0/16").
     transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" (always) or "shm" (one host only).
     max_rails: stripe every operation over up to so many NICs of the best class that all members share, whatever their
-        speeds; where ranks differ, the smallest number counts.
+        speeds; where ranks differ, the smallest number counts. None: one for sockets; NCCL gets every port of the class
+        and about the speed of the best.
     streams: connections over each NIC, for links that one TCP connection cannot fill (long ones, very fast ones); where
         ranks differ, the smallest number counts.
 
@@ -48,7 +48,7 @@ class NicSelection:
     fastest: bool = False
     subnet: str | None = None
     transport: str = "auto"
-    max_rails: int = 1
+    max_rails: int | None = None
     streams: int = 1
 
     def __post_init__(self) -> None:
@@ -58,11 +58,12 @@ class NicSelection:
             raise UsageError(f"NIC class {self.nic_class!r} does not exist; use one of {', '.join(NIC_CLASSES)}")
         if self.transport not in TRANSPORTS:
             raise UsageError(f"transport {self.transport!r} does not exist; use one of {', '.join(TRANSPORTS)}")
-        if not 1 <= self.max_rails <= MAX_RAILS:
-            raise UsageError(f"max_rails={self.max_rails} is not possible; it must be from 1 to {MAX_RAILS}")
-        if not 1 <= self.streams <= MAX_RAILS // self.max_rails:
+        rails = 1 if self.max_rails is None else self.max_rails
+        if not 1 <= rails <= MAX_RAILS:
+            raise UsageError(f"max_rails={rails} is not possible; it must be from 1 to {MAX_RAILS}")
+        if not 1 <= self.streams <= MAX_RAILS // rails:
             raise UsageError(
-                f"streams={self.streams} is not possible; it must be from 1 to {MAX_RAILS // self.max_rails} "
+                f"streams={self.streams} is not possible; it must be from 1 to {MAX_RAILS // rails} "
                 f"(rails times streams: at most {MAX_RAILS})"
             )
         if any(not name for name in names):
@@ -94,11 +95,11 @@ class NicSelection:
                 fastest = True
             else:
                 names.append(word)
-        counts = {key: named.get(key, "1") for key in ("rails", "streams")}
-        for key, count in counts.items():
-            if not count.isdecimal():
-                raise UsageError(f"NIC selection {text!r}: {key}:{count} is no number; write it as '{key}:2'")
-        rails, streams = map(int, counts.values())
+        for key in ("rails", "streams"):
+            if key in named and not named[key].isdecimal():
+                raise UsageError(f"NIC selection {text!r}: {key}:{named[key]} is no number; write it as '{key}:2'")
+        rails = int(named["rails"]) if "rails" in named else None
+        streams = int(named.get("streams", "1"))
         return cls(tuple(names), named.get("class"), fastest, named.get("subnet"), transport, rails, streams)
 
     @classmethod
@@ -163,11 +164,6 @@ class NicSelection:
             host=host_name(),
             nic=nic,
         )
-
-
-def host_name() -> str:
-    """HOLMES_HOSTNAME, else the system's host name."""
-    return os.environ.get("HOLMES_HOSTNAME") or socket.gethostname()
 
 
 def summarize(nic: Nic) -> str:

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "bindings.hpp"
+#include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/discover/host.hpp"
 #include "holmes/discover/nic.hpp"
 
 namespace py = pybind11;
@@ -123,6 +125,9 @@ void bind_discover(py::module_& m) {
            "A copy whose first address is `address` (without prefix length). Raises UsageError if it has no such one.")
       .def("to_dict", &to_dict, "All attributes as plain data, ready for JSON.")
       .def("__repr__", &repr);
+  m.def("host_name", &holmes::host_name, "HOLMES_HOSTNAME, else the system's host name. Local.");
+  m.def("host_identity", &holmes::host_identity,
+        "Equal on processes that share a kernel and a network namespace, and so a loopback. Local.");
   m.def(
       "discover_nics",
       [](const std::optional<std::string>& sysfs_root) {

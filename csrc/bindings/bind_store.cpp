@@ -1,4 +1,5 @@
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -7,7 +8,9 @@
 #include <variant>
 
 #include "bindings/bindings.hpp"
+#include "bindings/duration.hpp"
 #include "bindings/py_store.hpp"
+#include "holmes/bootstrap/store_exchange.hpp"
 #include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/core/error.hpp"
 
@@ -177,6 +180,29 @@ void bind(py::module_& module) {
       .def("wait", &wait_keys, "keys"_a, "timeout"_a = default_timeout_s,
            "Waits until `keys` (one or a list) exist. `timeout`: seconds or a timedelta. Raises TimeoutError naming "
            "the key.");
+  module.def(
+      "meet",
+      [](const py::object& store, int rank, int size, const std::string& key, const py::bytes& value,
+         const std::function<py::bytes(std::vector<py::bytes>)>& conclude, const std::string& what, double timeout_s) {
+        const auto native = to_store(store);
+        const std::string own = value;
+        const Meeting meeting{*native, key, what, rank, size, to_duration("timeout_s", timeout_s)};
+        const auto conclusion = [&](const std::vector<std::string>& values) -> std::string {
+          const py::gil_scoped_acquire gil;
+          return conclude({values.begin(), values.end()});
+        };
+        std::string answer;
+        {
+          const py::gil_scoped_release no_gil;
+          answer = meet(meeting, own, conclusion);
+        }
+        return py::bytes(answer);
+      },
+      "store"_a, "rank"_a, "size"_a, "key"_a, "value"_a, "conclude"_a, "what"_a, "timeout_s"_a,
+      "Everybody's `value` to rank 0, which calls `conclude` with all of them, by rank; its answer to everybody. "
+      "Bytes. Collective. `key`: a fresh one; `what`: for messages ('choosing the NICs'). Raises TimeoutError on every "
+      "rank, "
+      "naming those that did not come.");
   module.def("LocalStore", &make_local_store, "A store in memory, for ranks that are threads of one process.");
   py::class_<PrefixStore, Store, std::shared_ptr<PrefixStore>>(module, "PrefixStore",
                                                                "A view of a store in which every key has a prefix.")

@@ -11,5 +11,6 @@ PYBIND11_MODULE(_C, module) {
   bind_work(module);
   bind_comm(module);
   bind_nccl(module);
+  bind_nic_choice(module);
   bind_debug(module);
 }

@@ -16,6 +16,7 @@
 #include "holmes/bootstrap/mesh.hpp"
 #include "holmes/bootstrap/record.hpp"
 #include "holmes/core/env.hpp"
+#include "holmes/discover/host.hpp"
 
 namespace holmes::test {
 

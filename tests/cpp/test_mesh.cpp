@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "holmes/bootstrap/record.hpp"
+#include "holmes/discover/host.hpp"
 #include "mesh_ranks.hpp"
 
 using namespace holmes;

@@ -8,7 +8,7 @@ import time
 import pytest
 from topologies import assumed, hosts_of, ib, port, roce, topology_of, two_clusters
 
-from holmes.cluster.probe import Exchange, Responder, confirm_fabrics, reaches, usable_ports
+from holmes.cluster.probe import Exchange, Responder, confirm_fabrics, local_inventory, reaches, usable_ports
 from holmes.cluster.topology import (
     Host,
     NodeInventory,
@@ -23,6 +23,7 @@ from holmes.planning.groups import Group
 from holmes.planning.groups.sizes import Sizes, possible_pipelines
 from holmes.planning.partition import split_evenly
 from holmes.planning.plan import Plan, plan_for
+from holmes_comm import _C, LocalStore
 
 
 def plan_of(topology: Topology, tensor: int, pipeline: int) -> Plan:
@@ -144,31 +145,19 @@ def test_usable_ports() -> None:
         {"name": "ib0", "nic_class": "infiniband", "is_netdev_up": True, "addresses": []},
         {"name": "eth2", "nic_class": "ethernet", "is_netdev_up": True, "addresses": ["fe80::1/64", "10.0.0.2/24"]},
     ]
-    found = usable_ports([{"speed_gbps": 25.0, "has_gateway": True, **nic} for nic in nics])
+    found = usable_ports([{"speed_gbps": 25.0, "has_gateway": True, "parent": "", **nic} for nic in nics])
     assert found == (Port("eth2", "ethernet", "10.0.0.2", "10.0.0.0/24", 25.0, True),)
 
 
-class MemoryStore:
-    """A store for ranks that are threads."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.changed = threading.Condition()
-
-    def set(self, key: str, value: str) -> None:
-        with self.changed:
-            self.values[key] = value.encode()
-            self.changed.notify_all()
-
-    def get(self, key: str) -> bytes:
-        with self.changed:
-            assert self.changed.wait_for(lambda: key in self.values, 20)
-            return self.values[key]
+def test_a_host_is_called_as_the_job_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLMES_HOSTNAME", "n7")
+    found = local_inventory(3)
+    assert (found.rank, found.host, found.host_id) == (3, "n7", _C.host_identity())
 
 
 def confirmed_by_threads(hosts: tuple[Host, ...], timeout_s: float = 0.5) -> list[tuple[str, set[str]]]:
     """confirm_fabrics on one thread per rank; every rank must find the same."""
-    store, results = MemoryStore(), {}
+    store, results = LocalStore(), {}
 
     def rank_main(rank: int, size: int) -> None:
         exchange = Exchange(store, rank, size, "probe")

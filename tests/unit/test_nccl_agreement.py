@@ -17,9 +17,8 @@ from holmes_comm.nics import NicSelection
 
 @pytest.fixture
 def agree(tmp_path, monkeypatch):
-    monkeypatch.setattr("socket.gethostname", lambda: threading.current_thread().name)
-    monkeypatch.delenv("HOLMES_HOSTNAME", raising=False)
-    monkeypatch.setattr(nic_agreement, "_place", lambda: threading.current_thread().name)
+    monkeypatch.setattr(nic_agreement, "host_name", lambda: threading.current_thread().name)
+    monkeypatch.setattr(nic_agreement, "host_identity", lambda: threading.current_thread().name)
 
     def run(size, machines, selection=None):
         store = MemoryStore()

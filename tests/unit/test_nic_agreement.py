@@ -53,9 +53,8 @@ def two_clusters(rank):
 @pytest.fixture
 def agree(tmp_path, monkeypatch):
     """Runs agree_nics on every rank; machines(rank) lists its interfaces, one_host puts all ranks on rank 0's."""
-    monkeypatch.setattr("socket.gethostname", lambda: threading.current_thread().name)
-    monkeypatch.delenv("HOLMES_HOSTNAME", raising=False)
-    monkeypatch.setattr(nic_agreement, "_place", lambda: threading.current_thread().name)
+    monkeypatch.setattr(nic_agreement, "host_name", lambda: threading.current_thread().name)
+    monkeypatch.setattr(nic_agreement, "host_identity", lambda: threading.current_thread().name)
 
     def run(size, machines, selections=None, *, one_host=False, ranks=None, store=None, **options):
         store = store or MemoryStore()

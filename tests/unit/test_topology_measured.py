@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from test_groups import MemoryStore, loopback
+from test_groups import loopback
 from topologies import hosts_of, port
 
 from holmes.cluster.probe.exchange import Exchange
@@ -32,6 +32,7 @@ from holmes.cluster.topology.measured import (
     questions,
     slow_hosts,
 )
+from holmes_comm import LocalStore
 
 
 def fabric_of(names: Iterable[str], nic_class: str = "ethernet") -> Fabric:
@@ -304,7 +305,7 @@ WINDOW = Window(0.01, 0.05)
 def meter_by_threads(
     hosts: tuple[Host, ...], fabric: Fabric, rounds: list[list[tuple[str, str]]]
 ) -> list[list[PairRate]]:
-    store, results = MemoryStore(), {}
+    store, results = LocalStore(), {}
 
     def rank_main(rank: int, size: int) -> None:
         with Meter(Exchange(store, rank, size, "meter"), hosts, WINDOW, timeout_s=1.0) as meter:

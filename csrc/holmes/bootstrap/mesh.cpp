@@ -11,6 +11,7 @@
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/discover/host.hpp"
 #include "holmes/tls/openssl.hpp"
 
 namespace holmes {

@@ -1,35 +1,24 @@
 #include "holmes/bootstrap/record.hpp"
 
-#include <sys/stat.h>
-
-#include <charconv>
-#include <fstream>
 #include <limits>
 
 #include "holmes/bootstrap/handshake.hpp"
+#include "holmes/core/fields.hpp"
 
 namespace holmes {
 namespace {
 
 constexpr const char* magic = "holmes";
 
-// Fields as "length:bytes", one after the other.
-class Writer {
+class Writer : public FieldWriter {
 public:
   explicit Writer(const char* type) { add(magic), add(protocol_version), add(type); }
-  void add(const std::string& field) { bytes_ += std::to_string(field.size()) + ":" + field; }
-  void add(std::uint64_t number) { add(std::to_string(number)); }
-  void add(std::optional<int> number) { add(number ? std::to_string(*number) : ""); }
-  std::string take() { return std::move(bytes_); }
-
-private:
-  std::string bytes_;
 };
 
-class Reader {
+class Reader : public FieldReader {
 public:
   // Checks magic and version.
-  Reader(const std::string& bytes, const std::string& writer) : bytes_(bytes), writer_(writer) {
+  Reader(const std::string& bytes, const std::string& writer) : FieldReader(bytes, writer) {
     if (text() != magic) refuse();
     const auto version = number();
     if (version != protocol_version) {
@@ -37,41 +26,6 @@ public:
                           std::to_string(protocol_version) + "; install the same version of Holmes on every host");
     }
   }
-
-  std::string text() {
-    const auto colon = bytes_.find(':', offset_);
-    if (colon == std::string::npos) refuse();
-    const auto size = parse(bytes_.substr(offset_, colon - offset_));
-    if (size > bytes_.size() - colon - 1) refuse();
-    offset_ = colon + 1 + size;
-    return bytes_.substr(colon + 1, size);
-  }
-  std::uint64_t number() { return parse(text()); }
-  std::uint64_t number(std::uint64_t max) {
-    const auto value = number();
-    return value <= max ? value : refuse();
-  }
-  std::optional<int> optional_number() {
-    const auto field = text();
-    if (field.empty()) return std::nullopt;
-    const auto value = parse(field);
-    return value <= std::numeric_limits<int>::max() ? static_cast<int>(value) : static_cast<int>(refuse());
-  }
-  [[noreturn]] std::uint64_t refuse() const {
-    throw ProtocolError("the store record of " + writer_ +
-                        " makes no sense; does another program, or another job, use the same store?");
-  }
-
-private:
-  std::uint64_t parse(const std::string& field) const {
-    std::uint64_t value = 0;
-    const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
-    return error == std::errc{} && end == field.data() + field.size() ? value : refuse();
-  }
-
-  const std::string& bytes_;
-  const std::string& writer_;
-  std::size_t offset_ = 0;
 };
 
 RankFailure read_failure(Reader& reader) {
@@ -165,15 +119,6 @@ std::optional<RankFailure> decode_outcome(const std::string& bytes, const std::s
   if (type == "success") return std::nullopt;
   if (type != "failure") reader.refuse();
   return read_failure(reader);
-}
-
-std::string machine_identity() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  struct stat network{};
-  // Namespaces belong to threads.
-  if (!std::getline(file, boot) || boot.empty() || ::stat("/proc/thread-self/ns/net", &network) != 0) return "";
-  return boot + ":" + std::to_string(network.st_dev) + ":" + std::to_string(network.st_ino);
 }
 
 std::string seconds_text(Duration duration) {

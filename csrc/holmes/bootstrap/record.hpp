@@ -44,7 +44,7 @@ struct RailRange {
 // Everything the others need to connect to a rank.
 struct RankRecord {
   std::string host;        // for messages
-  std::string machine;     // equal on ranks that share a kernel and a network namespace; empty: unknown
+  std::string machine;     // machine_identity(); empty: unknown
   std::string user;        // user id
   std::string unix_token;  // abstract Unix socket; empty: shared memory is off
   std::uint64_t shared_memory_bytes = 0;
@@ -82,9 +82,6 @@ std::string encode_success();
 RankRecord decode_rank(const std::string& bytes, const std::string& writer);
 // Nothing: success.
 std::optional<RankFailure> decode_outcome(const std::string& bytes, const std::string& writer);
-
-// Boot and network namespace of this thread: what RankRecord::machine holds.
-std::string machine_identity();
 
 // "60 s", "0.250 s".
 std::string seconds_text(Duration duration);

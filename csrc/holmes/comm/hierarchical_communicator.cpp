@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "holmes/bootstrap/nic_agreement.hpp"
 #include "holmes/comm/hierarchical_threshold.hpp"
 #include "holmes/comm/overlap.hpp"
 #include "holmes/comm/split.hpp"
@@ -264,6 +265,8 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
     throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
                      " is not possible; size must be at least 1 and rank from 0 to size - 1");
   if (!options.tls) options.tls = tls_mode_from_name(Env::read().tls);
+  if (options.nics.empty() && options.size > 1 && options.transport != Transport::shm)
+    options.nics = default_nics(*store, options);
   if (options.clusters.empty()) return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
   if (options.clusters.size() != static_cast<std::size_t>(options.size))
     throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +

@@ -50,7 +50,7 @@ struct CommunicatorOptions {
   int size = 1;
   std::string name = "world";  // appears in every error and log line; the same on all ranks, unique in the store
   // Rails, in the same order on every rank; a NIC named twice gets two connections (where one cannot fill the link).
-  // Empty: loopback (one host only).
+  // Empty: the best that all ranks share, or loopback on one host (docs/nics.md).
   std::vector<NicBinding> nics{};
   // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
   // of them. Empty: one cluster.

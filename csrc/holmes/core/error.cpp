@@ -82,4 +82,14 @@ std::string describe_peer(int peer, const std::string& host, const std::string& 
          (nic.empty() ? "unknown" : nic);
 }
 
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) ++end;
+    text += (begin == 0 ? "" : ", ") + std::to_string(ranks[begin]);
+    if (end > begin + 1) text += "-" + std::to_string(ranks[end - 1]);
+  }
+  return (ranks.size() > 1 ? "ranks " : "rank ") + text;
+}
+
 }  // namespace holmes

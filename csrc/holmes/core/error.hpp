@@ -4,6 +4,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace holmes {
 
@@ -91,5 +92,8 @@ std::string limit_text(int system_errno);
 
 // The standard ending of a sentence about a peer: "rank 3 (host b1) on NIC roce0".
 std::string describe_peer(int peer, const std::string& host, const std::string& nic);
+
+// {0, 1, 2, 5} as "ranks 0-2, 5".
+std::string ranks_text(const std::vector<int>& ranks);
 
 }  // namespace holmes

@@ -16,10 +16,6 @@
 namespace holmes {
 namespace {
 
-bool is_link_local(const std::string& address) {
-  return address.starts_with("fe80:") || address.starts_with("169.254.");
-}
-
 // IPv4, then global IPv6, then link-local.
 void sort_addresses(std::vector<IpAddress>& addresses) {
   const auto order = [](const IpAddress& a) { return is_link_local(a.address) ? 2 : a.is_ipv4() ? 0 : 1; };
@@ -98,6 +94,24 @@ std::map<std::string, InterfaceAddresses> read_kernel() {
 }
 
 }  // namespace
+
+bool is_link_local(const std::string& address) {
+  return address.starts_with("fe80:") || address.starts_with("169.254.");
+}
+
+IpNetwork network_of(const IpAddress& address) {
+  IpNetwork network{!address.is_ipv4(), {}, address.prefix_length};
+  inet_pton(address.is_ipv4() ? AF_INET : AF_INET6, address.address.c_str(), network.bytes.data());
+  for (int bit = address.prefix_length; bit < 128; ++bit)
+    network.bytes[static_cast<std::size_t>(bit / 8)] &= static_cast<unsigned char>(~(0x80 >> (bit % 8)));
+  return network;
+}
+
+std::string IpNetwork::text() const {
+  char text[INET6_ADDRSTRLEN];
+  inet_ntop(is_ipv6 ? AF_INET6 : AF_INET, bytes.data(), text, sizeof text);
+  return std::string(text) + "/" + std::to_string(prefix_length);
+}
 
 std::map<std::string, InterfaceAddresses> read_addresses(const Sysfs& sysfs) {
   auto result = sysfs.is_recorded() ? read_recorded(sysfs) : read_kernel();

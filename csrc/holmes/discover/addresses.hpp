@@ -1,6 +1,8 @@
 // Addresses of the interfaces: from the running kernel, or from the file `addresses` of a recorded machine.
 #pragma once
 
+#include <array>
+#include <compare>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,6 +20,20 @@ struct IpAddress {
   bool is_ipv4() const { return address.find(':') == std::string::npos; }
   bool operator==(const IpAddress&) const = default;
 };
+
+// Valid on one link only: fe80::/10, 169.254.0.0/16.
+bool is_link_local(const std::string& address);
+
+// A subnet. IPv4 sorts before IPv6, then by number, then the larger one first.
+struct IpNetwork {
+  bool is_ipv6 = false;
+  std::array<unsigned char, 16> bytes{};  // IPv4: the first four
+  int prefix_length = 0;
+
+  auto operator<=>(const IpNetwork&) const = default;
+  std::string text() const;  // "10.0.0.0/24"
+};
+IpNetwork network_of(const IpAddress& address);
 
 // What the kernel says about an interface beside sysfs.
 struct InterfaceAddresses {

@@ -14,26 +14,6 @@ namespace {
 
 using Netdevs = std::map<std::string, Netdev>;
 
-// "eth2" before "eth10".
-bool natural_less(const std::string& a, const std::string& b) {
-  const auto is_digit = [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; };
-  std::size_t i = 0, j = 0;
-  while (i < a.size() && j < b.size()) {
-    if (is_digit(a[i]) && is_digit(b[j])) {
-      const auto end_i = std::find_if_not(a.begin() + i, a.end(), is_digit) - a.begin();
-      const auto end_j = std::find_if_not(b.begin() + j, b.end(), is_digit) - b.begin();
-      const auto x = std::stoull(a.substr(i, end_i - i)), y = std::stoull(b.substr(j, end_j - j));
-      if (x != y) return x < y;
-      i = end_i, j = end_j;
-    } else if (a[i] != b[j]) {
-      return a[i] < b[j];
-    } else {
-      ++i, ++j;
-    }
-  }
-  return std::tuple(a.size() - i, a) < std::tuple(b.size() - j, b);
-}
-
 // The interfaces of a RoCE port are those its GID table names (a bond and VLANs too); of other ports, and of RoCE ports
 // whose table is empty, the one its device shows for that port.
 std::vector<std::string> netdevs_of(const RdmaPort& port, const Netdevs& netdevs) {
@@ -153,6 +133,25 @@ std::vector<Nic> discover(const Sysfs& sysfs) {
 }
 
 }  // namespace
+
+bool natural_less(const std::string& a, const std::string& b) {
+  const auto is_digit = [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; };
+  std::size_t i = 0, j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (is_digit(a[i]) && is_digit(b[j])) {
+      const auto end_i = std::find_if_not(a.begin() + i, a.end(), is_digit) - a.begin();
+      const auto end_j = std::find_if_not(b.begin() + j, b.end(), is_digit) - b.begin();
+      const auto x = std::stoull(a.substr(i, end_i - i)), y = std::stoull(b.substr(j, end_j - j));
+      if (x != y) return x < y;
+      i = end_i, j = end_j;
+    } else if (a[i] != b[j]) {
+      return a[i] < b[j];
+    } else {
+      ++i, ++j;
+    }
+  }
+  return std::tuple(a.size() - i, a) < std::tuple(b.size() - j, b);
+}
 
 const char* to_string(NicClass nic_class) {
   static constexpr std::array names = {"infiniband", "roce_v2", "roce_v1", "ethernet", "loopback"};

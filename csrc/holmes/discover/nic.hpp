@@ -13,6 +13,8 @@ namespace holmes {
 
 enum class NicClass { infiniband, roce_v2, roce_v1, ethernet, loopback };
 const char* to_string(NicClass nic_class);
+// "eth2" before "eth10".
+bool natural_less(const std::string& a, const std::string& b);
 
 // A network interface with the RDMA port below it, or an RDMA port that has no interface.
 struct Nic {

@@ -1,9 +1,10 @@
 #include "holmes/nccl/agreement.hpp"
 
-#include <charconv>
 #include <functional>
+#include <limits>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/fields.hpp"
 #include "holmes/nccl/abi.hpp"
 
 namespace holmes::nccl {
@@ -15,34 +16,33 @@ constexpr std::int64_t max_report_bytes = 64 * 1024;
   throw ProtocolError("a rank's report on its NCCL makes no sense; run one version of Holmes");
 }
 
-constexpr char separator = '\x1f';  // in no host name, NIC or message
-
 std::string encode(const RankReport& report) {
-  std::string text;
-  for (const std::string& field : {report.host, std::to_string(report.version), report.net, report.link_layer,
-                                   report.error, std::to_string(report.error_kind), report.error_nic})
-    text += field + separator;
-  return text;
+  FieldWriter writer;
+  writer.add(report.host);
+  writer.add(static_cast<std::uint64_t>(report.version));
+  writer.add(report.net);
+  writer.add(report.link_layer);
+  writer.add(report.error);
+  writer.add(static_cast<std::uint64_t>(report.error_kind));
+  writer.add(report.error_nic);
+  return writer.take();
 }
 
 }  // namespace
 
 RankReport decode_report(const std::string& text) {
-  std::vector<std::string> fields;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = text.find(separator, begin);
-    fields.push_back(text.substr(begin, end - begin));
-    begin = end == std::string::npos ? text.size() : end + 1;
-  }
-  const auto number = [&](std::size_t index) {
-    const std::string& field = fields.at(index);
-    int value = 0;
-    const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
-    if (error != std::errc{} || end != field.data() + field.size()) refuse_report();
-    return value;
-  };
-  if (fields.size() != 7) refuse_report();
-  return {fields[0], number(1), fields[2], fields[3], fields[4], number(5), fields[6]};
+  static const std::string writer = "a rank about its NCCL";
+  constexpr std::uint64_t max_number = std::numeric_limits<int>::max();
+  FieldReader reader(text, writer);
+  RankReport report;
+  report.host = reader.text();
+  report.version = static_cast<int>(reader.number(max_number));
+  report.net = reader.text();
+  report.link_layer = reader.text();
+  report.error = reader.text();
+  report.error_kind = static_cast<int>(reader.number(max_number));
+  report.error_nic = reader.text();
+  return report;
 }
 
 namespace {

@@ -1,9 +1,6 @@
 #include "holmes/nccl/profile.hpp"
 
-#include <arpa/inet.h>
-
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <set>
 
@@ -32,10 +29,6 @@ const Nic* by_port(const std::vector<Nic>& nics, const std::string& port) {
   return found == nics.end() ? nullptr : &*found;
 }
 
-bool is_link_local(const std::string& address) {
-  return address.starts_with("169.254.") || address.starts_with("fe80:");
-}
-
 bool has_global_address(const Nic& nic) {
   return std::ranges::any_of(nic.addresses, [](const IpAddress& a) { return !is_link_local(a.address); });
 }
@@ -48,20 +41,10 @@ bool has_global_address(const Nic& nic) {
                  {.host = host_name(), .nic = nic});
 }
 
-std::array<unsigned char, 16> network_of(const IpAddress& address) {
-  std::array<unsigned char, 16> bytes{};
-  ::inet_pton(address.is_ipv4() ? AF_INET : AF_INET6, address.address.c_str(), bytes.data());
-  for (int bit = address.prefix_length; bit < 128; ++bit)
-    bytes[static_cast<std::size_t>(bit / 8)] &= static_cast<unsigned char>(~(0x80 >> (bit % 8)));
-  return bytes;
-}
-
 bool share_network(const Nic& a, const Nic& b) {
   for (const IpAddress& one : a.addresses)
     for (const IpAddress& other : b.addresses)
-      if (one.is_ipv4() == other.is_ipv4() && one.prefix_length == other.prefix_length && !is_link_local(one.address) &&
-          network_of(one) == network_of(other))
-        return true;
+      if (!is_link_local(one.address) && network_of(one) == network_of(other)) return true;
   return false;
 }
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from holmes.cluster.probe.exchange import Exchange, KeyValueStore
+from holmes.cluster.probe.exchange import Exchange
 from holmes.cluster.probe.inventory import local_gpu, local_inventory
 from holmes.cluster.probe.rates import measure_topology
 from holmes.cluster.probe.reach import confirm_fabrics
@@ -15,7 +15,7 @@ from holmes.cluster.topology.contradictions import MIXED, contradictions, mixed_
 
 
 def discover_topology(
-    store: KeyValueStore, rank: int, size: int, name: str, timeout_s: float = 3.0, measure_s: float = 3.0
+    store: Any, rank: int, size: int, name: str, timeout_s: float = 3.0, measure_s: float = 3.0
 ) -> Topology:
     """Collective over `size` ranks: their inventories, merged, every fabric confirmed by connections and measured.
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import zlib
-from typing import Any, Protocol
+from typing import Any
 
+from holmes_comm import _C
 
-class KeyValueStore(Protocol):
-    """What a rendezvous must do; every torch.distributed Store does. `get` waits until the key is set."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Sets a key."""
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key, waiting for it."""
+_TIMEOUT_S = 300.0  # as torch's stores
 
 
 class Exchange:
-    """All-gather of JSON values through a store, in O(ranks) keys. Not thread-safe; `name` is unique in the store."""
+    """All-gather of JSON values through a store, in O(ranks) keys. Not thread-safe; `name` is unique in the store.
 
-    def __init__(self, store: KeyValueStore, rank: int, size: int, name: str) -> None:
+    `store`: any object with set, get and wait, as torch.distributed's stores are.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, name: str) -> None:
         self.rank = rank
         self._store = store
         self._size = size
@@ -29,14 +25,15 @@ class Exchange:
         self._round = 0
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Collective. The values of all ranks, by rank. Blocks as long as the store's own timeout allows."""
-        prefix = f"{self._name}/{self._round}"
+        """Collective. The values of all ranks, by rank. Raises TimeoutError naming those that do not come."""
+        key = f"{self._name}/{self._round}"
         self._round += 1
-        self._store.set(f"{prefix}/{self.rank}", json.dumps(value))
-        if self.rank == 0:
-            values = [json.loads(self._store.get(f"{prefix}/{rank}")) for rank in range(self._size)]
-            # Every rank reads it: packed, as the hosts' values are much alike.
-            packed = base64.b64encode(zlib.compress(json.dumps(values).encode(), 1)).decode()
-            self._store.set(f"{prefix}/all", packed)
-        gathered: list[Any] = json.loads(zlib.decompress(base64.b64decode(self._store.get(f"{prefix}/all"))))
+        own = json.dumps(value).encode()
+        packed = _C.meet(self._store, self.rank, self._size, key, own, _packed, "exchanging what they know", _TIMEOUT_S)
+        gathered: list[Any] = json.loads(zlib.decompress(packed))
         return gathered
+
+
+def _packed(values: list[bytes]) -> bytes:
+    """Every rank reads it: compressed, as the hosts' values are much alike."""
+    return zlib.compress(b"[" + b",".join(values) + b"]", 1)

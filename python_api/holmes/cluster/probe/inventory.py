@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from holmes.cluster.topology import NodeInventory, Port
+from holmes_comm import _C
 
 _GPU_TIMEOUT_S = 10.0
 
 
 def local_inventory(rank: int) -> NodeInventory:
     """Local. This host's NICs that are up and have an address, as `holmes_comm` discovers them."""
-    from holmes_comm import discover_nics
-
-    ports = usable_ports([nic.to_dict() for nic in discover_nics()])
-    return NodeInventory(rank, socket.gethostname(), host_identity(), ports)
+    ports = usable_ports([nic.to_dict() for nic in _C.discover_nics()])
+    return NodeInventory(rank, _C.host_name(), _C.host_identity(), ports)
 
 
 def local_gpu() -> tuple[str, float] | None:
@@ -40,12 +36,6 @@ def local_gpu() -> tuple[str, float] | None:
         return None  # a driver that does not answer is no reason to fail: the type is only told, never relied on
 
 
-def host_identity() -> str:
-    """Tells hosts apart, and also containers and network namespaces of one host: they share no loopback."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()}/{boot_id[:8]}/{os.stat('/proc/self/ns/net').st_ino}"
-
-
 def usable_ports(nics: Sequence[dict[str, Any]]) -> tuple[Port, ...]:
     """Of discovered NICs (as dicts) those that are up with an address that is not link-local; the first such counts."""
     ports = []
@@ -56,5 +46,5 @@ def usable_ports(nics: Sequence[dict[str, Any]]) -> tuple[Port, ...]:
         if routable:
             address = ipaddress.ip_interface(routable[0])
             place = (nic["name"], nic["nic_class"], str(address.ip), str(address.network))
-            ports.append(Port(*place, nic["speed_gbps"], nic["has_gateway"]))
+            ports.append(Port(*place, nic["speed_gbps"], nic["has_gateway"], nic["parent"]))
     return tuple(ports)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import secrets
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -122,19 +124,30 @@ def _listen(address: str, ports: Iterable[int]) -> socket.socket | None:
     return None
 
 
-def reaches(source: str, target: tuple[str, int | None], token: str, timeout_s: float) -> bool:
-    """Local. True when a connection from address `source` to `target` is answered by the host that has `token`."""
-    address, port = target
-    if port is None:
-        return False
+def ask_token(source: str, address: str, port: int, token: str, timeout_s: float) -> tuple[str, float | None]:
+    """Local. Connects from address `source` to a Responder: what came of it, and how long the connection took in s.
+
+    "ok": the host that has `token` answered; "other host": another one; "silent": nobody within `timeout_s`; "refused";
+    "unroutable".
+    """
+    start_s = time.monotonic()
     try:
         with socket.create_connection((address, port), timeout_s, source_address=(source, 0)) as connection:
+            round_trip_s = time.monotonic() - start_s
             received = b""
             while len(received) < len(token) and (chunk := connection.recv(len(token))):
                 received += chunk
-            return received == token.encode()
-    except OSError:
-        return False
+            return ("ok" if received == token.encode() else "other host"), round_trip_s
+    except TimeoutError:
+        return "silent", None
+    except OSError as error:
+        return ("refused" if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET) else "unroutable"), None
+
+
+def reaches(source: str, target: tuple[str, int | None], token: str, timeout_s: float) -> bool:
+    """Local. True when a connection from address `source` to `target` is answered by the host that has `token`."""
+    address, port = target
+    return port is not None and ask_token(source, address, port, token, timeout_s)[0] == "ok"
 
 
 def family(address: str) -> socket.AddressFamily:

@@ -1,4 +1,4 @@
-"""Topology: what all ranks see of their NICs, merged into hosts, fabrics and clusters. Needs PyYAML only.
+"""Topology: what all ranks see of their NICs, merged into hosts, fabrics and clusters. Needs no torch.
 
 Flow: every rank's `NodeInventory` -> `merge_hosts` -> `candidate_fabrics` -> (probe confirms and measures) ->
 `find_clusters`. Nobody types a label: a fabric is a NIC class and an IP subnet, a cluster is the hosts that share their
@@ -10,7 +10,6 @@ from holmes.cluster.topology.fabrics import candidate_fabrics, make_fabric, merg
 from holmes.cluster.topology.parts import (
     NIC_CLASSES,
     RDMA_CLASSES,
-    ROUTED,
     Cluster,
     Fabric,
     Host,
@@ -19,6 +18,7 @@ from holmes.cluster.topology.parts import (
     Port,
     TopologyFinding,
 )
+from holmes.cluster.topology.preference import ROUTED
 from holmes.cluster.topology.topology import Topology
 
 __all__ = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holmes.cluster.topology.fabrics import in_order
 from holmes.cluster.topology.parts import Cluster, Fabric, Host, Link, TopologyFinding
 from holmes.cluster.topology.topology import Topology
 
@@ -12,7 +13,7 @@ def find_clusters(hosts: Sequence[Host], fabrics: Sequence[Fabric]) -> tuple[Clu
     """Every host joins the best fabric that it shares with a host not yet in a cluster; clusters by lowest rank."""
     free = {host.host_id: host for host in hosts}
     found: list[tuple[list[Host], Fabric | None]] = []
-    for fabric in sorted(fabrics, key=Fabric.preference):
+    for fabric in in_order(hosts, fabrics):
         members = [free[host_id] for host_id in fabric.ports if host_id in free]
         if len(members) > 1:
             found.append((sorted(members, key=_lowest_rank), fabric))
@@ -41,7 +42,7 @@ def make_topology(
     """The topology of these hosts and fabrics, its clusters found."""
     return Topology(
         hosts=tuple(hosts),
-        fabrics=tuple(sorted(fabrics, key=Fabric.preference)),
+        fabrics=in_order(hosts, fabrics),
         clusters=find_clusters(hosts, fabrics),
         findings=tuple(findings),
         links=tuple(links),

@@ -6,7 +6,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from holmes.cluster.topology.parts import RDMA_CLASSES, ROUTED, Fabric, Host, Port, TopologyFinding
+from holmes.cluster.topology.parts import RDMA_CLASSES, Fabric, Host, Port, TopologyFinding
+from holmes.cluster.topology.preference import ROUTED
 
 MIXED = "mixed"  # in place of a NIC class: a subnet in which NICs say InfiniBand and others say Ethernet
 _UNEQUAL_SPEED = 0.5

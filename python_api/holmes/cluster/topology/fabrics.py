@@ -6,7 +6,8 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from holmes.cluster.topology.parts import ROUTED, Fabric, Host, NodeInventory, Port
+from holmes.cluster.topology.parts import Fabric, Host, NodeInventory, Port
+from holmes.cluster.topology.preference import ROUTED, best_first
 from holmes_comm.errors import UsageError
 
 
@@ -56,7 +57,25 @@ def candidate_fabrics(hosts: Sequence[Host]) -> tuple[Fabric, ...]:
         one_subnet = subnet == ROUTED and len({port.subnet for port in ports.values()}) == 1
         if len(ports) > 1 and not only_roce and not one_subnet:
             fabrics.append(make_fabric(f"{nic_class} {subnet}", nic_class, subnet, ports, confirmed=False))
-    return tuple(sorted(fabrics, key=Fabric.preference))
+    return in_order(hosts, fabrics)
+
+
+def in_order(hosts: Iterable[Host], fabrics: Iterable[Fabric]) -> tuple[Fabric, ...]:
+    """The fabrics of these hosts, best first (docs/nics.md)."""
+    by_name = sorted(fabrics, key=lambda fabric: fabric.name)
+    children = child_fabrics(hosts, by_name)
+    ordered = best_first(by_name, lambda fabric: fabric.ports, lambda fabric: fabric.name in children, same_hosts=True)
+    return tuple(rails[0] for rails in ordered)
+
+
+def child_fabrics(hosts: Iterable[Host], fabrics: Iterable[Fabric]) -> set[str]:
+    """The names of the fabrics in which some host is through a NIC that shares another one's wire."""
+    children = {host.host_id: names for host in hosts if (names := {port.name for port in host.ports if port.parent})}
+    return {
+        fabric.name
+        for fabric in fabrics
+        if any(fabric.ports.get(host_id) in names for host_id, names in children.items())
+    }
 
 
 def make_fabric(name: str, nic_class: str, subnet: str, ports: Mapping[str, Port], *, confirmed: bool) -> Fabric:

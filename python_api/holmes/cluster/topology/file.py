@@ -24,7 +24,7 @@ KIND, VERSION = "holmes topology", 2
 _TOP = ("kind", "version", "hosts", "fabrics", "findings", "links")
 _GPU = ("gpu", "gpu_memory_gib", "gpu_tflops")
 _HOST = ("name", "host_id", "ranks", "ports", *_GPU, "count", "ranks_per_host")
-_PORT = ("name", "nic_class", "address", "subnet", "speed_gbps", "has_gateway", "count")
+_PORT = ("name", "nic_class", "address", "subnet", "speed_gbps", "has_gateway", "parent", "count")
 _RATES = ("measured_gbps", "measured_min_gbps", "latency_s")
 _FABRIC = ("name", "nic_class", "subnet", "speed_gbps", "ports", "confirmed", *_RATES, "host_limited")
 _FINDING = tuple(field.name for field in dataclasses.fields(TopologyFinding))
@@ -130,9 +130,9 @@ def _ports(entry: Entry) -> list[Port]:
     nic_class = entry.choice("nic_class", NIC_CLASSES)
     place = (nic_class, entry.text("address", ""))
     speed, gateway = entry.positive("speed_gbps"), entry.flag("has_gateway")
-    name, subnet = entry.text("name"), entry.text("subnet")
+    name, subnet, parent = entry.text("name"), entry.text("subnet"), entry.text("parent", "")
     if "count" not in entry:
-        return [Port(name, *place, subnet, speed, gateway)]
+        return [Port(name, *place, subnet, speed, gateway, parent)]
     if count > 1 and place[1]:
         raise UsageError(f"{entry.where} has count: {count} and an address; leave the address out")
     where = entry.where
@@ -144,6 +144,7 @@ def _ports(entry: Entry) -> list[Port]:
             numbered(subnet, i, 1, f"{where}.subnet"),
             speed,
             gateway,
+            parent,
         )
         for i in range(count)
     ]

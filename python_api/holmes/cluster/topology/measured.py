@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from holmes.cluster.topology.contradictions import some
 from holmes.cluster.topology.fabrics import make_fabric
 from holmes.cluster.topology.graph import components
-from holmes.cluster.topology.parts import ROUTED, Fabric, Host, TopologyFinding
+from holmes.cluster.topology.parts import Fabric, Host, TopologyFinding
+from holmes.cluster.topology.preference import ROUTED
 
 SPLIT_SHARE = 1 / 3
 SLOW_SHARE = 1 / 2

@@ -4,36 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+
+from holmes.cluster.topology.preference import are_alike
 
 RDMA_CLASSES = ("infiniband", "roce_v2", "roce_v1")
 NIC_CLASSES = (*RDMA_CLASSES, "ethernet")
-ROUTED = "routed"  # in place of a subnet: several subnets joined by gateways
-_ALIKE = 0.75
-
-
-class Rated(Protocol):
-    """What decides whether networks may share an operation: a fabric has it, and a plan's network."""
-
-    @property
-    def nic_class(self) -> str:
-        """One of NIC_CLASSES."""
-
-    @property
-    def subnet(self) -> str:
-        """The wire, or ROUTED."""
-
-    @property
-    def rate_gbps(self) -> float | None:
-        """The rate to plan with; None: unknown."""
-
-
-def are_alike(one: Rated, other: Rated) -> bool:
-    """True where both are of one class and about one rate, so that one operation may be striped over them."""
-    mine, its = one.rate_gbps, other.rate_gbps
-    same_rate = mine == its if mine is None or its is None else min(mine, its) >= _ALIKE * max(mine, its)
-    same_way = (one.subnet == ROUTED) == (other.subnet == ROUTED)
-    return one.nic_class == other.nic_class and same_rate and same_way
 
 
 @dataclass(frozen=True)
@@ -41,7 +16,8 @@ class Port:
     """One usable NIC of a host: it is up and has an IP address. `speed_gbps` is None where the driver tells none.
 
     `nic_class` is one of NIC_CLASSES; `subnet` names the wire; `has_gateway`: a route through it uses a gateway.
-    Written by hand, `subnet` may be any text and `address` empty.
+    `parent`: the NIC whose wire it shares, of a VLAN or an IPoIB child; empty: it has its own. Written by hand,
+    `subnet` may be any text and `address` empty.
     """
 
     name: str
@@ -50,6 +26,7 @@ class Port:
     subnet: str
     speed_gbps: float | None = None
     has_gateway: bool = False
+    parent: str = ""
 
     @property
     def is_rdma(self) -> bool:
@@ -126,16 +103,6 @@ class Fabric:
     def is_like(self, other: Fabric) -> bool:
         """True where both are of one class and about one rate, so that one operation may be striped over them."""
         return are_alike(self, other)
-
-    def preference(self) -> tuple[bool, bool, float, int, str]:
-        """Sort key, best first: RDMA, Ethernet, routed; then the faster, then the larger one."""
-        return (
-            self.subnet == ROUTED,
-            self.nic_class not in RDMA_CLASSES,
-            -(self.rate_gbps or 0.0),
-            -len(self.ports),
-            self.name,
-        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from holmes import files
+from holmes.cluster.topology.fabrics import child_fabrics
 from holmes.cluster.topology.parts import Cluster, Fabric, Host, Link, TopologyFinding
+from holmes.cluster.topology.preference import best_first
 from holmes_comm.errors import UsageError
 
 
@@ -88,15 +90,16 @@ class Topology:
 
         One operation of these ranks may be striped over all of them.
         """
-        host_ids = dict.fromkeys(self.host_of(rank).host_id for rank in ranks)
-        found: list[Fabric] = []
-        used: set[tuple[str, str]] = set()
-        for fabric in self.fabrics_between(host_ids):
-            nics = {(host_id, fabric.ports[host_id]) for host_id in host_ids}
-            if not found or (fabric.is_like(found[0]) and used.isdisjoint(nics)):
-                found.append(fabric)
-                used |= nics
-        return tuple(found)
+        shared = self.shared_fabrics(ranks)
+        ordered = best_first(
+            shared, lambda fabric: fabric.ports, lambda fabric: fabric.name in self.child_fabrics, same_hosts=False
+        )
+        return tuple(ordered[0]) if ordered else ()
+
+    @cached_property
+    def child_fabrics(self) -> set[str]:
+        """The names of the fabrics in which some host is through a NIC that shares another one's wire (a VLAN)."""
+        return child_fabrics(self.hosts, self.fabrics)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and strings. The clusters are left out: they follow from the rest."""

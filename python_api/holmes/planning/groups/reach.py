@@ -1,4 +1,4 @@
-"""Reach: where ranks are and which networks their hosts share, for many groups at once. Needs numpy only."""
+"""Reach: where ranks are and which networks their hosts share, for many groups at once. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holmes.cluster.topology import Cluster, Topology
-from holmes.cluster.topology.parts import are_alike
+from holmes.cluster.topology.preference import best_first
 from holmes.planning.groups.rank_text import short
 from holmes_comm.errors import UsageError
 
@@ -31,7 +31,8 @@ class HostRanks:
 class Network:
     """What joins hosts: NICs of one class in one subnet. `nics` maps a host's number to its NIC's name.
 
-    `rate_gbps`: what to plan with, measured or the line rate; None: unknown.
+    `rate_gbps`: what to plan with, measured or the line rate; None: unknown. `is_child`: some host is in it through a
+    NIC that shares another one's wire (a VLAN), so that it is no rail beside another network.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Network:
     subnet: str
     rate_gbps: float | None
     nics: Mapping[int, str]
+    is_child: bool = False
 
 
 class Rails(NamedTuple):
@@ -85,7 +87,6 @@ class Reach:
         cluster_of_name = {name: i for i, cluster in enumerate(self.clusters) for name in cluster.hosts}
         self.cluster_of_host: Ints = np.array([cluster_of_name[host.name] for host in self.hosts], dtype=np.int64)
         self._rails: dict[int, Rails] = {}
-        self._same_nic: dict[tuple[str, str], bool] = {}
         self._names: dict[tuple[int, int], tuple[str, ...]] = {}
 
     @classmethod
@@ -99,6 +100,7 @@ class Reach:
                 fabric.subnet,
                 fabric.rate_gbps,
                 {number[host_id]: nic for host_id, nic in fabric.ports.items() if host_id in number},
+                fabric.name in topology.child_fabrics,
             )
             for fabric in topology.fabrics
         ]
@@ -129,7 +131,7 @@ class Reach:
         return int(np.bitwise_and.reduce(self._bits[self.cluster_of_host == cluster]))
 
     def rails(self, networks: int) -> Rails:
-        """The best of these networks (a bit each) and all like it, no two through one NIC (as `Topology.rails`)."""
+        """The best of these networks (a bit each) and its rails (docs/nics.md)."""
         found = self._rails.get(networks)
         if found is None:
             found = self._rails.setdefault(networks, self._best_of(networks))
@@ -156,18 +158,8 @@ class Reach:
         members = [network for i, network in enumerate(self.networks) if networks >> i & 1]
         if not members:
             return Rails((), "its ranks share no network")
-        rails = [members[0]]
-        for network in members[1:]:
-            if are_alike(network, rails[0]) and not any(self._share_a_nic(network, rail) for rail in rails):
-                rails.append(network)
+        rails = best_first(members, lambda one: one.nics, lambda one: one.is_child, same_hosts=False)[0]
         rates = sorted({rail.rate_gbps for rail in rails if rail.rate_gbps is not None})
         rate = "" if not rates else f", {' to '.join(f'{rate:g}' for rate in (rates[:1] + rates[1:][-1:]))} Gbit/s"
         each = " each" if rates and len(rails) > 1 else ""
         return Rails(tuple(rails), f"{rails[0].nic_class} {' + '.join(rail.subnet for rail in rails)}{rate}{each}")
-
-    def _share_a_nic(self, one: Network, other: Network) -> bool:
-        """Whether some host is in both through the same NIC: an Ethernet and a fast part of it, for one."""
-        key = (one.name, other.name)
-        if key not in self._same_nic:
-            self._same_nic[key] = any(one.nics.get(host) == nic for host, nic in other.nics.items())
-        return self._same_nic[key]

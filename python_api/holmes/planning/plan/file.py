@@ -61,7 +61,10 @@ _SHORT = ("order", "hosts", "clusters", "networks")
 
 
 def _without_nics(network: Network) -> dict[str, Any]:
-    return {field.name: getattr(network, field.name) for field in fields(network) if field.name != "nics"}
+    entry = {field.name: getattr(network, field.name) for field in fields(network) if field.name != "nics"}
+    if not network.is_child:
+        del entry["is_child"]
+    return entry
 
 
 def _nics_to_text(nics: Mapping[int, str]) -> dict[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from holmes.cluster.probe import Exchange, KeyValueStore
+from holmes.cluster.probe import Exchange
 from holmes.tools.doctor.facts import Clock, HostFacts
 
 _QUESTIONS = 4  # the quickest answer counts
@@ -13,7 +14,7 @@ _QUESTIONS = 4  # the quickest answer counts
 
 def compare_clocks(
     exchange: Exchange,
-    store: KeyValueStore,
+    store: Any,
     name: str,
     hosts: Sequence[HostFacts],
     now: Callable[[], float] = time.time,
@@ -37,7 +38,7 @@ def compare_clocks(
     return [Clock(*clock) for clocks in exchange.all_gather(mine) for clock in clocks]
 
 
-def _ask(store: KeyValueStore, prefix: str, now: Callable[[], float]) -> tuple[float, float]:
+def _ask(store: Any, prefix: str, now: Callable[[], float]) -> tuple[float, float]:
     """This clock minus rank 0's, and by how much that may be wrong, in seconds."""
     store.get(f"{prefix}/go")
     best: tuple[float, float] | None = None

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from holmes.cluster.probe import host_identity
 from holmes.tools.doctor.collect_nics import collect_nics
 from holmes.tools.doctor.facts import RankFacts
+from holmes_comm import _C
 
 #: Variables with these beginnings steer communication.
 PREFIXES = ("HOLMES_", "NCCL_", "GLOO_", "TP_SOCKET_", "UCX_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "MASTER_")
@@ -26,8 +26,8 @@ def collect(rank: int) -> RankFacts:
     variables = {name: _shown(name, value) for name, value in os.environ.items() if name.startswith(PREFIXES)}
     return RankFacts(
         rank=rank,
-        host=socket.gethostname(),
-        host_id=host_identity(),
+        host=_C.host_name(),
+        host_id=_C.host_identity(),
         nics=collect_nics(),
         variables=dict(sorted(variables.items())),
         hostname_addresses=_addresses_of(socket.gethostname()),

@@ -40,6 +40,7 @@ def _facts(nic: dict[str, Any], *, shares_subnet: bool) -> NicFacts:
         hca=nic["hca"],
         state=nic["state"],
         master=nic["master"],
+        parent=nic["parent"],
         gids=tuple({key: gid[key] for key in ("index", "gid", "type")} for gid in nic["gids"]),
         gid_index=nic["gid_index"],
         rp_filter=_setting(netdev, "rp_filter"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from holmes.cluster.probe import Exchange, KeyValueStore, discover_topology
+from typing import Any
+
+from holmes.cluster.probe import Exchange, discover_topology
 from holmes.planning.plan.plan import Plan
 from holmes.tools.doctor.clock import compare_clocks
 from holmes.tools.doctor.collect import collect
@@ -12,7 +14,7 @@ from holmes.tools.doctor.trials import try_connections
 
 
 def examine(
-    store: KeyValueStore,
+    store: Any,
     rank: int,
     size: int,
     name: str,

@@ -37,6 +37,7 @@ class NicFacts:
     hca: str = ""
     state: str = "up"
     master: str = ""
+    parent: str = ""
     gids: Sequence[Mapping[str, Any]] = ()
     gid_index: int | None = None
     rp_filter: int | None = None
@@ -184,7 +185,7 @@ def gather_hosts(ranks: Sequence[RankFacts]) -> list[HostFacts]:
 def ports_of(facts: RankFacts) -> tuple[Port, ...]:
     """The usable NICs as a topology has them."""
     return tuple(
-        Port(nic.name, nic.nic_class, nic.ip, nic.subnet, nic.speed_gbps, nic.has_gateway)
+        Port(nic.name, nic.nic_class, nic.ip, nic.subnet, nic.speed_gbps, nic.has_gateway, nic.parent)
         for nic in facts.nics
         if nic.is_netdev_up and nic.address and nic.nic_class != "loopback"
     )

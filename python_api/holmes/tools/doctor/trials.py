@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from holmes.cluster.probe import Exchange, Responder
+from holmes.cluster.probe import Exchange, Responder, ask_token
 from holmes.cluster.topology import ROUTED, Host, candidate_fabrics
 from holmes.tools.doctor.facts import HostFacts, NicFacts, Trial, ports_of
 
@@ -74,30 +71,15 @@ def attempt(
     source: str, source_nic: NicFacts, target: str, target_nic: NicFacts, port: int, token: str, timeout_s: float
 ) -> Trial:
     """Local. Connects from one NIC's address to another's and expects the token."""
-    outcome, round_trip_s = _connect(source_nic.ip, target_nic.ip, port, token, timeout_s)
+    outcome, round_trip_s = ask_token(source_nic.ip, target_nic.ip, port, token, timeout_s)
     for _ in range(_REPEATS - 1):
         if outcome != "ok" or round_trip_s is None:
             break
-        again, again_s = _connect(source_nic.ip, target_nic.ip, port, token, timeout_s)
+        again, again_s = ask_token(source_nic.ip, target_nic.ip, port, token, timeout_s)
         round_trip_s = min(round_trip_s, again_s) if again == "ok" and again_s is not None else round_trip_s
     has_arp = None if outcome == "ok" else known_to_arp(target_nic.ip)
     place = (source, source_nic.name, target, target_nic.name, target_nic.subnet, target_nic.ip, port)
     return Trial(*place, outcome, has_arp, round_trip_s)
-
-
-def _connect(source: str, address: str, port: int, token: str, timeout_s: float) -> tuple[str, float | None]:
-    start_s = time.monotonic()
-    try:
-        with socket.create_connection((address, port), timeout_s, source_address=(source, 0)) as connection:
-            round_trip_s = time.monotonic() - start_s
-            received = b""
-            while len(received) < len(token) and (chunk := connection.recv(len(token))):
-                received += chunk
-            return ("ok" if received == token.encode() else "other host"), round_trip_s
-    except TimeoutError:
-        return "silent", None
-    except OSError as error:
-        return ("refused" if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET) else "unroutable"), None
 
 
 def known_to_arp(address: str, table: Path = Path("/proc/net/arp")) -> bool | None:

@@ -1,0 +1,127 @@
+// The choice of NICs for Python: what a rank brings, the agreement, and the order of networks for plans.
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.hpp"
+#include "bindings/duration.hpp"
+#include "bindings/py_store.hpp"
+#include "holmes/bootstrap/nic_agreement.hpp"
+#include "holmes/discover/preference.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace holmes {
+namespace {
+
+Carrier carrier_from_name(const std::string& name) {
+  if (name == "tcp") return Carrier::tcp;
+  if (name == "nccl") return Carrier::nccl;
+  throw UsageError("carrier '" + name + "' does not exist; use 'tcp' or 'nccl'");
+}
+
+NicClass class_from_name(const std::string& name) {
+  for (int i = 0; i <= static_cast<int>(NicClass::loopback); ++i)
+    if (const auto one = static_cast<NicClass>(i); name == to_string(one)) return one;
+  throw UsageError("NIC class '" + name + "' does not exist");
+}
+
+void append(NicOffer& offer, std::vector<NicCandidate> found, bool is_selected) {
+  for (NicCandidate& one : found) {
+    one.is_selected = is_selected;
+    offer.candidates.push_back(std::move(one));
+  }
+}
+
+void fail(NicOffer& offer, const std::string& message, const std::string& nic, std::optional<int> system_errno) {
+  offer.failure = system_errno ? ErrorKind::system : ErrorKind::nic;
+  offer.failure_text = message;
+  offer.failure_context = {.nic = nic, .system_errno = system_errno};
+}
+
+py::tuple agree(const py::object& store, int rank, int size, const NicOffer& offer, const std::string& key,
+                double timeout_s, const std::string& carrier) {
+  const auto native = to_store(store);
+  const Carrier what = carrier_from_name(carrier);
+  const Meeting meeting{*native, key, "choosing the NICs", rank, size, to_duration("timeout_s", timeout_s)};
+  NicAgreement agreement;
+  {
+    const py::gil_scoped_release no_gil;
+    agreement = agree_nics(meeting, offer, what);
+  }
+  std::vector<std::pair<std::string, std::string>> sockets;
+  for (auto& [nic, address] : agreement.sockets) sockets.emplace_back(std::move(nic), std::move(address));
+  return py::make_tuple(std::move(sockets), std::move(agreement.ports), agreement.reason,
+                        std::move(agreement.clusters));
+}
+
+}  // namespace
+}  // namespace holmes
+
+void bind_nic_choice(py::module_& module) {
+  using namespace holmes;
+  py::class_<NicOffer>(module, "NicOffer", "What one rank brings to the choice of a group's NICs.")
+      .def(py::init([](std::string host, std::string place) {
+             NicOffer offer;
+             offer.host = std::move(host);
+             offer.place = std::move(place);
+             return offer;
+           }),
+           "host"_a, "place"_a)
+      .def_readwrite("cluster", &NicOffer::cluster, "That the rank names; all or none do.")
+      .def_readwrite("restricts", &NicOffer::restricts, "Its selection asks for something.")
+      .def_readwrite("wants_rdma", &NicOffer::wants_rdma, "NCCL: sockets are refused.")
+      .def_readwrite("max_rails", &NicOffer::max_rails, "None: no wish. The smallest number of all ranks counts.")
+      .def_readwrite("streams", &NicOffer::streams, "Over each NIC. The smallest number of all ranks counts.")
+      .def_readwrite("inventory", &NicOffer::inventory, "All NICs of the rank in words, for messages.")
+      .def(
+          "set_loopback",
+          [](NicOffer& offer, std::string nic, std::string address) {
+            offer.loopback = {std::move(nic), std::move(address)};
+          },
+          "nic"_a, "address"_a, "What ranks of one host use where nothing is asked for.")
+      .def(
+          "add_sockets",
+          [](NicOffer& offer, const Nic& nic, const std::string& subnet, bool is_selected) {
+            append(offer, socket_candidates(nic, subnet), is_selected);
+          },
+          "nic"_a, "subnet"_a = "", "is_selected"_a = true,
+          "Sockets over a NIC's addresses. `subnet`: only those in it; `is_selected` False: for NCCL's handshakes "
+          "only.")
+      .def(
+          "add_rdma",
+          [](NicOffer& offer, const Nic& nic, const std::string& subnet) {
+            append(offer, rdma_candidates(nic, subnet), true);
+          },
+          "nic"_a, "subnet"_a = "", "RDMA through a NIC's port, where that is active.")
+      .def("fail", &fail, "message"_a, "nic"_a = "", "system_errno"_a = py::none(),
+           "Brings an error in place of NICs: all ranks raise it, a SystemError with `system_errno`, else a NicError.");
+  module.def(
+      "offer_all_nics",
+      [](const std::vector<Nic>& nics, const std::string& carrier, const std::string& host, const std::string& place) {
+        NicOffer offer = offer_all(nics, carrier_from_name(carrier));
+        offer.host = host;
+        offer.place = place;
+        return offer;
+      },
+      "nics"_a, "carrier"_a, "host"_a, "place"_a, "What a rank brings that selects nothing, as in C++.");
+  module.def("agree_nics", &agree, "store"_a, "rank"_a, "size"_a, "offer"_a, "key"_a, "timeout_s"_a, "carrier"_a,
+             "Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports "
+             "for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'.");
+  py::class_<SharedNetwork>(module, "SharedNetwork", "A network that hosts share, as far as its place depends on it.")
+      .def(py::init([](const std::string& nic_class, bool is_routed, bool is_plain, std::optional<double> rate_gbps,
+                       std::int64_t hosts, std::size_t size, std::vector<std::int64_t> wires) {
+             return SharedNetwork{.nic_class = class_from_name(nic_class),
+                                  .is_routed = is_routed,
+                                  .is_plain = is_plain,
+                                  .rate_gbps = rate_gbps,
+                                  .hosts = hosts,
+                                  .size = size,
+                                  .wires = std::move(wires)};
+           }),
+           "nic_class"_a, "is_routed"_a, "is_plain"_a, "rate_gbps"_a, "hosts"_a, "size"_a, "wires"_a,
+           "`hosts`: a number for the set of hosts, equal for rails; `size`: how many; `wires`: their NICs' numbers.");
+  module.def("best_first", &best_first, "networks"_a,
+             "The networks as indices, best first, each with its rails, itself the first (docs/nics.md).");
+  module.def("are_alike", &are_alike, "one"_a, "other"_a,
+             "Whether both are of one class and about one rate, so that one operation may be striped over them.");
+}

@@ -1,0 +1,28 @@
+// NicAgreement: how the ranks of a group agree on the NICs they use (docs/nics.md).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "holmes/bootstrap/store_exchange.hpp"
+#include "holmes/comm/options.hpp"
+#include "holmes/discover/nic_choice.hpp"
+
+namespace holmes {
+
+// What the ranks agreed on.
+struct NicAgreement {
+  std::vector<NicAddress> sockets;    // this rank's rails, in the same order on every rank; all again for each stream
+  std::vector<std::string> ports;     // this rank's HCA ports, for NCCL over RDMA
+  std::string reason;                 // why these, in words
+  std::vector<std::string> clusters;  // that every rank names
+};
+
+// Chooses together with the other ranks. Collective over `meeting`. Throws on every rank what choose_nics throws, and
+// TimeoutError where a rank did not take part.
+NicAgreement agree_nics(const Meeting& meeting, const NicOffer& offer, Carrier carrier);
+
+// The NICs of a communicator whose options name none: as agree_nics, among all of this host. Collective.
+std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& options);
+
+}  // namespace holmes

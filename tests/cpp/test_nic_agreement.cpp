@@ -1,0 +1,87 @@
+// What C++ users get who name no NIC, and how ranks meet at a Store.
+#include "holmes/bootstrap/nic_agreement.hpp"
+
+#include "ranks.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+Nic nic(const std::string& name, NicClass nic_class, const std::string& address, double speed_gbps) {
+  Nic made;
+  made.name = made.netdev = name;
+  made.nic_class = nic_class;
+  made.link_layer = "Ethernet";
+  made.is_up = made.is_netdev_up = true;
+  if (!address.empty()) made.addresses = {{address, 24}};
+  made.speed_gbps = speed_gbps;
+  if (nic_class != NicClass::ethernet) made.hca = "mlx5_" + name, made.port = 1;
+  return made;
+}
+
+NicOffer offer(int host, Carrier carrier, double roce_gbps) {
+  const std::string last = std::to_string(host + 1);
+  NicOffer made =
+      offer_all({nic("roce0", NicClass::roce_v2, "10.1.0." + last, roce_gbps), nic("eth1", NicClass::ethernet, "", 400),
+                 nic("eth0", NicClass::ethernet, "10.2.0." + last, 100)},
+                carrier);
+  made.host = made.place = "host" + last;
+  return made;
+}
+
+void check_choice() {
+  for (const Carrier carrier : {Carrier::tcp, Carrier::nccl}) {
+    const NicChoice slow = choose_nics({offer(0, carrier, 25), offer(1, carrier, 25)}, carrier);
+    CHECK((slow.sockets[1] == std::vector<NicAddress>{{"eth0", "10.2.0.2"}}));
+    CHECK(slow.ports.empty());
+    const NicChoice fast = choose_nics({offer(0, carrier, 100), offer(1, carrier, 100)}, carrier);
+    CHECK((fast.sockets[1] == std::vector<NicAddress>{{"roce0", "10.1.0.2"}}));
+    CHECK(fast.ports.size() == (carrier == Carrier::nccl ? 2 : 0));
+  }
+}
+
+void check_meeting() {
+  const auto store = make_local_store();
+  run_ranks(5, [&](int rank) {
+    const auto fourth = meet({*store, "names", "testing", rank, 5, 10s}, "rank " + std::to_string(rank),
+                             [](const auto& values) { return values.at(3); });
+    CHECK(fourth == "rank 3");
+    try {
+      meet({*store, "error", "testing", rank, 5, 10s}, "",
+           [](const auto&) -> std::string { throw NicError("no NIC", {.peer = 2}); });
+      CHECK(false);
+    } catch (const NicError& error) {
+      CHECK(error.context().rank == rank);
+      CHECK(error.context().peer == (rank == 2 ? std::nullopt : std::optional(2)));
+    }
+  });
+  run_ranks(2, [&](int rank) {
+    try {
+      meet({*store, "absent", "testing", rank, 3, 100ms}, "", [](const auto&) { return std::string(); });
+      CHECK(false);
+    } catch (const TimeoutError& error) {
+      CHECK(std::string(error.what()).starts_with("rank 2 of 3 did not take part in testing within 0.100 s"));
+      CHECK(error.context().peer == 2);
+    }
+  });
+}
+
+void check_communicator() {
+  const auto store = make_local_store();
+  run_ranks(2, [&](int rank) {
+    const auto communicator =
+        make_communicator(store, {.rank = rank, .size = 2, .transport = Transport::tcp, .secret = "secret"});
+    for (const ConnectionInfo& connection : communicator->connections()) CHECK(connection.interface == "lo");
+    communicator->barrier()->wait();
+  });
+}
+
+}  // namespace
+
+int main() {
+  check_choice();
+  check_meeting();
+  check_communicator();
+}
