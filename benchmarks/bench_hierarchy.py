@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import holmes_comm
 from holmes.lab.testbed import Testbed, load_spec
-from holmes.tools.bench import report
+from holmes.tools.bench import tables
 
 SPEC = "two-clusters"
 MIB = 2**20
@@ -209,7 +209,7 @@ def main() -> int:
     if not arguments.quick:
         settings = {"testbed": SPEC, "slow_gbps": slow_gbps, "rounds": arguments.rounds, "emulated": True}
         shown = " ".join(["python benchmarks/bench_hierarchy.py", *sys.argv[1:]])
-        document = report.document(shown, settings, 4, {}, []) | result
+        document = tables.document(shown, settings, 4, {}, []) | result
         (Path(__file__).parent / "results" / "hierarchy.json").write_text(json.dumps(document, indent=1) + "\n")
     print("all goals met" if met else "a goal is missed, or a result is wrong")
     return 0 if met else 1

@@ -18,7 +18,7 @@ from typing import Any
 
 import holmes
 from holmes.cluster.topology import Host, Port, Topology, candidate_fabrics, make_topology
-from holmes.tools.bench import report
+from holmes.tools.bench import tables
 
 CLUSTERS, RANKS_PER_HOST, RAILS = 8, 8, 8
 DEFAULT_RANKS = 102_400
@@ -93,7 +93,7 @@ def main() -> None:
     print(f"peak memory {peak_bytes / 2**20:.0f} MiB")
     if arguments.ranks == DEFAULT_RANKS:
         settings = {"ranks": arguments.ranks, "clusters": CLUSTERS, "rails": RAILS, **SIZES}
-        document = report.document("python benchmarks/bench_plan.py", settings, arguments.ranks, {}, [])
+        document = tables.document("python benchmarks/bench_plan.py", settings, arguments.ranks, {}, [])
         document |= {"results": results, "peak_memory_bytes": peak_bytes}
         (Path(__file__).parent / "results" / "plan.json").write_text(json.dumps(document, indent=1) + "\n")
 

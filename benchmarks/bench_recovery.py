@@ -22,7 +22,7 @@ from typing import Any
 
 from elastic_job import ElasticJob, ElasticNodes
 
-from holmes.tools.bench import report
+from holmes.tools.bench import tables
 
 RESULTS = Path(__file__).parent / "results"
 NODES = ["a0", "a1", "b0", "b1"]
@@ -250,7 +250,7 @@ def write(rows: list[dict[str, Any]]) -> None:
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     by_name = {row["scenario"]: row for row in [*before, *rows]}
     merged = [by_name[name] for name in SCENARIOS if name in by_name]
-    facts = report.facts("python benchmarks/bench_recovery.py", MODEL)
+    facts = tables.facts("python benchmarks/bench_recovery.py", MODEL)
     path.write_text(json.dumps({**facts, "rows": merged}, indent=1) + "\n")
     hardware = ", ".join(f"{key} {value}" for key, value in {**facts["hardware"], **facts["versions"]}.items())
     text = f"# Recovery\n\n`{facts['command']}` on {facts['date']}; {hardware}.\n\n{table(merged)}\n"

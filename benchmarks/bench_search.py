@@ -17,7 +17,7 @@ from holmes import files
 from holmes.cluster.topology import Topology
 from holmes.planning.model.presets import load_model
 from holmes.planning.search import search
-from holmes.tools.bench import report
+from holmes.tools.bench import tables
 
 HERE = Path(__file__).parent
 GOAL_S, GOAL_GIB = 60, 2
@@ -101,7 +101,7 @@ def main() -> int:
             )
     met = rows[-1]["seconds"] < GOAL_S and rows[-1]["peak_gib"] < GOAL_GIB
     goals = {"goal_s": GOAL_S, "goal_gib": GOAL_GIB}
-    document = report.facts("python benchmarks/bench_search.py", goals) | {"goal_met": met, "rows": rows}
+    document = tables.facts("python benchmarks/bench_search.py", goals) | {"goal_met": met, "rows": rows}
     arguments.output.write_text(json.dumps(document, indent=1) + "\n")
     return 0 if met else 1
 

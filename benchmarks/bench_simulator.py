@@ -32,7 +32,7 @@ from holmes.lab.demo.settings import Settings
 from holmes.lab.testbed import load_spec
 from holmes.planning.plan import Plan
 from holmes.planning.simulate import Rates, compute_from_bench, link_from_bench, make_step, simulate
-from holmes.tools.bench import report
+from holmes.tools.bench import tables
 from holmes.tools.bench.quiet import Others, Quiet
 
 SPEC = "two-clusters"
@@ -174,7 +174,7 @@ def main() -> int:
         errors[name] = statistics.median(quiet) if quiet else None
         print(f"{name}: {len(quiet)} of {len(rounds)} runs were quiet enough to count", flush=True)
     met = all(error is not None and abs(error) <= GOAL_PERCENT for error in errors.values())
-    document = report.facts("python benchmarks/bench_simulator.py", dataclasses.asdict(settings))
+    document = tables.facts("python benchmarks/bench_simulator.py", dataclasses.asdict(settings))
     document |= {
         "spec": SPEC,
         "goal_percent": GOAL_PERCENT,

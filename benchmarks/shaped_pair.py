@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from holmes.tools.bench import report
+from holmes.tools.bench import tables
 
 RESULTS = Path(__file__).parent / "results"
 SPEC = """description: two nodes and one shaped link
@@ -45,7 +45,7 @@ def run_pair(script: str, rate_gbps: float, timeout_s: float) -> dict:
 def write_results(script: str, name: str, ranks: str, settings: dict, text: str, result: dict) -> None:
     """results/NAME.json and NAME.md. `ranks`: what the two are, for the heading; `settings` hold rate_gbps."""
     command = " ".join([f"python benchmarks/{Path(script).name}", *sys.argv[1:]])
-    document = report.document(command, {**settings, "emulated": True}, 2, {}, []) | result
+    document = tables.document(command, {**settings, "emulated": True}, 2, {}, []) | result
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     heading = (
         f"# {name.capitalize()}\n\nEmulated link of {settings['rate_gbps']:g} Gbit/s, {ranks}, {os.cpu_count()} cores; "
