@@ -11,6 +11,7 @@
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/open_files.hpp"
 #include "holmes/tls/openssl.hpp"
 
 namespace holmes {
@@ -236,6 +237,7 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
   const auto deadline = Clock::now() + options.connect_timeout;
   Rendezvous rendezvous(store, options, deadline);
   if (options.size == 1) return build(rendezvous, options, env, shared_memory_bytes, deadline);
+  raise_open_files_limit();
 
   std::optional<Mesh> mesh;
   std::optional<RankFailure> failure;
