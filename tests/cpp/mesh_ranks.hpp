@@ -69,9 +69,9 @@ inline std::vector<Outcome> run_ranks(int size, const CommunicatorOptions& base,
   return outcomes;
 }
 
-inline void send_byte(const MeshSocket& socket, char byte) { CHECK(::send(socket.fd.get(), &byte, 1, 0) == 1); }
+inline void send_byte(const Connection& socket, char byte) { CHECK(::send(socket.fd.get(), &byte, 1, 0) == 1); }
 
-inline char receive_byte(const MeshSocket& socket) {
+inline char receive_byte(const Connection& socket) {
   char byte = 0;
   for (int tries = 0; tries < 2000; ++tries) {
     if (::recv(socket.fd.get(), &byte, 1, 0) == 1) return byte;
@@ -95,7 +95,7 @@ inline void check_pairs(std::vector<Outcome>& outcomes, bool expect_shm, std::si
       auto& right = outcomes[b].mesh->links[a];
       CHECK(left.peer == static_cast<int>(b) && right.peer == static_cast<int>(a));
       CHECK(left.uses_shared_memory() == expect_shm && right.uses_shared_memory() == expect_shm);
-      std::vector<std::pair<MeshSocket*, MeshSocket*>> pairs;
+      std::vector<std::pair<Connection*, Connection*>> pairs;
       CHECK(left.control.size() == (expect_shm ? 1 : rails) && right.control.size() == left.control.size());
       for (std::size_t i = 0; i < left.control.size(); ++i) pairs.emplace_back(&left.control[i], &right.control[i]);
       CHECK(left.collective.size() == (expect_shm ? 0 : rails) && left.p2p.size() == left.collective.size());

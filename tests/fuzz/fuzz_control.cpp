@@ -14,7 +14,7 @@ struct Line {
 
 Line line() {
   auto [own, peer] = socket_pair();
-  std::vector<MeshSocket> sockets;
+  std::vector<Connection> sockets;
   sockets.push_back({.fd = std::move(own)});
   return {std::move(peer), std::make_unique<ControlLink>(1, "b1", "eth0", std::move(sockets))};
 }

@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
-#include "holmes/bootstrap/mesh.hpp"
 #include "holmes/bootstrap/sha256.hpp"
 #include "holmes/core/unique_fd.hpp"
+#include "holmes/transport/connection.hpp"
 
 namespace holmes {
 

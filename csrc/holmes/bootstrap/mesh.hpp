@@ -4,8 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "holmes/bootstrap/mesh_socket.hpp"
 #include "holmes/bootstrap/store.hpp"
+#include "holmes/core/options.hpp"
+#include "holmes/transport/connection.hpp"
 
 namespace holmes {
 
@@ -18,9 +19,9 @@ struct PeerLink {
   int peer = -1;
   std::string host;  // host name of the peer
   std::string nic;   // local interface of the first rail, or "shm"
-  std::vector<MeshSocket> control;
-  std::vector<MeshSocket> collective;
-  std::vector<MeshSocket> p2p;
+  std::vector<Connection> control;
+  std::vector<Connection> collective;
+  std::vector<Connection> p2p;
   UniqueFd shared_memory;
   std::size_t shared_memory_bytes = 0;
 

@@ -106,7 +106,7 @@ std::string MeshBuilder::describe(int peer) const {
   return "rank " + std::to_string(peer) + " (host " + (*records_)[static_cast<std::size_t>(peer)].host + ")";
 }
 
-MeshSocket& MeshBuilder::slot(int peer, Purpose purpose, int rail) {
+Connection& MeshBuilder::slot(int peer, Purpose purpose, int rail) {
   auto& link = mesh_.links[static_cast<std::size_t>(peer)];
   auto& sockets = purpose == Purpose::control      ? link.control
                   : purpose == Purpose::collective ? link.collective
@@ -284,7 +284,7 @@ void MeshBuilder::drop(Stranger& stranger, const std::string& reason) {
   stranger.is_done = true;
 }
 
-void MeshBuilder::fill(int peer, Purpose purpose, int rail, MeshSocket connected, bool over_unix, bool device_bound) {
+void MeshBuilder::fill(int peer, Purpose purpose, int rail, Connection connected, bool over_unix, bool device_bound) {
   auto& socket = slot(peer, purpose, rail);
   if (!socket.fd) --missing_;  // else it replaces one that the peer gave up
   socket = std::move(connected);

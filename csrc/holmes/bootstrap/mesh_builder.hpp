@@ -69,7 +69,7 @@ private:
     bool is_done = false;
   };
 
-  MeshSocket& slot(int peer, Purpose purpose, int rail);
+  Connection& slot(int peer, Purpose purpose, int rail);
   void prepare_slots();
   void poll_once(Clock::time_point deadline);
 
@@ -88,7 +88,7 @@ private:
   bool encrypts(int peer) const;
   // The peer has proved the secret, but TLS with it fails.
   [[noreturn]] void throw_no_tls(int peer, int rail, const std::string& failure) const;
-  void fill(int peer, Purpose purpose, int rail, MeshSocket connected, bool over_unix, bool device_bound);
+  void fill(int peer, Purpose purpose, int rail, Connection connected, bool over_unix, bool device_bound);
   std::string describe(int peer) const;
   bool shares_memory(int peer) const;
   // The numbers, in `nics_`, of those that join this rank and `peer`.

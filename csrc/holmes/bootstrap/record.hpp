@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "holmes/comm/options.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/options.hpp"
 
 namespace holmes {
 

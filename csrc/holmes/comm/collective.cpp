@@ -41,13 +41,6 @@ std::string_view name(OpCode op) {
   return "unknown operation";
 }
 
-std::byte* Group::staging_bytes(std::size_t bytes) {
-  constexpr std::size_t alignment = 64;
-  if (staging.size() < bytes + alignment) staging.resize(bytes + alignment);
-  const auto address = reinterpret_cast<std::uintptr_t>(staging.data());
-  return staging.data() + (alignment - address % alignment) % alignment;
-}
-
 Collective::Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline)
     : group_(group), signature_(signature), work_(std::move(work)), deadline_(deadline) {}
 

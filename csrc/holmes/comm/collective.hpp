@@ -8,13 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "holmes/comm/control.hpp"
-#include "holmes/comm/flight_recorder.hpp"
-#include "holmes/comm/window_vote.hpp"
+#include "holmes/comm/group.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
 #include "holmes/debug/communicator_record.hpp"
-#include "holmes/transport/channel.hpp"
 
 namespace holmes {
 
@@ -46,28 +43,6 @@ struct Signature {
   std::uint64_t announced_bytes = 0;  // of a hierarchical operation, which moves them on other communicators
   std::optional<int> average_over{};  // see CallOptions; not compared
   std::uint64_t count = 0;            // elements of this rank's buffer, for the flight recorder; not compared
-};
-
-// What a collective sees of its communicator. Only the driver touches it while an operation runs.
-struct Group {
-  int rank = 0;
-  int size = 1;
-  std::string name;
-  std::vector<int> labels;                             // number of each rank in messages; empty: its own
-  std::vector<std::unique_ptr<Channel>> channels;      // for collectives, by rank; own is null
-  std::vector<std::unique_ptr<ControlLink>> controls;  // by rank; own is null
-  std::size_t slice_bytes = 64 * 1024;                 // unit of pipelining, agreed at set-up
-  std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
-  bool any_shared_memory = false;          // a pair of this rank
-  bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
-  WindowVote window_vote;
-  std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
-  std::vector<std::byte> staging;     // memory for the one collective that runs; grows, never shrinks
-  std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
-
-  int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
-  // 64-byte aligned, valid for the running collective.
-  std::byte* staging_bytes(std::size_t bytes);
 };
 
 // Outputs of at least this size are written past the cache, which could not hold them anyway (measured: +10 to 20 %).

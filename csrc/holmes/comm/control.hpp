@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "holmes/bootstrap/mesh.hpp"
-#include "holmes/comm/failure.hpp"
+#include "holmes/core/failure.hpp"
 
 namespace holmes {
 
@@ -23,9 +23,9 @@ struct Presence {
 
 class ControlLink {
 public:
-  ControlLink(int peer, std::string host, std::string nic, std::vector<MeshSocket> sockets)
+  ControlLink(int peer, std::string host, std::string nic, std::vector<Connection> sockets)
       : peer_(peer), host_(std::move(host)), nic_(std::move(nic)) {
-    for (MeshSocket& socket : sockets) lines_.push_back({std::move(socket)});
+    for (Connection& socket : sockets) lines_.push_back({std::move(socket)});
   }
 
   // Non-blocking, from any thread. A full socket is fine: the peer has been told already, or no longer listens.
@@ -58,7 +58,7 @@ public:
 
 private:
   struct Line {
-    MeshSocket socket;
+    Connection socket;
     std::string received{};
     bool is_lost = false;
   };

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "holmes/comm/p2p.hpp"
+#include "holmes/comm/collective.hpp"
 #include "holmes/core/fork.hpp"
 #include "holmes/debug/communicator_record.hpp"
 

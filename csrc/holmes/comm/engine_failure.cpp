@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "holmes/comm/engine.hpp"
-#include "holmes/comm/failure.hpp"
 #include "holmes/comm/progress.hpp"
+#include "holmes/core/failure.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/debug/dump.hpp"
 #include "holmes/debug/registry.hpp"

@@ -79,7 +79,7 @@ struct ChannelPair {
   std::unique_ptr<Channel> p2p;
 };
 
-std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sockets,
+std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<Connection> sockets,
                                           const std::shared_ptr<RailsContext>& rails) {
   if (sockets.size() == 1) return std::make_unique<TcpChannel>(peer, std::move(sockets.front()));
   return std::make_unique<RailsChannel>(peer, std::move(sockets), rails);

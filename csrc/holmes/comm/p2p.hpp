@@ -5,8 +5,11 @@
 #include <list>
 #include <map>
 
-#include "holmes/comm/collective.hpp"
+#include "holmes/comm/group.hpp"
+#include "holmes/core/options.hpp"
+#include "holmes/core/types.hpp"
 #include "holmes/cuda/staged_message.hpp"
+#include "holmes/debug/communicator_record.hpp"
 
 namespace holmes {
 

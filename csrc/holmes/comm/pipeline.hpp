@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "holmes/comm/communicator.hpp"
-#include "holmes/comm/failure.hpp"
+#include "holmes/core/failure.hpp"
 
 namespace holmes {
 

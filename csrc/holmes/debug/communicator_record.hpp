@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "holmes/comm/failure.hpp"
-#include "holmes/comm/flight_recorder.hpp"
-#include "holmes/comm/options.hpp"
+#include "holmes/core/connection_info.hpp"
+#include "holmes/core/failure.hpp"
+#include "holmes/debug/flight_recorder.hpp"
 
 namespace holmes {
 

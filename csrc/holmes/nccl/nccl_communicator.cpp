@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "holmes/comm/failure.hpp"
 #include "holmes/core/env.hpp"
+#include "holmes/core/failure.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/debug/registry.hpp"
 #include "holmes/nccl/agreement.hpp"

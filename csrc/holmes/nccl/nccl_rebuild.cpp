@@ -1,8 +1,8 @@
 // NcclCommunicators that come of others: split, and shrink after a failure or a planned removal.
 #include <algorithm>
 
-#include "holmes/comm/failure.hpp"
 #include "holmes/comm/split.hpp"
+#include "holmes/core/failure.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/nccl/nccl_communicator.hpp"
 

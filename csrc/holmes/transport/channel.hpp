@@ -12,8 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "holmes/bootstrap/mesh.hpp"
+#include "holmes/core/connection_info.hpp"
 #include "holmes/core/env.hpp"
+#include "holmes/core/work.hpp"
 
 namespace holmes {
 

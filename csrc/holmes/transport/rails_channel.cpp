@@ -79,10 +79,10 @@ private:
   std::size_t taken_bytes_ = 0;
 };
 
-RailsChannel::RailsChannel(int peer, std::vector<MeshSocket> sockets, std::shared_ptr<RailsContext> context)
+RailsChannel::RailsChannel(int peer, std::vector<Connection> sockets, std::shared_ptr<RailsContext> context)
     : Channel(peer), context_(std::move(context)), received_at_(Clock::now()), health_check_at_(received_at_) {
   int index = 0;
-  for (MeshSocket& socket : sockets) rails_.push_back(std::make_unique<Rail>(std::move(socket), index++));
+  for (Connection& socket : sockets) rails_.push_back(std::make_unique<Rail>(std::move(socket), index++));
 }
 
 std::size_t RailsChannel::lead_bytes() {

@@ -31,7 +31,7 @@ struct RailsContext {
 // when it ends, so does the stream.
 class RailsChannel final : public Channel {
 public:
-  RailsChannel(int peer, std::vector<MeshSocket> sockets, std::shared_ptr<RailsContext> context);
+  RailsChannel(int peer, std::vector<Connection> sockets, std::shared_ptr<RailsContext> context);
 
   // Bytes count as sent when they are in a rail's socket. Until then the caller must offer the same ones again.
   std::size_t try_send(std::span<const iovec> pieces) override;

@@ -1,11 +1,11 @@
-// MeshSocket: one connection of a mesh, encrypted or not.
+// Connection: one connected socket to a peer, encrypted or not: where bytes leave and enter the process.
 #pragma once
 
 #include <sys/socket.h>
 
 #include <memory>
 
-#include "holmes/comm/options.hpp"
+#include "holmes/core/connection_info.hpp"
 #include "holmes/core/unique_fd.hpp"
 #include "holmes/tls/tls_stream.hpp"
 
@@ -15,7 +15,7 @@ namespace holmes {
 enum class Purpose : std::uint8_t { control = 0, collective = 1, p2p = 2 };
 
 // One connected, authenticated, non-blocking TCP socket (TCP_NODELAY set), bound to one rail.
-struct MeshSocket {
+struct Connection {
   UniqueFd fd{};
   int rail = 0;         // index into CommunicatorOptions::nics and, behind them, cluster_nics
   ConnectionInfo info;  // peer, host, transport, purpose, interface, both addresses, device_bound, encryption

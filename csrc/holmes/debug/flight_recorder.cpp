@@ -1,4 +1,4 @@
-#include "holmes/comm/flight_recorder.hpp"
+#include "holmes/debug/flight_recorder.hpp"
 
 #include <algorithm>
 #include <bit>

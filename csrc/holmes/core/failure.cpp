@@ -1,4 +1,4 @@
-#include "holmes/comm/failure.hpp"
+#include "holmes/core/failure.hpp"
 
 namespace holmes {
 

@@ -1,4 +1,4 @@
-#include "holmes/comm/options.hpp"
+#include "holmes/core/options.hpp"
 
 #include "holmes/core/error.hpp"
 
