@@ -18,4 +18,5 @@ find csrc tests -type f \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' \) -pr
 ruff check "${ruff_check[@]}" || status=1
 ruff format "${ruff_format[@]}" || status=1
 mypy || status=1
+python tools/check_layers.py || status=1
 exit $status

@@ -11,7 +11,7 @@
 #include "holmes/comm/communicator.hpp"
 #include "holmes/comm/compression.hpp"
 #include "holmes/core/error.hpp"
-#include "holmes/debug/record_json.hpp"
+#include "holmes/record/record_json.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -8,7 +8,7 @@
 
 #include "check.hpp"
 #include "holmes/core/unique_fd.hpp"
-#include "holmes/transport/shm_channel.hpp"
+#include "holmes/transport/shm/shm_channel.hpp"
 
 using namespace holmes;
 using namespace holmes::test;

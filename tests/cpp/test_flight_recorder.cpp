@@ -5,9 +5,9 @@
 #include <ctime>
 
 #include "holmes/core/error.hpp"
-#include "holmes/debug/dump.hpp"
-#include "holmes/debug/json_writer.hpp"
-#include "holmes/debug/registry.hpp"
+#include "holmes/record/dump.hpp"
+#include "holmes/record/json_writer.hpp"
+#include "holmes/record/registry.hpp"
 #include "ranks.hpp"
 
 using namespace holmes;

@@ -1,5 +1,5 @@
 // WindowVote: all ranks go the same way in every call, and the better one in most.
-#include "holmes/comm/window_vote.hpp"
+#include "holmes/group/window_vote.hpp"
 
 #include <array>
 #include <optional>

@@ -1,6 +1,6 @@
 // Frames of a control connection, in any cut.
 #include "fuzz.hpp"
-#include "holmes/comm/control.hpp"
+#include "holmes/group/control.hpp"
 
 using namespace holmes;
 using namespace holmes::fuzz;

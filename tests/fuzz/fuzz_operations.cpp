@@ -3,9 +3,9 @@
 #include <sys/uio.h>
 
 #include "fuzz.hpp"
-#include "holmes/comm/choose.hpp"
-#include "holmes/comm/p2p.hpp"
+#include "holmes/collectives/choose.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/p2p/p2p.hpp"
 #include "holmes/transport/tcp_channel.hpp"
 
 using namespace holmes;

@@ -2,19 +2,19 @@
 
 #include <algorithm>
 
-#include "holmes/comm/choose.hpp"
-#include "holmes/comm/exchange.hpp"
-#include "holmes/comm/io_threads.hpp"
+#include "holmes/collectives/choose.hpp"
+#include "holmes/collectives/exchange.hpp"
+#include "holmes/collectives/reduce_scatter.hpp"
 #include "holmes/comm/overlap.hpp"
-#include "holmes/comm/reduce_scatter.hpp"
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/event_fd.hpp"
-#include "holmes/debug/registry.hpp"
-#include "holmes/debug/watcher.hpp"
+#include "holmes/engine/io_thread_pool.hpp"
+#include "holmes/record/registry.hpp"
+#include "holmes/record/watcher.hpp"
 #include "holmes/transport/rails_channel.hpp"
-#include "holmes/transport/shm_channel.hpp"
+#include "holmes/transport/shm/shm_channel.hpp"
 #include "holmes/transport/tcp_channel.hpp"
 
 namespace holmes {

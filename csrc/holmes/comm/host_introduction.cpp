@@ -7,7 +7,7 @@
 
 #include "holmes/comm/host_communicator.hpp"
 #include "holmes/core/log.hpp"
-#include "holmes/debug/dump.hpp"
+#include "holmes/record/dump.hpp"
 
 namespace holmes {
 namespace {

@@ -6,9 +6,9 @@
 #include "holmes/core/env.hpp"
 #include "holmes/core/failure.hpp"
 #include "holmes/core/log.hpp"
-#include "holmes/debug/registry.hpp"
 #include "holmes/nccl/agreement.hpp"
 #include "holmes/nccl/watchdog.hpp"
+#include "holmes/record/registry.hpp"
 
 namespace holmes {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
-#include "holmes/debug/dump.hpp"
 #include "holmes/nccl/watchdog.hpp"
+#include "holmes/record/dump.hpp"
 
 namespace holmes::nccl {
 namespace {

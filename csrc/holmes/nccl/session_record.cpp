@@ -1,6 +1,6 @@
 #include "holmes/nccl/session_record.hpp"
 
-#include "holmes/debug/registry.hpp"
+#include "holmes/record/registry.hpp"
 
 namespace holmes::nccl {
 
