@@ -17,30 +17,6 @@ std::string_view compression_suffix(Form form) {
 
 }  // namespace
 
-std::string_view name(OpCode op) {
-  switch (op) {
-    case OpCode::all_reduce:
-      return "all_reduce";
-    case OpCode::reduce_scatter:
-      return "reduce_scatter";
-    case OpCode::all_gather:
-      return "all_gather";
-    case OpCode::broadcast:
-      return "broadcast";
-    case OpCode::reduce:
-      return "reduce";
-    case OpCode::gather:
-      return "gather";
-    case OpCode::scatter:
-      return "scatter";
-    case OpCode::all_to_all:
-      return "all_to_all";
-    case OpCode::barrier:
-      return "barrier";
-  }
-  return "unknown operation";
-}
-
 Collective::Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline)
     : group_(group), signature_(signature), work_(std::move(work)), deadline_(deadline) {}
 
@@ -292,7 +268,7 @@ std::vector<PeerProgress> Collective::progress() const {
 }
 
 RecordedCall Collective::recorded_call() const {
-  return {.op = static_cast<RecordedOp>(signature_.op),
+  return {.op = signature_.op,
           .dtype = signature_.dtype,
           .reduction = signature_.reduction,
           .root = signature_.root,

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "holmes/core/types.hpp"
@@ -14,20 +13,6 @@
 #include "holmes/record/communicator_record.hpp"
 
 namespace holmes {
-
-// Values are part of the wire protocol.
-enum class OpCode : std::uint8_t {
-  all_reduce = 1,
-  reduce_scatter = 2,
-  all_gather = 3,
-  broadcast = 4,
-  reduce = 5,
-  gather = 6,
-  scatter = 7,
-  all_to_all = 8,
-  barrier = 9,
-};
-std::string_view name(OpCode op);
 
 // How an operation is carried out. Values are part of the wire protocol.
 enum class Form : std::uint8_t { flat = 0, hierarchical = 1, hierarchical_bf16 = 2, hierarchical_int8 = 3 };

@@ -19,7 +19,7 @@ void P2pEngine::for_each_pending(Visit visit) const {
 }
 
 RecordedCall P2pEngine::Request::recorded_call() const {
-  return {.op = is_send ? RecordedOp::send : RecordedOp::recv,
+  return {.op = is_send ? OpCode::send : OpCode::recv,
           .dtype = buffer.dtype,
           .peer = peer,
           .sequence = sequence,

@@ -72,7 +72,7 @@ struct CommunicatorRecord {
 struct CommunicatorMetrics {
   std::string name;
   std::vector<ConnectionInfo> connections;
-  std::array<OperationTotals, recorded_op_count> operations{};
+  std::array<OperationTotals, op_code_count> operations{};
 };
 
 // A communicator as the flight record sees it. Thread-safe.

@@ -1,14 +1,9 @@
 #include "holmes/record/flight_recorder.hpp"
 
-#include <algorithm>
 #include <bit>
 
 namespace holmes {
 namespace {
-
-constexpr std::array<std::string_view, recorded_op_count> op_names = {
-    "",        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
-    "scatter", "all_to_all", "barrier",        "send",       "recv",      "batch"};
 
 constexpr std::uint64_t state_bits = 2;
 constexpr std::uint64_t state_mask = (1u << state_bits) - 1;
@@ -28,7 +23,7 @@ std::uint64_t pack(const RecordedCall& call) {
 
 RecordedCall unpack(std::uint64_t what, std::uint64_t position, std::uint64_t count) {
   RecordedCall call;
-  call.op = static_cast<RecordedOp>(what & 0xff);
+  call.op = static_cast<OpCode>(what & 0xff);
   call.dtype = static_cast<DType>(what >> 8 & 0xff);
   if (const auto reduction = static_cast<std::uint8_t>(what >> 16); reduction != no_reduction)
     call.reduction = static_cast<ReduceOp>(reduction);
@@ -52,14 +47,6 @@ void add_to(std::atomic<std::uint64_t>& total, std::uint64_t amount) {
 }
 
 }  // namespace
-
-std::string_view name(RecordedOp op) { return op_names[static_cast<std::size_t>(op)]; }
-
-std::optional<RecordedOp> recorded_op_from_name(std::string_view text) {
-  const auto found = std::find(op_names.begin() + 1, op_names.end(), text);
-  if (found == op_names.end()) return std::nullopt;
-  return static_cast<RecordedOp>(found - op_names.begin());
-}
 
 FlightRecorder::FlightRecorder(std::size_t capacity)
     : capacity_(capacity ? std::bit_ceil(capacity) : 0),
@@ -140,9 +127,9 @@ std::vector<RecordedOperation> FlightRecorder::operations() const {
   return found;
 }
 
-std::array<OperationTotals, recorded_op_count> FlightRecorder::totals() const {
-  std::array<OperationTotals, recorded_op_count> result;
-  for (std::size_t i = 0; i < recorded_op_count; ++i)
+std::array<OperationTotals, op_code_count> FlightRecorder::totals() const {
+  std::array<OperationTotals, op_code_count> result;
+  for (std::size_t i = 0; i < op_code_count; ++i)
     result[i] = {totals_[i].completed.load(std::memory_order_relaxed),
                  totals_[i].failed.load(std::memory_order_relaxed), totals_[i].bytes.load(std::memory_order_relaxed),
                  totals_[i].ns.load(std::memory_order_relaxed)};

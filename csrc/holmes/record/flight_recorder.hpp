@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "holmes/core/types.hpp"
@@ -14,29 +13,9 @@
 
 namespace holmes {
 
-// Values up to 9 are those of the wire protocol's OpCode.
-enum class RecordedOp : std::uint8_t {
-  all_reduce = 1,
-  reduce_scatter = 2,
-  all_gather = 3,
-  broadcast = 4,
-  reduce = 5,
-  gather = 6,
-  scatter = 7,
-  all_to_all = 8,
-  barrier = 9,
-  send = 10,
-  recv = 11,
-  batch = 12,  // of NCCL, where a group of sends and receives is one operation
-};
-inline constexpr std::size_t recorded_op_count = 13;
-std::string_view name(RecordedOp op);
-// The operation of this name; absent: there is none.
-std::optional<RecordedOp> recorded_op_from_name(std::string_view text);
-
 // One operation, as its caller asked for it.
 struct RecordedCall {
-  RecordedOp op = RecordedOp::barrier;
+  OpCode op = OpCode::barrier;
   DType dtype = DType::uint8;
   std::optional<ReduceOp> reduction{};
   std::optional<int> peer{};   // of a send or receive; a receive from any rank has none
@@ -46,7 +25,7 @@ struct RecordedCall {
   std::uint32_t tag = 0;       // of a send or receive
   std::uint64_t count = 0;     // elements of this rank's buffer
 
-  bool is_collective() const { return op <= RecordedOp::barrier; }
+  bool is_collective() const { return op <= OpCode::barrier; }
 };
 
 struct RecordedOperation {
@@ -81,7 +60,7 @@ public:
 
   // What is kept, oldest first.
   std::vector<RecordedOperation> operations() const;
-  std::array<OperationTotals, recorded_op_count> totals() const;
+  std::array<OperationTotals, op_code_count> totals() const;
 
 private:
   // A cache line. `word`: number and state; 0 while the rest is being written.
@@ -107,7 +86,7 @@ private:
   std::size_t capacity_;
   std::unique_ptr<Slot[]> slots_;
   std::atomic<std::uint64_t> last_{0};  // number
-  std::array<Totals, recorded_op_count> totals_{};
+  std::array<Totals, op_code_count> totals_{};
 };
 
 }  // namespace holmes

@@ -70,10 +70,10 @@ void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
                .resent_chunks = info.resent_chunks,
                .connections = is_alive && !info.is_retired ? 1U : 0U};
   }
-  for (std::size_t op = 0; op < recorded_op_count; ++op) {
+  for (std::size_t op = 0; op < op_code_count; ++op) {
     const OperationTotals& from = one.operations[op];
     if (from.completed + from.failed == 0) continue;
-    all.operations[{one.name, static_cast<RecordedOp>(op)}] += from;
+    all.operations[{one.name, static_cast<OpCode>(op)}] += from;
   }
   if (is_alive) ++all.communicators[one.name];
 }

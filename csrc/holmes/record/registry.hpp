@@ -40,10 +40,10 @@ inline constexpr const char* older_groups = "(older groups)";
 // Since the process began, ended communicators included. A group is a communicator's name; of those that ended the last
 // 256 are kept, and the others together as `older_groups`.
 struct Metrics {
-  std::map<std::pair<std::string, std::string>, NicTotals> nics;  // by group and interface; "shm": shared memory
-  std::map<std::pair<std::string, RecordedOp>, OperationTotals> operations;  // by group and operation
-  std::map<std::pair<std::string, std::string>, std::uint64_t> failures;     // by group and kind of error
-  std::map<std::string, std::uint64_t> communicators;                        // alive ones, by group
+  std::map<std::pair<std::string, std::string>, NicTotals> nics;         // by group and interface; "shm": shared memory
+  std::map<std::pair<std::string, OpCode>, OperationTotals> operations;  // by group and operation
+  std::map<std::pair<std::string, std::string>, std::uint64_t> failures;  // by group and kind of error
+  std::map<std::string, std::uint64_t> communicators;                     // alive ones, by group
 };
 Metrics collect_metrics();
 
