@@ -10,6 +10,7 @@ import typing
 
 __all__: list[str] = [
     "Communicator",
+    "CommunicatorOptions",
     "Compression",
     "LocalStore",
     "NcclCommunicator",
@@ -289,6 +290,65 @@ class Work:
         """
         'queued', 'running', 'completed' or 'failed'.
         """
+
+class CommunicatorOptions:
+    """
+    What a communicator is made of; the fields are those of the C++ struct (holmes/core/options.hpp says what each means),
+    durations in seconds. The functions that take one overwrite what their other arguments say.
+    """
+
+    __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
+    hierarchical_min_bytes: typing.Any
+    name: str
+    secret: str
+    tls: str | None
+    transport: str
+    def __copy__(self) -> CommunicatorOptions: ...
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> dict: ...
+    def __init__(self, **kwargs: typing.Any) -> None:
+        """
+        Fields by name; the others have the defaults of holmes_comm.init. Raises TypeError for a name that does not exist,
+        UsageError for a value that is not possible.
+        """
+    def __repr__(self) -> str: ...
+    def __setstate__(self, arg0: dict) -> None: ...
+    @property
+    def cluster_nics(self) -> list[tuple[str, str]]: ...
+    @cluster_nics.setter
+    def cluster_nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
+    @property
+    def clusters(self) -> list[int]: ...
+    @clusters.setter
+    def clusters(self, arg1: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    @property
+    def connect_timeout_s(self) -> float: ...
+    @connect_timeout_s.setter
+    def connect_timeout_s(self, arg1: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+    @property
+    def job_rank(self) -> int | None: ...
+    @job_rank.setter
+    def job_rank(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
+    def labels(self) -> list[int]: ...
+    @labels.setter
+    def labels(self, arg1: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    @property
+    def nics(self) -> list[tuple[str, str]]: ...
+    @nics.setter
+    def nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @rank.setter
+    def rank(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @size.setter
+    def size(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @timeout_s.setter
+    def timeout_s(self, arg1: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
 
 class Communicator:
     """
@@ -653,44 +713,23 @@ def discover_nics(sysfs_root: str | None = None) -> list[Nic]:
     All NICs of this host, by class and name. Local. `sysfs_root`: None means HOLMES_SYSFS_ROOT, else /sys. Raises UsageError where it is no folder.
     """
 
-def make_communicator(
-    store: typing.Any,
-    rank: typing.SupportsInt | typing.SupportsIndex,
-    size: typing.SupportsInt | typing.SupportsIndex,
-    name: str,
-    nics: collections.abc.Sequence[tuple[str, str]],
-    transport: str,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    connect_timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    secret: str = "",
-    clusters: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-    cluster_nics: collections.abc.Sequence[tuple[str, str]] = [],
-    hierarchical_min_bytes: typing.SupportsInt | typing.SupportsIndex | None = None,
-    tls: str | None = None,
-) -> Communicator:
+def make_communicator(store: typing.Any, options: CommunicatorOptions) -> Communicator:
     """
-    Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in the same order
-    on every rank, and, where `clusters` (each rank's cluster, by rank) names several, over `cluster_nics` inside its own
-    cluster. holmes_comm.init chooses the NICs and calls this.
+    Collective over the ranks that share `store`: connects them over the NICs of `options`. holmes_comm.init chooses
+    the NICs and calls this.
     """
 
 def make_nccl_communicator(
     store: typing.Any,
-    rank: typing.SupportsInt | typing.SupportsIndex,
-    size: typing.SupportsInt | typing.SupportsIndex,
-    name: str,
-    nics: collections.abc.Sequence[tuple[str, str]],
+    options: CommunicatorOptions,
     profile: NcclProfile,
     device: typing.SupportsInt | typing.SupportsIndex,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    connect_timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    secret: str = "",
     package_paths: collections.abc.Sequence[str] = [],
     sysfs_root: str | None = None,
 ) -> NcclCommunicator:
     """
     Collective over the ranks that share `store`: an NCCL communicator on `profile`, with a communicator for host memory
-    over `nics` ((interface, address) pairs) beside it. holmes_comm.init chooses both and calls this.
+    over the NICs of `options` beside it. holmes_comm.init chooses both and calls this.
     """
 
 def nccl_choose(

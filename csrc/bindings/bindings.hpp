@@ -9,5 +9,6 @@ void bind_compression(pybind11::module_& module);
 void bind_discover(pybind11::module_& module);
 void bind_error(pybind11::module_& module);
 void bind_nccl(pybind11::module_& module);
+void bind_options(pybind11::module_& module);
 void bind_store(pybind11::module_& module);
 void bind_work(pybind11::module_& module);

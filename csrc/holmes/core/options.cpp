@@ -11,6 +11,10 @@ Transport transport_from_name(const std::string& name) {
   throw UsageError("transport '" + name + "' does not exist; use one of: auto, tcp, shm");
 }
 
+std::string name(Transport transport) {
+  return transport == Transport::automatic ? "auto" : transport == Transport::tcp ? "tcp" : "shm";
+}
+
 TlsMode tls_mode_from_name(const std::string& name) {
   if (name == "off") return TlsMode::off;
   if (name == "clusters") return TlsMode::clusters;

@@ -16,6 +16,7 @@ namespace holmes {
 struct NicBinding {
   std::string interface;  // "ib0", "eth1", "lo"
   std::string address;    // numeric IPv4 or IPv6 address of that interface
+  bool operator==(const NicBinding&) const = default;
 };
 
 // As `hierarchical_min_bytes`: all operations run flat.
@@ -33,6 +34,7 @@ enum class Transport {
 
 // "auto", "tcp" or "shm". Throws UsageError for any other name.
 Transport transport_from_name(const std::string& name);
+std::string name(Transport transport);
 
 // Which TCP connections are encrypted. (Shared memory never leaves the host.)
 enum class TlsMode {
@@ -45,6 +47,7 @@ enum class TlsMode {
 TlsMode tls_mode_from_name(const std::string& name);
 std::string name(TlsMode mode);
 
+// A new option is a field here and a line in `visit_fields`.
 struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
@@ -68,7 +71,29 @@ struct CommunicatorOptions {
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
   std::string secret{};          // per-job secret; empty: HOLMES_SECRET, else made by rank 0 and shared by the Store
   std::optional<TlsMode> tls{};  // the same on all ranks; absent: HOLMES_TLS, else off
+
+  bool operator==(const CommunicatorOptions&) const = default;
 };
+
+// visit(name, member) for every field, by the name that it has in Python.
+template <typename Visit>
+void visit_fields(Visit&& visit) {
+  using Options = CommunicatorOptions;
+  visit("rank", &Options::rank);
+  visit("size", &Options::size);
+  visit("name", &Options::name);
+  visit("nics", &Options::nics);
+  visit("clusters", &Options::clusters);
+  visit("cluster_nics", &Options::cluster_nics);
+  visit("hierarchical_min_bytes", &Options::hierarchical_min_bytes);
+  visit("job_rank", &Options::job_rank);
+  visit("labels", &Options::labels);
+  visit("transport", &Options::transport);
+  visit("timeout_s", &Options::timeout);
+  visit("connect_timeout_s", &Options::connect_timeout);
+  visit("secret", &Options::secret);
+  visit("tls", &Options::tls);
+}
 
 class Compression;
 
