@@ -107,7 +107,7 @@ void test_nics_of_pairs() {
       const bool inside = clusters[a] == clusters[b];
       const std::size_t rails = inside && a < 2 ? 2 : 1;
       const std::string network = !inside ? "127.0.0." : a < 2 ? "127.0.1." : "127.0.2.";
-      for (const auto purpose : {&PeerLink::control, &PeerLink::collective, &PeerLink::p2p}) {
+      for (const auto purpose : {&PeerConnections::control, &PeerConnections::collective, &PeerConnections::p2p}) {
         CHECK((left.*purpose).size() == rails && (right.*purpose).size() == rails);
         for (std::size_t i = 0; i < rails; ++i) {
           const auto& x = (left.*purpose)[i];

@@ -1,6 +1,6 @@
 // Frames of a control connection, in any cut.
 #include "fuzz.hpp"
-#include "holmes/group/control.hpp"
+#include "holmes/group/control_connection.hpp"
 
 using namespace holmes;
 using namespace holmes::fuzz;
@@ -9,14 +9,14 @@ namespace {
 
 struct Line {
   UniqueFd peer;
-  std::unique_ptr<ControlLink> link;
+  std::unique_ptr<ControlConnection> link;
 };
 
 Line line() {
   auto [own, peer] = socket_pair();
   std::vector<Connection> sockets;
   sockets.push_back({.fd = std::move(own)});
-  return {std::move(peer), std::make_unique<ControlLink>(1, "b1", "eth0", std::move(sockets))};
+  return {std::move(peer), std::make_unique<ControlConnection>(1, "b1", "eth0", std::move(sockets))};
 }
 
 }  // namespace
@@ -28,11 +28,11 @@ std::vector<std::string> fuzz::seeds() {
     return drain(one.peer.get());
   };
   Failure failure{ErrorKind::timeout, "the deadline passed", {.rank = 1, .peer = 2, .host = "b1", .nic = "eth0"}};
-  std::vector<std::string> all = {sent([](ControlLink& link) { link.send_doorbell(); }),
-                                  sent([](ControlLink& link) { link.send_bye(); }),
-                                  sent([](ControlLink& link) { link.send_roll_call(); }),
-                                  sent([](ControlLink& link) { link.send_present({77, 1, "eth0"}); }),
-                                  sent([&](ControlLink& link) { link.send_abort(failure); })};
+  std::vector<std::string> all = {sent([](ControlConnection& link) { link.send_doorbell(); }),
+                                  sent([](ControlConnection& link) { link.send_bye(); }),
+                                  sent([](ControlConnection& link) { link.send_probe(); }),
+                                  sent([](ControlConnection& link) { link.send_probe_reply({77, 1, "eth0"}); }),
+                                  sent([&](ControlConnection& link) { link.send_abort(failure); })};
   std::string together;
   for (auto& one : all) together += one, one.insert(0, 1, '\x40');
   all.push_back('\7' + together);
@@ -56,7 +56,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
       } catch (const HolmesError&) {
       }
     }
-    one.link->take_roll_call();
+    one.link->take_probe();
   }
   if (has_failed) return 0;
   one.peer.reset();

@@ -33,7 +33,7 @@ struct Pair {
     std::vector<Connection> line;
     line.push_back({.fd = std::move(own_control)});
     group.controls.resize(2);
-    group.controls[1] = std::make_unique<ControlLink>(1, "b1", "lo", std::move(line));
+    group.controls[1] = std::make_unique<ControlConnection>(1, "b1", "lo", std::move(line));
     group.channels.resize(2);
   }
 };

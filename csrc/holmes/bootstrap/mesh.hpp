@@ -15,7 +15,7 @@ namespace holmes {
 // host and shared memory is used, there are instead one Unix socket, in `control`, and in `shared_memory` a sealed
 // memfd of `shared_memory_bytes` that both sides hold (zeroed; made by the lower rank, passed with SCM_RIGHTS; no name
 // anywhere).
-struct PeerLink {
+struct PeerConnections {
   int peer = -1;
   std::string host;  // host name of the peer
   std::string nic;   // local interface of the first rail, or "shm"
@@ -29,8 +29,8 @@ struct PeerLink {
 };
 
 struct Mesh {
-  std::vector<PeerLink> links;     // indexed by rank; links[own rank] is empty
-  std::vector<std::string> hosts;  // host name of every rank
+  std::vector<PeerConnections> links;  // indexed by rank; links[own rank] is empty
+  std::vector<std::string> hosts;      // host name of every rank
 
   // The descriptors of all of them.
   std::vector<int> sockets() const;

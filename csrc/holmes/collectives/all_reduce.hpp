@@ -1,6 +1,6 @@
 // AllReduce: reduce-scatter and all-gather in one pipeline. Between two ranks travels one stream of slices:
 // contributions to the receiver's block, and, `lag` slices behind, results of the sender's block: while the caches hold
-// them. Through windows, which are faster in long runs, results follow after all contributions. No step waits for
+// them. By CMA, which is faster in long runs, results follow after all contributions. No step waits for
 // another to end.
 #pragma once
 

@@ -7,28 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "holmes/collectives/cma_call.hpp"
+#include "holmes/collectives/collective_header.hpp"
+#include "holmes/collectives/pace.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
 #include "holmes/group/group.hpp"
 #include "holmes/record/communicator_record.hpp"
 
 namespace holmes {
-
-// How an operation is carried out. Values are part of the wire protocol.
-enum class Form : std::uint8_t { flat = 0, hierarchical = 1, hierarchical_bf16 = 2, hierarchical_int8 = 3 };
-
-// What all ranks must agree on; it travels in front of every collective, on every pair.
-struct Signature {
-  OpCode op = OpCode::barrier;
-  DType dtype = DType::uint8;
-  std::optional<ReduceOp> reduction;
-  std::optional<int> root;
-  std::uint64_t sequence = 0;
-  Form form = Form::flat;
-  std::uint64_t announced_bytes = 0;  // of a hierarchical operation, which moves them on other communicators
-  std::optional<int> average_over{};  // see CallOptions; not compared
-  std::uint64_t count = 0;            // elements of this rank's buffer, for the flight recorder; not compared
-};
 
 // Outputs of at least this size are written past the cache, which could not hold them anyway (measured: +10 to 20 %).
 inline constexpr std::size_t cache_bypass_bytes = 16 * 1024 * 1024;
@@ -92,8 +79,8 @@ protected:
   virtual bool compute() { return false; }
   // Whether local work is finished too.
   virtual bool is_computed() const { return true; }
-  // Bytes of the operation, as all ranks know them alike; 0: they do not. Then channels decide about windows, as they
-  // do where not all of them are shared memory.
+  // Bytes of the operation, as all ranks know them alike; 0: they do not. Then channels decide about CMA, as they do
+  // where not all of them are shared memory.
   virtual std::size_t agreed_bytes() const { return 0; }
   // Whether compute() waits to peek at bytes of `peer`.
   virtual bool awaits_peek(int /*peer*/) const { return false; }
@@ -101,8 +88,8 @@ protected:
   std::size_t received_bytes(int peer) const;
   void count_received(int peer, std::size_t bytes);  // for peeked bytes
   bool header_received(int peer) const;
-  // Whether it goes through windows as all ranks decided; known once it has been advanced.
-  bool shows() const { return shows_; }
+  // Whether it goes by CMA as all ranks decided; known once it has been advanced.
+  bool uses_cma() const { return cma_.uses_cma(); }
 
   Group& group_;
   Signature signature_;
@@ -110,43 +97,19 @@ protected:
 private:
   bool send_to(int peer);
   bool recv_from(int peer);
-  void check_header(int peer) const;
 
-  // What travels in front of the payload, in host byte order (little-endian machines only; checked by the handshake).
-  struct Header {
-    std::uint32_t magic;
-    OpCode op;
-    DType dtype;
-    std::uint8_t reduction;  // 255: none
-    Form form;
-    std::int32_t root;  // -1: none (on the wire only)
-    std::uint32_t slice_bytes;
-    std::uint64_t sequence;
-    std::uint64_t payload_bytes;   // that follow
-    std::uint64_t expected_bytes;  // that the sender of this header expects back
-    std::uint64_t announced_bytes;
-    std::uint64_t window_costs;  // see WindowVote
-    std::uint64_t padding[1];    // to a cache line: what follows in a shared-memory ring stays aligned
-  };
-  static_assert(sizeof(Header) == 64);
   struct Flow {
-    Header out;
-    Header in;
+    CollectiveHeader out;
+    CollectiveHeader in;
     std::size_t out_bytes = 0;  // header included
     std::size_t in_bytes = 0;
     std::size_t out_total = 0;
     std::size_t in_total = 0;
   };
   void prepare();
-  void prepare_windows();
-  void notice_arrivals();
   bool is_even() const;
   void update_pace();
-  std::size_t sendable_bytes(const Flow& flow) const {
-    return flow.out_bytes < send_limit_ ? send_limit_ - flow.out_bytes : 0;
-  }
-  Header make_header(int peer) const;
-  std::string describe(const Header& header) const;
+  bool all_headers_received() const;
 
   std::shared_ptr<Work> work_;
   Clock::time_point deadline_;
@@ -154,13 +117,8 @@ private:
   std::vector<Flow> flows_;
   int open_flows_ = 0;  // directions that are not finished
   bool prepared_ = false;
-  bool votes_ = false;  // about windows
-  bool shows_ = false;
-  WindowVote::Costs costs_;  // this rank's
-  std::optional<Clock::time_point> all_here_at_;
-  std::size_t lead_bytes_ = 0;  // see Channel; 0: this operation keeps no pace
-  std::size_t lead_known_until_ = 0;
-  std::size_t send_limit_ = SIZE_MAX;  // of a flow's out_bytes
+  CmaCall cma_;
+  Pace pace_;
 };
 
 }  // namespace holmes

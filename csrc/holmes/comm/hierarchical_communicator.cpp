@@ -12,7 +12,7 @@ namespace holmes {
 namespace {
 
 // The parts' deadlines come after the announcement's: only that one sees all ranks and can name who is missing, where a
-// part may blame a rank that waits itself. Longer than a roll call (engine_failure.cpp).
+// part may blame a rank that waits itself. Longer than a probe (failure_detector.cpp).
 constexpr auto part_grace = std::chrono::milliseconds(500);
 
 // Until final, without raising: the caller's wait does.

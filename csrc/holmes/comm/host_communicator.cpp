@@ -36,7 +36,7 @@ public:
   void help(std::optional<Clock::time_point> until) {
     if (is_final()) return;
     mark_awaited();
-    if (const auto engine = engine_.lock()) engine->help(*this, until);
+    if (const auto engine = engine_.lock()) engine->driver().help(*this, until);
   }
   // Until final, without raising.
   void finish_here() {
@@ -85,7 +85,7 @@ std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<Connection> sock
   return std::make_unique<RailsChannel>(peer, std::move(sockets), rails);
 }
 
-ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control,
+ChannelPair make_channels(PeerConnections& link, int own_rank, ControlConnection& control,
                           const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
   if (!link.uses_shared_memory()) {
     return {make_tcp_channel(link.peer, std::move(link.collective), rails),
@@ -112,13 +112,13 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
   constexpr std::size_t staging_goal_bytes = 1024 * 1024;
   // Rails of different speed need a longer run to share.
   constexpr std::size_t rails_slice_factor = 4;
-  const bool any_shared =
-      std::any_of(mesh.links.begin(), mesh.links.end(), [](const PeerLink& link) { return link.uses_shared_memory(); });
+  const bool any_shared = std::any_of(mesh.links.begin(), mesh.links.end(),
+                                      [](const PeerConnections& link) { return link.uses_shared_memory(); });
   if (any_shared) return std::min<std::size_t>(ring_bytes / 2, 64 * 1024);
   const std::size_t share = staging_goal_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
   const std::size_t slice = std::clamp<std::size_t>(share / 4096 * 4096, 64 * 1024, 256 * 1024);
   const bool any_rails = std::any_of(mesh.links.begin(), mesh.links.end(),
-                                     [](const PeerLink& link) { return link.collective.size() > 1; });
+                                     [](const PeerConnections& link) { return link.collective.size() > 1; });
   return any_rails ? slice * rails_slice_factor : slice;
 }
 
@@ -146,9 +146,10 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->controls.resize(mesh.links.size());
   std::vector<std::unique_ptr<Channel>> p2p(mesh.links.size());
   const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes);
-  for (PeerLink& link : mesh.links) {
+  for (PeerConnections& link : mesh.links) {
     if (link.peer < 0) continue;
-    auto control = std::make_unique<ControlLink>(group->label(link.peer), link.host, link.nic, std::move(link.control));
+    auto control =
+        std::make_unique<ControlConnection>(group->label(link.peer), link.host, link.nic, std::move(link.control));
     group->any_shared_memory |= link.uses_shared_memory();
     ChannelPair channels = make_channels(link, options_.rank, *control, rails, env.cma);
     group->controls[link.peer] = std::move(control);
@@ -160,7 +161,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const std::string place = "rank " + std::to_string(group->label(options_.rank)) + " (host " + host + ")";
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, env.spin.value_or(default_spin),
                                      *needs.io_thread, std::move(needs.wake_fd), std::move(sockets));
-  if (!is_internal(options_.name)) register_source(engine_);
+  if (!is_internal(options_.name)) register_source(std::shared_ptr<RecordSource>(engine_, &engine_->records()));
   start_watcher(env);
   introduce(mesh, slice_bytes);
 }
@@ -187,11 +188,11 @@ HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const
 
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
   if (!call.async) call.work->mark_awaited();
-  if (!call.async && engine_->run_here(collective)) return call.work;
+  if (!call.async && engine_->driver().run_here(collective)) return call.work;
   const std::size_t bytes = collective->send_bytes();
   engine_->submit(std::move(collective));
   if (call.async) {
-    engine_->run_in_background(bytes);
+    engine_->driver().run_in_background(bytes);
   } else {
     call.work->finish_here();
   }
@@ -383,7 +384,7 @@ std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request
   }
   engine_->submit(std::move(requests));
   if (options.async) {
-    engine_->run_in_background(bytes);
+    engine_->driver().run_in_background(bytes);
   } else {
     for (const auto& work : works) static_cast<HostWork&>(*work).finish_here();
   }

@@ -27,8 +27,8 @@ std::optional<std::int64_t> job_rank_of(const CommunicatorOptions& options) {
 }  // namespace
 
 std::vector<CommunicatorRecord> HostCommunicator::flight_record() const {
-  engine_->request_state();
-  return {engine_->record(Clock::now() + record_patience)};
+  engine_->records().request_state();
+  return {engine_->records().record(Clock::now() + record_patience)};
 }
 
 // The first operation: what all ranks say of themselves, the slice size all can work with, and whether every pair
@@ -42,7 +42,7 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   };
   constexpr std::size_t words = sizeof(Introduction) / sizeof(std::uint64_t);
   constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
-  const bool all_shared = std::all_of(mesh.links.begin(), mesh.links.end(), [](const PeerLink& link) {
+  const bool all_shared = std::all_of(mesh.links.begin(), mesh.links.end(), [](const PeerConnections& link) {
     return link.peer < 0 || link.shared_memory_bytes > 0;
   });
   const auto job_rank = job_rank_of(options_);
@@ -68,7 +68,7 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
     if (one.job_rank != no_job_rank) identity.job_rank = static_cast<int>(one.job_rank);
     identities.push_back(std::move(identity));
   }
-  engine_->set_identities(all.front().random, std::move(identities));
+  engine_->records().set_identities(all.front().random, std::move(identities));
 }
 
 }  // namespace holmes

@@ -1,25 +1,16 @@
 #include "holmes/engine/engine.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cerrno>
-#include <ctime>
 #include <utility>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
-#include "holmes/engine/io_thread.hpp"
+#include "holmes/record/dump.hpp"
+#include "holmes/record/registry.hpp"
 
 namespace holmes {
 namespace {
-
-// What run_in_background leaves goes to the I/O thread after so long: until a caller would have come to wait for it
-// (from Python 3 to 10 us; a sleeping thread takes 25 to 35 us to wake in a virtual machine), and longer where callers
-// always did, as arming a timer costs 10 us there that is due before the kernel's next tick.
-constexpr std::chrono::microseconds patience{30};
-constexpr std::chrono::milliseconds long_patience{1};
-constexpr unsigned prompt_waits_for_long = 16;
 
 // Operations started by what follows another one's end (Work::on_final) are not driven inside of it.
 thread_local bool this_thread_drives = false;
@@ -30,18 +21,18 @@ Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel
                Duration spin, IoThread& io_thread, UniqueFd wake_fd, std::vector<int> sockets)
     : group_(std::move(group)),
       wake_fd_(std::move(wake_fd)),
-      p2p_(*group_, std::move(p2p_channels), wake_fd_.get()),
-      own_place_(std::move(own_place)),
-      spin_(spin),
+      operations_(*group_, std::move(p2p_channels), wake_fd_.get()),
+      detector_(*group_, operations_, std::move(own_place)),
+      records_(*this),
       io_thread_(io_thread),
-      sockets_(std::move(sockets)),
-      lost_(static_cast<std::size_t>(group_->size)) {
-  for (const auto* channels : {&std::as_const(group_->channels), &p2p_.channels()})
+      driver_(*this, spin, io_thread),
+      sockets_(std::move(sockets)) {
+  for (const auto* channels : {&std::as_const(group_->channels), &operations_.p2p().channels()})
     for (const auto& channel : *channels)
       if (channel && channel->needs_care()) tended_.push_back(channel.get());
 }
 
-Engine::~Engine() { hand_over(); }
+Engine::~Engine() { records_.keep_after_end(); }
 
 void Engine::throw_if_inherited() const {
   if (!is_inherited()) return;
@@ -63,104 +54,19 @@ std::optional<Failure> Engine::failure() const {
 }
 
 void Engine::submit(std::unique_ptr<Collective> collective) {
-  std::unique_lock lock(mutex_);
-  if (!is_dead()) {
-    collective->set_sequence(next_sequence_++);
-    record_call(*collective, WorkState::queued);
-    inbox_.emplace_back(std::move(collective));
-    inbox_filled_.store(true, std::memory_order_release);
-    return;
-  }
-  lock.unlock();
-  throw_if_dead();
-}
-
-bool Engine::run_here(std::unique_ptr<Collective>& collective) {
-  {
-    std::unique_lock drive(drive_, std::try_to_lock);
-    if (!drive) return false;
-    {
-      std::lock_guard lock(mutex_);
-      if (is_dead() || inbox_filled_.load(std::memory_order_relaxed)) return false;
-      collective->set_sequence(next_sequence_++);
-      record_call(*collective, queue_.empty() ? WorkState::running : WorkState::queued);
-      driver_pending_.fetch_add(1);
-    }
-    const std::shared_ptr<Work> work = collective->shared_work();
-    queue_.push_back(std::move(collective));
-    drive_until(*work, std::nullopt);
-    if (!has_pending()) watch();
-  }
-  if (has_pending()) give_to_io_thread();
-  return true;
+  if (!operations_.submit(collective)) throw_if_dead();
 }
 
 void Engine::submit(std::vector<P2pEngine::Request> requests) {
-  std::unique_lock lock(mutex_);
-  if (!is_dead()) {
-    for (auto& request : requests) {
-      record_call(request);
-      inbox_.emplace_back(std::move(request));
-    }
-    inbox_filled_.store(true, std::memory_order_release);
-    return;
-  }
-  lock.unlock();
-  throw_if_dead();
+  if (!operations_.submit(requests)) throw_if_dead();
 }
-
-void Engine::run_in_background(std::size_t bytes) {
-  if (this_thread_drives) {  // what follows another operation, which nobody comes to wait for
-    if (has_pending()) give_to_io_thread();
-    return;
-  }
-  // So much is sent sooner than another thread is woken for it. (What the sockets do not take is left, and so is what
-  // was left before, but for one round.)
-  constexpr std::size_t max_bytes_here = 1024 * 1024;
-  constexpr int max_rounds_here = 20;  // shared memory takes 64 KiB in each
-  if (bytes <= max_bytes_here) {
-    std::unique_lock drive(drive_, std::try_to_lock);
-    if (drive) {
-      int rounds = is_offered_.load() ? 1 : max_rounds_here;
-      while (progress() && --rounds > 0 && has_pending()) {
-      }
-      if (!has_pending()) watch();
-    }
-  }
-  if (!has_pending()) return;
-  offered_at_.store(Clock::now(), std::memory_order_relaxed);
-  is_offered_.store(true);
-  const bool is_long = prompt_waits_.load(std::memory_order_relaxed) >= prompt_waits_for_long;
-  io_thread_.offer(shared_from_this(), is_long ? Duration(long_patience) : Duration(patience));
-}
-
-void Engine::wait_expired() { prompt_waits_.store(0, std::memory_order_relaxed); }
-
-void Engine::give_to_io_thread() { io_thread_.add(shared_from_this()); }
 
 bool Engine::has_pending() const {
-  return inbox_filled_.load(std::memory_order_acquire) || failure_requested_.load(std::memory_order_acquire) ||
-         close_requested_.load(std::memory_order_acquire) || driver_pending_.load(std::memory_order_acquire) > 0;
+  return !operations_.is_empty() || failure_requested_.load(std::memory_order_acquire) ||
+         close_requested_.load(std::memory_order_acquire);
 }
 
-void Engine::help(const Work& work, std::optional<Clock::time_point> until) {
-  throw_if_inherited();
-  {
-    std::unique_lock drive(drive_, std::try_to_lock);
-    if (drive) {
-      if (is_offered_.exchange(false)) {
-        io_thread_.take_back(*this);
-        const bool is_prompt = Clock::now() - offered_at_.load(std::memory_order_relaxed) < patience;
-        prompt_waits_.store(is_prompt ? prompt_waits_.load(std::memory_order_relaxed) + 1 : 0,
-                            std::memory_order_relaxed);
-      }
-      drive_until(work, until);
-      if (!has_pending()) watch();
-    }
-  }
-  // Whatever is left (also where another thread drives and is about to stop) goes on in the background.
-  if (has_pending()) give_to_io_thread();
-}
+bool Engine::drives_in_this_thread() { return this_thread_drives; }
 
 bool Engine::progress() {
   // What follows the end of an operation may drive another communicator's: the outer driver still drives afterwards.
@@ -175,7 +81,7 @@ bool Engine::progress_or_fail() {
     return progress_or_throw();
   } catch (const StreamClosed& closed) {
     try {
-      throw_stream_closed(closed);
+      detector_.throw_stream_closed(closed);
     } catch (const HolmesError& error) {
       fail(failure_of(error));
     }
@@ -196,72 +102,11 @@ bool Engine::progress_or_throw() {
     close_now();
     return true;
   }
-  if (inbox_filled_.load(std::memory_order_acquire)) take_inbox();
-  if (state_requested_.load(std::memory_order_relaxed)) take_state();
-  bool moved = false;
-  if (!queue_.empty()) {
-    Collective& running = *queue_.front();
-    if (!front_started_) {
-      front_started_ = true;
-      running.work().mark_running();
-      // One that follows another begins when that one ends.
-      group_->recorder->start(running.record(), std::max(running.work().submitted(), last_end_));
-      running.start();
-    }
-    moved = running.advance();
-    if (running.is_done()) {
-      running.end();
-      const std::unique_ptr<Collective> finished = std::move(queue_.front());
-      queue_.pop_front();
-      front_started_ = false;
-      driver_pending_.fetch_sub(1);
-      last_end_ = Clock::now();
-      group_->recorder->finish(finished->record(), true, last_end_);
-      finished->work().complete(last_end_);
-      moved = true;
-    }
-  }
-  if (!p2p_.is_idle()) {
-    const std::size_t before = p2p_.pending();
-    moved |= p2p_.advance();
-    driver_pending_.fetch_sub(static_cast<int>(before - p2p_.pending()));
-    if (p2p_.watches() > 0) end_watches();
-  }
+  if (operations_.has_new()) operations_.take_new();
+  if (records_.is_requested()) records_.take_state();
+  const bool moved = operations_.advance();
+  if (operations_.p2p().watches() > 0) end_watches();
   return moved;
-}
-
-void Engine::take_inbox() {
-  std::deque<Submission> taken;
-  {
-    std::lock_guard lock(mutex_);
-    taken.swap(inbox_);
-    driver_pending_.fetch_add(static_cast<int>(taken.size()));
-    inbox_filled_.store(false, std::memory_order_release);
-  }
-  for (auto it = taken.begin(); it != taken.end(); ++it) {
-    if (auto* collective = std::get_if<std::unique_ptr<Collective>>(&*it)) {
-      queue_.push_back(std::move(*collective));
-      continue;
-    }
-    auto& request = std::get<P2pEngine::Request>(*it);
-    const auto work = request.work;
-    const std::uint64_t record = request.record;
-    try {
-      const std::size_t before = p2p_.pending();
-      p2p_.submit(std::move(request));
-      // A receive may find its message waiting and be finished at once.
-      driver_pending_.fetch_sub(static_cast<int>(before + 1 - p2p_.pending()));
-    } catch (const HolmesError& error) {
-      // What was not taken yet fails with the rest.
-      {
-        std::lock_guard lock(mutex_);
-        std::move(std::next(it), taken.end(), std::front_inserter(inbox_));
-      }
-      group_->recorder->finish(record, false, Clock::now());
-      fail(failure_of(error), work);
-      return;
-    }
-  }
 }
 
 std::vector<ConnectionInfo> Engine::connections() const {
@@ -270,9 +115,246 @@ std::vector<ConnectionInfo> Engine::connections() const {
     if (peer == group_->rank) continue;
     group_->controls[peer]->append_info(infos);
     group_->channels[peer]->append_info(infos);
-    p2p_.channels()[peer]->append_info(infos);
+    operations_.p2p().channels()[peer]->append_info(infos);
   }
   return infos;
+}
+
+bool Engine::prepare_wait(std::vector<pollfd>& fds) {
+  if (operations_.has_new() || failure_requested_.load() || close_requested_.load() || records_.is_requested())
+    return false;
+  // It may have died since the waiter looked at its work, and then nothing would wake it any more.
+  if (is_dead()) return false;
+  Collective* running = operations_.running();
+  const P2pEngine& p2p = operations_.p2p();
+  bool block = true;
+  try {
+    for (int peer = 0; peer < group_->size; ++peer) {
+      if (peer == group_->rank) continue;
+      if (!detector_.is_lost(peer)) {
+        group_->controls[peer]->append_fds(fds);
+      } else if (detector_.is_missed(peer)) {
+        block = false;  // finish_wait will say so
+      }
+      const auto wait_for = [&](Channel& channel, std::size_t recv_bytes, std::size_t send_bytes) {
+        if (recv_bytes > 0) channel.set_low_water(recv_bytes);
+        if (recv_bytes || send_bytes) block &= channel.prepare_wait(recv_bytes > 0, send_bytes > 0, fds);
+      };
+      if (running)
+        wait_for(*group_->channels[peer], running->awaited_recv_bytes(peer), running->awaited_send_bytes(peer));
+      wait_for(*p2p.channels()[peer], p2p.awaited_recv_bytes(peer), p2p.awaited_send_bytes(peer));
+    }
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));
+    return false;
+  }
+  fds.push_back({wake_fd_.get(), POLLIN, 0});
+  return block;
+}
+
+void Engine::finish_wait() {
+  std::uint64_t ignored;
+  [[maybe_unused]] const ssize_t bytes = ::read(wake_fd_.get(), &ignored, sizeof ignored);
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank) continue;
+    group_->channels[peer]->finish_wait();
+    operations_.p2p().channels()[peer]->finish_wait();
+  }
+  if (is_dead()) return;
+  if (!tended_.empty()) {
+    const auto now = Clock::now();
+    for (Channel* channel : tended_) channel->take_care(now);
+  }
+  try {
+    detector_.check_controls();
+    // A peer that is gone may have left all that is needed; look before giving up on it.
+    for (int peer = 0; peer < group_->size; ++peer) {
+      if (!detector_.is_missed(peer)) continue;
+      while (progress()) {
+      }
+      if (!is_dead() && detector_.is_missed(peer)) detector_.throw_peer_lost(peer, 0);
+    }
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));
+  }
+  check_deadlines();
+}
+
+void Engine::check_deadlines() {
+  if (is_dead()) return;
+  try {
+    if (const auto failure = detector_.check_deadlines()) fail(*failure);
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));  // a peer told first what is wrong
+  }
+}
+
+std::optional<Clock::time_point> Engine::next_wake() const {
+  auto next = detector_.next_deadline();
+  for (const Channel* channel : tended_) {
+    const auto at = channel->next_care();
+    if (at && (!next || *at < *next)) next = at;
+  }
+  return next;
+}
+
+std::optional<Clock::time_point> Engine::take_care() {
+  constexpr auto busy_pause = std::chrono::milliseconds(100);
+  std::optional<Clock::time_point> next;
+  const auto now = Clock::now();
+  if (has_pending()) {
+    next = now + busy_pause;  // who drives the operation looks after the channels
+  } else if (!is_dead()) {
+    for (Channel* channel : tended_) channel->take_care(now);
+    next = next_wake();
+  }
+  is_watched_ = next.has_value();
+  return next;
+}
+
+// What was sent last is not acknowledged yet; should its rail be lost now, somebody has to send it again.
+void Engine::watch() {
+  if (is_watched_ || tended_.empty() || is_dead() || !next_wake()) return;
+  is_watched_ = true;
+  io_thread_.watch(shared_from_this());
+}
+
+void Engine::wake() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t bytes = ::write(wake_fd_.get(), &one, sizeof one);
+}
+
+void Engine::set_dead(const Failure& failure, bool is_error) {
+  {
+    std::lock_guard lock(mutex_);
+    failure_ = failure;
+    has_failed_ = is_error;
+    dead_.store(true, std::memory_order_release);
+  }
+  operations_.close();
+}
+
+void Engine::fail(const Failure& failure) {
+  if (is_dead()) return;
+  records_.take_state();  // what it waited for, while that can be told
+  set_dead(failure, /*is_error=*/true);
+  log(LogLevel::info, group_->rank, "communicator '" + group_->name + "' failed: " + failure.message);
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank) continue;
+    group_->controls[peer]->send_abort(failure);
+    group_->channels[peer]->shutdown();
+    operations_.p2p().channels()[peer]->shutdown();
+  }
+  if (!is_internal(group_->name)) {
+    count_failure(group_->name, failure.kind);
+    // Before anybody hears of the error: the process may end then.
+    dump_on_failure(failure.message);
+  }
+  operations_.fail_all(error_of(failure));
+}
+
+Failure Engine::abort_failure(const std::string& reason) const {
+  return {ErrorKind::aborted,
+          "communicator '" + group_->name + "' was aborted by " + detector_.own_place() + ": " + reason,
+          detector_.own_context()};
+}
+
+void Engine::request_failure(const Failure& failure) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!requested_failure_) requested_failure_ = failure;
+    failure_requested_.store(true, std::memory_order_release);
+  }
+  wake();
+}
+
+void Engine::fail_as_requested() {
+  std::optional<Failure> failure;
+  {
+    std::lock_guard lock(mutex_);
+    failure.swap(requested_failure_);
+    failure_requested_.store(false);
+  }
+  if (failure) fail(*failure);
+}
+
+void Engine::abort(const std::string& reason) {
+  if (is_dead() || is_inherited()) return;
+  request_failure(abort_failure(reason));
+  {
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (drive) progress();
+  }
+  if (has_pending()) driver_.give_to_io_thread();
+}
+
+void Engine::fail_in_background(const Failure& failure) {
+  if (is_dead() || is_inherited()) return;
+  request_failure(failure);
+  driver_.give_to_io_thread();
+}
+
+void Engine::close() {
+  if (is_inherited()) return;
+  close_requested_.store(true, std::memory_order_release);
+  wake();
+  {
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (drive) close_now();
+  }
+  if (has_pending()) driver_.give_to_io_thread();
+}
+
+// Of peers that left in order and whose stream, where it tells its end, is read to it: all else goes on.
+void Engine::end_watches() {
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank || !detector_.has_left_in_order(peer)) continue;
+    const P2pEngine& p2p = operations_.p2p();
+    if (p2p.channels()[peer]->tells_end() && !p2p.has_ended(peer)) continue;
+    const std::string text =
+        "communicator '" + group_->name + "': " + group_->controls[peer]->describe() + " " + farewell;
+    operations_.fail_watches(peer, error_of({ErrorKind::aborted, text, detector_.context_of(peer)}));
+  }
+}
+
+// Why operations are pending when the communicator is destroyed. Where that is because a peer is gone (seen so far on
+// another communicator only), that is what the others are told, not what it led to here.
+Failure Engine::reason_of_pending() {
+  try {
+    detector_.check_controls();
+    if (const auto peer = detector_.vanished_peer()) detector_.throw_peer_lost(*peer, 0);
+  } catch (const HolmesError& error) {
+    return failure_of(error);
+  }
+  return {ErrorKind::aborted,
+          "communicator '" + group_->name + "' was destroyed by " + detector_.own_place() + " with operations pending",
+          detector_.own_context()};
+}
+
+void Engine::close_now() {
+  close_requested_.store(false, std::memory_order_release);
+  if (failure_requested_.load(std::memory_order_acquire)) fail_as_requested();
+  try {
+    if (!is_dead() && operations_.has_new()) operations_.take_new();
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));
+  }
+  if (is_dead()) return;
+  operations_.fail_watches(
+      std::nullopt, error_of({ErrorKind::aborted, "communicator '" + group_->name + "' was destroyed here", {}}));
+  if (has_pending()) {
+    fail(reason_of_pending());
+    return;
+  }
+  set_dead({ErrorKind::usage, "it was destroyed", {}}, /*is_error=*/false);
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank) continue;
+    group_->controls[peer]->send_bye();
+    // Unread bytes would turn the orderly end into a reset.
+    [[maybe_unused]] const auto ignored = group_->controls[peer]->drain();
+    group_->channels[peer]->shutdown();
+    operations_.p2p().channels()[peer]->shutdown();
+  }
 }
 
 }  // namespace holmes

@@ -91,7 +91,7 @@ void IoThread::take_offers() {
       next = std::min(next, offer.due);
       return false;
     }
-    offer.engine->wait_expired();
+    offer.engine->driver().offer_expired();
     added_.push_back(std::move(offer.engine));
     return true;
   });

@@ -29,7 +29,7 @@ public:
   IoThread& operator=(const IoThread&) = delete;
   // Drives `engine` until it has nothing pending.
   void add(std::shared_ptr<Engine> engine);
-  // As add, but after `patience`, and then calls engine->wait_expired(): who started an operation often waits for it at
+  // As add, but after `patience`, and then calls Driver::offer_expired: who started an operation often waits for it at
   // once, and drives it better than a thread that has to be woken first.
   void offer(std::shared_ptr<Engine> engine, Duration patience);
   // The caller drives `engine` itself.

@@ -239,7 +239,7 @@ void P2pEngine::end_message(int peer) {
 
 void P2pEngine::match(int peer) {
   Peer& state = peers_[peer];
-  const ControlLink& control = *group_.controls[peer];
+  const ControlConnection& control = *group_.controls[peer];
   const ErrorContext context{
       .rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
   if (state.header.magic != message_magic)
@@ -269,7 +269,7 @@ void P2pEngine::match(int peer) {
 
 void P2pEngine::check_sizes(const Request& request, int peer, const Header& header) const {
   if (header.bytes == request.buffer.bytes() && header.dtype == request.buffer.dtype) return;
-  const ControlLink& control = *group_.controls[peer];
+  const ControlConnection& control = *group_.controls[peer];
   const auto describe = [](std::uint64_t bytes, DType dtype) {
     const bool known = static_cast<int>(dtype) < dtype_count;
     return std::to_string(bytes) + " bytes of " + (known ? std::string(name(dtype)) : "an unknown dtype");

@@ -47,10 +47,10 @@ public:
   // How far this side may send ahead of what the peer has sent, so that no path runs dry while both go at one pace.
   virtual std::size_t lead_bytes() { return min_lead_bytes; }
 
-  // Whether pieces can go through windows (see DirectWindow).
-  virtual CmaUse window_use() const { return CmaUse::never; }
-  // Whether they do from now on; absent: the channel decides.
-  virtual void set_windows(std::optional<bool> /*on*/) {}
+  // Whether pieces can go by CMA (see CmaRegion).
+  virtual CmaUse cma_use() const { return CmaUse::never; }
+  // Whether they do from now on; absent: as the channel measures.
+  virtual void set_cma(std::optional<bool> /*on*/) {}
 
   // Largest number of bytes try_peek can give; 0 where the transport has none.
   virtual std::size_t max_peek_bytes() const { return 0; }

@@ -21,18 +21,10 @@ namespace {
 constexpr int ring_count = 4;
 // Bytes one call copies at most: the peer starts on them while this side copies the next.
 constexpr std::size_t max_call_bytes = 64 * 1024;
-// The same of a window, where a call costs a system call too.
+// The same by CMA, where a call costs a system call too.
 constexpr std::size_t max_pull_bytes = 256 * 1024;
-// A window as long as a message would make each trial as long (see WindowChoice).
-constexpr std::size_t max_window_bytes = 2 * 1024 * 1024;
-// Copies that are worth two looks at the clock.
-constexpr std::size_t min_timed_bytes = 16 * 1024;
-
-// Messages go both ways at once where something comes in between so large a share of the pieces that are sent: an
-// average over time, in which the last piece has this weight.
-constexpr double two_way_limit = 0.25;
-constexpr double two_way_weight = 0.05;
-
+// A region as long as a message would make each trial as long (see CmaChoice).
+constexpr std::size_t max_region_bytes = 2 * 1024 * 1024;
 std::size_t page_bytes() {
   static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
@@ -40,15 +32,6 @@ std::size_t page_bytes() {
 
 // As connections() says it.
 constexpr std::string_view p2p_purpose = "p2p";
-
-// Where the first `bytes` bytes of `pieces` end in memory.
-const void* end_of(std::span<const iovec> pieces, std::size_t bytes) {
-  for (const iovec& piece : pieces) {
-    if (bytes <= piece.iov_len) return static_cast<const std::byte*>(piece.iov_base) + bytes;
-    bytes -= piece.iov_len;
-  }
-  return nullptr;
-}
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -108,17 +91,16 @@ ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender
       in_(segment_->ring(receiver)),
       out_data_(segment_->data(sender)),
       in_data_(segment_->data(receiver)),
-      shown_(out_.window),
-      seen_(in_.window),
+      shown_(out_.cma),
+      seen_(in_.cma),
       may_pull_(cma != CmaUse::never),
-      choices_{{cma, segment_->ring_bytes()}, {cma, segment_->ring_bytes()}},
-      is_p2p_(info.purpose == p2p_purpose),
+      tuning_(cma, segment_->ring_bytes(), info.purpose == p2p_purpose, in_.cma.costs, out_.cma.costs),
       ring_doorbell_(std::move(ring_doorbell)),
       info_(std::move(info)) {}
 
 std::size_t ShmChannel::readable_bytes() const {
   const std::uint64_t produced = in_.produced.load(std::memory_order_acquire);
-  if (produced <= consumed_) return 0;  // in a window, which the sender counts when it looks
+  if (produced <= consumed_) return 0;  // by CMA, which the sender counts when it looks
   const std::uint64_t bytes = produced - consumed_;
   if (bytes > segment_->ring_bytes())
     throw ProtocolError("the shared-memory ring of rank " + std::to_string(peer()) +
@@ -139,13 +121,12 @@ std::size_t ShmChannel::writable_bytes() {
 
 // Who copies out of memory needs no room in a ring, but goes more slowly in short steps.
 std::size_t ShmChannel::lead_bytes() {
-  constexpr std::size_t window_lead_bytes = 1024 * 1024;
-  const bool any = std::ranges::any_of(choices_, &WindowChoice::prefers_window);
-  return set_windows_.value_or(any) ? window_lead_bytes : segment_->ring_bytes() / 2;
+  constexpr std::size_t cma_lead_bytes = 1024 * 1024;
+  return tuning_.prefers_cma() ? cma_lead_bytes : segment_->ring_bytes() / 2;
 }
 
 std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
-  if (shown_.is_open()) look_at_window();
+  if (shown_.is_open()) look_at_cma();
   std::size_t total = 0;
   if (unreported_ > 0) {
     for (const iovec& piece : pieces) total += piece.iov_len;
@@ -158,12 +139,7 @@ std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
     if (out_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
     return 0;
   }
-  if (is_p2p_) {  // does anything come while a message goes?
-    if (pieces.front().iov_base == sent_end_)
-      two_way_share_ += two_way_weight * ((received_bytes() == received_before_ ? 0 : 1) - two_way_share_);
-    sent_end_ = end_of(pieces, total);
-    received_before_ = received_bytes();
-  }
+  tuning_.sent(pieces, total, received_bytes());
   count_sent(total);
   return total;
 }
@@ -173,7 +149,7 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   std::size_t total = 0;
   const iovec* to_show = nullptr;
   for (const iovec& piece : pieces) {
-    if (ring_only_ == 0 && choices_[traffic()].shows(piece.iov_len, set_windows_)) {
+    if (ring_only_ == 0 && tuning_.uses_cma(piece.iov_len)) {
       to_show = &piece;
       break;
     }
@@ -181,13 +157,13 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
     const bool is_timed = bytes >= min_timed_bytes;
     const auto start = is_timed ? Clock::now() : Clock::time_point();
     copy_to_ring_(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
-    if (is_timed) write_cost_.add(bytes, seconds_since(start));
+    if (is_timed) tuning_.wrote(bytes, seconds_since(start));
     total += bytes;
     room -= bytes;
     if (bytes < piece.iov_len) break;
   }
-  const std::size_t shown_bytes = to_show ? std::min(to_show->iov_len, max_window_bytes) : 0;
-  if (!set_windows_) count_choice(to_show ? shown_bytes : total);
+  const std::size_t shown_bytes = to_show ? std::min(to_show->iov_len, max_region_bytes) : 0;
+  tuning_.offered(to_show ? shown_bytes : total);
   produced_ += total;
   ring_only_ -= std::min(ring_only_, total);
   if (total > 0) out_.produced.store(produced_, std::memory_order_seq_cst);
@@ -196,24 +172,9 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   return total;
 }
 
-// Where messages go one way at a time, the two copies of a ring overlap; else, as in collectives, they do not.
-ShmChannel::Traffic ShmChannel::traffic() const {
-  return is_p2p_ && two_way_share_ <= two_way_limit ? one_way : both_ways;
-}
-
-void ShmChannel::count_choice(std::size_t bytes) {
-  const auto& theirs = out_.window.costs[traffic()];
-  const double read = theirs.ring.load(std::memory_order_relaxed);
-  const double write = write_cost_.s_per_byte();
-  const double copies = read > 0 && write > 0 ? read + write : 0;
-  choices_[traffic()].sent(bytes,
-                           {traffic() == one_way ? read : copies, theirs.window.load(std::memory_order_relaxed)});
-}
-
-void ShmChannel::look_at_window() {
+void ShmChannel::look_at_cma() {
   const std::uint64_t position = shown_.position();
-  if (shown_.is_refused())
-    for (WindowChoice& choice : choices_) choice.give_up();
+  if (shown_.is_refused()) tuning_.give_up();
   if (position == produced_) return;
   unreported_ += position - produced_;
   produced_ = position;
@@ -221,8 +182,8 @@ void ShmChannel::look_at_window() {
 }
 
 // Where nobody has come for it: a ring takes at least so much of it that a small message is sent without the receiver.
-void ShmChannel::withdraw_window() {
-  look_at_window();
+void ShmChannel::withdraw_cma() {
+  look_at_cma();
   if (shown_.is_open() && shown_.withdraw())
     ring_only_ = std::min<std::size_t>(shown_.end() - produced_, segment_->ring_bytes());
 }
@@ -243,35 +204,22 @@ std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
     count_received(total);
     return total;
   }
-  bool is_window = false;
+  bool by_cma = false;
   const bool is_timed = !pieces.empty() && pieces.front().iov_len >= min_timed_bytes;
   const auto start = is_timed ? Clock::now() : Clock::time_point();
   total = recv_from_ring(pieces);
   if (total == 0) {
     total = pull(pieces, max_pull_bytes);
-    is_window = true;
-    if (is_timed && total >= min_timed_bytes) add_cost(both_ways, is_window, total, seconds_since(start));
+    by_cma = true;
+    if (is_timed && total >= min_timed_bytes) tuning_.copied(total, seconds_since(start), by_cma);
   }
   if (total == 0) {
     if (in_.closed.load(std::memory_order_relaxed) && readable_bytes() == 0) throw StreamClosed{peer(), 0};
     return 0;
   }
-  if (is_p2p_ && is_timed) time_message(pieces, total, is_window, start);
+  if (is_timed) tuning_.received(pieces, total, by_cma, start, sent_bytes());
   count_received(total);
   return total;
-}
-
-// Of a piece that was being received since `start`: from the piece before it in the same message on.
-void ShmChannel::time_message(std::span<const iovec> pieces, std::size_t bytes, bool is_window,
-                              Clock::time_point start) {
-  const auto now = Clock::now();
-  const bool goes_on = pieces.front().iov_base == received_end_ && is_window == was_window_;
-  if (bytes >= min_timed_bytes && sent_bytes() == sent_before_)
-    add_cost(one_way, is_window, bytes, std::chrono::duration<double>(now - (goes_on ? received_at_ : start)).count());
-  received_end_ = end_of(pieces, bytes);
-  received_at_ = now;
-  was_window_ = is_window;
-  sent_before_ = sent_bytes();
 }
 
 std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
@@ -282,7 +230,7 @@ std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
     const bool is_timed = bytes >= min_timed_bytes;
     const auto start = is_timed ? Clock::now() : Clock::time_point();
     copy_cached(piece.iov_base, in_data_ + ((consumed_ + total) & (segment_->ring_bytes() - 1)), bytes);
-    if (is_timed) add_cost(both_ways, /*is_window=*/false, bytes, seconds_since(start));
+    if (is_timed) tuning_.copied(bytes, seconds_since(start), /*by_cma=*/false);
     total += bytes;
     available -= bytes;
     if (bytes < piece.iov_len) break;
@@ -291,7 +239,7 @@ std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
   return total;
 }
 
-// Copies up to `bytes` of the peer's window, where one is open, into `pieces`.
+// Copies up to `bytes` out of the peer's memory, where it shows some, into `pieces`.
 std::size_t ShmChannel::pull(std::span<const iovec> pieces, std::size_t bytes) {
   if (seen_.available(consumed_) == 0) return 0;
   if (!may_pull_) seen_.refuse(consumed_);
@@ -317,7 +265,7 @@ const std::byte* ShmChannel::try_peek(std::size_t bytes) {
   return nullptr;
 }
 
-// Takes all that is there, up to `bytes`, out of ring and window: the peer can go on only then.
+// Takes all that is there, up to `bytes`, out of the ring and by CMA: the peer can go on only then.
 void ShmChannel::stage(std::size_t bytes) {
   if (!stage_.memory)
     stage_.memory.reset(
@@ -343,13 +291,6 @@ void ShmChannel::consume(std::size_t bytes) {
   count_received(bytes);
 }
 
-void ShmChannel::add_cost(Traffic traffic, bool is_window, std::size_t bytes, double seconds) {
-  CopyCost& cost = (is_window ? window_costs_ : ring_costs_)[traffic];
-  cost.add(bytes, seconds);
-  auto& shared = in_.window.costs[traffic];
-  (is_window ? shared.window : shared.ring).store(cost.s_per_byte(), std::memory_order_relaxed);
-}
-
 // Out of the ring.
 void ShmChannel::take(std::size_t bytes) {
   consumed_ += bytes;
@@ -365,18 +306,18 @@ bool ShmChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
   // Announce first, look again after: either this side sees the change or the peer sees the announcement.
   if (for_recv) {
     const std::uint64_t produced = in_.produced.load(std::memory_order_relaxed);
-    const std::uint64_t window = seen_.state();
-    if (produced != waited_produced_ || window != waited_window_) {
+    const std::uint64_t cma = seen_.state();
+    if (produced != waited_produced_ || cma != waited_cma_) {
       waited_produced_ = produced;
-      waited_window_ = window;
+      waited_cma_ = cma;
       return false;
     }
     in_.reader_sleeps.store(1, std::memory_order_seq_cst);
-    if (in_.produced.load(std::memory_order_seq_cst) != produced || seen_.state() != window) return false;
+    if (in_.produced.load(std::memory_order_seq_cst) != produced || seen_.state() != cma) return false;
   }
   if (for_send) {
     out_.writer_sleeps.store(1, std::memory_order_seq_cst);
-    if (shown_.is_open()) withdraw_window();
+    if (shown_.is_open()) withdraw_cma();
     // The receiver is at it, and rings when it is through.
     if (shown_.is_open()) return !in_.closed.load(std::memory_order_seq_cst);
     if (unreported_ > 0) return false;

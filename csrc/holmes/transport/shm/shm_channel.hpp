@@ -7,9 +7,9 @@
 #include <memory>
 
 #include "holmes/transport/channel.hpp"
-#include "holmes/transport/shm/direct_window.hpp"
+#include "holmes/transport/shm/cma.hpp"
+#include "holmes/transport/shm/copy_tuning.hpp"
 #include "holmes/transport/shm/ring_copy.hpp"
-#include "holmes/transport/shm/window_choice.hpp"
 
 namespace holmes {
 
@@ -37,7 +37,7 @@ public:
     alignas(cache_line_bytes) std::atomic<std::uint32_t> reader_sleeps;
     alignas(cache_line_bytes) std::atomic<std::uint32_t> writer_sleeps;
     alignas(cache_line_bytes) std::atomic<std::uint32_t> closed;
-    DirectWindow window;
+    CmaRegion cma;
   };
   Ring& ring(int index) const;
   std::byte* data(int index) const;
@@ -59,8 +59,8 @@ public:
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
   std::size_t lead_bytes() override;
-  CmaUse window_use() const override { return choices_[both_ways].use(); }
-  void set_windows(std::optional<bool> on) override { set_windows_ = on; }
+  CmaUse cma_use() const override { return tuning_.use(); }
+  void set_cma(std::optional<bool> on) override { tuning_.set(on); }
   std::size_t max_peek_bytes() const override { return segment_->ring_bytes(); }
   const std::byte* try_peek(std::size_t bytes) override;
   void consume(std::size_t bytes) override;
@@ -71,8 +71,6 @@ public:
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
 private:
-  // Messages that come while nothing is sent, timed from piece to piece; all else, of which copies are timed.
-  enum Traffic { one_way, both_ways, traffic_count };
   // What was received ahead of `consume`, where it is not in the ring in one piece.
   struct Stage {
     struct Free {
@@ -87,16 +85,12 @@ private:
   std::size_t readable_bytes() const;
   std::size_t writable_bytes();
   std::size_t send_new(std::span<const iovec> pieces);
-  Traffic traffic() const;
-  void look_at_window();
-  void withdraw_window();
+  void look_at_cma();
+  void withdraw_cma();
   void wake_reader();
   std::size_t recv_from_ring(std::span<const iovec> pieces);
   std::size_t pull(std::span<const iovec> pieces, std::size_t bytes);
   void stage(std::size_t bytes);
-  void time_message(std::span<const iovec> pieces, std::size_t bytes, bool is_window, Clock::time_point start);
-  void add_cost(Traffic traffic, bool is_window, std::size_t bytes, double seconds);
-  void count_choice(std::size_t bytes);
   void take(std::size_t bytes);
   void wake_writer();
 
@@ -106,31 +100,19 @@ private:
   std::byte* out_data_;
   std::byte* in_data_;
   RingCopy copy_to_ring_;
-  WindowSender shown_;
-  WindowReceiver seen_;
+  CmaSender shown_;
+  CmaReceiver seen_;
   bool may_pull_;
-  WindowChoice choices_[traffic_count];
-  std::optional<bool> set_windows_;
-  CopyCost write_cost_;
-  CopyCost ring_costs_[traffic_count], window_costs_[traffic_count];  // of receiving
-  // Of messages: how often something comes between two pieces of one that goes, and the last piece of each way.
-  bool is_p2p_;
-  double two_way_share_ = 0;
-  bool was_window_ = false;
-  const void* sent_end_ = nullptr;
-  const void* received_end_ = nullptr;
-  std::uint64_t received_before_ = 0;
-  std::uint64_t sent_before_ = 0;
-  Clock::time_point received_at_{};
-  std::size_t unreported_ = 0;  // bytes of the window that are gone, but that no call of try_send has returned yet
+  ChannelTuning tuning_;
+  std::size_t unreported_ = 0;  // bytes of the CMA region that are gone, but that no call of try_send has returned yet
   std::size_t ring_only_ = 0;   // bytes that the receiver did not come for: they go into the ring
   Stage stage_;
-  // Own copies of what only this side writes. Bytes of a window are counted too; they have no place in the ring.
+  // Own copies of what only this side writes. Bytes that go by CMA are counted too; they have no place in the ring.
   std::uint64_t produced_ = 0;
   std::uint64_t consumed_ = 0;         // also what is staged
   std::uint64_t known_consumed_ = 0;   // what the peer had consumed when this side last looked
   std::uint64_t waited_produced_ = 0;  // what the peer had produced when this side last went to wait
-  std::uint64_t waited_window_ = 0;    // state of its window then
+  std::uint64_t waited_cma_ = 0;       // state of its CMA region then
   std::function<void()> ring_doorbell_;
   ConnectionInfo info_;
 };

@@ -1,4 +1,4 @@
-#include "holmes/transport/shm/direct_window.hpp"
+#include "holmes/transport/shm/cma.hpp"
 
 #include <unistd.h>
 
@@ -26,48 +26,48 @@ const std::uint64_t& own_token() {
 
 }  // namespace
 
-WindowSender::WindowSender(DirectWindow& shared) : shared_(shared) {
+CmaSender::CmaSender(CmaRegion& shared) : shared_(shared) {
   shared_.pid = ::getpid();
   shared_.token = own_token();
   shared_.token_address = reinterpret_cast<std::uint64_t>(&own_token());
 }
 
-void WindowSender::open(std::uint64_t position, const void* data, std::size_t bytes) {
+void CmaSender::open(std::uint64_t position, const void* data, std::size_t bytes) {
   begin_ = position;
   end_ = position + bytes;
   shared_.base = reinterpret_cast<std::uint64_t>(data) - position;
   shared_.end = end_;
   is_open_ = true;
-  shared_.state.store(word(position, DirectWindow::open), std::memory_order_seq_cst);
+  shared_.state.store(word(position, CmaRegion::open), std::memory_order_seq_cst);
 }
 
-std::uint64_t WindowSender::position() {
+std::uint64_t CmaSender::position() {
   const std::uint64_t state = shared_.state.load(std::memory_order_seq_cst);
   const std::uint64_t position = state >> what_bits;
-  is_refused_ |= (state & what_mask) == DirectWindow::refused;
+  is_refused_ |= (state & what_mask) == CmaRegion::refused;
   if (is_refused_ || position == end_) {
-    shared_.state.store(DirectWindow::shut, std::memory_order_relaxed);
+    shared_.state.store(CmaRegion::shut, std::memory_order_relaxed);
     is_open_ = false;
   }
   return position;
 }
 
-bool WindowSender::withdraw() {
-  std::uint64_t expected = word(begin_, DirectWindow::open);
-  if (!shared_.state.compare_exchange_strong(expected, DirectWindow::shut)) return false;
+bool CmaSender::withdraw() {
+  std::uint64_t expected = word(begin_, CmaRegion::open);
+  if (!shared_.state.compare_exchange_strong(expected, CmaRegion::shut)) return false;
   is_open_ = false;
   return true;
 }
 
-std::size_t WindowReceiver::available(std::uint64_t position) const {
-  if (shared_.state.load(std::memory_order_acquire) != word(position, DirectWindow::open)) return 0;
+std::size_t CmaReceiver::available(std::uint64_t position) const {
+  if (shared_.state.load(std::memory_order_acquire) != word(position, CmaRegion::open)) return 0;
   return shared_.end - position;
 }
 
-std::size_t WindowReceiver::copy(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes) {
+std::size_t CmaReceiver::copy(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes) {
   constexpr std::size_t max_pieces = 4;
-  std::uint64_t expected = word(position, DirectWindow::open);
-  if (!shared_.state.compare_exchange_strong(expected, word(position, DirectWindow::busy))) return 0;
+  std::uint64_t expected = word(position, CmaRegion::open);
+  if (!shared_.state.compare_exchange_strong(expected, word(position, CmaRegion::busy))) return 0;
   bytes = std::min<std::size_t>(bytes, shared_.end - position);
   std::array<iovec, max_pieces + 1> local;
   std::size_t count = 0;
@@ -84,18 +84,18 @@ std::size_t WindowReceiver::copy(std::uint64_t position, std::span<const iovec> 
                           {reinterpret_cast<void*>(shared_.token_address), sizeof token}};
   const ssize_t copied = ::process_vm_readv(shared_.pid, local.data(), count, remote, 2, 0);
   if (copied == static_cast<ssize_t>(total + sizeof token) && token == shared_.token) return total;
-  shared_.state.store(word(position, DirectWindow::refused), std::memory_order_seq_cst);
+  shared_.state.store(word(position, CmaRegion::refused), std::memory_order_seq_cst);
   return 0;
 }
 
-void WindowReceiver::refuse(std::uint64_t position) {
-  std::uint64_t expected = word(position, DirectWindow::open);
-  shared_.state.compare_exchange_strong(expected, word(position, DirectWindow::refused));
+void CmaReceiver::refuse(std::uint64_t position) {
+  std::uint64_t expected = word(position, CmaRegion::open);
+  shared_.state.compare_exchange_strong(expected, word(position, CmaRegion::refused));
 }
 
-bool WindowReceiver::advance(std::uint64_t position) {
+bool CmaReceiver::advance(std::uint64_t position) {
   const bool is_end = position == shared_.end;  // before the sender may open another one
-  shared_.state.store(word(position, DirectWindow::open), std::memory_order_seq_cst);
+  shared_.state.store(word(position, CmaRegion::open), std::memory_order_seq_cst);
   return is_end;
 }
 

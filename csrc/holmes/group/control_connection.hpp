@@ -1,5 +1,5 @@
-// ControlLink: the small connection of a pair that tells of failures and wakes sleepers. It is never blocked by data.
-// With rails there is one over each: every frame goes over all, so that no lost rail silences it.
+// ControlConnection: the small connection of a pair that tells of failures and wakes sleepers. It is never blocked by
+// data. With rails there is one over each: every frame goes over all, so that no lost rail silences it.
 #pragma once
 
 #include <poll.h>
@@ -14,16 +14,16 @@
 
 namespace holmes {
 
-// What a rank answers to a roll call.
-struct Presence {
+// What a rank answers to a probe.
+struct ProbeReply {
   std::uint64_t entered = 0;      // how many collectives it has entered
   std::optional<int> unanswered;  // a peer whose system acknowledges nothing of what this rank sends again
   std::string nic{};              // that goes over
 };
 
-class ControlLink {
+class ControlConnection {
 public:
-  ControlLink(int peer, std::string host, std::string nic, std::vector<Connection> sockets)
+  ControlConnection(int peer, std::string host, std::string nic, std::vector<Connection> sockets)
       : peer_(peer), host_(std::move(host)), nic_(std::move(nic)) {
     for (Connection& socket : sockets) lines_.push_back({std::move(socket)});
   }
@@ -34,12 +34,12 @@ public:
   void send_bye() noexcept;
 
   // The peer answers if somebody drives its communicator just now.
-  void send_roll_call() noexcept;
-  void send_present(const Presence& presence) noexcept;
+  void send_probe() noexcept;
+  void send_probe_reply(const ProbeReply& reply) noexcept;
   // Whether the peer asked since the last call.
-  bool take_roll_call() { return std::exchange(asked_, false); }
+  bool take_probe() { return std::exchange(asked_, false); }
   // Its answer since the last question.
-  const std::optional<Presence>& presence() const { return presence_; }
+  const std::optional<ProbeReply>& probe_reply() const { return probe_reply_; }
 
   // Reads what is there. Returns the failure the peer reported, if any. After it `is_closed` tells whether the peer is
   // gone: it closed a connection in order (its process ended), or all connections failed.
@@ -73,7 +73,7 @@ private:
   bool closed_ = false;
   bool bye_ = false;
   bool asked_ = false;
-  std::optional<Presence> presence_;
+  std::optional<ProbeReply> probe_reply_;
 };
 
 }  // namespace holmes

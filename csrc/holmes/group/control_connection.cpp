@@ -1,4 +1,4 @@
-#include "holmes/group/control.hpp"
+#include "holmes/group/control_connection.hpp"
 
 #include <net/if.h>
 #include <sys/socket.h>
@@ -11,7 +11,7 @@
 namespace holmes {
 namespace {
 
-enum FrameType : std::uint32_t { doorbell = 1, abort_frame = 2, bye = 3, roll_call = 4, present = 5 };
+enum FrameType : std::uint32_t { doorbell = 1, abort_frame = 2, bye = 3, probe_frame = 4, probe_reply_frame = 5 };
 
 struct FrameHeader {
   std::uint32_t type;
@@ -26,8 +26,8 @@ using Numbers = std::array<std::int32_t, 4>;
 
 std::optional<int> from_wire(std::int32_t value) { return value < 0 ? std::nullopt : std::optional<int>(value); }
 
-// How a Presence begins on the wire; the NIC's name follows.
-struct PresenceHeader {
+// How a ProbeReply begins on the wire; the NIC's name follows.
+struct ProbeReplyHeader {
   std::uint64_t entered;
   std::int32_t unanswered;  // -1: none
   std::uint32_t unused;
@@ -35,7 +35,7 @@ struct PresenceHeader {
 
 }  // namespace
 
-void ControlLink::send_frame(std::uint32_t type, const std::string& payload) noexcept {
+void ControlConnection::send_frame(std::uint32_t type, const std::string& payload) noexcept {
   const FrameHeader header{type, static_cast<std::uint32_t>(payload.size())};
   iovec pieces[2] = {{const_cast<FrameHeader*>(&header), sizeof header},
                      {const_cast<char*>(payload.data()), payload.size()}};
@@ -47,20 +47,20 @@ void ControlLink::send_frame(std::uint32_t type, const std::string& payload) noe
     const ssize_t sent = line.socket.post(message);
 }
 
-void ControlLink::send_doorbell() noexcept { send_frame(doorbell, {}); }
-void ControlLink::send_bye() noexcept { send_frame(bye, {}); }
+void ControlConnection::send_doorbell() noexcept { send_frame(doorbell, {}); }
+void ControlConnection::send_bye() noexcept { send_frame(bye, {}); }
 
-void ControlLink::send_roll_call() noexcept {
-  presence_.reset();
-  send_frame(roll_call, {});
+void ControlConnection::send_probe() noexcept {
+  probe_reply_.reset();
+  send_frame(probe_frame, {});
 }
 
-void ControlLink::send_present(const Presence& presence) noexcept {
-  const PresenceHeader header{presence.entered, presence.unanswered.value_or(-1), 0};
-  send_frame(present, std::string(reinterpret_cast<const char*>(&header), sizeof header) + presence.nic);
+void ControlConnection::send_probe_reply(const ProbeReply& reply) noexcept {
+  const ProbeReplyHeader header{reply.entered, reply.unanswered.value_or(-1), 0};
+  send_frame(probe_reply_frame, std::string(reinterpret_cast<const char*>(&header), sizeof header) + reply.nic);
 }
 
-void ControlLink::send_abort(const Failure& failure) noexcept {
+void ControlConnection::send_abort(const Failure& failure) noexcept {
   const Numbers numbers = {static_cast<std::int32_t>(failure.kind), failure.context.rank.value_or(-1),
                            failure.context.peer.value_or(-1), failure.context.system_errno.value_or(-1)};
   std::string payload(reinterpret_cast<const char*>(numbers.data()), sizeof numbers);
@@ -70,23 +70,23 @@ void ControlLink::send_abort(const Failure& failure) noexcept {
   send_frame(abort_frame, payload);
 }
 
-void ControlLink::append_fds(std::vector<pollfd>& fds) const {
+void ControlConnection::append_fds(std::vector<pollfd>& fds) const {
   for (const Line& line : lines_)
     if (!line.is_lost) fds.push_back({line.socket.fd.get(), POLLIN, 0});
 }
 
-void ControlLink::append_info(std::vector<ConnectionInfo>& infos) const {
+void ControlConnection::append_info(std::vector<ConnectionInfo>& infos) const {
   for (const Line& line : lines_) infos.push_back(line.socket.info);
 }
 
-std::optional<Failure> ControlLink::drain() {
+std::optional<Failure> ControlConnection::drain() {
   for (Line& line : lines_)
     if (auto failure = drain(line)) return failure;
   closed_ |= std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.is_lost; });
   return std::nullopt;
 }
 
-std::optional<Failure> ControlLink::drain(Line& line) {
+std::optional<Failure> ControlConnection::drain(Line& line) {
   std::array<char, 4096> buffer;
   while (!line.is_lost) {
     iovec piece{buffer.data(), buffer.size()};
@@ -108,11 +108,11 @@ std::optional<Failure> ControlLink::drain(Line& line) {
   return std::nullopt;
 }
 
-std::optional<Failure> ControlLink::parse(std::string& received) {
+std::optional<Failure> ControlConnection::parse(std::string& received) {
   while (received.size() >= sizeof(FrameHeader)) {
     FrameHeader header;
     std::memcpy(&header, received.data(), sizeof header);
-    const bool known = header.type >= doorbell && header.type <= present;
+    const bool known = header.type >= doorbell && header.type <= probe_reply_frame;
     if (!known || header.payload_bytes > max_payload_bytes)
       return Failure{ErrorKind::protocol,
                      describe() + " sent a control frame of type " + std::to_string(header.type) + " and " +
@@ -122,11 +122,11 @@ std::optional<Failure> ControlLink::parse(std::string& received) {
     const std::string payload = received.substr(sizeof header, header.payload_bytes);
     received.erase(0, sizeof header + header.payload_bytes);
     if (header.type == bye) bye_ = true;
-    if (header.type == roll_call) asked_ = true;
-    if (header.type == present && payload.size() >= sizeof(PresenceHeader)) {
-      PresenceHeader said;
+    if (header.type == probe_frame) asked_ = true;
+    if (header.type == probe_reply_frame && payload.size() >= sizeof(ProbeReplyHeader)) {
+      ProbeReplyHeader said;
       std::memcpy(&said, payload.data(), sizeof said);
-      presence_ = {said.entered, from_wire(said.unanswered), payload.substr(sizeof said, IFNAMSIZ)};
+      probe_reply_ = {said.entered, from_wire(said.unanswered), payload.substr(sizeof said, IFNAMSIZ)};
     }
     if (header.type != abort_frame || payload.size() < sizeof(Numbers)) continue;
     Numbers numbers;

@@ -28,8 +28,8 @@ struct Pair {
     receiver = std::make_unique<ShmChannel>(0, segment, 1, 0, [this] { ++doorbells; }, receiver_cma, ConnectionInfo{});
   }
   explicit Pair(CmaUse cma) : Pair(cma, cma) {}
-  bool is_window_open() const {
-    return (segment->ring(0).window.state.load() & 3) == DirectWindow::open && segment->ring(0).window.end > 0;
+  bool is_region_open() const {
+    return (segment->ring(0).cma.state.load() & 3) == CmaRegion::open && segment->ring(0).cma.end > 0;
   }
 
   std::shared_ptr<ShmSegment> segment;
@@ -53,7 +53,7 @@ bool would_sleep(Channel& channel, bool for_recv, bool for_send) {
   return sleeps;
 }
 
-// Pieces of all sizes, received in other ones, copied or peeked at, through ring and windows in turns.
+// Pieces of all sizes, received in other ones, copied or peeked at, through the ring and by CMA in turns.
 void check_stream(CmaUse cma, CmaUse receiver_cma) {
   Pair pair(cma, receiver_cma);
   constexpr std::size_t total = 24 * 1024 * 1024;
@@ -65,7 +65,7 @@ void check_stream(CmaUse cma, CmaUse receiver_cma) {
     return std::min<std::size_t>(left, 1 + random() % most);
   };
   std::size_t sent = 0, received = 0, piece_end = 0, peek_bytes = 0, idle = 0;
-  bool saw_window = false;
+  bool saw_region = false;
   while (received < total && idle < 1000) {
     if (sent == piece_end) piece_end = sent + any_bytes(total - sent);
     std::size_t moved = 0;
@@ -74,7 +74,7 @@ void check_stream(CmaUse cma, CmaUse receiver_cma) {
       moved += pair.sender->try_send(pieces);
       sent += moved;
     }
-    saw_window |= pair.is_window_open();
+    saw_region |= pair.is_region_open();
     if (random() % 8 == 0) would_sleep(*pair.sender, false, sent < piece_end);
     if (peek_bytes == 0 && random() % 2)
       peek_bytes = std::min<std::size_t>(any_bytes(total - received), ring_bytes / 2);
@@ -99,7 +99,7 @@ void check_stream(CmaUse cma, CmaUse receiver_cma) {
   CHECK(received == total);
   CHECK(arrived == source);
   CHECK(pair.sender->sent_bytes() == total && pair.receiver->received_bytes() == total);
-  CHECK(saw_window == (cma != CmaUse::never));
+  CHECK(saw_region == (cma != CmaUse::never));
 }
 
 // The sender's memory is its own again only when the receiver has it all.
@@ -129,7 +129,7 @@ void check_completion() {
   CHECK(arrived == source);
 }
 
-// Nobody comes for it: as much as the ring holds is sent all the same, as without windows.
+// Nobody comes for it: as much as the ring holds is sent all the same, as without CMA.
 void check_withdrawal() {
   Pair pair(CmaUse::always);
   auto source = pattern(ring_bytes, 4);
@@ -149,7 +149,7 @@ void check_withdrawal() {
   CHECK(arrived == source);
 }
 
-// Who sleeps is woken: the receiver by a window, the sender by its end.
+// Who sleeps is woken: the receiver by a region, the sender by its end.
 void check_doorbells() {
   Pair pair(CmaUse::always);
   auto source = pattern(2 * ring_bytes, 5);
@@ -173,8 +173,8 @@ void check_doorbells() {
 // A process that cannot be read, or is another one by now: the ring does it all.
 void check_refusal(bool other_process) {
   Pair pair(CmaUse::always);
-  DirectWindow& window = pair.segment->ring(0).window;
-  (other_process ? window.token : window.token_address) += 1 << 20;
+  CmaRegion& region = pair.segment->ring(0).cma;
+  (other_process ? region.token : region.token_address) += 1 << 20;
   auto source = pattern(large_bytes, 6);
   std::vector<std::byte> arrived(large_bytes);
   std::size_t sent = 0, received = 0, idle = 0;
@@ -185,7 +185,7 @@ void check_refusal(bool other_process) {
     received += pair.receiver->try_recv(in);
   }
   CHECK(arrived == source);
-  CHECK(pair.sender->window_use() == CmaUse::never);
+  CHECK(pair.sender->cma_use() == CmaUse::never);
 }
 
 // A sender that gave up may have let go of its memory: what is read there is not handed on.
@@ -209,34 +209,34 @@ void check_abort() {
 
 void check_choice() {
   constexpr std::size_t piece_bytes = 1024 * 1024;
-  WindowChoice choice(CmaUse::measured, piece_bytes);
+  CmaChoice choice(CmaUse::measured, piece_bytes);
   WayCosts costs{0, 0};
-  const auto share_of_windows = [&] {
+  const auto share_of_cma = [&] {
     int shown = 0;
     for (int i = 0; i < 1000; ++i) {
-      const bool shows = choice.shows(piece_bytes, {});
+      const bool shows = choice.uses_cma(piece_bytes, {});
       shown += shows;
-      (shows ? costs.window : costs.ring) = shows ? 1e-10 : 2e-10;
+      (shows ? costs.cma : costs.ring) = shows ? 1e-10 : 2e-10;
       choice.sent(piece_bytes, costs);
     }
     return shown / 1000.0;
   };
-  CHECK(!choice.shows(piece_bytes, {}));  // nothing is known
-  CHECK(share_of_windows() > 0.9);        // half the cost
-  CHECK(choice.prefers_window());
-  CHECK(!choice.shows(1000, {}));            // a short one
-  CHECK(!choice.shows(piece_bytes, false));  // not wanted
-  WindowChoice dear(CmaUse::measured, piece_bytes);
+  CHECK(!choice.uses_cma(piece_bytes, {}));  // nothing is known
+  CHECK(share_of_cma() > 0.9);               // half the cost
+  CHECK(choice.prefers_cma());
+  CHECK(!choice.uses_cma(1000, {}));            // a short one
+  CHECK(!choice.uses_cma(piece_bytes, false));  // not wanted
+  CmaChoice dear(CmaUse::measured, piece_bytes);
   int shown = 0;
   for (int i = 0; i < 1000; ++i) {
-    const bool shows = dear.shows(piece_bytes, {});
+    const bool shows = dear.uses_cma(piece_bytes, {});
     shown += shows;
     dear.sent(piece_bytes, {2e-10, shows ? 4e-10 : 0});
   }
   CHECK(shown > 0 && shown < 60);
-  CHECK(!dear.prefers_window());
-  WindowChoice never(CmaUse::never, piece_bytes);
-  CHECK(!never.shows(piece_bytes, true));
+  CHECK(!dear.prefers_cma());
+  CmaChoice never(CmaUse::never, piece_bytes);
+  CHECK(!never.uses_cma(piece_bytes, true));
   CopyCost cost;
   cost.add(1000, 1e-6);
   cost.add(1000, 1);  // interrupted
@@ -255,5 +255,5 @@ int main() {
   check_refusal(/*other_process=*/true);
   check_abort();
   check_choice();
-  return result("test_direct_window");
+  return result("test_cma");
 }
