@@ -14,7 +14,7 @@
 
 #include "check.hpp"
 #include "holmes/bootstrap/mesh.hpp"
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/core/env.hpp"
 
 namespace holmes::test {
@@ -24,8 +24,8 @@ using namespace std::chrono_literals;
 inline constexpr std::size_t segment_bytes = 1 << 16;
 
 // As a rank "on host b1" writes it that accepts connections on this port of the loopback device.
-inline RankRecord record_of_other(std::uint16_t port) {
-  RankRecord record;
+inline RankInfo record_of_other(std::uint16_t port) {
+  RankInfo record;
   record.host = "b1";
   record.machine = machine_identity();
   record.user = std::to_string(::getuid());
@@ -89,10 +89,10 @@ inline void check_pairs(std::vector<Outcome>& outcomes, bool expect_shm, std::si
   }
   const auto size = outcomes.size();
   for (std::size_t a = 0; a < size; ++a) {
-    CHECK(outcomes[a].mesh->links.size() == size && outcomes[a].mesh->hosts.size() == size);
+    CHECK(outcomes[a].mesh->peers.size() == size && outcomes[a].mesh->hosts.size() == size);
     for (std::size_t b = 0; b < a; ++b) {
-      auto& left = outcomes[a].mesh->links[b];
-      auto& right = outcomes[b].mesh->links[a];
+      auto& left = outcomes[a].mesh->peers[b];
+      auto& right = outcomes[b].mesh->peers[a];
       CHECK(left.peer == static_cast<int>(b) && right.peer == static_cast<int>(a));
       CHECK(left.uses_shared_memory() == expect_shm && right.uses_shared_memory() == expect_shm);
       std::vector<std::pair<Connection*, Connection*>> pairs;

@@ -29,7 +29,7 @@ struct PeerConnections {
 };
 
 struct Mesh {
-  std::vector<PeerConnections> links;  // indexed by rank; links[own rank] is empty
+  std::vector<PeerConnections> peers;  // indexed by rank; peers[own rank] is empty
   std::vector<std::string> hosts;      // host name of every rank
 
   // The descriptors of all of them.

@@ -7,7 +7,7 @@
 
 #include "holmes/bootstrap/handshake.hpp"
 #include "holmes/bootstrap/mesh.hpp"
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/transport/socket.hpp"
 
@@ -21,10 +21,10 @@ public:
               std::size_t shared_memory_bytes);
 
   // Opens the listening sockets and writes them into `record`.
-  void listen(RankRecord& record);
-  // Connects to every lower rank and accepts every higher one; `records` holds all ranks', checked by check_records.
+  void listen(RankInfo& record);
+  // Connects to every lower rank and accepts every higher one; `records` holds all ranks', checked by check_rank_infos.
   // `look_around` is called about once a second, and soon after a connection failed; it may throw to end the set-up.
-  Mesh connect(const std::vector<RankRecord>& records, const std::string& secret, Clock::time_point deadline,
+  Mesh connect(const std::vector<RankInfo>& records, const std::string& secret, Clock::time_point deadline,
                const std::function<void()>& look_around);
 
 private:
@@ -103,7 +103,7 @@ private:
   std::size_t shared_memory_bytes_;
   std::vector<Listener> listeners_;
 
-  const std::vector<RankRecord>* records_ = nullptr;
+  const std::vector<RankInfo>* records_ = nullptr;
   std::string secret_;
   Mesh mesh_;
   int missing_ = 0;  // sockets that do not stand yet

@@ -1,6 +1,7 @@
 // Pace: how far a rank may send ahead of what it has received.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -14,7 +15,16 @@ public:
   // Whether it limits anything.
   bool is_kept() const { return lead_bytes_ > 0; }
   // `least_received_bytes`: from the peer of which least came; SIZE_MAX: all is here.
-  void update(std::size_t least_received_bytes, const Group& group);
+  void update(std::size_t least_received_bytes, const Group& group) {
+    // Paths get known while they are used.
+    constexpr std::size_t known_bytes = 4 * 1024 * 1024;
+    if (least_received_bytes != SIZE_MAX && least_received_bytes >= lead_known_until_) {
+      lead_known_until_ = least_received_bytes + known_bytes;
+      for (int peer = 0; peer < group.size; ++peer)
+        if (peer != group.rank) lead_bytes_ = std::max(lead_bytes_, group.channels[peer]->lead_bytes());
+    }
+    send_limit_ = least_received_bytes == SIZE_MAX ? SIZE_MAX : least_received_bytes + lead_bytes_;
+  }
   // What may be sent now where so many bytes were sent before.
   std::size_t sendable_bytes(std::size_t sent_bytes) const {
     return sent_bytes < send_limit_ ? send_limit_ - sent_bytes : 0;

@@ -36,7 +36,7 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Store> store,
     : store_(std::move(store)), options_(std::move(options)) {
   parts_ =
       std::make_shared<HierarchicalParts>(HierarchicalParts{.hierarchy = Hierarchy(options_.clusters, options_.rank)});
-  pipeline_ = std::make_shared<Pipeline>([parts = parts_](const Failure& failure) { parts->fail(failure); });
+  scheduler_ = std::make_shared<StageScheduler>([parts = parts_](const Failure& failure) { parts->fail(failure); });
   connect_parts();
   choose_min_bytes();
 }
@@ -107,21 +107,21 @@ void HierarchicalCommunicator::choose_min_bytes() {
 HierarchicalCommunicator::~HierarchicalCommunicator() {
   // A failure of the flat part is the reason why all of them end.
   if (const auto failure = parts_->flat->failure()) {
-    pipeline_->fail(*failure);
-  } else if (pipeline_->has_pending()) {
-    pipeline_->fail(parts_->flat->abort_failure("it was destroyed with operations pending"));
+    scheduler_->fail(*failure);
+  } else if (scheduler_->has_pending()) {
+    scheduler_->fail(parts_->flat->abort_failure("it was destroyed with operations pending"));
   }
 }
 
 HostCommunicator& HierarchicalCommunicator::flat() const {
-  pipeline_->throw_if_failed(options_.name);
+  scheduler_->throw_if_failed(options_.name);
   return *parts_->flat;
 }
 
 template <typename Make>
 WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes, const CallOptions& call,
                                         const Make& make) {
-  pipeline_->throw_if_failed(options_.name);
+  scheduler_->throw_if_failed(options_.name);
   const Duration timeout = call.timeout.value_or(options_.timeout);
   signature.form = form_of(call.compression);
   signature.announced_bytes = bytes;
@@ -134,7 +134,7 @@ WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes
   };
   std::string title = std::string(holmes::name(signature.op)) + " of " + std::to_string(bytes) +
                       " bytes on communicator '" + options_.name + "'";
-  return finished(pipeline_->start(std::move(title), announce, std::move(chains)), call.async);
+  return finished(scheduler_->start(std::move(title), announce, std::move(chains)), call.async);
 }
 
 bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& buffers, const Buffer& own) const {
@@ -233,7 +233,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
 }
 
 void HierarchicalCommunicator::abort(const std::string& reason) {
-  pipeline_->fail(parts_->flat->abort_failure(reason));
+  scheduler_->fail(parts_->flat->abort_failure(reason));
 }
 
 std::vector<ConnectionInfo> HierarchicalCommunicator::connections() const {

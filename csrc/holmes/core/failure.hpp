@@ -1,4 +1,4 @@
-// Failure: why a communicator ended, as a value that is kept, sent to the peers and raised.
+// Failure: an error as a value that is kept, sent to the peers and raised.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,9 @@ namespace holmes {
 struct Failure {
   ErrorKind kind = ErrorKind::communicator;
   std::string message;
-  ErrorContext context;
+  ErrorContext context{};
+
+  [[noreturn]] void raise() const { throw_error(kind, message, context); }
 };
 
 // What a peer did that left in order, as errors say it.

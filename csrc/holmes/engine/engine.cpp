@@ -29,7 +29,7 @@ Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel
       sockets_(std::move(sockets)) {
   for (const auto* channels : {&std::as_const(group_->channels), &operations_.p2p().channels()})
     for (const auto& channel : *channels)
-      if (channel && channel->needs_care()) tended_.push_back(channel.get());
+      if (channel && channel->needs_maintenance()) maintained_.push_back(channel.get());
 }
 
 Engine::~Engine() { records_.keep_after_end(); }
@@ -161,9 +161,9 @@ void Engine::finish_wait() {
     operations_.p2p().channels()[peer]->finish_wait();
   }
   if (is_dead()) return;
-  if (!tended_.empty()) {
+  if (!maintained_.empty()) {
     const auto now = Clock::now();
-    for (Channel* channel : tended_) channel->take_care(now);
+    for (Channel* channel : maintained_) channel->maintain(now);
   }
   try {
     detector_.check_controls();
@@ -191,21 +191,21 @@ void Engine::check_deadlines() {
 
 std::optional<Clock::time_point> Engine::next_wake() const {
   auto next = detector_.next_deadline();
-  for (const Channel* channel : tended_) {
-    const auto at = channel->next_care();
+  for (const Channel* channel : maintained_) {
+    const auto at = channel->next_maintenance();
     if (at && (!next || *at < *next)) next = at;
   }
   return next;
 }
 
-std::optional<Clock::time_point> Engine::take_care() {
+std::optional<Clock::time_point> Engine::maintain() {
   constexpr auto busy_pause = std::chrono::milliseconds(100);
   std::optional<Clock::time_point> next;
   const auto now = Clock::now();
   if (has_pending()) {
     next = now + busy_pause;  // who drives the operation looks after the channels
   } else if (!is_dead()) {
-    for (Channel* channel : tended_) channel->take_care(now);
+    for (Channel* channel : maintained_) channel->maintain(now);
     next = next_wake();
   }
   is_watched_ = next.has_value();
@@ -214,7 +214,7 @@ std::optional<Clock::time_point> Engine::take_care() {
 
 // What was sent last is not acknowledged yet; should its rail be lost now, somebody has to send it again.
 void Engine::watch() {
-  if (is_watched_ || tended_.empty() || is_dead() || !next_wake()) return;
+  if (is_watched_ || maintained_.empty() || is_dead() || !next_wake()) return;
   is_watched_ = true;
   io_thread_.watch(shared_from_this());
 }

@@ -67,12 +67,12 @@ public:
   void finish_wait();
   // Driver. Ends the communicator where an operation is late.
   void check_deadlines();
-  // Driver. When to look again though nothing is ready: the earliest deadline, or a channel that needs care.
+  // Driver. When to look again though nothing is ready: the earliest deadline, or a channel that needs maintenance.
   std::optional<Clock::time_point> next_wake() const;
-  // Driver. Asks the I/O thread to call take_care as long as needed.
+  // Driver. Asks the I/O thread to call maintain as long as needed.
   void watch();
   // Driver. Looks after the channels while nothing is pending. Returns when to do so again; absent: no need.
-  std::optional<Clock::time_point> take_care();
+  std::optional<Clock::time_point> maintain();
   // Driver.
   Operations& operations() { return operations_; }
   // Driver. For the flight record.
@@ -100,8 +100,8 @@ private:
   std::uint64_t epoch_ = fork_epoch();
   UninheritedSockets sockets_;
   std::mutex drive_;
-  std::vector<Channel*> tended_;  // channels that need care
-  bool is_watched_ = false;       // driver; the I/O thread calls take_care
+  std::vector<Channel*> maintained_;  // channels that need maintenance
+  bool is_watched_ = false;           // driver; the I/O thread calls maintain
 
   mutable std::mutex mutex_;  // protects the failures
   Failure failure_;

@@ -118,14 +118,14 @@ void IoThread::wake() const {
   [[maybe_unused]] const ssize_t bytes = ::write(wake_fd_.get(), &one, sizeof one);
 }
 
-void IoThread::tend(std::optional<Clock::time_point>& wake_at) {
+void IoThread::maintain(std::optional<Clock::time_point>& wake_at) {
   // Whoever drives an engine looks after it.
   constexpr auto busy_pause = std::chrono::milliseconds(100);
   const auto now = Clock::now();
-  for (auto& [engine, at] : tended_) {
+  for (auto& [engine, at] : maintained_) {
     if (now >= at) {
       std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
-      const auto next = drive ? engine->take_care() : now + busy_pause;
+      const auto next = drive ? engine->maintain() : now + busy_pause;
       if (drive) drive.unlock();
       if (!next) {
         engine.reset();
@@ -135,7 +135,7 @@ void IoThread::tend(std::optional<Clock::time_point>& wake_at) {
     }
     if (!wake_at || at < *wake_at) wake_at = at;
   }
-  std::erase_if(tended_, [](const Tended& tended) { return tended.engine == nullptr; });
+  std::erase_if(maintained_, [](const Maintained& maintained) { return maintained.engine == nullptr; });
 }
 
 void IoThread::run() {
@@ -149,13 +149,13 @@ void IoThread::run() {
       for (auto& engine : added_)
         if (std::find(active_.begin(), active_.end(), engine) == active_.end()) active_.push_back(std::move(engine));
       added_.clear();
-      for (auto& engine : watched_) tended_.push_back({std::move(engine)});
+      for (auto& engine : watched_) maintained_.push_back({std::move(engine)});
       watched_.clear();
     }
     fds.clear();
     std::optional<Clock::time_point> wake_at;
     waiting_.clear();
-    tend(wake_at);
+    maintain(wake_at);
     if (round(fds, wake_at)) {
       fds.push_back({wake_fd_.get(), POLLIN, 0});
       fds.push_back({timer_fd_.get(), POLLIN, 0});

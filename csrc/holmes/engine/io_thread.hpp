@@ -34,13 +34,13 @@ public:
   void offer(std::shared_ptr<Engine> engine, Duration patience);
   // The caller drives `engine` itself.
   void take_back(const Engine& engine);
-  // Looks after `engine` (see Engine::take_care) until it needs it no more.
+  // Looks after `engine` (see Engine::maintain) until it needs it no more.
   void watch(std::shared_ptr<Engine> engine);
 
 private:
   void run();
   bool round(std::vector<pollfd>& fds, std::optional<Clock::time_point>& wake_at);
-  void tend(std::optional<Clock::time_point>& wake_at);
+  void maintain(std::optional<Clock::time_point>& wake_at);
   void wake() const;
   // With the lock.
   void take_offers();
@@ -50,7 +50,7 @@ private:
     std::shared_ptr<Engine> engine;
     Clock::time_point due;
   };
-  struct Tended {
+  struct Maintained {
     std::shared_ptr<Engine> engine;
     Clock::time_point at{};
   };
@@ -62,7 +62,7 @@ private:
   std::vector<Offer> offers_;
   Clock::time_point timer_at_ = Clock::time_point::max();  // not later than any offer; max: not armed
   std::vector<std::shared_ptr<Engine>> watched_;           // since the last round
-  std::vector<Tended> tended_;                             // the thread's own, as the following
+  std::vector<Maintained> maintained_;                     // the thread's own, as the following
   std::vector<std::shared_ptr<Engine>> active_;
   std::vector<std::shared_ptr<Engine>> waiting_;  // of these, the ones that prepared to wait in this round
 };

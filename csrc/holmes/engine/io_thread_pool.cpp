@@ -59,13 +59,13 @@ std::vector<int> chosen_cpus(const Env& env, const std::string& interface) {
 
 struct Pool {
   // Threads on the same processors.
-  struct Crew {
+  struct ThreadSet {
     std::vector<IoThread*> threads;
     std::size_t communicators = 0;
   };
   std::uint64_t epoch = fork_epoch();
   std::mutex mutex;
-  std::map<std::vector<int>, Crew> crews;
+  std::map<std::vector<int>, ThreadSet> thread_sets;
   int threads = 0;
 };
 
@@ -87,11 +87,11 @@ IoThread& io_thread_for(const Env& env, const std::string& interface) {
   const std::vector<int> cpus = chosen_cpus(env, interface);
   Pool& own = pool();
   std::lock_guard lock(own.mutex);
-  Pool::Crew& crew = own.crews[cpus];
-  const std::size_t index = crew.communicators % static_cast<std::size_t>(env.io_threads);
-  if (index >= crew.threads.size()) crew.threads.push_back(new IoThread(own.threads++, cpus));
-  ++crew.communicators;
-  return *crew.threads[index];
+  Pool::ThreadSet& set = own.thread_sets[cpus];
+  const std::size_t index = set.communicators % static_cast<std::size_t>(env.io_threads);
+  if (index >= set.threads.size()) set.threads.push_back(new IoThread(own.threads++, cpus));
+  ++set.communicators;
+  return *set.threads[index];
 }
 
 }  // namespace holmes

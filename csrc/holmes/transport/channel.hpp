@@ -76,10 +76,10 @@ public:
 
   // Whether the stream has to be looked after from time to time (acknowledgements, losses), also when no operation
   // waits for it.
-  virtual bool needs_care() const { return false; }
-  // When to call take_care, though no descriptor is ready; absent: never.
-  virtual std::optional<Clock::time_point> next_care() const { return std::nullopt; }
-  virtual void take_care(Clock::time_point /*now*/) {}
+  virtual bool needs_maintenance() const { return false; }
+  // When to call maintain, though no descriptor is ready; absent: never.
+  virtual std::optional<Clock::time_point> next_maintenance() const { return std::nullopt; }
+  virtual void maintain(Clock::time_point /*now*/) {}
 
   // Ends the stream in both directions; the peer sees StreamClosed. Safe from any thread, does not block.
   virtual void shutdown() = 0;

@@ -1,4 +1,4 @@
-// Record: what ranks tell each other through the Store while a communicator is set up.
+// RankInfo: what ranks tell each other through the Store while a communicator is set up.
 #pragma once
 
 #include <cstdint>
@@ -6,25 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "holmes/core/error.hpp"
+#include "holmes/core/failure.hpp"
 #include "holmes/core/options.hpp"
 
 namespace holmes {
 
-// An error on its way to the other ranks.
-struct RankFailure {
-  ErrorKind kind = ErrorKind::job;
-  std::string message;
-  ErrorContext context;
-
-  explicit RankFailure(const HolmesError& error)
-      : kind(error.kind()), message(error.what()), context(error.context()) {}
-  RankFailure(ErrorKind kind, std::string message) : kind(kind), message(std::move(message)) {}
-  [[noreturn]] void raise() const { throw_error(kind, message, context); }
-};
-
 // Where a rank listens on one rail.
-struct RailRecord {
+struct RailAddress {
   std::string interface;
   std::string address;
   std::uint16_t port = 0;
@@ -42,7 +30,7 @@ struct RailRange {
 };
 
 // Everything the others need to connect to a rank.
-struct RankRecord {
+struct RankInfo {
   std::string host;        // for messages
   std::string machine;     // equal on ranks that share a kernel and a network namespace; empty: unknown
   std::string user;        // user id
@@ -56,34 +44,34 @@ struct RankRecord {
   std::string cluster;            // equal on ranks of one cluster; empty: the ranks name none
   bool runs_flat = false;         // no operation over the clusters is hierarchical
   std::size_t cluster_rails = 0;  // so many of the rails, the last ones, join the ranks of the cluster only
-  std::vector<RailRecord> rails;
+  std::vector<RailAddress> rails;
 
   std::size_t shared_rails() const { return rails.size() - cluster_rails; }
-  // The same from both sides, once check_records has passed.
-  RailRange rails_to(const RankRecord& other) const {
+  // The same from both sides, once check_rank_infos has passed.
+  RailRange rails_to(const RankInfo& other) const {
     const bool inside = !cluster.empty() && cluster == other.cluster && cluster_rails > 0;
     return inside ? RailRange{shared_rails(), rails.size()} : RailRange{0, shared_rails()};
   }
-  bool same_cluster(const RankRecord& other) const { return cluster == other.cluster; }
-  bool same_machine(const RankRecord& other) const { return !machine.empty() && machine == other.machine; }
-  bool same_kernel(const RankRecord& other) const {
+  bool same_cluster(const RankInfo& other) const { return cluster == other.cluster; }
+  bool same_machine(const RankInfo& other) const { return !machine.empty() && machine == other.machine; }
+  bool same_kernel(const RankInfo& other) const {
     return !machine.empty() && machine.substr(0, machine.find(':')) == other.machine.substr(0, other.machine.find(':'));
   }
-  bool can_share_memory(const RankRecord& other) const {
+  bool can_share_memory(const RankInfo& other) const {
     return same_machine(other) && user == other.user && !unix_token.empty() && !other.unix_token.empty();
   }
 };
 
 // Values of the Store. A record starts with the protocol version; `decode_*` throw ProtocolError naming `writer` where
 // the version differs or the bytes make no sense. A rank that failed writes its failure instead: decode_rank raises it.
-std::string encode(const RankRecord& record);
-std::string encode(const RankFailure& failure);
+std::string encode(const RankInfo& record);
+std::string encode(const Failure& failure);
 std::string encode_success();
-RankRecord decode_rank(const std::string& bytes, const std::string& writer);
+RankInfo decode_rank(const std::string& bytes, const std::string& writer);
 // Nothing: success.
-std::optional<RankFailure> decode_outcome(const std::string& bytes, const std::string& writer);
+std::optional<Failure> decode_outcome(const std::string& bytes, const std::string& writer);
 
-// Boot and network namespace of this thread: what RankRecord::machine holds.
+// Boot and network namespace of this thread: what RankInfo::machine holds.
 std::string machine_identity();
 
 // "60 s", "0.250 s".

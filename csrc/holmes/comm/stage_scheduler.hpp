@@ -1,4 +1,4 @@
-// Pipeline: runs operations that are made of asynchronous operations of several communicators.
+// StageScheduler: runs operations that are made of asynchronous operations of several communicators.
 #pragma once
 
 #include <array>
@@ -25,10 +25,10 @@ using Chain = std::array<Step, stage_count>;
 // first: where each stage has communicators of its own, the ranks' calls on them match. Chains overlap: while one is in
 // a late stage, the next ones are in earlier stages. The first failure ends everything; an operation is final when none
 // of its steps' operations runs any more. Thread-safe.
-class Pipeline : public std::enable_shared_from_this<Pipeline> {
+class StageScheduler : public std::enable_shared_from_this<StageScheduler> {
 public:
   // `on_failure` hears of the first failure, once; it must not block.
-  explicit Pipeline(std::function<void(const Failure&)> on_failure) : on_failure_(std::move(on_failure)) {}
+  explicit StageScheduler(std::function<void(const Failure&)> on_failure) : on_failure_(std::move(on_failure)) {}
 
   // Starts an operation; it is final when what `announce` submits and all chains are. `announce` runs first, for
   // several threads in the order of their chains; what it throws leaves everything as it was. `title` says in the
@@ -44,15 +44,15 @@ public:
 
 private:
   struct Operation;
-  struct Link;  // a chain under way
+  struct Task;  // a chain under way
   struct Stage {
     std::uint64_t next = 0;  // ticket whose turn it is
-    std::map<std::uint64_t, std::shared_ptr<Link>> ready;
+    std::map<std::uint64_t, std::shared_ptr<Task>> ready;
     bool is_running = false;  // a thread runs steps of this stage
   };
 
-  void enter(const std::shared_ptr<Link>& link);
-  void run(const std::shared_ptr<Link>& link);
+  void enter(const std::shared_ptr<Task>& task);
+  void run(const std::shared_ptr<Task>& task);
   bool begin_step(const std::shared_ptr<Operation>& operation);
   void await(const std::vector<WorkPtr>& works, const std::shared_ptr<Operation>& operation, const std::string& title,
              std::function<void()> then);

@@ -1,4 +1,4 @@
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 
 #include <sys/stat.h>
 
@@ -74,9 +74,9 @@ private:
   std::size_t offset_ = 0;
 };
 
-RankFailure read_failure(Reader& reader) {
+Failure read_failure(Reader& reader) {
   const auto kind = static_cast<ErrorKind>(reader.number(std::numeric_limits<int>::max()));
-  RankFailure failure(kind, reader.text());
+  Failure failure{kind, reader.text(), {}};
   failure.context.rank = reader.optional_number();
   failure.context.peer = reader.optional_number();
   failure.context.host = reader.text();
@@ -87,7 +87,7 @@ RankFailure read_failure(Reader& reader) {
 
 }  // namespace
 
-std::string encode(const RankRecord& record) {
+std::string encode(const RankInfo& record) {
   Writer writer("rank");
   writer.add(record.host);
   writer.add(record.machine);
@@ -112,7 +112,7 @@ std::string encode(const RankRecord& record) {
   return writer.take();
 }
 
-std::string encode(const RankFailure& failure) {
+std::string encode(const Failure& failure) {
   Writer writer("failure");
   writer.add(static_cast<std::uint64_t>(failure.kind));
   writer.add(failure.message);
@@ -126,13 +126,13 @@ std::string encode(const RankFailure& failure) {
 
 std::string encode_success() { return Writer("success").take(); }
 
-RankRecord decode_rank(const std::string& bytes, const std::string& writer) {
+RankInfo decode_rank(const std::string& bytes, const std::string& writer) {
   Reader reader(bytes, writer);
   const auto type = reader.text();
   if (type == "failure") read_failure(reader).raise();
   if (type != "rank") reader.refuse();
   constexpr std::uint64_t max_port = std::numeric_limits<std::uint16_t>::max();
-  RankRecord record;
+  RankInfo record;
   record.host = reader.text();
   record.machine = reader.text();
   record.user = reader.text();
@@ -149,7 +149,7 @@ RankRecord decode_rank(const std::string& bytes, const std::string& writer) {
   const auto rail_count = reader.number(2 * max_rails);
   if (record.cluster_rails > rail_count) reader.refuse();
   for (std::uint64_t i = 0; i < rail_count; ++i) {
-    RailRecord rail;
+    RailAddress rail;
     rail.interface = reader.text();
     rail.address = reader.text();
     rail.port = static_cast<std::uint16_t>(reader.number(max_port));
@@ -159,7 +159,7 @@ RankRecord decode_rank(const std::string& bytes, const std::string& writer) {
   return record;
 }
 
-std::optional<RankFailure> decode_outcome(const std::string& bytes, const std::string& writer) {
+std::optional<Failure> decode_outcome(const std::string& bytes, const std::string& writer) {
   Reader reader(bytes, writer);
   const auto type = reader.text();
   if (type == "success") return std::nullopt;

@@ -1,4 +1,4 @@
-#include "holmes/comm/pipeline.hpp"
+#include "holmes/comm/stage_scheduler.hpp"
 
 #include <atomic>
 
@@ -23,26 +23,26 @@ Failure failure_of(const std::exception_ptr& error, const std::string& title) {
 }  // namespace
 
 // The handle, and what is missing yet: its chains and its announcement.
-struct Pipeline::Operation {
+struct StageScheduler::Operation {
   std::string title;
   std::shared_ptr<Work> work = std::make_shared<Work>();
   std::atomic<std::size_t> missing{0};
   std::size_t running = 0;  // steps whose operations may still use the buffers; under the pipeline's mutex
 };
 
-struct Pipeline::Link {
+struct StageScheduler::Task {
   Chain steps;
   std::shared_ptr<Operation> operation;
   std::uint64_t ticket = 0;
   std::size_t stage = 0;
 };
 
-WorkPtr Pipeline::start(std::string title, const Step& announce, std::vector<Chain> chains) {
+WorkPtr StageScheduler::start(std::string title, const Step& announce, std::vector<Chain> chains) {
   auto operation = std::make_shared<Operation>();
   operation->title = std::move(title);
   operation->missing = chains.size() + 1;
   operation->work->mark_running();
-  std::vector<std::shared_ptr<Link>> links;
+  std::vector<std::shared_ptr<Task>> tasks;
   std::vector<WorkPtr> announcement;
   {
     const std::lock_guard starting(starting_);
@@ -55,19 +55,19 @@ WorkPtr Pipeline::start(std::string title, const Step& announce, std::vector<Cha
     pending_.insert(operation);
     ++operation->running;  // the announcement
     for (Chain& chain : chains)
-      links.push_back(std::make_shared<Link>(Link{std::move(chain), operation, tickets_++, 0}));
+      tasks.push_back(std::make_shared<Task>(Task{std::move(chain), operation, tickets_++, 0}));
   }
-  for (const auto& link : links) enter(link);
+  for (const auto& task : tasks) enter(task);
   await(announcement, operation, "", [self = shared_from_this(), operation] { self->finish_part(operation); });
   return operation->work;
 }
 
-// The link waits for its turn in its stage; whoever is in the stage already runs what became ready meanwhile.
-void Pipeline::enter(const std::shared_ptr<Link>& link) {
+// The task waits for its turn in its stage; whoever is in the stage already runs what became ready meanwhile.
+void StageScheduler::enter(const std::shared_ptr<Task>& task) {
   std::unique_lock lock(mutex_);
   if (failure_) return;
-  Stage& stage = stages_[link->stage];
-  stage.ready.emplace(link->ticket, link);
+  Stage& stage = stages_[task->stage];
+  stage.ready.emplace(task->ticket, task);
   if (stage.is_running) return;
   stage.is_running = true;
   while (!failure_ && !stage.ready.empty() && stage.ready.begin()->first == stage.next) {
@@ -82,25 +82,25 @@ void Pipeline::enter(const std::shared_ptr<Link>& link) {
   stage.is_running = false;
 }
 
-void Pipeline::run(const std::shared_ptr<Link>& link) {
-  const auto& operation = link->operation;
+void StageScheduler::run(const std::shared_ptr<Task>& task) {
+  const auto& operation = task->operation;
   if (!begin_step(operation)) return;
   std::vector<WorkPtr> works;
   try {
-    if (const Step step = std::move(link->steps[link->stage])) works = step();
+    if (const Step step = std::move(task->steps[task->stage])) works = step();
   } catch (...) {
     fail(failure_of(std::current_exception(), operation->title));
   }
-  await(works, operation, operation->title, [self = shared_from_this(), link] {
-    if (++link->stage < stage_count) {
-      self->enter(link);
+  await(works, operation, operation->title, [self = shared_from_this(), task] {
+    if (++task->stage < stage_count) {
+      self->enter(task);
     } else {
-      self->finish_part(link->operation);
+      self->finish_part(task->operation);
     }
   });
 }
 
-bool Pipeline::begin_step(const std::shared_ptr<Operation>& operation) {
+bool StageScheduler::begin_step(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard lock(mutex_);
   if (failure_) return false;
   ++operation->running;
@@ -108,8 +108,8 @@ bool Pipeline::begin_step(const std::shared_ptr<Operation>& operation) {
 }
 
 // Ends a begun step when all works are final: runs `then` where they succeeded; a failed one fails everything.
-void Pipeline::await(const std::vector<WorkPtr>& works, const std::shared_ptr<Operation>& operation,
-                     const std::string& title, std::function<void()> then) {
+void StageScheduler::await(const std::vector<WorkPtr>& works, const std::shared_ptr<Operation>& operation,
+                           const std::string& title, std::function<void()> then) {
   struct Join {
     std::atomic<std::size_t> missing;
     std::function<void()> then;
@@ -128,7 +128,7 @@ void Pipeline::await(const std::vector<WorkPtr>& works, const std::shared_ptr<Op
   arrive();
 }
 
-void Pipeline::end_step(const std::shared_ptr<Operation>& operation) {
+void StageScheduler::end_step(const std::shared_ptr<Operation>& operation) {
   std::optional<Failure> failure;
   {
     const std::lock_guard lock(mutex_);
@@ -138,7 +138,7 @@ void Pipeline::end_step(const std::shared_ptr<Operation>& operation) {
   operation->work->fail(error_of(*failure));
 }
 
-void Pipeline::finish_part(const std::shared_ptr<Operation>& operation) {
+void StageScheduler::finish_part(const std::shared_ptr<Operation>& operation) {
   if (operation->missing.fetch_sub(1) != 1) return;
   {
     const std::lock_guard lock(mutex_);
@@ -147,10 +147,10 @@ void Pipeline::finish_part(const std::shared_ptr<Operation>& operation) {
   operation->work->complete();
 }
 
-void Pipeline::fail(const Failure& failure) {
+void StageScheduler::fail(const Failure& failure) {
   // Buffers and callbacks are released outside the lock: their owners may do anything.
   std::vector<std::shared_ptr<Operation>> idle;
-  std::array<std::map<std::uint64_t, std::shared_ptr<Link>>, stage_count> dropped;
+  std::array<std::map<std::uint64_t, std::shared_ptr<Task>>, stage_count> dropped;
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
@@ -164,18 +164,18 @@ void Pipeline::fail(const Failure& failure) {
   for (const auto& operation : idle) operation->work->fail(error_of(failure));
 }
 
-bool Pipeline::has_failed() const {
+bool StageScheduler::has_failed() const {
   const std::lock_guard lock(mutex_);
   return failure_.has_value();
 }
 
-void Pipeline::throw_if_failed(const std::string& name) const {
+void StageScheduler::throw_if_failed(const std::string& name) const {
   const std::lock_guard lock(mutex_);
   if (!failure_) return;
   throw_dead(name, *failure_);
 }
 
-bool Pipeline::has_pending() const {
+bool StageScheduler::has_pending() const {
   const std::lock_guard lock(mutex_);
   return !pending_.empty();
 }
