@@ -10,32 +10,24 @@ import typing
 
 __all__: list[str] = [
     "Communicator",
+    "CommunicatorOptions",
     "Compression",
     "LocalStore",
     "NcclCommunicator",
     "NcclGroup",
     "NcclProfile",
     "Nic",
-    "NicOffer",
     "PrefixStore",
-    "SharedNetwork",
     "Store",
     "TcpStore",
     "Work",
-    "agree_nics",
-    "are_alike",
-    "best_first",
     "debug_socket_folder",
     "discover_nics",
-    "host_identity",
-    "host_name",
     "make_communicator",
     "make_nccl_communicator",
-    "meet",
     "nccl_choose",
     "nccl_library",
     "nccl_unique_id",
-    "offer_all_nics",
     "process_metrics",
     "process_record",
 ]
@@ -298,6 +290,65 @@ class Work:
         """
         'queued', 'running', 'completed' or 'failed'.
         """
+
+class CommunicatorOptions:
+    """
+    What a communicator is made of; the fields are those of the C++ struct (holmes/core/options.hpp says what each means),
+    durations in seconds. The functions that take one overwrite what their other arguments say.
+    """
+
+    __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
+    hierarchical_min_bytes: typing.Any
+    name: str
+    secret: str
+    tls: str | None
+    transport: str
+    def __copy__(self) -> CommunicatorOptions: ...
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> dict: ...
+    def __init__(self, **kwargs: typing.Any) -> None:
+        """
+        Fields by name; the others have the defaults of holmes_comm.init. Raises TypeError for a name that does not exist,
+        UsageError for a value that is not possible.
+        """
+    def __repr__(self) -> str: ...
+    def __setstate__(self, arg0: dict) -> None: ...
+    @property
+    def cluster_nics(self) -> list[tuple[str, str]]: ...
+    @cluster_nics.setter
+    def cluster_nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
+    @property
+    def clusters(self) -> list[int]: ...
+    @clusters.setter
+    def clusters(self, arg1: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    @property
+    def connect_timeout_s(self) -> float: ...
+    @connect_timeout_s.setter
+    def connect_timeout_s(self, arg1: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+    @property
+    def job_rank(self) -> int | None: ...
+    @job_rank.setter
+    def job_rank(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
+    def labels(self) -> list[int]: ...
+    @labels.setter
+    def labels(self, arg1: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    @property
+    def nics(self) -> list[tuple[str, str]]: ...
+    @nics.setter
+    def nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @rank.setter
+    def rank(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @size.setter
+    def size(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @timeout_s.setter
+    def timeout_s(self, arg1: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
 
 class Communicator:
     """
@@ -647,116 +698,9 @@ class NcclCommunicator(Communicator):
         NCCL's version, which library or image, the NICs and why.
         """
 
-class NicOffer:
-    """
-    What one rank brings to the choice of a group's NICs.
-    """
-    def __init__(self, host: str, place: str) -> None: ...
-    def add_rdma(self, nic: Nic, subnet: str = "") -> None:
-        """
-        RDMA through a NIC's port, where that is active.
-        """
-    def add_sockets(self, nic: Nic, subnet: str = "", is_selected: bool = True) -> None:
-        """
-        Sockets over a NIC's addresses. `subnet`: only those in it; `is_selected` False: for NCCL's handshakes only.
-        """
-    def fail(
-        self, message: str, nic: str = "", system_errno: typing.SupportsInt | typing.SupportsIndex | None = None
-    ) -> None:
-        """
-        Brings an error in place of NICs: all ranks raise it, a SystemError with `system_errno`, else a NicError.
-        """
-    def set_loopback(self, nic: str, address: str) -> None:
-        """
-        What ranks of one host use where nothing is asked for.
-        """
-    @property
-    def cluster(self) -> str:
-        """
-        That the rank names; all or none do.
-        """
-    @cluster.setter
-    def cluster(self, arg0: str) -> None: ...
-    @property
-    def inventory(self) -> str:
-        """
-        All NICs of the rank in words, for messages.
-        """
-    @inventory.setter
-    def inventory(self, arg0: str) -> None: ...
-    @property
-    def max_rails(self) -> int | None:
-        """
-        None: no wish. The smallest number of all ranks counts.
-        """
-    @max_rails.setter
-    def max_rails(self, arg0: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
-    @property
-    def restricts(self) -> bool:
-        """
-        Its selection asks for something.
-        """
-    @restricts.setter
-    def restricts(self, arg0: bool) -> None: ...
-    @property
-    def streams(self) -> int:
-        """
-        Over each NIC. The smallest number of all ranks counts.
-        """
-    @streams.setter
-    def streams(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
-    @property
-    def wants_rdma(self) -> bool:
-        """
-        NCCL: sockets are refused.
-        """
-    @wants_rdma.setter
-    def wants_rdma(self, arg0: bool) -> None: ...
-
-class SharedNetwork:
-    """
-    A network that hosts share, as far as its place depends on it.
-    """
-    def __init__(
-        self,
-        nic_class: str,
-        is_routed: bool,
-        is_plain: bool,
-        rate_gbps: typing.SupportsFloat | typing.SupportsIndex | None,
-        hosts: typing.SupportsInt | typing.SupportsIndex,
-        size: typing.SupportsInt | typing.SupportsIndex,
-        wires: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    ) -> None:
-        """
-        `hosts`: a number for the set of hosts, equal for rails; `size`: how many; `wires`: their NICs' numbers.
-        """
-
 def LocalStore() -> Store:
     """
     A store in memory, for ranks that are threads of one process.
-    """
-
-def agree_nics(
-    store: typing.Any,
-    rank: typing.SupportsInt | typing.SupportsIndex,
-    size: typing.SupportsInt | typing.SupportsIndex,
-    offer: NicOffer,
-    key: str,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    carrier: str,
-) -> tuple:
-    """
-    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'.
-    """
-
-def are_alike(one: SharedNetwork, other: SharedNetwork) -> bool:
-    """
-    Whether both are of one class and about one rate, so that one operation may be striped over them.
-    """
-
-def best_first(networks: collections.abc.Sequence[SharedNetwork]) -> list[list[int]]:
-    """
-    The networks as indices, best first, each with its rails, itself the first (docs/nics.md).
     """
 
 def debug_socket_folder() -> str:
@@ -769,68 +713,23 @@ def discover_nics(sysfs_root: str | None = None) -> list[Nic]:
     All NICs of this host, by class and name. Local. `sysfs_root`: None means HOLMES_SYSFS_ROOT, else /sys. Raises UsageError where it is no folder.
     """
 
-def host_identity() -> str:
+def make_communicator(store: typing.Any, options: CommunicatorOptions) -> Communicator:
     """
-    Equal on processes that share a kernel and a network namespace, and so a loopback. Local.
-    """
-
-def host_name() -> str:
-    """
-    HOLMES_HOSTNAME, else the system's host name. Local.
-    """
-
-def make_communicator(
-    store: typing.Any,
-    rank: typing.SupportsInt | typing.SupportsIndex,
-    size: typing.SupportsInt | typing.SupportsIndex,
-    name: str,
-    nics: collections.abc.Sequence[tuple[str, str]],
-    transport: str,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    connect_timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    secret: str = "",
-    clusters: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-    cluster_nics: collections.abc.Sequence[tuple[str, str]] = [],
-    hierarchical_min_bytes: typing.SupportsInt | typing.SupportsIndex | None = None,
-    tls: str | None = None,
-) -> Communicator:
-    """
-    Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in the same order
-    on every rank, and, where `clusters` (each rank's cluster, by rank) names several, over `cluster_nics` inside its own
-    cluster. holmes_comm.init chooses the NICs and calls this.
+    Collective over the ranks that share `store`: connects them over the NICs of `options`. holmes_comm.init chooses
+    the NICs and calls this.
     """
 
 def make_nccl_communicator(
     store: typing.Any,
-    rank: typing.SupportsInt | typing.SupportsIndex,
-    size: typing.SupportsInt | typing.SupportsIndex,
-    name: str,
-    nics: collections.abc.Sequence[tuple[str, str]],
+    options: CommunicatorOptions,
     profile: NcclProfile,
     device: typing.SupportsInt | typing.SupportsIndex,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    connect_timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    secret: str = "",
     package_paths: collections.abc.Sequence[str] = [],
     sysfs_root: str | None = None,
 ) -> NcclCommunicator:
     """
     Collective over the ranks that share `store`: an NCCL communicator on `profile`, with a communicator for host memory
-    over `nics` ((interface, address) pairs) beside it. holmes_comm.init chooses both and calls this.
-    """
-
-def meet(
-    store: typing.Any,
-    rank: typing.SupportsInt | typing.SupportsIndex,
-    size: typing.SupportsInt | typing.SupportsIndex,
-    key: str,
-    value: bytes,
-    conclude: collections.abc.Callable[[list[bytes]], bytes],
-    what: str,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-) -> bytes:
-    """
-    Everybody's `value` to rank 0, which calls `conclude` with all of them, by rank; its answer to everybody. Bytes. Collective. `key`: a fresh one; `what`: for messages ('choosing the NICs'). Raises TimeoutError on every rank, naming those that did not come.
+    over the NICs of `options` beside it. holmes_comm.init chooses both and calls this.
     """
 
 def nccl_choose(
@@ -853,11 +752,6 @@ def nccl_unique_id(
     """
     Opens a rendezvous of that NCCL, which stays open as long as the process; its 128 bytes hold the address (from byte
     8 on a sockaddr). For checks: it shows the interface that NCCL takes. Local.
-    """
-
-def offer_all_nics(nics: collections.abc.Sequence[Nic], carrier: str, host: str, place: str) -> NicOffer:
-    """
-    What a rank brings that selects nothing, as in C++.
     """
 
 def process_metrics() -> dict:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holmes_comm._C import (
         Communicator,
+        CommunicatorOptions,
         Compression,
         LocalStore,
         NcclCommunicator,
@@ -51,6 +52,7 @@ __all__ = [
     "AbortedError",
     "Communicator",
     "CommunicatorError",
+    "CommunicatorOptions",
     "Compression",
     "GroupOptions",
     "HolmesError",
@@ -86,6 +88,7 @@ _HOMES = {
     "clusters": ("GroupOptions",),
     "_C": (
         "Communicator",
+        "CommunicatorOptions",
         "Compression",
         "LocalStore",
         "NcclCommunicator",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from holmes_comm.errors import UsageError
 from holmes_comm.nic_agreement import agree_group
 from holmes_comm.nics import Nic, NicSelection
 
-__all__ = ["GroupOptions", "Membership", "agree_membership"]
+if TYPE_CHECKING:
+    from holmes_comm._C import CommunicatorOptions
 
-_NEVER = 2**64 - 1  # never_hierarchical of the engine
+__all__ = ["GroupOptions", "Membership", "agree_membership"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class GroupOptions:
     size in bytes from which on collectives run hierarchically, "never": none does (for groups that only send, receive
     and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. tls: "off", "clusters" or "all", which
     connections are encrypted; None: HOLMES_TLS, else off. nccl_variables: NCCL variables for the group's CUDA tensors
-    alone ({"NCCL_IB_TC": "106"}). As the arguments of `holmes_comm.init`; each rank of the group passes its own.
-    Immutable.
+    alone ({"NCCL_IB_TC": "106"}). options: what else the engine can be told. As the arguments of `holmes_comm.init`;
+    each rank of the group passes its own. Immutable.
     """
 
     nics: NicSelection | None = None
@@ -34,6 +35,7 @@ class GroupOptions:
     hierarchical_min_bytes: int | Literal["never"] | None = None
     tls: Literal["off", "clusters", "all"] | None = None
     nccl_variables: dict[str, str] | None = None
+    options: CommunicatorOptions | None = None
 
 
 class Membership(NamedTuple):
@@ -96,19 +98,6 @@ def agree_membership(
         [names.index(name) for name in shared.clusters],
         inside.nics,
         f"spans the clusters {', '.join(names)}; between them {shared.reason}; inside {cluster} {inside.reason}",
-    )
-
-
-def engine_min_bytes(value: int | Literal["never"] | None) -> int | None:
-    """A `hierarchical_min_bytes` as the engine takes it. Raises UsageError where it is neither a size nor "never"."""
-    if value is None:
-        return None
-    if value == "never":
-        return _NEVER
-    if isinstance(value, int) and 0 <= value < _NEVER:
-        return value
-    raise UsageError(
-        f'hierarchical_min_bytes={value!r} is not possible; it must be a number of bytes, 0 or more, or "never"'
     )
 
 

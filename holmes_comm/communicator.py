@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from holmes_comm import _C
-from holmes_comm.clusters import agree_membership, bindings, engine_min_bytes
+from holmes_comm.clusters import agree_membership, bindings
 from holmes_comm.errors import UsageError
 from holmes_comm.metrics_server import start_from_environment
 from holmes_comm.nics import NicSelection
@@ -44,6 +45,7 @@ def init(
     device: int | None = None,
     nccl_variables: dict[str, str] | None = None,
     nccl_host_id: str = "",
+    options: _C.CommunicatorOptions | None = None,
 ) -> Communicator:
     """Make a communicator. Collective over all ranks that share the store.
 
@@ -73,6 +75,7 @@ def init(
         device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
         nccl_host_id: with "nccl", makes NCCL take this rank for one of another host (several ranks on one GPU).
+        options: what else the engine can be told; what the arguments above say counts, not these fields.
 
     Raises:
         NicError: a rank has no NIC that fits; names rank, host and interface, on all ranks.
@@ -90,13 +93,16 @@ def init(
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     if transport is None:
         transport = selection.transport if selection is not None else "auto"
+    made_of = copy.copy(options) if options is not None else _C.CommunicatorOptions()
+    made_of.rank, made_of.size, made_of.name = rank, size, f"holmes/{name}"
+    made_of.timeout_s, made_of.connect_timeout_s, made_of.secret = timeout_s, connect_timeout_s, secret
     if backend == "nccl":
         if cluster is not None or cluster_nics is not None or hierarchical_min_bytes is not None:
             raise UsageError("backend='nccl' has no clusters; make one communicator for each cluster")
-        options = _NcclOptions(name, timeout_s, connect_timeout_s, secret, device, nccl_variables, nccl_host_id)
-        return _init_nccl(store, rank, size, selection, options)
+        return _init_nccl(store, made_of, selection, device, nccl_variables, nccl_host_id)
     if backend != "host":
         raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
+    made_of.transport, made_of.tls, made_of.hierarchical_min_bytes = transport, tls, hierarchical_min_bytes
     membership = agree_membership(
         store,
         rank,
@@ -105,69 +111,40 @@ def init(
         cluster,
         cluster_nics,
         timeout_s=connect_timeout_s,
-        key_prefix=f"holmes/{name}/nics",
+        key_prefix=f"{made_of.name}/nics",
         tls=tls,
     )
     _log.info("communicator %s: %s", name, membership.reason)
-    return _C.make_communicator(
-        store,
-        rank,
-        size,
-        f"holmes/{name}",
-        bindings(membership.nics),
-        transport,
-        timeout_s,
-        connect_timeout_s,
-        secret,
-        membership.clusters,
-        bindings(membership.cluster_nics),
-        engine_min_bytes(hierarchical_min_bytes),
-        tls,
-    )
-
-
-class _NcclOptions(NamedTuple):
-    name: str
-    timeout_s: float
-    connect_timeout_s: float
-    secret: str
-    device: int | None
-    variables: dict[str, str] | None
-    host_id: str
+    made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
+    made_of.cluster_nics = bindings(membership.cluster_nics)
+    return _C.make_communicator(store, made_of)
 
 
 def _init_nccl(
-    store: Any, rank: int, size: int, selection: NicSelection | None, options: _NcclOptions
+    store: Any,
+    options: _C.CommunicatorOptions,
+    selection: NicSelection | None,
+    device: int | None,
+    variables: dict[str, str] | None,
+    host_id: str,
 ) -> _C.NcclCommunicator:
     from holmes_comm.nccl_agreement import agree_nccl, nccl_package_paths
 
     agreement = agree_nccl(
         store,
-        rank,
-        size,
+        options.rank,
+        options.size,
         selection,
         timeout_s=options.connect_timeout_s,
-        key_prefix=f"holmes/{options.name}/nics",
-        variables=options.variables,
-        host_id=options.host_id,
+        key_prefix=f"{options.name}/nics",
+        variables=variables,
+        host_id=host_id,
     )
-    device = options.device
     if device is None:
         torch = sys.modules.get("torch")
         device = torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
-    comm = _C.make_nccl_communicator(
-        store,
-        rank,
-        size,
-        f"holmes/{options.name}",
-        bindings(agreement.nics),
-        agreement.profile,
-        device,
-        options.timeout_s,
-        options.connect_timeout_s,
-        options.secret,
-        nccl_package_paths(),
-    )
+    options.nics = bindings(agreement.nics)
+    comm = _C.make_nccl_communicator(store, options, agreement.profile, device, nccl_package_paths())
     _log.info("communicator %s: %s: %s", options.name, agreement.reason, comm.description)
     return comm
 

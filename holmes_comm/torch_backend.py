@@ -12,6 +12,7 @@ that are not contiguous go through a contiguous copy.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator
@@ -123,8 +124,9 @@ def _create(options: Any, pg_options: Any) -> Any:
     """torch's creator function: agrees on the NICs, then connects. Collective over the group."""
     import torch.distributed as dist
 
+    from holmes_comm._C import CommunicatorOptions
     from holmes_comm._c10d import ProcessGroupHolmes
-    from holmes_comm.clusters import GroupOptions, agree_membership, bindings, engine_min_bytes
+    from holmes_comm.clusters import GroupOptions, agree_membership, bindings
     from holmes_comm.metrics_server import start_from_environment
     from holmes_comm.nics import NicSelection
 
@@ -157,22 +159,19 @@ def _create(options: Any, pg_options: Any) -> Any:
             key_prefix="nics",
             tls=asked.tls,
         )
+        made_of = copy.copy(asked.options) if asked.options is not None else CommunicatorOptions()
+        made_of.rank, made_of.size, made_of.name = rank, size, options.group_id
+        made_of.transport, made_of.tls = selection.transport, asked.tls
+        made_of.timeout_s, made_of.connect_timeout_s = options.timeout.total_seconds(), connect_timeout.total_seconds()
+        made_of.hierarchical_min_bytes = asked.hierarchical_min_bytes
+        made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
+        made_of.cluster_nics = bindings(membership.cluster_nics)
         return ProcessGroupHolmes(
             store,
-            rank,
-            size,
-            timeout=options.timeout,
-            connect_timeout=connect_timeout,
-            name=options.group_id,
-            nics=bindings(membership.nics),
-            transport=selection.transport,
+            made_of,
             global_ranks=options.global_ranks_in_group,
             nic_reason=membership.reason,
-            clusters=membership.clusters,
-            cluster_nics=bindings(membership.cluster_nics),
-            hierarchical_min_bytes=engine_min_bytes(asked.hierarchical_min_bytes),
-            agree_device=functools.partial(_agree_device, store, selection, asked, connect_timeout.total_seconds()),
-            tls=asked.tls,
+            agree_device=functools.partial(_agree_device, store, selection, asked, made_of.connect_timeout_s),
         )
     except Exception:
         # Somebody never came: not counting this attempt lets the next one meet him.

@@ -19,4 +19,5 @@ ruff check "${ruff_check[@]}" || status=1
 ruff format "${ruff_format[@]}" || status=1
 mypy || status=1
 python3 tools/check_imports.py || status=1
+python tools/check_layers.py || status=1
 exit $status

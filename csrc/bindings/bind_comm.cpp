@@ -6,12 +6,11 @@
 #include "bindings/bindings.hpp"
 #include "bindings/connection_dict.hpp"
 #include "bindings/duration.hpp"
-#include "bindings/nic_pairs.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "holmes/comm/compression.hpp"
 #include "holmes/core/error.hpp"
-#include "holmes/debug/record_json.hpp"
+#include "holmes/record/record_json.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -114,24 +113,7 @@ std::uint32_t checked_tag(std::int64_t tag) {
   throw UsageError("tag " + std::to_string(tag) + " is not possible; use 0 to " + std::to_string(internal_tag - 1));
 }
 
-std::shared_ptr<Communicator> make(const py::object& store, int rank, int size, const std::string& name,
-                                   const NicPairs& nics, const std::string& transport, double timeout_s,
-                                   double connect_timeout_s, const std::string& secret, std::vector<int> clusters,
-                                   const NicPairs& cluster_nics, std::optional<std::uint64_t> hierarchical_min_bytes,
-                                   const std::optional<std::string>& tls) {
-  CommunicatorOptions options;
-  options.rank = rank;
-  options.size = size;
-  options.name = name;
-  options.nics = to_bindings(nics);
-  options.clusters = std::move(clusters);
-  options.cluster_nics = to_bindings(cluster_nics);
-  options.hierarchical_min_bytes = hierarchical_min_bytes;
-  options.transport = transport_from_name(transport);
-  options.timeout = to_duration("timeout_s", timeout_s);
-  options.connect_timeout = to_duration("connect_timeout_s", connect_timeout_s);
-  options.secret = secret;
-  if (tls) options.tls = tls_mode_from_name(*tls);
+std::shared_ptr<Communicator> make(const py::object& store, CommunicatorOptions options) {
   std::shared_ptr<Store> native = to_store(store);
   py::gil_scoped_release no_gil;
   return make_communicator(std::move(native), std::move(options));
@@ -403,14 +385,9 @@ void bind_communicator(py::module_& module) {
           "dtype, count, bytes, reduction, root, peer, nics, state, queued_s, started_s, finished_s (of the monotonic "
           "clock),\n"
           "queued_wall_s, and waiting_for: with whom bytes are missing, and how many. Local (docs/debug.md).");
-  module.def("make_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "transport"_a,
-             "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "clusters"_a = std::vector<int>{},
-             "cluster_nics"_a = NicPairs{}, "hierarchical_min_bytes"_a = py::none(), "tls"_a = py::none(),
-             "Collective over the ranks that share `store`: connects them over `nics`, (interface, address) pairs in "
-             "the same order\n"
-             "on every rank, and, where `clusters` (each rank's cluster, by rank) names several, over `cluster_nics` "
-             "inside its own\n"
-             "cluster. holmes_comm.init chooses the NICs and calls this.");
+  module.def("make_communicator", &make, "store"_a, "options"_a,
+             "Collective over the ranks that share `store`: connects them over the NICs of `options`. holmes_comm.init "
+             "chooses\nthe NICs and calls this.");
 }
 
 }  // namespace holmes

@@ -3,9 +3,9 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/python_stacks.hpp"
-#include "holmes/debug/dump.hpp"
-#include "holmes/debug/registry.hpp"
-#include "holmes/debug/watcher.hpp"
+#include "holmes/record/dump.hpp"
+#include "holmes/record/registry.hpp"
+#include "holmes/record/watcher.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

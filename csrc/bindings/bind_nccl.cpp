@@ -4,7 +4,6 @@
 #include "bindings/bind_buffer.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/duration.hpp"
-#include "bindings/nic_pairs.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/nccl/nccl_communicator.hpp"
 
@@ -49,18 +48,9 @@ py::bytes unique_id(const nccl::Profile& profile, const Paths& package_paths, co
   return {id.internal, sizeof(id.internal)};
 }
 
-std::shared_ptr<NcclCommunicator> make(const py::object& store, int rank, int size, const std::string& name,
-                                       const NicPairs& nics, const nccl::Profile& profile, int device, double timeout_s,
-                                       double connect_timeout_s, const std::string& secret, const Paths& package_paths,
+std::shared_ptr<NcclCommunicator> make(const py::object& store, CommunicatorOptions options,
+                                       const nccl::Profile& profile, int device, const Paths& package_paths,
                                        const std::optional<std::string>& sysfs_root) {
-  CommunicatorOptions options;
-  options.rank = rank;
-  options.size = size;
-  options.name = name;
-  options.nics = to_bindings(nics);
-  options.timeout = to_duration("timeout_s", timeout_s);
-  options.connect_timeout = to_duration("connect_timeout_s", connect_timeout_s);
-  options.secret = secret;
   std::shared_ptr<Store> native = to_store(store);
   NcclOptions nccl_options{profile, device, package_paths, sysfs_root.value_or(default_sysfs_root())};
   py::gil_scoped_release no_gil;
@@ -179,12 +169,10 @@ void bind(py::module_& module) {
   module.def("nccl_unique_id", &unique_id, "profile"_a, "package_paths"_a = Paths{}, "sysfs_root"_a = py::none(),
              "Opens a rendezvous of that NCCL, which stays open as long as the process; its 128 bytes hold the address "
              "(from byte\n8 on a sockaddr). For checks: it shows the interface that NCCL takes. Local.");
-  module.def("make_nccl_communicator", &make, "store"_a, "rank"_a, "size"_a, "name"_a, "nics"_a, "profile"_a,
-             "device"_a, "timeout_s"_a, "connect_timeout_s"_a, "secret"_a = "", "package_paths"_a = Paths{},
-             "sysfs_root"_a = py::none(),
+  module.def("make_nccl_communicator", &make, "store"_a, "options"_a, "profile"_a, "device"_a,
+             "package_paths"_a = Paths{}, "sysfs_root"_a = py::none(),
              "Collective over the ranks that share `store`: an NCCL communicator on `profile`, with a communicator for "
-             "host memory\nover `nics` ((interface, address) pairs) beside it. holmes_comm.init chooses both and calls "
-             "this.");
+             "host memory\nover the NICs of `options` beside it. holmes_comm.init chooses both and calls this.");
 }
 
 }  // namespace

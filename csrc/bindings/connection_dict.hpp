@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "holmes/comm/options.hpp"
+#include "holmes/core/connection_info.hpp"
 
 namespace holmes {
 

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_C, module) {
   bind_store(module);
   bind_compression(module);
   bind_work(module);
+  bind_options(module);
   bind_comm(module);
   bind_nccl(module);
   bind_nic_choice(module);

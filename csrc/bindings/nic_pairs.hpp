@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "holmes/comm/options.hpp"
+#include "holmes/core/options.hpp"
 
 namespace holmes {
 

@@ -8,8 +8,8 @@
 #include <map>
 #include <tuple>
 
+#include "bindings/communicator_options.hpp"
 #include "bindings/connection_dict.hpp"
-#include "bindings/nic_pairs.hpp"
 #include "process_group_holmes.hpp"
 #include "store_adapter.hpp"
 
@@ -56,29 +56,13 @@ DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_p
   };
 }
 
-c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                              std::chrono::milliseconds timeout,
-                                              std::chrono::milliseconds connect_timeout, const std::string& name,
-                                              const NicPairs& nics, const std::string& transport,
-                                              std::vector<std::uint64_t> global_ranks, std::string nic_reason,
-                                              std::vector<int> clusters, const NicPairs& cluster_nics,
-                                              std::optional<std::uint64_t> hierarchical_min_bytes,
-                                              const py::object& agree_device, const std::optional<std::string>& tls) {
-  CommunicatorOptions options;
-  if (tls) options.tls = tls_mode_from_name(*tls);
-  options.rank = rank;
-  options.size = size;
-  options.name = name;
-  options.nics = to_bindings(nics);
-  options.clusters = std::move(clusters);
-  options.cluster_nics = to_bindings(cluster_nics);
-  options.hierarchical_min_bytes = hierarchical_min_bytes;
-  options.transport = transport_from_name(transport);
-  options.timeout = timeout;
-  options.connect_timeout = connect_timeout;
+c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::Store>& store,
+                                              const py::object& given_options, std::vector<std::uint64_t> global_ranks,
+                                              std::string nic_reason, const py::object& agree_device) {
+  CommunicatorOptions options = options_of(given_options);
   // The default group lists no ranks: it has all of them.
-  const auto own = static_cast<std::size_t>(rank);
-  options.job_rank = own < global_ranks.size() ? static_cast<int>(global_ranks[own]) : rank;
+  const auto own = static_cast<std::size_t>(options.rank);
+  options.job_rank = own < global_ranks.size() ? static_cast<int>(global_ranks[own]) : options.rank;
   auto make_device = device_maker(agree_device, store, options);
   const py::gil_scoped_release no_gil;
   return c10::make_intrusive<ProcessGroupHolmes>(store, std::move(options), std::move(global_ranks),
@@ -106,15 +90,10 @@ PYBIND11_MODULE(_c10d, m) {
   register_translator();
   py::class_<ProcessGroupHolmes, ::c10d::Backend, c10::intrusive_ptr<ProcessGroupHolmes>>(
       m, "ProcessGroupHolmes", "CPU tensors over one Holmes communicator, CUDA tensors over NCCL.")
-      .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"),
-           py::arg("connect_timeout"), py::arg("name"), py::arg("nics"), py::arg("transport"), py::arg("global_ranks"),
-           py::arg("nic_reason"), py::arg("clusters") = std::vector<int>{}, py::arg("cluster_nics") = NicPairs{},
-           py::arg("hierarchical_min_bytes") = py::none(), py::arg("agree_device") = py::none(),
-           py::arg("tls") = py::none(),
-           "Collective over the group: connects it over `nics`, pairs of interface and address, and where `clusters` "
-           "names several, over `cluster_nics` inside each. Operations of `hierarchical_min_bytes` and more run "
-           "hierarchically. `agree_device(name, rank, size)`, collective over the ranks of an NCCL communicator, says "
-           "what it may use.")
+      .def(py::init(&create), py::arg("store"), py::arg("options"), py::kw_only(), py::arg("global_ranks"),
+           py::arg("nic_reason"), py::arg("agree_device") = py::none(),
+           "Collective over the group: connects it as `options`, a CommunicatorOptions, says. "
+           "`agree_device(name, rank, size)`, collective over the ranks of an NCCL communicator, says what it may use.")
       .def_property_readonly("nic_reason", &ProcessGroupHolmes::nic_reason, "Why the group is on these NICs.")
       .def_property_readonly("options", &ProcessGroupHolmes::getBackendOptions,
                              "Backend options: timeout, name, ranks.")

@@ -273,7 +273,7 @@ void ProcessGroupHolmes::monitoredBarrier(const ::c10d::BarrierOptions& opts, bo
   translated([&] {
     const std::uint64_t round = barrier_round_++;
     const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(timeout_or_default(opts.timeout));
-    const std::string verdict_key = "monitored_barrier/" + std::to_string(round) + "/missing";
+    const std::string missing_key = "monitored_barrier/" + std::to_string(round) + "/missing";
     std::vector<std::string> keys;
     for (int rank = 0; rank < size_; ++rank) keys.push_back(arrival_key(round, rank));
     store_->set(keys[static_cast<std::size_t>(rank_)], "");
@@ -285,9 +285,9 @@ void ProcessGroupHolmes::monitoredBarrier(const ::c10d::BarrierOptions& opts, bo
         if (!store_->check({keys[static_cast<std::size_t>(rank)]}))
           missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
       // Tells those that arrive after we gave up.
-      if (!missing.empty()) store_->set(verdict_key, missing);
+      if (!missing.empty()) store_->set(missing_key, missing);
     }
-    if (missing.empty() && store_->check({verdict_key})) missing = store_->get_to_str(verdict_key);
+    if (missing.empty() && store_->check({missing_key})) missing = store_->get_to_str(missing_key);
     if (!missing.empty())
       throw TimeoutError("monitored_barrier " + std::to_string(round) + " of process group '" + name_ + "': rank(s) " +
                              missing + " did not arrive within " +

@@ -14,7 +14,7 @@
 
 #include "check.hpp"
 #include "holmes/bootstrap/mesh.hpp"
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/discover/host.hpp"
 
@@ -25,8 +25,8 @@ using namespace std::chrono_literals;
 inline constexpr std::size_t segment_bytes = 1 << 16;
 
 // As a rank "on host b1" writes it that accepts connections on this port of the loopback device.
-inline RankRecord record_of_other(std::uint16_t port) {
-  RankRecord record;
+inline RankInfo record_of_other(std::uint16_t port) {
+  RankInfo record;
   record.host = "b1";
   record.machine = machine_identity();
   record.user = std::to_string(::getuid());
@@ -70,9 +70,9 @@ inline std::vector<Outcome> run_ranks(int size, const CommunicatorOptions& base,
   return outcomes;
 }
 
-inline void send_byte(const MeshSocket& socket, char byte) { CHECK(::send(socket.fd.get(), &byte, 1, 0) == 1); }
+inline void send_byte(const Connection& socket, char byte) { CHECK(::send(socket.fd.get(), &byte, 1, 0) == 1); }
 
-inline char receive_byte(const MeshSocket& socket) {
+inline char receive_byte(const Connection& socket) {
   char byte = 0;
   for (int tries = 0; tries < 2000; ++tries) {
     if (::recv(socket.fd.get(), &byte, 1, 0) == 1) return byte;
@@ -90,13 +90,13 @@ inline void check_pairs(std::vector<Outcome>& outcomes, bool expect_shm, std::si
   }
   const auto size = outcomes.size();
   for (std::size_t a = 0; a < size; ++a) {
-    CHECK(outcomes[a].mesh->links.size() == size && outcomes[a].mesh->hosts.size() == size);
+    CHECK(outcomes[a].mesh->peers.size() == size && outcomes[a].mesh->hosts.size() == size);
     for (std::size_t b = 0; b < a; ++b) {
-      auto& left = outcomes[a].mesh->links[b];
-      auto& right = outcomes[b].mesh->links[a];
+      auto& left = outcomes[a].mesh->peers[b];
+      auto& right = outcomes[b].mesh->peers[a];
       CHECK(left.peer == static_cast<int>(b) && right.peer == static_cast<int>(a));
       CHECK(left.uses_shared_memory() == expect_shm && right.uses_shared_memory() == expect_shm);
-      std::vector<std::pair<MeshSocket*, MeshSocket*>> pairs;
+      std::vector<std::pair<Connection*, Connection*>> pairs;
       CHECK(left.control.size() == (expect_shm ? 1 : rails) && right.control.size() == left.control.size());
       for (std::size_t i = 0; i < left.control.size(); ++i) pairs.emplace_back(&left.control[i], &right.control[i]);
       CHECK(left.collective.size() == (expect_shm ? 0 : rails) && left.p2p.size() == left.collective.size());

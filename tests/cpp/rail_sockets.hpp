@@ -13,9 +13,9 @@
 
 namespace holmes::test {
 
-inline MeshSocket mesh_socket(UniqueFd fd, int rail) {
+inline Connection mesh_socket(UniqueFd fd, int rail) {
   ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
-  MeshSocket socket;
+  Connection socket;
   socket.fd = std::move(fd);
   socket.rail = rail;
   socket.info.peer = 1;
@@ -41,7 +41,7 @@ inline std::pair<UniqueFd, UniqueFd> tcp_pair() {
 }
 
 struct RailSockets {
-  std::vector<MeshSocket> left, right;
+  std::vector<Connection> left, right;
 };
 
 inline RailSockets rail_sockets(int rails) {

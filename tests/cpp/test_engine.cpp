@@ -1,9 +1,9 @@
 // The engine's promises to the threads that drive it.
-#include "holmes/comm/engine.hpp"
+#include "holmes/engine/engine.hpp"
 
 #include "check.hpp"
-#include "holmes/comm/io_threads.hpp"
 #include "holmes/core/event_fd.hpp"
+#include "holmes/engine/io_thread_pool.hpp"
 
 using namespace holmes;
 using namespace holmes::test;

@@ -5,9 +5,9 @@
 #include <ctime>
 
 #include "holmes/core/error.hpp"
-#include "holmes/debug/dump.hpp"
-#include "holmes/debug/json_writer.hpp"
-#include "holmes/debug/registry.hpp"
+#include "holmes/record/dump.hpp"
+#include "holmes/record/json_writer.hpp"
+#include "holmes/record/registry.hpp"
 #include "ranks.hpp"
 
 using namespace holmes;
@@ -16,7 +16,7 @@ using namespace holmes::test;
 namespace {
 
 RecordedCall all_reduce_of(std::uint64_t sequence, std::uint64_t count) {
-  return {.op = RecordedOp::all_reduce,
+  return {.op = OpCode::all_reduce,
           .dtype = DType::float32,
           .reduction = ReduceOp::sum,
           .sequence = sequence,
@@ -43,18 +43,18 @@ void check_ring() {
     const RecordedOperation& operation = kept[i];
     CHECK(operation.number == 2 * capacity + i + 1);
     CHECK(operation.call.sequence == 2 * capacity + i && operation.call.count == 100);
-    CHECK(operation.call.op == RecordedOp::all_reduce && operation.call.reduction == ReduceOp::sum);
+    CHECK(operation.call.op == OpCode::all_reduce && operation.call.reduction == ReduceOp::sum);
     CHECK(!operation.call.root && !operation.call.peer && operation.queued == now);
     const WorkState expected = i % 4 == 0 ? WorkState::completed : i % 4 == 2 ? WorkState::failed : WorkState::running;
     CHECK(operation.state == expected);
     CHECK(operation.finished.has_value() == (i % 2 == 0));
   }
-  const auto totals = recorder.totals()[static_cast<std::size_t>(RecordedOp::all_reduce)];
+  const auto totals = recorder.totals()[static_cast<std::size_t>(OpCode::all_reduce)];
   CHECK(totals.completed == 6 && totals.failed == 6 && totals.bytes == 6 * 400 && totals.ns == 6 * 5);
 
-  const std::uint64_t number = recorder.add(
-      {.op = RecordedOp::recv, .dtype = DType::int8, .peer = 3, .sequence = 7, .tag = 0xfffffffe, .count = 9},
-      WorkState::running, now);
+  const std::uint64_t number =
+      recorder.add({.op = OpCode::recv, .dtype = DType::int8, .peer = 3, .sequence = 7, .tag = 0xfffffffe, .count = 9},
+                   WorkState::running, now);
   const RecordedOperation message = recorder.operations().back();
   CHECK(message.number == number && message.call.peer == 3 && message.call.tag == 0xfffffffe);
   CHECK(message.call.sequence == 7 && message.state == WorkState::running && message.started == now);
@@ -138,7 +138,7 @@ void check_waiting() {
       CHECK(record.state);
     } while (record.state->pending.empty() || record.state->pending[0].peers.empty());
     const PendingOperation& pending = record.state->pending[0];
-    CHECK(pending.call.op == RecordedOp::all_reduce && pending.call.sequence == 1 && pending.call.count == 1000);
+    CHECK(pending.call.op == OpCode::all_reduce && pending.call.sequence == 1 && pending.call.count == 1000);
     CHECK(pending.is_running && pending.is_awaited && record.entered == 2);
     CHECK(pending.peers.size() == 1 && pending.peers[0].peer == 1 && !pending.peers[0].is_heard);
     CHECK(pending.peers[0].to_receive_bytes > 0 && pending.peers[0].received_bytes == 0);
@@ -169,8 +169,8 @@ void check_failure() {
   for (const auto start = Clock::now(); !metrics.communicators.empty(); metrics = collect_metrics())
     CHECK(Clock::now() - start < std::chrono::seconds(10));  // the I/O thread lets go of them a little later
   CHECK(metrics.failures.at({"test", "MismatchError"}) == 2);
-  CHECK(metrics.operations.at({"test", RecordedOp::all_reduce}).failed == 2);
-  CHECK(metrics.operations.at({"test", RecordedOp::barrier}).completed > 0);
+  CHECK(metrics.operations.at({"test", OpCode::all_reduce}).failed == 2);
+  CHECK(metrics.operations.at({"test", OpCode::barrier}).completed > 0);
   CHECK(metrics.nics.at({"test", "lo"}).sent_bytes > 1000);
 }
 
@@ -179,22 +179,21 @@ void check_many_groups() {
   constexpr std::uint64_t groups = 2000;
   for (std::uint64_t i = 0; i < groups; ++i) {
     CommunicatorMetrics ended{.name = "group " + std::to_string(i), .connections = {}};
-    ended.operations[static_cast<std::size_t>(RecordedOp::scatter)] = {
-        .completed = 1, .failed = 2, .bytes = 3, .ns = 4};
+    ended.operations[static_cast<std::size_t>(OpCode::scatter)] = {.completed = 1, .failed = 2, .bytes = 3, .ns = 4};
     keep_after_end(ended, std::nullopt);
     count_failure(ended.name, ErrorKind::timeout);
   }
   const Metrics metrics = collect_metrics();
   OperationTotals total;
   for (const auto& [key, one] : metrics.operations) {
-    if (key.second != RecordedOp::scatter) continue;
+    if (key.second != OpCode::scatter) continue;
     total.completed += one.completed;
     total.ns += one.ns;
   }
   CHECK(total.completed == groups && total.ns == 4 * groups);
   CHECK(metrics.operations.size() < 300 && metrics.failures.size() < 300);
-  CHECK(metrics.operations.at({older_groups, RecordedOp::scatter}).failed > 2 * (groups - 300));
-  CHECK(metrics.operations.contains({"group 1999", RecordedOp::scatter}));
+  CHECK(metrics.operations.at({older_groups, OpCode::scatter}).failed > 2 * (groups - 300));
+  CHECK(metrics.operations.contains({"group 1999", OpCode::scatter}));
 }
 
 void check_json() {

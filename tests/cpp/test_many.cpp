@@ -1,7 +1,5 @@
 // 64 ranks of one process, every pair connected: 16 communicators of neighbours and 16 across them, every operation in
 // all of them at once, over TCP and over shared memory, with operations of several communicators in flight together.
-#include <sys/resource.h>
-
 #include <chrono>
 
 #include "collective_checks.hpp"
@@ -12,14 +10,6 @@ using namespace holmes::test;
 namespace {
 
 constexpr int part_size = 4;
-
-// Every pair's six sockets are in this one process.
-void raise_descriptor_limit() {
-  rlimit limit{};
-  CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  limit.rlim_cur = limit.rlim_max;
-  CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
-}
 
 void check_operations(Communicator& comm, std::size_t count) {
   check_all_reduce(comm, count);
@@ -89,7 +79,6 @@ void run_world(const char* name, Transport transport, int rank_count) {
 
 int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  raise_descriptor_limit();
   run_world("TCP", Transport::tcp, 64);
   ::setenv("HOLMES_IO_THREADS", "3", 1);
 #ifdef __SANITIZE_THREAD__

@@ -1,7 +1,7 @@
 // connect_mesh: what must stand, and what must fail, with which error and when.
 #include <unistd.h>
 
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/discover/host.hpp"
 #include "mesh_ranks.hpp"
 
@@ -103,12 +103,12 @@ void test_nics_of_pairs() {
   }
   for (std::size_t a = 0; a < outcomes.size(); ++a) {
     for (std::size_t b = 0; b < a; ++b) {
-      auto& left = outcomes[a].mesh->links[b];
-      auto& right = outcomes[b].mesh->links[a];
+      auto& left = outcomes[a].mesh->peers[b];
+      auto& right = outcomes[b].mesh->peers[a];
       const bool inside = clusters[a] == clusters[b];
       const std::size_t rails = inside && a < 2 ? 2 : 1;
       const std::string network = !inside ? "127.0.0." : a < 2 ? "127.0.1." : "127.0.2.";
-      for (const auto purpose : {&PeerLink::control, &PeerLink::collective, &PeerLink::p2p}) {
+      for (const auto purpose : {&PeerConnections::control, &PeerConnections::collective, &PeerConnections::p2p}) {
         CHECK((left.*purpose).size() == rails && (right.*purpose).size() == rails);
         for (std::size_t i = 0; i < rails; ++i) {
           const auto& x = (left.*purpose)[i];
@@ -174,7 +174,7 @@ void test_missing_rank() {
   // A rank that said where it listens, and then died.
   const auto started = Clock::now();
   auto store = make_local_store();
-  RankRecord record;
+  RankInfo record;
   record.host = "b1";
   record.machine = machine_identity();
   record.user = std::to_string(::getuid());

@@ -56,8 +56,8 @@ void test_in_namespace() {
     std::fputs(outcome.message.c_str(), stderr);
   }
   const auto check_link = [&](std::size_t from, std::size_t to, bool device_bound) {
-    const auto& link = good[from].mesh->links[to];
-    for (const auto* socket : {&link.control[0], &link.collective[0], &link.p2p[0]}) {
+    const auto& connections = good[from].mesh->peers[to];
+    for (const auto* socket : {&connections.control[0], &connections.collective[0], &connections.p2p[0]}) {
       CHECK(socket->info.interface == (from % 2 == 0 ? "a0" : "b0"));
       CHECK(socket->info.local_address.starts_with(from % 2 == 0 ? "10.1.0.1:" : "10.1.0.2:"));
       CHECK(socket->info.device_bound == device_bound);
@@ -65,7 +65,7 @@ void test_in_namespace() {
   };
   if (good[3].mesh) check_link(0, 1, true), check_link(1, 0, true), check_link(3, 0, true), check_link(2, 0, false);
   good = run_ranks(3, {}, place({0, 1, 0}, {a0, b0, a0}));
-  CHECK(good[2].mesh && good[2].mesh->links[0].uses_shared_memory() && !good[2].mesh->links[1].uses_shared_memory());
+  CHECK(good[2].mesh && good[2].mesh->peers[0].uses_shared_memory() && !good[2].mesh->peers[1].uses_shared_memory());
 
   auto started = Clock::now();
   auto bad = run_ranks(3, {.transport = Transport::tcp}, place({0, 0, 1}, {a0, a0, elsewhere}));

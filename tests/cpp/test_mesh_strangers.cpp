@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "holmes/bootstrap/handshake.hpp"
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/transport/socket.hpp"
 #include "mesh_ranks.hpp"
 
@@ -30,7 +30,7 @@ void test_other_version() {
 void test_other_version_on_the_wire() {
   const auto store = make_local_store();
   const auto listener = listen_on_nic({"lo", "127.0.0.1"}, false, std::nullopt);
-  RankRecord record = record_of_other(SocketAddress::local_of(listener.fd.get())->port());
+  RankInfo record = record_of_other(SocketAddress::local_of(listener.fd.get())->port());
   record.made_secret = "secret";
   store->set("world/rank/0", encode(record));
   std::jthread peer([&](const std::stop_token& stop) {

@@ -57,7 +57,7 @@ void transfer(Channel& from, Channel& to, const std::vector<std::byte>& data, At
       const iovec pieces[] = {{begin, first}, {begin + first, second}};
       sent += from.try_send(pieces);
     } else {
-      from.take_care(Clock::now());
+      from.maintain(Clock::now());
     }
     if (!is_past_half && received >= data.size() / 2) {
       is_past_half = true;
@@ -88,8 +88,8 @@ void reset_rail_is_survived() {
   transfer(left, right, data, [&] { reset_connection(victim); });
   const auto end = Clock::now() + patience;
   while (!(is_retired(left, 1) && is_retired(right, 1)) && Clock::now() < end) {
-    left.take_care(Clock::now());
-    right.take_care(Clock::now());
+    left.maintain(Clock::now());
+    right.maintain(Clock::now());
     std::this_thread::sleep_for(1ms);
   }
   CHECK(is_retired(left, 1) && is_retired(right, 1) && !is_retired(left, 0) && !is_retired(right, 2));
@@ -99,12 +99,12 @@ void reset_rail_is_survived() {
   CHECK(sent_bytes(left, 1) == before);
   // Nothing more to look after once all is acknowledged.
   const auto rest_end = Clock::now() + patience;
-  while (left.next_care() && right.next_care() && Clock::now() < rest_end) {
-    left.take_care(Clock::now());
-    right.take_care(Clock::now());
+  while (left.next_maintenance() && right.next_maintenance() && Clock::now() < rest_end) {
+    left.maintain(Clock::now());
+    right.maintain(Clock::now());
     std::this_thread::sleep_for(1ms);
   }
-  CHECK(!left.next_care() || !right.next_care());
+  CHECK(!left.next_maintenance() || !right.next_maintenance());
 }
 
 void all_rails_ended_is_the_end() {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "holmes/transport/ring_copy.hpp"
+#include "holmes/transport/shm/ring_copy.hpp"
 
 using namespace holmes;
 using namespace holmes::test;

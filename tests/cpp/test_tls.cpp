@@ -10,7 +10,7 @@
 #include <random>
 
 #include "holmes/bootstrap/handshake.hpp"
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/transport/socket.hpp"
 #include "mesh_ranks.hpp"
 #include "rail_sockets.hpp"
@@ -160,8 +160,8 @@ void test_mesh() {
       if (!outcome.mesh) std::fprintf(stderr, "%s\n", outcome.message.c_str());
       CHECK(outcome.mesh.has_value());
       if (!outcome.mesh) continue;
-      for (const auto& link : outcome.mesh->links)
-        for (const auto* purpose : {&link.control, &link.collective, &link.p2p})
+      for (const auto& connections : outcome.mesh->peers)
+        for (const auto* purpose : {&connections.control, &connections.collective, &connections.p2p})
           for (const auto& socket : *purpose) CHECK(socket.tls && contains(socket.info.encryption, "TLSv1.3"));
     }
   }
@@ -174,7 +174,7 @@ void test_mesh() {
     CHECK(outcomes[rank].mesh.has_value());
     for (std::size_t peer = 0; outcomes[rank].mesh && peer < 3; ++peer)
       if (peer != rank)
-        CHECK((outcomes[rank].mesh->links[peer].collective[0].tls != nullptr) == ((rank == 2) != (peer == 2)));
+        CHECK((outcomes[rank].mesh->peers[peer].collective[0].tls != nullptr) == ((rank == 2) != (peer == 2)));
   }
 }
 
@@ -208,7 +208,7 @@ void test_no_openssl() {
 void test_stripped() {
   const auto store = make_local_store();
   const auto listener = listen_on_nic({"lo", "127.0.0.1"}, false, std::nullopt);
-  RankRecord record = record_of_other(SocketAddress::local_of(listener.fd.get())->port());
+  RankInfo record = record_of_other(SocketAddress::local_of(listener.fd.get())->port());
   record.tls = TlsMode::all;
   record.has_secret = true;
   store->set("world/rank/0", encode(record));

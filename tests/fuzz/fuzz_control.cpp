@@ -1,6 +1,6 @@
 // Frames of a control connection, in any cut.
 #include "fuzz.hpp"
-#include "holmes/comm/control.hpp"
+#include "holmes/group/control_connection.hpp"
 
 using namespace holmes;
 using namespace holmes::fuzz;
@@ -9,14 +9,14 @@ namespace {
 
 struct Line {
   UniqueFd peer;
-  std::unique_ptr<ControlLink> link;
+  std::unique_ptr<ControlConnection> connection;
 };
 
 Line line() {
   auto [own, peer] = socket_pair();
-  std::vector<MeshSocket> sockets;
+  std::vector<Connection> sockets;
   sockets.push_back({.fd = std::move(own)});
-  return {std::move(peer), std::make_unique<ControlLink>(1, "b1", "eth0", std::move(sockets))};
+  return {std::move(peer), std::make_unique<ControlConnection>(1, "b1", "eth0", std::move(sockets))};
 }
 
 }  // namespace
@@ -24,15 +24,16 @@ Line line() {
 std::vector<std::string> fuzz::seeds() {
   const auto sent = [](const auto& send) {
     Line one = line();
-    send(*one.link);
+    send(*one.connection);
     return drain(one.peer.get());
   };
   Failure failure{ErrorKind::timeout, "the deadline passed", {.rank = 1, .peer = 2, .host = "b1", .nic = "eth0"}};
-  std::vector<std::string> all = {sent([](ControlLink& link) { link.send_doorbell(); }),
-                                  sent([](ControlLink& link) { link.send_bye(); }),
-                                  sent([](ControlLink& link) { link.send_roll_call(); }),
-                                  sent([](ControlLink& link) { link.send_present({77, 1, "eth0"}); }),
-                                  sent([&](ControlLink& link) { link.send_abort(failure); })};
+  std::vector<std::string> all = {
+      sent([](ControlConnection& connection) { connection.send_doorbell(); }),
+      sent([](ControlConnection& connection) { connection.send_bye(); }),
+      sent([](ControlConnection& connection) { connection.send_probe(); }),
+      sent([](ControlConnection& connection) { connection.send_probe_reply({77, 1, "eth0"}); }),
+      sent([&](ControlConnection& connection) { connection.send_abort(failure); })};
   std::string together;
   for (auto& one : all) together += one, one.insert(0, 1, '\x40');
   all.push_back('\7' + together);
@@ -47,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   bool has_failed = false;
   for (int rounds = 0; !input.empty() && !has_failed && rounds < 200; ++rounds) {
     feed(one.peer.get(), input.text(step));
-    const auto failure = one.link->drain();
+    const auto failure = one.connection->drain();
     has_failed = failure.has_value();
     if (failure) {
       REQUIRE(failure->message.size() <= 8192);
@@ -56,11 +57,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
       } catch (const HolmesError&) {
       }
     }
-    one.link->take_roll_call();
+    one.connection->take_probe();
   }
   if (has_failed) return 0;
   one.peer.reset();
-  one.link->drain();
-  REQUIRE(one.link->is_closed());
+  one.connection->drain();
+  REQUIRE(one.connection->is_closed());
   return 0;
 }

@@ -3,9 +3,9 @@
 #include <sys/uio.h>
 
 #include "fuzz.hpp"
-#include "holmes/comm/choose.hpp"
-#include "holmes/comm/p2p.hpp"
+#include "holmes/collectives/choose.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/p2p/p2p.hpp"
 #include "holmes/transport/tcp_channel.hpp"
 
 using namespace holmes;
@@ -26,14 +26,14 @@ struct Pair {
     auto [own, other] = socket_pair();
     auto [own_control, other_control] = socket_pair();
     peer = std::move(other), control_peer = std::move(other_control);
-    channel = std::make_unique<TcpChannel>(1, MeshSocket{.fd = std::move(own)});
+    channel = std::make_unique<TcpChannel>(1, Connection{.fd = std::move(own)});
     group.size = 2;
     group.name = "fuzz";
     group.all_shared_memory = false;
-    std::vector<MeshSocket> line;
+    std::vector<Connection> line;
     line.push_back({.fd = std::move(own_control)});
     group.controls.resize(2);
-    group.controls[1] = std::make_unique<ControlLink>(1, "b1", "lo", std::move(line));
+    group.controls[1] = std::make_unique<ControlConnection>(1, "b1", "lo", std::move(line));
     group.channels.resize(2);
   }
 };

@@ -43,10 +43,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   Input input(bytes, size);
   const int rails = 2 + input.byte() % 2;
   std::vector<UniqueFd> peers;
-  std::vector<MeshSocket> sockets;
+  std::vector<Connection> sockets;
   for (int i = 0; i < rails; ++i) {
     auto [own, peer] = socket_pair();
-    MeshSocket socket{.fd = std::move(own), .rail = i};
+    Connection socket{.fd = std::move(own), .rail = i};
     socket.info.interface = "lo";
     sockets.push_back(std::move(socket));
     peers.push_back(std::move(peer));

@@ -1,13 +1,13 @@
 // What ranks read from the store, and from each other before NCCL is called. First byte: which of them.
 #include "fuzz.hpp"
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/nccl/agreement.hpp"
 
 using namespace holmes;
 using namespace holmes::fuzz;
 
 std::vector<std::string> fuzz::seeds() {
-  RankRecord record;
+  RankInfo record;
   record.host = "a0";
   record.machine = "boot:1:2";
   record.user = "0";
@@ -16,7 +16,7 @@ std::vector<std::string> fuzz::seeds() {
   record.cluster = "1";
   record.rails = {{"eth0", "10.0.0.1", 4000, 4001}, {"ib0", "fd00::1", 5, 6}};
   record.cluster_rails = 1;
-  RankFailure failure(ErrorKind::nic, "no such NIC");
+  Failure failure{ErrorKind::nic, "no such NIC", {}};
   failure.context = {.rank = 1, .peer = 2, .host = "b1", .nic = "eth7", .system_errno = 19};
   const std::string separator = "\x1f";
   return {'\0' + encode(record), '\0' + encode(failure), '\1' + encode(failure), '\1' + encode_success(),

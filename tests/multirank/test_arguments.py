@@ -57,6 +57,6 @@ def test_torch_tensors_on_another_device_or_layout_are_refused() -> None:
 def test_impossible_rank_and_transport() -> None:
     store = holmes_comm.LocalStore()
     with pytest.raises(holmes_comm.UsageError, match="rank 3 of 2 is not possible"):
-        holmes_comm._C.make_communicator(store, 3, 2, "x", [], "tcp", 10.0, 10.0)
+        holmes_comm._C.make_communicator(store, holmes_comm.CommunicatorOptions(rank=3, size=2))
     with pytest.raises(holmes_comm.UsageError, match="transport 'udp' does not exist; use one of: auto, tcp, shm"):
-        holmes_comm._C.make_communicator(store, 0, 1, "x", [], "udp", 10.0, 10.0)
+        holmes_comm.CommunicatorOptions(transport="udp")

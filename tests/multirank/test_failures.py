@@ -183,8 +183,10 @@ def test_strangers_and_garbage_do_not_disturb_the_set_up() -> None:
         if rank == 1:
             time.sleep(1.0)
         # Without the agreement on NICs in front, rank 0 listens while rank 1 sleeps.
-        nics = [("lo", "127.0.0.1")]
-        comm = holmes_comm._C.make_communicator(store, rank, 2, "garbage", nics, "tcp", 20.0, 20.0)
+        options = holmes_comm.CommunicatorOptions(
+            rank=rank, size=2, name="garbage", nics=[("lo", "127.0.0.1")], transport="tcp", connect_timeout_s=20.0
+        )
+        comm = holmes_comm._C.make_communicator(store, options)
         data = np.ones(1000)
         comm.all_reduce(data)
         return float(data[0])

@@ -17,20 +17,12 @@ def main() -> None:
     store = holmes_comm.TcpStore("127.0.0.1", port)
     hcas = [os.environ["HCA"]] if "HCA" in os.environ else []
     profile = _C.NcclProfile(os.environ["NET"], hcas, [os.environ.get("INTERFACE", "lo")])
+    options = _C.CommunicatorOptions(
+        rank=rank, size=size, name="test", nics=[("lo", "127.0.0.1")], timeout_s=20.0, connect_timeout_s=20.0
+    )
     begin = "made"
     try:
-        comm = _C.make_nccl_communicator(
-            store,
-            rank,
-            size,
-            "test",
-            [("lo", "127.0.0.1")],
-            profile,
-            device=rank,
-            timeout_s=20.0,
-            connect_timeout_s=20.0,
-            sysfs_root=os.environ.get("SYSFS"),
-        )
+        comm = _C.make_nccl_communicator(store, options, profile, device=rank, sysfs_root=os.environ.get("SYSFS"))
         comm.barrier()
     except holmes_comm.HolmesError as error:
         begin = f"{type(error).__name__}: {error}"

@@ -17,7 +17,10 @@ store = holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_P
 nic = next(nic for nic in holmes_comm.discover_nics() if nic.nic_class in ("infiniband", "roce_v2"))
 start = time.monotonic()
 try:
-    holmes_comm._C.make_communicator(store, rank, 2, "apart", [(nic.netdev, nic.address)], "tcp", 10.0, 4.0)
+    options = holmes_comm.CommunicatorOptions(
+        rank=rank, size=2, name="apart", nics=[(nic.netdev, nic.address)], transport="tcp", connect_timeout_s=4.0
+    )
+    holmes_comm._C.make_communicator(store, options)
     print(json.dumps({"error": None}), flush=True)
 except holmes_comm.HolmesError as error:
     outcome = {"error": type(error).__name__, "message": str(error), "seconds": time.monotonic() - start}

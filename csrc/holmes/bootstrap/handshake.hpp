@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
-#include "holmes/bootstrap/mesh.hpp"
 #include "holmes/bootstrap/sha256.hpp"
 #include "holmes/core/unique_fd.hpp"
+#include "holmes/transport/connection.hpp"
 
 namespace holmes {
 
@@ -21,7 +21,7 @@ inline constexpr std::size_t max_rails = 64;  // of a pair of ranks
 struct Hello {
   std::uint16_t version = protocol_version;
   Purpose purpose = Purpose::control;
-  std::uint8_t rail = 0;                 // number in RankRecord::rails of both
+  std::uint8_t rail = 0;                 // number in RankInfo::rails of both
   std::uint32_t rank = 0;                // of the side that speaks
   std::array<std::uint8_t, 16> group{};  // group_hash of the communicator's name
   std::array<std::uint8_t, 16> nonce{};  // random

@@ -11,6 +11,7 @@
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/open_files.hpp"
 #include "holmes/discover/host.hpp"
 #include "holmes/tls/openssl.hpp"
 
@@ -35,12 +36,12 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
   }
 }
 
-std::string label(const std::vector<RankRecord>& records, std::size_t rank) {
+std::string label(const std::vector<RankInfo>& records, std::size_t rank) {
   return "rank " + std::to_string(rank) + " (host " + records[rank].host + ")";
 }
 
 // Throws where the NICs cannot join ranks that are on different hosts.
-void check_rails_across_hosts(const std::vector<RankRecord>& records, std::size_t rank, std::size_t other,
+void check_rails_across_hosts(const std::vector<RankInfo>& records, std::size_t rank, std::size_t other,
                               const RailRange& rails) {
   const auto both = label(records, rank) + " and " + label(records, other) + " are on different hosts, but ";
   ErrorContext context{.peer = static_cast<int>(rank), .host = records[rank].host};
@@ -58,7 +59,7 @@ void check_rails_across_hosts(const std::vector<RankRecord>& records, std::size_
 }
 
 // Throws where `ranks` cannot be joined by the NICs that all ranks share or, `inside` a cluster, by the cluster's.
-void check_rails(const std::vector<RankRecord>& records, const std::vector<std::size_t>& ranks, bool inside) {
+void check_rails(const std::vector<RankInfo>& records, const std::vector<std::size_t>& ranks, bool inside) {
   const auto rails_of = [&](std::size_t rank) {
     const auto& record = records[rank];
     return inside ? RailRange{record.shared_rails(), record.rails.size()} : RailRange{0, record.shared_rails()};
@@ -80,7 +81,7 @@ void check_rails(const std::vector<RankRecord>& records, const std::vector<std::
     for (std::size_t i = 0; i < rails.size(); ++i) {
       const auto& mine = records[first].rails[expected.first + i];
       const auto& theirs = records[rank].rails[rails.first + i];
-      const auto is_ipv6 = [](const RailRecord& rail) { return rail.address.find(':') != std::string::npos; };
+      const auto is_ipv6 = [](const RailAddress& rail) { return rail.address.find(':') != std::string::npos; };
       require(is_ipv6(theirs) == is_ipv6(mine), " use the addresses " + mine.address + " and " + theirs.address +
                                                     " for one NIC, of different families; use IPv4 or IPv6 on all "
                                                     "ranks");
@@ -95,7 +96,7 @@ void check_rails(const std::vector<RankRecord>& records, const std::vector<std::
 }
 
 // Throws where the ranks' records do not fit together. All ranks see the same records, hence the same error.
-void check_records(const std::vector<RankRecord>& records, Transport transport) {
+void check_rank_infos(const std::vector<RankInfo>& records, Transport transport) {
   const auto& first = records.front();
   for (std::size_t r = 1; r < records.size(); ++r) {
     const auto& record = records[r];
@@ -132,7 +133,7 @@ void check_records(const std::vector<RankRecord>& records, Transport transport) 
 }
 
 // Throws where the others' clusters are not what this rank was told: it would use other NICs than they.
-void check_clusters(const std::vector<RankRecord>& records, const std::vector<int>& clusters, int own_rank) {
+void check_clusters(const std::vector<RankInfo>& records, const std::vector<int>& clusters, int own_rank) {
   for (std::size_t r = 0; r < clusters.size(); ++r) {
     if (records[r].cluster == std::to_string(clusters[r])) continue;
     throw UsageError(label(records, r) + " says that it is in cluster " + records[r].cluster + ", but " +
@@ -171,7 +172,7 @@ std::vector<NicBinding> checked_nics(const CommunicatorOptions& options) {
 
 Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env& env, std::size_t shared_memory_bytes,
            Clock::time_point deadline) {
-  RankRecord own;
+  RankInfo own;
   own.host = host_name();
   own.machine = machine_identity();
   own.user = std::to_string(::getuid());
@@ -200,13 +201,13 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   }
   if (options.size == 1) {
     Mesh alone;
-    alone.links.resize(1);
+    alone.peers.resize(1);
     alone.hosts = {own.host};
     return alone;
   }
   rendezvous.publish(own);
   const auto records = rendezvous.gather();
-  check_records(records, options.transport);
+  check_rank_infos(records, options.transport);
   check_clusters(records, options.clusters, options.rank);
   if (!secret && own.tls != TlsMode::off && options.rank == 0) warn_of_shared_secret(options.name);
   if (!secret) secret = records.front().made_secret;
@@ -222,8 +223,8 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
 
 std::vector<int> Mesh::sockets() const {
   std::vector<int> fds;
-  for (const auto& link : links)
-    for (const auto* purpose : {&link.control, &link.collective, &link.p2p})
+  for (const auto& connections : peers)
+    for (const auto* purpose : {&connections.control, &connections.collective, &connections.p2p})
       for (const auto& socket : *purpose) fds.push_back(socket.fd.get());
   return fds;
 }
@@ -237,13 +238,14 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
   const auto deadline = Clock::now() + options.connect_timeout;
   Rendezvous rendezvous(store, options, deadline);
   if (options.size == 1) return build(rendezvous, options, env, shared_memory_bytes, deadline);
+  raise_open_files_limit();
 
   std::optional<Mesh> mesh;
-  std::optional<RankFailure> failure;
+  std::optional<Failure> failure;
   try {
     mesh = build(rendezvous, options, env, shared_memory_bytes, deadline);
   } catch (const HolmesError& error) {
-    failure.emplace(error);
+    failure = failure_of(error);
   } catch (const std::exception& error) {  // not ours: of the store, or an interrupt
     const std::string what = error.what();
     try {
@@ -254,14 +256,14 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
     throw;
   }
   if (failure) log(LogLevel::info, options.rank, failure->message);
-  std::optional<RankFailure> verdict;
+  std::optional<Failure> decision;
   try {
-    verdict = rendezvous.agree(failure);
+    decision = rendezvous.agree(failure);
   } catch (const HolmesError&) {
     if (!failure) throw;
-    verdict = failure;  // the store is gone: the own failure says more
+    decision = failure;  // the store is gone: the own failure says more
   }
-  if (verdict) verdict->raise();
+  if (decision) decision->raise();
   return std::move(*mesh);
 }
 

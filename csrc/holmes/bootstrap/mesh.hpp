@@ -4,8 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "holmes/bootstrap/mesh_socket.hpp"
 #include "holmes/bootstrap/store.hpp"
+#include "holmes/core/options.hpp"
+#include "holmes/transport/connection.hpp"
 
 namespace holmes {
 
@@ -14,13 +15,13 @@ namespace holmes {
 // host and shared memory is used, there are instead one Unix socket, in `control`, and in `shared_memory` a sealed
 // memfd of `shared_memory_bytes` that both sides hold (zeroed; made by the lower rank, passed with SCM_RIGHTS; no name
 // anywhere).
-struct PeerLink {
+struct PeerConnections {
   int peer = -1;
   std::string host;  // host name of the peer
   std::string nic;   // local interface of the first rail, or "shm"
-  std::vector<MeshSocket> control;
-  std::vector<MeshSocket> collective;
-  std::vector<MeshSocket> p2p;
+  std::vector<Connection> control;
+  std::vector<Connection> collective;
+  std::vector<Connection> p2p;
   UniqueFd shared_memory;
   std::size_t shared_memory_bytes = 0;
 
@@ -28,8 +29,8 @@ struct PeerLink {
 };
 
 struct Mesh {
-  std::vector<PeerLink> links;     // indexed by rank; links[own rank] is empty
-  std::vector<std::string> hosts;  // host name of every rank
+  std::vector<PeerConnections> peers;  // indexed by rank; peers[own rank] is empty
+  std::vector<std::string> hosts;      // host name of every rank
 
   // The descriptors of all of them.
   std::vector<int> sockets() const;

@@ -7,7 +7,7 @@
 
 #include "holmes/bootstrap/handshake.hpp"
 #include "holmes/bootstrap/mesh.hpp"
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/transport/socket.hpp"
 
@@ -21,10 +21,10 @@ public:
               std::size_t shared_memory_bytes);
 
   // Opens the listening sockets and writes them into `record`.
-  void listen(RankRecord& record);
-  // Connects to every lower rank and accepts every higher one; `records` holds all ranks', checked by check_records.
+  void listen(RankInfo& record);
+  // Connects to every lower rank and accepts every higher one; `records` holds all ranks', checked by check_rank_infos.
   // `look_around` is called about once a second, and soon after a connection failed; it may throw to end the set-up.
-  Mesh connect(const std::vector<RankRecord>& records, const std::string& secret, Clock::time_point deadline,
+  Mesh connect(const std::vector<RankInfo>& records, const std::string& secret, Clock::time_point deadline,
                const std::function<void()>& look_around);
 
 private:
@@ -69,7 +69,7 @@ private:
     bool is_done = false;
   };
 
-  MeshSocket& slot(int peer, Purpose purpose, int rail);
+  Connection& slot(int peer, Purpose purpose, int rail);
   void prepare_slots();
   void poll_once(Clock::time_point deadline);
 
@@ -88,7 +88,7 @@ private:
   bool encrypts(int peer) const;
   // The peer has proved the secret, but TLS with it fails.
   [[noreturn]] void throw_no_tls(int peer, int rail, const std::string& failure) const;
-  void fill(int peer, Purpose purpose, int rail, MeshSocket connected, bool over_unix, bool device_bound);
+  void fill(int peer, Purpose purpose, int rail, Connection connected, bool over_unix, bool device_bound);
   std::string describe(int peer) const;
   bool shares_memory(int peer) const;
   // The numbers, in `nics_`, of those that join this rank and `peer`.
@@ -103,7 +103,7 @@ private:
   std::size_t shared_memory_bytes_;
   std::vector<Listener> listeners_;
 
-  const std::vector<RankRecord>* records_ = nullptr;
+  const std::vector<RankInfo>* records_ = nullptr;
   std::string secret_;
   Mesh mesh_;
   int missing_ = 0;  // sockets that do not stand yet

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "holmes/bootstrap/store_exchange.hpp"
-#include "holmes/comm/options.hpp"
+#include "holmes/core/options.hpp"
 #include "holmes/discover/nic_choice.hpp"
 
 namespace holmes {

@@ -11,15 +11,15 @@ using namespace std::chrono_literals;
 
 constexpr Duration look_interval = 1s;  // how often a rank that waits for a record looks for an alarm
 constexpr Duration alarm_wait = 5ms;    // how long it waits for one
-// Past the deadline: for the outcomes to arrive, and for the verdict on them.
+// Past the deadline: for the outcomes to arrive, and for the decision on them.
 constexpr Duration outcome_grace = 1s;
-constexpr Duration verdict_grace = 1500ms;
+constexpr Duration decision_grace = 1500ms;
 // The same after a failure, where the deadline is far.
 constexpr Duration outcome_wait = 3s;
-constexpr Duration verdict_wait = 5s;
+constexpr Duration decision_wait = 5s;
 
 // Causes before consequences: the failure that all ranks raise is the one that comes first here.
-int order_of(const RankFailure& failure) {
+int order_of(const Failure& failure) {
   switch (failure.kind) {
     case ErrorKind::usage:
     case ErrorKind::nic:
@@ -40,13 +40,13 @@ int order_of(const RankFailure& failure) {
 
 }  // namespace
 
-void Rendezvous::publish(const RankRecord& record) {
+void Rendezvous::publish(const RankInfo& record) {
   store_.set(rank_key(options_.rank), encode(record));
   has_published_ = true;
 }
 
-std::vector<RankRecord> Rendezvous::gather() {
-  std::vector<RankRecord> records;
+std::vector<RankInfo> Rendezvous::gather() {
+  std::vector<RankInfo> records;
   for (int rank = 0; rank < options_.size; ++rank) {
     const auto bytes = await(rank_key(rank));
     if (!bytes) throw_missing(rank);
@@ -66,31 +66,31 @@ void Rendezvous::look_for_alarm() {
   if (const auto failure = decode_outcome(*bytes, "another rank")) failure->raise();
 }
 
-void Rendezvous::raise_alarm(const RankFailure& own) {
+void Rendezvous::raise_alarm(const Failure& own) {
   if (!has_published_) store_.set(rank_key(options_.rank), encode(own));
   store_.set(key("alarm"), encode(own));
   store_.set(ok_key(options_.rank), encode(own));
 }
 
-std::optional<RankFailure> Rendezvous::agree(const std::optional<RankFailure>& own) {
+std::optional<Failure> Rendezvous::agree(const std::optional<Failure>& own) {
   if (own) {
     raise_alarm(*own);
   } else if (options_.rank != 0) {
     store_.set(ok_key(options_.rank), encode_success());
   }
   if (options_.rank == 0) {
-    const auto verdict = collect(own);
-    store_.set(key("verdict"), verdict ? encode(*verdict) : encode_success());
-    return verdict;
+    const auto decision = collect(own);
+    store_.set(key("decision"), decision ? encode(*decision) : encode_success());
+    return decision;
   }
   if (is_missing(0)) return own;
   const auto now = Clock::now();
-  const auto until = own ? std::min(deadline_ + verdict_grace, now + verdict_wait) : deadline_ + verdict_grace;
-  if (const auto bytes = get(key("verdict"), std::max(Duration(until - now), alarm_wait))) {
+  const auto until = own ? std::min(deadline_ + decision_grace, now + decision_wait) : deadline_ + decision_grace;
+  if (const auto bytes = get(key("decision"), std::max(Duration(until - now), alarm_wait))) {
     return decode_outcome(*bytes, "rank 0");
   }
   if (own) return own;
-  return RankFailure(TimeoutError(
+  return failure_of(TimeoutError(
       "rank 0 of communicator '" + options_.name + "' did not say how the set-up ended; check that it still runs",
       {.rank = options_.rank, .peer = 0}));
 }
@@ -128,10 +128,10 @@ void Rendezvous::throw_missing(int first) {
       {.rank = options_.rank, .peer = first});
 }
 
-std::optional<RankFailure> Rendezvous::collect(const std::optional<RankFailure>& own) {
-  std::vector<RankFailure> failures;
+std::optional<Failure> Rendezvous::collect(const std::optional<Failure>& own) {
+  std::vector<Failure> failures;
   auto until = deadline_ + outcome_grace;
-  const auto add = [&](const RankFailure& failure) {
+  const auto add = [&](const Failure& failure) {
     failures.push_back(failure);
     until = std::min(until, Clock::now() + outcome_wait);  // the others have an alarm to follow
   };
@@ -147,7 +147,7 @@ std::optional<RankFailure> Rendezvous::collect(const std::optional<RankFailure>&
       }
       if (const auto failure = decode_outcome(*bytes, "rank " + std::to_string(rank))) add(*failure);
     } catch (const HolmesError& error) {
-      add(RankFailure(error));
+      add(failure_of(error));
     }
   }
   const auto cause = std::ranges::min_element(failures, {}, order_of);

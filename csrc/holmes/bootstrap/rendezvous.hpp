@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/bootstrap/store.hpp"
 
 namespace holmes {
@@ -14,22 +14,22 @@ namespace holmes {
 //   rank/<r>  how to reach rank r, or why it failed
 //   alarm     a failure of some rank: end the set-up
 //   ok/<r>    how the set-up ended on rank r
-//   verdict   by rank 0: success of all, or the failure that all raise
+//   decision   by rank 0: success of all, or the failure that all raise
 // A rank sets at most four keys and reads one per rank (rank 0: two). One thread.
 class Rendezvous {
 public:
   Rendezvous(Store& store, const CommunicatorOptions& options, Clock::time_point deadline)
       : store_(store), options_(options), deadline_(deadline) {}
 
-  void publish(const RankRecord& record);
+  void publish(const RankInfo& record);
   // All ranks' records. Throws the failure of a rank that wrote one, TimeoutError naming the ranks that never came.
-  std::vector<RankRecord> gather();
+  std::vector<RankInfo> gather();
   // Throws the failure that another rank raised the alarm with.
   void look_for_alarm();
   // Tells how this rank fared; returns the failure all ranks raise, nothing where all succeeded.
-  std::optional<RankFailure> agree(const std::optional<RankFailure>& own);
+  std::optional<Failure> agree(const std::optional<Failure>& own);
   // Raises the alarm and does not wait.
-  void raise_alarm(const RankFailure& own);
+  void raise_alarm(const Failure& own);
 
 private:
   std::string key(const std::string& end) const { return options_.name + "/" + end; }
@@ -38,7 +38,7 @@ private:
   std::optional<std::string> get(const std::string& name, Duration timeout);
   std::optional<std::string> await(const std::string& name);
   [[noreturn]] void throw_missing(int first);
-  std::optional<RankFailure> collect(const std::optional<RankFailure>& own);
+  std::optional<Failure> collect(const std::optional<Failure>& own);
   bool is_missing(int rank) const;
 
   Store& store_;

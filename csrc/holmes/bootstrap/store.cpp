@@ -4,7 +4,7 @@
 #include <map>
 #include <mutex>
 
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 
 namespace holmes {
 namespace {

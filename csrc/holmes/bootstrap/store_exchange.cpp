@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "holmes/bootstrap/record.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/core/fields.hpp"
 
 namespace holmes {
@@ -45,7 +45,7 @@ std::vector<std::string> collect(const Meeting& meeting, Clock::time_point deadl
 }
 
 // A failure as each rank raises it: with its own number, and without a peer where it is the one.
-[[noreturn]] void raise(RankFailure failure, int rank) {
+[[noreturn]] void raise(Failure failure, int rank) {
   failure.context.rank = rank;
   if (failure.context.peer == rank) failure.context.peer.reset();
   failure.raise();
@@ -67,12 +67,12 @@ std::string meet(const Meeting& meeting, const std::string& value,
       meeting.store.set(answer_key, answer.take());
       return text;
     } catch (const HolmesError& error) {
-      answer.add(encode(RankFailure(error)));
+      answer.add(encode(failure_of(error)));
       meeting.store.set(answer_key, answer.take());
-      raise(RankFailure(error), meeting.rank);
+      raise(failure_of(error), meeting.rank);
     }
   }
-  if (!exists(meeting, answer_key, deadline - Clock::now())) raise(RankFailure(missing(meeting)), meeting.rank);
+  if (!exists(meeting, answer_key, deadline - Clock::now())) raise(failure_of(missing(meeting)), meeting.rank);
   const std::string bytes = meeting.store.get(answer_key, probe);
   const std::string writer = "rank 0";
   FieldReader answer(bytes, writer);

@@ -15,6 +15,7 @@
 #include "holmes/bootstrap/sha256.hpp"
 #include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/open_files.hpp"
 #include "holmes/transport/socket.hpp"
 
 namespace holmes {
@@ -34,6 +35,7 @@ constexpr int max_drop_warnings = 20;
 
 // The store must not use up the descriptors of its process, which works besides.
 std::size_t client_limit() {
+  raise_open_files_limit();
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return most_clients;
   return std::clamp<std::size_t>(limit.rlim_cur / 2, 1, most_clients);

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "holmes/bootstrap/store.hpp"
-#include "holmes/comm/options.hpp"
+#include "holmes/core/connection_info.hpp"
+#include "holmes/core/options.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
 

@@ -4,8 +4,8 @@
 #include "holmes/comm/compression.hpp"
 #include "holmes/comm/hierarchy.hpp"
 #include "holmes/comm/host_communicator.hpp"
-#include "holmes/comm/pipeline.hpp"
 #include "holmes/comm/scratch_pool.hpp"
+#include "holmes/comm/stage_scheduler.hpp"
 
 namespace holmes {
 

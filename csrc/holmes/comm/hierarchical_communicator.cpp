@@ -6,7 +6,6 @@
 #include "holmes/comm/hierarchical_threshold.hpp"
 #include "holmes/comm/overlap.hpp"
 #include "holmes/comm/split.hpp"
-#include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
 
@@ -14,7 +13,7 @@ namespace holmes {
 namespace {
 
 // The parts' deadlines come after the announcement's: only that one sees all ranks and can name who is missing, where a
-// part may blame a rank that waits itself. Longer than a roll call (engine_failure.cpp).
+// part may blame a rank that waits itself. Longer than a probe (failure_detector.cpp).
 constexpr auto part_grace = std::chrono::milliseconds(500);
 
 // Until final, without raising: the caller's wait does.
@@ -38,7 +37,7 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Store> store,
     : store_(std::move(store)), options_(std::move(options)) {
   parts_ =
       std::make_shared<HierarchicalParts>(HierarchicalParts{.hierarchy = Hierarchy(options_.clusters, options_.rank)});
-  pipeline_ = std::make_shared<Pipeline>([parts = parts_](const Failure& failure) { parts->fail(failure); });
+  scheduler_ = std::make_shared<StageScheduler>([parts = parts_](const Failure& failure) { parts->fail(failure); });
   connect_parts();
   choose_min_bytes();
 }
@@ -109,21 +108,21 @@ void HierarchicalCommunicator::choose_min_bytes() {
 HierarchicalCommunicator::~HierarchicalCommunicator() {
   // A failure of the flat part is the reason why all of them end.
   if (const auto failure = parts_->flat->failure()) {
-    pipeline_->fail(*failure);
-  } else if (pipeline_->has_pending()) {
-    pipeline_->fail(parts_->flat->abort_failure("it was destroyed with operations pending"));
+    scheduler_->fail(*failure);
+  } else if (scheduler_->has_pending()) {
+    scheduler_->fail(parts_->flat->abort_failure("it was destroyed with operations pending"));
   }
 }
 
 HostCommunicator& HierarchicalCommunicator::flat() const {
-  pipeline_->throw_if_failed(options_.name);
+  scheduler_->throw_if_failed(options_.name);
   return *parts_->flat;
 }
 
 template <typename Make>
 WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes, const CallOptions& call,
                                         const Make& make) {
-  pipeline_->throw_if_failed(options_.name);
+  scheduler_->throw_if_failed(options_.name);
   const Duration timeout = call.timeout.value_or(options_.timeout);
   signature.form = form_of(call.compression);
   signature.announced_bytes = bytes;
@@ -136,7 +135,7 @@ WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes
   };
   std::string title = std::string(holmes::name(signature.op)) + " of " + std::to_string(bytes) +
                       " bytes on communicator '" + options_.name + "'";
-  return finished(pipeline_->start(std::move(title), announce, std::move(chains)), call.async);
+  return finished(scheduler_->start(std::move(title), announce, std::move(chains)), call.async);
 }
 
 bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& buffers, const Buffer& own) const {
@@ -235,7 +234,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
 }
 
 void HierarchicalCommunicator::abort(const std::string& reason) {
-  pipeline_->fail(parts_->flat->abort_failure(reason));
+  scheduler_->fail(parts_->flat->abort_failure(reason));
 }
 
 std::vector<ConnectionInfo> HierarchicalCommunicator::connections() const {
@@ -257,33 +256,6 @@ std::vector<CommunicatorRecord> HierarchicalCommunicator::flight_record() const 
   for (const auto& part : {parts_->flat, parts_->scatter, parts_->cross, parts_->gather})
     if (part) std::ranges::copy(part->flight_record(), std::back_inserter(all));
   return all;
-}
-
-// A group on NICs of its own, or one that spans clusters.
-std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
-  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
-                     " is not possible; size must be at least 1 and rank from 0 to size - 1");
-  if (!options.tls) options.tls = tls_mode_from_name(Env::read().tls);
-  if (options.nics.empty() && options.size > 1 && options.transport != Transport::shm)
-    options.nics = default_nics(*store, options);
-  if (options.clusters.empty()) return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
-  if (options.clusters.size() != static_cast<std::size_t>(options.size))
-    throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +
-                     " ranks, but there " + "are " + std::to_string(options.size) + "; give one for each rank");
-  const Hierarchy hierarchy(options.clusters, options.rank);
-  if (!options.hierarchical_min_bytes) options.hierarchical_min_bytes = Env::read().hierarchical_min_bytes;
-  if (hierarchy.is_useful()) {
-    if (options.hierarchical_min_bytes != never_hierarchical)
-      return std::make_shared<HierarchicalCommunicator>(std::move(store), std::move(options));
-    return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
-  }
-  if (hierarchy.cluster_count() == 1 && !options.cluster_nics.empty()) options.nics = std::move(options.cluster_nics);
-  // One cluster, or each rank in another.
-  if (options.tls == TlsMode::clusters) options.tls = hierarchy.cluster_count() == 1 ? TlsMode::off : TlsMode::all;
-  options.clusters.clear();
-  options.cluster_nics.clear();
-  return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
 }
 
 }  // namespace holmes

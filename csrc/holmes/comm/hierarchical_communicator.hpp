@@ -38,7 +38,7 @@ public:
   std::vector<WorkPtr> batch(std::vector<P2pCall> calls, CallOptions call) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void abort(const std::string& reason) override;
-  bool is_dead() const override { return pipeline_->has_failed() || parts_->flat->is_dead(); }
+  bool is_dead() const override { return scheduler_->has_failed() || parts_->flat->is_dead(); }
   std::vector<ConnectionInfo> connections() const override;
   std::vector<CommunicatorRecord> flight_record() const override;
 
@@ -56,7 +56,7 @@ private:
   std::shared_ptr<Store> store_;
   CommunicatorOptions options_;
   std::shared_ptr<HierarchicalParts> parts_;
-  std::shared_ptr<Pipeline> pipeline_;
+  std::shared_ptr<StageScheduler> scheduler_;
   std::uint64_t min_bytes_ = 0;
   int splits_ = 0;
 };

@@ -1,20 +1,26 @@
 #include "holmes/comm/host_communicator.hpp"
 
-#include <algorithm>
+#include <unistd.h>
 
-#include "holmes/comm/choose.hpp"
-#include "holmes/comm/exchange.hpp"
-#include "holmes/comm/io_threads.hpp"
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+
+#include "holmes/collectives/choose.hpp"
+#include "holmes/collectives/exchange.hpp"
+#include "holmes/collectives/reduce_scatter.hpp"
 #include "holmes/comm/overlap.hpp"
-#include "holmes/comm/reduce_scatter.hpp"
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/event_fd.hpp"
-#include "holmes/debug/registry.hpp"
-#include "holmes/debug/watcher.hpp"
+#include "holmes/core/log.hpp"
+#include "holmes/engine/io_thread_pool.hpp"
+#include "holmes/record/dump.hpp"
+#include "holmes/record/registry.hpp"
+#include "holmes/record/watcher.hpp"
 #include "holmes/transport/rails_channel.hpp"
-#include "holmes/transport/shm_channel.hpp"
+#include "holmes/transport/shm/shm_channel.hpp"
 #include "holmes/transport/tcp_channel.hpp"
 
 namespace holmes {
@@ -36,7 +42,7 @@ public:
   void help(std::optional<Clock::time_point> until) {
     if (is_final()) return;
     mark_awaited();
-    if (const auto engine = engine_.lock()) engine->help(*this, until);
+    if (const auto engine = engine_.lock()) engine->driver().help(*this, until);
   }
   // Until final, without raising.
   void finish_here() {
@@ -79,30 +85,30 @@ struct ChannelPair {
   std::unique_ptr<Channel> p2p;
 };
 
-std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<MeshSocket> sockets,
+std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<Connection> sockets,
                                           const std::shared_ptr<RailsContext>& rails) {
   if (sockets.size() == 1) return std::make_unique<TcpChannel>(peer, std::move(sockets.front()));
   return std::make_unique<RailsChannel>(peer, std::move(sockets), rails);
 }
 
-ChannelPair make_channels(PeerLink& link, int own_rank, ControlLink& control,
+ChannelPair make_channels(PeerConnections& connections, int own_rank, ControlConnection& control,
                           const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
-  if (!link.uses_shared_memory()) {
-    return {make_tcp_channel(link.peer, std::move(link.collective), rails),
-            make_tcp_channel(link.peer, std::move(link.p2p), rails)};
+  if (!connections.uses_shared_memory()) {
+    return {make_tcp_channel(connections.peer, std::move(connections.collective), rails),
+            make_tcp_channel(connections.peer, std::move(connections.p2p), rails)};
   }
-  auto segment = std::make_shared<ShmSegment>(link.shared_memory.get(), link.shared_memory_bytes);
-  link.shared_memory.reset();
-  const int lower = own_rank < link.peer ? 0 : 1;  // ring 0 and 2 go from the lower to the higher rank
+  auto segment = std::make_shared<ShmSegment>(connections.shared_memory.get(), connections.shared_memory_bytes);
+  connections.shared_memory.reset();
+  const int lower = own_rank < connections.peer ? 0 : 1;  // ring 0 and 2 go from the lower to the higher rank
   const auto make = [&](int first_ring, const char* purpose) {
     ConnectionInfo info;
-    info.peer = link.peer;
-    info.host = link.host;
+    info.peer = connections.peer;
+    info.host = connections.host;
     info.transport = "shm";
     info.purpose = purpose;
     return std::make_unique<ShmChannel>(
-        link.peer, segment, first_ring + lower, first_ring + 1 - lower, [&control] { control.send_doorbell(); }, cma,
-        std::move(info));
+        connections.peer, segment, first_ring + lower, first_ring + 1 - lower, [&control] { control.send_doorbell(); },
+        cma, std::move(info));
   };
   return {make(0, "collective"), make(2, "p2p")};
 }
@@ -112,14 +118,28 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
   constexpr std::size_t staging_goal_bytes = 1024 * 1024;
   // Rails of different speed need a longer run to share.
   constexpr std::size_t rails_slice_factor = 4;
-  const bool any_shared =
-      std::any_of(mesh.links.begin(), mesh.links.end(), [](const PeerLink& link) { return link.uses_shared_memory(); });
+  const bool any_shared = std::any_of(mesh.peers.begin(), mesh.peers.end(), [](const PeerConnections& connections) {
+    return connections.uses_shared_memory();
+  });
   if (any_shared) return std::min<std::size_t>(ring_bytes / 2, 64 * 1024);
   const std::size_t share = staging_goal_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
   const std::size_t slice = std::clamp<std::size_t>(share / 4096 * 4096, 64 * 1024, 256 * 1024);
-  const bool any_rails = std::any_of(mesh.links.begin(), mesh.links.end(),
-                                     [](const PeerLink& link) { return link.collective.size() > 1; });
+  const bool any_rails = std::any_of(mesh.peers.begin(), mesh.peers.end(), [](const PeerConnections& connections) {
+    return connections.collective.size() > 1;
+  });
   return any_rails ? slice * rails_slice_factor : slice;
+}
+
+constexpr std::int64_t no_job_rank = -1;  // on the wire only
+
+// The process's number in the job, where it has one.
+std::optional<std::int64_t> job_rank_of(const CommunicatorOptions& options) {
+  if (options.job_rank) return options.job_rank;
+  const char* text = std::getenv("RANK");
+  char* end = nullptr;
+  const long rank = text ? std::strtol(text, &end, 10) : -1;
+  if (rank < 0 || !end || *end != '\0') return std::nullopt;
+  return rank;
 }
 
 }  // namespace
@@ -142,25 +162,26 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->labels = options_.labels;
   group->recorder = std::make_unique<FlightRecorder>(env.flight_recorder_operations);
   group->pinned_ring_bytes = env.pinned_ring_bytes;
-  group->channels.resize(mesh.links.size());
-  group->controls.resize(mesh.links.size());
-  std::vector<std::unique_ptr<Channel>> p2p(mesh.links.size());
+  group->channels.resize(mesh.peers.size());
+  group->controls.resize(mesh.peers.size());
+  std::vector<std::unique_ptr<Channel>> p2p(mesh.peers.size());
   const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes);
-  for (PeerLink& link : mesh.links) {
-    if (link.peer < 0) continue;
-    auto control = std::make_unique<ControlLink>(group->label(link.peer), link.host, link.nic, std::move(link.control));
-    group->any_shared_memory |= link.uses_shared_memory();
-    ChannelPair channels = make_channels(link, options_.rank, *control, rails, env.cma);
-    group->controls[link.peer] = std::move(control);
-    group->channels[link.peer] = std::move(channels.collective);
-    p2p[link.peer] = std::move(channels.p2p);
+  for (PeerConnections& connections : mesh.peers) {
+    if (connections.peer < 0) continue;
+    auto control = std::make_unique<ControlConnection>(group->label(connections.peer), connections.host,
+                                                       connections.nic, std::move(connections.control));
+    group->any_shared_memory |= connections.uses_shared_memory();
+    ChannelPair channels = make_channels(connections, options_.rank, *control, rails, env.cma);
+    group->controls[connections.peer] = std::move(control);
+    group->channels[connections.peer] = std::move(channels.collective);
+    p2p[connections.peer] = std::move(channels.p2p);
   }
   const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
   EngineNeeds needs = engine_needs(env, options_, *group, host);
   const std::string place = "rank " + std::to_string(group->label(options_.rank)) + " (host " + host + ")";
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, env.spin.value_or(default_spin),
                                      *needs.io_thread, std::move(needs.wake_fd), std::move(sockets));
-  if (!is_internal(options_.name)) register_source(engine_);
+  if (!is_internal(options_.name)) register_source(std::shared_ptr<RecordSource>(engine_, &engine_->records()));
   start_watcher(env);
   introduce(mesh, slice_bytes);
 }
@@ -187,11 +208,11 @@ HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const
 
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
   if (!call.async) call.work->mark_awaited();
-  if (!call.async && engine_->run_here(collective)) return call.work;
+  if (!call.async && engine_->driver().run_here(collective)) return call.work;
   const std::size_t bytes = collective->send_bytes();
   engine_->submit(std::move(collective));
   if (call.async) {
-    engine_->run_in_background(bytes);
+    engine_->driver().run_in_background(bytes);
   } else {
     call.work->finish_here();
   }
@@ -383,7 +404,7 @@ std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request
   }
   engine_->submit(std::move(requests));
   if (options.async) {
-    engine_->run_in_background(bytes);
+    engine_->driver().run_in_background(bytes);
   } else {
     for (const auto& work : works) static_cast<HostWork&>(*work).finish_here();
   }
@@ -419,6 +440,51 @@ WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions optio
   auto collective = std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline,
                                                nothing(signature.dtype), nothing(signature.dtype));
   return finish(std::move(call), std::move(collective));
+}
+
+std::vector<CommunicatorRecord> HostCommunicator::flight_record() const {
+  engine_->records().request_state();
+  return {engine_->records().record(Clock::now() + record_patience)};
+}
+
+// The first operation: what all ranks say of themselves, the slice size all can work with, and whether every pair
+// shares memory.
+void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
+  struct Introduction {
+    std::uint64_t wish = 0;
+    std::uint64_t random = 0;  // rank 0's makes the communicator's number
+    std::int64_t pid = 0;
+    std::int64_t job_rank = no_job_rank;
+  };
+  constexpr std::size_t words = sizeof(Introduction) / sizeof(std::uint64_t);
+  constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
+  const bool all_shared = std::all_of(mesh.peers.begin(), mesh.peers.end(), [](const PeerConnections& connections) {
+    return connections.peer < 0 || connections.shared_memory_bytes > 0;
+  });
+  const auto job_rank = job_rank_of(options_);
+  if (job_rank) set_log_rank(static_cast<int>(*job_rank));
+  std::random_device random;
+  const Introduction mine{slice_bytes | (all_shared ? shared_memory_bit : 0), std::uint64_t{random()} << 32 | random(),
+                          ::getpid(), job_rank.value_or(no_job_rank)};
+  std::vector<Introduction> all(static_cast<std::size_t>(options_.size), mine);
+  std::vector<Buffer> outputs;
+  for (auto& one : all) outputs.push_back({&one, words, DType::int64, nullptr});
+  const Buffer own = outputs[options_.rank];
+  CallOptions call;
+  call.timeout = options_.connect_timeout;
+  all_gather(std::move(outputs), own, call)->wait();
+  Group& agreed = engine_->group();
+  agreed.slice_bytes = slice_bytes;
+  std::vector<PeerIdentity> identities;
+  for (const Introduction& one : all) {
+    agreed.all_shared_memory &= (one.wish & shared_memory_bit) != 0;
+    agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, one.wish & ~shared_memory_bit);
+    const std::size_t rank = identities.size();
+    PeerIdentity identity{rank < mesh.hosts.size() ? mesh.hosts[rank] : "", mesh.peers[rank].nic, one.pid, {}};
+    if (one.job_rank != no_job_rank) identity.job_rank = static_cast<int>(one.job_rank);
+    identities.push_back(std::move(identity));
+  }
+  engine_->records().set_identities(all.front().random, std::move(identities));
 }
 
 }  // namespace holmes

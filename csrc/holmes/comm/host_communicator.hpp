@@ -4,7 +4,7 @@
 #pragma once
 
 #include "holmes/comm/communicator.hpp"
-#include "holmes/comm/engine.hpp"
+#include "holmes/engine/engine.hpp"
 
 namespace holmes {
 

@@ -40,6 +40,23 @@ enum class ReduceOp : std::uint8_t {
 };
 inline constexpr int reduce_op_count = 8;
 
+// What a communicator does. Values up to `barrier` are collectives and part of the wire protocol.
+enum class OpCode : std::uint8_t {
+  all_reduce = 1,
+  reduce_scatter = 2,
+  all_gather = 3,
+  broadcast = 4,
+  reduce = 5,
+  gather = 6,
+  scatter = 7,
+  all_to_all = 8,
+  barrier = 9,
+  send = 10,
+  recv = 11,
+  batch = 12,  // of NCCL, where a group of sends and receives is one operation
+};
+inline constexpr std::size_t op_code_count = 13;
+
 constexpr std::size_t size_bytes(DType dtype) {
   switch (dtype) {
     case DType::float64:
@@ -63,9 +80,12 @@ constexpr bool is_floating(DType dtype) {
 
 std::string_view name(DType dtype);
 std::string_view name(ReduceOp op);
+std::string_view name(OpCode op);  // any value: a peer may have sent it
 // Both throw UsageError naming the value and the allowed ones.
 DType dtype_from_name(std::string_view text);
 ReduceOp reduce_op_from_name(std::string_view text);
+// Absent: there is none of this name.
+std::optional<OpCode> op_code_from_name(std::string_view text);
 // Throws UsageError where `op` is not defined for `dtype` (avg of integers, bitwise of floats).
 void check_reduction(DType dtype, ReduceOp op);
 

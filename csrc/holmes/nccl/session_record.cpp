@@ -1,6 +1,6 @@
 #include "holmes/nccl/session_record.hpp"
 
-#include "holmes/debug/registry.hpp"
+#include "holmes/record/registry.hpp"
 
 namespace holmes::nccl {
 
@@ -25,7 +25,7 @@ void SessionRecord::introduce(const CommunicatorRecord& control) {
 
 std::uint64_t SessionRecord::begin(const char* operation, const std::vector<Buffer>& buffers) {
   RecordedCall call;
-  call.op = recorded_op_from_name(operation).value_or(RecordedOp::batch);
+  call.op = op_code_from_name(operation).value_or(OpCode::batch);
   if (!buffers.empty()) {
     call.dtype = buffers.front().dtype;
     call.count = buffers.front().count;

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "holmes/core/types.hpp"
-#include "holmes/debug/communicator_record.hpp"
+#include "holmes/record/communicator_record.hpp"
 
 namespace holmes::nccl {
 

@@ -12,8 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "holmes/bootstrap/mesh.hpp"
+#include "holmes/core/connection_info.hpp"
 #include "holmes/core/env.hpp"
+#include "holmes/core/work.hpp"
 
 namespace holmes {
 
@@ -46,10 +47,10 @@ public:
   // How far this side may send ahead of what the peer has sent, so that no path runs dry while both go at one pace.
   virtual std::size_t lead_bytes() { return min_lead_bytes; }
 
-  // Whether pieces can go through windows (see DirectWindow).
-  virtual CmaUse window_use() const { return CmaUse::never; }
-  // Whether they do from now on; absent: the channel decides.
-  virtual void set_windows(std::optional<bool> /*on*/) {}
+  // Whether pieces can go by CMA (see CmaRegion).
+  virtual CmaUse cma_use() const { return CmaUse::never; }
+  // Whether they do from now on; absent: as the channel measures.
+  virtual void set_cma(std::optional<bool> /*on*/) {}
 
   // Largest number of bytes try_peek can give; 0 where the transport has none.
   virtual std::size_t max_peek_bytes() const { return 0; }
@@ -75,10 +76,10 @@ public:
 
   // Whether the stream has to be looked after from time to time (acknowledgements, losses), also when no operation
   // waits for it.
-  virtual bool needs_care() const { return false; }
-  // When to call take_care, though no descriptor is ready; absent: never.
-  virtual std::optional<Clock::time_point> next_care() const { return std::nullopt; }
-  virtual void take_care(Clock::time_point /*now*/) {}
+  virtual bool needs_maintenance() const { return false; }
+  // When to call maintain, though no descriptor is ready; absent: never.
+  virtual std::optional<Clock::time_point> next_maintenance() const { return std::nullopt; }
+  virtual void maintain(Clock::time_point /*now*/) {}
 
   // Ends the stream in both directions; the peer sees StreamClosed. Safe from any thread, does not block.
   virtual void shutdown() = 0;

@@ -46,7 +46,7 @@ void add(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
 
 }  // namespace
 
-Rail::Rail(MeshSocket socket, int index)
+Rail::Rail(Connection socket, int index)
     : socket_(std::move(socket)), index_(index), unknown_limit_bytes_(least_limit_bytes) {
   // Work that the system has not sent yet could still go another way: let little of it wait there.
   const int unsent_limit_bytes = max_chunk_bytes;

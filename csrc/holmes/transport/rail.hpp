@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-#include "holmes/bootstrap/mesh.hpp"
+#include "holmes/transport/connection.hpp"
 #include "holmes/transport/rail_frame.hpp"
 #include "holmes/transport/rail_rate.hpp"
 
@@ -34,7 +34,7 @@ public:
     std::size_t left_bytes() const { return header.bytes - payload_bytes; }
   };
 
-  Rail(MeshSocket socket, int index);
+  Rail(Connection socket, int index);
 
   int index() const { return index_; }
   int fd() const { return socket_.fd.get(); }
@@ -103,7 +103,7 @@ private:
   void break_off(int error);
   void count_read(std::size_t bytes);
 
-  MeshSocket socket_;
+  Connection socket_;
   int index_;
   std::atomic<State> state_{State::living};
   Clock::time_point broken_at_{};

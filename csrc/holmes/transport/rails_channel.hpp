@@ -31,7 +31,7 @@ struct RailsContext {
 // when it ends, so does the stream.
 class RailsChannel final : public Channel {
 public:
-  RailsChannel(int peer, std::vector<MeshSocket> sockets, std::shared_ptr<RailsContext> context);
+  RailsChannel(int peer, std::vector<Connection> sockets, std::shared_ptr<RailsContext> context);
 
   // Bytes count as sent when they are in a rail's socket. Until then the caller must offer the same ones again.
   std::size_t try_send(std::span<const iovec> pieces) override;
@@ -40,9 +40,9 @@ public:
   bool tells_end() const override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void finish_wait() override { awaits_recv_ = awaits_send_ = false; }
-  bool needs_care() const override { return true; }
-  std::optional<Clock::time_point> next_care() const override;
-  void take_care(Clock::time_point now) override;
+  bool needs_maintenance() const override { return true; }
+  std::optional<Clock::time_point> next_maintenance() const override;
+  void maintain(Clock::time_point now) override;
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
@@ -66,7 +66,7 @@ private:
   bool discard(Rail& rail, std::size_t bytes);
   void finish_due();
 
-  // --- losses: rails_channel_loss.cpp ---
+  // --- losses ---
   bool has_living(const Rail* except = nullptr) const;
   [[noreturn]] void throw_closed() const;
   void check_health(Clock::time_point now);

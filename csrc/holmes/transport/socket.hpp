@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "holmes/comm/options.hpp"
+#include "holmes/core/options.hpp"
 #include "holmes/core/unique_fd.hpp"
 
 namespace holmes {

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "holmes/transport/channel.hpp"
+#include "holmes/transport/connection.hpp"
 
 namespace holmes {
 
 class TcpChannel final : public Channel {
 public:
-  TcpChannel(int peer, MeshSocket socket) : Channel(peer), socket_(std::move(socket)) {}
+  TcpChannel(int peer, Connection socket) : Channel(peer), socket_(std::move(socket)) {}
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
@@ -19,7 +20,7 @@ public:
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
 private:
-  MeshSocket socket_;
+  Connection socket_;
   int low_water_bytes_ = 1;
   std::size_t lead_bytes_ = 0;       // 0: the path was not asked yet
   std::uint64_t lead_asked_at_ = 0;  // in bytes sent

@@ -1,0 +1,66 @@
+// CommunicatorOptions for Python.
+#include "bindings/bindings.hpp"
+#include "bindings/communicator_options.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace holmes {
+namespace {
+
+// All fields, by name.
+py::dict to_dict(const CommunicatorOptions& options) {
+  py::dict fields;
+  visit_fields([&]<typename Field>(const char* name, Field CommunicatorOptions::* field) {
+    fields[name] = PythonField<Field>::get(options.*field);
+  });
+  return fields;
+}
+
+CommunicatorOptions from_dict(const py::dict& fields) {
+  CommunicatorOptions options;
+  const py::object self = py::cast(&options, py::return_value_policy::reference);
+  for (const auto& [name, value] : fields) {
+    if (!py::hasattr(self, name))
+      throw py::type_error("CommunicatorOptions has no field '" + py::str(name).cast<std::string>() + "'");
+    py::setattr(self, name, value);
+  }
+  return options;
+}
+
+}  // namespace
+}  // namespace holmes
+
+void bind_options(py::module_& module) {
+  using holmes::CommunicatorOptions;
+  py::class_<CommunicatorOptions> options(
+      module, "CommunicatorOptions",
+      "What a communicator is made of; the fields are those of the C++ struct (holmes/core/options.hpp says what each "
+      "means),\ndurations in seconds. The functions that take one overwrite what their other arguments say.");
+  options.def(py::init([](const py::KWArgs<py::object>& fields) { return holmes::from_dict(fields); }),
+              "Fields by name; the others have the defaults of holmes_comm.init. Raises TypeError for a name that does "
+              "not exist,\nUsageError for a value that is not possible.");
+  holmes::visit_fields([&]<typename Field>(const char* name, Field CommunicatorOptions::* field) {
+    using Python = holmes::PythonField<Field>;
+    options.def_property(
+        name, [field](const CommunicatorOptions& self) { return Python::get(self.*field); },
+        [name, field](CommunicatorOptions& self, const typename Python::Type& value) {
+          self.*field = Python::set(name, value);
+        });
+  });
+  options
+      .def(
+          "__eq__",
+          [](const CommunicatorOptions& self, const py::object& other) {
+            return py::isinstance<CommunicatorOptions>(other) && self == other.cast<const CommunicatorOptions&>();
+          },
+          "other"_a)
+      .def("__copy__", [](const CommunicatorOptions& self) { return self; })
+      .def("__repr__",
+           [](const CommunicatorOptions& self) {
+             py::dict shown = holmes::to_dict(self);
+             shown["secret"] = self.secret.empty() ? "" : "...";
+             return "CommunicatorOptions(**" + py::repr(shown).cast<std::string>() + ")";
+           })
+      .def(py::pickle([](const CommunicatorOptions& self) { return holmes::to_dict(self); }, &holmes::from_dict));
+}

@@ -1,0 +1,89 @@
+// CommunicatorOptions for Python: how each type of field looks there. Shared by both modules (_C and _c10d), which know
+// a field only by the list in holmes/core/options.hpp.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "bindings/duration.hpp"
+#include "bindings/nic_pairs.hpp"
+#include "holmes/core/options.hpp"
+
+namespace holmes {
+
+// A field's type as Python has it. The same for all but the following.
+template <typename Field>
+struct PythonField {
+  using Type = Field;
+  static Type get(const Field& field) { return field; }
+  static Field set(const char* /*name*/, Type value) { return value; }
+};
+
+template <>
+struct PythonField<Duration> {
+  using Type = double;  // seconds
+  static Type get(Duration field) { return std::chrono::duration<double>(field).count(); }
+  static Duration set(const char* name, Type seconds) { return to_duration(name, seconds); }
+};
+
+template <>
+struct PythonField<Transport> {
+  using Type = std::string;
+  static Type get(Transport field) { return holmes::name(field); }
+  static Transport set(const char* /*name*/, const Type& text) { return transport_from_name(text); }
+};
+
+template <>
+struct PythonField<std::optional<TlsMode>> {
+  using Type = std::optional<std::string>;
+  static Type get(std::optional<TlsMode> field) { return field ? Type(holmes::name(*field)) : std::nullopt; }
+  static std::optional<TlsMode> set(const char* /*name*/, const Type& text) {
+    return text ? std::optional(tls_mode_from_name(*text)) : std::nullopt;
+  }
+};
+
+template <>
+struct PythonField<std::vector<NicBinding>> {
+  using Type = NicPairs;
+  static Type get(const std::vector<NicBinding>& field) {
+    NicPairs pairs;
+    for (const NicBinding& nic : field) pairs.emplace_back(nic.interface, nic.address);
+    return pairs;
+  }
+  static std::vector<NicBinding> set(const char* /*name*/, const Type& pairs) { return to_bindings(pairs); }
+};
+
+// A number of bytes, or "never", its largest value.
+template <>
+struct PythonField<std::optional<std::uint64_t>> {
+  using Type = pybind11::object;
+  static Type get(std::optional<std::uint64_t> field) {
+    if (field == never_hierarchical) return pybind11::str("never");
+    return pybind11::cast(field);
+  }
+  static std::optional<std::uint64_t> set(const char* name, const Type& value) {
+    if (value.is_none()) return std::nullopt;
+    if (value.equal(pybind11::str("never"))) return never_hierarchical;
+    if (PyLong_Check(value.ptr())) {
+      const auto bytes = PyLong_AsUnsignedLongLong(value.ptr());
+      if (!PyErr_Occurred() && bytes < never_hierarchical) return bytes;
+      PyErr_Clear();
+    }
+    throw UsageError(std::string(name) + "=" + pybind11::repr(value).cast<std::string>() +
+                     " is not possible; it must be a number of bytes, 0 or more, or \"never\"");
+  }
+};
+
+// Of a Python object with the fields as attributes: of _C.CommunicatorOptions, which _c10d has no C++ type for.
+inline CommunicatorOptions options_of(const pybind11::handle& object) {
+  CommunicatorOptions options;
+  visit_fields([&]<typename Field>(const char* name, Field CommunicatorOptions::* field) {
+    using Python = PythonField<Field>;
+    options.*field = Python::set(name, object.attr(name).cast<typename Python::Type>());
+  });
+  return options;
+}
+
+}  // namespace holmes

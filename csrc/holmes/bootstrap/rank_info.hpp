@@ -1,0 +1,77 @@
+// RankInfo: what ranks tell each other through the Store while a communicator is set up.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "holmes/core/failure.hpp"
+#include "holmes/core/options.hpp"
+
+namespace holmes {
+
+// Where a rank listens on one rail.
+struct RailAddress {
+  std::string interface;
+  std::string address;
+  std::uint16_t port = 0;
+  // Port for ranks of the same machine where `port` is tied to a device: their packets do not come in by it.
+  std::uint16_t local_port = 0;
+};
+
+// The rails of a pair of ranks: numbers `first` to `end - 1` in the lists of both.
+struct RailRange {
+  std::size_t first = 0;
+  std::size_t end = 0;
+
+  std::size_t size() const { return end - first; }
+  bool contains(std::size_t rail) const { return rail >= first && rail < end; }
+};
+
+// Everything the others need to connect to a rank.
+struct RankInfo {
+  std::string host;        // for messages
+  std::string machine;     // machine_identity(); empty: unknown
+  std::string user;        // user id
+  std::string unix_token;  // abstract Unix socket; empty: shared memory is off
+  std::uint64_t shared_memory_bytes = 0;
+  Transport transport = Transport::automatic;
+  TlsMode tls = TlsMode::off;
+  bool chose_nics = true;         // false: loopback by default
+  bool has_secret = false;        // was given one
+  std::string made_secret;        // by rank 0, where it was given none
+  std::string cluster;            // equal on ranks of one cluster; empty: the ranks name none
+  bool runs_flat = false;         // no operation over the clusters is hierarchical
+  std::size_t cluster_rails = 0;  // so many of the rails, the last ones, join the ranks of the cluster only
+  std::vector<RailAddress> rails;
+
+  std::size_t shared_rails() const { return rails.size() - cluster_rails; }
+  // The same from both sides, once check_rank_infos has passed.
+  RailRange rails_to(const RankInfo& other) const {
+    const bool inside = !cluster.empty() && cluster == other.cluster && cluster_rails > 0;
+    return inside ? RailRange{shared_rails(), rails.size()} : RailRange{0, shared_rails()};
+  }
+  bool same_cluster(const RankInfo& other) const { return cluster == other.cluster; }
+  bool same_machine(const RankInfo& other) const { return !machine.empty() && machine == other.machine; }
+  bool same_kernel(const RankInfo& other) const {
+    return !machine.empty() && machine.substr(0, machine.find(':')) == other.machine.substr(0, other.machine.find(':'));
+  }
+  bool can_share_memory(const RankInfo& other) const {
+    return same_machine(other) && user == other.user && !unix_token.empty() && !other.unix_token.empty();
+  }
+};
+
+// Values of the Store. A record starts with the protocol version; `decode_*` throw ProtocolError naming `writer` where
+// the version differs or the bytes make no sense. A rank that failed writes its failure instead: decode_rank raises it.
+std::string encode(const RankInfo& record);
+std::string encode(const Failure& failure);
+std::string encode_success();
+RankInfo decode_rank(const std::string& bytes, const std::string& writer);
+// Nothing: success.
+std::optional<Failure> decode_outcome(const std::string& bytes, const std::string& writer);
+
+// "60 s", "0.250 s".
+std::string seconds_text(Duration duration);
+
+}  // namespace holmes

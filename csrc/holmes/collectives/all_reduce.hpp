@@ -1,0 +1,56 @@
+// AllReduce: reduce-scatter and all-gather in one pipeline. Between two ranks travels one stream of slices:
+// contributions to the receiver's block, and, `lag` slices behind, results of the sender's block: while the caches hold
+// them. By CMA, which is faster in long runs, results follow after all contributions. No step waits for
+// another to end.
+#pragma once
+
+#include "holmes/collectives/slice_reducer.hpp"
+
+namespace holmes {
+
+class AllReduce final : public Collective {
+public:
+  AllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline, Buffer data);
+  void start() override { reducer_.start(); }
+
+protected:
+  // Two ranks have one flow each way, with which nothing competes.
+  bool keeps_pace() const override { return group_.size > 2; }
+  std::size_t send_total_bytes(int peer) const override;
+  std::size_t recv_total_bytes(int peer) const override { return send_total_bytes(peer); }
+  iovec next_send(int peer, std::size_t done_bytes) override;
+  iovec next_recv(int peer, std::size_t done_bytes) override;
+  // All ranks send in the same order, also because those that keep pace count bytes of both kinds.
+  std::size_t agreed_bytes() const override { return data_.bytes(); }
+  bool awaits_peek(int peer) const override;
+  bool compute() override;
+  bool is_computed() const override { return reducer_.is_done(); }
+
+private:
+  struct Block {
+    std::size_t begin_bytes = 0;
+    std::size_t end_bytes = 0;
+    std::size_t bytes() const { return end_bytes - begin_bytes; }
+  };
+  // A position in the stream between two ranks: so far so many contribution and result bytes, and what is next.
+  struct Position {
+    std::size_t contribution_bytes = 0;
+    std::size_t result_bytes = 0;
+    bool next_is_contribution = false;
+    std::size_t run_bytes = 0;  // until the kind changes
+  };
+  Block block(int rank) const;
+  // Where a stream with `contributions` and `results` bytes in total stands after `done_bytes`.
+  Position position(std::size_t contributions, std::size_t results, std::size_t done_bytes) const;
+  Position in_position(int peer) const;
+
+  // Results follow contributions this many slices later, so that a slice is reduced while others travel.
+  static constexpr std::size_t lag = 2;
+
+  Buffer data_;
+  Block own_;
+  SliceReducer reducer_;
+  std::vector<std::size_t> done_bytes_;
+};
+
+}  // namespace holmes

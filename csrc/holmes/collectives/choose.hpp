@@ -1,0 +1,17 @@
+// Which algorithm an operation takes. It depends only on what is equal on all ranks: sizes and the group as agreed.
+#pragma once
+
+#include "holmes/collectives/collective.hpp"
+
+namespace holmes {
+
+std::unique_ptr<Collective> choose_all_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                                              Clock::time_point deadline, Buffer data);
+std::unique_ptr<Collective> choose_reduce_scatter(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                                                  Clock::time_point deadline, Buffer output,
+                                                  std::vector<Buffer> inputs);
+// Also a barrier, which gathers nothing.
+std::unique_ptr<Collective> choose_all_gather(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                                              Clock::time_point deadline, std::vector<Buffer> outputs, Buffer input);
+
+}  // namespace holmes

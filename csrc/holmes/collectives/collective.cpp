@@ -1,0 +1,209 @@
+#include "holmes/collectives/collective.hpp"
+
+#include <algorithm>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr std::size_t header_bytes = sizeof(CollectiveHeader);
+
+}  // namespace
+
+Collective::Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline)
+    : group_(group), signature_(signature), work_(std::move(work)), deadline_(deadline) {}
+
+void Collective::prepare() {
+  prepared_ = true;
+  cma_.begin(group_, signature_.op, agreed_bytes());
+  flows_.resize(static_cast<std::size_t>(group_.size));
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    Flow& flow = flows_[peer];
+    flow.out =
+        make_header(signature_, group_.slice_bytes, send_total_bytes(peer), recv_total_bytes(peer), cma_.costs_word());
+    if (sends_to(peer)) flow.out_total = header_bytes + send_total_bytes(peer);
+    if (receives_from(peer)) flow.in_total = header_bytes + recv_total_bytes(peer);
+    open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
+  }
+  if (keeps_pace() && is_even()) update_pace();
+}
+
+// Whether all flows are about as long, and long enough to drift apart.
+bool Collective::is_even() const {
+  std::size_t least = SIZE_MAX;
+  std::size_t most = 0;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    const Flow& flow = flows_[peer];
+    least = std::min({least, flow.in_total, flow.out_total});
+    most = std::max({most, flow.in_total, flow.out_total});
+  }
+  return most > min_lead_bytes && most / 2 <= least;
+}
+
+// By what the slowest peer has sent.
+void Collective::update_pace() {
+  std::size_t least = SIZE_MAX;
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank && flows_[peer].in_bytes < flows_[peer].in_total)
+      least = std::min(least, flows_[peer].in_bytes);
+  pace_.update(least, group_);
+}
+
+bool Collective::all_headers_received() const {
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank && !header_received(peer)) return false;
+  return true;
+}
+
+void Collective::end() {
+  cma_.end(group_, [this](int peer) { return flows_[peer].in.cma_costs; });
+}
+
+bool Collective::advance() {
+  if (!prepared_) prepare();
+  bool moved = false;
+  // Each rank starts with another peer, so that not all send to the same one.
+  for (int step = 1; step < group_.size; ++step) moved |= send_to((group_.rank + step) % group_.size);
+  for (int step = 1; step < group_.size; ++step) moved |= recv_from((group_.rank + group_.size - step) % group_.size);
+  moved |= compute();
+  if (cma_.awaits_arrivals() && all_headers_received()) cma_.all_arrived();
+  if (pace_.is_kept() && moved) update_pace();
+  return moved;
+}
+
+std::size_t Collective::send_bytes() const {
+  std::size_t bytes = 0;
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank) bytes += send_total_bytes(peer);
+  return bytes;
+}
+
+bool Collective::is_done() const { return prepared_ && open_flows_ == 0 && is_computed(); }
+
+bool Collective::send_to(int peer) {
+  Flow& flow = flows_[peer];
+  if (flow.out_bytes == flow.out_total || !may_send(peer)) return false;
+  iovec pieces[2];
+  std::size_t count = 0;
+  std::size_t done = 0;
+  if (flow.out_bytes < header_bytes) {
+    pieces[count++] = {reinterpret_cast<std::byte*>(&flow.out) + flow.out_bytes, header_bytes - flow.out_bytes};
+  } else {
+    done = flow.out_bytes - header_bytes;
+  }
+  if (flow.out_total > header_bytes) {
+    pieces[count] = next_send(peer, done);
+    pieces[count].iov_len = std::min(pieces[count].iov_len, pace_.sendable_bytes(flow.out_bytes));
+    if (pieces[count].iov_len) ++count;
+  }
+  if (count == 0) return false;
+  const std::size_t bytes = group_.channels[peer]->try_send({pieces, count});
+  flow.out_bytes += bytes;
+  if (flow.out_bytes == flow.out_total) --open_flows_;
+  return bytes > 0;
+}
+
+bool Collective::recv_from(int peer) {
+  Flow& flow = flows_[peer];
+  if (flow.in_bytes == flow.in_total) return false;
+  iovec pieces[2];
+  std::size_t count = 0;
+  const std::size_t before = flow.in_bytes;
+  if (before < header_bytes) pieces[count++] = {reinterpret_cast<std::byte*>(&flow.in) + before, header_bytes - before};
+  if (flow.in_total > header_bytes) {
+    pieces[count] = next_recv(peer, before < header_bytes ? 0 : before - header_bytes);
+    if (pieces[count].iov_len) ++count;
+  }
+  if (count == 0) return false;
+  const std::size_t bytes = group_.channels[peer]->try_recv({pieces, count});
+  if (bytes == 0) return false;
+  flow.in_bytes += bytes;
+  if (before < header_bytes && flow.in_bytes >= header_bytes) check_header(flow.out, flow.in, group_, peer);
+  if (flow.in_bytes == flow.in_total) --open_flows_;
+  return true;
+}
+
+std::size_t Collective::received_bytes(int peer) const {
+  const Flow& flow = flows_[peer];
+  return flow.in_bytes > header_bytes ? flow.in_bytes - header_bytes : 0;
+}
+
+bool Collective::header_received(int peer) const { return flows_[peer].in_bytes >= header_bytes; }
+
+void Collective::count_received(int peer, std::size_t bytes) {
+  Flow& flow = flows_[peer];
+  flow.in_bytes += bytes;
+  if (flow.in_bytes == flow.in_total) --open_flows_;
+}
+
+std::size_t Collective::awaited_recv_bytes(int peer) {
+  const Flow& flow = flows_[peer];
+  if (flow.in_bytes == flow.in_total) return 0;
+  if (flow.in_bytes < header_bytes || awaits_peek(peer)) return 1;
+  return next_recv(peer, flow.in_bytes - header_bytes).iov_len;
+}
+
+std::size_t Collective::awaited_send_bytes(int peer) {
+  const Flow& flow = flows_[peer];
+  if (flow.out_bytes == flow.out_total || !may_send(peer)) return 0;
+  if (flow.out_bytes < header_bytes) return 1;
+  return std::min(next_send(peer, flow.out_bytes - header_bytes).iov_len, pace_.sendable_bytes(flow.out_bytes));
+}
+
+bool Collective::involves(int peer) const {
+  if (flows_.empty()) return true;
+  return flows_[peer].in_bytes < flows_[peer].in_total || flows_[peer].out_bytes < flows_[peer].out_total;
+}
+
+std::string Collective::describe() const { return holmes::describe(signature_, group_.name); }
+
+std::vector<PeerProgress> Collective::progress() const {
+  const auto payload = [](std::size_t bytes) { return bytes > header_bytes ? bytes - header_bytes : 0; };
+  std::vector<PeerProgress> missing;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank || flows_.empty() || !involves(peer)) continue;
+    const Flow& flow = flows_[peer];
+    missing.push_back({peer, flow.in_bytes >= header_bytes || flow.in_total == 0, payload(flow.in_bytes),
+                       payload(flow.in_total), payload(flow.out_bytes), payload(flow.out_total)});
+  }
+  return missing;
+}
+
+RecordedCall Collective::recorded_call() const {
+  return {.op = signature_.op,
+          .dtype = signature_.dtype,
+          .reduction = signature_.reduction,
+          .root = signature_.root,
+          .sequence = signature_.sequence,
+          .count = signature_.count};
+}
+
+std::string Collective::describe_wait(const std::vector<char>& entered) const {
+  std::string text;
+  std::string waiting;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank || flows_.empty()) continue;
+    const Flow& flow = flows_[peer];
+    const bool is_heard = flow.in_bytes >= header_bytes;
+    std::string what;
+    if (!is_heard && !entered[static_cast<std::size_t>(peer)]) {
+      what = "has not entered it";
+    } else if (!is_heard && flow.in_total > 0) {
+      waiting += (waiting.empty() ? "" : "; ") + group_.controls[peer]->describe() + ": in it, nothing received yet";
+    } else if (flow.in_bytes < flow.in_total) {
+      what = std::to_string(received_bytes(peer)) + " of " + std::to_string(flow.in_total - header_bytes) +
+             " bytes received";
+    } else if (flow.out_bytes < flow.out_total && may_send(peer)) {
+      what = "takes no more data (" + std::to_string(flow.out_bytes) + " of " + std::to_string(flow.out_total) +
+             " bytes sent)";
+    }
+    if (!what.empty()) text += (text.empty() ? "" : "; ") + group_.controls[peer]->describe() + ": " + what;
+  }
+  if (text.empty()) text = waiting;
+  return text.empty() ? "nobody" : text;
+}
+
+}  // namespace holmes

@@ -1,0 +1,124 @@
+// Collective: one collective operation as a state machine over the channels to all peers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "holmes/collectives/cma_call.hpp"
+#include "holmes/collectives/collective_header.hpp"
+#include "holmes/collectives/pace.hpp"
+#include "holmes/core/types.hpp"
+#include "holmes/core/work.hpp"
+#include "holmes/group/group.hpp"
+#include "holmes/record/communicator_record.hpp"
+
+namespace holmes {
+
+// Outputs of at least this size are written past the cache, which could not hold them anyway (measured: +10 to 20 %).
+inline constexpr std::size_t cache_bypass_bytes = 16 * 1024 * 1024;
+
+class Collective {
+public:
+  Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline);
+  virtual ~Collective() = default;
+  Collective(const Collective&) = delete;
+  Collective& operator=(const Collective&) = delete;
+
+  // Called once, when the operation becomes the running one.
+  virtual void start() {}
+  // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
+  bool advance();
+  bool is_done() const;
+  // Called once, when it is done.
+  void end();
+  // What to wait for before calling advance again: bytes that can be received next / sent next without a break, 0 for
+  // none, and 1 where a header is due.
+  std::size_t awaited_recv_bytes(int peer);
+  std::size_t awaited_send_bytes(int peer);
+  // Payload bytes that this rank sends, to all peers together.
+  std::size_t send_bytes() const;
+  // Whether bytes to or from `peer` are missing yet.
+  bool involves(int peer) const;
+  // "rank 2 (host b0) on NIC eth0 has not entered it; rank 3 ...: 12 of 4096 bytes received": whom it waits for.
+  // `entered[r]`: rank r said that it has entered it, and may wait for others itself.
+  std::string describe_wait(const std::vector<char>& entered) const;
+  // With whom bytes are missing, and how many.
+  std::vector<PeerProgress> progress() const;
+  RecordedCall recorded_call() const;
+  // Its number in the flight recorder.
+  std::uint64_t record() const { return record_; }
+  void set_record(std::uint64_t record) { record_ = record; }
+  // "all_reduce #17 (float32, sum) of communicator 'dp0'".
+  std::string describe() const;
+
+  Work& work() const { return *work_; }
+  const std::shared_ptr<Work>& shared_work() const { return work_; }
+  Clock::time_point deadline() const { return deadline_; }
+  std::uint64_t sequence() const { return signature_.sequence; }
+  void set_sequence(std::uint64_t sequence) { signature_.sequence = sequence; }
+
+protected:
+  // Whether anything, the header at least, goes to / comes from `peer`; it says the same of the other direction.
+  virtual bool sends_to(int /*peer*/) const { return true; }
+  virtual bool receives_from(int /*peer*/) const { return true; }
+  // Whether the header may go to `peer` already.
+  virtual bool may_send(int /*peer*/) const { return true; }
+  // Whether all ranks send and receive all the time, and go at one pace: none sends far ahead of what it has received.
+  // Flows that share links then get equal parts of them, and what waits in between stays in the cache.
+  virtual bool keeps_pace() const { return false; }
+  // Payload bytes that go to / come from `peer` in total.
+  virtual std::size_t send_total_bytes(int peer) const = 0;
+  virtual std::size_t recv_total_bytes(int peer) const = 0;
+  // The next contiguous bytes, given how many are done; empty where none can move now.
+  virtual iovec next_send(int peer, std::size_t done_bytes) = 0;
+  virtual iovec next_recv(int peer, std::size_t done_bytes) = 0;
+  // Local work between the transfers. Returns whether anything was done.
+  virtual bool compute() { return false; }
+  // Whether local work is finished too.
+  virtual bool is_computed() const { return true; }
+  // Bytes of the operation, as all ranks know them alike; 0: they do not. Then channels decide about CMA, as they do
+  // where not all of them are shared memory.
+  virtual std::size_t agreed_bytes() const { return 0; }
+  // Whether compute() waits to peek at bytes of `peer`.
+  virtual bool awaits_peek(int /*peer*/) const { return false; }
+
+  std::size_t received_bytes(int peer) const;
+  void count_received(int peer, std::size_t bytes);  // for peeked bytes
+  bool header_received(int peer) const;
+  // Whether it goes by CMA as all ranks decided; known once it has been advanced.
+  bool uses_cma() const { return cma_.uses_cma(); }
+
+  Group& group_;
+  Signature signature_;
+
+private:
+  bool send_to(int peer);
+  bool recv_from(int peer);
+
+  struct Flow {
+    CollectiveHeader out;
+    CollectiveHeader in;
+    std::size_t out_bytes = 0;  // header included
+    std::size_t in_bytes = 0;
+    std::size_t out_total = 0;
+    std::size_t in_total = 0;
+  };
+  void prepare();
+  bool is_even() const;
+  void update_pace();
+  bool all_headers_received() const;
+
+  std::shared_ptr<Work> work_;
+  Clock::time_point deadline_;
+  std::uint64_t record_ = 0;
+  std::vector<Flow> flows_;
+  int open_flows_ = 0;  // directions that are not finished
+  bool prepared_ = false;
+  CmaCall cma_;
+  Pace pace_;
+};
+
+}  // namespace holmes

@@ -1,0 +1,79 @@
+#include "holmes/collectives/collective_header.hpp"
+
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr std::uint32_t header_magic = 0x484c4d31;  // "HLM1"
+constexpr std::uint8_t no_reduction = 255;
+
+std::string_view compression_suffix(Form form) {
+  if (form == Form::hierarchical_bf16) return " with bf16 compression";
+  return form == Form::hierarchical_int8 ? " with int8 compression" : "";
+}
+
+std::string describe(const CollectiveHeader& header) {
+  std::string text(name(header.op));
+  text += " #" + std::to_string(header.sequence);
+  if (static_cast<int>(header.dtype) < dtype_count) text += " " + std::string(name(header.dtype));
+  if (header.reduction < reduce_op_count) text += " " + std::string(name(static_cast<ReduceOp>(header.reduction)));
+  if (header.root >= 0) text += " root " + std::to_string(header.root);
+  if (header.form != Form::flat)
+    return text + ", hierarchical" + std::string(compression_suffix(header.form)) + ", of " +
+           std::to_string(header.announced_bytes) + " bytes";
+  return text + ", sending " + std::to_string(header.payload_bytes) + " and expecting " +
+         std::to_string(header.expected_bytes) + " bytes";
+}
+
+}  // namespace
+
+std::string describe(const Signature& signature, const std::string& communicator) {
+  std::string text(name(signature.op));
+  text += " #" + std::to_string(signature.sequence) + " (" + std::string(name(signature.dtype));
+  if (signature.reduction) text += ", " + std::string(name(*signature.reduction));
+  if (signature.root) text += ", root " + std::to_string(*signature.root);
+  return text + ") of communicator '" + communicator + "'";
+}
+
+CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes, std::uint64_t payload_bytes,
+                             std::uint64_t expected_bytes, std::uint64_t cma_costs) {
+  return {header_magic,
+          signature.op,
+          signature.dtype,
+          signature.reduction ? static_cast<std::uint8_t>(*signature.reduction) : no_reduction,
+          signature.form,
+          signature.root.value_or(-1),
+          static_cast<std::uint32_t>(slice_bytes),
+          signature.sequence,
+          payload_bytes,
+          expected_bytes,
+          signature.announced_bytes,
+          cma_costs,
+          {}};
+}
+
+void check_header(const CollectiveHeader& mine, const CollectiveHeader& theirs, const Group& group, int peer) {
+  const ControlConnection& control = *group.controls[peer];
+  const ErrorContext context{.rank = group.label(group.rank),
+                             .peer = group.label(peer),
+                             .host = control.host(),
+                             .nic = control.nic(),
+                             .system_errno = {}};
+  if (theirs.magic != header_magic)
+    throw ProtocolError("communicator '" + group.name + "': the stream of " + control.describe() +
+                            " does not hold an operation where one is due; all processes must run the same version",
+                        context);
+  const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.reduction == mine.reduction &&
+                    theirs.root == mine.root && theirs.sequence == mine.sequence && theirs.form == mine.form &&
+                    theirs.announced_bytes == mine.announced_bytes && theirs.slice_bytes == mine.slice_bytes &&
+                    theirs.payload_bytes == mine.expected_bytes && theirs.expected_bytes == mine.payload_bytes;
+  if (same) return;
+  throw MismatchError("communicator '" + group.name + "': " + control.describe() + " called " + describe(theirs) +
+                          ", but rank " + std::to_string(group.label(group.rank)) + " called " + describe(mine) +
+                          " with it; all ranks must call the same operations in the same order with the same dtype, "
+                          "count, reduction and root",
+                      context);
+}
+
+}  // namespace holmes

@@ -1,0 +1,55 @@
+// What ranks tell each other in front of a collective: Signature, and its form on the wire.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "holmes/core/types.hpp"
+#include "holmes/group/group.hpp"
+
+namespace holmes {
+
+// How an operation is carried out. Values are part of the wire protocol.
+enum class Form : std::uint8_t { flat = 0, hierarchical = 1, hierarchical_bf16 = 2, hierarchical_int8 = 3 };
+
+// What all ranks must agree on; it travels in front of every collective, on every pair.
+struct Signature {
+  OpCode op = OpCode::barrier;
+  DType dtype = DType::uint8;
+  std::optional<ReduceOp> reduction;
+  std::optional<int> root;
+  std::uint64_t sequence = 0;
+  Form form = Form::flat;
+  std::uint64_t announced_bytes = 0;  // of a hierarchical operation, which moves them on other communicators
+  std::optional<int> average_over{};  // see CallOptions; not compared
+  std::uint64_t count = 0;            // elements of this rank's buffer, for the flight recorder; not compared
+};
+
+// "all_reduce #17 (float32, sum) of communicator 'dp0'".
+std::string describe(const Signature& signature, const std::string& communicator);
+
+// What travels in front of the payload, in host byte order (little-endian machines only; checked by the handshake).
+struct CollectiveHeader {
+  std::uint32_t magic;
+  OpCode op;
+  DType dtype;
+  std::uint8_t reduction;  // 255: none
+  Form form;
+  std::int32_t root;  // -1: none (on the wire only)
+  std::uint32_t slice_bytes;
+  std::uint64_t sequence;
+  std::uint64_t payload_bytes;   // that follow
+  std::uint64_t expected_bytes;  // that the sender of this header expects back
+  std::uint64_t announced_bytes;
+  std::uint64_t cma_costs;   // see CmaVote
+  std::uint64_t padding[1];  // to a cache line: what follows in a shared-memory ring stays aligned
+};
+static_assert(sizeof(CollectiveHeader) == 64);
+
+CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes, std::uint64_t payload_bytes,
+                             std::uint64_t expected_bytes, std::uint64_t cma_costs);
+// Throws MismatchError where `peer` called something else, ProtocolError where that is no header.
+void check_header(const CollectiveHeader& mine, const CollectiveHeader& theirs, const Group& group, int peer);
+
+}  // namespace holmes

@@ -1,0 +1,62 @@
+#include "holmes/collectives/exchange.hpp"
+
+#include "holmes/reduce/copy.hpp"
+#include "holmes/reduce/reduce.hpp"
+
+namespace holmes {
+
+Exchange::Exchange(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
+                   std::vector<Buffer> sends, std::vector<Buffer> recvs)
+    : Collective(group, signature, std::move(work), deadline), sends_(std::move(sends)), recvs_(std::move(recvs)) {}
+
+// Others' parts may differ, but for these two.
+std::size_t Exchange::agreed_bytes() const {
+  if (signature_.op == OpCode::all_gather) return total_bytes(recvs_);
+  if (signature_.op == OpCode::broadcast) return signature_.count * size_bytes(signature_.dtype);
+  return 0;
+}
+
+iovec Exchange::next_send(int peer, std::size_t done_bytes) {
+  return {sends_[peer].begin() + done_bytes, sends_[peer].bytes() - done_bytes};
+}
+
+iovec Exchange::next_recv(int peer, std::size_t done_bytes) {
+  return {recvs_[peer].begin() + done_bytes, recvs_[peer].bytes() - done_bytes};
+}
+
+bool Exchange::compute() {
+  if (copied_) return false;
+  copied_ = true;
+  const Buffer& from = sends_[group_.rank];
+  const Buffer& to = recvs_[group_.rank];
+  if (to.bytes() && from.data != to.data) copy_stream(to.data, from.data, to.bytes(), to.bytes() >= cache_bypass_bytes);
+  return true;
+}
+
+OneStepAllReduce::OneStepAllReduce(Group& group, Signature signature, std::shared_ptr<Work> work,
+                                   Clock::time_point deadline, Buffer data)
+    : Exchange(group, signature, std::move(work), deadline, std::vector<Buffer>(group.size, data),
+               std::vector<Buffer>(group.size, data)),
+      data_(std::move(data)) {}
+
+void OneStepAllReduce::start() {
+  const std::size_t stride_bytes = (data_.bytes() + 63) / 64 * 64;
+  std::byte* staging = group_.staging_bytes(stride_bytes * static_cast<std::size_t>(group_.size));
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank) recvs_[peer].data = staging + stride_bytes * static_cast<std::size_t>(peer);
+}
+
+bool OneStepAllReduce::compute() {
+  if (reduced_) return false;
+  // The data is overwritten only when all peers have been sent the original and have sent theirs.
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank && (awaited_send_bytes(peer) || awaited_recv_bytes(peer))) return false;
+  std::vector<const void*> sources(static_cast<std::size_t>(group_.size));
+  for (int peer = 0; peer < group_.size; ++peer) sources[peer] = recvs_[peer].data;
+  if (data_.count)
+    reduce(data_.data, sources.data(), group_.size, data_.count, data_.dtype, *signature_.reduction, group_.size);
+  reduced_ = true;
+  return true;
+}
+
+}  // namespace holmes

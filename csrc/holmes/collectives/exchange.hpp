@@ -1,0 +1,50 @@
+// Exchange: every rank sends one buffer to and receives one from each other rank. All collectives without arithmetic
+// are exchanges (all_gather, all_to_all, broadcast, gather, scatter, barrier), and so is a small all_reduce.
+#pragma once
+
+#include "holmes/collectives/collective.hpp"
+
+namespace holmes {
+
+class Exchange : public Collective {
+public:
+  // `sends[r]` goes to rank r, `recvs[r]` comes from rank r; an empty buffer means nothing. The own entries are copied.
+  Exchange(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
+           std::vector<Buffer> sends, std::vector<Buffer> recvs);
+
+protected:
+  bool keeps_pace() const override { return true; }
+  std::size_t agreed_bytes() const override;
+  std::size_t send_total_bytes(int peer) const override { return sends_[peer].bytes(); }
+  std::size_t recv_total_bytes(int peer) const override { return recvs_[peer].bytes(); }
+  iovec next_send(int peer, std::size_t done_bytes) override;
+  iovec next_recv(int peer, std::size_t done_bytes) override;
+  bool compute() override;
+  bool is_computed() const override { return copied_; }
+
+  std::vector<Buffer> sends_;
+  std::vector<Buffer> recvs_;
+
+private:
+  bool copied_ = false;
+};
+
+// all_reduce in one step: everybody sends all of it to everybody and reduces on its own, in rank order. For small
+// counts.
+class OneStepAllReduce final : public Exchange {
+public:
+  OneStepAllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
+                   Buffer data);
+  void start() override;
+
+protected:
+  std::size_t agreed_bytes() const override { return 0; }
+  bool compute() override;
+  bool is_computed() const override { return reduced_; }
+
+private:
+  Buffer data_;
+  bool reduced_ = false;
+};
+
+}  // namespace holmes

@@ -1,0 +1,72 @@
+#include "holmes/collectives/slice_reducer.hpp"
+
+#include <algorithm>
+
+#include "holmes/reduce/reduce.hpp"
+
+namespace holmes {
+
+SliceReducer::SliceReducer(Group& group, const std::byte* own, std::byte* destination, std::size_t count, DType dtype,
+                           ReduceOp op, int source_total, bool bypass_cache)
+    : group_(group),
+      own_(own),
+      destination_(destination),
+      count_(count),
+      dtype_(dtype),
+      op_(op),
+      source_total_(source_total),
+      bypass_cache_(bypass_cache) {
+  peeked_.resize(static_cast<std::size_t>(group.size));
+  sources_.resize(static_cast<std::size_t>(group.size));
+  for (int peer = 0; peer < group.size; ++peer)
+    if (peer != group.rank) peeked_[peer] = group.channels[peer]->max_peek_bytes() >= group.slice_bytes;
+}
+
+void SliceReducer::start() {
+  staging_ = group_.staging_bytes(static_cast<std::size_t>(group_.size) * slots_per_peer * group_.slice_bytes);
+}
+
+std::size_t SliceReducer::slice_bytes() const { return std::min(group_.slice_bytes, block_bytes() - reduced_bytes_); }
+
+std::byte* SliceReducer::slot(int peer, std::size_t offset_bytes) const {
+  const std::size_t index = (offset_bytes / group_.slice_bytes) % slots_per_peer;
+  return staging_ + (static_cast<std::size_t>(peer) * slots_per_peer + index) * group_.slice_bytes +
+         offset_bytes % group_.slice_bytes;
+}
+
+iovec SliceReducer::next_recv(int peer, std::size_t done_bytes) const {
+  if (peeked_[peer]) return {};
+  const std::size_t slice_end = (done_bytes / group_.slice_bytes + 1) * group_.slice_bytes;
+  const std::size_t limit = std::min({slice_end, block_bytes(), reduced_bytes_ + slots_per_peer * group_.slice_bytes});
+  if (done_bytes >= limit) return {};
+  return {slot(peer, done_bytes), limit - done_bytes};
+}
+
+bool SliceReducer::awaits_peek(int peer, std::size_t done_bytes) const {
+  return peeked_[peer] && done_bytes == reduced_bytes_ && !is_done();
+}
+
+std::size_t SliceReducer::reduce_next(const std::vector<std::size_t>& done_bytes) {
+  if (is_done()) return 0;
+  const std::size_t bytes = slice_bytes();
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) {
+      sources_[peer] = own_ + reduced_bytes_;
+    } else if (peeked_[peer]) {
+      if (done_bytes[peer] != reduced_bytes_) return 0;
+      sources_[peer] = group_.channels[peer]->try_peek(bytes);
+      if (!sources_[peer]) return 0;
+    } else {
+      if (done_bytes[peer] < reduced_bytes_ + bytes) return 0;
+      sources_[peer] = slot(peer, reduced_bytes_);
+    }
+  }
+  reduce(destination_ + reduced_bytes_, sources_.data(), group_.size, bytes / size_bytes(dtype_), dtype_, op_,
+         source_total_, bypass_cache_);
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peeked_[peer]) group_.channels[peer]->consume(bytes);
+  reduced_bytes_ += bytes;
+  return bytes;
+}
+
+}  // namespace holmes

@@ -1,0 +1,27 @@
+// ConnectionInfo: what is known of one connection of a communicator, for reports.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace holmes {
+
+// One established connection, as `Communicator::connections` reports it.
+struct ConnectionInfo {
+  int peer = 0;
+  std::string host;            // of the peer
+  std::string transport;       // "tcp" or "shm"
+  std::string purpose;         // "collective", "p2p" or "control"
+  std::string interface;       // local NIC; empty for shm
+  std::string local_address;   // "10.0.0.1:40000", as getsockname says
+  std::string remote_address;  // as getpeername says
+  bool device_bound = false;   // SO_BINDTODEVICE was permitted
+  bool is_retired = false;     // a lost rail: the stream goes on without it
+  std::string encryption;      // "TLSv1.3 TLS_AES_128_GCM_SHA256"; empty: none
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  std::uint64_t retransmitted_segments = 0;  // TCP segments the system sent again
+  std::uint64_t resent_chunks = 0;           // sent again on other rails, since this one was lost
+};
+
+}  // namespace holmes

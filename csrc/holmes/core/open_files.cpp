@@ -1,0 +1,38 @@
+#include "holmes/core/open_files.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <mutex>
+#include <string>
+
+#include "holmes/core/error.hpp"
+#include "holmes/core/log.hpp"
+
+namespace holmes {
+namespace {
+
+void raise_now() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, most_open_files);
+  if (limit.rlim_cur <= before) return;
+  const auto change =
+      "the limit of open files from " + std::to_string(before) + " to " + std::to_string(limit.rlim_cur);
+  if (::setrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    log(LogLevel::info, std::nullopt, "raised " + change + " (ulimit -n)");
+  } else {
+    log(LogLevel::info, std::nullopt, "cannot raise " + change + ": " + errno_text(errno));
+  }
+}
+
+}  // namespace
+
+void raise_open_files_limit() noexcept {
+  static std::once_flag raised;
+  std::call_once(raised, raise_now);
+}
+
+}  // namespace holmes

@@ -1,0 +1,112 @@
+// What a communicator is made of, and what a call may say.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "holmes/core/work.hpp"
+
+namespace holmes {
+
+// One local NIC a communicator uses: the interface and the address its sockets are bound to.
+struct NicBinding {
+  std::string interface;  // "ib0", "eth1", "lo"
+  std::string address;    // numeric IPv4 or IPv6 address of that interface
+  bool operator==(const NicBinding&) const = default;
+};
+
+// As `hierarchical_min_bytes`: all operations run flat.
+inline constexpr std::uint64_t never_hierarchical = UINT64_MAX;
+
+// Tag of receives that serve the library itself (nobody sends such a message): no operations of the user's.
+inline constexpr std::uint32_t internal_tag = UINT32_MAX;
+
+// How ranks of one host reach each other.
+enum class Transport {
+  automatic,  // shared memory where both ranks are on one host, else TCP
+  tcp,        // TCP also between ranks of one host
+  shm,        // shared memory only; refused where ranks are on different hosts
+};
+
+// "auto", "tcp" or "shm". Throws UsageError for any other name.
+Transport transport_from_name(const std::string& name);
+std::string name(Transport transport);
+
+// Which TCP connections are encrypted. (Shared memory never leaves the host.)
+enum class TlsMode {
+  off,
+  clusters,  // those between ranks of different clusters
+  all,
+};
+
+// "off", "clusters" or "all". Throws UsageError for any other name.
+TlsMode tls_mode_from_name(const std::string& name);
+std::string name(TlsMode mode);
+
+// A new option is a field here and a line in `visit_fields`.
+struct CommunicatorOptions {
+  int rank = 0;
+  int size = 1;
+  std::string name = "world";  // appears in every error and log line; the same on all ranks, unique in the store
+  // Rails, in the same order on every rank; a NIC named twice gets two connections (where one cannot fill the link).
+  // Empty: the best that all ranks share, or loopback on one host (docs/nics.md).
+  std::vector<NicBinding> nics{};
+  // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
+  // of them. Empty: one cluster.
+  std::vector<int> clusters{};
+  // As `nics`, in the same order on every rank of this rank's cluster: its ranks talk to each other over these, to all
+  // others over `nics`. Empty: over `nics` to all.
+  std::vector<NicBinding> cluster_nics{};
+  // From how many bytes on an operation runs hierarchically; equal on all ranks that give it, `never_hierarchical` by
+  // all or none. Absent: HOLMES_HIERARCHICAL_MIN_BYTES, else measured at set-up.
+  std::optional<std::uint64_t> hierarchical_min_bytes{};
+  std::optional<int> job_rank{};  // this process's number in the job, for diagnosis; absent: the variable RANK, if any
+  std::vector<int> labels{};      // number of each rank in messages, by rank; empty: its own
+  Transport transport = Transport::automatic;
+  Duration timeout = std::chrono::minutes(30);          // deadline of an operation unless the call gives one
+  Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
+  std::string secret{};          // per-job secret; empty: HOLMES_SECRET, else made by rank 0 and shared by the Store
+  std::optional<TlsMode> tls{};  // the same on all ranks; absent: HOLMES_TLS, else off
+
+  bool operator==(const CommunicatorOptions&) const = default;
+};
+
+// visit(name, member) for every field, by the name that it has in Python.
+template <typename Visit>
+void visit_fields(Visit&& visit) {
+  using Options = CommunicatorOptions;
+  visit("rank", &Options::rank);
+  visit("size", &Options::size);
+  visit("name", &Options::name);
+  visit("nics", &Options::nics);
+  visit("clusters", &Options::clusters);
+  visit("cluster_nics", &Options::cluster_nics);
+  visit("hierarchical_min_bytes", &Options::hierarchical_min_bytes);
+  visit("job_rank", &Options::job_rank);
+  visit("labels", &Options::labels);
+  visit("transport", &Options::transport);
+  visit("timeout_s", &Options::timeout);
+  visit("connect_timeout_s", &Options::connect_timeout);
+  visit("secret", &Options::secret);
+  visit("tls", &Options::tls);
+}
+
+class Compression;
+
+// Options every operation takes.
+struct CallOptions {
+  std::optional<Duration> timeout{};  // absent: the communicator's
+  bool async = false;                 // false: the work is final on return (a failed one still throws in wait)
+  // all_reduce over clusters only: how the hop between them is compressed. Null: not at all.
+  std::shared_ptr<Compression> compression{};
+  // Device memory, sums of floating point only: every rank's contribution is multiplied by this first.
+  std::optional<double> premultiply{};
+  // reduce_scatter only: ranks that `avg` divides by, where this is one level of a larger operation. Absent: all.
+  std::optional<int> average_over{};
+};
+
+}  // namespace holmes

@@ -1,0 +1,164 @@
+#include "holmes/engine/driver.hpp"
+
+#include <sched.h>
+
+#include "holmes/engine/engine.hpp"
+
+namespace holmes {
+namespace {
+
+// What run_in_background leaves goes to the I/O thread after so long: until a caller would have come to wait for it
+// (from Python 3 to 10 us; a sleeping thread takes 25 to 35 us to wake in a virtual machine), and longer where callers
+// always did, as arming a timer costs 10 us there that is due before the kernel's next tick.
+constexpr std::chrono::microseconds patience{30};
+constexpr std::chrono::milliseconds long_patience{1};
+constexpr unsigned prompt_waits_for_long = 16;
+// Rounds without blocking after which deadlines are looked at.
+constexpr unsigned rounds_per_deadline_check = 512;
+
+}  // namespace
+
+bool Driver::run_here(std::unique_ptr<Collective>& collective) {
+  {
+    std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
+    if (!drive) return false;
+    const std::shared_ptr<Work> work = collective->shared_work();
+    if (!engine_.operations().submit_own(collective)) return false;
+    drive_until(*work, std::nullopt);
+    if (!engine_.has_pending()) engine_.watch();
+  }
+  if (engine_.has_pending()) give_to_io_thread();
+  return true;
+}
+
+void Driver::run_in_background(std::size_t bytes) {
+  if (Engine::drives_in_this_thread()) {  // what follows another operation, which no caller waits for
+    if (engine_.has_pending()) give_to_io_thread();
+    return;
+  }
+  // So much is sent sooner than another thread is woken for it. (What the sockets do not take is left, and so is what
+  // was left before, but for one round.)
+  constexpr std::size_t max_bytes_here = 1024 * 1024;
+  constexpr int max_rounds_here = 20;  // shared memory takes 64 KiB in each
+  if (bytes <= max_bytes_here) {
+    std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
+    if (drive) {
+      int rounds = is_offered_.load() ? 1 : max_rounds_here;
+      while (engine_.progress() && --rounds > 0 && engine_.has_pending()) {
+      }
+      if (!engine_.has_pending()) engine_.watch();
+    }
+  }
+  if (!engine_.has_pending()) return;
+  offered_at_.store(Clock::now(), std::memory_order_relaxed);
+  is_offered_.store(true);
+  const bool is_long = prompt_waits_.load(std::memory_order_relaxed) >= prompt_waits_for_long;
+  io_thread_.offer(engine_.shared_from_this(), is_long ? Duration(long_patience) : Duration(patience));
+}
+
+void Driver::give_to_io_thread() { io_thread_.add(engine_.shared_from_this()); }
+
+void Driver::help(const Work& work, std::optional<Clock::time_point> until) {
+  engine_.throw_if_inherited();
+  {
+    std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
+    if (drive) {
+      if (is_offered_.exchange(false)) {
+        io_thread_.take_back(engine_);
+        const bool is_prompt = Clock::now() - offered_at_.load(std::memory_order_relaxed) < patience;
+        prompt_waits_.store(is_prompt ? prompt_waits_.load(std::memory_order_relaxed) + 1 : 0,
+                            std::memory_order_relaxed);
+      }
+      drive_until(work, until);
+      if (!engine_.has_pending()) engine_.watch();
+    }
+  }
+  // Whatever is left (also where another thread drives and is about to stop) goes on in the background.
+  if (engine_.has_pending()) give_to_io_thread();
+}
+
+void Driver::drive_until(const Work& work, std::optional<Clock::time_point> until) {
+  auto spin = spin_.begin();
+  unsigned rounds = 0;
+  unsigned waits = 0;
+  bool is_slow = false;  // the network of this work: its last pieces are waited for asleep too
+  while (true) {
+    const bool moved = engine_.progress();
+    if (moved || work.is_final()) {
+      if (spin.has_begun()) {
+        spin_.succeeded();
+        spin = spin_.begin();
+      }
+      if (work.is_final()) return;
+    }
+    if (++rounds % rounds_per_deadline_check == 0) engine_.check_deadlines();
+    if (moved) continue;
+    if (waits_for_bulk()) {
+      is_slow |= wait_for_bulk(until);
+      if (until && Clock::now() >= *until) return;
+      continue;
+    }
+    if (!is_slow && spin_.allows(waits) && spin.goes_on()) {
+      ::sched_yield();
+      continue;
+    }
+    ++waits;
+    fds_.clear();
+    const bool block = engine_.prepare_wait(fds_);
+    const auto before = Clock::now();
+    if (block) sleep(until);
+    engine_.finish_wait();
+    const auto now = Clock::now();
+    if (block) spin_.slept(now - before);
+    spin = spin_.begin();
+    if (until && now >= *until) return;
+  }
+}
+
+// Until one of `fds_` is ready, something is due, or `until`.
+void Driver::sleep(std::optional<Clock::time_point> until) {
+  auto wake_at = engine_.next_wake();
+  if (until && (!wake_at || *until < *wake_at)) wake_at = until;
+  poll_until(fds_, wake_at);
+}
+
+// Whether much is awaited, over sockets only. What comes with shared memory is asked for too quickly to sleep.
+bool Driver::waits_for_bulk() const {
+  constexpr std::size_t bulk_bytes = 64 * 1024;
+  const Group& group = engine_.group();
+  if (group.any_shared_memory) return false;
+  std::size_t total = 0;
+  Collective* running = engine_.operations().running();
+  const P2pEngine& p2p = engine_.operations().p2p();
+  for (int peer = 0; peer < group.size; ++peer) {
+    if (peer == group.rank) continue;
+    if (running) total += running->awaited_recv_bytes(peer) + running->awaited_send_bytes(peer);
+    total += p2p.awaited_recv_bytes(peer) + p2p.awaited_send_bytes(peer);
+  }
+  return total >= bulk_bytes;
+}
+
+// Waits until a whole piece is there. Where that took less than the spin lately (a fast network, or peers that run on
+// this processor meanwhile), it asks again and again; on a slow network it sleeps, and what comes while it sleeps costs
+// no processor time. Returns whether it slept for longer than the spin.
+bool Driver::wait_for_bulk(std::optional<Clock::time_point> until) {
+  bool is_long = false;
+  fds_.clear();
+  if (engine_.prepare_wait(fds_)) {
+    const auto start = Clock::now();
+    bool is_ready = false;
+    if (spin_.allows_bulk()) {
+      auto spin = spin_.begin();
+      while (!is_ready && spin.goes_on()) {
+        ::sched_yield();
+        is_ready = ::poll(fds_.data(), fds_.size(), 0) != 0;
+      }
+    }
+    if (!is_ready) sleep(until);
+    is_long = spin_.waited_for_bulk(Clock::now() - start, !is_ready);
+  }
+  engine_.finish_wait();
+  return is_long;
+}
+
+}  // namespace holmes

@@ -1,0 +1,50 @@
+// Driver: who moves an engine's bytes: the calling thread (lowest latency), else its I/O thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "holmes/collectives/collective.hpp"
+#include "holmes/engine/io_thread.hpp"
+#include "holmes/engine/spin_policy.hpp"
+
+namespace holmes {
+
+class Engine;
+
+// Thread-safe: whoever gets the engine's drive lock drives.
+class Driver {
+public:
+  // `spin`: how long a calling thread polls before it sleeps.
+  Driver(Engine& engine, Duration spin, IoThread& io_thread) : engine_(engine), spin_(spin), io_thread_(io_thread) {}
+
+  // Submits and drives it in the calling thread until it is final. Returns false, having done nothing, where another
+  // thread drives or other calls wait for their turn.
+  bool run_here(std::unique_ptr<Collective>& collective);
+  // Leaves what is queued to the I/O thread, unless a caller waits for it first; of small operations only what cannot
+  // be done here at once.
+  void run_in_background(std::size_t bytes);
+  // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives.
+  void help(const Work& work, std::optional<Clock::time_point> until);
+  void give_to_io_thread();
+  // No caller waited in time for what run_in_background left.
+  void offer_expired() { prompt_waits_.store(0, std::memory_order_relaxed); }
+
+private:
+  void drive_until(const Work& work, std::optional<Clock::time_point> until);
+  void sleep(std::optional<Clock::time_point> until);
+  bool waits_for_bulk() const;
+  bool wait_for_bulk(std::optional<Clock::time_point> until);
+
+  Engine& engine_;
+  SpinPolicy spin_;  // with the drive lock, as the following
+  std::vector<pollfd> fds_;
+  IoThread& io_thread_;
+  std::atomic<bool> is_offered_{false};  // to the I/O thread, perhaps
+  std::atomic<Clock::time_point> offered_at_{};
+  std::atomic<unsigned> prompt_waits_{0};  // how many operations in a row were waited for in time
+};
+
+}  // namespace holmes

@@ -1,0 +1,360 @@
+#include "holmes/engine/engine.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "holmes/core/error.hpp"
+#include "holmes/core/log.hpp"
+#include "holmes/record/dump.hpp"
+#include "holmes/record/registry.hpp"
+
+namespace holmes {
+namespace {
+
+// Operations started by what follows another one's end (Work::on_final) are not driven inside of it.
+thread_local bool this_thread_drives = false;
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
+               Duration spin, IoThread& io_thread, UniqueFd wake_fd, std::vector<int> sockets)
+    : group_(std::move(group)),
+      wake_fd_(std::move(wake_fd)),
+      operations_(*group_, std::move(p2p_channels), wake_fd_.get()),
+      detector_(*group_, operations_, std::move(own_place)),
+      records_(*this),
+      io_thread_(io_thread),
+      driver_(*this, spin, io_thread),
+      sockets_(std::move(sockets)) {
+  for (const auto* channels : {&std::as_const(group_->channels), &operations_.p2p().channels()})
+    for (const auto& channel : *channels)
+      if (channel && channel->needs_maintenance()) maintained_.push_back(channel.get());
+}
+
+Engine::~Engine() { records_.keep_after_end(); }
+
+void Engine::throw_if_inherited() const {
+  if (!is_inherited()) return;
+  throw UsageError("communicator '" + group_->name +
+                   "' belongs to the process that made it; a forked child cannot use it: make one in the child, or use "
+                   "it in the parent only");
+}
+
+void Engine::throw_if_dead() const {
+  if (!is_dead()) return;
+  std::lock_guard lock(mutex_);
+  throw_dead(group_->name, failure_);
+}
+
+std::optional<Failure> Engine::failure() const {
+  if (!is_dead() || is_inherited()) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Engine::submit(std::unique_ptr<Collective> collective) {
+  if (!operations_.submit(collective)) throw_if_dead();
+}
+
+void Engine::submit(std::vector<P2pEngine::Request> requests) {
+  if (!operations_.submit(requests)) throw_if_dead();
+}
+
+bool Engine::has_pending() const {
+  return !operations_.is_empty() || failure_requested_.load(std::memory_order_acquire) ||
+         close_requested_.load(std::memory_order_acquire);
+}
+
+bool Engine::drives_in_this_thread() { return this_thread_drives; }
+
+bool Engine::progress() {
+  // What follows the end of an operation may drive another communicator's: the outer driver still drives afterwards.
+  const bool drove = std::exchange(this_thread_drives, true);
+  const bool moved = progress_or_fail();
+  this_thread_drives = drove;
+  return moved;
+}
+
+bool Engine::progress_or_fail() {
+  try {
+    return progress_or_throw();
+  } catch (const StreamClosed& closed) {
+    try {
+      detector_.throw_stream_closed(closed);
+    } catch (const HolmesError& error) {
+      fail(failure_of(error));
+    }
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));
+  } catch (const std::exception& error) {
+    fail({ErrorKind::system, "communicator '" + group_->name + "': " + error.what(), {}});
+  }
+  return true;
+}
+
+bool Engine::progress_or_throw() {
+  if (failure_requested_.load(std::memory_order_acquire)) {
+    fail_as_requested();
+    return true;
+  }
+  if (close_requested_.load(std::memory_order_acquire)) {
+    close_now();
+    return true;
+  }
+  if (operations_.has_new()) operations_.take_new();
+  if (records_.is_requested()) records_.take_state();
+  const bool moved = operations_.advance();
+  if (operations_.p2p().watches() > 0) end_watches();
+  return moved;
+}
+
+std::vector<ConnectionInfo> Engine::connections() const {
+  std::vector<ConnectionInfo> infos;
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank) continue;
+    group_->controls[peer]->append_info(infos);
+    group_->channels[peer]->append_info(infos);
+    operations_.p2p().channels()[peer]->append_info(infos);
+  }
+  return infos;
+}
+
+bool Engine::prepare_wait(std::vector<pollfd>& fds) {
+  if (operations_.has_new() || failure_requested_.load() || close_requested_.load() || records_.is_requested())
+    return false;
+  // It may have died since the waiter looked at its work, and then nothing would wake it any more.
+  if (is_dead()) return false;
+  Collective* running = operations_.running();
+  const P2pEngine& p2p = operations_.p2p();
+  bool block = true;
+  try {
+    for (int peer = 0; peer < group_->size; ++peer) {
+      if (peer == group_->rank) continue;
+      if (!detector_.is_lost(peer)) {
+        group_->controls[peer]->append_fds(fds);
+      } else if (detector_.is_missed(peer)) {
+        block = false;  // finish_wait will say so
+      }
+      const auto wait_for = [&](Channel& channel, std::size_t recv_bytes, std::size_t send_bytes) {
+        if (recv_bytes > 0) channel.set_low_water(recv_bytes);
+        if (recv_bytes || send_bytes) block &= channel.prepare_wait(recv_bytes > 0, send_bytes > 0, fds);
+      };
+      if (running)
+        wait_for(*group_->channels[peer], running->awaited_recv_bytes(peer), running->awaited_send_bytes(peer));
+      wait_for(*p2p.channels()[peer], p2p.awaited_recv_bytes(peer), p2p.awaited_send_bytes(peer));
+    }
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));
+    return false;
+  }
+  fds.push_back({wake_fd_.get(), POLLIN, 0});
+  return block;
+}
+
+void Engine::finish_wait() {
+  std::uint64_t ignored;
+  [[maybe_unused]] const ssize_t bytes = ::read(wake_fd_.get(), &ignored, sizeof ignored);
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank) continue;
+    group_->channels[peer]->finish_wait();
+    operations_.p2p().channels()[peer]->finish_wait();
+  }
+  if (is_dead()) return;
+  if (!maintained_.empty()) {
+    const auto now = Clock::now();
+    for (Channel* channel : maintained_) channel->maintain(now);
+  }
+  try {
+    detector_.check_controls();
+    // A peer that is gone may have left all that is needed; look before giving up on it.
+    for (int peer = 0; peer < group_->size; ++peer) {
+      if (!detector_.is_missed(peer)) continue;
+      while (progress()) {
+      }
+      if (!is_dead() && detector_.is_missed(peer)) detector_.throw_peer_lost(peer, 0);
+    }
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));
+  }
+  check_deadlines();
+}
+
+void Engine::check_deadlines() {
+  if (is_dead()) return;
+  try {
+    if (const auto failure = detector_.check_deadlines()) fail(*failure);
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));  // a peer told first what is wrong
+  }
+}
+
+std::optional<Clock::time_point> Engine::next_wake() const {
+  auto next = detector_.next_deadline();
+  for (const Channel* channel : maintained_) {
+    const auto at = channel->next_maintenance();
+    if (at && (!next || *at < *next)) next = at;
+  }
+  return next;
+}
+
+std::optional<Clock::time_point> Engine::maintain() {
+  constexpr auto busy_pause = std::chrono::milliseconds(100);
+  std::optional<Clock::time_point> next;
+  const auto now = Clock::now();
+  if (has_pending()) {
+    next = now + busy_pause;  // who drives the operation looks after the channels
+  } else if (!is_dead()) {
+    for (Channel* channel : maintained_) channel->maintain(now);
+    next = next_wake();
+  }
+  is_watched_ = next.has_value();
+  return next;
+}
+
+// What was sent last is not acknowledged yet; should its rail be lost now, somebody has to send it again.
+void Engine::watch() {
+  if (is_watched_ || maintained_.empty() || is_dead() || !next_wake()) return;
+  is_watched_ = true;
+  io_thread_.watch(shared_from_this());
+}
+
+void Engine::wake() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t bytes = ::write(wake_fd_.get(), &one, sizeof one);
+}
+
+void Engine::set_dead(const Failure& failure, bool is_error) {
+  {
+    std::lock_guard lock(mutex_);
+    failure_ = failure;
+    has_failed_ = is_error;
+    dead_.store(true, std::memory_order_release);
+  }
+  operations_.close();
+}
+
+void Engine::fail(const Failure& failure) {
+  if (is_dead()) return;
+  records_.take_state();  // what it waited for, while that can be told
+  set_dead(failure, /*is_error=*/true);
+  log(LogLevel::info, group_->rank, "communicator '" + group_->name + "' failed: " + failure.message);
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank) continue;
+    group_->controls[peer]->send_abort(failure);
+    group_->channels[peer]->shutdown();
+    operations_.p2p().channels()[peer]->shutdown();
+  }
+  if (!is_internal(group_->name)) {
+    count_failure(group_->name, failure.kind);
+    // Before anybody hears of the error: the process may end then.
+    dump_on_failure(failure.message);
+  }
+  operations_.fail_all(error_of(failure));
+}
+
+Failure Engine::abort_failure(const std::string& reason) const {
+  return {ErrorKind::aborted,
+          "communicator '" + group_->name + "' was aborted by " + detector_.own_place() + ": " + reason,
+          detector_.own_context()};
+}
+
+void Engine::request_failure(const Failure& failure) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!requested_failure_) requested_failure_ = failure;
+    failure_requested_.store(true, std::memory_order_release);
+  }
+  wake();
+}
+
+void Engine::fail_as_requested() {
+  std::optional<Failure> failure;
+  {
+    std::lock_guard lock(mutex_);
+    failure.swap(requested_failure_);
+    failure_requested_.store(false);
+  }
+  if (failure) fail(*failure);
+}
+
+void Engine::abort(const std::string& reason) {
+  if (is_dead() || is_inherited()) return;
+  request_failure(abort_failure(reason));
+  {
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (drive) progress();
+  }
+  if (has_pending()) driver_.give_to_io_thread();
+}
+
+void Engine::fail_in_background(const Failure& failure) {
+  if (is_dead() || is_inherited()) return;
+  request_failure(failure);
+  driver_.give_to_io_thread();
+}
+
+void Engine::close() {
+  if (is_inherited()) return;
+  close_requested_.store(true, std::memory_order_release);
+  wake();
+  {
+    std::unique_lock drive(drive_, std::try_to_lock);
+    if (drive) close_now();
+  }
+  if (has_pending()) driver_.give_to_io_thread();
+}
+
+// Of peers that left in order and whose stream, where it tells its end, is read to it: all else goes on.
+void Engine::end_watches() {
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank || !detector_.has_left_in_order(peer)) continue;
+    const P2pEngine& p2p = operations_.p2p();
+    if (p2p.channels()[peer]->tells_end() && !p2p.has_ended(peer)) continue;
+    const std::string text =
+        "communicator '" + group_->name + "': " + group_->controls[peer]->describe() + " " + farewell;
+    operations_.fail_watches(peer, error_of({ErrorKind::aborted, text, detector_.context_of(peer)}));
+  }
+}
+
+// Why operations are pending when the communicator is destroyed. Where that is because a peer is gone (seen so far on
+// another communicator only), that is what the others are told, not what it led to here.
+Failure Engine::reason_of_pending() {
+  try {
+    detector_.check_controls();
+    if (const auto peer = detector_.vanished_peer()) detector_.throw_peer_lost(*peer, 0);
+  } catch (const HolmesError& error) {
+    return failure_of(error);
+  }
+  return {ErrorKind::aborted,
+          "communicator '" + group_->name + "' was destroyed by " + detector_.own_place() + " with operations pending",
+          detector_.own_context()};
+}
+
+void Engine::close_now() {
+  close_requested_.store(false, std::memory_order_release);
+  if (failure_requested_.load(std::memory_order_acquire)) fail_as_requested();
+  try {
+    if (!is_dead() && operations_.has_new()) operations_.take_new();
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));
+  }
+  if (is_dead()) return;
+  operations_.fail_watches(
+      std::nullopt, error_of({ErrorKind::aborted, "communicator '" + group_->name + "' was destroyed here", {}}));
+  if (has_pending()) {
+    fail(reason_of_pending());
+    return;
+  }
+  set_dead({ErrorKind::usage, "it was destroyed", {}}, /*is_error=*/false);
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (peer == group_->rank) continue;
+    group_->controls[peer]->send_bye();
+    // Unread bytes would turn the orderly end into a reset.
+    [[maybe_unused]] const auto ignored = group_->controls[peer]->drain();
+    group_->channels[peer]->shutdown();
+    operations_.p2p().channels()[peer]->shutdown();
+  }
+}
+
+}  // namespace holmes

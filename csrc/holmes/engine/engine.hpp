@@ -1,0 +1,115 @@
+// Engine: one communicator at work: its operations, its peers, and how it ends. Whoever holds the drive lock drives it
+// (see Driver).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "holmes/core/fork.hpp"
+#include "holmes/engine/driver.hpp"
+#include "holmes/engine/engine_records.hpp"
+#include "holmes/engine/failure_detector.hpp"
+#include "holmes/engine/operations.hpp"
+
+namespace holmes {
+
+// Thread-safe except where "driver" is said: that needs the drive lock.
+class Engine : public std::enable_shared_from_this<Engine> {
+public:
+  // `io_thread` drives what no caller does; `wake_fd` is an event descriptor. `sockets` are the ones of the group and
+  // the channels: a forked child has none of them.
+  Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
+         Duration spin, IoThread& io_thread, UniqueFd wake_fd, std::vector<int> sockets);
+  ~Engine();
+
+  // Queues operations; their sequence numbers are set here. Throws the failure where the communicator is dead.
+  void submit(std::unique_ptr<Collective> collective);
+  void submit(std::vector<P2pEngine::Request> requests);
+  Driver& driver() { return driver_; }
+  Group& group() { return *group_; }
+  EngineRecords& records() { return records_; }
+  std::vector<ConnectionInfo> connections() const;
+
+  // --- how it ends ---
+  void abort(const std::string& reason);
+  // As abort, with this failure; the I/O thread does it, so callbacks of works may call it.
+  void fail_in_background(const Failure& failure);
+  // What abort makes of `reason`.
+  Failure abort_failure(const std::string& reason) const;
+  // Tells the peers and ends everything; pending operations fail with AbortedError. Never blocks: where another thread
+  // drives, the I/O thread does it a little later. (That thread may be waiting for a lock of the caller, Python's GIL.)
+  void close();
+  bool is_dead() const { return dead_.load(std::memory_order_acquire); }
+  void throw_if_dead() const;
+  // In a forked child, where nothing drives it and its locks may be held for ever: nothing but the following may be
+  // called there, and what does not report anything, which does nothing.
+  bool is_inherited() const { return epoch_ != fork_epoch(); }
+  void throw_if_inherited() const;
+  // What ended it; nothing while it lives.
+  std::optional<Failure> failure() const;
+  // Whether that was an error.
+  bool has_failed() const { return has_failed_; }
+
+  // --- for who drives it ---
+  std::mutex& drive_lock() { return drive_; }
+  // The driver, where it sleeps, looks at what is new. Any thread.
+  void wake() const;
+  // Any thread.
+  bool has_pending() const;
+  // Whether the calling thread is inside of `progress`, of any engine.
+  static bool drives_in_this_thread();
+  // Driver. One round; returns whether anything moved. Errors make the communicator dead, they are not thrown.
+  bool progress();
+  // Driver. Appends what to poll for; false: something is ready, do not block.
+  bool prepare_wait(std::vector<pollfd>& fds);
+  // Driver. After blocking: looks at the control connections and deadlines.
+  void finish_wait();
+  // Driver. Ends the communicator where an operation is late.
+  void check_deadlines();
+  // Driver. When to look again though nothing is ready: the earliest deadline, or a channel that needs maintenance.
+  std::optional<Clock::time_point> next_wake() const;
+  // Driver. Asks the I/O thread to call maintain as long as needed.
+  void watch();
+  // Driver. Looks after the channels while nothing is pending. Returns when to do so again; absent: no need.
+  std::optional<Clock::time_point> maintain();
+  // Driver.
+  Operations& operations() { return operations_; }
+  // Driver. For the flight record.
+  DriverState state() const { return operations_.state(detector_.lost()); }
+
+private:
+  bool progress_or_fail();
+  bool progress_or_throw();
+  void end_watches();
+  void request_failure(const Failure& failure);
+  void fail_as_requested();
+  void fail(const Failure& failure);
+  void close_now();
+  Failure reason_of_pending();
+  // Nothing is submitted any more, every later call throws `failure`.
+  void set_dead(const Failure& failure, bool is_error);
+
+  std::unique_ptr<Group> group_;
+  UniqueFd wake_fd_;
+  Operations operations_;
+  FailureDetector detector_;
+  EngineRecords records_;
+  IoThread& io_thread_;
+  Driver driver_;
+  std::uint64_t epoch_ = fork_epoch();
+  UninheritedSockets sockets_;
+  std::mutex drive_;
+  std::vector<Channel*> maintained_;  // channels that need maintenance
+  bool is_watched_ = false;           // driver; the I/O thread calls maintain
+
+  mutable std::mutex mutex_;  // protects the failures
+  Failure failure_;
+  std::optional<Failure> requested_failure_;
+  bool has_failed_ = false;
+  std::atomic<bool> failure_requested_{false};
+  std::atomic<bool> close_requested_{false};
+  std::atomic<bool> dead_{false};
+};
+
+}  // namespace holmes

@@ -1,0 +1,70 @@
+// FailureDetector: which peers are gone, and whom to blame where an operation is late.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "holmes/core/failure.hpp"
+#include "holmes/engine/operations.hpp"
+
+namespace holmes {
+
+// It reads the control connections, and asks the peers over them where a deadline has passed. The driver's.
+class FailureDetector {
+public:
+  // `own_place`: "rank 0 (host a0)".
+  FailureDetector(Group& group, const Operations& operations, std::string own_place);
+
+  // Reads what the peers said. Throws the failure that one of them reports.
+  void check_controls();
+  // By rank: whose control connection ended.
+  const std::vector<char>& lost() const { return lost_; }
+  bool is_lost(int peer) const { return lost_[static_cast<std::size_t>(peer)] != 0; }
+  // Lost, and it said that it destroyed its communicator.
+  bool has_left_in_order(int peer) const { return is_lost(peer) && group_.controls[peer]->said_bye(); }
+  // Gone for good, with something pending that cannot end without it. A stream that tells its own end is believed
+  // rather than the control connection, which may be faster than the last bytes.
+  bool is_missed(int peer) const;
+  // A peer that is gone without having said so; absent: there is none.
+  std::optional<int> vanished_peer() const;
+  [[noreturn]] void throw_peer_lost(int peer, int system_errno) const;
+  // Waits a little for the peers to say why. Throws the failure.
+  [[noreturn]] void throw_stream_closed(const StreamClosed& closed);
+
+  // When to call check_deadlines.
+  std::optional<Clock::time_point> next_deadline() const;
+  // What ends the communicator where an operation is late; nothing where none is, or others may know more. Throws the
+  // failure that a peer reports meanwhile.
+  std::optional<Failure> check_deadlines();
+
+  const std::string& own_place() const { return own_place_; }
+  // Of an error that this rank sees and `peer` is to blame for.
+  ErrorContext context_of(int peer) const;
+  ErrorContext own_context() const;
+
+private:
+  // By rank; nothing where it gave no sign of life.
+  using Replies = std::vector<std::optional<ProbeReply>>;
+  // A path that nothing gets through, as this rank or one that answered sees it; this rank is never `far`.
+  struct Cut {
+    int near;
+    int far;
+    std::string nic;
+  };
+  Replies probe_peers();
+  std::optional<int> unanswered_peer() const;
+  std::optional<Cut> find_cut(const Replies& replies) const;
+  bool involves(int peer) const { return operations_.involves(peer, group_.controls[peer]->said_bye()); }
+  template <typename Wanted>
+  std::optional<int> first_peer(const Wanted& is_wanted) const;
+
+  Group& group_;
+  const Operations& operations_;
+  const std::string own_place_;
+  std::vector<char> lost_;
+  // Deadlines have passed, but the failure is left to the peers until then.
+  std::optional<Clock::time_point> deferred_until_;
+};
+
+}  // namespace holmes

@@ -1,0 +1,203 @@
+#include "holmes/engine/io_thread.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "holmes/core/cpu_list.hpp"
+#include "holmes/core/error.hpp"
+#include "holmes/core/event_fd.hpp"
+#include "holmes/core/log.hpp"
+#include "holmes/engine/engine.hpp"
+
+namespace holmes {
+namespace {
+
+timespec timespec_of(Duration duration) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(duration);
+  return {static_cast<time_t>(seconds.count()),
+          static_cast<long>(std::chrono::nanoseconds(duration - seconds).count())};
+}
+
+// What an eventfd or a timer counts.
+void clear(const UniqueFd& fd) {
+  std::uint64_t ignored;
+  [[maybe_unused]] const ssize_t bytes = ::read(fd.get(), &ignored, sizeof ignored);
+}
+
+}  // namespace
+
+void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until) {
+  if (!until) {
+    ::poll(fds.data(), fds.size(), -1);
+    return;
+  }
+  const timespec timeout = timespec_of(std::max(*until - Clock::now(), Clock::duration::zero()));
+  ::ppoll(fds.data(), fds.size(), &timeout, nullptr);
+}
+
+IoThread::IoThread(int number, const std::vector<int>& cpus)
+    : wake_fd_(event_fd()), timer_fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
+  if (!timer_fd_)
+    throw SystemError("cannot make a timer descriptor: " + errno_text(errno) + limit_text(errno),
+                      {.system_errno = errno});
+  std::thread thread([this] { run(); });
+  ::pthread_setname_np(thread.native_handle(), ("holmes-io-" + std::to_string(number)).c_str());
+  if (!cpus.empty()) {
+    cpu_set_t wanted;
+    CPU_ZERO(&wanted);
+    for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &wanted);
+    // A processor that went offline since it was checked: the thread runs wherever it may.
+    if (const int error = ::pthread_setaffinity_np(thread.native_handle(), sizeof wanted, &wanted))
+      log(LogLevel::warn, std::nullopt,
+          "I/O thread " + std::to_string(number) + " cannot run on processors " + cpu_list_text(cpus) + ": " +
+              errno_text(error));
+  }
+  thread.detach();
+}
+
+void IoThread::add(std::shared_ptr<Engine> engine) {
+  {
+    std::lock_guard lock(mutex_);
+    added_.push_back(std::move(engine));
+  }
+  wake();
+}
+
+void IoThread::offer(std::shared_ptr<Engine> engine, Duration patience) {
+  const auto due = Clock::now() + patience;
+  std::lock_guard lock(mutex_);
+  offers_.push_back({std::move(engine), due});
+  if (due < timer_at_) set_timer(due);
+}
+
+void IoThread::take_back(const Engine& engine) {
+  // A timer that is due soon is cheaper to stop than to wake up for.
+  constexpr std::chrono::microseconds soon{100};
+  std::lock_guard lock(mutex_);
+  const auto taken = std::erase_if(offers_, [&](const Offer& offer) { return offer.engine.get() == &engine; });
+  if (taken > 0 && offers_.empty() && timer_at_ - Clock::now() < soon) set_timer(Clock::time_point::max());
+}
+
+// The timer is spent where it has rung: one is set for the offers that are not due yet.
+void IoThread::take_offers() {
+  const auto now = Clock::now();
+  auto next = Clock::time_point::max();
+  std::erase_if(offers_, [&](Offer& offer) {
+    if (now < offer.due) {
+      next = std::min(next, offer.due);
+      return false;
+    }
+    offer.engine->driver().offer_expired();
+    added_.push_back(std::move(offer.engine));
+    return true;
+  });
+  set_timer(next);
+}
+
+void IoThread::set_timer(Clock::time_point at) {
+  timer_at_ = at;
+  itimerspec once{};  // zero: never
+  if (at != Clock::time_point::max()) once.it_value = timespec_of(at.time_since_epoch());
+  ::timerfd_settime(timer_fd_.get(), TFD_TIMER_ABSTIME, &once, nullptr);
+}
+
+void IoThread::watch(std::shared_ptr<Engine> engine) {
+  {
+    std::lock_guard lock(mutex_);
+    watched_.push_back(std::move(engine));
+  }
+  wake();
+}
+
+void IoThread::wake() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t bytes = ::write(wake_fd_.get(), &one, sizeof one);
+}
+
+void IoThread::maintain(std::optional<Clock::time_point>& wake_at) {
+  // Whoever drives an engine looks after it.
+  constexpr auto busy_pause = std::chrono::milliseconds(100);
+  const auto now = Clock::now();
+  for (auto& [engine, at] : maintained_) {
+    if (now >= at) {
+      std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
+      const auto next = drive ? engine->maintain() : now + busy_pause;
+      if (drive) drive.unlock();
+      if (!next) {
+        engine.reset();
+        continue;
+      }
+      at = *next;
+    }
+    if (!wake_at || at < *wake_at) wake_at = at;
+  }
+  std::erase_if(maintained_, [](const Maintained& maintained) { return maintained.engine == nullptr; });
+}
+
+void IoThread::run() {
+  std::vector<pollfd> fds;
+  bool has_rung = false;
+  while (true) {
+    {
+      std::lock_guard lock(mutex_);
+      if (has_rung || Clock::now() >= timer_at_) take_offers();
+      has_rung = false;
+      for (auto& engine : added_)
+        if (std::find(active_.begin(), active_.end(), engine) == active_.end()) active_.push_back(std::move(engine));
+      added_.clear();
+      for (auto& engine : watched_) maintained_.push_back({std::move(engine)});
+      watched_.clear();
+    }
+    fds.clear();
+    std::optional<Clock::time_point> wake_at;
+    waiting_.clear();
+    maintain(wake_at);
+    if (round(fds, wake_at)) {
+      fds.push_back({wake_fd_.get(), POLLIN, 0});
+      fds.push_back({timer_fd_.get(), POLLIN, 0});
+      poll_until(fds, wake_at);
+      if (fds[fds.size() - 2].revents) clear(wake_fd_);
+      has_rung = fds.back().revents != 0;
+      if (has_rung) clear(timer_fd_);
+    }
+    for (const auto& engine : waiting_) {
+      std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
+      if (drive) engine->finish_wait();
+    }
+  }
+}
+
+// Moves every active engine once. Returns whether to block on `fds` until `wake_at`.
+bool IoThread::round(std::vector<pollfd>& fds, std::optional<Clock::time_point>& wake_at) {
+  bool block = true;
+  for (auto& engine : active_) {
+    std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
+    // Driven by the thread that waits for it, which gives it back here when it leaves work behind. It may be asleep,
+    // and has to look at what another thread submitted.
+    if (!drive) {
+      engine->wake();
+      engine.reset();
+      continue;
+    }
+    if (engine->progress()) {
+      block = false;
+    } else if (engine->has_pending()) {
+      block &= engine->prepare_wait(fds);
+      waiting_.push_back(engine);
+      const auto next = engine->next_wake();
+      if (next && (!wake_at || *next < *wake_at)) wake_at = next;
+    }
+    const bool pending = engine->has_pending();
+    if (!pending) engine->watch();
+    drive.unlock();
+    if (!pending) engine.reset();
+  }
+  std::erase(active_, nullptr);
+  return block;
+}
+
+}  // namespace holmes

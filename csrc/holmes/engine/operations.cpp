@@ -1,0 +1,223 @@
+#include "holmes/engine/operations.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+
+Operations::Operations(Group& group, std::vector<std::unique_ptr<Channel>> p2p_channels, int wake_fd)
+    : group_(group), p2p_(group, std::move(p2p_channels), wake_fd) {}
+
+bool Operations::submit(std::unique_ptr<Collective>& collective) {
+  std::lock_guard lock(mutex_);
+  if (is_closed_) return false;
+  collective->set_sequence(next_sequence_++);
+  record_call(*collective, WorkState::queued);
+  new_.emplace_back(std::move(collective));
+  has_new_.store(true, std::memory_order_release);
+  return true;
+}
+
+bool Operations::submit(std::vector<P2pEngine::Request>& requests) {
+  std::lock_guard lock(mutex_);
+  if (is_closed_) return false;
+  for (auto& request : requests) {
+    record_call(request);
+    new_.emplace_back(std::move(request));
+  }
+  has_new_.store(true, std::memory_order_release);
+  return true;
+}
+
+bool Operations::submit_own(std::unique_ptr<Collective>& collective) {
+  {
+    std::lock_guard lock(mutex_);
+    if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return false;
+    collective->set_sequence(next_sequence_++);
+    record_call(*collective, queue_.empty() ? WorkState::running : WorkState::queued);
+    taken_.fetch_add(1);
+  }
+  queue_.push_back(std::move(collective));
+  return true;
+}
+
+void Operations::record_call(Collective& collective, WorkState state) {
+  collective.set_record(group_.recorder->add(collective.recorded_call(), state, collective.work().submitted()));
+}
+
+void Operations::record_call(P2pEngine::Request& request) {
+  if (request.tag == internal_tag) return;
+  request.sequence = next_p2p_++;
+  request.record = group_.recorder->add(request.recorded_call(), WorkState::running, request.work->submitted());
+}
+
+std::uint64_t Operations::entered() const {
+  std::lock_guard lock(mutex_);
+  return next_sequence_;
+}
+
+void Operations::take_new() {
+  std::deque<Submission> taken;
+  {
+    std::lock_guard lock(mutex_);
+    taken.swap(new_);
+    taken_.fetch_add(static_cast<int>(taken.size()));
+    has_new_.store(false, std::memory_order_release);
+  }
+  for (auto it = taken.begin(); it != taken.end(); ++it) {
+    if (auto* collective = std::get_if<std::unique_ptr<Collective>>(&*it)) {
+      queue_.push_back(std::move(*collective));
+      continue;
+    }
+    auto& request = std::get<P2pEngine::Request>(*it);
+    const auto work = request.work;
+    const std::uint64_t record = request.record;
+    try {
+      const std::size_t before = p2p_.pending();
+      p2p_.submit(std::move(request));
+      // A receive may find its message waiting and be finished at once.
+      taken_.fetch_sub(static_cast<int>(before + 1 - p2p_.pending()));
+    } catch (const HolmesError&) {
+      // What was not taken yet fails with the rest.
+      {
+        std::lock_guard lock(mutex_);
+        std::move(std::next(it), taken.end(), std::front_inserter(new_));
+      }
+      group_.recorder->finish(record, false, Clock::now());
+      misfit_ = work;
+      throw;
+    }
+  }
+}
+
+bool Operations::advance() {
+  bool moved = !queue_.empty() && advance_collective();
+  if (!p2p_.is_idle()) {
+    const std::size_t before = p2p_.pending();
+    moved |= p2p_.advance();
+    taken_.fetch_sub(static_cast<int>(before - p2p_.pending()));
+  }
+  return moved;
+}
+
+bool Operations::advance_collective() {
+  Collective& running = *queue_.front();
+  if (!front_started_) {
+    front_started_ = true;
+    running.work().mark_running();
+    // One that follows another begins when that one ends.
+    group_.recorder->start(running.record(), std::max(running.work().submitted(), last_end_));
+    running.start();
+  }
+  const bool moved = running.advance();
+  if (!running.is_done()) return moved;
+  running.end();
+  const std::unique_ptr<Collective> finished = std::move(queue_.front());
+  queue_.pop_front();
+  front_started_ = false;
+  taken_.fetch_sub(1);
+  last_end_ = Clock::now();
+  group_.recorder->finish(finished->record(), true, last_end_);
+  finished->work().complete(last_end_);
+  return true;
+}
+
+bool Operations::involves(int peer, bool left_in_order) const {
+  return (front_started_ && !queue_.empty() && queue_.front()->involves(peer)) || p2p_.needs(peer, left_in_order);
+}
+
+std::optional<Clock::time_point> Operations::next_deadline() const {
+  std::optional<Clock::time_point> next = p2p_.next_deadline();
+  for (const auto& collective : queue_)
+    if (!next || collective->deadline() < *next) next = collective->deadline();
+  return next;
+}
+
+bool Operations::is_late(Clock::time_point now) const {
+  return std::ranges::any_of(queue_, [&](const auto& collective) { return collective->deadline() <= now; });
+}
+
+std::string Operations::describe_running() const {
+  return queue_.empty() ? "point-to-point operations of communicator '" + group_.name + "'"
+                        : queue_.front()->describe();
+}
+
+DriverState Operations::state(const std::vector<char>& lost) const {
+  DriverState state;
+  state.taken = Clock::now();
+  const auto room = [&] { return state.pending.size() < max_pending; };
+  for (const auto& collective : queue_) {
+    ++state.pending_count;
+    if (!room()) continue;
+    const bool is_running = front_started_ && collective == queue_.front();
+    const Work& work = collective->work();
+    state.pending.push_back({collective->record(), collective->recorded_call(), is_running, work.is_awaited(),
+                             work.submitted(), collective->progress()});
+  }
+  state.pending_count += p2p_.append_pending(state.pending);
+  for (int peer = 0; peer < group_.size; ++peer) {
+    state.messages.push_back(p2p_.messages(peer));
+    state.messages.back().is_lost = lost[static_cast<std::size_t>(peer)] != 0;
+  }
+  std::lock_guard lock(mutex_);
+  // Submitted, but the driver is too busy to look at it.
+  for (const Submission& submission : new_) {
+    const auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission);
+    const auto* request = std::get_if<P2pEngine::Request>(&submission);
+    if (request && request->tag == internal_tag) continue;
+    ++state.pending_count;
+    if (!room()) continue;
+    const Work& work = collective ? (*collective)->work() : *request->work;
+    state.pending.push_back({collective ? (*collective)->record() : request->record,
+                             collective ? (*collective)->recorded_call() : request->recorded_call(),
+                             false,
+                             work.is_awaited(),
+                             work.submitted(),
+                             {}});
+  }
+  return state;
+}
+
+void Operations::fail_watches(std::optional<int> peer, const std::exception_ptr& error) {
+  const auto works = p2p_.take_watches(peer);
+  taken_.fetch_sub(static_cast<int>(works.size()));
+  for (const auto& work : works) work->fail(error, Clock::now());
+}
+
+void Operations::close() {
+  std::lock_guard lock(mutex_);
+  is_closed_ = true;
+  has_new_.store(false, std::memory_order_release);
+}
+
+void Operations::fail_all(const std::exception_ptr& error) {
+  const auto now = Clock::now();
+  std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();
+  std::deque<std::unique_ptr<Collective>> collectives;
+  collectives.swap(queue_);
+  std::deque<Submission> never_taken;
+  {
+    std::lock_guard lock(mutex_);
+    never_taken.swap(new_);
+  }
+  for (Submission& submission : never_taken) {
+    if (auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission)) {
+      collectives.push_back(std::move(*collective));
+    } else {
+      auto& request = std::get<P2pEngine::Request>(submission);
+      group_.recorder->finish(request.record, false, now);
+      works.push_back(request.work);
+    }
+  }
+  taken_.store(0);
+  if (const auto work = std::move(misfit_)) work->fail(error);
+  for (const auto& collective : collectives) {
+    group_.recorder->finish(collective->record(), false, now);
+    collective->work().fail(error, now);
+  }
+  for (const auto& work : works) work->fail(error, now);
+}
+
+}  // namespace holmes

@@ -1,0 +1,81 @@
+// Operations: what was called on a communicator and is not finished yet.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "holmes/collectives/collective.hpp"
+#include "holmes/p2p/p2p.hpp"
+#include "holmes/record/communicator_record.hpp"
+
+namespace holmes {
+
+// Any thread hands operations over; the driver takes them and carries them out: collectives one after the other, sends
+// and receives side by side with them. Every one gets its sequence number and its place in the flight recorder here.
+class Operations {
+public:
+  Operations(Group& group, std::vector<std::unique_ptr<Channel>> p2p_channels, int wake_fd);
+
+  // --- any thread ---
+  // Takes what it is given; false where it is closed.
+  bool submit(std::unique_ptr<Collective>& collective);
+  bool submit(std::vector<P2pEngine::Request>& requests);
+  // Whether there is something that the driver has not taken yet / that is not finished.
+  bool has_new() const { return has_new_.load(std::memory_order_acquire); }
+  bool is_empty() const { return !has_new() && taken_.load(std::memory_order_acquire) == 0; }
+  // Collectives called so far.
+  std::uint64_t entered() const;
+
+  // --- driver ---
+  // As submit, of what the driver itself calls; false also where other calls wait for their turn.
+  bool submit_own(std::unique_ptr<Collective>& collective);
+  // Throws where what was submitted does not fit what the peer sent; the operation is pending then.
+  void take_new();
+  // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
+  bool advance();
+  // The first collective, or null.
+  Collective* running() const { return queue_.empty() ? nullptr : queue_.front().get(); }
+  const P2pEngine& p2p() const { return p2p_; }
+  // Whether what is under way needs `peer`; see P2pEngine::needs.
+  bool involves(int peer, bool left_in_order) const;
+  std::optional<Clock::time_point> next_deadline() const;
+  // Whether a collective is late.
+  bool is_late(Clock::time_point now) const;
+  std::string describe_running() const;
+  // For the flight record; `lost` by rank.
+  DriverState state(const std::vector<char>& lost) const;
+  // Ends the watches of `peer` (absent: of all), see P2pEngine::take_watches.
+  void fail_watches(std::optional<int> peer, const std::exception_ptr& error);
+  // Nothing can be submitted any more, and what is pending stays so until fail_all.
+  void close();
+  void fail_all(const std::exception_ptr& error);
+
+private:
+  using Submission = std::variant<std::unique_ptr<Collective>, P2pEngine::Request>;
+
+  void record_call(Collective& collective, WorkState state);
+  void record_call(P2pEngine::Request& request);
+  bool advance_collective();
+
+  Group& group_;
+  P2pEngine p2p_;
+  std::deque<std::unique_ptr<Collective>> queue_;  // the front one runs
+  bool front_started_ = false;
+  Clock::time_point last_end_{};  // of a collective
+  std::shared_ptr<Work> misfit_;  // what take_new threw about
+
+  mutable std::mutex mutex_;  // protects what follows
+  std::deque<Submission> new_;
+  std::uint64_t next_sequence_ = 0;
+  std::uint64_t next_p2p_ = 0;
+  bool is_closed_ = false;
+  std::atomic<bool> has_new_{false};
+  std::atomic<int> taken_{0};  // by the driver, and not finished
+};
+
+}  // namespace holmes

@@ -1,0 +1,152 @@
+#include "holmes/group/control_connection.hpp"
+
+#include <net/if.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace holmes {
+namespace {
+
+enum FrameType : std::uint32_t { doorbell = 1, abort_frame = 2, bye = 3, probe_frame = 4, probe_reply_frame = 5 };
+
+struct FrameHeader {
+  std::uint32_t type;
+  std::uint32_t payload_bytes;
+};
+
+constexpr std::size_t max_payload_bytes = 8192;
+constexpr std::size_t max_text_bytes = 4096;
+
+// Numbers of an abort frame: kind, rank, peer, errno; -1 stands for "absent" on the wire only.
+using Numbers = std::array<std::int32_t, 4>;
+
+std::optional<int> from_wire(std::int32_t value) { return value < 0 ? std::nullopt : std::optional<int>(value); }
+
+// How a ProbeReply begins on the wire; the NIC's name follows.
+struct ProbeReplyHeader {
+  std::uint64_t entered;
+  std::int32_t unanswered;  // -1: none
+  std::uint32_t unused;
+};
+
+}  // namespace
+
+void ControlConnection::send_frame(std::uint32_t type, const std::string& payload) noexcept {
+  const FrameHeader header{type, static_cast<std::uint32_t>(payload.size())};
+  iovec pieces[2] = {{const_cast<FrameHeader*>(&header), sizeof header},
+                     {const_cast<char*>(payload.data()), payload.size()}};
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = 2;
+  // Not sent where the socket is full or gone: see the header.
+  for (const Line& line : lines_) [[maybe_unused]]
+    const ssize_t sent = line.socket.post(message);
+}
+
+void ControlConnection::send_doorbell() noexcept { send_frame(doorbell, {}); }
+void ControlConnection::send_bye() noexcept { send_frame(bye, {}); }
+
+void ControlConnection::send_probe() noexcept {
+  probe_reply_.reset();
+  send_frame(probe_frame, {});
+}
+
+void ControlConnection::send_probe_reply(const ProbeReply& reply) noexcept {
+  const ProbeReplyHeader header{reply.entered, reply.unanswered.value_or(-1), 0};
+  send_frame(probe_reply_frame, std::string(reinterpret_cast<const char*>(&header), sizeof header) + reply.nic);
+}
+
+void ControlConnection::send_abort(const Failure& failure) noexcept {
+  const Numbers numbers = {static_cast<std::int32_t>(failure.kind), failure.context.rank.value_or(-1),
+                           failure.context.peer.value_or(-1), failure.context.system_errno.value_or(-1)};
+  std::string payload(reinterpret_cast<const char*>(numbers.data()), sizeof numbers);
+  // Strings end with a zero byte each: host, NIC, message.
+  payload +=
+      failure.context.host + '\0' + failure.context.nic + '\0' + failure.message.substr(0, max_text_bytes) + '\0';
+  send_frame(abort_frame, payload);
+}
+
+void ControlConnection::append_fds(std::vector<pollfd>& fds) const {
+  for (const Line& line : lines_)
+    if (!line.is_lost) fds.push_back({line.socket.fd.get(), POLLIN, 0});
+}
+
+void ControlConnection::append_info(std::vector<ConnectionInfo>& infos) const {
+  for (const Line& line : lines_) infos.push_back(line.socket.info);
+}
+
+std::optional<Failure> ControlConnection::drain() {
+  for (Line& line : lines_)
+    if (auto failure = drain(line)) return failure;
+  closed_ |= std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.is_lost; });
+  return std::nullopt;
+}
+
+std::optional<Failure> ControlConnection::drain(Line& line) {
+  std::array<char, 4096> buffer;
+  while (!line.is_lost) {
+    iovec piece{buffer.data(), buffer.size()};
+    msghdr message{};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    const ssize_t bytes = line.socket.recv(message);
+    if (bytes > 0) {
+      line.received.append(buffer.data(), static_cast<std::size_t>(bytes));
+      if (auto failure = parse(line.received)) return failure;
+    } else if (bytes == 0) {
+      line.is_lost = closed_ = true;
+    } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+      line.is_lost = true;
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> ControlConnection::parse(std::string& received) {
+  while (received.size() >= sizeof(FrameHeader)) {
+    FrameHeader header;
+    std::memcpy(&header, received.data(), sizeof header);
+    const bool known = header.type >= doorbell && header.type <= probe_reply_frame;
+    if (!known || header.payload_bytes > max_payload_bytes)
+      return Failure{ErrorKind::protocol,
+                     describe() + " sent a control frame of type " + std::to_string(header.type) + " and " +
+                         std::to_string(header.payload_bytes) + " bytes, which this version does not know",
+                     {.rank = {}, .peer = peer_, .host = host_, .nic = nic_, .system_errno = {}}};
+    if (received.size() < sizeof header + header.payload_bytes) return std::nullopt;
+    const std::string payload = received.substr(sizeof header, header.payload_bytes);
+    received.erase(0, sizeof header + header.payload_bytes);
+    if (header.type == bye) bye_ = true;
+    if (header.type == probe_frame) asked_ = true;
+    if (header.type == probe_reply_frame && payload.size() >= sizeof(ProbeReplyHeader)) {
+      ProbeReplyHeader said;
+      std::memcpy(&said, payload.data(), sizeof said);
+      probe_reply_ = {said.entered, from_wire(said.unanswered), payload.substr(sizeof said, IFNAMSIZ)};
+    }
+    if (header.type != abort_frame || payload.size() < sizeof(Numbers)) continue;
+    Numbers numbers;
+    std::memcpy(numbers.data(), payload.data(), sizeof numbers);
+    std::array<std::string, 3> texts;
+    std::size_t at = sizeof numbers;
+    for (std::string& text : texts) {
+      const std::size_t end = std::min(payload.find('\0', at), payload.size());
+      text = payload.substr(std::min(at, payload.size()), end - std::min(at, payload.size()));
+      at = end + 1;
+    }
+    return Failure{static_cast<ErrorKind>(numbers[0]),
+                   texts[2],
+                   {.rank = from_wire(numbers[1]),
+                    .peer = from_wire(numbers[2]),
+                    .host = texts[0],
+                    .nic = texts[1],
+                    .system_errno = from_wire(numbers[3])}};
+  }
+  return std::nullopt;
+}
+
+}  // namespace holmes

@@ -1,0 +1,79 @@
+// ControlConnection: the small connection of a pair that tells of failures and wakes sleepers. It is never blocked by
+// data. With rails there is one over each: every frame goes over all, so that no lost rail silences it.
+#pragma once
+
+#include <poll.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "holmes/bootstrap/mesh.hpp"
+#include "holmes/core/failure.hpp"
+
+namespace holmes {
+
+// What a rank answers to a probe.
+struct ProbeReply {
+  std::uint64_t entered = 0;      // how many collectives it has entered
+  std::optional<int> unanswered;  // a peer whose system acknowledges nothing of what this rank sends again
+  std::string nic{};              // that goes over
+};
+
+class ControlConnection {
+public:
+  ControlConnection(int peer, std::string host, std::string nic, std::vector<Connection> sockets)
+      : peer_(peer), host_(std::move(host)), nic_(std::move(nic)) {
+    for (Connection& socket : sockets) lines_.push_back({std::move(socket)});
+  }
+
+  // Non-blocking, from any thread. A full socket is fine: the peer has been told already, or no longer listens.
+  void send_doorbell() noexcept;
+  void send_abort(const Failure& failure) noexcept;
+  void send_bye() noexcept;
+
+  // The peer answers if somebody drives its communicator just now.
+  void send_probe() noexcept;
+  void send_probe_reply(const ProbeReply& reply) noexcept;
+  // Whether the peer asked since the last call.
+  bool take_probe() { return std::exchange(asked_, false); }
+  // Its answer since the last question.
+  const std::optional<ProbeReply>& probe_reply() const { return probe_reply_; }
+
+  // Reads what is there. Returns the failure the peer reported, if any. After it `is_closed` tells whether the peer is
+  // gone: it closed a connection in order (its process ended), or all connections failed.
+  std::optional<Failure> drain();
+  bool is_closed() const { return closed_; }
+  // The peer said it destroyed its communicator before it closed.
+  bool said_bye() const { return bye_; }
+
+  void append_fds(std::vector<pollfd>& fds) const;
+  int peer() const { return peer_; }
+  const std::string& host() const { return host_; }
+  const std::string& nic() const { return nic_; }
+  void append_info(std::vector<ConnectionInfo>& infos) const;
+  // "rank 3 (host b1) on NIC roce0".
+  std::string describe() const { return describe_peer(peer_, host_, nic_); }
+
+private:
+  struct Line {
+    Connection socket;
+    std::string received{};
+    bool is_lost = false;
+  };
+  void send_frame(std::uint32_t type, const std::string& payload) noexcept;
+  std::optional<Failure> drain(Line& line);
+  std::optional<Failure> parse(std::string& received);
+
+  int peer_;
+  std::string host_;
+  std::string nic_;
+  std::vector<Line> lines_;
+  bool closed_ = false;
+  bool bye_ = false;
+  bool asked_ = false;
+  std::optional<ProbeReply> probe_reply_;
+};
+
+}  // namespace holmes

@@ -1,0 +1,37 @@
+// Group: what operations see of their communicator.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "holmes/group/control_connection.hpp"
+#include "holmes/record/flight_recorder.hpp"
+#include "holmes/transport/channel.hpp"
+#include "holmes/transport/shm/copy_tuning.hpp"
+
+namespace holmes {
+
+// Only the driver touches it while an operation runs.
+struct Group {
+  int rank = 0;
+  int size = 1;
+  std::string name;
+  std::vector<int> labels;                                   // number of each rank in messages; empty: its own
+  std::vector<std::unique_ptr<Channel>> channels;            // for collectives, by rank; own is null
+  std::vector<std::unique_ptr<ControlConnection>> controls;  // by rank; own is null
+  std::size_t slice_bytes = 64 * 1024;                       // unit of pipelining, agreed at set-up
+  std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
+  bool any_shared_memory = false;          // a pair of this rank
+  bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
+  CmaVote cma_vote;
+  std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
+  std::vector<std::byte> staging;     // memory for the one collective that runs; grows, never shrinks
+  std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
+
+  int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
+  // 64-byte aligned, valid for the running collective.
+  std::byte* staging_bytes(std::size_t bytes);
+};
+
+}  // namespace holmes

@@ -1,0 +1,393 @@
+#include "holmes/p2p/p2p.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr std::uint32_t message_magic = 0x484c4d32;  // "HLM2"
+// A message without a matching receive is taken into memory up to this size; a larger one is a mismatch.
+constexpr std::uint64_t max_stray_bytes = std::uint64_t{1} << 30;
+// Copying so much costs less than a system call.
+constexpr std::size_t read_ahead_bytes = 8 * 1024;
+
+}  // namespace
+
+P2pEngine::P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels, int wake_fd)
+    : group_(group), channels_(std::move(channels)), peers_(static_cast<std::size_t>(group.size)), wake_fd_(wake_fd) {}
+
+void P2pEngine::submit(Request request) {
+  request.work->mark_running();
+  ++pending_;
+  if (request.is_send) {
+    const Header header{message_magic, request.tag, request.buffer.bytes(), request.buffer.dtype, {}};
+    Peer& state = peers_[*request.peer];
+    std::unique_ptr<cuda::StagedSend> staged;
+    if (request.buffer.device)
+      staged = std::make_unique<cuda::StagedSend>(ring(state.send_rings, *request.buffer.device), request.buffer,
+                                                  request.begin);
+    state.sends.push_back({std::move(request), header, 0, std::move(staged)});
+    return;
+  }
+  // A message may be waiting for it.
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank || (request.peer && *request.peer != peer)) continue;
+    for (auto it = peers_[peer].unexpected.begin(); it != peers_[peer].unexpected.end(); ++it) {
+      if (it->header.tag != request.tag) continue;
+      Unexpected message = std::move(*it);
+      peers_[peer].unexpected.erase(it);
+      check_sizes(request, peer, message.header);
+      if (request.buffer.device) {
+        auto staged = stage_recv(peer, request);
+        peers_[peer].landing.push_back({std::move(request), std::move(staged), std::move(message.payload)});
+        return;
+      }
+      std::copy(message.payload.begin(), message.payload.end(), request.buffer.begin());
+      finish(request, peer);
+      return;
+    }
+    // Or be arriving, taken up on behalf of another receive.
+    Peer& state = peers_[peer];
+    if (state.header_bytes == sizeof(Header) && !state.target && state.header.tag == request.tag) {
+      check_sizes(request, peer, state.header);
+      state.target = std::move(request);
+      if (state.target->buffer.device) return;  // lands when all of it is here
+      std::copy_n(state.stray.begin(), state.payload_bytes, state.target->buffer.begin());
+      state.stray = {};
+      return;
+    }
+  }
+  if (request.peer) {
+    if (request.tag == internal_tag) ++watches_;
+    peers_[*request.peer].receives.push_back(std::move(request));
+  } else {
+    any_receives_.push_back(std::move(request));
+  }
+}
+
+bool P2pEngine::advance() {
+  if (pending_ == 0) return false;
+  bool moved = false;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    moved |= send_to(peer);
+    moved |= recv_or_end(peer);
+    moved |= land(peer);
+  }
+  return moved;
+}
+
+bool P2pEngine::send_to(int peer) {
+  auto& sends = peers_[peer].sends;
+  bool moved = false;
+  while (!sends.empty()) {
+    fill_sends(peers_[peer]);
+    Sending& sending = sends.front();
+    iovec pieces[2];
+    std::size_t count = 0;
+    const std::size_t header_left = sizeof(Header) - std::min(sending.done_bytes, sizeof(Header));
+    if (header_left > 0)
+      pieces[count++] = {reinterpret_cast<std::byte*>(&sending.header) + sending.done_bytes, header_left};
+    if (!sending.staged) {
+      const std::size_t payload_done = sending.done_bytes + header_left - sizeof(Header);
+      pieces[count++] = {sending.request.buffer.begin() + payload_done, sending.header.bytes - payload_done};
+    } else if (const auto ready = sending.staged->ready(); !ready.empty()) {
+      pieces[count++] = {const_cast<std::byte*>(ready.data()), ready.size()};
+    }
+    const std::size_t bytes = count == 0 ? 0 : channels_[peer]->try_send({pieces, count});
+    if (bytes == 0) return moved;
+    moved = true;
+    sending.done_bytes += bytes;
+    if (sending.staged && bytes > header_left) sending.staged->sent(bytes - header_left);
+    if (sending.done_bytes < sizeof(Header) + sending.header.bytes) {
+      if (sending.staged) continue;  // the next slot may be ready
+      return moved;
+    }
+    ++peers_[peer].sent_messages;
+    finish(sending.request, -1);
+    sends.pop_front();
+  }
+  return moved;
+}
+
+bool P2pEngine::awaits_recv(int peer) const {
+  const Peer& state = peers_[peer];
+  if (state.ended) return state.is_arriving() || !state.only_watches();
+  return state.is_arriving() || !state.receives.empty() || !any_receives_.empty();
+}
+
+std::size_t P2pEngine::awaited_recv_bytes(int peer) const {
+  const Peer& state = peers_[peer];
+  if (!awaits_recv(peer)) return 0;
+  if (state.header_bytes < sizeof(Header)) return 1;
+  std::size_t left = state.header.bytes - state.payload_bytes;
+  if (state.staged) left = state.staged->space_bytes();
+  if (left == 0) return 0;  // until a slot is free
+  return std::max<std::size_t>(left - std::min(left, state.ahead_end - state.ahead_begin), 1);
+}
+
+std::size_t P2pEngine::awaited_send_bytes(int peer) const {
+  if (peers_[peer].sends.empty()) return 0;
+  const Sending& sending = peers_[peer].sends.front();
+  const std::size_t left = sizeof(Header) + sending.header.bytes - sending.done_bytes;
+  if (!sending.staged) return left;
+  return sizeof(Header) - std::min(sending.done_bytes, sizeof(Header)) + sending.staged->ready().size();
+}
+
+bool P2pEngine::needs(int peer, bool left_in_order) const {
+  const Peer& state = peers_[peer];
+  if (state.is_arriving() || !state.sends.empty()) return true;
+  if (left_in_order ? !state.only_watches() : !state.receives.empty()) return true;
+  if (any_receives_.empty()) return false;
+  const auto is_open = [this](int other) { return other != group_.rank && !peers_[other].ended; };
+  for (int other = 0; other < group_.size && left_in_order; ++other)
+    if (other != peer && is_open(other)) return false;
+  return true;
+}
+
+bool P2pEngine::recv_or_end(int peer) {
+  try {
+    return recv_from(peer);
+  } catch (const StreamClosed& closed) {
+    const bool is_broken = closed.system_errno != 0 && any_receives_.empty();  // a watch has to tell
+    if (is_broken || needs(peer, true)) throw;
+    peers_[peer].ended = true;
+    return false;
+  }
+}
+
+// The next bytes of the peer's stream. A small read takes along what follows it: a header and its small message cost
+// one system call.
+std::size_t P2pEngine::read(int peer, std::byte* into, std::size_t bytes) {
+  Peer& state = peers_[peer];
+  if (state.ahead_begin < state.ahead_end) {
+    bytes = std::min(bytes, state.ahead_end - state.ahead_begin);
+    std::memcpy(into, state.ahead.data() + state.ahead_begin, bytes);
+    state.ahead_begin += bytes;
+    return bytes;
+  }
+  if (bytes >= read_ahead_bytes) {
+    const iovec piece{into, bytes};
+    return channels_[peer]->try_recv({&piece, 1});
+  }
+  state.ahead.resize(read_ahead_bytes);
+  const iovec pieces[] = {{into, bytes}, {state.ahead.data(), read_ahead_bytes}};
+  const std::size_t received = channels_[peer]->try_recv(pieces);
+  state.ahead_begin = 0;
+  state.ahead_end = received - std::min(received, bytes);
+  return std::min(received, bytes);
+}
+
+bool P2pEngine::recv_from(int peer) {
+  Peer& state = peers_[peer];
+  bool moved = false;
+  while (awaits_recv(peer)) {
+    if (state.header_bytes < sizeof(Header)) {
+      const std::size_t bytes = read(peer, reinterpret_cast<std::byte*>(&state.header) + state.header_bytes,
+                                     sizeof(Header) - state.header_bytes);
+      if (bytes == 0) return moved;
+      moved = true;
+      state.header_bytes += bytes;
+      if (state.header_bytes < sizeof(Header)) continue;
+      match(peer);
+    }
+    if (state.payload_bytes < state.header.bytes) {
+      const std::span<std::byte> space = next_space(state);
+      const std::size_t bytes = space.empty() ? 0 : read(peer, space.data(), space.size());
+      if (bytes == 0) return moved;
+      moved = true;
+      state.payload_bytes += bytes;
+      if (state.staged) state.staged->received(bytes);
+      if (state.payload_bytes < state.header.bytes) {
+        if (state.staged) continue;  // in the next slot
+        return moved;
+      }
+    }
+    ++state.arrived_messages;
+    end_message(peer);
+  }
+  return moved;
+}
+
+std::span<std::byte> P2pEngine::next_space(Peer& state) const {
+  if (state.staged) return state.staged->space();
+  const bool is_direct = state.target && !state.target->buffer.device;
+  std::byte* begin = is_direct ? state.target->buffer.begin() : state.stray.data();
+  return {begin + state.payload_bytes, state.header.bytes - state.payload_bytes};
+}
+
+// The whole message is here.
+void P2pEngine::end_message(int peer) {
+  Peer& state = peers_[peer];
+  if (!state.target) {
+    state.unexpected.push_back({state.header, std::move(state.stray)});
+  } else if (state.target->buffer.device) {
+    if (!state.staged) state.staged = stage_recv(peer, *state.target);
+    state.landing.push_back({std::move(*state.target), std::move(state.staged), std::move(state.stray)});
+  } else {
+    finish(*state.target, peer);
+  }
+  state.target.reset();
+  state.staged.reset();
+  state.stray = {};
+  state.header_bytes = 0;
+  state.payload_bytes = 0;
+}
+
+void P2pEngine::match(int peer) {
+  Peer& state = peers_[peer];
+  const ControlConnection& control = *group_.controls[peer];
+  const ErrorContext context{
+      .rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
+  if (state.header.magic != message_magic)
+    throw ProtocolError("communicator '" + group_.name + "': the stream of " + control.describe() +
+                            " does not hold a message where one is due; all processes must run the same version",
+                        context);
+  const auto take = [&](std::list<Request>& receives) {
+    const auto it = std::find_if(receives.begin(), receives.end(),
+                                 [&](const Request& request) { return request.tag == state.header.tag; });
+    if (it == receives.end()) return false;
+    check_sizes(*it, peer, state.header);
+    state.target = std::move(*it);
+    receives.erase(it);
+    if (state.target->buffer.device) state.staged = stage_recv(peer, *state.target);
+    return true;
+  };
+  if (take(state.receives) || take(any_receives_)) return;
+  if (state.header.bytes > max_stray_bytes)
+    throw MismatchError("communicator '" + group_.name + "': " + control.describe() + " sent " +
+                            std::to_string(state.header.bytes) + " bytes with tag " + std::to_string(state.header.tag) +
+                            ", for which rank " + std::to_string(group_.rank) +
+                            " has posted no receive; post it, or send smaller messages out of order (limit " +
+                            std::to_string(max_stray_bytes) + " bytes)",
+                        context);
+  state.stray.resize(state.header.bytes);
+}
+
+void P2pEngine::check_sizes(const Request& request, int peer, const Header& header) const {
+  if (header.bytes == request.buffer.bytes() && header.dtype == request.buffer.dtype) return;
+  const ControlConnection& control = *group_.controls[peer];
+  const auto describe = [](std::uint64_t bytes, DType dtype) {
+    const bool known = static_cast<int>(dtype) < dtype_count;
+    return std::to_string(bytes) + " bytes of " + (known ? std::string(name(dtype)) : "an unknown dtype");
+  };
+  throw MismatchError(
+      "communicator '" + group_.name + "': " + control.describe() + " sent " + describe(header.bytes, header.dtype) +
+          " with tag " + std::to_string(header.tag) + ", but the receive of rank " + std::to_string(group_.rank) +
+          " takes " + describe(request.buffer.bytes(), request.buffer.dtype) +
+          "; dtype and count of a send and its receive must be equal",
+      {.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}});
+}
+
+void P2pEngine::finish(Request& request, int source) {
+  --pending_;
+  if (!request.is_send) request.work->set_source_rank(source);
+  const auto now = Clock::now();
+  group_.recorder->finish(request.record, true, now);
+  request.work->complete(now);
+}
+
+template <typename Visit>
+void P2pEngine::for_each_pending(Visit visit) const {
+  constexpr const cuda::StagedRecv* no_stage = nullptr;
+  for (const Peer& peer : peers_) {
+    for (const Sending& sending : peer.sends) visit(sending.request, sending.done_bytes, sending.staged.get());
+    if (peer.target) visit(*peer.target, peer.payload_bytes, peer.staged.get());
+    for (const Landing& landing : peer.landing)
+      visit(landing.request, landing.request.buffer.bytes(), landing.staged.get());
+    for (const Request& request : peer.receives) visit(request, 0, no_stage);
+  }
+  for (const Request& request : any_receives_) visit(request, 0, no_stage);
+}
+
+RecordedCall P2pEngine::Request::recorded_call() const {
+  return {.op = is_send ? OpCode::send : OpCode::recv,
+          .dtype = buffer.dtype,
+          .peer = peer,
+          .sequence = sequence,
+          .tag = tag,
+          .count = buffer.count};
+}
+
+std::size_t P2pEngine::append_pending(std::vector<PendingOperation>& pending) const {
+  std::size_t number = 0;
+  for_each_pending([&](const Request& request, std::size_t done_bytes, const auto*) {
+    if (request.tag == internal_tag) return;
+    ++number;
+    if (pending.size() >= max_pending) return;
+    PendingOperation operation{
+        request.record, request.recorded_call(), true, request.work->is_awaited(), request.work->submitted(), {}};
+    if (request.peer) {
+      PeerProgress progress{.peer = *request.peer, .is_heard = !request.is_send && done_bytes > 0};
+      if (request.is_send) {
+        progress.sent_bytes = done_bytes - std::min(done_bytes, sizeof(Header));
+        progress.to_send_bytes = request.buffer.bytes();
+      } else {
+        progress.received_bytes = done_bytes;
+        progress.to_receive_bytes = request.buffer.bytes();
+      }
+      operation.peers.push_back(progress);
+    }
+    pending.push_back(std::move(operation));
+  });
+  return number;
+}
+
+std::vector<std::shared_ptr<Work>> P2pEngine::take_pending() {
+  std::vector<std::shared_ptr<Work>> works;
+  const auto now = Clock::now();
+  for_each_pending([&](const Request& request, std::size_t, const auto*) {
+    group_.recorder->finish(request.record, false, now);
+    works.push_back(request.work);
+  });
+  for (Peer& peer : peers_) peer = {};
+  any_receives_.clear();
+  pending_ = 0;
+  watches_ = 0;
+  return works;
+}
+
+bool P2pEngine::Peer::only_watches() const {
+  return std::ranges::all_of(receives, [](const Request& request) { return request.tag == internal_tag; });
+}
+
+std::vector<std::shared_ptr<Work>> P2pEngine::take_watches(std::optional<int> peer) {
+  std::vector<std::shared_ptr<Work>> works;
+  for (int other = 0; other < group_.size && watches_ > 0; ++other) {
+    if (peer && *peer != other) continue;
+    std::erase_if(peers_[other].receives, [&](const Request& request) {
+      if (request.tag != internal_tag) return false;
+      works.push_back(request.work);
+      return true;
+    });
+  }
+  watches_ -= works.size();
+  pending_ -= works.size();
+  return works;
+}
+
+std::optional<Clock::time_point> P2pEngine::next_deadline() const {
+  std::optional<Clock::time_point> next;
+  for_each_pending([&](const Request& request, std::size_t, const auto*) {
+    if (!next || request.deadline < *next) next = request.deadline;
+  });
+  return next;
+}
+
+std::string P2pEngine::describe_overdue(Clock::time_point now) const {
+  std::string text;
+  for_each_pending([&](const Request& request, std::size_t done_bytes, const auto* staged) {
+    if (request.deadline > now) return;
+    text += (text.empty() ? "" : "; ") + std::string(request.is_send ? "send of " : "recv of ") +
+            std::to_string(request.buffer.bytes()) + (request.is_send ? " bytes to " : " bytes from ") +
+            (request.peer ? group_.controls[*request.peer]->describe() : std::string("any rank")) + ", tag " +
+            std::to_string(request.tag) + ": " + std::to_string(done_bytes) + " bytes moved" +
+            (staged ? staged->state_text() : "");
+  });
+  return text;
+}
+
+}  // namespace holmes

@@ -1,0 +1,147 @@
+// P2pEngine: sends and receives of a communicator. Messages of a pair match by tag, in order.
+#pragma once
+
+#include <deque>
+#include <list>
+#include <map>
+
+#include "holmes/core/options.hpp"
+#include "holmes/core/types.hpp"
+#include "holmes/cuda/staged_message.hpp"
+#include "holmes/group/group.hpp"
+#include "holmes/record/communicator_record.hpp"
+
+namespace holmes {
+
+// Only the driver calls it, except where noted.
+class P2pEngine {
+public:
+  struct Request {
+    bool is_send = true;
+    Buffer buffer;
+    std::optional<int> peer;  // absent: receive from any rank
+    std::uint32_t tag = 0;
+    std::shared_ptr<Work> work;
+    Clock::time_point deadline;
+    std::uint64_t sequence = 0;  // of this rank's sends and receives
+    std::uint64_t record = 0;    // its number in the flight recorder
+    RecordedCall recorded_call() const;
+    cuda::EventPtr begin{};  // of a GPU's memory: its copies come after this
+  };
+
+  // `wake_fd`: an event descriptor that makes the driver call `advance` again.
+  P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels, int wake_fd);
+
+  void submit(Request request);
+  // Moves what can be moved without blocking. Returns whether anything moved.
+  bool advance();
+  bool is_idle() const { return pending_ == 0; }
+  std::size_t pending() const { return pending_; }
+  // The works that are not final, taken out (to fail them).
+  std::vector<std::shared_ptr<Work>> take_pending();
+  std::optional<Clock::time_point> next_deadline() const;
+  // "recv of 4096 bytes from rank 2 (host b0) on NIC eth0, tag 0: nothing received": what is not finished by `now`.
+  std::string describe_overdue(Clock::time_point now) const;
+
+  // What is not finished, appended up to `max_pending` in all; its number.
+  std::size_t append_pending(std::vector<PendingOperation>& pending) const;
+  PeerMessages messages(int peer) const { return {peers_[peer].sent_messages, peers_[peer].arrived_messages, false}; }
+
+  bool awaits_recv(int peer) const;
+  // Bytes that will come / can be sent next without a break, as Collective's; at least 1 where any is awaited.
+  std::size_t awaited_recv_bytes(int peer) const;
+  std::size_t awaited_send_bytes(int peer) const;
+  // Whether the peer's stream closed while only receives from any rank, or a watch, looked at it.
+  bool has_ended(int peer) const { return peers_[peer].ended; }
+  // Whether what is pending cannot end without `peer`. A receive from any rank can do without one that left in order,
+  // as long as others are there; a watch ends with it.
+  bool needs(int peer, bool left_in_order) const;
+
+  // A watch is a receive with the internal tag, of a message that nobody sends: it ends when its peer does.
+  std::size_t watches() const { return watches_; }
+  // The works of the watches, taken out (to fail them); `peer` absent: of all peers.
+  std::vector<std::shared_ptr<Work>> take_watches(std::optional<int> peer);
+  const std::vector<std::unique_ptr<Channel>>& channels() const { return channels_; }
+
+private:
+  struct Header {
+    std::uint32_t magic = 0;
+    std::uint32_t tag = 0;
+    std::uint64_t bytes = 0;
+    DType dtype = DType::uint8;
+    // To a cache line: copies of misaligned payload into the socket take twice the time (measured).
+    std::uint8_t unused[47] = {};
+  };
+  static_assert(sizeof(Header) == 64);
+  struct Sending {
+    Request request;
+    Header header;
+    std::size_t done_bytes = 0;                  // header included
+    std::unique_ptr<cuda::StagedSend> staged{};  // a GPU's memory
+  };
+  // A message that is here, while it is copied to a GPU.
+  struct Landing {
+    Request request;
+    std::unique_ptr<cuda::StagedRecv> staged;
+    std::vector<std::byte> payload{};  // where it came before its receive was posted
+    std::size_t fed_bytes = 0;         // of that
+  };
+  using Rings = std::map<int, std::shared_ptr<cuda::PinnedRing>>;  // by GPU
+  // A message that came before its receive was posted, while another receive waits on the same peer.
+  struct Unexpected {
+    Header header;
+    std::vector<std::byte> payload;
+  };
+  struct Peer {
+    std::deque<Sending> sends;
+    std::list<Request> receives;  // posted, in order
+    std::deque<Unexpected> unexpected;
+    // Bytes that came with others in one system call and are not looked at yet.
+    std::vector<std::byte> ahead;
+    std::size_t ahead_begin = 0;
+    std::size_t ahead_end = 0;
+    // The message that is arriving.
+    Header header;
+    std::size_t header_bytes = 0;
+    std::optional<Request> target;  // what it is for, where that is known
+    // Where its payload goes: through this, else into the target's host memory, else into `stray`.
+    std::unique_ptr<cuda::StagedRecv> staged;
+    std::vector<std::byte> stray;
+    std::size_t payload_bytes = 0;
+    std::list<Landing> landing;
+    Rings send_rings, recv_rings;  // each made when first needed
+    bool ended = false;            // see has_ended
+    std::uint64_t sent_messages = 0;
+    std::uint64_t arrived_messages = 0;
+    bool is_arriving() const { return header_bytes > 0; }
+    bool only_watches() const;
+  };
+
+  bool send_to(int peer);
+  bool recv_from(int peer);
+  bool recv_or_end(int peer);
+  std::size_t read(int peer, std::byte* into, std::size_t bytes);
+  void match(int peer);
+  void end_message(int peer);
+  std::span<std::byte> next_space(Peer& state) const;
+  // --- a GPU's memory (p2p_device.cpp) ---
+  std::shared_ptr<cuda::PinnedRing> ring(Rings& rings, int device);
+  std::unique_ptr<cuda::StagedRecv> stage_recv(int peer, const Request& request);
+  void fill_sends(Peer& state);
+  bool land(int peer);
+  void check_sizes(const Request& request, int peer, const Header& header) const;
+  void finish(Request& request, int source);
+  // visit(request, done_bytes, staged): the last is null where the message is in host memory.
+  template <typename Visit>
+  void for_each_pending(Visit visit) const;
+
+  Group& group_;
+  std::vector<std::unique_ptr<Channel>> channels_;
+  std::vector<Peer> peers_;
+  std::list<Request> any_receives_;
+  std::size_t pending_ = 0;
+  std::size_t watches_ = 0;  // of these
+  int wake_fd_;
+};
+
+}  // namespace holmes

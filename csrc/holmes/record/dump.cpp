@@ -1,0 +1,170 @@
+#include "holmes/record/dump.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <mutex>
+
+#include "holmes/core/error.hpp"
+#include "holmes/core/fork.hpp"
+#include "holmes/core/log.hpp"
+#include "holmes/core/unique_fd.hpp"
+#include "holmes/record/record_json.hpp"
+#include "holmes/record/registry.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr auto failure_patience = std::chrono::milliseconds(100);
+
+std::atomic<StackSource> stack_source{nullptr};
+
+// Never destroyed, and a forked child gets its own: its parent's mutexes may be locked for ever.
+struct Dumps {
+  std::uint64_t epoch = fork_epoch();
+  std::mutex mutex;  // protects the next two
+  std::optional<std::string> folder;
+  std::optional<std::string> failure;  // the last one of this process
+  std::mutex writing;
+  std::atomic<std::uint64_t> asked{0};
+  std::uint64_t done = 0;  // under `writing`: requests up to this one are answered by what was written
+};
+
+Dumps& dumps() {
+  static std::atomic<Dumps*> current{nullptr};
+  Dumps* found = current.load();
+  if (found && found->epoch == fork_epoch()) return *found;
+  Dumps* fresh = new Dumps();
+  if (current.compare_exchange_strong(found, fresh)) return *fresh;
+  delete fresh;
+  return *found;
+}
+
+std::optional<int> job_rank_of(const std::vector<CommunicatorRecord>& records) {
+  for (const CommunicatorRecord& record : records)
+    if (static_cast<std::size_t>(record.rank) < record.ranks.size())
+      if (const auto rank = record.ranks[static_cast<std::size_t>(record.rank)].job_rank) return rank;
+  return std::nullopt;
+}
+
+double seconds_of(std::chrono::system_clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
+// Whole or not at all: a reader sees the old file or the new one.
+void write_file(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  const auto check = [&](bool ok, const char* what) {
+    if (!ok)
+      throw SystemError(std::string("cannot ") + what + " " + part + ": " + errno_text(errno), {.system_errno = errno});
+  };
+  UniqueFd file(::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  check(static_cast<bool>(file), "open");
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t bytes = ::write(file.get(), text.data() + done, text.size() - done);
+    if (bytes < 0 && errno == EINTR) continue;
+    check(bytes >= 0, "write");
+    done += static_cast<std::size_t>(bytes);
+  }
+  check(::rename(part.c_str(), path.c_str()) == 0, "rename");
+}
+
+void write_record(const std::string& folder, const std::string& reason, Duration patience, Duration settle) {
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+    throw SystemError("cannot make the folder " + folder + ": " + errno_text(errno), {.system_errno = errno});
+  std::string host = host_name();
+  for (char& character : host)
+    if (character == '/') character = '_';
+  write_file(folder + "/" + host + "-" + std::to_string(::getpid()) + ".json",
+             process_record_json(reason, patience, settle));
+}
+
+}  // namespace
+
+std::string process_record_json(const std::string& reason, Duration patience, Duration settle) {
+  const auto records = collect_records(patience, settle);
+  const auto now = Clock::now();
+  const auto wall = std::chrono::system_clock::now();
+  JsonWriter json;
+  json.begin_object().field("kind", "holmes-flight-record").field("version", 1);
+  json.field("host", host_name()).field("pid", ::getpid()).field("job_rank", job_rank_of(records));
+  json.field("testbed", ::getenv("HOLMES_TESTBED") != nullptr).field("reason", reason);
+  json.field("monotonic_s", std::chrono::duration<double>(now.time_since_epoch()).count());
+  json.field("wall_s", seconds_of(wall));
+  json.key("communicators").begin_array();
+  for (const CommunicatorRecord& record : records) append_json(json, record);
+  json.end_array().key("stacks");
+  const StackSource source = stack_source.load();
+  json.raw(source ? source(patience) : "[]");
+  json.end_object();
+  return json.text() + "\n";
+}
+
+void set_dump_folder(const std::optional<std::string>& folder) {
+  Dumps& own = dumps();
+  std::lock_guard lock(own.mutex);
+  own.folder = folder;
+}
+
+std::optional<std::string> dump_folder() {
+  Dumps& own = dumps();
+  std::lock_guard lock(own.mutex);
+  return own.folder;
+}
+
+std::string request_file(const std::string& folder) { return folder + "/request"; }
+
+namespace {
+
+// What the record is about: a failure stays it, though the others that fail ask for the record again.
+std::string reason_or_failure(const std::string& reason) {
+  Dumps& own = dumps();
+  std::lock_guard lock(own.mutex);
+  return own.failure.value_or(reason);
+}
+
+void write_once(const std::string& asked_by, Duration patience, Duration settle) noexcept {
+  try {
+    const auto folder = dump_folder();
+    if (!folder) return;
+    Dumps& own = dumps();
+    const std::uint64_t ticket = ++own.asked;
+    std::lock_guard lock(own.writing);
+    // Many communicators may fail at once: what is written after the last of them holds all of them.
+    if (own.done >= ticket) return;
+    const std::uint64_t answered = own.asked;
+    const std::string reason = reason_or_failure(asked_by);
+    write_record(*folder, reason, patience, settle);
+    own.done = answered;
+    log(LogLevel::info, std::nullopt, "flight record written to " + *folder + " (" + reason + ")");
+  } catch (const std::exception& error) {
+    log(LogLevel::warn, std::nullopt, std::string("no flight record: ") + error.what());
+  }
+}
+
+}  // namespace
+
+void dump(const std::string& reason) noexcept { write_once(reason, record_patience, record_settle); }
+
+void dump_on_failure(const std::string& message) noexcept {
+  const auto folder = dump_folder();
+  if (!folder) return;
+  const std::string failure = "failure: " + message;
+  {
+    Dumps& own = dumps();
+    std::lock_guard lock(own.mutex);
+    own.failure = failure;
+  }
+  write_once(failure, failure_patience, Duration::zero());
+  // The others may be in no operation and know nothing yet.
+  UniqueFd file(::open(request_file(*folder).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (file) ::futimens(file.get(), nullptr);
+}
+
+void set_stack_source(StackSource source) { stack_source.store(source); }
+
+}  // namespace holmes

@@ -1,0 +1,185 @@
+#include "holmes/record/registry.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "holmes/core/fork.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr std::size_t kept_failures = 16;
+// A long job may make any number of groups, each with a new name.
+constexpr std::size_t kept_groups = 256;
+
+struct Registry {
+  std::uint64_t epoch = fork_epoch();
+  std::mutex mutex;
+  std::vector<std::weak_ptr<RecordSource>> sources;
+  std::deque<CommunicatorRecord> failed;
+  Metrics ended;
+  std::deque<std::string> ended_groups;  // names in `ended`, in the order in which they came
+};
+
+// A forked child has none of its parent's communicators, and perhaps a locked mutex: it gets a registry of its own.
+// Never destroyed: communicators may outlive static destruction.
+Registry& registry() {
+  static std::atomic<Registry*> current{nullptr};
+  Registry* found = current.load();
+  if (found && found->epoch == fork_epoch()) return *found;
+  Registry* fresh = new Registry();
+  if (current.compare_exchange_strong(found, fresh)) return *fresh;
+  delete fresh;
+  return *found;
+}
+
+std::vector<std::shared_ptr<RecordSource>> alive_sources() {
+  Registry& own = registry();
+  std::vector<std::shared_ptr<RecordSource>> alive;
+  std::lock_guard lock(own.mutex);
+  std::erase_if(own.sources, [](const auto& source) { return source.expired(); });
+  for (const auto& source : own.sources)
+    if (auto one = source.lock()) alive.push_back(std::move(one));
+  return alive;
+}
+
+void operator+=(NicTotals& to, const NicTotals& from) {
+  to.sent_bytes += from.sent_bytes;
+  to.received_bytes += from.received_bytes;
+  to.retransmitted_segments += from.retransmitted_segments;
+  to.resent_chunks += from.resent_chunks;
+  to.connections += from.connections;
+}
+
+void operator+=(OperationTotals& to, const OperationTotals& from) {
+  to.completed += from.completed;
+  to.failed += from.failed;
+  to.bytes += from.bytes;
+  to.ns += from.ns;
+}
+
+void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
+  for (const ConnectionInfo& info : one.connections) {
+    NicTotals& totals = all.nics[{one.name, info.transport == "shm" ? "shm" : info.interface}];
+    totals += {.sent_bytes = info.sent_bytes,
+               .received_bytes = info.received_bytes,
+               .retransmitted_segments = info.retransmitted_segments,
+               .resent_chunks = info.resent_chunks,
+               .connections = is_alive && !info.is_retired ? 1U : 0U};
+  }
+  for (std::size_t op = 0; op < op_code_count; ++op) {
+    const OperationTotals& from = one.operations[op];
+    if (from.completed + from.failed == 0) continue;
+    all.operations[{one.name, static_cast<OpCode>(op)}] += from;
+  }
+  if (is_alive) ++all.communicators[one.name];
+}
+
+// Moves what `counts`, by group and something else, has of `group` to the older groups.
+template <typename Counts>
+void fold(Counts& counts, const std::string& group) {
+  auto at = counts.lower_bound({group, {}});
+  while (at != counts.end() && at->first.first == group) {
+    counts[{older_groups, at->first.second}] += at->second;
+    at = counts.erase(at);
+  }
+}
+
+// Room for another ended group, of this name.
+void make_room(Registry& own, const std::string& group) {
+  if (std::ranges::find(own.ended_groups, group) != own.ended_groups.end()) return;
+  own.ended_groups.push_back(group);
+  if (own.ended_groups.size() <= kept_groups) return;
+  fold(own.ended.nics, own.ended_groups.front());
+  fold(own.ended.operations, own.ended_groups.front());
+  fold(own.ended.failures, own.ended_groups.front());
+  own.ended_groups.pop_front();
+}
+
+std::vector<CommunicatorRecord> ask(const std::vector<std::shared_ptr<RecordSource>>& sources, Duration patience) {
+  const auto until = Clock::now() + patience;
+  for (const auto& source : sources) source->request_state();
+  std::vector<CommunicatorRecord> records;
+  for (const auto& source : sources) records.push_back(source->record(until));
+  return records;
+}
+
+bool misses_bytes(const CommunicatorRecord& record) {
+  return !record.failure && record.state &&
+         std::ranges::any_of(record.state->pending, [](const auto& operation) { return !operation.peers.empty(); });
+}
+
+bool is_same(const PeerProgress& one, const PeerProgress& other) {
+  return one.peer == other.peer && one.is_heard == other.is_heard && one.received_bytes == other.received_bytes &&
+         one.sent_bytes == other.sent_bytes;
+}
+
+void mark_moving(CommunicatorRecord& record, const CommunicatorRecord& before) {
+  if (!record.state || record.failure) return;
+  for (PendingOperation& operation : record.state->pending)
+    for (PeerProgress& peer : operation.peers)
+      peer.is_moving = !before.state || std::ranges::none_of(before.state->pending, [&](const auto& other) {
+        return other.number == operation.number &&
+               std::ranges::any_of(other.peers, [&](const PeerProgress& was) { return is_same(was, peer); });
+      });
+}
+
+}  // namespace
+
+bool is_internal(const std::string& communicator) { return communicator.ends_with("/control"); }
+
+void register_source(const std::weak_ptr<RecordSource>& source) {
+  Registry& own = registry();
+  std::lock_guard lock(own.mutex);
+  std::erase_if(own.sources, [](const auto& other) { return other.expired(); });
+  own.sources.push_back(source);
+}
+
+void keep_after_end(const CommunicatorMetrics& metrics, std::optional<CommunicatorRecord> failed) {
+  Registry& own = registry();
+  std::lock_guard lock(own.mutex);
+  make_room(own, metrics.name);
+  add(own.ended, metrics, false);
+  if (!failed) return;
+  own.failed.push_back(std::move(*failed));
+  if (own.failed.size() > kept_failures) own.failed.pop_front();
+}
+
+void count_failure(const std::string& communicator, ErrorKind kind) {
+  Registry& own = registry();
+  std::lock_guard lock(own.mutex);
+  make_room(own, communicator);
+  ++own.ended.failures[{communicator, std::string(name(kind))}];
+}
+
+std::vector<CommunicatorRecord> collect_records(Duration patience, Duration settle) {
+  const auto sources = alive_sources();
+  std::vector<CommunicatorRecord> records = ask(sources, patience);
+  if (settle > Duration::zero() && std::ranges::any_of(records, misses_bytes)) {
+    std::this_thread::sleep_for(settle);
+    const std::vector<CommunicatorRecord> before = std::move(records);
+    records = ask(sources, patience);
+    for (std::size_t i = 0; i < records.size(); ++i) mark_moving(records[i], before[i]);
+  }
+  Registry& own = registry();
+  std::lock_guard lock(own.mutex);
+  records.insert(records.begin(), own.failed.begin(), own.failed.end());
+  return records;
+}
+
+Metrics collect_metrics() {
+  const auto sources = alive_sources();
+  Metrics all;
+  {
+    Registry& own = registry();
+    std::lock_guard lock(own.mutex);
+    all = own.ended;
+  }
+  for (const auto& source : sources) add(all, source->metrics(), true);
+  return all;
+}
+
+}  // namespace holmes

@@ -1,0 +1,102 @@
+#include "holmes/transport/shm/cma.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <random>
+
+namespace holmes {
+namespace {
+
+constexpr unsigned what_bits = 2;
+constexpr std::uint64_t what_mask = (1u << what_bits) - 1;
+
+std::uint64_t word(std::uint64_t position, std::uint64_t what) { return position << what_bits | what; }
+
+// A word that another process does not have at the same place, be it one that got this one's number.
+const std::uint64_t& own_token() {
+  static const auto* token = new std::uint64_t([] {
+    std::random_device random;
+    return static_cast<std::uint64_t>(random()) << 32 | random();
+  }());
+  return *token;
+}
+
+}  // namespace
+
+CmaSender::CmaSender(CmaRegion& shared) : shared_(shared) {
+  shared_.pid = ::getpid();
+  shared_.token = own_token();
+  shared_.token_address = reinterpret_cast<std::uint64_t>(&own_token());
+}
+
+void CmaSender::open(std::uint64_t position, const void* data, std::size_t bytes) {
+  begin_ = position;
+  end_ = position + bytes;
+  shared_.base = reinterpret_cast<std::uint64_t>(data) - position;
+  shared_.end = end_;
+  is_open_ = true;
+  shared_.state.store(word(position, CmaRegion::open), std::memory_order_seq_cst);
+}
+
+std::uint64_t CmaSender::position() {
+  const std::uint64_t state = shared_.state.load(std::memory_order_seq_cst);
+  const std::uint64_t position = state >> what_bits;
+  is_refused_ |= (state & what_mask) == CmaRegion::refused;
+  if (is_refused_ || position == end_) {
+    shared_.state.store(CmaRegion::shut, std::memory_order_relaxed);
+    is_open_ = false;
+  }
+  return position;
+}
+
+bool CmaSender::withdraw() {
+  std::uint64_t expected = word(begin_, CmaRegion::open);
+  if (!shared_.state.compare_exchange_strong(expected, CmaRegion::shut)) return false;
+  is_open_ = false;
+  return true;
+}
+
+std::size_t CmaReceiver::available(std::uint64_t position) const {
+  if (shared_.state.load(std::memory_order_acquire) != word(position, CmaRegion::open)) return 0;
+  return shared_.end - position;
+}
+
+std::size_t CmaReceiver::copy(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes) {
+  constexpr std::size_t max_pieces = 4;
+  std::uint64_t expected = word(position, CmaRegion::open);
+  if (!shared_.state.compare_exchange_strong(expected, word(position, CmaRegion::busy))) return 0;
+  bytes = std::min<std::size_t>(bytes, shared_.end - position);
+  std::array<iovec, max_pieces + 1> local;
+  std::size_t count = 0;
+  std::size_t total = 0;
+  for (const iovec& piece : pieces) {
+    if (count == max_pieces || total == bytes) break;
+    local[count] = {piece.iov_base, std::min(piece.iov_len, bytes - total)};
+    total += local[count++].iov_len;
+  }
+  // The token comes last: all before it was the sender's, too.
+  std::uint64_t token = 0;
+  local[count++] = {&token, sizeof token};
+  const iovec remote[] = {{reinterpret_cast<void*>(shared_.base + position), total},
+                          {reinterpret_cast<void*>(shared_.token_address), sizeof token}};
+  const ssize_t copied = ::process_vm_readv(shared_.pid, local.data(), count, remote, 2, 0);
+  if (copied == static_cast<ssize_t>(total + sizeof token) && token == shared_.token) return total;
+  shared_.state.store(word(position, CmaRegion::refused), std::memory_order_seq_cst);
+  return 0;
+}
+
+void CmaReceiver::refuse(std::uint64_t position) {
+  std::uint64_t expected = word(position, CmaRegion::open);
+  shared_.state.compare_exchange_strong(expected, word(position, CmaRegion::refused));
+}
+
+bool CmaReceiver::advance(std::uint64_t position) {
+  const bool is_end = position == shared_.end;  // before the sender may open another one
+  shared_.state.store(word(position, CmaRegion::open), std::memory_order_seq_cst);
+  return is_end;
+}
+
+}  // namespace holmes

@@ -1,0 +1,84 @@
+// CMA, cross memory attach: a part of a stream that the receiver copies out of the sender's memory itself
+// (process_vm_readv), in place of a copy into a ring by the one and out of it by the other.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace holmes {
+
+// What the two processes share of one direction; zero at first. One region is open at a time.
+struct CmaRegion {
+  // How far the receiver is in the stream, times 4, plus one of the following. The sender opens and withdraws, the
+  // receiver does the rest; `busy` keeps the sender from withdrawing.
+  static constexpr std::uint64_t shut = 0, open = 1, busy = 2, refused = 3;
+  alignas(64) std::atomic<std::uint64_t> state;
+  // Written before it opens. The byte at `position` of the stream is at `base + position` in the sender.
+  std::atomic<std::uint64_t> base;
+  std::atomic<std::uint64_t> end;
+  // Who the sender is: its process number, and a word of its memory that no other process has there.
+  std::int32_t pid;
+  std::uint64_t token;
+  std::uint64_t token_address;
+  // What the receiver measures: seconds per byte, 0: unknown, to receive out of the ring and out of the sender's
+  // memory. By traffic, see ChannelTuning.
+  struct Costs {
+    std::atomic<float> ring;
+    std::atomic<float> cma;
+  };
+  static constexpr int cost_count = 2;
+  alignas(64) Costs costs[cost_count];
+};
+
+// The sender's side. One thread at a time.
+class CmaSender {
+public:
+  // Makes itself known.
+  explicit CmaSender(CmaRegion& shared);
+
+  bool is_open() const { return is_open_; }
+  bool is_refused() const { return is_refused_; }
+  // Shows the receiver `bytes` bytes at `data`, which begin at `position` of the stream. They may change only once the
+  // receiver is past them, or the region is withdrawn.
+  void open(std::uint64_t position, const void* data, std::size_t bytes);
+  // How far the receiver is. Shuts the region where it is at the end, or cannot read (it refused: EPERM, another PID
+  // namespace, memory of a device); the bytes behind the position then go another way.
+  std::uint64_t position();
+  std::uint64_t end() const { return end_; }
+  // Shuts it where the receiver has copied nothing yet. Returns whether it did.
+  bool withdraw();
+
+private:
+  CmaRegion& shared_;
+  std::uint64_t begin_ = 0;
+  std::uint64_t end_ = 0;
+  bool is_open_ = false;
+  bool is_refused_ = false;
+};
+
+// The receiver's side. One thread at a time.
+class CmaReceiver {
+public:
+  explicit CmaReceiver(CmaRegion& shared) : shared_(shared) {}
+
+  // A number that changes when there may be something new.
+  std::uint64_t state() const { return shared_.state.load(std::memory_order_seq_cst); }
+  // Bytes that can be copied from `position` on.
+  std::size_t available(std::uint64_t position) const;
+  // Copies up to `bytes` of them into `pieces`, in order, and returns how many: 0 where the region is withdrawn, or
+  // cannot be read (which the sender is told). The sender may not go on before `advance`.
+  std::size_t copy(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes);
+  // Tells the sender that CMA is of no use here.
+  void refuse(std::uint64_t position);
+  // The copied bytes are taken. Returns whether the region ends there.
+  bool advance(std::uint64_t position);
+
+private:
+  CmaRegion& shared_;
+};
+
+}  // namespace holmes

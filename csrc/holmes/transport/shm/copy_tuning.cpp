@@ -1,0 +1,214 @@
+#include "holmes/transport/shm/copy_tuning.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+namespace holmes {
+namespace {
+
+// --- stores ---
+// A sample takes up to 3 us: a few percent of so many copies.
+constexpr unsigned copies_per_sample = 64;
+// What an ordinary store may cost more than one around the caches, seconds per byte: the reader gets that back, as it
+// finds the line in a cache (measured difference: up to 0.07 ns where cores are near, 0.3 to 0.6 where they are far; on
+// average less where the reader sometimes runs on the writer's core).
+constexpr double worth_s_per_byte = 0.15e-9;
+// A difference counts so much at most, and with this weight in the average: one sample, an interrupt's, decides
+// nothing.
+constexpr double max_difference_s_per_byte = 0.5e-9;
+constexpr double sample_weight = 0.2;
+
+// --- of one channel ---
+// Where a copy through the kernel is the slower way it was up to 4 times as slow: a trial in so much costs 5 %.
+constexpr std::size_t trials_apart = 64;
+// By so much it has to be cheaper.
+constexpr double cma_worth = 0.9;
+// A copy that takes long was interrupted.
+constexpr double cost_weight = 0.2;
+constexpr double max_growth = 2;
+
+// Messages go both ways at once where something comes in between so large a share of the pieces that are sent: an
+// average over time, in which the last piece has this weight.
+constexpr double two_way_limit = 0.25;
+constexpr double two_way_weight = 0.05;
+
+// Where the first `bytes` bytes of `pieces` end in memory.
+const void* end_of(std::span<const iovec> pieces, std::size_t bytes) {
+  for (const iovec& piece : pieces) {
+    if (bytes <= piece.iov_len) return static_cast<const std::byte*>(piece.iov_base) + bytes;
+    bytes -= piece.iov_len;
+  }
+  return nullptr;
+}
+
+// --- of a collective ---
+// Of so many calls of a size, some go the other way. The first one finds the caches filled by the better way and does
+// not count, nor does the very first of all.
+constexpr unsigned calls_per_trial = 128;
+constexpr unsigned trial_begin = 4;
+constexpr unsigned uncounted_calls = 1;
+// By so much the other way has to be faster, of a collective.
+constexpr double vote_worth = 0.95;
+constexpr float infinite = std::numeric_limits<float>::infinity();
+
+// Where in a trial a call is that so many came before; large numbers are outside.
+unsigned place_in_trial(unsigned calls) { return calls % calls_per_trial - trial_begin; }
+
+float sum(float a, float b) { return a == 0 || b == 0 ? std::max(a, b) == infinite ? infinite : 0 : a + b; }
+
+}  // namespace
+
+bool StoreChoice::wants_sample(std::size_t bytes) {
+  if (bytes < 2 * sample_bytes || ++copies_ < copies_per_sample) return false;
+  copies_ = 0;
+  return true;
+}
+
+void StoreChoice::add_sample(double cached_s, double bypassing_s) {
+  const double difference = (cached_s - bypassing_s) / sample_bytes;
+  const double limited = std::clamp(difference, -max_difference_s_per_byte, max_difference_s_per_byte);
+  difference_s_per_byte_ += sample_weight * (limited - difference_s_per_byte_);
+}
+
+bool StoreChoice::bypasses() const { return difference_s_per_byte_ > worth_s_per_byte; }
+
+void CopyCost::add(std::size_t bytes, double seconds) {
+  const double cost = seconds / static_cast<double>(bytes);
+  average_ = average_ == 0 ? cost : average_ + cost_weight * (std::min(cost, max_growth * average_) - average_);
+}
+
+bool CmaChoice::uses_cma(std::size_t bytes, std::optional<bool> set) const {
+  if (bytes < min_cma_bytes || use_ == CmaUse::never) return false;
+  return set.value_or(use_ == CmaUse::always || is_better_ != is_trial_);
+}
+
+void CmaChoice::sent(std::size_t bytes, const WayCosts& costs) {
+  if (use_ != CmaUse::measured) return;
+  left_ -= std::min(left_, bytes);
+  if (left_ > 0) return;
+  if (is_trial_ && costs.ring > 0 && costs.cma > 0) is_better_ = costs.cma < cma_worth * costs.ring;
+  is_trial_ = !is_trial_;
+  left_ = is_trial_ ? trial_bytes_ : trials_apart * trial_bytes_;
+}
+
+void CmaChoice::give_up() {
+  use_ = CmaUse::never;
+  is_better_ = false;
+}
+
+ChannelTuning::ChannelTuning(CmaUse use, std::size_t ring_bytes, bool is_p2p, CmaRegion::Costs* mine,
+                             const CmaRegion::Costs* theirs)
+    : mine_(mine), theirs_(theirs), choices_{{use, ring_bytes}, {use, ring_bytes}}, is_p2p_(is_p2p) {}
+
+bool ChannelTuning::prefers_cma() const {
+  return set_.value_or(std::ranges::any_of(choices_, &CmaChoice::prefers_cma));
+}
+
+void ChannelTuning::give_up() {
+  for (CmaChoice& choice : choices_) choice.give_up();
+}
+
+// Where messages go one way at a time, the two copies of a ring overlap; else, as in collectives, they do not.
+ChannelTuning::Traffic ChannelTuning::traffic() const {
+  return is_p2p_ && two_way_share_ <= two_way_limit ? one_way : both_ways;
+}
+
+void ChannelTuning::offered(std::size_t bytes) {
+  if (set_) return;
+  const auto& theirs = theirs_[traffic()];
+  const double read = theirs.ring.load(std::memory_order_relaxed);
+  const double write = write_cost_.s_per_byte();
+  const double copies = read > 0 && write > 0 ? read + write : 0;
+  choices_[traffic()].sent(bytes, {traffic() == one_way ? read : copies, theirs.cma.load(std::memory_order_relaxed)});
+}
+
+void ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes, std::uint64_t received_bytes) {
+  if (!is_p2p_) return;
+  if (pieces.front().iov_base == sent_end_)  // does anything come while a message goes?
+    two_way_share_ += two_way_weight * ((received_bytes == received_before_ ? 0 : 1) - two_way_share_);
+  sent_end_ = end_of(pieces, bytes);
+  received_before_ = received_bytes;
+}
+
+// From the piece before it in the same message on.
+void ChannelTuning::received(std::span<const iovec> pieces, std::size_t bytes, bool by_cma, Clock::time_point start,
+                             std::uint64_t sent_bytes) {
+  if (!is_p2p_) return;
+  const auto now = Clock::now();
+  const bool goes_on = pieces.front().iov_base == received_end_ && by_cma == was_cma_;
+  if (bytes >= min_timed_bytes && sent_bytes == sent_before_)
+    add_cost(one_way, by_cma, bytes, std::chrono::duration<double>(now - (goes_on ? received_at_ : start)).count());
+  received_end_ = end_of(pieces, bytes);
+  received_at_ = now;
+  was_cma_ = by_cma;
+  sent_before_ = sent_bytes;
+}
+
+void ChannelTuning::add_cost(Traffic traffic, bool by_cma, std::size_t bytes, double seconds) {
+  CopyCost& cost = (by_cma ? cma_costs_ : ring_costs_)[traffic];
+  cost.add(bytes, seconds);
+  auto& shared = mine_[traffic];
+  (by_cma ? shared.cma : shared.ring).store(cost.s_per_byte(), std::memory_order_relaxed);
+}
+
+CmaVote::Costs CmaVote::Costs::from(std::uint64_t word) {
+  return {std::bit_cast<float>(static_cast<std::uint32_t>(word >> 32)),
+          std::bit_cast<float>(static_cast<std::uint32_t>(word))};
+}
+
+std::uint64_t CmaVote::Costs::word() const {
+  return static_cast<std::uint64_t>(std::bit_cast<std::uint32_t>(ring)) << 32 | std::bit_cast<std::uint32_t>(cma);
+}
+
+CmaVote::Costs CmaVote::Costs::operator+(const Costs& other) const {
+  return {sum(ring, other.ring), sum(cma, other.cma)};
+}
+
+bool CmaVote::concerns(std::size_t bytes, int ranks) {
+  return ranks > 1 && bytes / static_cast<std::size_t>(ranks) >= min_cma_bytes;
+}
+
+CmaVote::Key CmaVote::key(int operation, std::size_t bytes) { return {operation, std::bit_width(bytes)}; }
+
+const CmaVote::Size& CmaVote::size(int operation, std::size_t bytes) const {
+  static const Size unknown;
+  const auto found = sizes_.find(key(operation, bytes));
+  return found == sizes_.end() ? unknown : found->second;
+}
+
+bool CmaVote::uses_cma(int operation, std::size_t bytes) const {
+  const Size& state = size(operation, bytes);
+  const bool is_trial = place_in_trial(state.calls) < uncounted_calls + trial_samples;
+  return can_ && (must_ || state.prefers_cma != is_trial);
+}
+
+CmaVote::Costs CmaVote::costs(int operation, std::size_t bytes, CmaUse use) const {
+  if (use == CmaUse::never) return {.ring = 0, .cma = infinite};
+  if (use == CmaUse::always) return {.ring = infinite, .cma = 0};
+  const Size& state = size(operation, bytes);
+  return {state.ring.s_per_byte(), state.cma.s_per_byte()};
+}
+
+void CmaVote::ended(int operation, std::size_t bytes, double seconds, const Costs& total) {
+  Size& state = sizes_[key(operation, bytes)];
+  CopyCost& cost = uses_cma(operation, bytes) ? state.cma : state.ring;
+  const unsigned call = place_in_trial(state.calls);
+  if (call < uncounted_calls + trial_samples) {
+    if (call >= uncounted_calls) state.trial[call - uncounted_calls] = seconds / static_cast<double>(bytes);
+    if (call + 1 == uncounted_calls + trial_samples) {
+      std::ranges::sort(state.trial);
+      cost.add(1, state.trial[trial_samples / 2]);
+    }
+  } else if (state.calls > 0) {
+    cost.add(bytes, seconds);
+  }
+  ++state.calls;
+  can_ = total.cma != infinite;
+  must_ = total.ring == infinite;
+  const auto is_better = [](float other, float present) { return other < static_cast<float>(vote_worth) * present; };
+  if (total.ring > 0 && total.cma > 0)
+    state.prefers_cma = state.prefers_cma ? !is_better(total.ring, total.cma) : is_better(total.cma, total.ring);
+}
+
+}  // namespace holmes

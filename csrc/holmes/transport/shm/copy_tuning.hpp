@@ -1,0 +1,182 @@
+// How ranks of one host copy, and what it is decided by: the one place that weighs a ring in shared memory against
+// reading the sender's memory (cross memory attach, CMA), and ordinary stores against those around the caches. All of
+// it goes by what copies are measured to cost.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "holmes/core/env.hpp"
+#include "holmes/core/work.hpp"
+#include "holmes/transport/shm/cma.hpp"
+
+namespace holmes {
+
+// Below, the word to the receiver and back costs more than the copies (measured: 64 KiB take twice as long).
+inline constexpr std::size_t min_cma_bytes = 128 * 1024;
+
+// Copies that are worth two looks at the clock.
+inline constexpr std::size_t min_timed_bytes = 16 * 1024;
+
+// The average cost of the last copies, seconds per byte; 0 while none was added.
+class CopyCost {
+public:
+  void add(std::size_t bytes, double seconds);
+  float s_per_byte() const { return static_cast<float>(average_); }
+
+private:
+  double average_ = 0;
+};
+
+// Which stores a ring's writer uses. A line that the reader still holds in its cache has to be taken from there before
+// an ordinary store. Where the two cores share no cache (other sockets, other core complexes; a virtual machine's
+// processors change from one second to the next) that costs several times what a store around the caches does, and
+// where they do, less than the reader then loses. (Measured on 2 cores of Zen 4, GB/s of writing and reading 32 KiB in
+// turns: cores 50 ns apart 7 to 20 and 35, around the caches 33 and 12; cores 250 ns apart 1.7 and 12, around the
+// caches 33 and 14.) So some copies are timed both ways.
+class StoreChoice {
+public:
+  // Bytes timed each way.
+  static constexpr std::size_t sample_bytes = 4096;
+
+  // Whether stores go around the caches.
+  bool bypasses() const;
+  // Whether the next copy, of `bytes`, is to be timed.
+  bool wants_sample(std::size_t bytes);
+  // What `sample_bytes` took each way, seconds.
+  void add_sample(double cached_s, double bypassing_s);
+
+private:
+  unsigned copies_ = 0;               // since the last sample
+  double difference_s_per_byte_ = 0;  // what ordinary stores cost more, on average over the last samples
+};
+
+// What the two ways cost, seconds per byte; 0: unknown.
+struct WayCosts {
+  double ring = 0;
+  double cma = 0;
+};
+
+// Long stretches of the stream go the better way, and short ones between them the other way, to learn what it costs by
+// now. A short one is long enough for caches to hold what that way uses.
+class CmaChoice {
+public:
+  CmaChoice(CmaUse use, std::size_t ring_bytes) : use_(use), trial_bytes_(8 * ring_bytes), left_(trial_bytes_) {}
+
+  CmaUse use() const { return use_; }
+  // Whether a piece of `bytes` goes by CMA; `set`: whether any does.
+  bool uses_cma(std::size_t bytes, std::optional<bool> set) const;
+  // So many were sent. The costs count where a stretch ends.
+  void sent(std::size_t bytes, const WayCosts& costs);
+  // Trials aside.
+  bool prefers_cma() const { return use_ == CmaUse::always || is_better_; }
+  // No more: the receiver cannot read this process's memory.
+  void give_up();
+
+private:
+  CmaUse use_;
+  std::size_t trial_bytes_;
+  std::size_t left_;  // of this stretch
+  bool is_trial_ = false;
+  bool is_better_ = false;
+};
+
+// Whether one channel's pieces go through its ring or by CMA: the channel tells what it does, and asks. Sender and
+// receiver each know the cost of their part; the receiver shares its own.
+class ChannelTuning {
+public:
+  // `mine` and `theirs`: what this side and the peer measure as receivers.
+  ChannelTuning(CmaUse use, std::size_t ring_bytes, bool is_p2p, CmaRegion::Costs* mine,
+                const CmaRegion::Costs* theirs);
+
+  CmaUse use() const { return choices_[both_ways].use(); }
+  // For all pieces from now on; absent: as measured here.
+  void set(std::optional<bool> cma) { set_ = cma; }
+  bool uses_cma(std::size_t bytes) const { return choices_[traffic()].uses_cma(bytes, set_); }
+  bool prefers_cma() const;
+  // The receiver cannot read this process's memory.
+  void give_up();
+
+  // What the sender did: copied into the ring, put so many bytes on their way, had `bytes` of `pieces` taken.
+  void wrote(std::size_t bytes, double seconds) { write_cost_.add(bytes, seconds); }
+  void offered(std::size_t bytes);
+  void sent(std::span<const iovec> pieces, std::size_t bytes, std::uint64_t received_bytes);
+  // What the receiver did: one copy; a piece that it was asked for at `start`.
+  void copied(std::size_t bytes, double seconds, bool by_cma) { add_cost(both_ways, by_cma, bytes, seconds); }
+  void received(std::span<const iovec> pieces, std::size_t bytes, bool by_cma, Clock::time_point start,
+                std::uint64_t sent_bytes);
+
+private:
+  // Messages that come while nothing is sent, timed from piece to piece; all else, of which copies are timed.
+  enum Traffic { one_way, both_ways, traffic_count };
+  static_assert(traffic_count == CmaRegion::cost_count);
+
+  Traffic traffic() const;
+  void add_cost(Traffic traffic, bool by_cma, std::size_t bytes, double seconds);
+
+  CmaRegion::Costs* mine_;
+  const CmaRegion::Costs* theirs_;
+  CmaChoice choices_[traffic_count];
+  std::optional<bool> set_;
+  CopyCost write_cost_;
+  CopyCost ring_costs_[traffic_count], cma_costs_[traffic_count];  // of receiving
+  // Of messages: how often something comes between two pieces of one that goes, and the last piece of each way.
+  bool is_p2p_;
+  double two_way_share_ = 0;
+  bool was_cma_ = false;
+  const void* sent_end_ = nullptr;
+  const void* received_end_ = nullptr;
+  std::uint64_t received_before_ = 0;
+  std::uint64_t sent_before_ = 0;
+  Clock::time_point received_at_{};
+};
+
+// Whether a collective goes by CMA or through rings. What it took both ways is measured, by operation and size; all
+// ranks tell each other and decide alike.
+class CmaVote {
+public:
+  // What calls take a rank, or all of them added up, seconds per byte; 0: unknown. Infinite: not this way.
+  struct Costs {
+    float ring = 0;
+    float cma = 0;
+    static Costs from(std::uint64_t word);
+    std::uint64_t word() const;
+    // 0 and infinite ones stay what they are.
+    Costs operator+(const Costs& other) const;
+  };
+
+  // Whether a rank's share of so many bytes is worth a vote.
+  static bool concerns(std::size_t bytes, int ranks);
+
+  // Whether the next call of `operation` (any number) with `bytes` goes by CMA.
+  bool uses_cma(int operation, std::size_t bytes) const;
+  // What this rank tells the others in it. `use`: of its channels.
+  Costs costs(int operation, std::size_t bytes, CmaUse use) const;
+  // It ended, `seconds` after all ranks were there. `total`: of the costs of all ranks, in the same order everywhere.
+  void ended(int operation, std::size_t bytes, double seconds, const Costs& total);
+
+private:
+  static constexpr std::size_t trial_samples = 3;
+  struct Size {
+    unsigned calls = 0;
+    bool prefers_cma = false;
+    CopyCost ring, cma;
+    std::array<double, trial_samples> trial{};  // seconds per byte, of the calls of this trial
+  };
+  using Key = std::pair<int, int>;  // operation, number of bits of its size
+  static Key key(int operation, std::size_t bytes);
+  const Size& size(int operation, std::size_t bytes) const;
+
+  std::map<Key, Size> sizes_;
+  bool can_ = false;   // all ranks, as told last
+  bool must_ = false;  // one of them, so all
+};
+
+}  // namespace holmes

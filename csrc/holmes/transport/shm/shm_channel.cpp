@@ -1,0 +1,347 @@
+#include "holmes/transport/shm/shm_channel.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <string_view>
+#include <utility>
+
+#include "holmes/core/error.hpp"
+#include "holmes/reduce/copy.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr int ring_count = 4;
+// Bytes one call copies at most: the peer starts on them while this side copies the next.
+constexpr std::size_t max_call_bytes = 64 * 1024;
+// The same by CMA, where a call costs a system call too.
+constexpr std::size_t max_pull_bytes = 256 * 1024;
+// A region as long as a message would make each trial as long (see CmaChoice).
+constexpr std::size_t max_region_bytes = 2 * 1024 * 1024;
+std::size_t page_bytes() {
+  static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+// As connections() says it.
+constexpr std::string_view p2p_purpose = "p2p";
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+}  // namespace
+
+std::size_t ShmSegment::segment_bytes(std::size_t ring_bytes) { return page_bytes() + ring_count * ring_bytes; }
+
+std::size_t ShmSegment::ring_bytes_for(int size) {
+  // What a cache the ranks share holds, but not the L2 of the writer: a line that was evicted from there is read much
+  // faster than one that has to be fetched out of it (measured: 1 MiB against 256 KiB is 1.5 to 1.9 times as fast with
+  // 2 ranks, 512 KiB best with 4).
+  constexpr std::size_t total_bytes = 3 << 19;
+  const std::size_t share = total_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
+  return std::bit_floor(std::clamp<std::size_t>(share, 64 * 1024, 1024 * 1024));
+}
+
+ShmSegment::ShmSegment(int fd, std::size_t bytes) {
+  static_assert(sizeof(Ring) * ring_count <= 4096, "the control words fit the first page");
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "shared between processes");
+  ring_bytes_ = (bytes - page_bytes()) / ring_count;
+  const auto check = [](void* mapped) {
+    if (mapped != MAP_FAILED) return mapped;
+    throw SystemError("cannot map the shared memory of a rank pair: " + errno_text(errno) +
+                          "; check the limits of memory, of address space (ulimit -v) and of mappings (sysctl "
+                          "vm.max_map_count), or set HOLMES_SHM=0",
+                      {.rank = {}, .peer = {}, .host = {}, .nic = "shm", .system_errno = errno});
+  };
+  // In memory: head, 0 0, 1 1, 2 2, 3 3; in the segment: head, 0, 1, 2, 3. What follows each other in both is one
+  // mapping (head 0, 0 1, 1 2, 2 3, 3): the kernel allows a process only so many.
+  base_ =
+      static_cast<std::byte*>(check(::mmap(nullptr, mapped_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)));
+  std::size_t from = 0;  // in the segment
+  std::byte* to = base_;
+  for (int i = 0; i <= ring_count; ++i) {
+    const std::size_t end = page_bytes() + static_cast<std::size_t>(std::min(i + 1, ring_count)) * ring_bytes_;
+    check(::mmap(to, end - from, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(from)));
+    to += end - from;
+    from = end - ring_bytes_;
+  }
+}
+
+ShmSegment::~ShmSegment() { ::munmap(base_, mapped_bytes()); }
+
+std::size_t ShmSegment::mapped_bytes() const { return page_bytes() + 2 * ring_count * ring_bytes_; }
+
+ShmSegment::Ring& ShmSegment::ring(int index) const { return reinterpret_cast<Ring*>(base_)[index]; }
+
+std::byte* ShmSegment::data(int index) const {
+  return base_ + page_bytes() + 2 * static_cast<std::size_t>(index) * ring_bytes_;
+}
+
+ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver,
+                       std::function<void()> ring_doorbell, CmaUse cma, ConnectionInfo info)
+    : Channel(peer),
+      segment_(std::move(segment)),
+      out_(segment_->ring(sender)),
+      in_(segment_->ring(receiver)),
+      out_data_(segment_->data(sender)),
+      in_data_(segment_->data(receiver)),
+      shown_(out_.cma),
+      seen_(in_.cma),
+      may_pull_(cma != CmaUse::never),
+      tuning_(cma, segment_->ring_bytes(), info.purpose == p2p_purpose, in_.cma.costs, out_.cma.costs),
+      ring_doorbell_(std::move(ring_doorbell)),
+      info_(std::move(info)) {}
+
+std::size_t ShmChannel::readable_bytes() const {
+  const std::uint64_t produced = in_.produced.load(std::memory_order_acquire);
+  if (produced <= consumed_) return 0;  // by CMA, which the sender counts when it looks
+  const std::uint64_t bytes = produced - consumed_;
+  if (bytes > segment_->ring_bytes())
+    throw ProtocolError("the shared-memory ring of rank " + std::to_string(peer()) +
+                        " is corrupt: " + std::to_string(bytes) + " bytes claimed in a ring of " +
+                        std::to_string(segment_->ring_bytes()));
+  return bytes;
+}
+
+// The peer's counter is looked at only where the ring is half full: it is in the peer's cache.
+std::size_t ShmChannel::writable_bytes() {
+  if (produced_ - known_consumed_ > segment_->ring_bytes() / 2)
+    known_consumed_ = out_.consumed.load(std::memory_order_acquire);
+  const std::uint64_t used = produced_ - known_consumed_;
+  if (used > segment_->ring_bytes())
+    throw ProtocolError("the shared-memory ring to rank " + std::to_string(peer()) + " is corrupt");
+  return segment_->ring_bytes() - used;
+}
+
+// Who copies out of memory needs no room in a ring, but goes more slowly in short steps.
+std::size_t ShmChannel::lead_bytes() {
+  constexpr std::size_t cma_lead_bytes = 1024 * 1024;
+  return tuning_.prefers_cma() ? cma_lead_bytes : segment_->ring_bytes() / 2;
+}
+
+std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
+  if (shown_.is_open()) look_at_cma();
+  std::size_t total = 0;
+  if (unreported_ > 0) {
+    for (const iovec& piece : pieces) total += piece.iov_len;
+    total = std::min(total, unreported_);
+    unreported_ -= total;
+  } else if (!shown_.is_open()) {
+    total = send_new(pieces);
+  }
+  if (total == 0) {
+    if (out_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
+    return 0;
+  }
+  tuning_.sent(pieces, total, received_bytes());
+  count_sent(total);
+  return total;
+}
+
+std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
+  std::size_t room = std::min(writable_bytes(), max_call_bytes);
+  std::size_t total = 0;
+  const iovec* to_show = nullptr;
+  for (const iovec& piece : pieces) {
+    if (ring_only_ == 0 && tuning_.uses_cma(piece.iov_len)) {
+      to_show = &piece;
+      break;
+    }
+    const std::size_t bytes = std::min(piece.iov_len, room);
+    const bool is_timed = bytes >= min_timed_bytes;
+    const auto start = is_timed ? Clock::now() : Clock::time_point();
+    copy_to_ring_(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
+    if (is_timed) tuning_.wrote(bytes, seconds_since(start));
+    total += bytes;
+    room -= bytes;
+    if (bytes < piece.iov_len) break;
+  }
+  const std::size_t shown_bytes = to_show ? std::min(to_show->iov_len, max_region_bytes) : 0;
+  tuning_.offered(to_show ? shown_bytes : total);
+  produced_ += total;
+  ring_only_ -= std::min(ring_only_, total);
+  if (total > 0) out_.produced.store(produced_, std::memory_order_seq_cst);
+  if (to_show) shown_.open(produced_, to_show->iov_base, shown_bytes);
+  if (total > 0 || to_show) wake_reader();
+  return total;
+}
+
+void ShmChannel::look_at_cma() {
+  const std::uint64_t position = shown_.position();
+  if (shown_.is_refused()) tuning_.give_up();
+  if (position == produced_) return;
+  unreported_ += position - produced_;
+  produced_ = position;
+  known_consumed_ = position;  // all of the ring came before
+}
+
+// Where nobody has come for it: a ring takes at least so much of it that a small message is sent without the receiver.
+void ShmChannel::withdraw_cma() {
+  look_at_cma();
+  if (shown_.is_open() && shown_.withdraw())
+    ring_only_ = std::min<std::size_t>(shown_.end() - produced_, segment_->ring_bytes());
+}
+
+void ShmChannel::wake_reader() {
+  if (out_.reader_sleeps.load(std::memory_order_seq_cst) && out_.reader_sleeps.exchange(0)) ring_doorbell_();
+}
+
+std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
+  std::size_t total = 0;
+  if (stage_.bytes() > 0) {
+    for (const iovec& piece : pieces) {
+      const std::size_t bytes = std::min(piece.iov_len, stage_.bytes());
+      copy_cached(piece.iov_base, stage_.memory.get() + stage_.begin, bytes);
+      stage_.begin += bytes;
+      total += bytes;
+    }
+    count_received(total);
+    return total;
+  }
+  bool by_cma = false;
+  const bool is_timed = !pieces.empty() && pieces.front().iov_len >= min_timed_bytes;
+  const auto start = is_timed ? Clock::now() : Clock::time_point();
+  total = recv_from_ring(pieces);
+  if (total == 0) {
+    total = pull(pieces, max_pull_bytes);
+    by_cma = true;
+    if (is_timed && total >= min_timed_bytes) tuning_.copied(total, seconds_since(start), by_cma);
+  }
+  if (total == 0) {
+    if (in_.closed.load(std::memory_order_relaxed) && readable_bytes() == 0) throw StreamClosed{peer(), 0};
+    return 0;
+  }
+  if (is_timed) tuning_.received(pieces, total, by_cma, start, sent_bytes());
+  count_received(total);
+  return total;
+}
+
+std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
+  std::size_t available = std::min(readable_bytes(), max_call_bytes);
+  std::size_t total = 0;
+  for (const iovec& piece : pieces) {
+    const std::size_t bytes = std::min(piece.iov_len, available);
+    const bool is_timed = bytes >= min_timed_bytes;
+    const auto start = is_timed ? Clock::now() : Clock::time_point();
+    copy_cached(piece.iov_base, in_data_ + ((consumed_ + total) & (segment_->ring_bytes() - 1)), bytes);
+    if (is_timed) tuning_.copied(bytes, seconds_since(start), /*by_cma=*/false);
+    total += bytes;
+    available -= bytes;
+    if (bytes < piece.iov_len) break;
+  }
+  if (total > 0) take(total);
+  return total;
+}
+
+// Copies up to `bytes` out of the peer's memory, where it shows some, into `pieces`.
+std::size_t ShmChannel::pull(std::span<const iovec> pieces, std::size_t bytes) {
+  if (seen_.available(consumed_) == 0) return 0;
+  if (!may_pull_) seen_.refuse(consumed_);
+  const std::size_t pulled = may_pull_ ? seen_.copy(consumed_, pieces, bytes) : 0;
+  if (pulled == 0) {
+    wake_writer();  // which has to send it another way
+    return 0;
+  }
+  // What was copied after the peer gave up may be anything: it closes before it lets go of the memory.
+  if (in_.closed.load(std::memory_order_seq_cst)) throw StreamClosed{peer(), 0};
+  consumed_ += pulled;
+  in_.consumed.store(consumed_, std::memory_order_seq_cst);
+  if (seen_.advance(consumed_)) wake_writer();
+  return pulled;
+}
+
+const std::byte* ShmChannel::try_peek(std::size_t bytes) {
+  const std::size_t readable = readable_bytes();
+  if (stage_.bytes() == 0 && readable >= bytes) return in_data_ + (consumed_ & (segment_->ring_bytes() - 1));
+  if (stage_.bytes() > 0 || seen_.available(consumed_ + readable) > 0) stage(bytes);
+  if (stage_.bytes() > 0 && stage_.bytes() >= bytes) return stage_.memory.get() + stage_.begin;
+  if (in_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
+  return nullptr;
+}
+
+// Takes all that is there, up to `bytes`, out of the ring and by CMA: the peer can go on only then.
+void ShmChannel::stage(std::size_t bytes) {
+  if (!stage_.memory)
+    stage_.memory.reset(
+        static_cast<std::byte*>(std::aligned_alloc(ShmSegment::cache_line_bytes, segment_->ring_bytes())));
+  if (!stage_.memory) throw std::bad_alloc();
+  if (stage_.begin > 0) std::memmove(stage_.memory.get(), stage_.memory.get() + stage_.begin, stage_.bytes());
+  stage_.end -= std::exchange(stage_.begin, 0);
+  while (stage_.end < bytes) {
+    const iovec room{stage_.memory.get() + stage_.end, bytes - stage_.end};
+    std::size_t received = recv_from_ring({&room, 1});
+    if (received == 0) received = pull({&room, 1}, room.iov_len);
+    if (received == 0) break;
+    stage_.end += received;
+  }
+}
+
+void ShmChannel::consume(std::size_t bytes) {
+  if (stage_.bytes() > 0) {
+    stage_.begin += bytes;
+  } else {
+    take(bytes);
+  }
+  count_received(bytes);
+}
+
+// Out of the ring.
+void ShmChannel::take(std::size_t bytes) {
+  consumed_ += bytes;
+  in_.consumed.store(consumed_, std::memory_order_seq_cst);
+  wake_writer();
+}
+
+void ShmChannel::wake_writer() {
+  if (in_.writer_sleeps.load(std::memory_order_seq_cst) && in_.writer_sleeps.exchange(0)) ring_doorbell_();
+}
+
+bool ShmChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& /*fds: the control socket wakes*/) {
+  // Announce first, look again after: either this side sees the change or the peer sees the announcement.
+  if (for_recv) {
+    const std::uint64_t produced = in_.produced.load(std::memory_order_relaxed);
+    const std::uint64_t cma = seen_.state();
+    if (produced != waited_produced_ || cma != waited_cma_) {
+      waited_produced_ = produced;
+      waited_cma_ = cma;
+      return false;
+    }
+    in_.reader_sleeps.store(1, std::memory_order_seq_cst);
+    if (in_.produced.load(std::memory_order_seq_cst) != produced || seen_.state() != cma) return false;
+  }
+  if (for_send) {
+    out_.writer_sleeps.store(1, std::memory_order_seq_cst);
+    if (shown_.is_open()) withdraw_cma();
+    // The receiver is at it, and rings when it is through.
+    if (shown_.is_open()) return !in_.closed.load(std::memory_order_seq_cst);
+    if (unreported_ > 0) return false;
+    known_consumed_ = out_.consumed.load(std::memory_order_seq_cst);
+    if (writable_bytes() > 0) return false;
+  }
+  return !in_.closed.load(std::memory_order_seq_cst);
+}
+
+void ShmChannel::finish_wait() {
+  in_.reader_sleeps.store(0, std::memory_order_relaxed);
+  out_.writer_sleeps.store(0, std::memory_order_relaxed);
+}
+
+void ShmChannel::shutdown() {
+  out_.closed.store(1, std::memory_order_seq_cst);
+  in_.closed.store(1, std::memory_order_seq_cst);
+  ring_doorbell_();
+}
+
+void ShmChannel::append_info(std::vector<ConnectionInfo>& infos) const {
+  infos.push_back(info_);
+  infos.back().sent_bytes = sent_bytes();
+  infos.back().received_bytes = received_bytes();
+}
+
+}  // namespace holmes

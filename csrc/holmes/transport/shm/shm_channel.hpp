@@ -1,0 +1,120 @@
+// ShmChannel: a byte stream to a rank of the same host through two rings in shared memory. Where a copy out of the
+// sender's memory costs less than one into a ring and one out of it, larger pieces are shown to the receiver instead.
+#pragma once
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+
+#include "holmes/transport/channel.hpp"
+#include "holmes/transport/shm/cma.hpp"
+#include "holmes/transport/shm/copy_tuning.hpp"
+#include "holmes/transport/shm/ring_copy.hpp"
+
+namespace holmes {
+
+// The memory two ranks share: four rings (collective and p2p, each way). Every ring is mapped twice in a row, so that
+// any part of it is contiguous. The channels of one pair share ownership; the descriptor is closed after mapping.
+class ShmSegment {
+public:
+  // Bytes a segment with rings of `ring_bytes` (a multiple of the page size) needs.
+  static std::size_t segment_bytes(std::size_t ring_bytes);
+  // Ring size for a communicator of `size` ranks: the cache should hold all of a rank's rings.
+  static std::size_t ring_bytes_for(int size);
+
+  // Throws SystemError where the kernel refuses the mappings.
+  ShmSegment(int fd, std::size_t bytes);
+  ShmSegment(const ShmSegment&) = delete;
+  ShmSegment& operator=(const ShmSegment&) = delete;
+  ~ShmSegment();
+
+  static constexpr std::size_t cache_line_bytes = 64;
+  // Control words at the head of the segment. Each has its own cache line: the writer of one never disturbs the reader
+  // of another.
+  struct Ring {
+    alignas(cache_line_bytes) std::atomic<std::uint64_t> produced;
+    alignas(cache_line_bytes) std::atomic<std::uint64_t> consumed;
+    alignas(cache_line_bytes) std::atomic<std::uint32_t> reader_sleeps;
+    alignas(cache_line_bytes) std::atomic<std::uint32_t> writer_sleeps;
+    alignas(cache_line_bytes) std::atomic<std::uint32_t> closed;
+    CmaRegion cma;
+  };
+  Ring& ring(int index) const;
+  std::byte* data(int index) const;
+  std::size_t ring_bytes() const { return ring_bytes_; }
+
+private:
+  std::size_t mapped_bytes() const;
+
+  std::size_t ring_bytes_ = 0;
+  std::byte* base_ = nullptr;
+};
+
+class ShmChannel final : public Channel {
+public:
+  // `sender` and `receiver` are ring indices; `ring_doorbell` wakes the peer where it sleeps (any thread).
+  ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver,
+             std::function<void()> ring_doorbell, CmaUse cma, ConnectionInfo info);
+
+  std::size_t try_send(std::span<const iovec> pieces) override;
+  std::size_t try_recv(std::span<const iovec> pieces) override;
+  std::size_t lead_bytes() override;
+  CmaUse cma_use() const override { return tuning_.use(); }
+  void set_cma(std::optional<bool> on) override { tuning_.set(on); }
+  std::size_t max_peek_bytes() const override { return segment_->ring_bytes(); }
+  const std::byte* try_peek(std::size_t bytes) override;
+  void consume(std::size_t bytes) override;
+  bool tells_end() const override { return false; }  // a killed peer cannot mark its rings as closed
+  bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
+  void finish_wait() override;
+  void shutdown() override;
+  void append_info(std::vector<ConnectionInfo>& infos) const override;
+
+private:
+  // What was received ahead of `consume`, where it is not in the ring in one piece.
+  struct Stage {
+    struct Free {
+      void operator()(std::byte* memory) const { std::free(memory); }
+    };
+    std::unique_ptr<std::byte, Free> memory;  // aligned to a cache line; max_peek_bytes, once there is any
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    std::size_t bytes() const { return end - begin; }
+  };
+
+  std::size_t readable_bytes() const;
+  std::size_t writable_bytes();
+  std::size_t send_new(std::span<const iovec> pieces);
+  void look_at_cma();
+  void withdraw_cma();
+  void wake_reader();
+  std::size_t recv_from_ring(std::span<const iovec> pieces);
+  std::size_t pull(std::span<const iovec> pieces, std::size_t bytes);
+  void stage(std::size_t bytes);
+  void take(std::size_t bytes);
+  void wake_writer();
+
+  std::shared_ptr<ShmSegment> segment_;
+  ShmSegment::Ring& out_;
+  ShmSegment::Ring& in_;
+  std::byte* out_data_;
+  std::byte* in_data_;
+  RingCopy copy_to_ring_;
+  CmaSender shown_;
+  CmaReceiver seen_;
+  bool may_pull_;
+  ChannelTuning tuning_;
+  std::size_t unreported_ = 0;  // bytes of the CMA region that are gone, but that no call of try_send has returned yet
+  std::size_t ring_only_ = 0;   // bytes that the receiver did not come for: they go into the ring
+  Stage stage_;
+  // Own copies of what only this side writes. Bytes that go by CMA are counted too; they have no place in the ring.
+  std::uint64_t produced_ = 0;
+  std::uint64_t consumed_ = 0;         // also what is staged
+  std::uint64_t known_consumed_ = 0;   // what the peer had consumed when this side last looked
+  std::uint64_t waited_produced_ = 0;  // what the peer had produced when this side last went to wait
+  std::uint64_t waited_cma_ = 0;       // state of its CMA region then
+  std::function<void()> ring_doorbell_;
+  ConnectionInfo info_;
+};
+
+}  // namespace holmes

@@ -1,0 +1,259 @@
+// Pieces that the receiver copies out of the sender's memory: what comes, in which order, and who waits for whom; when
+// a channel chooses them. Two ends of one channel in one process.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+
+#include "check.hpp"
+#include "holmes/core/unique_fd.hpp"
+#include "holmes/transport/shm/shm_channel.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+
+namespace {
+
+constexpr std::size_t ring_bytes = 128 * 1024;
+constexpr std::size_t large_bytes = 600 * 1024;  // does not fit the ring
+
+struct Pair {
+  explicit Pair(CmaUse cma, CmaUse receiver_cma) {
+    const std::size_t bytes = ShmSegment::segment_bytes(ring_bytes);
+    const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
+    CHECK(::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0);
+    segment = std::make_shared<ShmSegment>(fd.get(), bytes);
+    sender = std::make_unique<ShmChannel>(1, segment, 0, 1, [this] { ++doorbells; }, cma, ConnectionInfo{});
+    receiver = std::make_unique<ShmChannel>(0, segment, 1, 0, [this] { ++doorbells; }, receiver_cma, ConnectionInfo{});
+  }
+  explicit Pair(CmaUse cma) : Pair(cma, cma) {}
+  bool is_region_open() const {
+    return (segment->ring(0).cma.state.load() & 3) == CmaRegion::open && segment->ring(0).cma.end > 0;
+  }
+
+  std::shared_ptr<ShmSegment> segment;
+  std::unique_ptr<ShmChannel> sender, receiver;
+  int doorbells = 0;
+};
+
+std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::byte> data(bytes);
+  for (std::byte& byte : data) byte = static_cast<std::byte>(random());
+  return data;
+}
+
+iovec piece(std::vector<std::byte>& data, std::size_t from, std::size_t bytes) { return {data.data() + from, bytes}; }
+
+bool would_sleep(Channel& channel, bool for_recv, bool for_send) {
+  std::vector<pollfd> fds;
+  const bool sleeps = channel.prepare_wait(for_recv, for_send, fds);
+  channel.finish_wait();
+  return sleeps;
+}
+
+// Pieces of all sizes, received in other ones, copied or peeked at, through the ring and by CMA in turns.
+void check_stream(CmaUse cma, CmaUse receiver_cma) {
+  Pair pair(cma, receiver_cma);
+  constexpr std::size_t total = 24 * 1024 * 1024;
+  auto source = pattern(total, 1);
+  std::vector<std::byte> arrived(total);
+  std::mt19937 random(2);
+  const auto any_bytes = [&](std::size_t left) {
+    const std::size_t most = std::size_t{1} << (6 + random() % 15);
+    return std::min<std::size_t>(left, 1 + random() % most);
+  };
+  std::size_t sent = 0, received = 0, piece_end = 0, peek_bytes = 0, idle = 0;
+  bool saw_region = false;
+  while (received < total && idle < 1000) {
+    if (sent == piece_end) piece_end = sent + any_bytes(total - sent);
+    std::size_t moved = 0;
+    if (sent < piece_end) {
+      const iovec pieces[] = {piece(source, sent, piece_end - sent)};
+      moved += pair.sender->try_send(pieces);
+      sent += moved;
+    }
+    saw_region |= pair.is_region_open();
+    if (random() % 8 == 0) would_sleep(*pair.sender, false, sent < piece_end);
+    if (peek_bytes == 0 && random() % 2)
+      peek_bytes = std::min<std::size_t>(any_bytes(total - received), ring_bytes / 2);
+    if (peek_bytes > 0) {
+      // What was offered may end before it, and the peer is not asked for more than it offered.
+      if (const std::byte* data = pair.receiver->try_peek(peek_bytes)) {
+        std::memcpy(arrived.data() + received, data, peek_bytes);
+        pair.receiver->consume(peek_bytes);
+        received += std::exchange(peek_bytes, 0);
+        ++moved;
+      }
+    } else {
+      const std::size_t first = any_bytes(total - received);
+      const iovec pieces[] = {piece(arrived, received, first),
+                              piece(arrived, received + first, any_bytes(total - received - first + 1) - 1)};
+      const std::size_t bytes = pair.receiver->try_recv(pieces);
+      received += bytes;
+      moved += bytes;
+    }
+    idle = moved ? 0 : idle + 1;
+  }
+  CHECK(received == total);
+  CHECK(arrived == source);
+  CHECK(pair.sender->sent_bytes() == total && pair.receiver->received_bytes() == total);
+  CHECK(saw_region == (cma != CmaUse::never));
+}
+
+// The sender's memory is its own again only when the receiver has it all.
+void check_completion() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(large_bytes, 3);
+  std::vector<std::byte> arrived(large_bytes);
+  const iovec all[] = {piece(source, 0, large_bytes)};
+  CHECK(pair.sender->try_send(all) == 0);
+  CHECK(pair.sender->try_send(all) == 0);
+  const iovec half[] = {piece(arrived, 0, large_bytes / 2)};
+  const std::size_t pulled = pair.receiver->try_recv(half);
+  CHECK(pulled > 0 && pulled <= large_bytes / 2);
+  // No more than was offered, though more is gone.
+  const iovec little[] = {piece(source, 0, 100)};
+  CHECK(pair.sender->try_send(little) == 100);
+  const iovec rest[] = {piece(source, 100, large_bytes - 100)};
+  CHECK(pair.sender->try_send(rest) == pulled - 100);
+  CHECK(would_sleep(*pair.sender, false, true));  // the receiver is at it
+  std::size_t received = pulled;
+  while (received < large_bytes) {
+    const iovec more[] = {piece(arrived, received, large_bytes - received)};
+    received += pair.receiver->try_recv(more);
+  }
+  const iovec last[] = {piece(source, pulled, large_bytes - pulled)};
+  CHECK(pair.sender->try_send(last) == large_bytes - pulled);
+  CHECK(arrived == source);
+}
+
+// Nobody comes for it: as much as the ring holds is sent all the same, as without CMA.
+void check_withdrawal() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(ring_bytes, 4);
+  const iovec all[] = {piece(source, 0, ring_bytes)};
+  CHECK(pair.sender->try_send(all) == 0);
+  CHECK(!would_sleep(*pair.sender, false, true));
+  for (std::size_t sent = 0, calls = 0; sent < ring_bytes && calls < 10; ++calls) {
+    const iovec rest[] = {piece(source, sent, ring_bytes - sent)};
+    sent += pair.sender->try_send(rest);
+  }
+  CHECK(pair.sender->sent_bytes() == ring_bytes);
+  std::vector<std::byte> arrived(ring_bytes);
+  for (std::size_t received = 0, calls = 0; received < ring_bytes && calls < 10; ++calls) {
+    const iovec into[] = {piece(arrived, received, ring_bytes - received)};
+    received += pair.receiver->try_recv(into);
+  }
+  CHECK(arrived == source);
+}
+
+// Who sleeps is woken: the receiver by a region, the sender by its end.
+void check_doorbells() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(2 * ring_bytes, 5);
+  std::vector<std::byte> arrived(2 * ring_bytes);
+  std::vector<pollfd> fds;
+  CHECK(pair.receiver->prepare_wait(true, false, fds));
+  const iovec all[] = {piece(source, 0, source.size())};
+  CHECK(pair.sender->try_send(all) == 0);
+  CHECK(pair.doorbells == 1);
+  pair.receiver->finish_wait();
+  const iovec first[] = {piece(arrived, 0, ring_bytes)};
+  CHECK(pair.receiver->try_recv(first) == ring_bytes);
+  CHECK(pair.sender->prepare_wait(false, true, fds));
+  const iovec second[] = {piece(arrived, ring_bytes, ring_bytes)};
+  CHECK(pair.receiver->try_recv(second) == ring_bytes);
+  CHECK(pair.doorbells == 2);
+  pair.sender->finish_wait();
+  CHECK(arrived == source);
+}
+
+// A process that cannot be read, or is another one by now: the ring does it all.
+void check_refusal(bool other_process) {
+  Pair pair(CmaUse::always);
+  CmaRegion& region = pair.segment->ring(0).cma;
+  (other_process ? region.token : region.token_address) += 1 << 20;
+  auto source = pattern(large_bytes, 6);
+  std::vector<std::byte> arrived(large_bytes);
+  std::size_t sent = 0, received = 0, idle = 0;
+  while (received < large_bytes && ++idle < 1000) {
+    const iovec out[] = {piece(source, sent, large_bytes - sent)};
+    sent += sent < large_bytes ? pair.sender->try_send(out) : 0;
+    const iovec in[] = {piece(arrived, received, large_bytes - received)};
+    received += pair.receiver->try_recv(in);
+  }
+  CHECK(arrived == source);
+  CHECK(pair.sender->cma_use() == CmaUse::never);
+}
+
+// A sender that gave up may have let go of its memory: what is read there is not handed on.
+void check_abort() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(large_bytes, 7);
+  std::vector<std::byte> arrived(large_bytes);
+  const iovec out[] = {piece(source, 0, large_bytes)};
+  CHECK(pair.sender->try_send(out) == 0);
+  pair.sender->shutdown();
+  const iovec in[] = {piece(arrived, 0, large_bytes)};
+  bool is_closed = false;
+  try {
+    pair.receiver->try_recv(in);
+  } catch (const StreamClosed& closed) {
+    is_closed = closed.peer == 0;
+  }
+  CHECK(is_closed);
+  CHECK(pair.receiver->received_bytes() == 0);
+}
+
+void check_choice() {
+  constexpr std::size_t piece_bytes = 1024 * 1024;
+  CmaChoice choice(CmaUse::measured, piece_bytes);
+  WayCosts costs{0, 0};
+  const auto share_of_cma = [&] {
+    int shown = 0;
+    for (int i = 0; i < 1000; ++i) {
+      const bool shows = choice.uses_cma(piece_bytes, {});
+      shown += shows;
+      (shows ? costs.cma : costs.ring) = shows ? 1e-10 : 2e-10;
+      choice.sent(piece_bytes, costs);
+    }
+    return shown / 1000.0;
+  };
+  CHECK(!choice.uses_cma(piece_bytes, {}));  // nothing is known
+  CHECK(share_of_cma() > 0.9);               // half the cost
+  CHECK(choice.prefers_cma());
+  CHECK(!choice.uses_cma(1000, {}));            // a short one
+  CHECK(!choice.uses_cma(piece_bytes, false));  // not wanted
+  CmaChoice dear(CmaUse::measured, piece_bytes);
+  int shown = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const bool shows = dear.uses_cma(piece_bytes, {});
+    shown += shows;
+    dear.sent(piece_bytes, {2e-10, shows ? 4e-10 : 0});
+  }
+  CHECK(shown > 0 && shown < 60);
+  CHECK(!dear.prefers_cma());
+  CmaChoice never(CmaUse::never, piece_bytes);
+  CHECK(!never.uses_cma(piece_bytes, true));
+  CopyCost cost;
+  cost.add(1000, 1e-6);
+  cost.add(1000, 1);  // interrupted
+  CHECK(cost.s_per_byte() < 1.3e-9f);
+}
+
+}  // namespace
+
+int main() {
+  for (const CmaUse cma : {CmaUse::never, CmaUse::measured, CmaUse::always}) check_stream(cma, cma);
+  check_stream(CmaUse::always, CmaUse::never);
+  check_completion();
+  check_withdrawal();
+  check_doorbells();
+  check_refusal(/*other_process=*/false);
+  check_refusal(/*other_process=*/true);
+  check_abort();
+  check_choice();
+  return result("test_cma");
+}

@@ -1,0 +1,73 @@
+"""CommunicatorOptions: the engine's options in Python, and the ways in which they are given."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from ranks import run_threads
+
+import holmes_comm
+from holmes_comm import CommunicatorOptions, GroupOptions, UsageError
+
+
+def test_defaults_are_those_of_init():
+    options = CommunicatorOptions()
+    assert (options.timeout_s, options.connect_timeout_s) == (1800.0, 60.0)
+    assert (options.transport, options.tls, options.hierarchical_min_bytes) == ("auto", None, None)
+    assert (options.nics, options.clusters, options.cluster_nics) == ([], [], [])
+
+
+def test_fields_by_name_and_as_attributes():
+    options = CommunicatorOptions(rank=1, size=2, nics=[("lo", "127.0.0.1")], timeout_s=2.5, tls="all")
+    assert options.nics == [("lo", "127.0.0.1")]
+    options.hierarchical_min_bytes = "never"
+    assert options.hierarchical_min_bytes == "never"
+    options.hierarchical_min_bytes = 4096
+    assert (options.hierarchical_min_bytes, options.timeout_s, options.tls) == (4096, 2.5, "all")
+
+
+def test_copies_are_equal_and_independent():
+    options = CommunicatorOptions(name="x", secret="hidden", hierarchical_min_bytes="never", transport="shm")
+    assert pickle.loads(pickle.dumps(options)) == options
+    other = copy.copy(options)
+    assert other == options
+    other.rank = 1
+    assert other != options
+    assert "hidden" not in repr(options)
+    assert GroupOptions(options=copy.copy(options)) == GroupOptions(options=options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"transport": "udp"}, "transport 'udp' does not exist; use one of: auto, tcp, shm"),
+        ({"tls": "some"}, "tls 'some' does not exist"),
+        ({"timeout_s": 0.0}, "timeout_s is 0.0"),
+        ({"hierarchical_min_bytes": -1}, "hierarchical_min_bytes=-1 is not possible"),
+    ],
+)
+def test_impossible_values(wrong, message):
+    with pytest.raises(UsageError, match=message):
+        CommunicatorOptions(**wrong)
+
+
+def test_unknown_field():
+    with pytest.raises(TypeError, match="no field 'colour'"):
+        CommunicatorOptions(colour="red")
+
+
+def test_init_takes_them_and_its_own_arguments_count():
+    options = CommunicatorOptions(rank=7, job_rank=3, timeout_s=1.0)
+
+    store = holmes_comm.LocalStore()
+
+    def body(rank):
+        comm = holmes_comm.init(store, rank, 2, name="options", options=options)
+        data = np.ones(3)
+        comm.all_reduce(data)
+        assert (comm.rank, data.tolist()) == (rank, [2, 2, 2])
+
+    run_threads(2, body, timeout_s=60)
+    assert options == CommunicatorOptions(rank=7, job_rank=3, timeout_s=1.0)
+    assert holmes_comm.CommunicatorOptions is CommunicatorOptions
