@@ -48,7 +48,7 @@ class AlarmedStore:
     def check(self, keys: Iterable[str]) -> bool:
         """As the store's."""
         keys = list(keys)
-        is_last_word = any(key.endswith("/verdict") or "/ok/" in key for key in keys)
+        is_last_word = any(key.endswith("/decision") or "/ok/" in key for key in keys)
         if not is_last_word and not self._store.check(keys) and self._store.check([ALARM]):
             raise Alarm(self._store.get(ALARM).decode())
         return bool(self._store.check(keys))
