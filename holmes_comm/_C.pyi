@@ -12,25 +12,49 @@ __all__: list[str] = [
     "Communicator",
     "CommunicatorOptions",
     "Compression",
+    "EnvVariable",
     "LocalStore",
     "NcclCommunicator",
     "NcclGroup",
     "NcclProfile",
     "Nic",
+    "NicOffer",
     "PrefixStore",
+    "SharedNetwork",
     "Store",
     "TcpStore",
     "Work",
+    "agree_nics",
+    "are_alike",
+    "best_first",
     "debug_socket_folder",
     "discover_nics",
+    "env_variables",
+    "host_identity",
+    "host_name",
     "make_communicator",
     "make_nccl_communicator",
+    "meet",
     "nccl_choose",
     "nccl_library",
     "nccl_unique_id",
+    "offer_all_nics",
     "process_metrics",
     "process_record",
 ]
+
+class EnvVariable:
+    """
+    An environment variable that Holmes reads; texts are Markdown.
+    """
+    @property
+    def default(self) -> str: ...
+    @property
+    def meaning(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def values(self) -> str: ...
 
 class Nic:
     """
@@ -345,6 +369,10 @@ class CommunicatorOptions:
     def size(self) -> int: ...
     @size.setter
     def size(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def spin_us(self) -> int | None: ...
+    @spin_us.setter
+    def spin_us(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
     @property
     def timeout_s(self) -> float: ...
     @timeout_s.setter
@@ -698,9 +726,116 @@ class NcclCommunicator(Communicator):
         NCCL's version, which library or image, the NICs and why.
         """
 
+class NicOffer:
+    """
+    What one rank brings to the choice of a group's NICs.
+    """
+    def __init__(self, host: str, place: str) -> None: ...
+    def add_rdma(self, nic: Nic, subnet: str = "") -> None:
+        """
+        RDMA through a NIC's port, where that is active.
+        """
+    def add_sockets(self, nic: Nic, subnet: str = "", is_selected: bool = True) -> None:
+        """
+        Sockets over a NIC's addresses. `subnet`: only those in it; `is_selected` False: for NCCL's handshakes only.
+        """
+    def fail(
+        self, message: str, nic: str = "", system_errno: typing.SupportsInt | typing.SupportsIndex | None = None
+    ) -> None:
+        """
+        Brings an error in place of NICs: all ranks raise it, a SystemError with `system_errno`, else a NicError.
+        """
+    def set_loopback(self, nic: str, address: str) -> None:
+        """
+        What ranks of one host use where nothing is asked for.
+        """
+    @property
+    def cluster(self) -> str:
+        """
+        That the rank names; all or none do.
+        """
+    @cluster.setter
+    def cluster(self, arg0: str) -> None: ...
+    @property
+    def inventory(self) -> str:
+        """
+        All NICs of the rank in words, for messages.
+        """
+    @inventory.setter
+    def inventory(self, arg0: str) -> None: ...
+    @property
+    def max_rails(self) -> int | None:
+        """
+        None: no wish. The smallest number of all ranks counts.
+        """
+    @max_rails.setter
+    def max_rails(self, arg0: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
+    def restricts(self) -> bool:
+        """
+        Its selection asks for something.
+        """
+    @restricts.setter
+    def restricts(self, arg0: bool) -> None: ...
+    @property
+    def streams(self) -> int:
+        """
+        Over each NIC. The smallest number of all ranks counts.
+        """
+    @streams.setter
+    def streams(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def wants_rdma(self) -> bool:
+        """
+        NCCL: sockets are refused.
+        """
+    @wants_rdma.setter
+    def wants_rdma(self, arg0: bool) -> None: ...
+
+class SharedNetwork:
+    """
+    A network that hosts share, as far as its place depends on it.
+    """
+    def __init__(
+        self,
+        nic_class: str,
+        is_routed: bool,
+        is_plain: bool,
+        rate_gbps: typing.SupportsFloat | typing.SupportsIndex | None,
+        hosts: typing.SupportsInt | typing.SupportsIndex,
+        size: typing.SupportsInt | typing.SupportsIndex,
+        wires: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None:
+        """
+        `hosts`: a number for the set of hosts, equal for rails; `size`: how many; `wires`: their NICs' numbers.
+        """
+
 def LocalStore() -> Store:
     """
     A store in memory, for ranks that are threads of one process.
+    """
+
+def agree_nics(
+    store: typing.Any,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+    size: typing.SupportsInt | typing.SupportsIndex,
+    offer: NicOffer,
+    key: str,
+    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+    carrier: str,
+) -> tuple:
+    """
+    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'.
+    """
+
+def are_alike(one: SharedNetwork, other: SharedNetwork) -> bool:
+    """
+    Whether both are of one class and about one rate, so that one operation may be striped over them.
+    """
+
+def best_first(networks: collections.abc.Sequence[SharedNetwork]) -> list[list[int]]:
+    """
+    The networks as indices, best first, each with its rails, itself the first (docs/nics.md).
     """
 
 def debug_socket_folder() -> str:
@@ -711,6 +846,21 @@ def debug_socket_folder() -> str:
 def discover_nics(sysfs_root: str | None = None) -> list[Nic]:
     """
     All NICs of this host, by class and name. Local. `sysfs_root`: None means HOLMES_SYSFS_ROOT, else /sys. Raises UsageError where it is no folder.
+    """
+
+def env_variables() -> list[EnvVariable]:
+    """
+    All environment variables that Holmes reads. Local.
+    """
+
+def host_identity() -> str:
+    """
+    Equal on processes that share a kernel and a network namespace, and so a loopback. Local.
+    """
+
+def host_name() -> str:
+    """
+    HOLMES_HOSTNAME, else the system's host name. Local.
     """
 
 def make_communicator(store: typing.Any, options: CommunicatorOptions) -> Communicator:
@@ -730,6 +880,20 @@ def make_nccl_communicator(
     """
     Collective over the ranks that share `store`: an NCCL communicator on `profile`, with a communicator for host memory
     over the NICs of `options` beside it. holmes_comm.init chooses both and calls this.
+    """
+
+def meet(
+    store: typing.Any,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+    size: typing.SupportsInt | typing.SupportsIndex,
+    key: str,
+    value: bytes,
+    conclude: collections.abc.Callable[[list[bytes]], bytes],
+    what: str,
+    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+) -> bytes:
+    """
+    Everybody's `value` to rank 0, which calls `conclude` with all of them, by rank; its answer to everybody. Bytes. Collective. `key`: a fresh one; `what`: for messages ('choosing the NICs'). Raises TimeoutError on every rank, naming those that did not come.
     """
 
 def nccl_choose(
@@ -752,6 +916,11 @@ def nccl_unique_id(
     """
     Opens a rendezvous of that NCCL, which stays open as long as the process; its 128 bytes hold the address (from byte
     8 on a sockaddr). For checks: it shows the interface that NCCL takes. Local.
+    """
+
+def offer_all_nics(nics: collections.abc.Sequence[Nic], carrier: str, host: str, place: str) -> NicOffer:
+    """
+    What a rank brings that selects nothing, as in C++.
     """
 
 def process_metrics() -> dict:

@@ -52,6 +52,28 @@ def test_impossible_values(wrong, message):
         CommunicatorOptions(**wrong)
 
 
+def sum_with(options):
+    store = holmes_comm.LocalStore()
+
+    def body(rank):
+        comm = holmes_comm.init(store, rank, 2, name="spin", options=options)
+        data = np.ones(3)
+        comm.all_reduce(data)
+        return data.tolist()
+
+    return run_threads(2, body, timeout_s=60)
+
+
+@pytest.mark.parametrize("spin_us", [0, 500])
+def test_the_spin_is_an_option(spin_us):
+    assert sum_with(CommunicatorOptions(spin_us=spin_us)) == [[2, 2, 2], [2, 2, 2]]
+
+
+def test_a_negative_spin_is_refused():
+    with pytest.raises(UsageError, match="spin_us=-1 is not possible"):
+        sum_with(CommunicatorOptions(spin_us=-1))
+
+
 def test_unknown_field():
     with pytest.raises(TypeError, match="no field 'colour'"):
         CommunicatorOptions(colour="red")

@@ -12,14 +12,15 @@ import yaml
 
 from holmes.cluster.probe.inventory import usable_ports
 from holmes.cluster.topology import Host, NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
+from holmes.lab.fake_sysfs import write_sysfs
 from holmes.planning.groups.reach import Reach
 from holmes.planning.plan import Plan, plan_for
 from holmes_comm import _C, LocalStore, nic_agreement
 from holmes_comm.errors import NicError
 from holmes_comm.nccl_agreement import agree_nccl
-from holmes_comm.nics import NicSelection, agree_nics, discover_nics, write_sysfs
+from holmes_comm.nics import NicSelection, agree_nics, discover_nics
 
-FIXTURES = Path(__file__).parent / "fixtures" / "machines"
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "machines"
 HOSTS = 2
 
 

@@ -133,6 +133,13 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
 constexpr std::int64_t no_job_rank = -1;  // on the wire only
 
 // The process's number in the job, where it has one.
+Duration spin_of(const Env& env, const CommunicatorOptions& options) {
+  if (!options.spin_us) return env.spin.value_or(default_spin);
+  if (*options.spin_us >= 0) return std::chrono::microseconds(*options.spin_us);
+  throw UsageError("spin_us=" + std::to_string(*options.spin_us) +
+                   " is not possible; it must be a number of microseconds, 0 or more");
+}
+
 std::optional<std::int64_t> job_rank_of(const CommunicatorOptions& options) {
   if (options.job_rank) return options.job_rank;
   const char* text = std::getenv("RANK");
@@ -179,8 +186,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
   EngineNeeds needs = engine_needs(env, options_, *group, host);
   const std::string place = "rank " + std::to_string(group->label(options_.rank)) + " (host " + host + ")";
-  engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, env.spin.value_or(default_spin),
-                                     *needs.io_thread, std::move(needs.wake_fd), std::move(sockets));
+  engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, spin_of(env, options_), *needs.io_thread,
+                                     std::move(needs.wake_fd), std::move(sockets));
   if (!is_internal(options_.name)) register_source(std::shared_ptr<RecordSource>(engine_, &engine_->records()));
   start_watcher(env);
   introduce(mesh, slice_bytes);

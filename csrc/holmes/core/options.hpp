@@ -71,6 +71,9 @@ struct CommunicatorOptions {
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
   std::string secret{};          // per-job secret; empty: HOLMES_SECRET, else made by rank 0 and shared by the Store
   std::optional<TlsMode> tls{};  // the same on all ranks; absent: HOLMES_TLS, else off
+  // How long a waiting thread polls before it sleeps, in microseconds (0: not at all). Absent: HOLMES_SPIN_US, else
+  // 150.
+  std::optional<int> spin_us{};
 
   bool operator==(const CommunicatorOptions&) const = default;
 };
@@ -93,6 +96,7 @@ void visit_fields(Visit&& visit) {
   visit("connect_timeout_s", &Options::connect_timeout);
   visit("secret", &Options::secret);
   visit("tls", &Options::tls);
+  visit("spin_us", &Options::spin_us);
 }
 
 class Compression;

@@ -29,9 +29,9 @@ def check_descriptors(job: JobFacts) -> Iterator[Finding]:
             "descriptors",
             job.host_of(facts.rank),
             "",
-            f"{limit} descriptors are allowed (ulimit -n); a communicator of {size} ranks over {rails} rails takes "
-            f"up to {one}, and {facts.open_files} are open",
-            f"ulimit -n {1 << (facts.open_files + one * _COMMUNICATORS).bit_length()} before the job, or nofile in "
+            f"{limit} descriptors are allowed (ulimit -Hn, up to which Holmes goes); a communicator of {size} ranks "
+            f"over {rails} rails takes up to {one}, and {facts.open_files} are open",
+            f"ulimit -Hn {1 << (facts.open_files + one * _COMMUNICATORS).bit_length()} before the job, or nofile in "
             "/etc/security/limits.conf",
         )
 

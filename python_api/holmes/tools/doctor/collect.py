@@ -16,6 +16,8 @@ from holmes.tools.doctor.collect_nics import collect_nics
 from holmes.tools.doctor.facts import RankFacts
 from holmes_comm import _C
 
+_MOST_OPEN_FILES = 65536
+
 #: Variables with these beginnings steer communication.
 PREFIXES = ("HOLMES_", "NCCL_", "GLOO_", "TP_SOCKET_", "UCX_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "MASTER_")
 _TCP = Path("/proc/sys/net/ipv4")
@@ -32,7 +34,7 @@ def collect(rank: int) -> RankFacts:
         variables=dict(sorted(variables.items())),
         hostname_addresses=_addresses_of(socket.gethostname()),
         memlock_limit_bytes=_limit(resource.RLIMIT_MEMLOCK),
-        open_files_limit=_limit(resource.RLIMIT_NOFILE),
+        open_files_limit=_open_files_limit(),
         open_files=len(os.listdir("/proc/self/fd")),
         shm_free_bytes=_free_bytes("/dev/shm"),
         memfd_error=_memfd_error(),
@@ -61,6 +63,13 @@ def _addresses_of(name: str) -> list[str]:
 def _limit(which: int) -> int | None:
     soft = resource.getrlimit(which)[0]
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _open_files_limit() -> int:
+    """What the engine raises the soft limit to when it needs sockets (csrc/holmes/core/open_files.hpp)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
+    return max(soft, raised)
 
 
 def _free_bytes(folder: str) -> int | None:
