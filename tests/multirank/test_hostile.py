@@ -65,7 +65,7 @@ def test_hostile_traffic_leaves_a_running_job_alone() -> None:
     results: list[Any] = []
     job = threading.Thread(target=lambda: results.append(run_threads(2, rank_body)), daemon=True)
     job.start()
-    server.wait("holmes/hostile/verdict", 30.0)  # the set-up is over
+    server.wait("holmes/hostile/decision", 30.0)  # the set-up is over
     try:
         # What the mesh listened on is closed: nothing but the store is open.
         assert _listening_ports() - before == {server.port}

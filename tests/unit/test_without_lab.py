@@ -33,6 +33,13 @@ assert not [name for name in sys.modules if name.startswith("holmes.lab")]
 """
 
 
+#: An editable installation finds what PYTHONPATH lacks.
+NO_EDITABLE = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
+"""
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """Variables of processes whose `holmes` is the installed one without its lab."""
@@ -40,6 +47,7 @@ def environment(tmp_path_factory):
     without_lab = shutil.ignore_patterns("lab", "__pycache__")
     shutil.copytree(Path(holmes.__file__).parent, folder / "holmes", ignore=without_lab)
     (folder / "holmes_comm").symlink_to(Path(holmes_comm.__file__).parent)
+    (folder / "sitecustomize.py").write_text(NO_EDITABLE)
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 

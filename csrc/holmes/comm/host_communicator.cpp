@@ -132,7 +132,7 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
 
 constexpr std::int64_t no_job_rank = -1;  // on the wire only
 
-// The process's number in the job, where it has one.
+// How long a wait polls: the option, else the variable, else the default.
 Duration spin_of(const Env& env, const CommunicatorOptions& options) {
   if (!options.spin_us) return env.spin.value_or(default_spin);
   if (*options.spin_us >= 0) return std::chrono::microseconds(*options.spin_us);
@@ -140,6 +140,7 @@ Duration spin_of(const Env& env, const CommunicatorOptions& options) {
                    " is not possible; it must be a number of microseconds, 0 or more");
 }
 
+// The process's number in the job, where it has one.
 std::optional<std::int64_t> job_rank_of(const CommunicatorOptions& options) {
   if (options.job_rank) return options.job_rank;
   const char* text = std::getenv("RANK");

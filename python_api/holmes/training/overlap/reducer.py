@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from holmes.training.overlap.parameters import Trained
-from holmes.training.overlap.sent import SpentGradient
+from holmes.training.overlap.sent import SentGradient, SpentGradient
 from holmes.training.overlap.storage import BucketStorage
 from holmes.training.overlap.transfers import Lane, Transfer
 
@@ -70,7 +70,7 @@ class Reducer:
             return
         (index, is_counted), self._latest = self._latest, None
         gradient = self._trained[index].tensor.grad
-        if gradient is not None and gradient.requires_grad:
+        if gradient is not None and not isinstance(gradient, SentGradient) and gradient.requires_grad:
             return  # of backward(create_graph=True): its graph may be needed until `step`, which takes it
         bucket = self._bucket_of[index]
         self._before_use(bucket)
