@@ -90,6 +90,9 @@ def init(
         name = f"comm{next(_names)}"
     if store is None:
         store = _environment_store(rank, connect_timeout_s, secret)
+    for keyword, given in (("nics", nics), ("cluster_nics", cluster_nics)):
+        if given is not None and not isinstance(given, NicSelection):
+            raise UsageError(f"{keyword}={given!r} is no NicSelection; say for example NicSelection.parse('eth1,eth2')")
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     if transport is None:
         transport = selection.transport if selection is not None else "auto"

@@ -60,3 +60,11 @@ def test_impossible_rank_and_transport() -> None:
         holmes_comm._C.make_communicator(store, holmes_comm.CommunicatorOptions(rank=3, size=2))
     with pytest.raises(holmes_comm.UsageError, match="transport 'udp' does not exist; use one of: auto, tcp, shm"):
         holmes_comm.CommunicatorOptions(transport="udp")
+
+
+@pytest.mark.parametrize("keyword", ["nics", "cluster_nics"])
+def test_a_selection_that_is_a_text_is_named(keyword):
+    with pytest.raises(
+        holmes_comm.UsageError, match=rf"{keyword}='eth99' is no NicSelection; say for example NicSelection.parse"
+    ):
+        holmes_comm.init(holmes_comm.LocalStore(), 0, 1, **{keyword: "eth99"})
