@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # One call on a machine with an NVIDIA GPU: builds Holmes, tests and measures all that needs one, writes what it found.
 # usage: benchmarks/gpu_check.sh [--dry-run] [RESULT.md]
-# Needs: NVIDIA driver, Python >= 3.10, g++, make, and nvcc for the kernels; pip brings the rest (torch with CUDA).
+# Needs: NVIDIA driver, g++, nvcc for the kernels, and a Python with what requirements-dev.txt names and torch with CUDA
+# (`make build` once, where there is a network). Nothing is fetched; each step fits the ten minutes of a borrowed machine.
 # --dry-run, and also where there is no GPU: every step runs on the fakes of tests/fake_nccl or on the CPU, and the
 # result says of each that it proves nothing. GPU_CHECK_PYTHON: an interpreter with Holmes built, instead of .venv.
 # Steps go on after a failure, so that one call shows everything; the exit status tells whether any failed.
@@ -49,7 +50,10 @@ say ""; say "## Machine"; say ""; say '```'
 say '```'
 
 if [ -z "${GPU_CHECK_PYTHON:-}" ]; then
-  step 3600 "Build and C++ tests" "the kernels compile for this GPU and pass test_pack" make test-cpp
+  step 480 "Build" "the kernels compile for this GPU" \
+    env PATH="$PWD/.venv/bin:$PATH" HOLMES_CMAKE_ARGS=-DHOLMES_TESTS=ON "$python" setup.py -q build_ext --inplace
+  step 480 "C++ tests" "the kernels pass test_pack" \
+    sh -c '.venv/bin/ctest --test-dir "$(ls -td build/cp3* | head -1)" --output-on-failure --timeout 120'
 fi
 step 120 "Versions" "versions are known" "$python" -c "
 import sys, torch, holmes_comm
@@ -69,24 +73,24 @@ step 300 "Images on one device" "CUDA takes kernels from sparse images; GPU memo
   "$python" benchmarks/gpu_ranks.py $dry images
 step 300 "Killed rank" "a killed rank ends the others by the deadline" "$python" benchmarks/gpu_ranks.py --ranks 3 $dry killed
 step 300 "Two interfaces in one process" "byte counters show each group on its own interface" "$python" benchmarks/gpu_interfaces.py $dry
-step 600 "Overhead over raw NCCL" "under 3 us a call, under 2 % from 1 MiB on" "$python" benchmarks/gpu_overhead.py $dry
-step 600 "torch.distributed cuda:holmes" "stream order, futures, coalescing, point to point, errors and aborts of c10d on real streams" \
+step 480 "Overhead over raw NCCL" "under 3 us a call, under 2 % from 1 MiB on" "$python" benchmarks/gpu_overhead.py $dry
+step 480 "torch.distributed cuda:holmes" "stream order, futures, coalescing, point to point, errors and aborts of c10d on real streams" \
   "$python" -m pytest -q -m gpu -rs $(grep -rl "mark.gpu" tests --include="test_*.py")
-[ -n "$dry" ] || step 900 "The backend's tests on the fakes, the long form" "nothing more: they need no GPU" \
+[ -n "$dry" ] || step 480 "The backend's tests on the fakes, the long form" "nothing more: they need no GPU" \
   env HOLMES_TEST_LONG=1 "$python" -m pytest -q tests/gpu/test_nccl_backend.py
 for script in gpu_kernels gpu_sendrecv; do
   case $script in
     gpu_kernels) proves="kernels at 90 % of the copy bandwidth" ;;
     *) proves="send/recv without SMs against NCCL's sockets, and what a matrix multiplication beside it loses" ;;
   esac
-  if [ -f benchmarks/$script.py ]; then step 600 "$script" "$proves" "$python" benchmarks/$script.py $dry
+  if [ -f benchmarks/$script.py ]; then step 480 "$script" "$proves" "$python" benchmarks/$script.py $dry
   else say ""; say "## $script"; say ""; say "not in this tree"; unproven+=("$proves"); fi
 done
-step 600 "Training: DDP and the overlapped optimizer" "both train on the GPU with one process's losses" \
+step 480 "Training: DDP and the overlapped optimizer" "both train on the GPU with one process's losses" \
   "$python" benchmarks/gpu_train.py $dry
 
 # On the testbed, where network namespaces are allowed. By itself it takes the GPU where there is one.
-step 900 "Demo" "the demo trains on the GPU: the single process's losses, its bytes on the fast NICs" \
+step 480 "Demo" "the demo trains on the GPU: the single process's losses, its bytes on the fast NICs" \
   "$python" -m holmes demo --steps 10 --out build/gpu-demo
 
 say ""; say "## Unproven"; say ""

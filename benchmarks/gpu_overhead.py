@@ -72,6 +72,8 @@ def measure(store: Any, rank: int, size: int, sizes_bytes: list[int]) -> dict[st
     from holmes_comm import _C
     from holmes_comm.nccl_agreement import nccl_package_paths
 
+    # One GPU has several ranks: NCCL takes only ranks of different hosts for that.
+    os.environ["NCCL_HOSTID"] = f"raw{rank}"
     comm = communicator(store, rank, size)
     place = memory(comm.device or 0)
     raw = RawNccl(_C.nccl_library(nccl_package_paths())["path"], store, rank, size)

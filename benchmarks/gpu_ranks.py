@@ -25,11 +25,6 @@ DEADLINE_S = 20.0  # of a lost rank to be noticed
 LIMIT_S = 240.0
 
 
-def device_of(rank: int) -> int:
-    """All ranks share GPU 0; fake ones have one each."""
-    return rank if "fake_cuda" in os.environ.get("HOLMES_CUDA_LIBRARY", "") else 0
-
-
 def communicator(store: Any, rank: int, size: int, **options: Any) -> Any:
     import holmes_comm
 
@@ -38,7 +33,7 @@ def communicator(store: Any, rank: int, size: int, **options: Any) -> Any:
         rank,
         size,
         backend="nccl",
-        device=device_of(rank),
+        device=0,
         nics=options.pop("nics", holmes_comm.NicSelection(names=("lo",))),
         nccl_host_id=f"rank{rank}",
         nccl_variables={"NCCL_MNNVL_ENABLE": "0", **options.pop("nccl_variables", {})},
@@ -98,12 +93,22 @@ def check(store: Any, rank: int, size: int) -> dict[str, Any]:
     half.all_reduce(data.array)
     same(data, sum(r + 1.0 for r in range(rank % 2, size, 2)), "split")
     comm.barrier()
-    if size > 2 and rank < size - 1:
-        rest = comm.shrink([size - 1])
-        data = place.make(10, rank + 1.0)
-        rest.all_reduce(data.array)
-        same(data, total - size, "shrink")
-        rest.barrier()
+    if size > 2:
+        # Shrinking ends the old communicator: the last rank has left it by then.
+        if rank == size - 1:
+            store.set("left", b"")
+        else:
+            store.get("left", LIMIT_S)
+            rest = comm.shrink([size - 1])
+            data = place.make(10, rank + 1.0)
+            rest.all_reduce(data.array)
+            same(data, total - size, "shrink")
+            assert "shrunk from" in rest.description, rest.description
+            rest.barrier()
+            store.set(f"shrunk/{rank}", b"")
+        # Who leaves before would be a lost rank: the others would connect anew.
+        for other in range(size - 1):
+            store.get(f"shrunk/{other}", LIMIT_S)
     return {"description": comm.description}
 
 
@@ -133,7 +138,7 @@ def graph(store: Any, rank: int, size: int) -> dict[str, Any]:
 
 def images(store: Any, rank: int, size: int) -> dict[str, Any]:
     """Several images on one device, their operations mixed; what each takes of the GPU's memory."""
-    place = memory(device_of(rank))
+    place = memory(0)
     used, comms = [], []
     for number in range(4):
         comms.append(communicator(store, rank, size, nccl_variables={"NCCL_HOLMES_NUMBER": str(number)}))

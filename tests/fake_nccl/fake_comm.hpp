@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -14,6 +15,7 @@
 namespace fake_nccl {
 
 inline constexpr int version = FAKE_NCCL_VERSION;
+inline constexpr int usual_ctas = 32;
 inline constexpr int success = 0, system_error = 2, internal_error = 3, invalid_argument = 4, invalid_usage = 5,
                      remote_error = 6, in_progress = 7;
 
@@ -32,6 +34,7 @@ struct ncclComm {
   bool is_blocking = true;
   std::string net_name;
   int device = 0;
+  int ctas = fake_nccl::usual_ctas;  // of each kernel
   sockaddr_in root{};
   int shrinks = 0;
   std::string root_file;  // of a shrink
@@ -40,7 +43,18 @@ struct ncclComm {
   std::atomic<int> state{fake_nccl::in_progress};
   std::atomic<bool> stop{false};
   std::thread setup;
+  std::thread group_end;       // of a group that is still in progress
+  std::atomic<int> inside{0};  // threads that a call keeps
   std::atomic<int> running{0};
+  // Each operation of a CUDA graph holds it.
+  std::shared_ptr<int> graphs = std::make_shared<int>(0);
+  // Behind the last operation outside of graphs, and of a capture: NCCL runs a communicator's operations in order.
+  struct Last {
+    void* stream = nullptr;
+    void* end = nullptr;  // null: there was none
+    unsigned long long capture_id = 0;
+  };
+  Last last, last_captured;
   std::map<int, double> scales;  // of premultiplied sums
   int next_op = 5;
 };

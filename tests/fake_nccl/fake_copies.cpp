@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr int success = 0, invalid_value = 1, out_of_memory = 2, illegal_address = 700;
+constexpr int success = 0, invalid_value = 1, out_of_memory = 2, deinitialized = 4, illegal_address = 700;
 constexpr int poison = 0xee;
 
 struct Block {
@@ -96,6 +96,7 @@ int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
 }
 
 int cuMemFreeHost(void* memory) {
+  if (fake_cuda_has_shut_down()) return deinitialized;
   fake_cuda_check_call();
   std::lock_guard lock(pinned_mutex);
   const auto found = pinned().find(static_cast<char*>(memory));
@@ -110,6 +111,7 @@ int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, std::size_t bytes, v
   check_copy(from, to, bytes);
   if (has_fault("copy")) return count_copy(to, bytes, -1), illegal_address;
   std::memset(to, poison, bytes);
+  fake_cuda_access(stream, reinterpret_cast<const void*>(from), bytes, false, "a copy to the host");
   fake_cuda_enqueue(stream, [=] {
     take_time();
     check_alive(from, bytes);
@@ -123,6 +125,7 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t by
   check_copy(to, from, bytes);
   if (has_fault("copy")) return count_copy(from, bytes, -1), illegal_address;
   const auto* source = static_cast<const char*>(from);
+  fake_cuda_access(stream, reinterpret_cast<const void*>(to), bytes, true, "a copy from the host");
   const auto before = std::make_shared<std::vector<char>>(source, source + bytes);
   fake_cuda_enqueue(stream, [=] {
     take_time();
@@ -136,7 +139,8 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t by
 }
 
 int cuLaunchHostFunc(void* stream, void (*function)(void*), void* argument) {
-  fake_cuda_enqueue(stream, [=] {
+  fake_cuda_enqueue(stream, [=, notice = fake_cuda_notice(stream)] {
+    notice();
     in_host_function = true;
     function(argument);
     in_host_function = false;

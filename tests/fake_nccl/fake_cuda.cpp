@@ -1,24 +1,34 @@
 // A CUDA driver without a GPU, for tests: "device" memory is host memory, every stream is a thread that works through
-// its queue in order, events are points in such queues. Only what Holmes and the fake NCCL call.
+// its queue in order, events are points in such queues. Only what Holmes and the fake NCCL call. As the real one it
+// refuses questions and allocations that break a capture, and whatever comes after its end at exit.
+//
+// FAKE_CUDA_MULTIPROCESSORS: how many the devices have (132).
 #include "fake_cuda.hpp"
+
+#include "access_order.hpp"
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
 
-constexpr int success = 0, invalid_value = 1, not_ready = 600, capture_unjoined = 904, capture_isolation = 905;
+constexpr int success = 0, invalid_value = 1, deinitialized = 4, not_ready = 600, capture_unsupported = 900,
+              capture_invalidated = 901, capture_unjoined = 904, capture_isolation = 905;
+constexpr int capture_global = 0, capture_of_thread = 1;  // modes; 2: relaxed
 constexpr int device_count = 8;
 
 struct Point {  // reached once all that was queued before it is done
@@ -39,12 +49,50 @@ struct Point {  // reached once all that was queued before it is done
 class Queue;
 using Task = std::function<void()>;
 
-// What was put on capturing streams, in that order; a launch runs it in the launching stream.
+using Nodes = std::vector<std::size_t>;  // of a graph, by number
+
+void add_new(Nodes& nodes, const Nodes& more) {
+  for (const std::size_t node : more)
+    if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) nodes.push_back(node);
+}
+
+// What was put on capturing streams, and what each part of it runs behind.
 struct Graph {
+  struct Node {
+    Task task;
+    Queue* queue;
+    Nodes after;
+  };
   unsigned long long id = 0;
   Queue* origin = nullptr;
+  int mode = capture_global;
+  std::thread::id thread{};
+  std::atomic<bool> is_broken{false};
   std::vector<Queue*> members;  // besides the origin
-  std::vector<Task> tasks;
+  std::vector<Node> nodes;
+  Nodes order;  // once the capture has ended
+
+  // The worst one for who relies on more than the edges say: what the origin's stream holds as early as it can be, the
+  // rest as late.
+  void put_in_order() {
+    for (const bool of_origin : {true, false})
+      for (std::size_t node = 0; node < nodes.size(); ++node)
+        if ((nodes[node].queue == origin) == of_origin) visit(node);
+  }
+
+  // Whether all of it runs before what comes behind `last`.
+  bool ends_with(const Nodes& last) const {
+    Nodes reached = last;
+    for (std::size_t i = 0; i < reached.size(); ++i) add_new(reached, Nodes(nodes[reached[i]].after));
+    return reached.size() == nodes.size();
+  }
+
+private:
+  void visit(std::size_t node) {
+    if (std::find(order.begin(), order.end(), node) != order.end()) return;
+    for (const std::size_t earlier : nodes[node].after) visit(earlier);
+    order.push_back(node);
+  }
 };
 
 struct Event {
@@ -52,9 +100,14 @@ struct Event {
   std::shared_ptr<Point> point;  // of the last record; null: never recorded, which counts as reached
   // Of a record in a capture:
   std::shared_ptr<Graph> graph;
-  Queue* queue = nullptr;
-  std::size_t position = 0;  // how much its stream had then
+  Nodes last;  // what its stream had then
+  StreamClock clock;
 };
+
+AccessOrder& access_order() {
+  static auto* made = new AccessOrder();
+  return *made;
+}
 
 class Queue {
 public:
@@ -62,8 +115,8 @@ public:
   void push(Task task) {
     std::lock_guard lock(mutex_);
     if (capture) {
-      capture->tasks.push_back(std::move(task));
-      ++captured;
+      capture->nodes.push_back({std::move(task), this, last});
+      last = {capture->nodes.size() - 1};
       return;
     }
     ++unfinished_;
@@ -71,8 +124,8 @@ public:
     changed_.notify_one();
   }
 
-  std::shared_ptr<Graph> capture;            // a capture is one thread's
-  std::size_t captured = 0, waited_for = 0;  // in the capture: how much there is, how much of it the origin waits for
+  std::shared_ptr<Graph> capture;  // a capture is one thread's
+  Nodes last;                      // in the capture: what the next part of it runs behind
 
   bool is_idle() {
     std::lock_guard lock(mutex_);
@@ -108,6 +161,35 @@ std::map<unsigned long long, std::pair<std::size_t, int>>& memory() {  // addres
   return *map;
 }
 
+thread_local int capture_mode = capture_global;  // of this thread
+std::atomic<bool> has_shut_down{false};
+
+// The captures that are under way.
+struct Captures {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Graph>> all;
+};
+Captures& captures() {
+  static auto* made = new Captures();
+  return *made;
+}
+
+// A call that may break captures: of a thread that captures itself, or of any while a capture is a global one.
+int unsafe_call() {
+  if (has_shut_down) return deinitialized;
+  std::lock_guard lock(captures().mutex);
+  bool breaks = false;
+  for (const auto& graph : captures().all) {
+    const bool is_own = graph->thread == std::this_thread::get_id();
+    if (capture_mode == capture_global ? graph->mode == capture_global || (is_own && graph->mode == capture_of_thread)
+                                       : capture_mode == capture_of_thread && is_own && graph->mode != 2) {
+      graph->is_broken = true;
+      breaks = true;
+    }
+  }
+  return breaks ? capture_unsupported : success;
+}
+
 thread_local void* current_context = nullptr;
 int current_device() {
   return current_context == nullptr ? 0 : static_cast<int>(reinterpret_cast<long>(current_context)) - 1;
@@ -132,33 +214,81 @@ bool fake_cuda_is_allocated(unsigned long long address, std::size_t bytes) {
 }
 
 void fake_cuda_enqueue(void* stream, std::function<void()> task) { queue_of(stream).push(std::move(task)); }
+void fake_cuda_access(void* stream, const void* begin, std::size_t bytes, bool writes, const char* what) {
+  Queue& queue = queue_of(stream);
+  if (!queue.capture) access_order().add(&queue, reinterpret_cast<unsigned long long>(begin), bytes, writes, what);
+}
+std::function<void()> fake_cuda_notice(void* stream) {
+  return [clock = access_order().now(&queue_of(stream))] { access_order().host_waits(clock); };
+}
 bool fake_cuda_is_capturing(void* stream) { return queue_of(stream).capture != nullptr; }
 int fake_cuda_device() { return current_device(); }
+bool fake_cuda_has_shut_down() { return has_shut_down; }
 
 namespace {
+std::mutex counts_mutex;
+std::map<std::string, int>& counts() {
+  static auto* map = new std::map<std::string, int>();
+  return *map;
+}
+}  // namespace
+
+void fake_cuda_note(const char* name) {
+  std::lock_guard lock(counts_mutex);
+  ++counts()[name];
+}
+
+namespace {
+
+constexpr std::chrono::seconds patience_with_kernels{3};
+
+int multiprocessors() {
+  const char* text = std::getenv("FAKE_CUDA_MULTIPROCESSORS");
+  return text == nullptr ? 132 : std::atoi(text);
+}
+
 std::mutex kernels_mutex;
-std::map<int, std::map<const void*, int>>& kernels() {  // that run: device -> owner -> how many
-  static auto* map = new std::map<int, std::map<const void*, int>>();
+std::condition_variable kernels_changed;
+struct Running {
+  std::map<const void*, int> owners;  // how many kernels of each
+  int used = 0;                       // multiprocessors
+};
+std::map<int, Running>& kernels() {  // by device
+  static auto* map = new std::map<int, Running>();
   return *map;
 }
 std::size_t most_owners = 0;
+
 }  // namespace
 
-void fake_cuda_begin_kernel(int device, const void* owner) {
-  std::lock_guard lock(kernels_mutex);
-  auto& running = kernels()[device];
-  ++running[owner];
-  most_owners = std::max(most_owners, running.size());
+void fake_cuda_begin_kernel(int device, const void* owner, int ctas) {
+  std::unique_lock lock(kernels_mutex);
+  Running& running = kernels()[device];
+  const auto fits = [&] { return running.used + ctas <= multiprocessors(); };
+  while (!kernels_changed.wait_for(lock, patience_with_kernels, fits))
+    std::fprintf(stderr, "fake CUDA: device %d: a kernel of %d CTAs waits, %zu others hold %d of %d multiprocessors\n",
+                 device, ctas, running.owners.size(), running.used, multiprocessors());
+  running.used += ctas;
+  ++running.owners[owner];
+  most_owners = std::max(most_owners, running.owners.size());
 }
-void fake_cuda_end_kernel(int device, const void* owner) {
+void fake_cuda_end_kernel(int device, const void* owner, int ctas) {
   std::lock_guard lock(kernels_mutex);
-  auto& running = kernels()[device];
-  if (--running[owner] == 0) running.erase(owner);
+  Running& running = kernels()[device];
+  running.used -= ctas;
+  if (--running.owners[owner] == 0) running.owners.erase(owner);
+  kernels_changed.notify_all();
 }
 
 extern "C" {
 
-int cuInit(unsigned) { return success; }
+int cuInit(unsigned) {
+  static const int registered = std::atexit([] {
+    has_shut_down = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for who has not noticed
+  });
+  return registered == 0 ? success : invalid_value;
+}
 int cuDeviceGetCount(int* count) {
   *count = device_count;
   return success;
@@ -166,6 +296,11 @@ int cuDeviceGetCount(int* count) {
 int cuDeviceGet(int* device, int ordinal) {
   *device = ordinal;
   return ordinal < 0 || ordinal >= device_count ? invalid_value : success;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  if (attribute != 16) return invalid_value;
+  *value = multiprocessors();
+  return success;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = reinterpret_cast<void*>(static_cast<long>(device) + 1);
@@ -184,37 +319,60 @@ int cuStreamCreate(void** stream, unsigned) {
   return success;
 }
 int cuStreamDestroy_v2(void*) { return success; }
-int cuStreamQuery(void* stream) { return queue_of(stream).is_idle() ? success : not_ready; }
+int cuStreamQuery(void* stream) {
+  if (const int status = unsafe_call(); status != success) return status;
+  const StreamClock clock = access_order().now(&queue_of(stream));
+  if (!queue_of(stream).is_idle()) return not_ready;
+  access_order().host_waits(clock);
+  return success;
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, capture_mode);
+  return success;
+}
 int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void**, const void**, std::size_t*) {
   const auto graph = queue_of(stream).capture;
-  *status = graph ? 1 : 0;
+  *status = graph ? (graph->is_broken ? 2 : 1) : 0;
   if (graph && id != nullptr) *id = graph->id;
   return success;
 }
-int cuStreamBeginCapture_v2(void* stream, int) {
+int cuStreamBeginCapture_v2(void* stream, int mode) {
   static std::atomic<unsigned long long> last_id{0};
   Queue& queue = queue_of(stream);
   queue.capture = std::make_shared<Graph>();
   queue.capture->id = ++last_id;
   queue.capture->origin = &queue;
+  queue.capture->mode = mode;
+  queue.capture->thread = std::this_thread::get_id();
+  std::lock_guard lock(captures().mutex);
+  captures().all.push_back(queue.capture);
   return success;
 }
 int cuStreamEndCapture(void* stream, void** graph) {
   Queue& queue = queue_of(stream);
   const auto made = queue.capture;
-  bool is_joined = true;
+  const bool is_joined = made->ends_with(queue.last);
   for (Queue* member : made->members) {
-    is_joined = is_joined && member->waited_for >= member->captured;
     member->capture = nullptr;
-    member->captured = member->waited_for = 0;
+    member->last.clear();
   }
   queue.capture = nullptr;
+  queue.last.clear();
+  made->put_in_order();
+  std::lock_guard lock(captures().mutex);
+  std::erase(captures().all, made);
+  if (made->is_broken) return *graph = nullptr, capture_invalidated;
   *graph = is_joined ? new std::shared_ptr<Graph>(made) : nullptr;
   return is_joined ? success : capture_unjoined;
 }
 // A graph is its own executable here.
 int cuGraphLaunch(void* graph, void* stream) {
-  for (const Task& task : (*static_cast<std::shared_ptr<Graph>*>(graph))->tasks) queue_of(stream).push(task);
+  const Graph& launched = **static_cast<std::shared_ptr<Graph>*>(graph);
+  for (const std::size_t node : launched.order) queue_of(stream).push(launched.nodes[node].task);
+  return success;
+}
+int cuGraphDestroy(void* graph) {
+  delete static_cast<std::shared_ptr<Graph>*>(graph);
   return success;
 }
 int cuEventCreate(void** event, unsigned) {
@@ -232,8 +390,8 @@ int cuEventRecord(void* event, void* stream) {
   std::lock_guard lock(recorded->mutex);
   recorded->point = point;
   recorded->graph = queue.capture;
-  recorded->queue = &queue;
-  recorded->position = queue.captured;
+  recorded->last = queue.last;
+  recorded->clock = access_order().now(&queue);
   if (!queue.capture) queue.push([point] { point->reach(); });
   return success;
 }
@@ -245,32 +403,37 @@ int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   if (!waited->graph) {
     // A capture cannot wait for what runs outside of it.
     if (queue.capture) return capture_isolation;
+    access_order().wait(&queue, waited->clock);
     queue.push([point = waited->point] { point->wait(); });
     return success;
   }
   if (!queue.capture) {
-    if (!waited->queue->capture) return capture_isolation;  // that capture has ended
+    if (waited->graph->origin->capture != waited->graph) return capture_isolation;  // that capture has ended
     queue.capture = waited->graph;
-    queue.captured = queue.waited_for = 0;
     waited->graph->members.push_back(&queue);
   }
   if (queue.capture != waited->graph) return capture_isolation;
-  // Through other members too: whoever waits for them waits for what they wait for. Close enough for tests.
-  waited->queue->waited_for = std::max(waited->queue->waited_for, waited->position);
+  add_new(queue.last, waited->last);
   return success;
 }
 int cuEventQuery(void* event) {
+  if (const int status = unsafe_call(); status != success) return status;
   auto* asked = static_cast<Event*>(event);
   std::lock_guard lock(asked->mutex);
-  return !asked->point || asked->point->reached ? success : not_ready;
+  if (asked->point && !asked->point->reached) return not_ready;
+  access_order().host_waits(asked->clock);
+  return success;
 }
 int cuStreamSynchronize(void* stream) {
   auto point = std::make_shared<Point>();
+  const StreamClock clock = access_order().now(&queue_of(stream));
   queue_of(stream).push([point] { point->reach(); });
   point->wait();
+  access_order().host_waits(clock);
   return success;
 }
 int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
+  if (const int status = unsafe_call(); status != success) return status;
   void* block = std::aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
   if (block == nullptr) return 2;
   *address = reinterpret_cast<unsigned long long>(block);
@@ -280,11 +443,15 @@ int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
 }
 int cuMemFree_v2(unsigned long long address) {
   std::lock_guard lock(memory_mutex);
-  if (memory().erase(address) == 0) return invalid_value;
+  const auto freed = memory().extract(address);
+  if (freed.empty()) return invalid_value;
+  access_order().forget(address, freed.mapped().first);
   std::free(reinterpret_cast<void*>(address));
   return success;
 }
 int cuMemcpyAsync(unsigned long long to, unsigned long long from, std::size_t bytes, void* stream) {
+  fake_cuda_access(stream, reinterpret_cast<const void*>(from), bytes, false, "a copy from");
+  fake_cuda_access(stream, reinterpret_cast<const void*>(to), bytes, true, "a copy to");
   queue_of(stream).push([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
   return success;
 }
@@ -292,6 +459,11 @@ int cuMemcpyAsync(unsigned long long to, unsigned long long from, std::size_t by
 int fake_cuda_most_owners() {
   std::lock_guard lock(kernels_mutex);
   return static_cast<int>(most_owners);
+}
+// For tests: how often this happened.
+int fake_cuda_count(const char* name) {
+  std::lock_guard lock(counts_mutex);
+  return counts()[name];
 }
 // For tests: a stream that is busy for a while.
 int fake_cuda_busy(void* stream, int milliseconds) {
@@ -309,13 +481,16 @@ int cuPointerGetAttribute(void* value, int attribute, unsigned long long address
   return success;
 }
 int cuGetErrorName(int status, const char** name) {
-  *name = status == success             ? "CUDA_SUCCESS"
-          : status == not_ready         ? "CUDA_ERROR_NOT_READY"
-          : status == 2                 ? "CUDA_ERROR_OUT_OF_MEMORY"
-          : status == 700               ? "CUDA_ERROR_ILLEGAL_ADDRESS"
-          : status == capture_unjoined  ? "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
-          : status == capture_isolation ? "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"
-                                        : "CUDA_ERROR_INVALID_VALUE";
+  *name = status == success               ? "CUDA_SUCCESS"
+          : status == not_ready           ? "CUDA_ERROR_NOT_READY"
+          : status == 2                   ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : status == deinitialized       ? "CUDA_ERROR_DEINITIALIZED"
+          : status == 700                 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+          : status == capture_unsupported ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+          : status == capture_invalidated ? "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+          : status == capture_unjoined    ? "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
+          : status == capture_isolation   ? "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"
+                                          : "CUDA_ERROR_INVALID_VALUE";
   return success;
 }
 }

@@ -7,18 +7,29 @@
 
 // Runs `task` on the stream (null: the default one of this thread's device), in its order.
 void fake_cuda_enqueue(void* stream, std::function<void()> task);
+// What is put on the stream next reads or writes these bytes of the device; `what` says what it is. Ends the process
+// where nothing orders it behind an earlier access (access_order.hpp).
+void fake_cuda_access(void* stream, const void* begin, std::size_t bytes, bool writes, const char* what);
+// To be called where the host learns that what the stream has now is done: what it does next is ordered behind that.
+std::function<void()> fake_cuda_notice(void* stream);
 // Whether what is put on the stream becomes part of a graph instead of running.
 bool fake_cuda_is_capturing(void* stream);
 // Number of the device whose context is current.
 int fake_cuda_device();
-// Notes that a kernel of `owner` runs on the device, for fake_cuda_most_owners.
-void fake_cuda_begin_kernel(int device, const void* owner);
-void fake_cuda_end_kernel(int device, const void* owner);
+// A kernel of `owner` begins on the device of this stream's thread once so many multiprocessors are free, and keeps
+// them to its end. Says so on stderr where it waits for long: kernels that wait for each other are a deadlock.
+void fake_cuda_begin_kernel(int device, const void* owner, int ctas);
+void fake_cuda_end_kernel(int device, const void* owner, int ctas);
+
+// Counts what happens, by name, for fake_cuda_count.
+void fake_cuda_note(const char* name);
 
 // What the driver would do silently wrong ends the process here, with this text on stderr.
 [[noreturn]] void fake_cuda_misuse(const char* text);
 // Ends the process where this thread is inside a function of cuLaunchHostFunc, which must not call the driver.
 void fake_cuda_check_call();
+// Whether the process has come to the driver's end.
+bool fake_cuda_has_shut_down();
 // Whether a context is this thread's current one.
 bool fake_cuda_has_context();
 // Whether these bytes are in one allocated block of "device" memory.

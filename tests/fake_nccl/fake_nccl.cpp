@@ -3,9 +3,13 @@
 //
 // FAKE_NCCL_FAULT=name@rank makes that rank of every communicator misbehave:
 //   init_fail    set-up ends with a system error          init_hang    set-up never ends
-//   call_hang    ncclAllReduce does not return            stream_hang  an all_reduce starts and never ends
+//   call_hang    ncclAllReduce returns when aborted       stream_hang  an all_reduce starts and never ends
 //   async_error  as stream_hang, and the communicator has an asynchronous error
 //   abort_hang   ncclCommAbort does not return            shrink_fail  ncclCommShrink fails
+//   refuse       ncclAllReduce finds an invalid argument
+//
+// As the real one: a group of a communicator that is not blocking goes on in a thread, and what it refuses stays its
+// asynchronous error; two ranks on one GPU of one host are refused; an end waits for graphs to be destroyed.
 #include <algorithm>
 #include <climits>
 #include <cstdint>
@@ -15,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -26,6 +31,16 @@
 #include "reduction.hpp"
 
 using namespace fake_nccl;
+
+extern "C" {
+int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void**, const void**, std::size_t*);
+int cuStreamWaitEvent(void* stream, void* event, unsigned flags);
+int cuEventCreate(void** event, unsigned flags);
+int cuEventDestroy_v2(void* event);
+int cuEventRecord(void* event, void* stream);
+int cuCtxGetCurrent(void** context);
+int cuCtxSetCurrent(void* context);
+}
 
 namespace {
 
@@ -68,6 +83,14 @@ void sleep_until(const std::atomic<bool>& stop) {
   while (!stop) ::usleep(1000);
 }
 
+char* bytes_of(const void* data) { return static_cast<char*>(const_cast<void*>(data)); }
+
+struct Gpu {
+  std::size_t host;
+  int device;
+  bool operator==(const Gpu& other) const { return host == other.host && device == other.device; }
+};
+
 void set_up(ncclComm& comm, const sockaddr_in& root) {
   if (has_fault(comm, "init_hang")) sleep_until(comm.stop);
   if (has_fault(comm, "init_fail")) {
@@ -75,8 +98,43 @@ void set_up(ncclComm& comm, const sockaddr_in& root) {
     return;
   }
   comm.sockets = connect_all(root, comm.rank, comm.size, comm.stop);
-  comm.state = comm.sockets.empty() ? fail(system_error, "fake: cannot connect") : success;
+  if (comm.sockets.empty()) {
+    comm.state = fail(system_error, "fake: cannot connect");
+    return;
+  }
+  const char* host = std::getenv("NCCL_HOSTID");
+  const Gpu own{std::hash<std::string>()(host == nullptr ? "" : host), comm.device};
+  std::vector<Gpu> gpus(static_cast<std::size_t>(comm.size), own);
+  std::vector<Transfer> sends, recvs;
+  for (int peer = 0; peer < comm.size; ++peer) {
+    if (peer == comm.rank) continue;
+    sends.push_back({peer, bytes_of(&own), sizeof(own)});
+    recvs.push_back({peer, bytes_of(&gpus[static_cast<std::size_t>(peer)]), sizeof(own)});
+  }
+  if (!transfer(comm.sockets, sends, recvs, comm.stop)) {
+    comm.state = fail(system_error, "fake: a peer has left in set-up");
+    return;
+  }
+  comm.state = std::count(gpus.begin(), gpus.end(), own) > 1
+                   ? fail(invalid_usage, "fake: Duplicate GPU detected: rank " + std::to_string(comm.rank) +
+                                             " and another are on CUDA device " + std::to_string(comm.device))
+                   : success;
 }
+
+// As long as it lives, a thread is inside a call with the communicator.
+class Inside {
+public:
+  explicit Inside(ncclComm* comm) : comm_(comm) {
+    if (fake_cuda_has_shut_down()) fake_cuda_misuse("NCCL was called after the driver's end");
+    ++comm_->inside;
+  }
+  ~Inside() { --comm_->inside; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+private:
+  ncclComm* comm_;
+};
 
 // An operation of a group.
 struct Operation {
@@ -85,12 +143,13 @@ struct Operation {
   std::function<bool()> collective;  // null: a transfer
   bool is_send = false;
   Transfer block{};
+  // Of a collective on this rank.
+  const void* read = nullptr;
+  std::size_t read_bytes = 0;
+  void* write = nullptr;
+  std::size_t write_bytes = 0;
 };
 thread_local int group_depth = 0;
-// An address of this library's own, whichever image of it this is.
-const char library_identity = 0;
-// From here on NCCL itself orders its communicators on a device, where it is told to.
-constexpr bool orders_launches = version >= 22600;
 thread_local std::vector<Operation> group;
 
 bool move(ncclComm& comm, std::vector<Transfer> sends, std::vector<Transfer> recvs) {
@@ -112,9 +171,24 @@ bool move(ncclComm& comm, std::vector<Transfer> sends, std::vector<Transfer> rec
   return transfer(comm.sockets, sends, recvs, comm.stop);
 }
 
-int flush() {
-  std::vector<Operation> operations;
-  operations.swap(group);
+// Lets the stream wait for the communicator's last operation on another one.
+void begin_behind_last(ncclComm& comm, void* stream) {
+  int status = 0;
+  unsigned long long capture_id = 0;
+  cuStreamGetCaptureInfo_v2(stream, &status, &capture_id, nullptr, nullptr, nullptr);
+  ncclComm::Last& last = status == 0 ? comm.last : comm.last_captured;
+  if (last.end != nullptr && last.stream != stream && last.capture_id == capture_id)
+    cuStreamWaitEvent(stream, last.end, 0);
+  if (last.end == nullptr) cuEventCreate(&last.end, 0);
+  last.stream = stream;
+  last.capture_id = capture_id;
+}
+
+void end_as_last(ncclComm& comm, void* stream) {
+  cuEventRecord((fake_cuda_is_capturing(stream) ? comm.last_captured : comm.last).end, stream);
+}
+
+int launch(std::vector<Operation> operations) {
   // One task for each communicator and stream, as NCCL launches one kernel.
   std::map<std::pair<ncclComm*, void*>, std::vector<Operation>> tasks;
   for (Operation& operation : operations) tasks[{operation.comm, operation.stream}].push_back(operation);
@@ -122,59 +196,100 @@ int flush() {
     ncclComm* const comm = key.first;
     const bool is_captured = fake_cuda_is_capturing(key.second);
     if (!is_captured) ++comm->running;
-    fake_cuda_enqueue(key.second, [comm, is_captured, parts = std::move(parts)] {
-      if (is_captured) ++comm->running;
-      const void* owner = orders_launches ? static_cast<const void*>(&library_identity) : comm;
-      fake_cuda_begin_kernel(comm->device, owner);
-      bool good = true;
-      std::vector<Transfer> sends, recvs;
-      for (const Operation& part : parts) {
-        if (!part.collective)
-          (part.is_send ? sends : recvs).push_back(part.block);
-        else
-          good = good && part.collective();
-      }
-      good = good && move(*comm, std::move(sends), std::move(recvs));
-      if (!good && comm->state == success) comm->state = fail(remote_error, "fake: a peer is gone or sizes differ");
-      // A kernel that cannot go on spins until it is aborted.
-      if (!good) sleep_until(comm->stop);
-      fake_cuda_end_kernel(comm->device, owner);
-      --comm->running;
-    });
+    begin_behind_last(*comm, key.second);
+    for (const Operation& part : parts) {
+      fake_cuda_access(key.second, part.read, part.read_bytes, false, "an operation's input");
+      fake_cuda_access(key.second, part.write, part.write_bytes, true, "an operation's output");
+      if (!part.collective)
+        fake_cuda_access(key.second, part.block.data, part.block.bytes, !part.is_send, "a message's buffer");
+    }
+    fake_cuda_enqueue(key.second,
+                      [comm, is_captured, graph = is_captured ? comm->graphs : nullptr, parts = std::move(parts)] {
+                        if (is_captured) ++comm->running;
+                        fake_cuda_begin_kernel(comm->device, comm, comm->ctas);
+                        bool good = true;
+                        std::vector<Transfer> sends, recvs;
+                        for (const Operation& part : parts) {
+                          if (!part.collective)
+                            (part.is_send ? sends : recvs).push_back(part.block);
+                          else
+                            good = good && part.collective();
+                        }
+                        good = good && move(*comm, std::move(sends), std::move(recvs));
+                        if (!good && comm->state == success)
+                          comm->state = fail(remote_error, "fake: a peer is gone or sizes differ");
+                        // A kernel that cannot go on spins until it is aborted.
+                        if (!good) sleep_until(comm->stop);
+                        fake_cuda_end_kernel(comm->device, comm, comm->ctas);
+                        --comm->running;
+                      });
+    end_as_last(*comm, key.second);
   }
   return success;
+}
+
+int flush() {
+  std::vector<Operation> operations;
+  operations.swap(group);
+  std::set<ncclComm*> in_background;
+  for (const Operation& operation : operations)
+    if (!operation.comm->is_blocking) in_background.insert(operation.comm);
+  if (in_background.empty()) return launch(std::move(operations));
+  fake_cuda_note("in_progress");
+  void* context = nullptr;
+  cuCtxGetCurrent(&context);
+  ncclComm* const first = *in_background.begin();
+  for (ncclComm* comm : in_background) comm->state = in_progress;
+  if (first->group_end.joinable()) first->group_end.join();
+  first->group_end = std::thread([operations = std::move(operations), in_background, context]() mutable {
+    cuCtxSetCurrent(context);
+    ::usleep(std::random_device()() % 3000);
+    launch(std::move(operations));
+    for (ncclComm* comm : in_background) comm->state = success;
+  });
+  return in_progress;
+}
+
+// Refuses a call; of a communicator that is not blocking this is its state from now on.
+int refuse(ncclComm* comm, const std::string& text) {
+  if (comm != nullptr && !comm->is_blocking) comm->state = invalid_argument;
+  return fail(invalid_argument, text);
 }
 
 int add(Operation operation) {
   ncclComm* comm = operation.comm;
   if (comm == nullptr) return fail(invalid_argument, "fake: no communicator");
-  if (comm->state != success)
+  if (comm->state == in_progress || comm->state == invalid_argument)
     return fail(invalid_argument, "fake: communicator used before its previous operation returned ncclSuccess");
+  if (fake_cuda_has_shut_down()) fake_cuda_misuse("NCCL was called after the driver's end");
   group.push_back(std::move(operation));
   return group_depth > 0 ? success : flush();
 }
 
-int add_collective(ncclComm* comm, void* stream, std::function<bool()> run) {
-  return add({comm, stream, std::move(run), false, {}});
+struct Range {
+  const void* begin;
+  std::size_t bytes;
+};
+
+int add_collective(ncclComm* comm, void* stream, Range read, Range written, std::function<bool()> run) {
+  return add({comm, stream, std::move(run), false, {}, read.begin, read.bytes, bytes_of(written.begin), written.bytes});
 }
 
-char* bytes_of(const void* data) { return static_cast<char*>(const_cast<void*>(data)); }
-
 // Everybody's `bytes` from `data`, in the order of ranks.
-bool collect(ncclComm& comm, const void* data, std::size_t bytes, std::vector<std::vector<char>>& all) {
+bool collect(ncclComm& comm, Part part, const void* data, std::size_t bytes, std::vector<std::vector<char>>& all) {
   all.assign(static_cast<std::size_t>(comm.size), std::vector<char>(bytes));
   std::vector<Transfer> sends, recvs;
   for (int peer = 0; peer < comm.size; ++peer) {
-    sends.push_back({peer, bytes_of(data), bytes});
-    recvs.push_back({peer, all[static_cast<std::size_t>(peer)].data(), bytes});
+    sends.push_back({peer, bytes_of(data), bytes, part});
+    recvs.push_back({peer, all[static_cast<std::size_t>(peer)].data(), bytes, part});
   }
   return move(comm, std::move(sends), std::move(recvs));
 }
 
-bool reduce_all(ncclComm& comm, const void* data, void* out, std::size_t skip_elements, std::size_t out_elements,
-                std::size_t total_elements, int type, int op) {
+bool reduce_all(ncclComm& comm, Part part, const void* data, void* out, std::size_t skip_elements,
+                std::size_t out_elements, std::size_t total_elements, int type, int op) {
   std::vector<std::vector<char>> all;
-  if (!collect(comm, data, total_elements * element_bytes(type), all)) return false;
+  if (!collect(comm, part, data, total_elements * element_bytes(type), all)) return false;
   if (out == nullptr) return true;
   std::vector<const char*> inputs;
   for (const auto& one : all) inputs.push_back(one.data() + skip_elements * element_bytes(type));
@@ -246,11 +361,17 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
   int blocking = 0;
   std::memcpy(&blocking, config + 16, 4);
   made->is_blocking = blocking != 0;
+  int max_ctas = INT_MIN;
+  std::memcpy(&max_ctas, config + 28, 4);
+  if (max_ctas != INT_MIN) made->ctas = std::min(max_ctas, usual_ctas);
   const char* net = nullptr;
   std::memcpy(&net, config + 32, sizeof(net));
   if (net != nullptr) made->net_name = net;
   *comm = made;
-  if (made->net_name != "Socket" && made->net_name != "IB") {
+  // Without a name NCCL takes a plugin where there is one; this one knows no other choice.
+  const char* plugin = std::getenv("NCCL_NET_PLUGIN");
+  const bool has_plugin = net == nullptr && plugin != nullptr && std::string(plugin) != "none";
+  if (!has_plugin && made->net_name != "Socket" && made->net_name != "IB") {
     made->state = fail(invalid_usage, "fake: netName '" + made->net_name + "' is none that exists");
     return made->state;
   }
@@ -279,16 +400,28 @@ int ncclCommGetAsyncError(ncclComm* comm, int* error) {
   return success;
 }
 
+static void wait_for_graphs(ncclComm* comm) {
+  while (comm->graphs.use_count() > 1) ::usleep(1000);
+}
+
 int ncclCommFinalize(ncclComm* comm) {
-  if (comm != nullptr)
-    while (comm->running > 0) ::usleep(100);
+  if (comm == nullptr) return success;
+  const Inside inside(comm);
+  while (comm->running > 0) ::usleep(100);
+  wait_for_graphs(comm);
   return success;
 }
 
 static void end(ncclComm* comm) {
+  if (fake_cuda_has_shut_down()) fake_cuda_misuse("NCCL was called after the driver's end");
   comm->stop = true;
   if (comm->setup.joinable()) comm->setup.join();
+  while (comm->inside > 0) ::usleep(100);
+  if (comm->group_end.joinable()) comm->group_end.join();
   while (comm->running > 0) ::usleep(100);
+  wait_for_graphs(comm);
+  for (const auto* last : {&comm->last, &comm->last_captured})
+    if (last->end != nullptr) cuEventDestroy_v2(last->end);
   for (const int fd : comm->sockets)
     if (fd >= 0) ::close(fd);
   if (!comm->root_file.empty()) std::remove(comm->root_file.c_str());
@@ -326,56 +459,70 @@ int ncclRedOpDestroy(int, ncclComm*) { return success; }
 
 int ncclAllReduce(const void* send, void* recv, std::size_t count, int type, int op, ncclComm* comm, void* stream) {
   if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: all_reduce");
-  if (has_fault(*comm, "call_hang")) ::sleep(3600);
+  if (has_fault(*comm, "refuse")) return refuse(comm, "fake: an invalid argument as asked");
+  if (has_fault(*comm, "call_hang")) {
+    const Inside inside(comm);
+    sleep_until(comm->stop);
+    return fail(internal_error, "fake: aborted in a call");
+  }
   if (has_fault(*comm, "stream_hang") || has_fault(*comm, "async_error")) {
     const bool tells = has_fault(*comm, "async_error");
-    return add_collective(comm, stream, [=] {
+    return add_collective(comm, stream, {}, {}, [=] {
       if (tells) comm->state = fail(remote_error, "fake: an asynchronous error as asked");
       sleep_until(comm->stop);
       return true;
     });
   }
-  return add_collective(comm, stream, [=] { return reduce_all(*comm, send, recv, 0, count, count, type, op); });
+  return add_collective(comm, stream, {send, count * element_bytes(type)}, {recv, count * element_bytes(type)},
+                        [=] { return reduce_all(*comm, Part::all_reduce, send, recv, 0, count, count, type, op); });
 }
 
 int ncclReduce(const void* send, void* recv, std::size_t count, int type, int op, int root, ncclComm* comm,
                void* stream) {
   if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: reduce");
   void* out = comm->rank == root ? recv : nullptr;
-  return add_collective(comm, stream, [=] { return reduce_all(*comm, send, out, 0, count, count, type, op); });
+  return add_collective(comm, stream, {send, count * element_bytes(type)},
+                        {out, out == nullptr ? 0 : count * element_bytes(type)},
+                        [=] { return reduce_all(*comm, Part::reduce, send, out, 0, count, count, type, op); });
 }
 
 int ncclReduceScatter(const void* send, void* recv, std::size_t count, int type, int op, ncclComm* comm, void* stream) {
   if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: reduce_scatter");
-  return add_collective(comm, stream, [=] {
-    return reduce_all(*comm, send, recv, static_cast<std::size_t>(comm->rank) * count, count,
-                      count * static_cast<std::size_t>(comm->size), type, op);
-  });
+  return add_collective(comm, stream, {send, count * element_bytes(type) * static_cast<std::size_t>(comm->size)},
+                        {recv, count * element_bytes(type)}, [=] {
+                          return reduce_all(*comm, Part::reduce_scatter, send, recv,
+                                            static_cast<std::size_t>(comm->rank) * count, count,
+                                            count * static_cast<std::size_t>(comm->size), type, op);
+                        });
 }
 
 int ncclBroadcast(const void* send, void* recv, std::size_t count, int type, int root, ncclComm* comm, void* stream) {
   if (comm == nullptr || is_bad(type, 0)) return fail(invalid_argument, "fake: broadcast");
-  return add_collective(comm, stream, [=] {
-    const std::size_t bytes = count * element_bytes(type);
-    std::vector<Transfer> sends, recvs;
-    if (comm->rank == root)
-      for (int peer = 0; peer < comm->size; ++peer) sends.push_back({peer, bytes_of(send), bytes});
-    recvs.push_back({root, bytes_of(recv), bytes});
-    return move(*comm, std::move(sends), std::move(recvs));
-  });
+  return add_collective(comm, stream, {send, comm->rank == root ? count * element_bytes(type) : 0},
+                        {recv, count * element_bytes(type)}, [=] {
+                          const std::size_t bytes = count * element_bytes(type);
+                          std::vector<Transfer> sends, recvs;
+                          if (comm->rank == root)
+                            for (int peer = 0; peer < comm->size; ++peer)
+                              sends.push_back({peer, bytes_of(send), bytes, Part::broadcast});
+                          recvs.push_back({root, bytes_of(recv), bytes, Part::broadcast});
+                          return move(*comm, std::move(sends), std::move(recvs));
+                        });
 }
 
 int ncclAllGather(const void* send, void* recv, std::size_t count, int type, ncclComm* comm, void* stream) {
   if (comm == nullptr || is_bad(type, 0)) return fail(invalid_argument, "fake: all_gather");
-  return add_collective(comm, stream, [=] {
-    const std::size_t bytes = count * element_bytes(type);
-    std::vector<Transfer> sends, recvs;
-    for (int peer = 0; peer < comm->size; ++peer) {
-      sends.push_back({peer, bytes_of(send), bytes});
-      recvs.push_back({peer, bytes_of(recv) + static_cast<std::size_t>(peer) * bytes, bytes});
-    }
-    return move(*comm, std::move(sends), std::move(recvs));
-  });
+  return add_collective(
+      comm, stream, {send, count * element_bytes(type)},
+      {recv, count * element_bytes(type) * static_cast<std::size_t>(comm->size)}, [=] {
+        const std::size_t bytes = count * element_bytes(type);
+        std::vector<Transfer> sends, recvs;
+        for (int peer = 0; peer < comm->size; ++peer) {
+          sends.push_back({peer, bytes_of(send), bytes, Part::all_gather});
+          recvs.push_back({peer, bytes_of(recv) + static_cast<std::size_t>(peer) * bytes, bytes, Part::all_gather});
+        }
+        return move(*comm, std::move(sends), std::move(recvs));
+      });
 }
 
 int ncclSend(const void* data, std::size_t count, int type, int peer, ncclComm* comm, void* stream) {

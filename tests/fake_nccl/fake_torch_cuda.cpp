@@ -6,12 +6,23 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "fake_cuda.hpp"
 
 extern "C" {
 int cuDevicePrimaryCtxRetain(void** context, int device);
+int cuCtxGetCurrent(void** context);
 int cuCtxSetCurrent(void* context);
+int cuThreadExchangeStreamCaptureMode(int* mode);
 int cuStreamCreate(void** stream, unsigned flags);
 int cuStreamSynchronize(void* stream);
 int cuStreamWaitEvent(void* stream, void* event, unsigned flags);
@@ -20,7 +31,6 @@ int cuEventDestroy_v2(void* event);
 int cuEventRecord(void* event, void* stream);
 int cuEventQuery(void* event);
 int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes);
-int cuMemFree_v2(unsigned long long address);
 }
 
 namespace {
@@ -46,6 +56,74 @@ c10::Stream make_stream(c10::Device device) {
   void* stream = nullptr;
   cuStreamCreate(&stream, 1);
   return c10::Stream(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream));
+}
+
+// As torch's allocator: a block belongs to the stream that was current when it was made, and may have another owner as
+// soon as it is freed: what runs on its stream from then on overwrites it. It is poisoned there, and never used again.
+class Allocator {
+public:
+  void* allocate(std::size_t bytes, c10::DeviceIndex device) {
+    unsigned long long address = 0;
+    int mode = 2;  // relaxed: memory may be had in a capture
+    cuThreadExchangeStreamCaptureMode(&mode);
+    TORCH_CHECK(cuMemAlloc_v2(&address, std::max<std::size_t>(bytes, 1)) == 0, "fake memory");
+    cuThreadExchangeStreamCaptureMode(&mode);
+    const std::lock_guard lock(mutex_);
+    blocks_[address] = {bytes, device, {current.streams[static_cast<std::size_t>(device)]}};
+    used_bytes_ += bytes;
+    peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+    return reinterpret_cast<void*>(address);
+  }
+
+  void free(void* memory) {
+    std::unique_lock lock(mutex_);
+    const Block block = blocks_.extract(reinterpret_cast<unsigned long long>(memory)).mapped();
+    used_bytes_ -= block.bytes;
+    lock.unlock();
+    void* before = nullptr;
+    void* context = nullptr;
+    cuCtxGetCurrent(&before);
+    cuDevicePrimaryCtxRetain(&context, block.device);
+    cuCtxSetCurrent(context);
+    const auto stream = [&](std::size_t i) { return reinterpret_cast<void*>(block.streams[i]); };
+    for (std::size_t i = 1; i < block.streams.size(); ++i) {
+      void* event = nullptr;
+      cuEventCreate(&event, 0);
+      cuEventRecord(event, stream(i));
+      cuStreamWaitEvent(stream(0), event, 0);
+      cuEventDestroy_v2(event);
+    }
+    fake_cuda_access(stream(0), memory, block.bytes, true, "another use of freed memory");
+    fake_cuda_enqueue(stream(0), [memory, bytes = block.bytes] { std::memset(memory, 0xee, bytes); });
+    cuCtxSetCurrent(before);
+  }
+
+  void record_stream(const void* memory, const c10::Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(reinterpret_cast<unsigned long long>(memory));
+    if (found != blocks_.end()) found->second.streams.push_back(stream.id());
+  }
+
+  // The most that was in use at once since the last question.
+  std::size_t take_peak_bytes() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(peak_bytes_, used_bytes_);
+  }
+
+private:
+  struct Block {
+    std::size_t bytes;
+    c10::DeviceIndex device;
+    std::vector<c10::StreamId> streams;  // the first one is its own
+  };
+  std::mutex mutex_;
+  std::map<unsigned long long, Block> blocks_;
+  std::size_t used_bytes_ = 0, peak_bytes_ = 0;
+};
+
+Allocator& allocator() {
+  static auto* const made = new Allocator();  // tensors may outlive static destruction
+  return *made;
 }
 
 // As the methods of the interface say.
@@ -83,7 +161,9 @@ struct FakeCudaGuard final : c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override { return cuEventQuery(event) == 0; }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { cuEventDestroy_v2(event); }
   void synchronizeStream(const c10::Stream& stream) const override { cuStreamSynchronize(native(stream)); }
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    allocator().record_stream(data.get(), stream);
+  }
 };
 
 C10_REGISTER_GUARD_IMPL(CUDA, FakeCudaGuard)
@@ -92,12 +172,11 @@ at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type, c10::DeviceIndex de
   const std::size_t bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
   const c10::DeviceIndex before = current.device;
   use_device(device);
-  unsigned long long address = 0;
-  TORCH_CHECK(cuMemAlloc_v2(&address, std::max<std::size_t>(bytes, 1)) == 0, "fake memory");
+  void* const memory = allocator().allocate(bytes, device);
   use_device(before);
   const c10::Device place(c10::kCUDA, device);
-  return at::for_blob(reinterpret_cast<void*>(address), sizes)
-      .deleter([address](void*) { cuMemFree_v2(address); })
+  return at::for_blob(memory, sizes)
+      .deleter([](void* freed) { allocator().free(freed); })
       .options(at::TensorOptions().dtype(type).device(place))
       .target_device(place)
       .make_tensor();
@@ -127,7 +206,9 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool) {
   return self;
 }
 
-void record_stream(at::Tensor&, c10::Stream) {}
+void record_stream(at::Tensor& tensor, c10::Stream stream) {
+  allocator().record_stream(tensor.storage().data(), stream);
+}
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty.memory_format", empty_memory_format);
@@ -145,6 +226,7 @@ PYBIND11_MODULE(fake_torch_cuda, m) {
     return made;
   });
   m.def("values", [](const at::Tensor& tensor) { return as_cpu(tensor).clone(); });  // without waiting for anything
+  m.def("take_peak_bytes", [] { return allocator().take_peak_bytes(); });
   m.def("use_device", [](int device) { use_device(static_cast<c10::DeviceIndex>(device)); });
   m.def("current_stream", [](int device) { return current.streams[static_cast<std::size_t>(device)]; });
   m.def("set_stream",

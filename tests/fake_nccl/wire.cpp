@@ -154,7 +154,7 @@ std::vector<int> connect_all(const sockaddr_in& root, int rank, int size, const 
 
 bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& sends, const std::vector<Transfer>& recvs,
               const std::atomic<bool>& stop) {
-  // Each block goes behind its size.
+  // Each block goes behind its size and operation.
   struct Stream {
     std::deque<Transfer> blocks;
     std::uint64_t announced = 0;
@@ -167,7 +167,8 @@ bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& send
   const auto move = [&](int fd, Stream& stream, bool is_send) {
     while (!stream.blocks.empty()) {
       const Transfer& block = stream.blocks.front();
-      if (is_send) stream.announced = block.bytes;
+      const std::uint64_t title = block.bytes << 8 | static_cast<std::uint64_t>(block.part);
+      if (is_send) stream.announced = title;
       char* at = stream.done < head ? reinterpret_cast<char*>(&stream.announced) + stream.done
                                     : block.data + (stream.done - head);
       const std::size_t left = stream.done < head ? head - stream.done : head + block.bytes - stream.done;
@@ -178,7 +179,7 @@ bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& send
         if (n <= 0) return false;
         stream.done += static_cast<std::size_t>(n);
       }
-      if (stream.done == head && stream.announced != block.bytes) return false;
+      if (stream.done == head && stream.announced != title) return false;
       if (stream.done == head + block.bytes) {
         stream.blocks.pop_front();
         stream.done = 0;

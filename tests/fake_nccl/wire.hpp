@@ -9,11 +9,15 @@
 
 namespace fake_nccl {
 
-// A block for or from a peer. Blocks between two ranks match in order and must be of one size.
+// The operation that a block is part of.
+enum class Part { message, all_reduce, reduce, reduce_scatter, broadcast, all_gather };
+
+// A block for or from a peer. Blocks between two ranks match in order and must be of one size and one operation.
 struct Transfer {
   int peer;
   char* data;
   std::size_t bytes;
+  Part part = Part::message;
 };
 
 // The address of the first interface that NCCL_SOCKET_IFNAME names ("=a,b" or prefixes), else loopback. Port 0. Family
@@ -27,7 +31,7 @@ bool start_root(sockaddr_in& address);
 // By rank, sockets to the others; empty where `stop` came first or somebody could not be reached.
 std::vector<int> connect_all(const sockaddr_in& root, int rank, int size, const std::atomic<bool>& stop);
 
-// Moves all of them at once; false where a peer is gone, sizes differ, or `stop`.
+// Moves all of them at once; false where a peer is gone, sizes or operations differ, or `stop`.
 bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& sends, const std::vector<Transfer>& recvs,
               const std::atomic<bool>& stop);
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 
 import fake_gpu
 import torch
@@ -84,6 +85,10 @@ def collectives(rank, size, store):
     parts = [gpu.full(4, -1.0) for _ in range(size)]
     dist.all_gather(parts, gpu.full(4, float(rank)))
     assert [gpu.result(part) for part in parts] == [[float(r)] * 4 for r in range(size)]
+    if rank == 0:  # the others' lie apart
+        parts = [torch.as_strided(gathered, (4,), (1,), 4 * r) for r in range(size)]
+    dist.all_gather(parts, gpu.full(4, rank + 3.0))
+    assert [gpu.result(part) for part in parts] == [[r + 3.0] * 4 for r in range(size)]
     share = gpu.full(4, -1.0)
     dist.reduce_scatter_tensor(share, gpu.tensor(torch.arange(4.0 * size)))
     assert gpu.result(share) == [size * (4.0 * rank + i) for i in range(4)]
@@ -167,6 +172,15 @@ def streams(rank, size, store):
     future.wait()
     assert set(gpu.result(data)) == {48.0}
 
+    fake_gpu.keep_busy(busy, 50)
+    gpu.fake.set_stream(gpu.number, busy)
+    work = dist.all_reduce(data, async_op=True)
+    gpu.use_stream()
+    begin = time.monotonic()
+    work.block_current_stream()
+    assert time.monotonic() - begin < 0.04, "the host waited"
+    assert set(gpu.result(data)) == {96.0}
+
     # A result that is copied back is there for every stream that waits.
     matrix = gpu.tensor(torch.ones(2, 3))
     flipped = torch.as_strided(matrix, (3, 2), (1, 3))
@@ -179,6 +193,59 @@ def streams(rank, size, store):
     begin = time.monotonic()
     dist.barrier(async_op=True).wait()  # behind what the GPU has
     assert time.monotonic() - begin > 0.08
+
+
+def memory(rank, size, store):
+    """Tensors that the caller lets go of: kept as long as their operation needs them, and not longer."""
+    gpu = start(rank, size, store)
+    busy = gpu.use_stream()
+    count = 100_000
+    dist.all_reduce(gpu.full(count, 1.0))  # connects
+    gpu.done()
+
+    # A host that runs ahead: what runs on the tensors' own stream holds none of them.
+    fake_gpu.keep_busy(busy, 200)
+    gpu.fake.take_peak_bytes()
+    before = gpu.fake.take_peak_bytes()
+    for _ in range(20):
+        dist.all_reduce(gpu.full(count, 1.0))
+    used_bytes = gpu.fake.take_peak_bytes() - before
+    assert used_bytes <= 2 * 4 * count, used_bytes
+    fake_gpu.keep_busy(busy, 200)
+    for _ in range(20):
+        with dist.distributed_c10d._coalescing_manager(device=torch.device("cuda", rank)):
+            for _ in range(2):
+                dist.all_reduce(gpu.full(count, 1.0))
+    used_bytes = gpu.fake.take_peak_bytes() - before
+    assert used_bytes <= 4 * 4 * count, used_bytes
+    gpu.done()
+
+    # Beside the stream an operation holds its tensors, also while its work is gone.
+    total = gpu.full(count, 0.0)
+    for _ in range(5):
+        fake_gpu.keep_busy(busy, 10)
+        contribution = gpu.full(count, rank + 1.0)
+        dist.all_gather_into_tensor(total := gpu.full(count * size, 0.0), contribution, async_op=True)
+        del contribution
+    last = dist.all_gather_into_tensor(total, gpu.full(count, 3.0), async_op=True)
+    last.wait()
+    assert set(gpu.result(total)) == {3.0}
+
+    # So it does in a graph.
+    outputs = [gpu.full(4 * size, 0.0) for _ in range(3)]
+    fake_gpu.capture(busy)
+    works = []
+    for number, output in enumerate(outputs):
+        contribution = gpu.full(4, 10.0 * number + rank)
+        works.append(dist.all_gather_into_tensor(output, contribution, async_op=True))
+        del contribution
+    del works[:2]  # only the last one is waited for: they run one after the other
+    works[0].wait()
+    graph = fake_gpu.end_capture(busy)
+    fake_gpu.launch(graph, busy)
+    for number, output in enumerate(outputs):
+        assert gpu.result(output) == [10.0 * number + r for r in range(size) for _ in range(4)], gpu.values(output)
+    dist.barrier()
 
 
 def point_to_point(rank, size, store):
@@ -208,6 +275,33 @@ def point_to_point(rank, size, store):
     outputs = [gpu.full(2 * size, 0.0) for _ in range(2)]
     dist.group.WORLD.allgather_into_tensor_coalesced(outputs, [gpu.full(2, float(rank)) for _ in outputs]).wait()
     assert [gpu.result(one) for one in outputs] == [[float(r) for r in range(size) for _ in range(2)]] * 2
+    dist.barrier()
+
+
+def independent(rank, size, store):
+    """Operations of several communicators do not wait for each other."""
+    gpu = start(rank, size, store, timeout_s=10.0)
+    before, behind = (rank - 1) % size, (rank + 1) % size
+    data, mine, received = gpu.full(4, 1.0), gpu.full(4, float(rank)), gpu.full(4, -1.0)
+    dist.all_reduce(data)
+    for first, second in ((0, 1), (1, 2), (0, 2)):  # connects each pair
+        if rank == first:
+            dist.send(mine, second)
+        elif rank == second:
+            dist.recv(received, first)
+    # A ring in which all receive first.
+    works = [dist.irecv(received, before), dist.isend(mine, behind)]
+    for work in works:
+        work.wait()
+    assert set(gpu.result(received)) == {float(before)}
+    # A receive that is posted early holds up no collective.
+    received = gpu.full(4, -1.0)
+    early = dist.irecv(received, before)
+    dist.all_reduce(data)
+    assert set(gpu.result(data)) == {9.0}
+    dist.isend(mine, behind).wait()
+    early.wait()
+    assert set(gpu.result(received)) == {float(before)}
     dist.barrier()
 
 
@@ -311,13 +405,45 @@ def meet(store, name, rank, size):
 def everything(rank, size, store):
     """All of the above in one set of processes: starting torch takes longest. Some need two ranks."""
     for number, (body, ranks) in enumerate(
-        ((collectives, 3), (streams, 2), (point_to_point, 3), (clusters, 3), (errors, 2))
+        ((collectives, 3), (streams, 2), (memory, 2), (point_to_point, 3), (independent, 3), (clusters, 3), (errors, 2))
     ):
         if rank < ranks:
             body(rank, ranks, dist.PrefixStore(f"{body.__name__}{number}", store))
             meet(store, f"{body.__name__}{number}", rank, ranks)
             dist.destroy_process_group()
     meet(store, "finished", rank, size)
+
+
+def late(rank, size, store):
+    """A rank may come late to the first operation on a GPU; with a device_id all connect at once."""
+    torch_backend._CONNECT_TIMEOUT = timedelta(seconds=1)
+    gpu = start(rank, size, dist.PrefixStore("late", store), timeout_s=20.0)
+    data = gpu.full(4, 1.0)
+    time.sleep(2.5 * rank)
+    dist.all_reduce(data)
+    assert set(gpu.result(data)) == {float(size)}
+    os.environ["HOLMES_CONNECT_TIMEOUT_S"] = "0.5"
+    group = dist.new_group(list(range(size)))
+    if rank == 0:
+        begin = time.monotonic()
+        error = refusal(lambda: dist.all_reduce(data, group=group))
+        assert isinstance(error, holmes_comm.TimeoutError), error
+        assert time.monotonic() - begin < 5
+    del os.environ["HOLMES_CONNECT_TIMEOUT_S"]
+    meet(store, "late", rank, size)
+    dist.destroy_process_group()
+
+    device = torch.device("cuda", rank)
+    torch.accelerator.current_accelerator = lambda *_: device  # a torch without CUDA has none
+    torch.accelerator.device_count = lambda: 8
+    gpu = start(rank, size, dist.PrefixStore("eager", store), device_id=device)
+    assert len(torch_backend.device_descriptions()) == 1
+    subgroup = dist.new_group([0])
+    if rank == 0:
+        assert len(torch_backend.device_descriptions(subgroup)) == 1
+    dist.all_reduce(data)
+    assert set(gpu.result(data)) == {float(size * size)}
+    dist.barrier()
 
 
 def lost_rank(rank, size, store):

@@ -34,6 +34,10 @@ def test_operations_streams_and_errors(fakes):
     run_ranks(cuda_ranks.everything, 3)
 
 
+def test_ranks_that_come_late_and_eager_connection(fakes):
+    run_ranks(cuda_ranks.late, 2)
+
+
 def test_lost_rank(fakes):
     texts = run_ranks(cuda_ranks.lost_rank, 3, lost=(1,))
     assert all("PeerLostError" in texts[rank] and "rank 1" in texts[rank] for rank in (0, 2)), texts

@@ -50,6 +50,7 @@ MISUSE = {
     "page-locked memory was freed": "copy(); cuda.cuMemFreeHost(host)",
     "written while a copy of it was queued": "copy(); ctypes.memset(host, 1, 8)",
     "beyond the GPU's allocated memory": "cuda.cuMemcpyHtoDAsync_v2(device, host, c_size_t(4097), None)",
+    "no event orders a copy to behind a copy to of the same memory": "device_copy(None); device_copy(other)",
     "in a function of cuLaunchHostFunc": "cuda.cuLaunchHostFunc(None, call_driver, None)",
 }
 
@@ -66,6 +67,11 @@ cuda.cuCtxSetCurrent(c_void_p(1))
 assert cuda.cuMemAlloc_v2(ctypes.byref(device), c_size_t(4096)) == 0
 assert cuda.cuMemHostAlloc(ctypes.byref(host), c_size_t(8192), 0) == 0
 call_driver = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: cuda.cuStreamQuery(None))
+other = c_void_p()
+cuda.cuStreamCreate(ctypes.byref(other), 1)
+source = c_ulonglong()
+cuda.cuMemAlloc_v2(ctypes.byref(source), c_size_t(4096))
+def device_copy(stream): assert cuda.cuMemcpyAsync(device, source, c_size_t(4096), stream) == 0
 def copy(): assert cuda.cuMemcpyHtoDAsync_v2(device, host, c_size_t(4096), None) == 0
 {MISUSE[text]}
 time.sleep(5)

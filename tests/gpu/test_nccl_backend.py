@@ -41,9 +41,22 @@ def test_reductions_of_every_version(version: int) -> None:
     run_case("reductions", version, DEVICE_WORKER)
 
 
-DEVICE_CASES = ["groups", "graphs", "registration", "order", "shrink", "shrink_fails"]
-# 2.18 has no registration, 2.27 is the first with shrink, and orders its communicators itself only in images.
-FEATURES = [(case, 23203) for case in DEVICE_CASES] + [(case, 21803) for case in ("registration", "order", "shrink")]
+DEVICE_CASES = [
+    *(
+        "groups",
+        "graphs",
+        "graph_lives",
+        "capture_undisturbed",
+        "registration",
+        "side_by_side",
+        "small_gpu",
+        "refused",
+        "exit",
+    ),
+    *("shrink", "shrink_fails"),
+]
+# 2.18 has no registration, 2.27 is the first with shrink.
+FEATURES = [(case, 23203) for case in DEVICE_CASES] + [(case, 21803) for case in ("registration", "shrink")]
 LONG_FEATURES = [(case, version) for case in DEVICE_CASES for version in (21803, 22707, 23203)]
 
 
@@ -53,7 +66,7 @@ def test_device_features(case: str, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [fake_gpu.VERSIONS[0], fake_gpu.VERSIONS[-1]])
-@pytest.mark.parametrize("case", ["streams", "images", "leave", *FAULTS])
+@pytest.mark.parametrize("case", ["streams", "images", "leave", "site_transport", *FAULTS])
 def test_oldest_and_newest(case: str, version: int) -> None:
     run_case(case, version)
 

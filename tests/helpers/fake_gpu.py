@@ -48,7 +48,10 @@ class Array:
         before = ctypes.c_void_p()
         cuda.cuCtxGetCurrent(ctypes.byref(before))
         cuda.cuCtxSetCurrent(context)
+        mode = ctypes.c_int(2)  # relaxed: memory may be had in a capture
+        cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(max(source.nbytes, 1))) == 0
+        cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         cuda.cuCtxSetCurrent(before)
         self.address = address.value
         self.stream = stream
@@ -111,19 +114,29 @@ def copy(to: Array, source: Array, stream: int) -> None:
 
 
 def most_owners() -> int:
-    """How many owners' operations (images, or communicators where NCCL orders none) ever ran on one GPU at once."""
+    """How many communicators' operations ever ran on one GPU at once."""
     return int(_driver().fake_cuda_most_owners())
 
 
 def capture(stream: int) -> None:
-    """Begins the capture of `stream` into a CUDA graph."""
-    assert _driver().cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 2) == 0
+    """Begins the capture of `stream` into a CUDA graph; in global mode, as torch does: any thread may break it."""
+    assert _driver().cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 0) == 0
 
 
 def end_capture(stream: int) -> int:
     graph = ctypes.c_void_p()
-    assert _driver().cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph)) == 0, "work was not joined"
+    status = _driver().cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph))
+    assert status == 0, {901: "the capture was broken", 904: "work was not joined"}.get(status, status)
     return int(graph.value or 0)
+
+
+def destroy(graph: int) -> None:
+    assert _driver().cuGraphDestroy(ctypes.c_void_p(graph)) == 0
+
+
+def count(name: str) -> int:
+    """How often the fakes saw this."""
+    return int(_driver().fake_cuda_count(name.encode()))
 
 
 def launch(graph: int, stream: int) -> None:

@@ -5,15 +5,19 @@ Reductions that only devices have, groups, CUDA graphs, registered buffers, orde
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
+import time
 
 import numpy as np
 from fake_gpu import (
     Array,
     capture,
     copy,
+    count,
+    destroy,
     end_capture,
     keep_busy,
     launch,
@@ -125,6 +129,7 @@ def case_graphs():
             synchronize(stream)
             assert set(data.values) == {2.0 * 2**launches}
             assert set(more.values) == {4.0**launches}
+        destroy(graph)
         comms[1].all_reduce(data, async_op=True).wait()  # and outside of it as ever
         for comm in comms:
             comm.barrier()
@@ -153,8 +158,8 @@ def case_registration():
     run(2, body)
 
 
-def case_order():
-    """Communicators of several images on one device never run side by side, whatever streams they are called on."""
+def case_side_by_side():
+    """Communicators of one device do not wait for each other, of one library or of several."""
 
     def body(rank, store):
         variables = [{"NCCL_HOLMES_NUMBER": str(i)} for i in range(3)]
@@ -166,7 +171,7 @@ def case_order():
         works = []
         for turn in range(12):
             for i, comm in enumerate(comms):
-                # Streams change, some are busy, some calls are asynchronous: the order of the calls counts alone.
+                # Streams change, some are busy, some calls are asynchronous.
                 if (turn + i + rank) % 5 == 0:
                     keep_busy(streams[i % 3], 3)
                 works.append(comm.all_reduce(data[i], async_op=(turn + i) % 2 == 0))
@@ -176,12 +181,144 @@ def case_order():
             synchronize(stream)
         for one in data:
             assert set(one.values) == {2.0**12}
+        # One rank calls two of them the other way round, and one that is behind a busy stream holds up nobody.
+        keep_busy(streams[0], 300)
+        waiting = comms[0].all_reduce(data[0], async_op=True)
+        start = time.monotonic()
+        works = [comms[i].all_reduce(data[i], async_op=True) for i in ((1, 4) if rank else (4, 1))]
+        for work in works:
+            work.wait()
+        assert time.monotonic() - start < 0.25
+        waiting.wait()
+        assert time.monotonic() - start > 0.25
         for comm in comms:
             comm.barrier()
 
     store = holmes_comm.LocalStore()
     run_threads(2, lambda rank: body(rank, store))
-    assert most_owners() == 1, most_owners()
+    assert most_owners() > 1
+    assert count("in_progress") == 0, "a call returned before its operation was on the device"
+
+
+def case_small_gpu():
+    """Kernels of two libraries that the ranks start in another order fit on a small GPU together."""
+    os.environ["FAKE_CUDA_MULTIPROCESSORS"] = "48"
+
+    def body(rank, store):
+        comms = [make(store, rank, 2, name="stock", timeout_s=10.0)]
+        comms.append(make(store, rank, 2, name="image", timeout_s=10.0, nccl_variables={"NCCL_HOLMES_NUMBER": "1"}))
+        data = [Array(np.ones(100), rank) for _ in comms]
+        for _ in range(20):
+            works = [comms[i].all_reduce(data[i], async_op=True) for i in ((0, 1) if rank else (1, 0))]
+            for work in works:
+                work.wait()
+        for one in data:
+            assert set(one.values) == {2.0**20}
+
+    store = holmes_comm.LocalStore()
+    run_threads(2, lambda rank: body(rank, store))
+
+
+def case_graph_lives():
+    """A graph that is not destroyed keeps its communicator's end waiting, and nobody else."""
+
+    def body(rank, store):
+        comms = [make(store, rank, 2, name=f"l{i}", nccl_variables={"NCCL_HOLMES_NUMBER": str(i)}) for i in range(2)]
+        comms.append(make(store, rank, 2, name="l2", nccl_variables={"NCCL_HOLMES_NUMBER": "0"}))
+        stream = make_stream()
+        data = Array(np.ones(20), rank, stream)
+        for comm in comms:
+            comm.all_reduce(data)
+        synchronize(stream)
+        capture(stream)
+        comms[0].all_reduce(data)
+        graph = end_capture(stream)
+        barrier.wait()
+        comms.pop(0)
+        barrier.wait()
+        start = time.monotonic()
+        for comm in comms:
+            comm.all_reduce(data, async_op=True).wait()
+            comm.barrier()
+        assert time.monotonic() - start < 1.0
+        destroy(graph)
+
+    store = holmes_comm.LocalStore()
+    barrier = threading.Barrier(2)
+    run_threads(2, lambda rank: body(rank, store))
+
+
+def case_capture_undisturbed():
+    """Nothing that happens beside a capture breaks it: operations under way, waits, new communicators, messages."""
+
+    def body(rank, store):
+        comm = make(store, rank, 2, name="captured")
+        stream, busy = make_stream(), make_stream()
+        data, other = Array(np.ones(20), rank, stream), Array(np.ones(20), rank, busy)
+        comm.all_reduce(data)
+        synchronize(stream)
+        keep_busy(busy, 100)
+        pending = comm.all_reduce(other, async_op=True)  # asked for by the watchdog
+        capture(stream)
+        comm.all_reduce(data)
+        beside = threading.Thread(target=lambda: made.append(make(store, rank, 2, name="new")))
+        made = []
+        beside.start()
+        pending.wait()
+        beside.join()
+        graph = end_capture(stream)
+        launch(graph, stream)
+        synchronize(stream)
+        assert set(data.values) == {4.0}
+        assert not comm.is_dead
+        destroy(graph)
+        made[0].barrier()
+
+    store = holmes_comm.LocalStore()
+    run_threads(2, lambda rank: body(rank, store))
+
+
+def case_refused():
+    """What NCCL itself refuses is the caller's error, and leaves the communicator usable."""
+
+    def body(comm):
+        data = Array(np.ones(10), comm.rank)
+        comm.all_reduce(data, async_op=True).wait()
+        barrier.wait()
+        set_fault(f"refuse@{comm.rank}" if comm.rank == 0 else os.environ.get("FAKE_NCCL_FAULT", ""))
+        barrier.wait()
+        if comm.rank == 0:
+            error, _ = failure_of(lambda: comm.all_reduce(data))
+            expect(isinstance(error, holmes_comm.UsageError) and "invalid argument as asked" in str(error), error)
+        barrier.wait()
+        set_fault("")
+        barrier.wait()
+        stream = make_stream()
+        for _ in range(3):  # the watchdog has time to look
+            keep_busy(stream, 100)
+            data = Array(np.ones(10), comm.rank, stream)
+            comm.all_reduce(data, async_op=True).wait()
+            assert set(data.values) == {2.0}
+        assert not comm.is_dead
+        barrier.wait()  # nobody leaves before
+
+    barrier = threading.Barrier(2)
+    run(2, body)
+
+
+def case_exit():
+    """A process that ends with operations under way asks nothing of the driver after its end."""
+
+    def body(comm):
+        stream = make_stream()
+        data = Array(np.ones(10), comm.rank, stream)
+        comm.all_reduce(data, async_op=True).wait()
+        keep_busy(stream, 5000)
+        work = comm.all_reduce(data, async_op=True)
+        for living in (comm, data, work):  # to the very end
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(living))
+
+    run(2, body)
 
 
 def survivors(comm, excluded, new_size, text=""):

@@ -7,11 +7,12 @@
 namespace holmes::cuda {
 namespace {
 
-constexpr unsigned stream_non_blocking = 1;   // CU_STREAM_NON_BLOCKING
-constexpr unsigned event_without_timing = 2;  // CU_EVENT_DISABLE_TIMING
-constexpr int memory_type_attribute = 2;      // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-constexpr int ordinal_attribute = 9;          // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-constexpr unsigned device_memory = 2;         // CU_MEMORYTYPE_DEVICE
+constexpr unsigned stream_non_blocking = 1;    // CU_STREAM_NON_BLOCKING
+constexpr unsigned event_without_timing = 2;   // CU_EVENT_DISABLE_TIMING
+constexpr int memory_type_attribute = 2;       // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+constexpr int ordinal_attribute = 9;           // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr int multiprocessors_attribute = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr unsigned device_memory = 2;          // CU_MEMORYTYPE_DEVICE
 
 }  // namespace
 
@@ -33,6 +34,7 @@ Device::Device(int ordinal) : ordinal_(ordinal) {
                      std::to_string(count - 1));
   int handle = 0;
   cuda.check(cuda.device_get(&handle, ordinal), "open the GPU");
+  cuda.check(cuda.device_get_attribute(&multiprocessors_, multiprocessors_attribute, handle), "ask for the GPU's size");
   cuda.check(cuda.primary_context_retain(&context_, handle), "open the GPU's context");
 }
 
@@ -83,6 +85,9 @@ CurrentDevice::CurrentDevice(const Device& device) {
 CurrentDevice::~CurrentDevice() {
   if (changed_) driver().context_set_current(previous_);
 }
+
+RelaxedCapture::RelaxedCapture() { driver().exchange_capture_mode(&mode_); }
+RelaxedCapture::~RelaxedCapture() { driver().exchange_capture_mode(&mode_); }
 
 std::optional<unsigned long long> capture_of(Stream stream) {
   const Driver& cuda = driver();

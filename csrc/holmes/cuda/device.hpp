@@ -1,4 +1,4 @@
-// Device: one GPU of this process: its context, its events, and the order in which NCCL operations are put on it.
+// Device: one GPU of this process: its context, its streams and events.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace holmes::cuda {
 // An event of a device's pool; it returns there with the last reference.
 using EventPtr = std::shared_ptr<void>;
 
-// Thread-safe, but for what `issue` protects.
+// Thread-safe.
 class Device {
 public:
   // The device with this number (as CUDA_VISIBLE_DEVICES counts); kept for the life of the process. Throws UsageError
@@ -21,6 +21,8 @@ public:
   static Device& get(int ordinal);
 
   int ordinal() const { return ordinal_; }
+  // How many thread blocks can have a multiprocessor of their own.
+  int multiprocessors() const { return multiprocessors_; }
   EventPtr take_event();
   // An event behind what `stream` of this device has now. Throws UsageError naming `what` where the stream is being
   // captured: what the host does cannot be part of a graph.
@@ -28,24 +30,12 @@ public:
   // A stream that does not wait for the legacy default stream.
   Stream make_stream();
 
-  // Held while operations are put on the device: NCCL wants them from one thread at a time, and communicators of
-  // several NCCL images must see one order.
-  std::timed_mutex issue;
-  // The last operation that was put on the device. Protected by `issue`.
-  struct Last {
-    const void* library = nullptr;  // the NCCL it belongs to
-    Stream stream = nullptr;        // where it runs
-    EventPtr end;                   // behind it; null: there was none
-    unsigned long long capture_id = 0;
-  };
-  Last last;
-  Last last_captured;  // into a CUDA graph; counts only for the capture with its id
-
 private:
   friend class CurrentDevice;
   explicit Device(int ordinal);
 
   int ordinal_;
+  int multiprocessors_ = 0;
   Context context_ = nullptr;
   std::mutex mutex_;
   std::vector<Event> free_events_;
@@ -62,6 +52,19 @@ public:
 private:
   Context previous_ = nullptr;
   bool changed_ = false;
+};
+
+// Until the end of the scope this thread's calls break no capture that any thread has under way: the driver takes
+// questions and allocations for mistakes there. For calls that are no part of what is captured.
+class RelaxedCapture {
+public:
+  RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  ~RelaxedCapture();
+
+private:
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then this thread's own
 };
 
 // The id of the capture into a CUDA graph that `stream` takes part in; absent: none, calls run. Throws SystemError

@@ -27,6 +27,7 @@ std::unique_ptr<Driver> load() {
   resolve("cuInit", made->init);
   resolve("cuDeviceGetCount", made->device_get_count);
   resolve("cuDeviceGet", made->device_get);
+  resolve("cuDeviceGetAttribute", made->device_get_attribute);
   resolve("cuDevicePrimaryCtxRetain", made->primary_context_retain);
   resolve("cuCtxGetCurrent", made->context_get_current);
   resolve("cuCtxSetCurrent", made->context_set_current);
@@ -34,6 +35,7 @@ std::unique_ptr<Driver> load() {
   resolve("cuStreamDestroy_v2", made->stream_destroy);
   resolve("cuStreamWaitEvent", made->stream_wait_event);
   resolve("cuStreamGetCaptureInfo_v2", made->stream_get_capture_info);
+  resolve("cuThreadExchangeStreamCaptureMode", made->exchange_capture_mode);
   resolve("cuStreamQuery", made->stream_query);
   resolve("cuEventCreate", made->event_create);
   resolve("cuEventDestroy_v2", made->event_destroy);

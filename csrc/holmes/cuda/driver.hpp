@@ -8,6 +8,7 @@ namespace holmes::cuda {
 
 using Status = int;  // CUresult
 inline constexpr Status success = 0;
+inline constexpr Status deinitialized = 4;  // the process ends, the driver has shut down
 inline constexpr Status not_ready = 600;
 
 using Context = void*;  // CUcontext
@@ -20,6 +21,7 @@ struct Driver {
   Status (*init)(unsigned flags) = nullptr;
   Status (*device_get_count)(int* count) = nullptr;
   Status (*device_get)(int* device, int ordinal) = nullptr;
+  Status (*device_get_attribute)(int* value, int attribute, int device) = nullptr;
   Status (*primary_context_retain)(Context* context, int device) = nullptr;
   Status (*context_get_current)(Context* context) = nullptr;
   Status (*context_set_current)(Context context) = nullptr;
@@ -29,6 +31,7 @@ struct Driver {
   // cuStreamGetCaptureInfo_v2; what follows `id` may be null.
   Status (*stream_get_capture_info)(Stream stream, int* status, unsigned long long* id, void** graph,
                                     const void** dependencies, std::size_t* count) = nullptr;
+  Status (*exchange_capture_mode)(int* mode) = nullptr;  // of this thread
   Status (*stream_query)(Stream stream) = nullptr;
   Status (*event_create)(Event* event, unsigned flags) = nullptr;
   Status (*event_destroy)(Event event) = nullptr;

@@ -26,6 +26,7 @@ PinnedRing::Resources::~Resources() {
   const Driver& cuda = driver();
   try {
     const CurrentDevice current(device);
+    const RelaxedCapture no_part_of_any_capture;
     if (copies != nullptr) cuda.stream_destroy(copies);
     if (notices != nullptr) cuda.stream_destroy(notices);
     if (memory != nullptr) cuda.host_memory_free(memory);
@@ -33,9 +34,10 @@ PinnedRing::Resources::~Resources() {
   }
 }
 
-bool PinnedRing::Resources::is_running() const {
+Status PinnedRing::Resources::state() const {
   const CurrentDevice current(device);
-  return driver().stream_query(copies) == not_ready;
+  const RelaxedCapture no_part_of_any_capture;
+  return driver().stream_query(copies);
 }
 
 PinnedRing::PinnedRing(Device& device, std::size_t ring_bytes, std::function<void()> wake)
@@ -44,6 +46,7 @@ PinnedRing::PinnedRing(Device& device, std::size_t ring_bytes, std::function<voi
       resources_(std::make_unique<Resources>(device)) {
   const Driver& cuda = driver();
   const CurrentDevice current(device);
+  const RelaxedCapture no_part_of_any_capture;
   resources_->progress->wake = std::move(wake);
   resources_->copies = device.make_stream();
   resources_->notices = device.make_stream();
@@ -60,8 +63,15 @@ PinnedRing::~PinnedRing() {
   collect();
   if (resources_->is_idle()) return;
   // Copies still read or write the buffers: they end later (or the GPU has failed), and nobody here waits for that.
-  std::thread([left = std::move(resources_)] {
-    while (left->is_running()) std::this_thread::sleep_for(end_poll_interval);
+  std::thread([left = std::move(resources_)]() mutable {
+    Status state = success;
+    try {
+      while ((state = left->state()) == not_ready) std::this_thread::sleep_for(end_poll_interval);
+    } catch (const HolmesError&) {
+      state = not_ready;
+    }
+    // The driver is shutting down: a copy may still run, so what it uses stays.
+    if (state != success) static_cast<void>(left.release());
   }).detach();
 }
 
@@ -135,6 +145,7 @@ bool PinnedRing::collect() {
 std::string PinnedRing::error_text() const {
   const Driver& cuda = driver();
   const CurrentDevice current(device_);
+  const RelaxedCapture no_part_of_any_capture;
   const Status status = cuda.stream_query(resources_->copies);
   return status == success || status == not_ready ? "" : ", the GPU reports " + cuda.describe(status);
 }

@@ -66,7 +66,7 @@ private:
     Resources(const Resources&) = delete;
     Resources& operator=(const Resources&) = delete;
     ~Resources();
-    bool is_running() const;  // as the GPU says
+    Status state() const;  // of the copies: success, not_ready or what went wrong
     bool is_idle() const { return progress->ended.load(std::memory_order_acquire) == started; }
 
     Device& device;

@@ -11,9 +11,10 @@
 
 namespace holmes::nccl {
 
-// Codes of later versions are errors too: only these three are told apart.
+// Codes of later versions are errors too: only these are told apart.
 using Result = int;
 inline constexpr Result success = 0;
+inline constexpr Result unhandled_cuda_error = 1;
 inline constexpr Result invalid_argument = 4;
 inline constexpr Result in_progress = 7;
 

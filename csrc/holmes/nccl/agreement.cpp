@@ -108,8 +108,8 @@ void check_agreement(const std::vector<RankReport>& reports) {
   if (differ(version))
     throw UsageError("the ranks run different versions of NCCL, which cannot talk to each other: " +
                      who_has_what(reports, version) + "; install one version on all hosts");
-  const auto net = [](const RankReport& report) {
-    return report.net == "IB" ? report.link_layer + " HCAs" : std::string("sockets");
+  const auto net = [](const RankReport& report) -> std::string {
+    return report.net == "IB" ? report.link_layer + " HCAs" : report.net == "Site" ? "the site's transport" : "sockets";
   };
   if (differ(net))
     throw NicError("the ranks' NICs cannot talk to each other: " + who_has_what(reports, net) +

@@ -35,10 +35,15 @@ std::optional<std::string> first_set(const Lookup& environment, std::initializer
 Judgement judge_stock(const Profile& profile, const StockDevices& devices, const Lookup& environment,
                       bool has_config_files) {
   if (!profile.host_id.empty() || !profile.variables.empty()) return {false, "the profile has variables of its own"};
+  const auto fixed = first_set(environment, {"NCCL_ENV_PLUGIN", "NCCL_COMM_ID", "NCCL_COMM_BLOCKING"});
+  if (profile.net == Net::site) {
+    if (fixed) return {false, *fixed + " rules the stock NCCL"};
+    return {true, "no NICs are asked for, and the site has a transport of its own"};
+  }
   if (has_config_files) return {false, "an NCCL configuration file may change the stock NCCL's NICs"};
-  if (const auto setting = first_set(environment, {"NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_COMM_ID",
-                                                   "NCCL_COMM_BLOCKING", "NCCL_CONF_FILE"}))
+  if (const auto setting = first_set(environment, {"NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_CONF_FILE"}))
     return {false, *setting + " rules the stock NCCL"};
+  if (fixed) return {false, *fixed + " rules the stock NCCL"};
   // Handshakes of all transports go over these.
   if (!same_names(devices.interfaces, profile.interfaces))
     return {false, "the stock NCCL lists the interfaces " + list_text(devices.interfaces) + ", not " +

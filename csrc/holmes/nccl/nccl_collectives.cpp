@@ -5,18 +5,18 @@
 namespace holmes {
 namespace {
 
-nccl::Result first_error(nccl::Result a, nccl::Result b) {
-  return a == nccl::success || a == nccl::in_progress ? b : a;
-}
+nccl::Result first_error(nccl::Result a, nccl::Result b) { return a == nccl::success ? b : a; }
 
 // Elements as NCCL counts them where it only moves them: bytes.
 constexpr int byte_type = 1;  // ncclUint8
 
-// One after the other in memory and alike, as NCCL's plain collectives want them.
+// Equal parts of one array, one after the other, as NCCL's plain collectives want them. Not where separate arrays
+// happen to lie so: all ranks must come to the same answer.
 bool is_one_block(const std::vector<Buffer>& buffers) {
+  const Buffer& first = buffers.front();
   for (std::size_t i = 0; i < buffers.size(); ++i)
-    if (buffers[i].count != buffers.front().count ||
-        buffers[i].begin() != buffers.front().begin() + i * buffers.front().bytes())
+    if (buffers[i].owner != first.owner || buffers[i].count != first.count ||
+        buffers[i].begin() != first.begin() + i * first.bytes())
       return false;
   return true;
 }
@@ -41,6 +41,12 @@ void NcclCommunicator::check_all(const char* what, const std::vector<Buffer>& bu
       throw UsageError(std::string(what) + " has a buffer of " + std::string(holmes::name(buffer.dtype)) +
                        ", the other side of the call is " + std::string(holmes::name(dtype)) + "; use one dtype");
   }
+}
+
+void NcclCommunicator::check_equal_count(const char* operation, const Buffer& output, const Buffer& input) {
+  if (output.count == input.count) return;
+  throw UsageError(std::string(operation) + ": the output holds " + std::to_string(output.count) +
+                   " elements, this rank's part of the input " + std::to_string(input.count) + "; they must be equal");
 }
 
 void NcclCommunicator::check_rank(const char* what, int value) const {
@@ -85,10 +91,7 @@ WorkPtr NcclCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   check("reduce_scatter: the output", output);
   check_all("reduce_scatter: the input", inputs, output.dtype);
   const auto own = static_cast<std::size_t>(options_.rank);
-  if (output.count != inputs[own].count)
-    throw UsageError("reduce_scatter: the output holds " + std::to_string(output.count) +
-                     " elements, this rank's part " + "of the input " + std::to_string(inputs[own].count) +
-                     "; they must be equal");
+  check_equal_count("reduce_scatter", output, inputs[own]);
   const int reduced = reduction(op, output.dtype, call);
   const int type = *nccl::data_type_of(output.dtype);
   std::vector<Buffer> held = inputs;
@@ -109,6 +112,7 @@ WorkPtr NcclCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
 WorkPtr NcclCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions call) {
   check("all_gather: the input", input);
   check_all("all_gather: the output", outputs, input.dtype);
+  check_equal_count("all_gather", outputs[static_cast<std::size_t>(options_.rank)], input);
   std::vector<Buffer> held = outputs;
   held.insert(held.begin(), input);
   return run("all_gather", std::move(held), call,
@@ -172,6 +176,7 @@ WorkPtr NcclCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int 
   std::vector<std::pair<int, Buffer>> recvs;
   if (root == options_.rank) {
     check_all("gather: the output", outputs, input.dtype);
+    check_equal_count("gather", outputs[static_cast<std::size_t>(root)], input);
     for (int peer = 0; peer < options_.size; ++peer) recvs.emplace_back(peer, outputs[static_cast<std::size_t>(peer)]);
   }
   return exchange("gather", {{root, std::move(input)}}, std::move(recvs), call);
@@ -182,6 +187,7 @@ WorkPtr NcclCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int
   std::vector<std::pair<int, Buffer>> sends;
   if (root == options_.rank) {
     check_all("scatter: the input", inputs, output.dtype);
+    check_equal_count("scatter", output, inputs[static_cast<std::size_t>(root)]);
     for (int peer = 0; peer < options_.size; ++peer) sends.emplace_back(peer, inputs[static_cast<std::size_t>(peer)]);
   }
   return exchange("scatter", std::move(sends), {{root, std::move(output)}}, call);
@@ -191,6 +197,8 @@ WorkPtr NcclCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
   const DType dtype = inputs.empty() ? DType::uint8 : inputs.front().dtype;
   check_all("all_to_all: the input", inputs, dtype);
   check_all("all_to_all: the output", outputs, dtype);
+  const auto own = static_cast<std::size_t>(options_.rank);
+  check_equal_count("all_to_all", outputs[own], inputs[own]);
   std::vector<std::pair<int, Buffer>> sends, recvs;
   for (int peer = 0; peer < options_.size; ++peer) {
     sends.emplace_back(peer, std::move(inputs[static_cast<std::size_t>(peer)]));

@@ -16,9 +16,9 @@ namespace {
 
 // A receive of a message that nobody sends makes the host-memory communicator watch the peer.
 constexpr std::uint32_t watch_tag = internal_tag;
-// From which version on NCCL runs operations of several communicators of one library in the order of the calls: in
-// images, which are told so by their environment, and everywhere, by the communicator's configuration.
-constexpr int ordered_images = 22600, ordered_communicators = 23102;
+// Kernels of several NCCLs know nothing of each other, and each needs all its CTAs on the GPU at once. So many images
+// fit beside the stock library, of which each kernel takes up to so many multiprocessors by itself.
+constexpr int images_side_by_side = 4, usual_ctas = 32;
 constexpr auto endless = std::chrono::hours(24 * 365 * 100);
 
 std::string link_layer_of(const nccl::Profile& profile, const std::vector<Nic>& nics) {
@@ -76,10 +76,12 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     report.link_layer = link_layer_of(nccl_options_.profile, nics);
   });
   const auto make_session = [&] {
-    const bool library_orders = report.version >= (chosen.image ? ordered_images : ordered_communicators);
-    session_ = std::make_shared<nccl::Session>(
-        *chosen.api, *device,
-        nccl::SessionOptions{options_.name, report.host, options_.rank, options_.size, report.net, library_orders});
+    const bool is_sites = nccl_options_.profile.net == nccl::Net::site;
+    nccl::SessionOptions session{
+        options_.name, report.host, options_.rank, options_.size, is_sites ? "" : report.net, {}};
+    const int share = std::max(1, device->multiprocessors() / images_side_by_side);
+    if (chosen.image && share < usual_ctas) session.max_ctas = share;
+    session_ = std::make_shared<nccl::Session>(*chosen.api, *device, std::move(session));
     session_->record()->introduce(control_->flight_record().front());
     register_source(session_->record());
   };
@@ -103,22 +105,24 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     CallOptions call;
     call.timeout = left();
     control_->broadcast({id.internal, sizeof(id.internal), DType::uint8}, 0, call)->wait();
-    session_->connect(id, deadline);
   }
+  watch_peers();  // also while it connects: one that fails ends the others' set-up
+  if (!shrinks) session_->connect(id, deadline);
   log(LogLevel::info, options_.rank, "communicator '" + options_.name + "': " + description_);
   for (const std::string& note : chosen.notes)
     log(LogLevel::info, options_.rank, "communicator '" + options_.name + "': " + note);
 
   const cuda::CurrentDevice current(*device);
+  const cuda::RelaxedCapture no_part_of_any_capture;
   const cuda::Driver& cuda = cuda::driver();
   cuda::Address token = 0;
   cuda.check(cuda.memory_allocate(&token, 1), "allocate memory on the GPU");
   barrier_token_ = {reinterpret_cast<void*>(token), 1, DType::uint8,
                     std::shared_ptr<void>(reinterpret_cast<void*>(token), [](void* address) {
+                      const cuda::RelaxedCapture no_part_of_any_capture;
                       cuda::driver().memory_free(reinterpret_cast<cuda::Address>(address));
                     })};
   barrier_token_.device = nccl_options_.device;
-  watch_peers();
   nccl::watch(session_);
 }
 
@@ -171,7 +175,8 @@ WorkPtr NcclCommunicator::run(const char* operation, std::vector<Buffer> buffers
                         .buffers = std::move(buffers),
                         .timeout = call.timeout.value_or(options_.timeout),
                         .enqueue = std::move(enqueue),
-                        .on_callers_stream = !call.async});
+                        .on_callers_stream = !call.async,
+                        .holds_buffers = holds_buffers(call)});
 }
 
 bool NcclCommunicator::has_open_group() {
@@ -225,12 +230,13 @@ WorkPtr NcclCommunicator::end_group(CallOptions call) {
                               [parts = std::move(group.parts)](nccl::Comm comm, nccl::Stream stream) {
                                 nccl::Result result = nccl::success;
                                 for (const Enqueue& part : parts) {
-                                  if (result != nccl::success && result != nccl::in_progress) break;
+                                  if (result != nccl::success) break;
                                   result = part(comm, stream);
                                 }
                                 return result;
                               },
                           .on_callers_stream = !call.async,
+                          .holds_buffers = holds_buffers(call),
                           .work = work});
   } catch (...) {
     work->fail(std::current_exception());

@@ -17,6 +17,9 @@ struct NcclOptions {
   int device = 0;                            // GPU of this rank
   std::vector<std::string> package_paths{};  // libraries of Python packages, see nccl::stock_library
   std::string sysfs_root = default_sysfs_root();
+  // Freed memory is nobody else's before its own stream gets there, as with torch's allocator: what runs on the
+  // buffers' own stream then holds none of them.
+  bool frees_in_stream_order = false;
 };
 
 // Beside NCCL's own connections it keeps a communicator for host memory: it carries the set-up, tells peers of an
@@ -90,12 +93,14 @@ private:
   bool all_agree(bool here, Clock::time_point deadline);
   bool shrink_from(NcclCommunicator& parent, const std::vector<int>& excluded, Clock::time_point deadline);
   bool has_open_group();
+  bool holds_buffers(const CallOptions& call) const { return call.async || !nccl_options_.frees_in_stream_order; }
   WorkPtr run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call, Enqueue enqueue);
   WorkPtr exchange(const char* operation, std::vector<std::pair<int, Buffer>> sends,
                    std::vector<std::pair<int, Buffer>> recvs, const CallOptions& call);
   int reduction(ReduceOp op, DType dtype, const CallOptions& call);
   void check(const char* what, const Buffer& buffer) const;
   void check_all(const char* what, const std::vector<Buffer>& buffers, DType dtype) const;
+  static void check_equal_count(const char* operation, const Buffer& output, const Buffer& input);
   void check_rank(const char* what, int value) const;
   void watch_peers();
 

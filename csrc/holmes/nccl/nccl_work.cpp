@@ -28,7 +28,7 @@ void NcclWork::wait(std::optional<Duration> timeout) {
   while (!is_final()) {
     if (poll()) break;
     const auto waited = Clock::now() - start;
-    if (timeout && waited >= *timeout) return Work::wait(Duration::zero());  // says so
+    if (timeout && waited >= *timeout) return await_final(timeout, start);  // says so
     if (waited < spin_time)
       std::this_thread::yield();
     else
@@ -48,6 +48,7 @@ void NcclWork::wait_stream(void* stream) {
   const cuda::CurrentDevice current(device_);
   const cuda::Driver& cuda = cuda::driver();
   cuda.check(cuda.stream_wait_event(stream, at.end.get(), 0), "let a stream wait for an NCCL operation");
+  if (at.joined && stream == caller_) at.joined();
 }
 
 void NcclWork::join() {
@@ -56,14 +57,14 @@ void NcclWork::join() {
 
 void NcclWork::mark_enqueued(cuda::Stream stream, cuda::EventPtr end) {
   std::lock_guard lock(place_mutex_);
-  place_ = {stream, std::move(end), false};
+  place_ = {stream, std::move(end), false, nullptr};
   mark_running();
 }
 
-void NcclWork::mark_captured(cuda::Stream stream, cuda::EventPtr end) {
+void NcclWork::mark_captured(cuda::Stream stream, cuda::EventPtr end, std::function<void()> joined) {
   {
     std::lock_guard lock(place_mutex_);
-    place_ = {stream, std::move(end), true};
+    place_ = {stream, std::move(end), true, std::move(joined)};
   }
   complete();
 }
@@ -72,9 +73,10 @@ bool NcclWork::poll() {
   const cuda::EventPtr event = place().end;
   if (is_final() || !event) return is_final();
   const cuda::CurrentDevice current(device_);
+  const cuda::RelaxedCapture no_part_of_any_capture;
   const cuda::Driver& cuda = cuda::driver();
   const cuda::Status status = cuda.event_query(event.get());
-  if (status == cuda::not_ready) return false;
+  if (status == cuda::not_ready || status == cuda::deinitialized) return false;
   cuda.check(status, "finish an NCCL operation");
   complete();
   return true;

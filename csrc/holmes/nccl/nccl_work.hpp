@@ -1,6 +1,8 @@
 // NcclWork: an operation on a GPU. Its end is an event behind it on the stream where it runs.
 #pragma once
 
+#include <functional>
+
 #include "holmes/core/work.hpp"
 #include "holmes/cuda/device.hpp"
 
@@ -23,9 +25,10 @@ public:
   void set_caller(cuda::Stream caller) { caller_ = caller; }
   // The operation is on the device: on `stream`, with `end` behind it.
   void mark_enqueued(cuda::Stream stream, cuda::EventPtr end);
-  // As mark_enqueued, into a CUDA graph.
-  void mark_captured(cuda::Stream stream, cuda::EventPtr end);
+  // As mark_enqueued, into a CUDA graph; `joined` runs when the caller's stream waits.
+  void mark_captured(cuda::Stream stream, cuda::EventPtr end, std::function<void()> joined);
   // Whether the end has been reached; completes the work then. Throws SystemError where the device reports an error.
+  // False for good once the driver has shut down at the end of the process.
   bool poll();
 
 private:
@@ -33,6 +36,7 @@ private:
     cuda::Stream stream = nullptr;
     cuda::EventPtr end;  // null: not on the device yet
     bool is_captured = false;
+    std::function<void()> joined{};
   };
   Place place() const;
 

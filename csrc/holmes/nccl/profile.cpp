@@ -50,7 +50,16 @@ bool share_network(const Nic& a, const Nic& b) {
 
 }  // namespace
 
-const char* net_name(Net net) { return net == Net::ib ? "IB" : "Socket"; }
+const char* net_name(Net net) {
+  constexpr const char* names[] = {"IB", "Socket", "Site"};
+  return names[static_cast<std::size_t>(net)];
+}
+
+Net net_from_name(const std::string& name) {
+  for (const Net net : {Net::ib, Net::socket, Net::site})
+    if (name == net_name(net)) return net;
+  throw UsageError("NCCL transport '" + name + "' does not exist; use 'IB' (also for RoCE), 'Socket' or 'Site'");
+}
 
 std::string Profile::key() const {
   std::string key = std::string(net_name(net)) + "|" + join(hcas) + "|" + join(interfaces) + "|" +
@@ -61,39 +70,45 @@ std::string Profile::key() const {
 
 std::string Profile::text() const {
   if (net == Net::socket) return "Socket over " + join(interfaces, ", ");
+  if (net == Net::site) return "the site's transport";
   return "IB over " + join(hcas, ", ") + (gid_index ? " (GID " + std::to_string(*gid_index) + ")" : "") +
          ", handshake on " + join(interfaces, ", ");
 }
 
 Variables image_variables(const Profile& profile) {
   Variables variables;
-  // "=": exactly these names, where NCCL would take them for prefixes.
-  const auto exactly = [](const std::vector<std::string>& names) { return std::string("=").append(join(names)); };
-  variables["NCCL_SOCKET_IFNAME"] = exactly(profile.interfaces);
-  variables["NCCL_IB_DISABLE"] = profile.net == Net::ib ? "0" : "1";
-  variables["NCCL_IB_HCA"] = profile.net == Net::ib ? std::optional(exactly(profile.hcas)) : std::nullopt;
-  if (profile.gid_index) variables["NCCL_IB_GID_INDEX"] = std::to_string(*profile.gid_index);
   if (!profile.host_id.empty()) variables["NCCL_HOSTID"] = profile.host_id;
-  // The transport and non-blocking calls come from each communicator's configuration, which these would override.
-  variables["NCCL_NET"] = std::nullopt;
+  // Blocking calls come from each communicator's configuration, which this would override.
   variables["NCCL_COMM_BLOCKING"] = std::nullopt;
   // A fixed rendezvous for all communicators would override their unique ids.
   variables["NCCL_COMM_ID"] = std::nullopt;
-  variables["NCCL_OOB_NET_IFNAME"] = std::nullopt;
-  // Plugins of the site would answer before this table, or bring NICs of their own.
+  // It would answer before this table.
   variables["NCCL_ENV_PLUGIN"] = "none";
-  variables["NCCL_NET_PLUGIN"] = "none";
-  // Communicators of one image on one device run in the order of the calls (2.26 and later).
-  variables["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1";
+  for (const auto& [name, value] : profile.variables) variables[name] = value;
+  if (profile.net == Net::site) return variables;
+  const auto set = [&](const char* name, std::optional<std::string> value) {
+    variables.try_emplace(name, std::move(value));
+  };
+  // "=": exactly these names, where NCCL would take them for prefixes.
+  const auto exactly = [](const std::vector<std::string>& names) { return std::string("=").append(join(names)); };
+  set("NCCL_SOCKET_IFNAME", exactly(profile.interfaces));
+  set("NCCL_IB_DISABLE", profile.net == Net::ib ? "0" : "1");
+  set("NCCL_IB_HCA", profile.net == Net::ib ? std::optional(exactly(profile.hcas)) : std::nullopt);
+  if (profile.gid_index) set("NCCL_IB_GID_INDEX", std::to_string(*profile.gid_index));
+  // The transport comes from each communicator's configuration, which this would override.
+  set("NCCL_NET", std::nullopt);
+  set("NCCL_OOB_NET_IFNAME", std::nullopt);
+  // A plugin of the site would bring NICs of its own.
+  set("NCCL_NET_PLUGIN", "none");
   // Each image opens its file anew and would empty another's.
   if (const char* file = std::getenv("NCCL_DEBUG_FILE"); file != nullptr && *file != '\0')
-    variables["NCCL_DEBUG_FILE"] = std::string(file) + "." + net_name(profile.net) + "-" +
-                                   join(profile.net == Net::ib ? profile.hcas : profile.interfaces, "-");
-  for (const auto& [name, value] : profile.variables) variables[name] = value;
+    set("NCCL_DEBUG_FILE", std::string(file) + "." + net_name(profile.net) + "-" +
+                               join(profile.net == Net::ib ? profile.hcas : profile.interfaces, "-"));
   return variables;
 }
 
 void check_profile(const Profile& profile, const std::vector<Nic>& nics) {
+  if (profile.net == Net::site) return;
   const auto limit = [&](const std::vector<std::string>& names, std::size_t most, const char* what) {
     if (names.size() > most)
       throw NicError(std::to_string(names.size()) + " " + what + " are more than NCCL can hold (" +

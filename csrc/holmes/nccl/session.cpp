@@ -1,7 +1,6 @@
 #include "holmes/nccl/session.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <thread>
 
 #include "holmes/core/env.hpp"
@@ -12,19 +11,14 @@
 namespace holmes::nccl {
 namespace {
 
-constexpr auto poll_pause = std::chrono::microseconds(20);  // between two questions whether a call is done
 constexpr auto error_check_interval = std::chrono::milliseconds(50);
-constexpr auto patience_with_nccl = std::chrono::seconds(10);  // for a thread inside NCCL, before an abort is given up
+constexpr auto patience_with_nccl = std::chrono::seconds(10);  // for a thread inside NCCL
+// Before NCCL's communicator is aborted under a thread that is inside: one that peers do not keep there is out by then.
+constexpr auto time_to_leave = std::chrono::seconds(1);
+constexpr auto peers_check_interval = std::chrono::milliseconds(50);  // in set-up
 constexpr auto orderly_end_time = std::chrono::seconds(2);
 
 constexpr int shrink_default = 0, shrink_abort = 1;  // NCCL_SHRINK_DEFAULT, NCCL_SHRINK_ABORT
-
-std::string seconds_text(Duration time) {
-  std::string text = std::to_string(std::chrono::duration<double>(time).count());
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.ends_with('.')) text.pop_back();
-  return text + " s";
-}
 
 }  // namespace
 
@@ -52,7 +46,8 @@ Session::~Session() {
     return;
   }
   if (comm_.load() == nullptr) return;
-  // In order: finalize tells the peers, destroy is local then. Another thread, as either may wait for a peer.
+  // In order: finalize tells the peers, destroy is local then. Another thread, as either waits for peers, and for
+  // graphs with operations of this communicator to be destroyed.
   struct End {
     std::mutex mutex;
     std::condition_variable changed;
@@ -62,13 +57,8 @@ Session::~Session() {
   std::thread([&api = api_, &device = device_, comm = comm_.load(), stream = stream_, end] {
     try {
       const cuda::CurrentDevice current(device);
-      std::unique_lock issue(device.issue);
-      Result state = api.comm_finalize(comm);
-      for (const auto until = Clock::now() + orderly_end_time; state == in_progress && Clock::now() < until;) {
-        std::this_thread::sleep_for(poll_pause);
-        if (api.comm_get_async_error(comm, &state) != success) break;
-      }
-      if (state == success)
+      const cuda::RelaxedCapture no_part_of_any_capture;
+      if (api.comm_finalize(comm) == success)
         api.comm_destroy(comm);
       else
         api.comm_abort(comm);
@@ -137,22 +127,19 @@ void Session::expect_end(const Failure& failure) {
 }
 
 void Session::abort_in_background(std::deque<Pending> pending) {
-  // A thread that is inside NCCL with this communicator sees that it is dead and leaves, unless NCCL itself hangs.
-  // Everything the thread needs outlives the session.
-  std::thread([&device = device_, &api = api_, comm = &comm_, stream = stream_, name = place(),
-               self = weak_from_this().lock(), held = comm_.load(), pending = std::move(pending)] {
-    std::unique_lock issue(device.issue, std::defer_lock);
-    if (!issue.try_lock_for(patience_with_nccl)) {
-      log(LogLevel::error, std::nullopt,
-          name + ": NCCL does not return from a call, so that its communicator cannot be aborted; it is left behind");
-      return;
-    }
+  // What the thread needs outlives the session.
+  std::thread([inside = inside_, &device = device_, &api = api_, comm = comm_.exchange(nullptr), stream = stream_,
+               name = place(), pending = std::move(pending)] {
+    std::unique_lock alone(*inside, std::defer_lock);
+    static_cast<void>(alone.try_lock_for(time_to_leave));
     try {
       const cuda::CurrentDevice current(device);
-      // Set-up may have made it since.
-      const Comm end = self ? comm->exchange(nullptr) : held;
-      if (end != nullptr) api.comm_abort(end);
-      cuda::driver().stream_destroy(stream);
+      const cuda::RelaxedCapture no_part_of_any_capture;
+      if (comm != nullptr) api.comm_abort(comm);
+      if (alone || alone.try_lock_for(patience_with_nccl))
+        cuda::driver().stream_destroy(stream);
+      else
+        log(LogLevel::error, std::nullopt, name + ": NCCL does not return from a call, also where it is aborted");
     } catch (const HolmesError& error) {
       log(LogLevel::warn, std::nullopt, name + ": " + error.what());
     }
@@ -160,14 +147,15 @@ void Session::abort_in_background(std::deque<Pending> pending) {
 }
 
 void Session::check_async_error() {
-  std::unique_lock issue(device_.issue, std::try_to_lock);
+  std::unique_lock alone(*inside_, std::try_to_lock);
   const Comm comm = comm_;
-  if (!issue || comm == nullptr || dead_) return;
+  if (!alone || comm == nullptr) return;
   Result error = success;
   const Result asked = api_.comm_get_async_error(comm, &error);
-  issue.unlock();
+  alone.unlock();
   if (asked != success) error = asked;
-  if (error == success || error == in_progress) return;
+  // Of an argument that was refused its caller has been told.
+  if (error == success || error == in_progress || error == invalid_argument) return;
   fail({ErrorKind::communicator,
         place() + ": NCCL reports an error: " + api_.describe(error),
         {.rank = options_.rank, .host = options_.host}});
@@ -224,85 +212,92 @@ bool Session::poll() {
   return !pending_.empty();
 }
 
-Result Session::wait_while_in_progress(const char* what, Result result, Clock::time_point deadline) {
-  while (result == in_progress) {
-    throw_if_dead();
-    if (Clock::now() >= deadline)
-      fail_and_throw(ErrorKind::timeout, place() + ": " + what + " is not done at its deadline; a peer does not take " +
-                                             "part, or cannot be reached over the chosen NICs");
-    std::this_thread::sleep_for(poll_pause);
-    const Result asked = api_.comm_get_async_error(comm_, &result);
-    if (asked != success) return asked;
-  }
-  return result;
-}
-
 Config Session::config() const {
   Config config = make_config(api_.version);
-  config.blocking = 0;
-  config.net_name = options_.net.c_str();
-  // Several communicators of one library on one device run in the order of the calls (2.31 and later; before, images
-  // are told so by their environment).
-  if (config.size > offsetof(Config, launch_order_implicit)) config.launch_order_implicit = 1;
+  config.blocking = 1;
+  if (options_.max_ctas) config.max_ctas = *options_.max_ctas;
   return config;
 }
 
-void Session::connect(const UniqueId& id, Clock::time_point deadline) {
-  Config settings = config();
-  const cuda::CurrentDevice current(device_);
-  Result result;
-  {
-    std::unique_lock issue(device_.issue, std::defer_lock);
-    if (!issue.try_lock_until(deadline))
-      fail_and_throw(ErrorKind::timeout, place() + ": another communicator keeps the device; set-up not begun");
+Result Session::make_comm(const char* what, Make make, Clock::time_point deadline) {
+  struct Making {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Result> result;
     Comm comm = nullptr;
-    result = api_.comm_init_rank_config(&comm, options_.size, id, options_.rank, &settings);
-    comm_ = comm;
+    bool is_left = false;
+    std::string net;
+    Config config;
+  };
+  const auto making = std::make_shared<Making>();
+  making->net = options_.net;
+  making->config = config();
+  if (!making->net.empty()) making->config.net_name = making->net.c_str();
+  std::thread([making, make = std::move(make), &device = device_, &api = api_] {
+    Result result = unhandled_cuda_error;
+    try {
+      const cuda::CurrentDevice current(device);
+      const cuda::RelaxedCapture no_part_of_any_capture;
+      result = make(&making->comm, &making->config);
+    } catch (const HolmesError& error) {
+      log(LogLevel::warn, std::nullopt, error.what());
+    }
+    std::unique_lock lock(making->mutex);
+    making->result = result;
+    making->changed.notify_all();
+    const bool is_left = making->is_left;
+    lock.unlock();
+    if (is_left && making->comm != nullptr) api.comm_abort(making->comm);
+  }).detach();
+  std::unique_lock lock(making->mutex);
+  const auto is_made = [&] { return making->result.has_value(); };
+  while (!making->changed.wait_until(lock, std::min(deadline, Clock::now() + peers_check_interval), is_made)) {
+    if (!is_dead() && Clock::now() < deadline) continue;
+    making->is_left = true;
+    lock.unlock();
+    throw_if_dead();  // a peer has failed, and nobody will come to it
+    fail_and_throw(ErrorKind::timeout, place() + ": " + what + " is not done at its deadline; a peer does not take " +
+                                           "part, or cannot be reached over the chosen NICs");
   }
-  // The peers are waited for without the lock: their set-up may need this device's other communicators.
-  result = wait_while_in_progress("set-up of NCCL", result, deadline);
-  if (result != success)
+  comm_ = making->comm;
+  return *making->result;
+}
+
+void Session::connect(const UniqueId& id, Clock::time_point deadline) {
+  const auto make = [&api = api_, id, size = options_.size, rank = options_.rank](Comm* made, Config* config) {
+    return api.comm_init_rank_config(made, size, id, rank, config);
+  };
+  if (const Result result = make_comm("set-up of NCCL", make, deadline); result != success)
     fail_and_throw(ErrorKind::communicator, place() + ": NCCL's set-up failed: " + api_.describe(result));
 }
 
 std::string Session::connect_shrunk(Session& parent, std::vector<int> excluded, Clock::time_point deadline) {
-  Config settings = config();
-  const cuda::CurrentDevice current(device_);
-  // NCCL may write to it after a deadline of ours: it stays behind then.
-  auto* const made = new Comm(nullptr);
-  std::unique_lock issue(device_.issue, std::defer_lock);
-  if (!issue.try_lock_until(deadline))
-    fail_and_throw(ErrorKind::timeout, place() + ": another communicator keeps the device; shrinking not begun");
-  const Comm old = parent.comm_;
-  if (old == nullptr) {
-    delete made;
-    return "the communicator to shrink has failed";
-  }
   const int flags = parent.has_pending() ? shrink_abort : shrink_default;
-  Result result = api_.comm_shrink(old, excluded.data(), static_cast<int>(excluded.size()), made, &settings, flags);
-  // Until the new one is there, the old one tells how far it is.
-  while (result == in_progress && *made == nullptr) {
-    if (Clock::now() >= deadline)
-      fail_and_throw(ErrorKind::timeout,
-                     place() + ": shrinking is not done at its deadline; a rank that stays does not take part");
-    std::this_thread::sleep_for(poll_pause);
-    Result state = success;
-    const Result asked = api_.comm_get_async_error(old, &state);
-    if (asked != success || state != in_progress) result = asked != success ? asked : state;
-  }
-  comm_ = *made;
-  issue.unlock();
-  delete made;
-  if (result == success && comm_.load() == nullptr) return "NCCL made no communicator";
-  if (comm_.load() != nullptr && (result == success || result == in_progress))
-    result = wait_while_in_progress("shrinking", in_progress, deadline);
-  return result == success ? "" : api_.describe(result);
+  const auto make = [&api = api_, inside = parent.inside_, old = parent.comm_.load(), excluded = std::move(excluded),
+                     flags](Comm* made, Config* config) mutable {
+    const std::lock_guard alone(*inside);
+    return api.comm_shrink(old, excluded.data(), static_cast<int>(excluded.size()), made, config, flags);
+  };
+  if (parent.comm_.load() == nullptr) return "the communicator to shrink has failed";
+  const Result result = make_comm("shrinking", make, deadline);
+  if (result != success) return api_.describe(result);
+  return comm_.load() == nullptr ? "NCCL made no communicator" : "";
+}
+
+std::unique_lock<std::timed_mutex> Session::enter(const char* what, Clock::time_point deadline) {
+  std::unique_lock alone(*inside_, std::defer_lock);
+  if (!alone.try_lock_until(deadline))
+    fail_and_throw(ErrorKind::timeout, place() + ": " + what +
+                                           " did not begin before its deadline: another thread is inside NCCL with " +
+                                           "this communicator");
+  throw_if_dead();
+  return alone;
 }
 
 // Every stream on which one of the buffers is ready.
-void Session::begin_behind(const Operation& operation, cuda::Stream stream) const {
+void Session::begin_behind(const std::vector<Buffer>& buffers, cuda::Stream stream) const {
   std::vector<cuda::Stream> seen{stream};
-  for (const Buffer& buffer : operation.buffers) {
+  for (const Buffer& buffer : buffers) {
     if (std::ranges::find(seen, buffer.stream) != seen.end()) continue;
     seen.push_back(buffer.stream);
     const cuda::EventPtr ready = device_.take_event();
@@ -312,19 +307,23 @@ void Session::begin_behind(const Operation& operation, cuda::Stream stream) cons
   }
 }
 
-// Side by side, each of two operations may hold what the other needs. Those of one NCCL it orders itself, where it can;
-// those of two images, or of one communicator on two streams, nobody else orders.
-void Session::keep_order(cuda::Stream stream, const std::optional<unsigned long long>& capture) const {
-  const cuda::Device::Last& on_device = capture ? device_.last_captured : device_.last;
-  const bool is_ordered = options_.library_orders && on_device.library == &api_;
-  const cuda::EventPtr* waited = nullptr;
-  for (const cuda::Device::Last* last : {is_ordered ? nullptr : &on_device, capture ? &last_captured_ : &last_}) {
-    if (last == nullptr || !last->end || last->stream == stream || (capture && last->capture_id != *capture)) continue;
-    if (waited != nullptr && *waited == last->end) continue;
-    const cuda::Driver& cuda = cuda::driver();
-    cuda.check(cuda.stream_wait_event(stream, last->end.get(), 0), "order NCCL operations on a device");
-    waited = &last->end;
-  }
+std::optional<Session::Pending> Session::take_back(const std::shared_ptr<NcclWork>& work) {
+  std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(pending_, work, &Pending::work);
+  if (found == pending_.end()) return std::nullopt;
+  std::optional<Pending> taken = std::move(*found);
+  pending_.erase(found);
+  return taken;
+}
+
+void Session::release_captured(std::uint64_t number, std::optional<unsigned long long> living_capture) {
+  std::vector<Captured> released;  // end after the lock
+  std::lock_guard lock(mutex_);
+  std::erase_if(captured_, [&](Captured& one) {
+    const bool is_done = one.number <= number || one.capture_id != living_capture;
+    if (is_done) released.push_back(std::move(one));
+    return is_done;
+  });
 }
 
 std::shared_ptr<NcclWork> Session::run(Operation operation) {
@@ -334,67 +333,65 @@ std::shared_ptr<NcclWork> Session::run(Operation operation) {
   const cuda::CurrentDevice current(device_);
   const cuda::Stream caller = operation.buffers.empty() ? nullptr : operation.buffers.front().stream;
   auto work = operation.work ? operation.work : std::make_shared<NcclWork>(device_, caller);
-  std::unique_lock issue(device_.issue, std::defer_lock);
-  if (!issue.try_lock_until(deadline))
-    fail_and_throw(ErrorKind::timeout, place() + ": " + operation.name + " did not begin within " +
-                                           seconds_text(operation.timeout) +
-                                           ": another thread is inside NCCL on this device");
-  throw_if_dead();
+  const auto alone = enter(operation.name, deadline);
+  const Comm comm = comm_;
   const auto capture = cuda::capture_of(caller);
   const cuda::Stream stream = operation.on_callers_stream ? caller : stream_;
-  begin_behind(operation, stream);
-  keep_order(stream, capture);
+  begin_behind(operation.buffers, stream);
 
-  ++sequence_;
+  const std::uint64_t number = ++sequence_;
   const std::uint64_t record = capture ? 0 : record_->begin(operation.name, operation.buffers);
-  const auto what = [&] { return std::string(operation.name) + " (operation " + std::to_string(sequence_) + ")"; };
+  if (!operation.holds_buffers) operation.buffers.clear();
+  bool has_captured = false;
+  {
+    // From here on the watchdog frees this thread at the deadline.
+    std::lock_guard lock(mutex_);
+    if (!is_dead()) pending_.push_back({work, std::move(operation.buffers), deadline, operation.name, number, record});
+    has_captured = !captured_.empty();
+  }
+  if (is_dead()) {
+    record_->finish(record, false);
+    throw_if_dead();
+  }
+  if (has_captured) release_captured(0, cuda::capture_of(stream_));
+  wake_watchdog();
   Result result = api_.group_start();
   if (result == success) {
-    result = operation.enqueue(comm_, stream);
+    result = operation.enqueue(comm, stream);
     const Result ended = api_.group_end();
-    if (result == success || result == in_progress) result = ended;
+    if (result == success) result = ended;
   }
-  if (result == in_progress) result = wait_while_in_progress(what().c_str(), result, deadline);
-  if (result != success) record_->finish(record, false);
-  if (result == invalid_argument)
-    throw UsageError(place() + ": NCCL refuses " + what() + ": " + api_.describe(result), {.rank = options_.rank});
-  if (result != success)
-    fail_and_throw(ErrorKind::communicator, place() + ": " + what() + " failed: " + api_.describe(result));
+  if (result != success) {
+    const std::string what = std::string(operation.name) + " (operation " + std::to_string(number) + ")";
+    if (!take_back(work)) throw_if_dead();  // the watchdog ended it
+    record_->finish(record, false);
+    if (result == invalid_argument)
+      throw UsageError(place() + ": NCCL refuses " + what + ": " + api_.describe(result), {.rank = options_.rank});
+    fail_and_throw(ErrorKind::communicator, place() + ": " + what + " failed: " + api_.describe(result));
+  }
 
   cuda::EventPtr end = device_.take_event();
   cuda.check(cuda.event_record(end.get(), stream), "record a CUDA event");
-  if (capture) {
-    // It runs when the graph does; events of a capture cannot be asked.
-    device_.last_captured = last_captured_ = {&api_, stream, end, *capture};
-    work->mark_captured(stream, std::move(end));
+  if (!capture) {
+    work->mark_enqueued(stream, std::move(end));
     return work;
   }
-  device_.last = last_ = {&api_, stream, end, 0};
-  work->mark_enqueued(stream, std::move(end));
-  const std::uint64_t number = sequence_;
-  issue.unlock();
-  {
+  // It runs when the graph does; events of a capture cannot be asked.
+  std::optional<Pending> captured = take_back(work);
+  if (captured && stream == stream_) {
     std::lock_guard lock(mutex_);
-    if (dead_) {
-      record_->finish(record, false);
-      work->fail(error_of(failure_));
-      return work;
-    }
-    pending_.push_back({work, std::move(operation.buffers), deadline, operation.name, number, record});
+    captured_.push_back({number, *capture, std::move(captured->buffers)});
   }
-  wake_watchdog();
+  work->mark_captured(stream, std::move(end), [weak = weak_from_this(), number, capture] {
+    if (const auto session = weak.lock()) session->release_captured(number, capture);
+  });
   return work;
 }
 
 void Session::call(const char* what, const std::function<Result(Comm comm)>& function) {
   throw_if_dead();
   const cuda::CurrentDevice current(device_);
-  std::unique_lock issue(device_.issue, std::defer_lock);
-  if (!issue.try_lock_for(patience_with_nccl))
-    throw TimeoutError(place() + ": " + what + " did not begin within " + seconds_text(patience_with_nccl) +
-                           ": another thread is inside NCCL on this device",
-                       {.rank = options_.rank, .host = options_.host});
-  throw_if_dead();
+  const auto alone = enter(what, Clock::now() + patience_with_nccl);
   const Result result = function(comm_);
   if (result != success)
     throw UsageError(place() + ": " + what + " failed: " + api_.describe(result), {.rank = options_.rank});

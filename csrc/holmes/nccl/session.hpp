@@ -20,22 +20,26 @@ struct SessionOptions {
   std::string host;
   int rank = 0;
   int size = 1;
-  std::string net;  // netName
-  // Whether this NCCL runs operations of several of its communicators on a device in the order of the calls.
-  bool library_orders = false;
+  std::string net;  // netName; empty: NCCL's choice
+  // The most CTAs of its kernels; absent: NCCL's choice.
+  std::optional<int> max_ctas{};
 };
 
 struct Operation {
   const char* name = "";
-  std::vector<Buffer> buffers;  // held until it is final; it begins behind what their streams have now
+  std::vector<Buffer> buffers;  // it begins behind what their streams have now
   Duration timeout{};
   std::function<Result(Comm comm, Stream stream)> enqueue;
   // Runs on the first buffer's stream itself: no other stream has to wait for it, or it for them.
   bool on_callers_stream = false;
+  // Whether the buffers are held until it is final, or in a CUDA graph until the caller's stream waits for it.
+  bool holds_buffers = true;
   std::shared_ptr<NcclWork> work{};  // absent: made by run
 };
 
-// Thread-safe.
+// NCCL's communicator is a blocking one: its calls return once the operation is on the device, which takes long only
+// where peers have to be connected first. A thread that is inside NCCL then is freed by the watchdog, at the deadline
+// or where the session fails. Thread-safe.
 class Session : public std::enable_shared_from_this<Session> {
 public:
   Session(const Api& api, cuda::Device& device, SessionOptions options);
@@ -52,7 +56,7 @@ public:
   // Puts the calls that `enqueue` makes on the device, as one group. Throws the failure of a dead session; UsageError
   // where NCCL refuses the arguments.
   std::shared_ptr<NcclWork> run(Operation operation);
-  // A call that is no operation, under the same lock.
+  // A call that is no operation, in turn with them.
   void call(const char* what, const std::function<Result(Comm comm)>& function);
 
   const Api& api() const { return api_; }
@@ -73,7 +77,7 @@ public:
 
 private:
   struct Pending {
-    std::shared_ptr<NcclWork> work;
+    std::shared_ptr<NcclWork> work;  // not on the device while its call is inside NCCL
     std::vector<Buffer> buffers;
     Clock::time_point deadline;
     const char* name;
@@ -81,13 +85,21 @@ private:
     std::uint64_t record;  // its number in the record
   };
 
-  Result wait_while_in_progress(const char* what, Result result, Clock::time_point deadline);
+  // A call of NCCL that returns when all ranks take part, and the communicator that it makes.
+  using Make = std::function<Result(Comm* made, Config* config)>;
+  // Calls it in a thread of its own. One that is not back at the deadline is left behind, and ends what it makes.
+  Result make_comm(const char* what, Make make, Clock::time_point deadline);
+  // Waits until no other thread is inside NCCL with this communicator.
+  std::unique_lock<std::timed_mutex> enter(const char* what, Clock::time_point deadline);
+  // Takes back what is pending; absent where the session has failed since.
+  std::optional<Pending> take_back(const std::shared_ptr<NcclWork>& work);
+  // Lets go of what operations up to this one hold for the graph, and of what captures that have ended do.
+  void release_captured(std::uint64_t number, std::optional<unsigned long long> living_capture);
   [[noreturn]] void fail_and_throw(ErrorKind kind, const std::string& message);
   Config config() const;
-  void begin_behind(const Operation& operation, cuda::Stream stream) const;
-  void keep_order(cuda::Stream stream, const std::optional<unsigned long long>& capture) const;
+  void begin_behind(const std::vector<Buffer>& buffers, cuda::Stream stream) const;
   void check_async_error();
-  // By force, in a thread of its own; `buffers` are what NCCL may still write to.
+  // By force, in a thread of its own; NCCL may still write to the buffers of `pending`.
   void abort_in_background(std::deque<Pending> pending);
   std::string place() const;
 
@@ -96,16 +108,23 @@ private:
   SessionOptions options_;
   std::shared_ptr<SessionRecord> record_;
   cuda::Stream stream_ = nullptr;
-  std::atomic<Comm> comm_{nullptr};  // changed under device_.issue
-  std::uint64_t sequence_ = 0;       // under device_.issue
-  cuda::Device::Last last_;          // operation of this communicator; under device_.issue
-  cuda::Device::Last last_captured_;
+  // Held by the one thread that is inside NCCL with this communicator. No other communicator waits for it.
+  const std::shared_ptr<std::timed_mutex> inside_ = std::make_shared<std::timed_mutex>();
+  std::atomic<Comm> comm_{nullptr};
+  std::uint64_t sequence_ = 0;  // under inside_
 
   std::atomic<bool> dead_{false};  // failed, NCCL's communicator is being aborted
   std::atomic<bool> left_{false};  // a peer has left
   mutable std::mutex mutex_;       // protects what follows
   Failure failure_;
   std::deque<Pending> pending_;
+  // What operations of a capture on stream_ use, until the caller's stream has waited for them.
+  struct Captured {
+    std::uint64_t number;
+    unsigned long long capture_id;
+    std::vector<Buffer> buffers;
+  };
+  std::deque<Captured> captured_;
   Clock::time_point end_expected_{};  // where a peer has left
   Clock::time_point next_error_check_{};
 };
