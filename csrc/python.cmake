@@ -19,6 +19,7 @@ pybind11_add_module(_C
   bindings/bind_options.cpp
   bindings/bind_store.cpp
   bindings/bind_work.cpp
+  bindings/terminate.cpp
   bindings/device_buffer.cpp)
 target_link_libraries(_C PRIVATE holmes)
 set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib")

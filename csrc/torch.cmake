@@ -3,12 +3,22 @@
 # loaded them before.
 execute_process(
   COMMAND ${CMAKE_COMMAND} -E env TORCH_DEVICE_BACKEND_AUTOLOAD=0
-    ${Python_EXECUTABLE} -E -c "import os, torch; root = os.path.dirname(torch.__file__); print(root, end='')"
-  OUTPUT_VARIABLE HOLMES_TORCH_ROOT RESULT_VARIABLE HOLMES_TORCH_FAILED
+    ${Python_EXECUTABLE} -E -c
+    "import os, torch; print(os.path.dirname(torch.__file__), torch.__version__.split('+')[0], sep=';', end='')"
+  OUTPUT_VARIABLE HOLMES_TORCH RESULT_VARIABLE HOLMES_TORCH_FAILED
   ERROR_VARIABLE HOLMES_TORCH_ERROR)
 if(HOLMES_TORCH_FAILED)
   message(FATAL_ERROR "HOLMES_TORCH is ON but ${Python_EXECUTABLE} cannot import torch:\n${HOLMES_TORCH_ERROR}")
 endif()
+list(GET HOLMES_TORCH 0 HOLMES_TORCH_ROOT)
+list(GET HOLMES_TORCH 1 HOLMES_TORCH_VERSION)
+if(HOLMES_TORCH_VERSION VERSION_LESS 2.9)
+  message(FATAL_ERROR "torch ${HOLMES_TORCH_VERSION} is too old for the torch.distributed backend: install torch 2.9 or "
+    "newer, or build without it (-DHOLMES_TORCH=OFF)")
+endif()
+# Its classes change from one minor version to the next: holmes_comm/torch_backend.py compares before it loads the module.
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/_c10d.torch "${HOLMES_TORCH_VERSION}")
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/_c10d.torch DESTINATION .)
 
 add_library(_c10d MODULE
   c10d/device_stream.cpp

@@ -6,6 +6,7 @@
 #include "bindings/bindings.hpp"
 #include "bindings/connection_dict.hpp"
 #include "bindings/duration.hpp"
+#include "bindings/gil.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "holmes/comm/compression.hpp"
@@ -40,7 +41,7 @@ template <typename Start>
 py::object run(bool async_op, Start start) {
   WorkPtr work;
   {
-    py::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     work = start();
     if (!async_op) work->join();
   }
@@ -115,7 +116,7 @@ std::uint32_t checked_tag(std::int64_t tag) {
 
 std::shared_ptr<Communicator> make(const py::object& store, CommunicatorOptions options) {
   std::shared_ptr<Store> native = to_store(store);
-  py::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   return make_communicator(std::move(native), std::move(options));
 }
 
@@ -125,7 +126,9 @@ constexpr const char* common_doc =
     "a Work\n"
     "at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises "
     "UsageError for\n"
-    "bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.";
+    "bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, "
+    "and so\n"
+    "does what a signal's handler raises meanwhile (KeyboardInterrupt).";
 
 std::string doc(const char* text) { return std::string(text) + common_doc; }
 
@@ -310,7 +313,7 @@ void bind_communicator(py::module_& module) {
             const std::uint32_t wire_tag = checked_tag(tag);
             WorkPtr work;
             {
-              py::gil_scoped_release no_gil;
+              const GilRelease no_gil;
               const CallOptions options = call_options(async_op, timeout_s);
               work = src ? self.recv(std::move(data), *src, wire_tag, options)
                          : self.recv_any(std::move(data), wire_tag, options);
@@ -337,7 +340,7 @@ void bind_communicator(py::module_& module) {
                              to_buffer(tensor, {"batch: tensor", kind == "recv", true, self.device(), true}), peer,
                              checked_tag(tag)});
             }
-            py::gil_scoped_release no_gil;
+            const GilRelease no_gil;
             return self.batch(std::move(p2p), call_options(true, timeout_s));
           },
           "calls"_a, "timeout_s"_a = py::none(),
@@ -347,14 +350,14 @@ void bind_communicator(py::module_& module) {
       .def(
           "split",
           [](Communicator& self, int color, int key) {
-            py::gil_scoped_release no_gil;
+            const GilRelease no_gil;
             return self.split(color, key);
           },
           "color"_a, "key"_a = 0,
           "Collective: ranks of equal `color` (0 or more) form a new communicator on the same NICs, ordered by (key, "
           "rank). Color -1\n"
           "takes no part and gets None.")
-      .def("abort", &Communicator::abort, "reason"_a = "abort was called", py::call_guard<py::gil_scoped_release>(),
+      .def("abort", &Communicator::abort, "reason"_a = "abort was called", py::call_guard<GilRelease>(),
            "Local, from any thread, does not block: every pending and later operation raises AbortedError here and on "
            "the peers.")
       .def(
@@ -373,7 +376,7 @@ void bind_communicator(py::module_& module) {
           [](const Communicator& self) {
             JsonWriter json;
             {
-              py::gil_scoped_release no_gil;
+              const GilRelease no_gil;
               json.begin_array();
               for (const CommunicatorRecord& record : self.flight_record()) append_json(json, record);
               json.end_array();

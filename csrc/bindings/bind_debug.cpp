@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.hpp"
+#include "bindings/gil.hpp"
 #include "bindings/python_stacks.hpp"
 #include "holmes/record/dump.hpp"
 #include "holmes/record/registry.hpp"
@@ -42,7 +43,7 @@ void bind(py::module_& module) {
   module.def(
       "process_record",
       [](const std::string& reason) {
-        py::gil_scoped_release no_gil;
+        const GilRelease no_gil;
         return process_record_json(reason, record_patience, record_settle);
       },
       "reason"_a, "The flight record of this process as JSON text; holmes_comm.flight_record() parses it. Local.");
@@ -51,7 +52,7 @@ void bind(py::module_& module) {
       [] {
         Metrics metrics;
         {
-          py::gil_scoped_release no_gil;
+          const GilRelease no_gil;
           metrics = collect_metrics();
         }
         return to_dict(metrics);

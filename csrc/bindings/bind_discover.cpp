@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/discover/host.hpp"
@@ -132,7 +133,7 @@ void bind_discover(py::module_& m) {
       "discover_nics",
       [](const std::optional<std::string>& sysfs_root) {
         const std::string root = sysfs_root.value_or(holmes::default_sysfs_root());
-        py::gil_scoped_release release;
+        const holmes::GilRelease no_gil;
         return holmes::discover_nics(root);
       },
       py::arg("sysfs_root") = py::none(),

@@ -4,6 +4,7 @@
 #include "bindings/bind_buffer.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/duration.hpp"
+#include "bindings/gil.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/nccl/nccl_communicator.hpp"
 
@@ -18,9 +19,7 @@ using Paths = std::vector<std::string>;
 nccl::Profile to_profile(const std::string& net, const Paths& hcas, const Paths& interfaces,
                          const std::optional<int>& gid_index, const std::map<std::string, std::string>& variables,
                          const std::string& host_id) {
-  if (net != "IB" && net != "Socket")
-    throw UsageError("NCCL transport '" + net + "' does not exist; use 'IB' (also for RoCE) or 'Socket'");
-  return {.net = net == "IB" ? nccl::Net::ib : nccl::Net::socket,
+  return {.net = nccl::net_from_name(net),
           .hcas = hcas,
           .interfaces = interfaces,
           .gid_index = gid_index,
@@ -53,7 +52,7 @@ std::shared_ptr<NcclCommunicator> make(const py::object& store, CommunicatorOpti
                                        const std::optional<std::string>& sysfs_root) {
   std::shared_ptr<Store> native = to_store(store);
   NcclOptions nccl_options{profile, device, package_paths, sysfs_root.value_or(default_sysfs_root())};
-  py::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   return make_nccl_communicator(std::move(native), std::move(options), std::move(nccl_options));
 }
 
@@ -68,7 +67,7 @@ public:
   void enter() { comm_->start_group(); }
   void exit(bool has_error) {
     if (has_error) return comm_->abandon_group();
-    const py::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     work_ = comm_->end_group(call_);
     if (!call_.async) work_->join();
   }
@@ -153,7 +152,7 @@ void bind(py::module_& module) {
           "of "
           "the group.")
       .def(
-          "shrink", &NcclCommunicator::shrink, "excluded"_a, py::call_guard<py::gil_scoped_release>(),
+          "shrink", &NcclCommunicator::shrink, "excluded"_a, py::call_guard<GilRelease>(),
           "Collective over the ranks that are not in `excluded`: a communicator of them, in the same order; this one "
           "ends. For\nranks that are lost (also where this communicator has failed) or leave. NCCL 2.27 and later make "
           "it from this one's\nconnections where nothing has failed.");

@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/duration.hpp"
+#include "bindings/gil.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/bootstrap/nic_agreement.hpp"
 #include "holmes/discover/preference.hpp"
@@ -39,13 +40,13 @@ void fail(NicOffer& offer, const std::string& message, const std::string& nic, s
 }
 
 py::tuple agree(const py::object& store, int rank, int size, const NicOffer& offer, const std::string& key,
-                double timeout_s, const std::string& carrier) {
+                double timeout_s, const std::string& carrier, const std::string& secret) {
   const auto native = to_store(store);
   const Carrier what = carrier_from_name(carrier);
-  const Meeting meeting{*native, key, "choosing the NICs", rank, size, to_duration("timeout_s", timeout_s)};
+  const Meeting meeting{*native, key, "choosing the NICs", rank, size, to_duration("timeout_s", timeout_s), secret};
   NicAgreement agreement;
   {
-    const py::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     agreement = agree_nics(meeting, offer, what);
   }
   std::vector<std::pair<std::string, std::string>> sockets;
@@ -104,9 +105,12 @@ void bind_nic_choice(py::module_& module) {
         return offer;
       },
       "nics"_a, "carrier"_a, "host"_a, "place"_a, "What a rank brings that selects nothing, as in C++.");
-  module.def("agree_nics", &agree, "store"_a, "rank"_a, "size"_a, "offer"_a, "key"_a, "timeout_s"_a, "carrier"_a,
-             "Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports "
-             "for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'.");
+  module.def(
+      "agree_nics", &agree, "store"_a, "rank"_a, "size"_a, "offer"_a, "key"_a, "timeout_s"_a, "carrier"_a,
+      "secret"_a = "",
+      "Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports "
+      "for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'; `secret`: the job's, "
+      "empty: HOLMES_SECRET or HOLMES_SECRET_FILE.");
   py::class_<SharedNetwork>(module, "SharedNetwork", "A network that hosts share, as far as its place depends on it.")
       .def(py::init([](const std::string& nic_class, bool is_routed, bool is_plain, std::optional<double> rate_gbps,
                        std::int64_t hosts, std::size_t size, std::vector<std::int64_t> wires) {

@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/duration.hpp"
+#include "bindings/gil.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/bootstrap/store_exchange.hpp"
 #include "holmes/bootstrap/tcp_store.hpp"
@@ -29,19 +30,19 @@ public:
       store_.release();  // the interpreter is gone, and the object with it
       return;
     }
-    py::gil_scoped_acquire gil;
+    const GilAcquire gil;
     store_ = py::object();
   }
 
   void set(const std::string& key, const std::string& value) override {
-    py::gil_scoped_acquire gil;
+    const GilAcquire gil;
     raise_signals();
     store_.attr("set")(key, py::bytes(value));
   }
 
   std::string get(const std::string& key, Duration timeout) override {
     wait(key, timeout);
-    py::gil_scoped_acquire gil;
+    const GilAcquire gil;
     return store_.attr("get")(key).cast<std::string>();
   }
 
@@ -69,7 +70,7 @@ private:
   // Asking now and then is better than torch's wait: that one keeps other threads off the store, and complains on
   // stderr of every wait that ends without the key.
   bool check(const std::string& key) {
-    py::gil_scoped_acquire gil;
+    const GilAcquire gil;
     raise_signals();
     try {
       return store_.attr("check")(std::vector<std::string>{key}).cast<bool>();
@@ -82,7 +83,7 @@ private:
   }
 
   void wait_inside(const std::string& key, Duration timeout) {
-    py::gil_scoped_acquire gil;
+    const GilAcquire gil;
     raise_signals();
     // A c10d store counts milliseconds and takes 0 for "for ever".
     const auto limit = std::max(std::chrono::ceil<std::chrono::milliseconds>(timeout), std::chrono::milliseconds(1));
@@ -133,7 +134,7 @@ void wait_keys(Store& store, const std::variant<std::string, std::vector<std::st
       std::holds_alternative<double>(timeout)
           ? seconds(std::get<double>(timeout))
           : seconds(std::chrono::duration<double>(std::get<std::chrono::microseconds>(timeout)).count());
-  py::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   const auto end = Clock::now() + limit;
   const auto wait_one = [&](const std::string& key) {
     store.wait(key, std::max(end - Clock::now(), Duration::zero()));
@@ -160,7 +161,7 @@ void bind(py::module_& module) {
       .def(
           "set",
           [](Store& store, const std::string& key, const std::string& value) {
-            py::gil_scoped_release no_gil;
+            const GilRelease no_gil;
             store.set(key, value);
           },
           "key"_a, "value"_a, "Sets `key` to bytes or text; overwrites.")
@@ -169,7 +170,7 @@ void bind(py::module_& module) {
           [](Store& store, const std::string& key, double timeout_s) {
             std::string value;
             {
-              py::gil_scoped_release no_gil;
+              const GilRelease no_gil;
               value = store.get(key, seconds(timeout_s));
             }
             return py::bytes(value);
@@ -187,14 +188,24 @@ void bind(py::module_& module) {
         const auto native = to_store(store);
         const std::string own = value;
         const Meeting meeting{*native, key, what, rank, size, to_duration("timeout_s", timeout_s)};
-        const auto conclusion = [&](const std::vector<std::string>& values) -> std::string {
-          const py::gil_scoped_acquire gil;
-          return conclude({values.begin(), values.end()});
+        const auto sealed = [](const std::string& bytes, const Seal& seal) {
+          SealedWriter writer(seal);
+          writer.add(bytes);
+          return writer.take();
+        };
+        const auto opened = [](const Sealed& value, int writer) {
+          return SealedReader(value.bytes, "rank " + std::to_string(writer), value.seal).text("value");
+        };
+        const auto conclusion = [&](const std::vector<Sealed>& values, const Seal& seal) -> std::string {
+          const GilAcquire gil;
+          std::vector<py::bytes> given;
+          for (const auto& value : values) given.emplace_back(opened(value, static_cast<int>(given.size())));
+          return sealed(conclude(std::move(given)), seal);
         };
         std::string answer;
         {
-          const py::gil_scoped_release no_gil;
-          answer = meet(meeting, own, conclusion);
+          const GilRelease no_gil;
+          answer = opened(meet(meeting, [&](const Seal& seal) { return sealed(own, seal); }, conclusion), 0);
         }
         return py::bytes(answer);
       },
@@ -219,7 +230,7 @@ void bind(py::module_& module) {
       "else none: then who reaches the port can read and write.")
       .def(py::init([](const std::string& host, std::uint16_t port, bool is_server, double timeout_s,
                        const std::string& secret) {
-             py::gil_scoped_release no_gil;
+             const GilRelease no_gil;
              return std::make_shared<TcpStore>(host, port, is_server, seconds(timeout_s), secret);
            }),
            "host"_a, "port"_a, "is_server"_a = false, "timeout_s"_a = 60.0, "secret"_a = "")

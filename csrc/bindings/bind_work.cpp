@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/duration.hpp"
+#include "bindings/gil.hpp"
 #include "holmes/comm/communicator.hpp"
 
 namespace py = pybind11;
@@ -11,27 +12,13 @@ using namespace py::literals;
 namespace holmes {
 namespace {
 
-const char* state_name(WorkState state) {
-  switch (state) {
-    case WorkState::queued:
-      return "queued";
-    case WorkState::running:
-      return "running";
-    case WorkState::completed:
-      return "completed";
-    case WorkState::failed:
-      return "failed";
-  }
-  return "unknown";
-}
-
 void bind(py::module_& module) {
   py::class_<Work, WorkPtr>(
       module, "Work", "An asynchronous operation. It holds the operation's buffers until it is final. Thread-safe.")
       .def(
           "wait",
           [](Work& work, const TimeoutSeconds& timeout_s) {
-            py::gil_scoped_release no_gil;
+            const GilRelease no_gil;
             if (timeout_s) {
               work.wait(to_duration("timeout_s", *timeout_s));
             } else {
@@ -45,7 +32,7 @@ void bind(py::module_& module) {
       .def(
           "wait_stream",
           [](Work& work, const std::optional<std::uintptr_t>& stream) {
-            py::gil_scoped_release no_gil;
+            const GilRelease no_gil;
             if (stream)
               work.wait_stream(reinterpret_cast<void*>(*stream));
             else
@@ -57,8 +44,7 @@ void bind(py::module_& module) {
           "on) from\nnow on runs after the operation; does not block. Host memory: as wait. Raises where the operation "
           "has failed. Local.")
       .def_property_readonly(
-          "state", [](const Work& work) { return state_name(work.state()); },
-          "'queued', 'running', 'completed' or 'failed'.")
+          "state", [](const Work& work) { return name(work.state()); }, "'queued', 'running', 'completed' or 'failed'.")
       .def("is_completed", &Work::is_final,
            "Whether the operation is final, successfully or not. Local, does not block.")
       .def_property_readonly("source_rank", &Work::source_rank,

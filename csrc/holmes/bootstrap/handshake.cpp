@@ -69,6 +69,10 @@ std::optional<Hello> Hello::decode(const std::string& bytes) {
   return hello;
 }
 
+std::string group_secret(const std::string& secret, const Digest& records) {
+  return as_string(hmac_sha256(secret, "holmes group" + as_string(records)));
+}
+
 std::array<std::uint8_t, 16> group_hash(const std::string& communicator_name) {
   std::array<std::uint8_t, 16> hash;
   std::copy_n(sha256(communicator_name).begin(), hash.size(), hash.begin());

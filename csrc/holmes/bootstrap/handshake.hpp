@@ -13,7 +13,7 @@
 
 namespace holmes {
 
-inline constexpr std::uint16_t protocol_version = 4;
+inline constexpr std::uint16_t protocol_version = 5;
 inline constexpr std::size_t hello_bytes = 48;
 inline constexpr std::size_t max_rails = 64;  // of a pair of ranks
 
@@ -31,6 +31,10 @@ struct Hello {
   // Nothing where the length or the first eight bytes are wrong; any other field may hold anything.
   static std::optional<Hello> decode(const std::string& bytes);
 };
+
+// What the ranks of one communicator prove to each other: that they know `secret`, the job's, and saw the same records
+// (`records`, their digest) with everybody's TLS, clusters, NICs and addresses.
+std::string group_secret(const std::string& secret, const Digest& records);
 
 std::array<std::uint8_t, 16> group_hash(const std::string& communicator_name);
 

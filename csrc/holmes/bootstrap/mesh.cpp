@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "holmes/bootstrap/handshake.hpp"
 #include "holmes/bootstrap/mesh_builder.hpp"
 #include "holmes/bootstrap/rendezvous.hpp"
 #include "holmes/bootstrap/secret.hpp"
@@ -109,6 +110,8 @@ void check_rank_infos(const std::vector<RankInfo>& records, Transport transport)
         ": only one of them was given a secret; give every rank the same HOLMES_SECRET or HOLMES_SECRET_FILE, or none");
     require(record.tls == first.tls, " ask for different TLS, '" + name(first.tls) + "' and '" + name(record.tls) +
                                          "'; give every rank the same tls (HOLMES_TLS)");
+    require(record.integrity == first.integrity,
+            ": only one of them checks integrity; give every rank the same integrity (HOLMES_INTEGRITY)");
     require(record.transport == first.transport, " ask for different transports; use the same on all ranks");
     require(record.shared_memory_bytes == first.shared_memory_bytes,
             " ask for shared memory of " + std::to_string(first.shared_memory_bytes) + " and " +
@@ -180,6 +183,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   own.transport = options.transport;
   own.chose_nics = !options.nics.empty();
   own.tls = *options.tls;
+  own.integrity = *options.integrity;
   if (!options.clusters.empty()) {
     own.cluster = std::to_string(options.clusters[static_cast<std::size_t>(options.rank)]);
     own.runs_flat = options.hierarchical_min_bytes == never_hierarchical;
@@ -205,14 +209,15 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
     alone.hosts = {own.host};
     return alone;
   }
-  rendezvous.publish(own);
+  rendezvous.publish(own, secret.value_or(""));
   const auto records = rendezvous.gather();
   check_rank_infos(records, options.transport);
   check_clusters(records, options.clusters, options.rank);
   if (!secret && own.tls != TlsMode::off && options.rank == 0) warn_of_shared_secret(options.name);
   if (!secret) secret = records.front().made_secret;
   try {
-    return builder->connect(records, *secret, deadline, [&] { rendezvous.look_for_alarm(); });
+    return builder->connect(records, group_secret(*secret, rendezvous.digest()), deadline,
+                            [&] { rendezvous.look_for_alarm(); });
   } catch (const SystemError& error) {
     if (error.context().rank) throw;  // another's
     throw_as_own(error, options.rank, own.host);
@@ -235,6 +240,7 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
   auto options = given_options;
   if (env.connect_timeout) options.connect_timeout = *env.connect_timeout;
   if (!options.tls) options.tls = tls_mode_from_name(env.tls);
+  if (!options.integrity) options.integrity = env.integrity;
   const auto deadline = Clock::now() + options.connect_timeout;
   Rendezvous rendezvous(store, options, deadline);
   if (options.size == 1) return build(rendezvous, options, env, shared_memory_bytes, deadline);

@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "holmes/bootstrap/secret.hpp"
+#include "holmes/core/interrupt.hpp"
 #include "holmes/core/log.hpp"
 
 namespace holmes {
@@ -20,7 +21,6 @@ using namespace std::chrono_literals;
 constexpr Duration look_around_interval = 1s;
 constexpr std::size_t max_strangers = 64;  // beyond the connections that are expected
 constexpr int max_accepts = 64;            // per turn of the loop
-constexpr int max_drop_warnings = 20;
 constexpr auto control_unacknowledged = 30s;
 
 const char* name(Purpose purpose) {
@@ -162,6 +162,7 @@ Mesh MeshBuilder::connect(const std::vector<RankInfo>& records, const std::strin
   secret_ = secret;
   prepare_slots();
   look_around_at_ = Clock::now() + look_around_interval;
+  SignalTimer signals;
   while (missing_ > 0) {
     const auto now = Clock::now();
     if (now >= deadline) throw_incomplete();
@@ -169,7 +170,10 @@ Mesh MeshBuilder::connect(const std::vector<RankInfo>& records, const std::strin
       look_around();
       look_around_at_ = Clock::now() + look_around_interval;
     }
-    poll_once(deadline);
+    poll_once(*earliest({deadline, signals.due()}));
+    if (!signals.is_due()) continue;
+    check_signals();
+    signals = {};
   }
   return std::move(mesh_);
 }
@@ -293,11 +297,8 @@ void MeshBuilder::advance(Stranger& stranger) {
 }
 
 void MeshBuilder::drop(Stranger& stranger, const std::string& reason) {
-  // A flood of strangers must not become a flood of lines.
-  const auto level = drops_++ < max_drop_warnings ? LogLevel::warn : LogLevel::debug;
-  log(level, options_.rank,
-      "communicator '" + options_.name + "' dropped a connection from " + stranger.address + ": " + reason +
-          (drops_ == max_drop_warnings ? "; further ones are logged at level debug" : ""));
+  log_of_stranger(options_.rank,
+                  "communicator '" + options_.name + "' dropped a connection from " + stranger.address + ": " + reason);
   stranger.fd.reset();
   stranger.is_done = true;
 }
@@ -437,7 +438,8 @@ void MeshBuilder::give_up(const Attempt& attempt) const {
   }
   if (attempt.refusals >= max_refusals) {
     throw ProtocolError(describe(attempt.peer) + " refused the proof of " + own + " (over " + path +
-                            "): their secrets differ; give every rank the same HOLMES_SECRET or HOLMES_SECRET_FILE",
+                            "): their secrets differ, or the store showed them different records; give every rank the "
+                            "same HOLMES_SECRET or HOLMES_SECRET_FILE and use a store that only this job can write",
                         context);
   }
   if (attempt.last_errno != 0) context.system_errno = attempt.last_errno;

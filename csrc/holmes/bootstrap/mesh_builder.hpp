@@ -109,7 +109,6 @@ private:
   int missing_ = 0;  // sockets that do not stand yet
   std::vector<Attempt> attempts_;
   std::vector<Stranger> strangers_;
-  int drops_ = 0;
   Clock::time_point look_around_at_;
 };
 

@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "holmes/core/env.hpp"
-#include "holmes/core/fields.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/discover/host.hpp"
 
@@ -13,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t max_count = 1 << 20;  // of candidates, names or ranks; a larger one is garbage
 
-void add(FieldWriter& writer, const NicCandidate& one) {
+void add(SealedWriter& writer, const NicCandidate& one) {
   writer.add(one.nic);
   writer.add(one.port);
   writer.add(static_cast<std::uint64_t>(one.nic_class));
@@ -26,23 +25,26 @@ void add(FieldWriter& writer, const NicCandidate& one) {
   for (const bool flag : {one.has_gateway, one.is_rdma, one.is_gid, one.is_selected}) writer.add(std::uint64_t{flag});
 }
 
-NicCandidate read_candidate(FieldReader& reader) {
+NicCandidate read_candidate(SealedReader& reader, const std::string& name) {
   NicCandidate one;
-  one.nic = reader.text();
-  one.port = reader.text();
-  one.nic_class = static_cast<NicClass>(reader.number(static_cast<std::uint64_t>(NicClass::loopback)));
-  one.kind = static_cast<NicKind>(reader.number(static_cast<std::uint64_t>(NicKind::loopback)));
-  one.link_layer = reader.text();
-  one.wire = reader.text();
-  one.speed_gbps = std::bit_cast<double>(reader.number());
-  one.address.address = reader.text();
-  one.address.prefix_length = static_cast<int>(reader.number(128));
-  for (bool* flag : {&one.has_gateway, &one.is_rdma, &one.is_gid, &one.is_selected}) *flag = reader.number(1) == 1;
+  one.nic = reader.text(name + "nic");
+  one.port = reader.text(name + "port");
+  one.nic_class = static_cast<NicClass>(reader.number(name + "class", static_cast<std::uint64_t>(NicClass::loopback)));
+  one.kind = static_cast<NicKind>(reader.number(name + "kind", static_cast<std::uint64_t>(NicKind::loopback)));
+  one.link_layer = reader.text(name + "link_layer");
+  one.wire = reader.text(name + "wire");
+  one.speed_gbps = std::bit_cast<double>(reader.number(name + "speed"));
+  one.address.address = reader.text(name + "address");
+  one.address.prefix_length = static_cast<int>(reader.number(name + "prefix_length", 128));
+  one.has_gateway = reader.flag(name + "has_gateway");
+  one.is_rdma = reader.flag(name + "is_rdma");
+  one.is_gid = reader.flag(name + "is_gid");
+  one.is_selected = reader.flag(name + "is_selected");
   return one;
 }
 
-std::string encode(const NicOffer& offer) {
-  FieldWriter writer;
+std::string encode(const NicOffer& offer, const Seal& seal) {
+  SealedWriter writer(seal);
   for (const std::string* text : {&offer.host, &offer.place, &offer.cluster, &offer.inventory}) writer.add(*text);
   writer.add(std::uint64_t{offer.restricts});
   writer.add(std::uint64_t{offer.wants_rdma});
@@ -60,32 +62,38 @@ std::string encode(const NicOffer& offer) {
   return writer.take();
 }
 
-NicOffer decode_offer(const std::string& bytes, const std::string& writer) {
-  FieldReader reader(bytes, writer);
+NicOffer decode_offer(const Sealed& offered, const std::string& writer) {
+  SealedReader reader(offered.bytes, writer, offered.seal);
   NicOffer offer;
-  for (std::string* text : {&offer.host, &offer.place, &offer.cluster, &offer.inventory}) *text = reader.text();
-  offer.restricts = reader.number(1) == 1;
-  offer.wants_rdma = reader.number(1) == 1;
-  offer.max_rails = reader.optional_number();
-  offer.streams = static_cast<int>(reader.number(max_count));
-  if (const auto kind = reader.optional_number()) offer.failure = static_cast<ErrorKind>(*kind);
-  offer.failure_text = reader.text();
-  offer.failure_context.nic = reader.text();
-  offer.failure_context.system_errno = reader.optional_number();
-  const bool has_loopback = reader.number(1) == 1;
-  NicAddress loopback{reader.text(), reader.text()};
-  if (has_loopback) offer.loopback = std::move(loopback);
-  for (auto left = reader.number(max_count); left > 0; --left) offer.candidates.push_back(read_candidate(reader));
+  offer.host = reader.text("host");
+  offer.place = reader.text("place");
+  offer.cluster = reader.text("cluster");
+  offer.inventory = reader.text("inventory");
+  offer.restricts = reader.flag("restricts");
+  offer.wants_rdma = reader.flag("wants_rdma");
+  offer.max_rails = reader.optional_number("max_rails");
+  offer.streams = static_cast<int>(reader.number("streams", max_count));
+  if (const auto kind = reader.optional_number("failure")) offer.failure = static_cast<ErrorKind>(*kind);
+  offer.failure_text = reader.text("failure_text");
+  offer.failure_context.nic = reader.text("failure_nic");
+  offer.failure_context.system_errno = reader.optional_number("failure_errno");
+  const bool has_loopback = reader.flag("has_loopback");
+  std::string loopback = reader.text("loopback nic");
+  const NicAddress on_loopback{std::move(loopback), reader.text("loopback address")};
+  if (has_loopback) offer.loopback = on_loopback;
+  const auto count = reader.number("number of NICs", max_count);
+  for (std::uint64_t i = 0; i < count; ++i)
+    offer.candidates.push_back(read_candidate(reader, "NIC " + std::to_string(i) + " "));
   return offer;
 }
 
 // Rank 0's answer: for every rank its rails and ports.
-std::string conclude(const std::vector<std::string>& values, Carrier carrier) {
+std::string conclude(const std::vector<Sealed>& values, Carrier carrier, const Seal& seal) {
   std::vector<NicOffer> offers;
   for (std::size_t rank = 0; rank < values.size(); ++rank)
     offers.push_back(decode_offer(values[rank], "rank " + std::to_string(rank)));
   const NicChoice choice = choose_nics(offers, carrier);
-  FieldWriter writer;
+  SealedWriter writer(seal);
   writer.add(choice.reason);
   writer.add(static_cast<std::uint64_t>(std::ranges::min(offers, {}, &NicOffer::streams).streams));
   for (std::size_t rank = 0; rank < offers.size(); ++rank) {
@@ -101,34 +109,44 @@ std::string conclude(const std::vector<std::string>& values, Carrier carrier) {
 
 }  // namespace
 
-NicAgreement agree_nics(const Meeting& meeting, const NicOffer& offer, Carrier carrier) {
-  const std::string answer =
-      meet(meeting, encode(offer), [&](const std::vector<std::string>& values) { return conclude(values, carrier); });
-  const std::string writer = "rank 0";
-  FieldReader reader(answer, writer);
+NicAgreement agree_nics(const Meeting& asked, const NicOffer& offer, Carrier carrier) {
+  Meeting meeting = asked;
+  meeting.timeout = Env::read().connect_timeout.value_or(asked.timeout);
+  const Sealed answer = meet(
+      meeting, [&](const Seal& seal) { return encode(offer, seal); },
+      [&](const std::vector<Sealed>& values, const Seal& seal) { return conclude(values, carrier, seal); });
+  SealedReader reader(answer.bytes, "rank 0", answer.seal);
   NicAgreement agreement;
-  agreement.reason = reader.text();
-  const auto streams = reader.number(max_count);
+  agreement.reason = reader.text("reason");
+  const auto streams = reader.number("streams", max_count);
   for (int rank = 0; rank < meeting.size; ++rank) {
-    agreement.clusters.push_back(reader.text());
+    const std::string name = "rank " + std::to_string(rank) + " ";
+    agreement.clusters.push_back(reader.text(name + "cluster"));
     std::vector<NicAddress> rails;
-    for (auto left = reader.number(max_count); left > 0; --left) {
-      std::string nic = reader.text();
-      rails.push_back({std::move(nic), reader.text()});
+    for (auto left = reader.number(name + "number of rails", max_count); left > 0; --left) {
+      std::string nic = reader.text(name + "nic");
+      rails.push_back({std::move(nic), reader.text(name + "address")});
     }
     std::vector<std::string> ports;
-    for (auto left = reader.number(max_count); left > 0; --left) ports.push_back(reader.text());
+    for (auto left = reader.number(name + "number of ports", max_count); left > 0; --left)
+      ports.push_back(reader.text(name + "port"));
     if (rank != meeting.rank) continue;
     agreement.ports = std::move(ports);
     for (std::uint64_t stream = 0; stream < streams; ++stream)
       agreement.sockets.insert(agreement.sockets.end(), rails.begin(), rails.end());
   }
+  const auto& own_cluster = agreement.clusters[static_cast<std::size_t>(meeting.rank)];
+  if (own_cluster != offer.cluster) {
+    throw ProtocolError("what rank 0 wrote into the store says that this rank is in cluster '" + own_cluster +
+                            "', but it is in '" + offer.cluster + "'; use a store that only this job can write",
+                        {.rank = meeting.rank, .peer = 0});
+  }
   return agreement;
 }
 
 std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& options) {
-  const Meeting meeting{store,        options.name + "/nics", "choosing the NICs",
-                        options.rank, options.size,           options.connect_timeout};
+  const Meeting meeting{store,        options.name + "/nics",  "choosing the NICs", options.rank,
+                        options.size, options.connect_timeout, options.secret};
   NicOffer offer = offer_all(discover_nics(), Carrier::tcp);
   offer.host = host_name();
   offer.place = host_identity();

@@ -18,9 +18,9 @@ struct NicAgreement {
   std::vector<std::string> clusters;  // that every rank names
 };
 
-// Chooses together with the other ranks. Collective over `meeting`. Throws on every rank what choose_nics throws, and
-// TimeoutError where a rank did not take part.
-NicAgreement agree_nics(const Meeting& meeting, const NicOffer& offer, Carrier carrier);
+// Chooses together with the other ranks. Collective over `asked` (HOLMES_CONNECT_TIMEOUT_S wins over its timeout).
+// Throws on every rank what choose_nics throws, and TimeoutError where a rank did not take part.
+NicAgreement agree_nics(const Meeting& asked, const NicOffer& offer, Carrier carrier);
 
 // The NICs of a communicator whose options name none: as agree_nics, among all of this host. Collective.
 std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& options);

@@ -41,28 +41,31 @@ Failure read_failure(Reader& reader) {
 
 }  // namespace
 
-std::string encode(const RankInfo& record) {
+std::string encode(const RankInfo& record, const Seal& seal) {
   Writer writer("rank");
-  writer.add(record.host);
-  writer.add(record.machine);
-  writer.add(record.user);
-  writer.add(record.unix_token);
-  writer.add(record.shared_memory_bytes);
-  writer.add(static_cast<std::uint64_t>(record.transport));
-  writer.add(static_cast<std::uint64_t>(record.tls));
-  writer.add(std::uint64_t{record.chose_nics});
   writer.add(std::uint64_t{record.has_secret});
-  writer.add(record.made_secret);
-  writer.add(record.cluster);
-  writer.add(std::uint64_t{record.runs_flat});
-  writer.add(std::uint64_t{record.cluster_rails});
-  writer.add(std::uint64_t{record.rails.size()});
+  SealedWriter fields(seal);
+  fields.add(record.host);
+  fields.add(record.machine);
+  fields.add(record.user);
+  fields.add(record.unix_token);
+  fields.add(record.shared_memory_bytes);
+  fields.add(static_cast<std::uint64_t>(record.transport));
+  fields.add(static_cast<std::uint64_t>(record.tls));
+  fields.add(std::uint64_t{record.integrity});
+  fields.add(std::uint64_t{record.chose_nics});
+  fields.add(record.made_secret);
+  fields.add(record.cluster);
+  fields.add(std::uint64_t{record.runs_flat});
+  fields.add(std::uint64_t{record.cluster_rails});
+  fields.add(std::uint64_t{record.rails.size()});
   for (const auto& rail : record.rails) {
-    writer.add(rail.interface);
-    writer.add(rail.address);
-    writer.add(std::uint64_t{rail.port});
-    writer.add(std::uint64_t{rail.local_port});
+    fields.add(rail.interface);
+    fields.add(rail.address);
+    fields.add(std::uint64_t{rail.port});
+    fields.add(std::uint64_t{rail.local_port});
   }
+  writer.add(fields.take());
   return writer.take();
 }
 
@@ -80,34 +83,54 @@ std::string encode(const Failure& failure) {
 
 std::string encode_success() { return Writer("success").take(); }
 
-RankInfo decode_rank(const std::string& bytes, const std::string& writer) {
+RankInfo decode_rank(const std::string& bytes, const std::string& writer, const Seal& seal,
+                     const std::string* written) {
   Reader reader(bytes, writer);
   const auto type = reader.text();
   if (type == "failure") read_failure(reader).raise();
   if (type != "rank") reader.refuse();
   constexpr std::uint64_t max_port = std::numeric_limits<std::uint16_t>::max();
   RankInfo record;
-  record.host = reader.text();
-  record.machine = reader.text();
-  record.user = reader.text();
-  record.unix_token = reader.text();
-  record.shared_memory_bytes = reader.number();
-  record.transport = static_cast<Transport>(reader.number(static_cast<std::uint64_t>(Transport::shm)));
-  record.tls = static_cast<TlsMode>(reader.number(static_cast<std::uint64_t>(TlsMode::all)));
-  record.chose_nics = reader.number(1) == 1;
   record.has_secret = reader.number(1) == 1;
-  record.made_secret = reader.text();
-  record.cluster = reader.text();
-  record.runs_flat = reader.number(1) == 1;
-  record.cluster_rails = reader.number(max_rails);
-  const auto rail_count = reader.number(2 * max_rails);
+  const std::string content = reader.text();
+  if (record.has_secret == seal.secret.empty()) {
+    if (written != nullptr) {
+      throw ProtocolError("what " + writer +
+                          " wrote into the store was changed there: the field 'has_secret' is not as that rank wrote "
+                          "it; use a store that only this job can write");
+    }
+    record.host = FieldReader(content, writer).text();
+    return record;  // refused where the records are compared
+  }
+  std::string own_content;
+  if (written != nullptr) {
+    Reader own(*written, writer);
+    own.text(), own.number();
+    own_content = own.text();
+  }
+  SealedReader fields(content, writer, seal, written != nullptr ? &own_content : nullptr);
+  record.host = fields.text("host");
+  record.machine = fields.text("machine");
+  record.user = fields.text("user");
+  record.unix_token = fields.text("unix_token");
+  record.shared_memory_bytes = fields.number("shared_memory_bytes");
+  record.transport = static_cast<Transport>(fields.number("transport", static_cast<std::uint64_t>(Transport::shm)));
+  record.tls = static_cast<TlsMode>(fields.number("tls", static_cast<std::uint64_t>(TlsMode::all)));
+  record.integrity = fields.flag("integrity");
+  record.chose_nics = fields.flag("chose_nics");
+  record.made_secret = fields.text("made_secret");
+  record.cluster = fields.text("cluster");
+  record.runs_flat = fields.flag("runs_flat");
+  record.cluster_rails = fields.number("cluster_rails", max_rails);
+  const auto rail_count = fields.number("number of rails", 2 * max_rails);
   if (record.cluster_rails > rail_count) reader.refuse();
   for (std::uint64_t i = 0; i < rail_count; ++i) {
+    const std::string rail_name = "rail " + std::to_string(i) + " ";
     RailAddress rail;
-    rail.interface = reader.text();
-    rail.address = reader.text();
-    rail.port = static_cast<std::uint16_t>(reader.number(max_port));
-    rail.local_port = static_cast<std::uint16_t>(reader.number(max_port));
+    rail.interface = fields.text(rail_name + "interface");
+    rail.address = fields.text(rail_name + "address");
+    rail.port = static_cast<std::uint16_t>(fields.number(rail_name + "port", max_port));
+    rail.local_port = static_cast<std::uint16_t>(fields.number(rail_name + "local_port", max_port));
     record.rails.push_back(std::move(rail));
   }
   return record;

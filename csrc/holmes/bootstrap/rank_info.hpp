@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "holmes/bootstrap/sealed_fields.hpp"
 #include "holmes/core/failure.hpp"
 #include "holmes/core/options.hpp"
 
@@ -38,6 +39,7 @@ struct RankInfo {
   std::uint64_t shared_memory_bytes = 0;
   Transport transport = Transport::automatic;
   TlsMode tls = TlsMode::off;
+  bool integrity = false;
   bool chose_nics = true;         // false: loopback by default
   bool has_secret = false;        // was given one
   std::string made_secret;        // by rank 0, where it was given none
@@ -63,11 +65,14 @@ struct RankInfo {
 };
 
 // Values of the Store. A record starts with the protocol version; `decode_*` throw ProtocolError naming `writer` where
-// the version differs or the bytes make no sense. A rank that failed writes its failure instead: decode_rank raises it.
-std::string encode(const RankInfo& record);
+// the version differs, the bytes make no sense or a field was changed (see SealedReader, also for `written`). A rank
+// that failed writes its failure instead: decode_rank raises it. Failures and successes are not sealed: who changes
+// them can end a set-up, and nothing else.
+std::string encode(const RankInfo& record, const Seal& seal);
 std::string encode(const Failure& failure);
 std::string encode_success();
-RankInfo decode_rank(const std::string& bytes, const std::string& writer);
+RankInfo decode_rank(const std::string& bytes, const std::string& writer, const Seal& seal,
+                     const std::string* written = nullptr);
 // Nothing: success.
 std::optional<Failure> decode_outcome(const std::string& bytes, const std::string& writer);
 

@@ -40,23 +40,29 @@ int order_of(const Failure& failure) {
 
 }  // namespace
 
-void Rendezvous::publish(const RankInfo& record) {
-  store_.set(rank_key(options_.rank), encode(record));
-  has_published_ = true;
+void Rendezvous::publish(const RankInfo& record, const std::string& secret) {
+  secret_ = secret;
+  const std::string bytes = encode(record, seal_of(options_.rank));
+  store_.set(rank_key(options_.rank), bytes);
+  published_ = bytes;
 }
 
 std::vector<RankInfo> Rendezvous::gather() {
   std::vector<RankInfo> records;
+  FieldWriter all;
   for (int rank = 0; rank < options_.size; ++rank) {
     const auto bytes = await(rank_key(rank));
     if (!bytes) throw_missing(rank);
+    all.add(*bytes);
+    const std::string* written = rank == options_.rank ? &published_.value() : nullptr;
     try {
-      records.push_back(decode_rank(*bytes, "rank " + std::to_string(rank)));
+      records.push_back(decode_rank(*bytes, "rank " + std::to_string(rank), seal_of(rank), written));
     } catch (const ProtocolError& error) {
       if (error.context().peer) throw;  // of a rank that failed
       throw ProtocolError(error.what(), {.rank = options_.rank, .peer = rank});
     }
   }
+  digest_ = sha256(all.take());
   return records;
 }
 
@@ -67,7 +73,7 @@ void Rendezvous::look_for_alarm() {
 }
 
 void Rendezvous::raise_alarm(const Failure& own) {
-  if (!has_published_) store_.set(rank_key(options_.rank), encode(own));
+  if (!published_) store_.set(rank_key(options_.rank), encode(own));
   store_.set(key("alarm"), encode(own));
   store_.set(ok_key(options_.rank), encode(own));
 }
@@ -87,7 +93,8 @@ std::optional<Failure> Rendezvous::agree(const std::optional<Failure>& own) {
   const auto now = Clock::now();
   const auto until = own ? std::min(deadline_ + decision_grace, now + decision_wait) : deadline_ + decision_grace;
   if (const auto bytes = get(key("decision"), std::max(Duration(until - now), alarm_wait))) {
-    return decode_outcome(*bytes, "rank 0");
+    const auto decision = decode_outcome(*bytes, "rank 0");
+    return decision ? decision : own;
   }
   if (own) return own;
   return failure_of(TimeoutError(

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "holmes/bootstrap/rank_info.hpp"
+#include "holmes/bootstrap/sha256.hpp"
 #include "holmes/bootstrap/store.hpp"
 
 namespace holmes {
@@ -21,9 +22,13 @@ public:
   Rendezvous(Store& store, const CommunicatorOptions& options, Clock::time_point deadline)
       : store_(store), options_(options), deadline_(deadline) {}
 
-  void publish(const RankInfo& record);
-  // All ranks' records. Throws the failure of a rank that wrote one, TimeoutError naming the ranks that never came.
+  // `secret`: what the ranks were given, or nothing.
+  void publish(const RankInfo& record, const std::string& secret);
+  // All ranks' records. Throws the failure of a rank that wrote one, TimeoutError naming the ranks that never came,
+  // ProtocolError naming the field where a record, also the own, is not what its rank wrote.
   std::vector<RankInfo> gather();
+  // Of all records as they were gathered: whoever saw others has another one.
+  const Digest& digest() const { return digest_; }
   // Throws the failure that another rank raised the alarm with.
   void look_for_alarm();
   // Tells how this rank fared; returns the failure all ranks raise, nothing where all succeeded.
@@ -34,6 +39,7 @@ public:
 private:
   std::string key(const std::string& end) const { return options_.name + "/" + end; }
   std::string rank_key(int rank) const { return key("rank/" + std::to_string(rank)); }
+  Seal seal_of(int rank) const { return {secret_, rank_key(rank)}; }
   std::string ok_key(int rank) const { return key("ok/" + std::to_string(rank)); }
   std::optional<std::string> get(const std::string& name, Duration timeout);
   std::optional<std::string> await(const std::string& name);
@@ -44,7 +50,9 @@ private:
   Store& store_;
   const CommunicatorOptions& options_;
   Clock::time_point deadline_;
-  bool has_published_ = false;
+  std::string secret_;
+  std::optional<std::string> published_;
+  Digest digest_{};
   std::vector<int> missing_;  // ranks that did not show up
 };
 

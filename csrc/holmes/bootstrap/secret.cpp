@@ -5,8 +5,10 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/log.hpp"
 
 namespace holmes {
 
@@ -33,9 +35,28 @@ std::string to_hex(const std::string& bytes) {
   return text;
 }
 
+namespace {
+
+constexpr std::size_t least_secret_bytes = 16;
+
+std::string judged(const std::string& secret) {
+  static std::once_flag warned;
+  if (secret.size() < least_secret_bytes) {
+    std::call_once(warned, [&] {
+      log(LogLevel::warn, std::nullopt,
+          "the job's secret has " + std::to_string(secret.size()) +
+              " bytes: who reads the store or a handshake can find it by trying; use 32 random ones, for example of "
+              "'openssl rand -hex 32'");
+    });
+  }
+  return secret;
+}
+
+}  // namespace
+
 std::optional<std::string> given_secret(const std::string& option, const Env& env) {
-  if (!option.empty()) return option;
-  if (env.secret) return env.secret;
+  if (!option.empty()) return judged(option);
+  if (env.secret) return judged(*env.secret);
   if (!env.secret_file) return std::nullopt;
   std::ifstream file(*env.secret_file, std::ios::binary);
   std::string secret{std::istreambuf_iterator<char>(file), {}};
@@ -46,7 +67,7 @@ std::optional<std::string> given_secret(const std::string& option, const Env& en
         "' cannot be used: it must be a readable file that is not empty; write the secret into it or unset the "
         "variable");
   }
-  return secret;
+  return judged(secret);
 }
 
 }  // namespace holmes

@@ -1,10 +1,12 @@
 #include "holmes/bootstrap/store.hpp"
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 
 #include "holmes/bootstrap/rank_info.hpp"
+#include "holmes/core/interrupt.hpp"
 
 namespace holmes {
 namespace {
@@ -33,7 +35,14 @@ public:
 private:
   void wait_for_key(std::unique_lock<std::mutex>& lock, const std::string& key, Duration timeout) {
     const auto deadline = Clock::now() + timeout;
-    if (!changed_.wait_until(lock, deadline, [&] { return values_.contains(key); })) throw store_timeout(key, timeout);
+    while (true) {
+      const auto until = std::min(deadline, SignalTimer().due().value_or(deadline));
+      if (changed_.wait_until(lock, until, [&] { return values_.contains(key); })) return;
+      if (Clock::now() >= deadline) throw store_timeout(key, timeout);
+      lock.unlock();
+      check_signals();
+      lock.lock();
+    }
   }
 
   std::mutex mutex_;

@@ -3,7 +3,10 @@
 #include <algorithm>
 
 #include "holmes/bootstrap/rank_info.hpp"
+#include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/fields.hpp"
+#include "holmes/record/registry.hpp"
+#include "holmes/record/watcher.hpp"
 
 namespace holmes {
 namespace {
@@ -11,6 +14,32 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Duration probe = 10ms;  // to ask whether a key exists; a store has no other question for it
+
+// A rank that waits for others to come, as `holmes debug` sees it: a communicator whose set-up is not done.
+class WaitingRank final : public RecordSource {
+public:
+  explicit WaitingRank(const Meeting& meeting) {
+    record_.name = meeting.key;
+    while (record_.name.ends_with("/nics")) record_.name.resize(record_.name.size() - 5);  // of the group's meeting
+    record_.backend = "host";
+    record_.rank = meeting.rank;
+    record_.size = meeting.size;
+  }
+
+  void request_state() override {}
+  CommunicatorRecord record(Clock::time_point) override { return record_; }
+  CommunicatorMetrics metrics() override { return {}; }
+
+private:
+  CommunicatorRecord record_;
+};
+
+std::shared_ptr<WaitingRank> show_waiting(const Meeting& meeting) {
+  auto waiting = std::make_shared<WaitingRank>(meeting);
+  start_watcher(Env::read());
+  register_source(waiting);
+  return waiting;
+}
 
 std::string key_of(const Meeting& meeting, int rank) { return meeting.key + "/" + std::to_string(rank); }
 
@@ -35,50 +64,77 @@ TimeoutError missing(const Meeting& meeting) {
                       {.peer = ranks.front()});
 }
 
-std::vector<std::string> collect(const Meeting& meeting, Clock::time_point deadline) {
-  std::vector<std::string> values;
-  for (int rank = 0; rank < meeting.size; ++rank) {
-    if (!exists(meeting, key_of(meeting, rank), deadline - Clock::now())) throw missing(meeting);
-    values.push_back(meeting.store.get(key_of(meeting, rank), probe));
+// What a rank says: how it fared, then its bytes.
+std::string success(const std::string& bytes) {
+  FieldWriter writer;
+  writer.add(encode_success());
+  writer.add(bytes);
+  return writer.take();
+}
+
+std::string failure(const HolmesError& error) {
+  FieldWriter writer;
+  writer.add(encode(failure_of(error)));
+  return writer.take();
+}
+
+// Throws the writer's failure.
+std::string bytes_of(const std::string& said, const std::string& writer) {
+  FieldReader reader(said, writer);
+  const std::string outcome = reader.text();
+  if (const auto failed = decode_outcome(outcome, writer)) failed->raise();
+  return reader.text();
+}
+
+// A failure as each rank raises it: with its own number, and without a peer where it is the one.
+[[noreturn]] void raise(Failure failed, int rank) {
+  failed.context.rank = rank;
+  if (failed.context.peer == rank) failed.context.peer.reset();
+  failed.raise();
+}
+
+std::vector<Sealed> collect(const Meeting& meeting, const Sealed& own, Clock::time_point deadline) {
+  std::vector<Sealed> values{own};  // not read back
+  for (int rank = 1; rank < meeting.size; ++rank) {
+    const std::string key = key_of(meeting, rank);
+    if (!exists(meeting, key, deadline - Clock::now())) throw missing(meeting);
+    values.push_back({bytes_of(meeting.store.get(key, probe), "rank " + std::to_string(rank)), {own.seal.secret, key}});
   }
   return values;
 }
 
-// A failure as each rank raises it: with its own number, and without a peer where it is the one.
-[[noreturn]] void raise(Failure failure, int rank) {
-  failure.context.rank = rank;
-  if (failure.context.peer == rank) failure.context.peer.reset();
-  failure.raise();
-}
-
 }  // namespace
 
-std::string meet(const Meeting& meeting, const std::string& value,
-                 const std::function<std::string(const std::vector<std::string>&)>& conclude) {
+Sealed meet(const Meeting& meeting, const Bring& bring, const Conclude& conclude) {
   const auto deadline = Clock::now() + meeting.timeout;
-  const std::string answer_key = meeting.key + "/answer";
-  meeting.store.set(key_of(meeting, meeting.rank), value);
+  const auto waiting = show_waiting(meeting);
+  const std::string own_key = key_of(meeting, meeting.rank);
+  Seal answer{"", meeting.key + "/answer"};
   if (meeting.rank == 0) {
-    FieldWriter answer;
     try {
-      const std::string text = conclude(collect(meeting, deadline));
-      answer.add(encode_success());
-      answer.add(text);
-      meeting.store.set(answer_key, answer.take());
-      return text;
+      answer.secret = given_secret(meeting.secret, Env::read()).value_or("");
+      const Sealed own{bring({answer.secret, own_key}), {answer.secret, own_key}};
+      meeting.store.set(own_key, success(own.bytes));  // so that the others see that it came
+      meeting.store.set(answer.key, success(conclude(collect(meeting, own, deadline), answer)));
     } catch (const HolmesError& error) {
-      answer.add(encode(failure_of(error)));
-      meeting.store.set(answer_key, answer.take());
+      meeting.store.set(answer.key, failure(error));
       raise(failure_of(error), meeting.rank);
     }
+  } else {
+    try {
+      answer.secret = given_secret(meeting.secret, Env::read()).value_or("");
+      meeting.store.set(own_key, success(bring({answer.secret, own_key})));
+    } catch (const HolmesError& error) {
+      meeting.store.set(own_key, failure(error));
+      throw;
+    }
   }
-  if (!exists(meeting, answer_key, deadline - Clock::now())) raise(failure_of(missing(meeting)), meeting.rank);
-  const std::string bytes = meeting.store.get(answer_key, probe);
-  const std::string writer = "rank 0";
-  FieldReader answer(bytes, writer);
-  const std::string outcome = answer.text();
-  if (const auto failure = decode_outcome(outcome, writer)) raise(*failure, meeting.rank);
-  return answer.text();
+  if (!exists(meeting, answer.key, deadline - Clock::now())) raise(failure_of(missing(meeting)), meeting.rank);
+  try {
+    return {bytes_of(meeting.store.get(answer.key, probe), "rank 0"), answer};
+  } catch (const HolmesError& error) {
+    raise(failure_of(error), meeting.rank);
+  }
 }
 
 }  // namespace holmes

@@ -5,11 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "holmes/bootstrap/sealed_fields.hpp"
 #include "holmes/bootstrap/store.hpp"
 
 namespace holmes {
 
-// Where and when ranks meet. One thread.
+// Where and when ranks meet. `secret`: the job's, as CommunicatorOptions::secret. One thread.
 struct Meeting {
   Store& store;
   std::string key;   // a fresh one for each meeting; the keys used start with it
@@ -17,11 +18,20 @@ struct Meeting {
   int rank = 0;
   int size = 1;
   Duration timeout{};
+  std::string secret{};
 };
 
-// Everybody's value to rank 0 and what that concludes from all of them, by rank, to everybody: two keys and two waits a
-// rank. Collective. Throws on every rank what `conclude` throws, and TimeoutError naming those who did not come.
-std::string meet(const Meeting& meeting, const std::string& value,
-                 const std::function<std::string(const std::vector<std::string>&)>& conclude);
+// Bytes of a SealedWriter, and the seal to read them with.
+struct Sealed {
+  std::string bytes;
+  Seal seal;
+};
+using Bring = std::function<std::string(const Seal&)>;
+using Conclude = std::function<std::string(const std::vector<Sealed>&, const Seal&)>;
+
+// What everybody brings to rank 0, and what that concludes from all of it, by rank, to everybody: two keys and two
+// waits a rank. Collective. Throws on every rank what `bring` and `conclude` throw, and TimeoutError naming those who
+// did not come.
+Sealed meet(const Meeting& meeting, const Bring& bring, const Conclude& conclude);
 
 }  // namespace holmes

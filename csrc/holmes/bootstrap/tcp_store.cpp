@@ -11,6 +11,7 @@
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/bootstrap/sha256.hpp"
 #include "holmes/bootstrap/tcp_store_server.hpp"
+#include "holmes/core/interrupt.hpp"
 #include "holmes/transport/socket.hpp"
 
 namespace holmes {
@@ -26,11 +27,13 @@ constexpr Duration max_wait = std::chrono::hours(24 * 300);
 // False where the deadline passes first.
 bool wait_for(int fd, short events, Clock::time_point deadline) {
   while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    const auto until = std::min(deadline, SignalTimer().due().value_or(deadline));
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd entry{fd, events, 0};
     const int ready = ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000)));
     if (ready > 0) return true;
-    if (left <= 0) return false;
+    if (Clock::now() >= deadline) return false;
+    check_signals();
   }
 }
 
@@ -138,6 +141,7 @@ UniqueFd TcpStore::connect(Duration timeout) {
       return fd;
     }
     if (Clock::now() + retry_delay >= deadline) break;
+    check_signals();
     std::this_thread::sleep_for(retry_delay);
   }
   throw UnreachableError(where() + " cannot be reached: " + problem +

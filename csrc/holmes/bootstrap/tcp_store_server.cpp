@@ -31,7 +31,6 @@ constexpr std::size_t max_stored_bytes = std::size_t{1} << 30;
 constexpr std::size_t max_buffered_bytes = std::size_t{256} << 20;
 constexpr Duration request_timeout = 10s;  // from connect, or a request's first byte, to its last
 constexpr Duration reply_timeout = 60s;    // to take a reply
-constexpr int max_drop_warnings = 20;
 
 // The store must not use up the descriptors of its process, which works besides.
 std::size_t client_limit() {
@@ -157,13 +156,9 @@ void TcpStoreServer::drop_oldest_stranger() {
 }
 
 void TcpStoreServer::log_drop(const Client& client, const std::string& reason) {
-  // A flood of strangers must not become a flood of lines.
-  const auto level = drops_++ < max_drop_warnings ? LogLevel::warn : LogLevel::debug;
-  if (!log_enabled(level)) return;
   const auto remote = SocketAddress::remote_of(client.fd.get());
-  log(level, std::nullopt,
-      "store: dropped a connection from " + (remote ? remote->text() : "unknown address") + ": " + reason +
-          (drops_ == max_drop_warnings ? "; further ones are logged at level debug" : ""));
+  log_of_stranger(std::nullopt,
+                  "store: dropped a connection from " + (remote ? remote->text() : "unknown address") + ": " + reason);
 }
 
 bool TcpStoreServer::receive(Client& client) {

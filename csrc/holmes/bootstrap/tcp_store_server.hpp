@@ -54,7 +54,6 @@ private:
   std::size_t stored_bytes_ = 0;
   std::vector<Client> clients_;
   std::size_t buffered_bytes_ = 0;  // of unfinished requests
-  int drops_ = 0;
   bool stop_ = false;
   std::thread thread_;
 };

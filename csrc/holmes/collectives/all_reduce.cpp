@@ -11,18 +11,8 @@ AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> wo
       own_(block(group.rank)),
       reducer_(group, data_.begin() + own_.begin_bytes, data_.begin() + own_.begin_bytes,
                own_.bytes() / size_bytes(data_.dtype), data_.dtype, *signature.reduction, group.size,
-               /*bypass_cache=*/false),
+               /*bypass_cache=*/false, group.slice_bytes),
       done_bytes_(static_cast<std::size_t>(group.size)) {}
-
-AllReduce::Block AllReduce::block(int rank) const {
-  // Equal blocks of whole cache lines; the last ones may be shorter or empty.
-  constexpr std::size_t line_bytes = 64;
-  const std::size_t total = data_.bytes();
-  const std::size_t size = static_cast<std::size_t>(group_.size);
-  const std::size_t share = ((total + size - 1) / size + line_bytes - 1) / line_bytes * line_bytes;
-  const std::size_t index = static_cast<std::size_t>(rank);
-  return {std::min(total, index * share), std::min(total, (index + 1) * share)};
-}
 
 std::size_t AllReduce::send_total_bytes(int peer) const { return block(peer).bytes() + block(group_.rank).bytes(); }
 

@@ -4,6 +4,7 @@
 // another to end.
 #pragma once
 
+#include "holmes/collectives/block.hpp"
 #include "holmes/collectives/slice_reducer.hpp"
 
 namespace holmes {
@@ -15,7 +16,7 @@ public:
 
 protected:
   // Two ranks have one flow each way, with which nothing competes.
-  bool keeps_pace() const override { return group_.size > 2; }
+  Pacing pacing() const override { return group_.size > 2 ? Pacing::by_received : Pacing::none; }
   std::size_t send_total_bytes(int peer) const override;
   std::size_t recv_total_bytes(int peer) const override { return send_total_bytes(peer); }
   iovec next_send(int peer, std::size_t done_bytes) override;
@@ -27,11 +28,6 @@ protected:
   bool is_computed() const override { return reducer_.is_done(); }
 
 private:
-  struct Block {
-    std::size_t begin_bytes = 0;
-    std::size_t end_bytes = 0;
-    std::size_t bytes() const { return end_bytes - begin_bytes; }
-  };
   // A position in the stream between two ranks: so far so many contribution and result bytes, and what is next.
   struct Position {
     std::size_t contribution_bytes = 0;
@@ -39,7 +35,7 @@ private:
     bool next_is_contribution = false;
     std::size_t run_bytes = 0;  // until the kind changes
   };
-  Block block(int rank) const;
+  Block block(int rank) const { return equal_block(data_.bytes(), group_.size, rank); }
   // Where a stream with `contributions` and `results` bytes in total stands after `done_bytes`.
   Position position(std::size_t contributions, std::size_t results, std::size_t done_bytes) const;
   Position in_position(int peer) const;

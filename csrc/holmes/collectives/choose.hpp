@@ -14,4 +14,11 @@ std::unique_ptr<Collective> choose_reduce_scatter(Group& group, const Signature&
 std::unique_ptr<Collective> choose_all_gather(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                               Clock::time_point deadline, std::vector<Buffer> outputs, Buffer input);
 
+// `data` of the root goes to all.
+std::unique_ptr<Collective> choose_broadcast(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                                             Clock::time_point deadline, Buffer data);
+// `data` of the root becomes the reduction; the other ranks' stays as it is.
+std::unique_ptr<Collective> choose_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                                          Clock::time_point deadline, Buffer data);
+
 }  // namespace holmes

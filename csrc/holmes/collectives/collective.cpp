@@ -27,28 +27,38 @@ void Collective::prepare() {
     if (receives_from(peer)) flow.in_total = header_bytes + recv_total_bytes(peer);
     open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
   }
-  if (keeps_pace() && is_even()) update_pace();
+  if (pacing() != Pacing::none && is_even(pacing())) update_pace();
 }
 
-// Whether all flows are about as long, and long enough to drift apart.
-bool Collective::is_even() const {
+// Whether all flows are about as long, and long enough to drift apart. By what is sent, only those that carry something
+// count.
+bool Collective::is_even(Pacing pacing) const {
   std::size_t least = SIZE_MAX;
   std::size_t most = 0;
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;
     const Flow& flow = flows_[peer];
-    least = std::min({least, flow.in_total, flow.out_total});
-    most = std::max({most, flow.in_total, flow.out_total});
+    if (pacing == Pacing::by_sent && flow.out_total <= header_bytes) continue;
+    least = std::min(least, flow.out_total);
+    most = std::max(most, flow.out_total);
+    if (pacing == Pacing::by_sent) continue;
+    least = std::min(least, flow.in_total);
+    most = std::max(most, flow.in_total);
   }
   return most > min_lead_bytes && most / 2 <= least;
 }
 
-// By what the slowest peer has sent.
+// By the slowest peer.
 void Collective::update_pace() {
+  const bool by_sent = pacing() == Pacing::by_sent;
   std::size_t least = SIZE_MAX;
-  for (int peer = 0; peer < group_.size; ++peer)
-    if (peer != group_.rank && flows_[peer].in_bytes < flows_[peer].in_total)
-      least = std::min(least, flows_[peer].in_bytes);
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    const Flow& flow = flows_[peer];
+    const std::size_t done = by_sent ? flow.out_bytes : flow.in_bytes;
+    const std::size_t total = by_sent ? flow.out_total : flow.in_total;
+    if (total > header_bytes && done < total) least = std::min(least, done);
+  }
   pace_.update(least, group_);
 }
 
@@ -129,6 +139,11 @@ bool Collective::recv_from(int peer) {
 std::size_t Collective::received_bytes(int peer) const {
   const Flow& flow = flows_[peer];
   return flow.in_bytes > header_bytes ? flow.in_bytes - header_bytes : 0;
+}
+
+std::size_t Collective::sent_bytes(int peer) const {
+  const Flow& flow = flows_[peer];
+  return flow.out_bytes > header_bytes ? flow.out_bytes - header_bytes : 0;
 }
 
 bool Collective::header_received(int peer) const { return flows_[peer].in_bytes >= header_bytes; }

@@ -66,9 +66,8 @@ protected:
   virtual bool receives_from(int /*peer*/) const { return true; }
   // Whether the header may go to `peer` already.
   virtual bool may_send(int /*peer*/) const { return true; }
-  // Whether all ranks send and receive all the time, and go at one pace: none sends far ahead of what it has received.
-  // Flows that share links then get equal parts of them, and what waits in between stays in the cache.
-  virtual bool keeps_pace() const { return false; }
+  // Flows that share links get equal parts of them where they go at one pace.
+  virtual Pacing pacing() const { return Pacing::none; }
   // Payload bytes that go to / come from `peer` in total.
   virtual std::size_t send_total_bytes(int peer) const = 0;
   virtual std::size_t recv_total_bytes(int peer) const = 0;
@@ -86,6 +85,7 @@ protected:
   virtual bool awaits_peek(int /*peer*/) const { return false; }
 
   std::size_t received_bytes(int peer) const;
+  std::size_t sent_bytes(int peer) const;
   void count_received(int peer, std::size_t bytes);  // for peeked bytes
   bool header_received(int peer) const;
   // Whether it goes by CMA as all ranks decided; known once it has been advanced.
@@ -107,7 +107,7 @@ private:
     std::size_t in_total = 0;
   };
   void prepare();
-  bool is_even() const;
+  bool is_even(Pacing pacing) const;
   void update_pace();
   bool all_headers_received() const;
 

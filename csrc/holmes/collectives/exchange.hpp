@@ -13,7 +13,7 @@ public:
            std::vector<Buffer> sends, std::vector<Buffer> recvs);
 
 protected:
-  bool keeps_pace() const override { return true; }
+  Pacing pacing() const override { return Pacing::by_received; }
   std::size_t agreed_bytes() const override;
   std::size_t send_total_bytes(int peer) const override { return sends_[peer].bytes(); }
   std::size_t recv_total_bytes(int peer) const override { return recvs_[peer].bytes(); }

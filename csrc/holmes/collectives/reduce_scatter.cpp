@@ -8,8 +8,8 @@ ReduceScatter::ReduceScatter(Group& group, Signature signature, std::shared_ptr<
       output_(std::move(output)),
       inputs_(std::move(inputs)),
       reducer_(group, inputs_[group.rank].begin(), output_.begin(), inputs_[group.rank].count, signature.dtype,
-               *signature.reduction, signature.average_over.value_or(group.size),
-               output_.bytes() >= cache_bypass_bytes),
+               *signature.reduction, signature.average_over.value_or(group.size), output_.bytes() >= cache_bypass_bytes,
+               group.slice_bytes),
       done_bytes_(static_cast<std::size_t>(group.size)) {}
 
 iovec ReduceScatter::next_send(int peer, std::size_t done_bytes) {

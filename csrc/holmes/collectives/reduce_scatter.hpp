@@ -14,7 +14,7 @@ public:
   void start() override { reducer_.start(); }
 
 protected:
-  bool keeps_pace() const override { return true; }
+  Pacing pacing() const override { return Pacing::by_received; }
   std::size_t agreed_bytes() const override { return total_bytes(inputs_); }
   std::size_t send_total_bytes(int peer) const override { return inputs_[peer].bytes(); }
   std::size_t recv_total_bytes(int /*peer*/) const override { return reducer_.block_bytes(); }

@@ -7,7 +7,7 @@
 namespace holmes {
 
 SliceReducer::SliceReducer(Group& group, const std::byte* own, std::byte* destination, std::size_t count, DType dtype,
-                           ReduceOp op, int source_total, bool bypass_cache)
+                           ReduceOp op, int source_total, bool bypass_cache, std::size_t slice_bytes)
     : group_(group),
       own_(own),
       destination_(destination),
@@ -15,31 +15,38 @@ SliceReducer::SliceReducer(Group& group, const std::byte* own, std::byte* destin
       dtype_(dtype),
       op_(op),
       source_total_(source_total),
-      bypass_cache_(bypass_cache) {
+      bypass_cache_(bypass_cache),
+      slice_bytes_(slice_bytes) {
   peeked_.resize(static_cast<std::size_t>(group.size));
   sources_.resize(static_cast<std::size_t>(group.size));
   for (int peer = 0; peer < group.size; ++peer)
-    if (peer != group.rank) peeked_[peer] = group.channels[peer]->max_peek_bytes() >= group.slice_bytes;
+    if (peer != group.rank) peeked_[peer] = group.channels[peer]->max_peek_bytes() >= slice_bytes;
 }
 
 void SliceReducer::start() {
-  staging_ = group_.staging_bytes(static_cast<std::size_t>(group_.size) * slots_per_peer * group_.slice_bytes);
+  staging_ = group_.staging_bytes(static_cast<std::size_t>(group_.size) * slots_per_peer * slice_bytes_);
 }
 
-std::size_t SliceReducer::slice_bytes() const { return std::min(group_.slice_bytes, block_bytes() - reduced_bytes_); }
+std::size_t SliceReducer::next_bytes() const { return std::min(slice_bytes_, block_bytes() - reduced_bytes_); }
 
 std::byte* SliceReducer::slot(int peer, std::size_t offset_bytes) const {
-  const std::size_t index = (offset_bytes / group_.slice_bytes) % slots_per_peer;
-  return staging_ + (static_cast<std::size_t>(peer) * slots_per_peer + index) * group_.slice_bytes +
-         offset_bytes % group_.slice_bytes;
+  const std::size_t index = (offset_bytes / slice_bytes_) % slots_per_peer;
+  return staging_ + (static_cast<std::size_t>(peer) * slots_per_peer + index) * slice_bytes_ +
+         offset_bytes % slice_bytes_;
 }
 
 iovec SliceReducer::next_recv(int peer, std::size_t done_bytes) const {
   if (peeked_[peer]) return {};
-  const std::size_t slice_end = (done_bytes / group_.slice_bytes + 1) * group_.slice_bytes;
-  const std::size_t limit = std::min({slice_end, block_bytes(), reduced_bytes_ + slots_per_peer * group_.slice_bytes});
+  const std::size_t slice_end = (done_bytes / slice_bytes_ + 1) * slice_bytes_;
+  const std::size_t limit = std::min({slice_end, block_bytes(), reduced_bytes_ + slots_per_peer * slice_bytes_});
   if (done_bytes >= limit) return {};
   return {slot(peer, done_bytes), limit - done_bytes};
+}
+
+iovec SliceReducer::next_result(std::size_t sent_bytes) const {
+  const std::size_t slice_end = (sent_bytes / slice_bytes_ + 1) * slice_bytes_;
+  const std::size_t limit = std::min(slice_end, reduced_bytes_);
+  return {slot(group_.rank, sent_bytes), limit - std::min(limit, sent_bytes)};
 }
 
 bool SliceReducer::awaits_peek(int peer, std::size_t done_bytes) const {
@@ -48,7 +55,7 @@ bool SliceReducer::awaits_peek(int peer, std::size_t done_bytes) const {
 
 std::size_t SliceReducer::reduce_next(const std::vector<std::size_t>& done_bytes) {
   if (is_done()) return 0;
-  const std::size_t bytes = slice_bytes();
+  const std::size_t bytes = next_bytes();
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) {
       sources_[peer] = own_ + reduced_bytes_;
@@ -61,8 +68,9 @@ std::size_t SliceReducer::reduce_next(const std::vector<std::size_t>& done_bytes
       sources_[peer] = slot(peer, reduced_bytes_);
     }
   }
-  reduce(destination_ + reduced_bytes_, sources_.data(), group_.size, bytes / size_bytes(dtype_), dtype_, op_,
-         source_total_, bypass_cache_);
+  std::byte* const destination = destination_ ? destination_ + reduced_bytes_ : slot(group_.rank, reduced_bytes_);
+  reduce(destination, sources_.data(), group_.size, bytes / size_bytes(dtype_), dtype_, op_, source_total_,
+         bypass_cache_);
   for (int peer = 0; peer < group_.size; ++peer)
     if (peeked_[peer]) group_.channels[peer]->consume(bytes);
   reduced_bytes_ += bytes;

@@ -96,4 +96,7 @@ public:
 // and both addresses), ProtocolError (wrong secret or version), TimeoutError.
 std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options);
 
+// Local. Waits until nothing of `communicator` is pending, it is dead, or nothing has moved for `max_silence`.
+void drain(Communicator& communicator, Duration max_silence);
+
 }  // namespace holmes

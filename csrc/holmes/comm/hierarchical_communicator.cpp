@@ -16,15 +16,22 @@ namespace {
 // part may blame a rank that waits itself. Longer than a probe (failure_detector.cpp).
 constexpr auto part_grace = std::chrono::milliseconds(500);
 
-// Until final, without raising: the caller's wait does.
-WorkPtr finished(WorkPtr work, bool async) {
-  if (async) return work;
-  try {
-    work->wait();
-  } catch (const std::exception&) {
+// Of an operation of several communicators.
+class StagedWork final : public Work {
+public:
+  StagedWork(std::weak_ptr<StageScheduler> scheduler, std::weak_ptr<HierarchicalParts> parts)
+      : scheduler_(std::move(scheduler)), parts_(std::move(parts)) {}
+
+private:
+  void abandon(const std::string& reason) override {
+    const auto scheduler = scheduler_.lock();
+    const auto parts = parts_.lock();
+    if (scheduler && parts) scheduler->fail(parts->flat->abort_failure(reason));
   }
-  return work;
-}
+
+  std::weak_ptr<StageScheduler> scheduler_;
+  std::weak_ptr<HierarchicalParts> parts_;
+};
 
 Form form_of(const std::shared_ptr<Compression>& compression) {
   if (!compression) return Form::hierarchical;
@@ -135,7 +142,10 @@ WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes
   };
   std::string title = std::string(holmes::name(signature.op)) + " of " + std::to_string(bytes) +
                       " bytes on communicator '" + options_.name + "'";
-  return finished(scheduler_->start(std::move(title), announce, std::move(chains)), call.async);
+  const auto work = scheduler_->start(std::move(title), announce, std::move(chains),
+                                      std::make_shared<StagedWork>(scheduler_, parts_));
+  if (!call.async) work->await_final();  // the caller's wait raises
+  return work;
 }
 
 bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& buffers, const Buffer& own) const {

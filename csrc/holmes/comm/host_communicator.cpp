@@ -8,7 +8,6 @@
 
 #include "holmes/collectives/choose.hpp"
 #include "holmes/collectives/exchange.hpp"
-#include "holmes/collectives/reduce_scatter.hpp"
 #include "holmes/comm/overlap.hpp"
 #include "holmes/comm/split.hpp"
 #include "holmes/core/env.hpp"
@@ -19,6 +18,7 @@
 #include "holmes/record/dump.hpp"
 #include "holmes/record/registry.hpp"
 #include "holmes/record/watcher.hpp"
+#include "holmes/transport/checked_channel.hpp"
 #include "holmes/transport/rails_channel.hpp"
 #include "holmes/transport/shm/shm_channel.hpp"
 #include "holmes/transport/tcp_channel.hpp"
@@ -36,26 +36,32 @@ public:
   void wait(std::optional<Duration> timeout) override {
     const auto start = Clock::now();
     help(timeout ? std::optional(start + *timeout) : std::nullopt);
-    if (!timeout || is_final()) return Work::wait(std::nullopt);
-    Work::wait(std::max(*timeout - (Clock::now() - start), Duration::zero()));
+    await_final(timeout, start);
+    Work::wait(std::nullopt);
   }
-  void help(std::optional<Clock::time_point> until) {
-    if (is_final()) return;
-    mark_awaited();
-    if (const auto engine = engine_.lock()) engine->driver().help(*this, until);
-  }
-  // Until final, without raising.
+  // Until final; a failed work raises in the caller's wait.
   void finish_here() {
     help(std::nullopt);
+    await_final();
+  }
+  // As finish_here, of one that this thread has driven until it was to look for signals.
+  void finish_paused() {
     if (is_final()) return;
-    try {
-      Work::wait(std::nullopt);
-    } catch (...) {
-      // A failed work raises in the caller's wait.
-    }
+    look_for_signals();
+    finish_here();
   }
 
 private:
+  void help(std::optional<Clock::time_point> until) {
+    if (is_final()) return;
+    mark_awaited();
+    const auto engine = engine_.lock();
+    while (engine && engine->driver().help(*this, until)) look_for_signals();
+  }
+  void abandon(const std::string& reason) override {
+    if (const auto engine = engine_.lock()) engine->abort(reason);
+  }
+
   std::weak_ptr<Engine> engine_;
 };
 
@@ -91,8 +97,8 @@ std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<Connection> sock
   return std::make_unique<RailsChannel>(peer, std::move(sockets), rails);
 }
 
-ChannelPair make_channels(PeerConnections& connections, int own_rank, ControlConnection& control,
-                          const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
+ChannelPair make_plain_channels(PeerConnections& connections, int own_rank, ControlConnection& control,
+                                const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
   if (!connections.uses_shared_memory()) {
     return {make_tcp_channel(connections.peer, std::move(connections.collective), rails),
             make_tcp_channel(connections.peer, std::move(connections.p2p), rails)};
@@ -111,6 +117,17 @@ ChannelPair make_channels(PeerConnections& connections, int own_rank, ControlCon
         cma, std::move(info));
   };
   return {make(0, "collective"), make(2, "p2p")};
+}
+
+ChannelPair make_channels(PeerConnections& connections, const CommunicatorOptions& options,
+                          const std::string& own_place, ControlConnection& control,
+                          const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
+  const bool is_encrypted = !connections.collective.empty() && connections.collective.front().tls;
+  ChannelPair pair = make_plain_channels(connections, options.rank, control, rails, cma);
+  if (options.integrity.value_or(false) && !is_encrypted)  // what is encrypted has a code of its own
+    for (auto* channel : {&pair.collective, &pair.p2p})
+      *channel = std::make_unique<CheckedChannel>(std::move(*channel), options.name, own_place, control.peer());
+  return pair;
 }
 
 // Unit of pipelining: what keeps two slices of every peer in the L2 cache.
@@ -172,6 +189,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->pinned_ring_bytes = env.pinned_ring_bytes;
   group->channels.resize(mesh.peers.size());
   group->controls.resize(mesh.peers.size());
+  const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
+  const std::string place = "rank " + std::to_string(group->label(options_.rank)) + " (host " + host + ")";
   std::vector<std::unique_ptr<Channel>> p2p(mesh.peers.size());
   const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes);
   for (PeerConnections& connections : mesh.peers) {
@@ -179,14 +198,12 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     auto control = std::make_unique<ControlConnection>(group->label(connections.peer), connections.host,
                                                        connections.nic, std::move(connections.control));
     group->any_shared_memory |= connections.uses_shared_memory();
-    ChannelPair channels = make_channels(connections, options_.rank, *control, rails, env.cma);
+    ChannelPair channels = make_channels(connections, options_, place, *control, rails, env.cma);
     group->controls[connections.peer] = std::move(control);
     group->channels[connections.peer] = std::move(channels.collective);
     p2p[connections.peer] = std::move(channels.p2p);
   }
-  const std::string host = static_cast<std::size_t>(options_.rank) < mesh.hosts.size() ? mesh.hosts[options_.rank] : "";
   EngineNeeds needs = engine_needs(env, options_, *group, host);
-  const std::string place = "rank " + std::to_string(group->label(options_.rank)) + " (host " + host + ")";
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, spin_of(env, options_), *needs.io_thread,
                                      std::move(needs.wake_fd), std::move(sockets));
   if (!is_internal(options_.name)) register_source(std::shared_ptr<RecordSource>(engine_, &engine_->records()));
@@ -216,7 +233,10 @@ HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const
 
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
   if (!call.async) call.work->mark_awaited();
-  if (!call.async && engine_->driver().run_here(collective)) return call.work;
+  if (!call.async && engine_->driver().run_here(collective)) {
+    call.work->finish_paused();
+    return call.work;
+  }
   const std::size_t bytes = collective->send_bytes();
   engine_->submit(std::move(collective));
   if (call.async) {
@@ -289,11 +309,7 @@ WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
   Call call = begin(options);
   const Signature signature{
       .op = OpCode::reduce, .dtype = data.dtype, .reduction = op, .root = root, .count = data.count};
-  std::vector<Buffer> inputs = nothing(data.dtype);
-  Buffer output = root == options_.rank ? data : inputs[options_.rank];
-  inputs[root] = std::move(data);
-  auto collective = std::make_unique<ReduceScatter>(engine_->group(), signature, call.work, call.deadline,
-                                                    std::move(output), std::move(inputs));
+  auto collective = choose_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));
   return finish(std::move(call), std::move(collective));
 }
 
@@ -319,18 +335,11 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
 
 WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) {
   check_rank("broadcast: root", root);
-  const DType dtype = data.dtype;
-  const std::size_t count = data.count;
-  std::vector<Buffer> sends = nothing(dtype);
-  std::vector<Buffer> recvs = nothing(dtype);
-  if (root == options_.rank) {
-    std::fill(sends.begin(), sends.end(), data);
-    sends[root] = recvs[root];
-  } else {
-    recvs[root] = std::move(data);
-  }
-  return exchange({.op = OpCode::broadcast, .dtype = dtype, .reduction = {}, .root = root, .count = count},
-                  std::move(sends), std::move(recvs), options);
+  Call call = begin(options);
+  const Signature signature{
+      .op = OpCode::broadcast, .dtype = data.dtype, .reduction = {}, .root = root, .count = data.count};
+  auto collective = choose_broadcast(engine_->group(), signature, call.work, call.deadline, std::move(data));
+  return finish(std::move(call), std::move(collective));
 }
 
 WorkPtr HostCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions options) {
@@ -455,25 +464,29 @@ std::vector<CommunicatorRecord> HostCommunicator::flight_record() const {
   return {engine_->records().record(Clock::now() + record_patience)};
 }
 
-// The first operation: what all ranks say of themselves, the slice size all can work with, and whether every pair
-// shares memory.
+// The first operation: what all ranks say of themselves, the slice size all can work with, and who shares memory with
+// whom.
 void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   struct Introduction {
     std::uint64_t wish = 0;
     std::uint64_t random = 0;  // rank 0's makes the communicator's number
     std::int64_t pid = 0;
     std::int64_t job_rank = no_job_rank;
+    std::int64_t memory_leader = 0;
   };
   constexpr std::size_t words = sizeof(Introduction) / sizeof(std::uint64_t);
   constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
   const bool all_shared = std::all_of(mesh.peers.begin(), mesh.peers.end(), [](const PeerConnections& connections) {
     return connections.peer < 0 || connections.shared_memory_bytes > 0;
   });
+  const auto leader = std::ranges::find_if(mesh.peers, [](const PeerConnections& connections) {
+    return connections.peer < 0 || connections.shared_memory_bytes > 0;
+  });
   const auto job_rank = job_rank_of(options_);
   if (job_rank) set_log_rank(static_cast<int>(*job_rank));
   std::random_device random;
   const Introduction mine{slice_bytes | (all_shared ? shared_memory_bit : 0), std::uint64_t{random()} << 32 | random(),
-                          ::getpid(), job_rank.value_or(no_job_rank)};
+                          ::getpid(), job_rank.value_or(no_job_rank), leader - mesh.peers.begin()};
   std::vector<Introduction> all(static_cast<std::size_t>(options_.size), mine);
   std::vector<Buffer> outputs;
   for (auto& one : all) outputs.push_back({&one, words, DType::int64, nullptr});
@@ -487,6 +500,7 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   for (const Introduction& one : all) {
     agreed.all_shared_memory &= (one.wish & shared_memory_bit) != 0;
     agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, one.wish & ~shared_memory_bit);
+    agreed.memory_leaders.push_back(static_cast<int>(one.memory_leader));
     const std::size_t rank = identities.size();
     PeerIdentity identity{rank < mesh.hosts.size() ? mesh.hosts[rank] : "", mesh.peers[rank].nic, one.pid, {}};
     if (one.job_rank != no_job_rank) identity.job_rank = static_cast<int>(one.job_rank);

@@ -25,7 +25,7 @@ Failure failure_of(const std::exception_ptr& error, const std::string& title) {
 // The handle, and what is missing yet: its chains and its announcement.
 struct StageScheduler::Operation {
   std::string title;
-  std::shared_ptr<Work> work = std::make_shared<Work>();
+  WorkPtr work;
   std::atomic<std::size_t> missing{0};
   std::size_t running = 0;  // steps whose operations may still use the buffers; under the pipeline's mutex
 };
@@ -37,9 +37,10 @@ struct StageScheduler::Task {
   std::size_t stage = 0;
 };
 
-WorkPtr StageScheduler::start(std::string title, const Step& announce, std::vector<Chain> chains) {
+WorkPtr StageScheduler::start(std::string title, const Step& announce, std::vector<Chain> chains, WorkPtr work) {
   auto operation = std::make_shared<Operation>();
   operation->title = std::move(title);
+  operation->work = std::move(work);
   operation->missing = chains.size() + 1;
   operation->work->mark_running();
   std::vector<std::shared_ptr<Task>> tasks;

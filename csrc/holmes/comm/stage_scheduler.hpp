@@ -32,8 +32,9 @@ public:
 
   // Starts an operation; it is final when what `announce` submits and all chains are. `announce` runs first, for
   // several threads in the order of their chains; what it throws leaves everything as it was. `title` says in the
-  // errors of the chains what they are parts of. Throws what ended the pipeline.
-  WorkPtr start(std::string title, const Step& announce, std::vector<Chain> chains);
+  // errors of the chains what they are parts of, `work` is its handle. Throws what ended the pipeline.
+  WorkPtr start(std::string title, const Step& announce, std::vector<Chain> chains,
+                WorkPtr work = std::make_shared<Work>());
 
   // Ends everything: pending and later operations raise `failure`.
   void fail(const Failure& failure);

@@ -187,6 +187,10 @@ const std::vector<Row>& table() {
         "TCP connections that are encrypted: none, those between ranks of different clusters, every one "
         "([security](security.md))."},
        choice(&Env::tls, {{"off", "off"}, {"clusters", "clusters"}, {"all", "all"}})},
+      {{"HOLMES_INTEGRITY", "`0`, `1`", "`0`",
+        "`1`: what arrives over TCP and shared memory is compared with what was sent, by CRC32C "
+        "([security](security.md))."},
+       choice(&Env::integrity, {{"0", false}, {"1", true}})},
       {{"HOLMES_SSL_LIBRARY", "path", "the system's `libssl.so.3`, else `libssl.so.1.1`",
         "The OpenSSL that TLS takes."},
        text(&Env::ssl_library)},
@@ -199,10 +203,14 @@ const std::vector<Row>& table() {
         "A rail on which the peer acknowledges nothing for so long, though the system repeats it, is lost; the others "
         "go on ([rails](rails.md))."},
        seconds(&Env::rail_timeout)},
+      {{"HOLMES_UNEXPECTED_BYTES", "bytes, 0 to 2^40", "268435456",
+        "So much of messages that arrived before their receives were posted a communicator keeps in memory; more is an "
+        "error."},
+       number(&Env::unexpected_bytes, 0, std::uint64_t{1} << 40)},
       {{"HOLMES_TCP_CONGESTION", "a name in `net.ipv4.tcp_allowed_congestion_control`",
         "the system's; reno between ranks of one kernel", "Congestion control of every data socket."},
        text(&Env::tcp_congestion)},
-      {{"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "the engine's choice",
+      {{"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "150",
         "How long a waiting thread polls before it blocks. Large transfers over sockets are polled only where pieces "
         "of 64 KiB come faster than that, else slept for."},
        read_spin},

@@ -32,6 +32,8 @@ struct Env {
   std::optional<std::chrono::nanoseconds> connect_timeout;
   std::chrono::nanoseconds rail_timeout = std::chrono::seconds(2);
   std::optional<std::string> tcp_congestion;
+  std::uint64_t unexpected_bytes = std::uint64_t{256} << 20;
+  bool integrity = false;
   bool shm = true;
   CmaUse cma = CmaUse::measured;
   std::optional<std::uint64_t> hierarchical_min_bytes;  // UINT64_MAX: never

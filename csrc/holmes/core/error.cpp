@@ -25,6 +25,8 @@ void throw_error(ErrorKind kind, const std::string& message, const ErrorContext&
       throw AbortedError(message, context);
     case ErrorKind::unreachable:
       throw UnreachableError(message, context);
+    case ErrorKind::integrity:
+      throw IntegrityError(message, context);
     case ErrorKind::job:
       throw JobError(message, context);
     case ErrorKind::protocol:
@@ -53,6 +55,8 @@ const char* name(ErrorKind kind) {
       return "AbortedError";
     case ErrorKind::unreachable:
       return "UnreachableError";
+    case ErrorKind::integrity:
+      return "IntegrityError";
     case ErrorKind::job:
       return "JobError";
     case ErrorKind::protocol:

@@ -27,6 +27,7 @@ enum class ErrorKind : int {
   timeout = 12,
   aborted = 13,
   unreachable = 14,
+  integrity = 15,
   job = 20,
   protocol = 21,
   system = 22,
@@ -68,6 +69,7 @@ HOLMES_DEFINE_ERROR(PeerLostError, CommunicatorError, peer_lost);
 HOLMES_DEFINE_ERROR(TimeoutError, CommunicatorError, timeout);
 HOLMES_DEFINE_ERROR(AbortedError, CommunicatorError, aborted);
 HOLMES_DEFINE_ERROR(UnreachableError, CommunicatorError, unreachable);
+HOLMES_DEFINE_ERROR(IntegrityError, CommunicatorError, integrity);  // bytes have changed on their way
 
 // Restart the job: the process or the peer's library cannot go on.
 HOLMES_DEFINE_ERROR(JobError, HolmesError, job);

@@ -28,6 +28,7 @@ public:
   std::string text();
   std::uint64_t number(std::uint64_t max = std::numeric_limits<std::uint64_t>::max());
   std::optional<int> optional_number();
+  bool at_end() const { return offset_ == bytes_.size(); }
   [[noreturn]] std::uint64_t refuse() const;
 
 private:

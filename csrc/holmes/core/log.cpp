@@ -4,7 +4,9 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <mutex>
 
 #include "holmes/core/env.hpp"
 
@@ -50,6 +52,25 @@ void log(LogLevel level, std::optional<int> rank, const std::string& text) noexc
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   } catch (...) {  // out of memory while logging
   }
+}
+
+void log_of_stranger(std::optional<int> rank, const std::string& text) {
+  constexpr int most = 20;
+  static std::mutex mutex;
+  static std::chrono::steady_clock::time_point began{};
+  static int used = 0;
+  bool is_last = false;
+  LogLevel level = LogLevel::debug;
+  {
+    const std::lock_guard lock(mutex);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - began >= std::chrono::minutes(1)) began = now, used = 0;
+    if (used < most) {
+      level = LogLevel::warn;
+      is_last = ++used == most;
+    }
+  }
+  log(level, rank, is_last ? text + "; further ones of this minute are logged at level debug" : text);
 }
 
 }  // namespace holmes

@@ -22,4 +22,7 @@ void set_log_rank(int job_rank);
 // Writes "[holmes rank 3/host] warn: text" in one piece; no rank known: "[holmes host] ...". Thread-safe, never throws.
 void log(LogLevel level, std::optional<int> rank, const std::string& text) noexcept;
 
+// Of what strangers can cause as often as they like: a warning 20 times a minute in this process, then at level debug.
+void log_of_stranger(std::optional<int> rank, const std::string& text);
+
 }  // namespace holmes

@@ -71,6 +71,9 @@ struct CommunicatorOptions {
   Duration connect_timeout = std::chrono::seconds(60);  // deadline of the set-up
   std::string secret{};          // per-job secret; empty: HOLMES_SECRET, else made by rank 0 and shared by the Store
   std::optional<TlsMode> tls{};  // the same on all ranks; absent: HOLMES_TLS, else off
+  // Whether what arrives over TCP and shared memory is compared with what was sent, by CRC32C (what is encrypted is
+  // anyway); the same on all ranks. Absent: HOLMES_INTEGRITY, else off.
+  std::optional<bool> integrity{};
   // How long a waiting thread polls before it sleeps, in microseconds (0: not at all). Absent: HOLMES_SPIN_US, else
   // 150.
   std::optional<int> spin_us{};
@@ -96,6 +99,7 @@ void visit_fields(Visit&& visit) {
   visit("connect_timeout_s", &Options::connect_timeout);
   visit("secret", &Options::secret);
   visit("tls", &Options::tls);
+  visit("integrity", &Options::integrity);
   visit("spin_us", &Options::spin_us);
 }
 

@@ -1,25 +1,78 @@
 #include "holmes/core/work.hpp"
 
-#include <thread>
+#include <array>
+#include <charconv>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/interrupt.hpp"
+#include "holmes/core/log.hpp"
 
 namespace holmes {
 
-void Work::wait(std::optional<Duration> timeout) {
-  if (!is_final()) {
-    mark_awaited();
-    std::unique_lock lock(mutex_);
-    const auto is_done = [this] { return is_final(); };
-    if (!timeout) {
-      final_.wait(lock, is_done);
-    } else if (!final_.wait_for(lock, *timeout, is_done)) {
-      throw TimeoutError("the operation is not finished after the " +
-                         std::to_string(std::chrono::duration<double>(*timeout).count()) +
-                         " s given to wait; it goes on, its buffers are still in use: wait again or abort");
-    }
+namespace {
+
+// To the millisecond: "1.5 s".
+std::string seconds_text(Duration duration) {
+  std::array<char, 32> text;
+  const auto milliseconds = std::chrono::round<std::chrono::milliseconds>(duration);
+  const double seconds = std::chrono::duration<double>(milliseconds).count();
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), seconds).ptr;
+  return std::string(text.data(), end) + " s";
+}
+
+}  // namespace
+
+std::string_view name(WorkState state) {
+  switch (state) {
+    case WorkState::queued:
+      return "queued";
+    case WorkState::running:
+      return "running";
+    case WorkState::completed:
+      return "completed";
+    case WorkState::failed:
+      return "failed";
   }
+  return "unknown";
+}
+
+void Work::wait(std::optional<Duration> timeout) {
+  await_final(timeout);
   if (state() == WorkState::failed) std::rethrow_exception(error());
+}
+
+void Work::await_final(std::optional<Duration> timeout, Clock::time_point since) {
+  if (is_final()) return;
+  mark_awaited();
+  const auto until = timeout ? std::optional(since + *timeout) : std::nullopt;
+  while (true) {
+    if (await_final_until(earliest({until, SignalTimer().due()}))) return;
+    if (until && Clock::now() >= *until)
+      throw TimeoutError("the operation is not finished after the " + seconds_text(*timeout) +
+                         " given to wait; it goes on, its buffers are still in use: wait again or abort");
+    look_for_signals();
+  }
+}
+
+bool Work::await_final_until(std::optional<Clock::time_point> until) {
+  std::unique_lock lock(mutex_);
+  const auto is_done = [this] { return is_final(); };
+  if (until) return final_.wait_until(lock, *until, is_done);
+  final_.wait(lock, is_done);
+  return true;
+}
+
+void Work::look_for_signals() {
+  constexpr std::chrono::seconds patience{5};  // an abandoned work fails at once, where its driver is not stuck
+  try {
+    check_signals();
+  } catch (const Interrupted& interrupted) {
+    if (!is_final()) {
+      abandon(std::string("it was interrupted by ") + interrupted.what());
+      await_final_until(Clock::now() + patience);
+    }
+    throw;
+  }
 }
 
 std::exception_ptr Work::error() const {
@@ -62,7 +115,13 @@ void Work::finish(WorkState state, std::exception_ptr error, Clock::time_point n
     state_.store(state, std::memory_order_release);
     final_.notify_all();
   }
-  for (auto& callback : callbacks) callback();
+  for (auto& callback : callbacks) {
+    try {
+      callback();
+    } catch (const std::exception& problem) {  // the others are due all the same
+      log(LogLevel::error, std::nullopt, std::string("what follows an operation's end failed: ") + problem.what());
+    }
+  }
 }
 
 }  // namespace holmes

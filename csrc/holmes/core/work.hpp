@@ -2,18 +2,18 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
-namespace holmes {
+#include "holmes/core/clock.hpp"
 
-using Clock = std::chrono::steady_clock;
-using Duration = std::chrono::nanoseconds;
+namespace holmes {
 
 // State of a Work. It only moves forward; the last two are final.
 enum class WorkState : int {
@@ -22,6 +22,8 @@ enum class WorkState : int {
   completed = 2,  // done; the buffers hold the result
   failed = 3,     // done; every wait raises the error, the buffers' contents are undefined
 };
+
+std::string_view name(WorkState state);
 
 // One asynchronous operation. It holds the operation's buffers until it is final.
 // Thread-safe: any thread may query and wait.
@@ -36,13 +38,16 @@ public:
   bool is_final() const { return state() >= WorkState::completed; }
 
   // Blocks the calling thread until the work is final. A failed work always throws its error; where `timeout`
-  // passes first, throws TimeoutError and leaves the work running (its buffers stay in use).
+  // passes first, throws TimeoutError and leaves the work running (its buffers stay in use). Where a signal's handler
+  // raises, the work is abandoned and that thrown (Interrupted).
   virtual void wait(std::optional<Duration> timeout = std::nullopt);
   // Device memory: what is put on `stream` (a CUstream) from now on runs after the work; does not block the calling
   // thread. Throws where the work has failed. Host memory: as wait.
   virtual void wait_stream([[maybe_unused]] void* stream) { wait(); }
   // As wait_stream, on the stream that the operation was called on; how a synchronous call ends.
   virtual void join() { wait(); }
+  // As wait, but a failed work throws nothing. `timeout` counts from `since`.
+  void await_final(std::optional<Duration> timeout = std::nullopt, Clock::time_point since = Clock::now());
   // The error of a failed work, else null.
   std::exception_ptr error() const;
   // Rank the message of a recv (also from any source) came from; -1 for other operations and before the end.
@@ -64,7 +69,15 @@ public:
   void fail(std::exception_ptr error, Clock::time_point now = Clock::now());
   void set_source_rank(int rank) { source_rank_.store(rank, std::memory_order_release); }
 
+protected:
+  // For a thread that waits for it, now and then: runs handlers of signals (see Interrupted).
+  void look_for_signals();
+
 private:
+  // Fails it soon, and what it belongs to: nobody waits any more, and its buffers are let go of.
+  virtual void abandon([[maybe_unused]] const std::string& reason) {}
+  // Whether it is final; false where `until` passes first.
+  bool await_final_until(std::optional<Clock::time_point> until);
   void finish(WorkState state, std::exception_ptr error, Clock::time_point now);
 
   std::atomic<WorkState> state_{WorkState::queued};

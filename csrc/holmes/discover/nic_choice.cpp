@@ -165,6 +165,26 @@ std::vector<Lane> shared_lanes(const Offers& offers, bool one_place, const Use& 
   return lanes;
 }
 
+// A subnet of a port and its switch alone: what is behind it is routed.
+bool is_point_to_point(const IpAddress& address) { return address.prefix_length >= (address.is_ipv4() ? 30 : 126); }
+
+// Lanes of the RoCE v2 ports that have such a subnet each: number i joins every rank's i-th one. Such a network is
+// built for ports that reach each other, as nothing else could use it.
+void add_routed_lanes(std::vector<Lane>& lanes, const Offers& offers) {
+  for (const bool is_ipv4 : {true, false}) {
+    std::vector<Ranked> members(offers.size());
+    for (std::size_t rank = 0; rank < offers.size(); ++rank)
+      for (const NicCandidate& one : offers[rank].candidates)
+        if (one.is_selected && one.is_rdma && !one.is_gid && one.nic_class == NicClass::roce_v2 &&
+            one.address.is_ipv4() == is_ipv4 && is_point_to_point(one.address))
+          members[rank].push_back(&one);
+    if (std::ranges::any_of(members, &Ranked::empty)) continue;
+    const IpNetwork network = network_of(members.front().front()->address);
+    add_lanes(lanes, network, std::move(members), true);
+    return;
+  }
+}
+
 // The best lanes of these, as indices: the rails.
 std::vector<std::size_t> choose_lanes(const std::vector<Lane>& lanes, std::optional<int> max_rails) {
   std::vector<SharedNetwork> networks;
@@ -199,13 +219,16 @@ void add_new(std::vector<std::string>& words, const std::string& word) {
 std::string reason_of(const std::vector<Lane>& lanes, const std::vector<std::size_t>& rails, std::size_t size) {
   const Lane& best = lanes[rails.front()];
   std::vector<std::string> subnets, others;
-  for (const std::size_t rail : rails) add_new(subnets, lanes[rail].network.text());
+  for (const std::size_t rail : rails) add_new(subnets, network_of(lanes[rail].candidates.front()->address).text());
   for (const Lane& lane : lanes)
     if (std::ranges::find(subnets, lane.network.text()) == subnets.end()) add_new(others, lane.text());
   std::ostringstream speed;
   if (best.speed_gbps > 0) speed << " at " << best.speed_gbps << " Gbit/s";
-  return class_text(best.nic_class) + " " + joined(subnets) + speed.str() + ": the fastest network that all " +
-         std::to_string(size) + " ranks share" + (others.empty() ? "" : "; not " + joined(others));
+  const bool is_routed = std::ranges::any_of(
+      best.candidates, [&](const NicCandidate* one) { return network_of(one->address) != best.network; });
+  return (is_routed ? "routed " : "") + class_text(best.nic_class) + " " + joined(subnets) + speed.str() +
+         ": the fastest network that all " + std::to_string(size) + " ranks share" +
+         (others.empty() ? "" : "; not " + joined(others));
 }
 
 // By rank, what `of` gives for its candidate in each of the rails.
@@ -365,9 +388,10 @@ std::vector<std::vector<std::string>> routed_ports(const Offers& offers, const N
 
 NicChoice choose_for_nccl(const Offers& offers, bool one_place) {
   const bool wants_rdma = std::ranges::any_of(offers, &NicOffer::wants_rdma);
-  const std::vector<Lane> lanes = shared_lanes(offers, one_place, [&](std::size_t, const NicCandidate& one) {
+  std::vector<Lane> lanes = shared_lanes(offers, one_place, [&](std::size_t, const NicCandidate& one) {
     return one.is_selected && (one.is_rdma || !wants_rdma);
   });
+  if (std::ranges::none_of(lanes, &Lane::is_rdma)) add_routed_lanes(lanes, offers);
   const auto rails = choose_lanes(lanes, smallest_wish(offers));
   if (!rails.empty() && lanes[rails.front()].is_rdma) {
     const auto nics = by_rank(lanes, rails, offers.size(), [](const NicCandidate& one) { return one.nic; });

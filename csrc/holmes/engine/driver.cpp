@@ -15,19 +15,22 @@ constexpr std::chrono::milliseconds long_patience{1};
 constexpr unsigned prompt_waits_for_long = 16;
 // Rounds without blocking after which deadlines are looked at.
 constexpr unsigned rounds_per_deadline_check = 512;
+// The same for signals; of much data, where a round takes a while.
+constexpr unsigned rounds_per_signal_check = 128;
 
 }  // namespace
 
 bool Driver::run_here(std::unique_ptr<Collective>& collective) {
+  bool pauses = false;
   {
     std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
     if (!drive) return false;
     const std::shared_ptr<Work> work = collective->shared_work();
     if (!engine_.operations().submit_own(collective)) return false;
-    drive_until(*work, std::nullopt);
+    pauses = drive_until(*work, std::nullopt);
     if (!engine_.has_pending()) engine_.watch();
   }
-  if (engine_.has_pending()) give_to_io_thread();
+  leave_rest(pauses);
   return true;
 }
 
@@ -50,16 +53,30 @@ void Driver::run_in_background(std::size_t bytes) {
     }
   }
   if (!engine_.has_pending()) return;
+  const bool is_long = prompt_waits_.load(std::memory_order_relaxed) >= prompt_waits_for_long;
+  offer(is_long ? Duration(long_patience) : Duration(patience));
+}
+
+void Driver::offer(Duration patience) {
   offered_at_.store(Clock::now(), std::memory_order_relaxed);
   is_offered_.store(true);
-  const bool is_long = prompt_waits_.load(std::memory_order_relaxed) >= prompt_waits_for_long;
-  io_thread_.offer(engine_.shared_from_this(), is_long ? Duration(long_patience) : Duration(patience));
+  io_thread_.offer(engine_.shared_from_this(), patience);
+}
+
+// What the caller does not drive any more goes on in the background; at once, unless it only looks for signals.
+void Driver::leave_rest(bool pauses) {
+  if (!engine_.has_pending()) return;
+  if (pauses)
+    offer(long_patience);
+  else
+    give_to_io_thread();
 }
 
 void Driver::give_to_io_thread() { io_thread_.add(engine_.shared_from_this()); }
 
-void Driver::help(const Work& work, std::optional<Clock::time_point> until) {
+bool Driver::help(const Work& work, std::optional<Clock::time_point> until) {
   engine_.throw_if_inherited();
+  bool pauses = false;
   {
     std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
     if (drive) {
@@ -69,16 +86,18 @@ void Driver::help(const Work& work, std::optional<Clock::time_point> until) {
         prompt_waits_.store(is_prompt ? prompt_waits_.load(std::memory_order_relaxed) + 1 : 0,
                             std::memory_order_relaxed);
       }
-      drive_until(work, until);
+      pauses = drive_until(work, until);
       if (!engine_.has_pending()) engine_.watch();
     }
   }
-  // Whatever is left (also where another thread drives and is about to stop) goes on in the background.
-  if (engine_.has_pending()) give_to_io_thread();
+  leave_rest(pauses);  // also where another thread drives and is about to stop
+  return pauses;
 }
 
-void Driver::drive_until(const Work& work, std::optional<Clock::time_point> until) {
+// True where the work goes on, but it is time to look for signals.
+bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> until) {
   auto spin = spin_.begin();
+  SignalTimer signals;
   unsigned rounds = 0;
   unsigned waits = 0;
   bool is_slow = false;  // the network of this work: its last pieces are waited for asleep too
@@ -89,13 +108,15 @@ void Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
         spin_.succeeded();
         spin = spin_.begin();
       }
-      if (work.is_final()) return;
+      if (work.is_final()) return false;
     }
     if (++rounds % rounds_per_deadline_check == 0) engine_.check_deadlines();
+    if (rounds % rounds_per_signal_check == 0 && signals.is_due()) return true;
     if (moved) continue;
     if (waits_for_bulk()) {
-      is_slow |= wait_for_bulk(until);
-      if (until && Clock::now() >= *until) return;
+      is_slow |= wait_for_bulk(until, signals);
+      if (until && Clock::now() >= *until) return false;
+      if (signals.is_due()) return true;
       continue;
     }
     if (!is_slow && spin_.allows(waits) && spin.goes_on()) {
@@ -106,20 +127,19 @@ void Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
     fds_.clear();
     const bool block = engine_.prepare_wait(fds_);
     const auto before = Clock::now();
-    if (block) sleep(until);
+    if (block) sleep(until, signals);
     engine_.finish_wait();
     const auto now = Clock::now();
     if (block) spin_.slept(now - before);
     spin = spin_.begin();
-    if (until && now >= *until) return;
+    if (until && now >= *until) return false;
+    if (block && signals.is_due()) return true;
   }
 }
 
 // Until one of `fds_` is ready, something is due, or `until`.
-void Driver::sleep(std::optional<Clock::time_point> until) {
-  auto wake_at = engine_.next_wake();
-  if (until && (!wake_at || *until < *wake_at)) wake_at = until;
-  poll_until(fds_, wake_at);
+void Driver::sleep(std::optional<Clock::time_point> until, SignalTimer& signals) {
+  if (!poll_until(fds_, earliest({engine_.next_wake(), until, signals.due()}))) signals.ring();
 }
 
 // Whether much is awaited, over sockets only. What comes with shared memory is asked for too quickly to sleep.
@@ -141,7 +161,7 @@ bool Driver::waits_for_bulk() const {
 // Waits until a whole piece is there. Where that took less than the spin lately (a fast network, or peers that run on
 // this processor meanwhile), it asks again and again; on a slow network it sleeps, and what comes while it sleeps costs
 // no processor time. Returns whether it slept for longer than the spin.
-bool Driver::wait_for_bulk(std::optional<Clock::time_point> until) {
+bool Driver::wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals) {
   bool is_long = false;
   fds_.clear();
   if (engine_.prepare_wait(fds_)) {
@@ -154,7 +174,7 @@ bool Driver::wait_for_bulk(std::optional<Clock::time_point> until) {
         is_ready = ::poll(fds_.data(), fds_.size(), 0) != 0;
       }
     }
-    if (!is_ready) sleep(until);
+    if (!is_ready) sleep(until, signals);
     is_long = spin_.waited_for_bulk(Clock::now() - start, !is_ready);
   }
   engine_.finish_wait();

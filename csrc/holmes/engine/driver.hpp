@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "holmes/collectives/collective.hpp"
+#include "holmes/core/interrupt.hpp"
 #include "holmes/engine/io_thread.hpp"
 #include "holmes/engine/spin_policy.hpp"
 
@@ -20,23 +21,26 @@ public:
   // `spin`: how long a calling thread polls before it sleeps.
   Driver(Engine& engine, Duration spin, IoThread& io_thread) : engine_(engine), spin_(spin), io_thread_(io_thread) {}
 
-  // Submits and drives it in the calling thread until it is final. Returns false, having done nothing, where another
-  // thread drives or other calls wait for their turn.
+  // Submits and drives it in the calling thread until it is final, or it is time to look for signals. Returns false,
+  // having done nothing, where another thread drives or other calls wait for their turn.
   bool run_here(std::unique_ptr<Collective>& collective);
   // Leaves what is queued to the I/O thread, unless a caller waits for it first; of small operations only what cannot
   // be done here at once.
   void run_in_background(std::size_t bytes);
-  // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives.
-  void help(const Work& work, std::optional<Clock::time_point> until);
+  // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives. True
+  // where it is time to look for signals before it goes on.
+  bool help(const Work& work, std::optional<Clock::time_point> until);
   void give_to_io_thread();
   // No caller waited in time for what run_in_background left.
   void offer_expired() { prompt_waits_.store(0, std::memory_order_relaxed); }
 
 private:
-  void drive_until(const Work& work, std::optional<Clock::time_point> until);
-  void sleep(std::optional<Clock::time_point> until);
+  bool drive_until(const Work& work, std::optional<Clock::time_point> until);
+  void sleep(std::optional<Clock::time_point> until, SignalTimer& signals);
   bool waits_for_bulk() const;
-  bool wait_for_bulk(std::optional<Clock::time_point> until);
+  bool wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals);
+  void offer(Duration patience);
+  void leave_rest(bool pauses);
 
   Engine& engine_;
   SpinPolicy spin_;  // with the drive lock, as the following

@@ -46,7 +46,9 @@ void FailureDetector::check_controls() {
 
 bool FailureDetector::is_missed(int peer) const {
   if (!is_lost(peer)) return false;
-  return (!group_.channels[peer]->tells_end() || operations_.p2p().has_ended(peer)) && involves(peer);
+  const bool is_heard_out =
+      group_.controls[peer]->is_cut() || !group_.channels[peer]->tells_end() || operations_.p2p().has_ended(peer);
+  return is_heard_out && involves(peer);
 }
 
 std::optional<int> FailureDetector::vanished_peer() const {
@@ -69,6 +71,7 @@ void FailureDetector::throw_stream_closed(const StreamClosed& closed) {
 
 void FailureDetector::throw_peer_lost(int peer, int system_errno) const {
   const ControlConnection& control = *group_.controls[peer];
+  if (system_errno == 0 && control.is_cut()) system_errno = control.lost_errno();
   const std::string how = control.said_bye()  ? farewell
                           : system_errno != 0 ? "is lost: " + errno_text(system_errno)
                                               : "is lost: it closed its connections (its process ended?)";

@@ -24,7 +24,7 @@ public:
   // Lost, and it said that it destroyed its communicator.
   bool has_left_in_order(int peer) const { return is_lost(peer) && group_.controls[peer]->said_bye(); }
   // Gone for good, with something pending that cannot end without it. A stream that tells its own end is believed
-  // rather than the control connection, which may be faster than the last bytes.
+  // rather than the control connection, which may be faster than the last bytes; but not where nothing comes through.
   bool is_missed(int peer) const;
   // A peer that is gone without having said so; absent: there is none.
   std::optional<int> vanished_peer() const;

@@ -30,13 +30,10 @@ void clear(const UniqueFd& fd) {
 
 }  // namespace
 
-void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until) {
-  if (!until) {
-    ::poll(fds.data(), fds.size(), -1);
-    return;
-  }
-  const timespec timeout = timespec_of(std::max(*until - Clock::now(), Clock::duration::zero()));
-  ::ppoll(fds.data(), fds.size(), &timeout, nullptr);
+bool poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until) {
+  timespec timeout{};
+  if (until) timeout = timespec_of(std::max(*until - Clock::now(), Clock::duration::zero()));
+  return ::ppoll(fds.data(), fds.size(), until ? &timeout : nullptr, nullptr) >= 0 || errno != EINTR;
 }
 
 IoThread::IoThread(int number, const std::vector<int>& cpus)

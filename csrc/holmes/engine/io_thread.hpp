@@ -17,8 +17,8 @@ namespace holmes {
 
 class Engine;
 
-// poll() until something is ready or `until` (absent: no limit).
-void poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until);
+// poll() until something is ready or `until` (absent: no limit). False where a signal ended it.
+bool poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until);
 
 // Thread-safe. Never destroyed.
 class IoThread {

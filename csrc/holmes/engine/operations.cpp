@@ -67,26 +67,29 @@ void Operations::take_new() {
     has_new_.store(false, std::memory_order_release);
   }
   for (auto it = taken.begin(); it != taken.end(); ++it) {
-    if (auto* collective = std::get_if<std::unique_ptr<Collective>>(&*it)) {
-      queue_.push_back(std::move(*collective));
-      continue;
-    }
-    auto& request = std::get<P2pEngine::Request>(*it);
-    const auto work = request.work;
-    const std::uint64_t record = request.record;
+    auto* collective = std::get_if<std::unique_ptr<Collective>>(&*it);
+    auto* request = std::get_if<P2pEngine::Request>(&*it);
+    const auto work = request ? request->work : nullptr;
+    const std::uint64_t record = request ? request->record : 0;
     try {
+      if (collective) {
+        queue_.push_back(std::move(*collective));
+        continue;
+      }
       const std::size_t before = p2p_.pending();
-      p2p_.submit(std::move(request));
+      p2p_.submit(std::move(*request));
       // A receive may find its message waiting and be finished at once.
       taken_.fetch_sub(static_cast<int>(before + 1 - p2p_.pending()));
-    } catch (const HolmesError&) {
-      // What was not taken yet fails with the rest.
+    } catch (...) {
+      // What was not taken yet fails with the rest, whatever it was: memory may be short.
       {
         std::lock_guard lock(mutex_);
-        std::move(std::next(it), taken.end(), std::front_inserter(new_));
+        std::move(collective ? it : std::next(it), taken.end(), std::front_inserter(new_));
       }
-      group_.recorder->finish(record, false, Clock::now());
-      misfit_ = work;
+      if (request) {
+        group_.recorder->finish(record, false, Clock::now());
+        misfit_ = work;
+      }
       throw;
     }
   }

@@ -79,6 +79,11 @@ void ControlConnection::append_info(std::vector<ConnectionInfo>& infos) const {
   for (const Line& line : lines_) infos.push_back(line.socket.info);
 }
 
+bool ControlConnection::is_cut() const {
+  const int error = lost_errno();
+  return closed_ && (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH);
+}
+
 std::optional<Failure> ControlConnection::drain() {
   for (Line& line : lines_)
     if (auto failure = drain(line)) return failure;
@@ -98,9 +103,10 @@ std::optional<Failure> ControlConnection::drain(Line& line) {
       line.received.append(buffer.data(), static_cast<std::size_t>(bytes));
       if (auto failure = parse(line.received)) return failure;
     } else if (bytes == 0) {
-      line.is_lost = closed_ = true;
+      line.is_lost = closed_ = ended_in_order_ = true;
     } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
       line.is_lost = true;
+      lost_errno_ = errno;
     } else if (errno != EINTR) {
       break;
     }

@@ -45,6 +45,11 @@ public:
   // gone: it closed a connection in order (its process ended), or all connections failed.
   std::optional<Failure> drain();
   bool is_closed() const { return closed_; }
+  // Where no connection ended in order: the errno that the last one failed with, else 0.
+  int lost_errno() const { return ended_in_order_ ? 0 : lost_errno_; }
+  // It is gone because nothing comes through any more (the socket's TCP_USER_TIMEOUT and keepalive say so): what its
+  // process wrote elsewhere does not either.
+  bool is_cut() const;
   // The peer said it destroyed its communicator before it closed.
   bool said_bye() const { return bye_; }
 
@@ -71,6 +76,8 @@ private:
   std::string nic_;
   std::vector<Line> lines_;
   bool closed_ = false;
+  bool ended_in_order_ = false;
+  int lost_errno_ = 0;
   bool bye_ = false;
   bool asked_ = false;
   std::optional<ProbeReply> probe_reply_;

@@ -24,6 +24,8 @@ struct Group {
   std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
   bool any_shared_memory = false;          // a pair of this rank
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
+  // By rank, as all ranks agreed: the first rank with which it shares memory, itself where there is none before.
+  std::vector<int> memory_leaders;
   CmaVote cma_vote;
   std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
   std::vector<std::byte> staging;     // memory for the one collective that runs; grows, never shrinks

@@ -3,21 +3,24 @@
 #include <algorithm>
 #include <cstring>
 
+#include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 
 namespace holmes {
 namespace {
 
 constexpr std::uint32_t message_magic = 0x484c4d32;  // "HLM2"
-// A message without a matching receive is taken into memory up to this size; a larger one is a mismatch.
-constexpr std::uint64_t max_stray_bytes = std::uint64_t{1} << 30;
 // Copying so much costs less than a system call.
 constexpr std::size_t read_ahead_bytes = 8 * 1024;
 
 }  // namespace
 
 P2pEngine::P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels, int wake_fd)
-    : group_(group), channels_(std::move(channels)), peers_(static_cast<std::size_t>(group.size)), wake_fd_(wake_fd) {}
+    : group_(group),
+      channels_(std::move(channels)),
+      peers_(static_cast<std::size_t>(group.size)),
+      wake_fd_(wake_fd),
+      max_unexpected_bytes_(Env::read().unexpected_bytes) {}
 
 void P2pEngine::submit(Request request) {
   request.work->mark_running();
@@ -39,6 +42,7 @@ void P2pEngine::submit(Request request) {
       if (it->header.tag != request.tag) continue;
       Unexpected message = std::move(*it);
       peers_[peer].unexpected.erase(it);
+      unexpected_bytes_ -= message.header.bytes;
       check_sizes(request, peer, message.header);
       if (request.buffer.device) {
         auto staged = stage_recv(peer, request);
@@ -53,6 +57,7 @@ void P2pEngine::submit(Request request) {
     Peer& state = peers_[peer];
     if (state.header_bytes == sizeof(Header) && !state.target && state.header.tag == request.tag) {
       check_sizes(request, peer, state.header);
+      unexpected_bytes_ -= state.header.bytes;
       state.target = std::move(request);
       if (state.target->buffer.device) return;  // lands when all of it is here
       std::copy_n(state.stray.begin(), state.payload_bytes, state.target->buffer.begin());
@@ -257,14 +262,17 @@ void P2pEngine::match(int peer) {
     return true;
   };
   if (take(state.receives) || take(any_receives_)) return;
-  if (state.header.bytes > max_stray_bytes)
-    throw MismatchError("communicator '" + group_.name + "': " + control.describe() + " sent " +
-                            std::to_string(state.header.bytes) + " bytes with tag " + std::to_string(state.header.tag) +
-                            ", for which rank " + std::to_string(group_.rank) +
-                            " has posted no receive; post it, or send smaller messages out of order (limit " +
-                            std::to_string(max_stray_bytes) + " bytes)",
-                        context);
+  // unexpected_bytes_ never is above the limit.
+  if (state.header.bytes > max_unexpected_bytes_ - unexpected_bytes_)
+    throw MismatchError(
+        "communicator '" + group_.name + "': " + control.describe() + " sent " + std::to_string(state.header.bytes) +
+            " bytes with tag " + std::to_string(state.header.tag) + ", for which rank " + std::to_string(group_.rank) +
+            " has posted no receive, and " + std::to_string(unexpected_bytes_) +
+            " bytes of such messages wait already (" + std::to_string(max_unexpected_bytes_) +
+            " bytes are kept); post receives in the order of the sends, or raise HOLMES_UNEXPECTED_BYTES",
+        context);
   state.stray.resize(state.header.bytes);
+  unexpected_bytes_ += state.header.bytes;
 }
 
 void P2pEngine::check_sizes(const Request& request, int peer, const Header& header) const {

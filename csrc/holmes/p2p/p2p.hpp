@@ -142,6 +142,8 @@ private:
   std::size_t pending_ = 0;
   std::size_t watches_ = 0;  // of these
   int wake_fd_;
+  std::uint64_t unexpected_bytes_ = 0;  // of messages that no receive is posted for, as they are or will be in memory
+  std::uint64_t max_unexpected_bytes_;
 };
 
 }  // namespace holmes

@@ -70,7 +70,7 @@ struct CommunicatorRecord {
 
 // What ended of a communicator or will end, for metrics.
 struct CommunicatorMetrics {
-  std::string name;
+  std::string name;  // empty: it does not count yet
   std::vector<ConnectionInfo> connections;
   std::array<OperationTotals, op_code_count> operations{};
 };

@@ -7,7 +7,9 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
+#include <thread>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
@@ -20,6 +22,7 @@ namespace holmes {
 namespace {
 
 constexpr auto failure_patience = std::chrono::milliseconds(100);
+constexpr auto folder_patience = std::chrono::milliseconds(500);  // a dead network file system never answers
 
 std::atomic<StackSource> stack_source{nullptr};
 
@@ -73,14 +76,64 @@ void write_file(const std::string& path, const std::string& text) {
   check(::rename(part.c_str(), path.c_str()) == 0, "rename");
 }
 
-void write_record(const std::string& folder, const std::string& reason, Duration patience, Duration settle) {
+// Changes the file that all processes of the folder watch.
+void request_dumps(const std::string& folder) {
+  UniqueFd file(::open(request_file(folder).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (file) ::futimens(file.get(), nullptr);
+}
+
+// Everything that touches the folder.
+void write_record(const std::string& folder, const std::string& record, bool asks_others) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
     throw SystemError("cannot make the folder " + folder + ": " + errno_text(errno), {.system_errno = errno});
   std::string host = host_name();
   for (char& character : host)
     if (character == '/') character = '_';
-  write_file(folder + "/" + host + "-" + std::to_string(::getpid()) + ".json",
-             process_record_json(reason, patience, settle));
+  write_file(folder + "/" + host + "-" + std::to_string(::getpid()) + ".json", record);
+  if (asks_others) request_dumps(folder);  // they may be in no operation and know nothing yet
+}
+
+// What a thread that writes tells the one that waits for it.
+struct Writing {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_done = false;
+  std::string problem;
+};
+
+// Throws where the folder refuses, or does not answer in time: the thread that asks it then stays behind.
+void write_in_time(const std::string& folder, std::string record, bool asks_others) {
+  static std::atomic<Writing*> hung{nullptr};
+  const auto answered = [](Writing& writing) {
+    const std::lock_guard lock(writing.mutex);
+    return writing.is_done;
+  };
+  const SystemError no_answer("the folder " + folder + " did not answer within " +
+                                  std::to_string(folder_patience.count()) + " ms; choose one on a disk of this host",
+                              {.system_errno = ETIMEDOUT});
+  if (Writing* const earlier = hung.load(); earlier != nullptr && !answered(*earlier)) throw no_answer;
+  auto* const writing = new Writing();  // stays where the thread does
+  std::thread([=, record = std::move(record)] {
+    std::string problem;
+    try {
+      write_record(folder, record, asks_others);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    const std::lock_guard lock(writing->mutex);
+    writing->problem = std::move(problem);
+    writing->is_done = true;
+    writing->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(writing->mutex);
+  if (!writing->changed.wait_for(lock, folder_patience, [&] { return writing->is_done; })) {
+    hung.store(writing);
+    throw no_answer;
+  }
+  const std::string problem = writing->problem;
+  lock.unlock();
+  delete writing;
+  if (!problem.empty()) throw SystemError(problem);
 }
 
 }  // namespace
@@ -127,7 +180,7 @@ std::string reason_or_failure(const std::string& reason) {
   return own.failure.value_or(reason);
 }
 
-void write_once(const std::string& asked_by, Duration patience, Duration settle) noexcept {
+void write_once(const std::string& asked_by, Duration patience, Duration settle, bool asks_others) noexcept {
   try {
     const auto folder = dump_folder();
     if (!folder) return;
@@ -138,7 +191,7 @@ void write_once(const std::string& asked_by, Duration patience, Duration settle)
     if (own.done >= ticket) return;
     const std::uint64_t answered = own.asked;
     const std::string reason = reason_or_failure(asked_by);
-    write_record(*folder, reason, patience, settle);
+    write_in_time(*folder, process_record_json(reason, patience, settle), asks_others);
     own.done = answered;
     log(LogLevel::info, std::nullopt, "flight record written to " + *folder + " (" + reason + ")");
   } catch (const std::exception& error) {
@@ -148,7 +201,7 @@ void write_once(const std::string& asked_by, Duration patience, Duration settle)
 
 }  // namespace
 
-void dump(const std::string& reason) noexcept { write_once(reason, record_patience, record_settle); }
+void dump(const std::string& reason) noexcept { write_once(reason, record_patience, record_settle, false); }
 
 void dump_on_failure(const std::string& message) noexcept {
   const auto folder = dump_folder();
@@ -159,10 +212,7 @@ void dump_on_failure(const std::string& message) noexcept {
     std::lock_guard lock(own.mutex);
     own.failure = failure;
   }
-  write_once(failure, failure_patience, Duration::zero());
-  // The others may be in no operation and know nothing yet.
-  UniqueFd file(::open(request_file(*folder).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (file) ::futimens(file.get(), nullptr);
+  write_once(failure, failure_patience, Duration::zero(), true);
 }
 
 void set_stack_source(StackSource source) { stack_source.store(source); }

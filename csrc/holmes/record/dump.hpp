@@ -24,7 +24,8 @@ std::string request_file(const std::string& folder);
 // Writes this process's record into the dump folder; does nothing where none is set. What goes wrong is logged. Its
 // reason is the last failure of the process, where there was one, else `reason`.
 void dump(const std::string& reason) noexcept;
-// As dump, and asks the other processes to do the same. Returns when the file is there.
+// As dump, and asks the other processes to do the same. Returns when the file is there, or, where the folder does not
+// answer, after about half a second.
 void dump_on_failure(const std::string& message) noexcept;
 
 // Where the threads of the program are, as a JSON array; it must return after about `patience`. For Python.

@@ -3,20 +3,6 @@
 namespace holmes {
 namespace {
 
-std::string_view name_of(WorkState state) {
-  switch (state) {
-    case WorkState::queued:
-      return "queued";
-    case WorkState::running:
-      return "running";
-    case WorkState::completed:
-      return "completed";
-    case WorkState::failed:
-      return "failed";
-  }
-  return "unknown";
-}
-
 double seconds(Clock::time_point time) { return std::chrono::duration<double>(time.time_since_epoch()).count(); }
 
 std::optional<double> seconds(const std::optional<Clock::time_point>& time) {
@@ -101,7 +87,7 @@ void append_json(JsonWriter& json, const CommunicatorRecord& record) {
   for (const RecordedOperation& operation : record.operations) {
     json.begin_object().field("number", operation.number);
     append_call(json, operation.call);
-    json.field("state", name_of(operation.state)).field("queued_s", seconds(operation.queued));
+    json.field("state", name(operation.state)).field("queued_s", seconds(operation.queued));
     json.field("started_s", seconds(operation.started)).field("finished_s", seconds(operation.finished)).end_object();
   }
   json.end_array().end_object();

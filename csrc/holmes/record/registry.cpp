@@ -75,7 +75,7 @@ void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
     if (from.completed + from.failed == 0) continue;
     all.operations[{one.name, static_cast<OpCode>(op)}] += from;
   }
-  if (is_alive) ++all.communicators[one.name];
+  if (is_alive && !one.name.empty()) ++all.communicators[one.name];
 }
 
 // Moves what `counts`, by group and something else, has of `group` to the older groups.

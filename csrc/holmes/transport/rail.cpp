@@ -59,6 +59,7 @@ void Rail::push(Chunk chunk, Clock::time_point now) {
     progress_at_ = now;
   }
   pushed_at_ = now;
+  chunk.frame->header.crc = chunk.frame->header.right_crc();
   pushed_bytes_ += chunk.frame->wire_bytes();
   queue_.push_back(std::move(chunk));
   flush();

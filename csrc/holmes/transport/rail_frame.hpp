@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "holmes/core/crc32c.hpp"
+
 namespace holmes {
 
 // A chunk: long enough that its header and system call cost little, short enough for the cache and for a fair share
@@ -31,7 +33,12 @@ struct alignas(64) FrameHeader {
   std::uint32_t bytes = 0;     // of payload, at most max_chunk_bytes
   std::uint64_t sequence = 0;  // number of the chunk in the stream
   // To a cache line: copies of misaligned payload into the socket take twice the time (measured).
-  std::uint8_t unused[48] = {};
+  std::uint8_t unused[44] = {};
+  std::uint32_t crc = 0;  // of all before it: a wrong length or number would be waited for, and for ever
+
+  std::uint32_t right_crc() const {
+    return crc32c(0, reinterpret_cast<const std::byte*>(this), offsetof(FrameHeader, crc));
+  }
 };
 static_assert(sizeof(FrameHeader) == 64);
 

@@ -229,7 +229,10 @@ void RailsChannel::finish_due() {
 bool RailsChannel::receive(Rail& rail, Sink& sink) {
   Rail::Incoming& in = rail.incoming();
   if (!rail.read_header()) return false;
-  if (in.payload_bytes == 0) check_header(in.header);
+  if (in.payload_bytes == 0) {
+    check_crc(rail);
+    check_header(in.header);
+  }
   if (in.header.kind == FrameKind::retire) {
     Rail& lost = *rails_[in.header.rail];
     rail.finish_frame();
@@ -249,6 +252,21 @@ bool RailsChannel::receive(Rail& rail, Sink& sink) {
   }
   if (in.left_bytes() == 0) rail.finish_frame();
   return moved;
+}
+
+void RailsChannel::check_crc(Rail& rail) const {
+  const FrameHeader& header = rail.incoming().header;
+  if (header.magic != FrameHeader::right_magic || header.crc == header.right_crc()) return;
+  throw IntegrityError("communicator '" + context_->communicator + "': a frame's header has changed on its way from " +
+                           describe_peer(peer(), rail.info().host, rail.info().interface) + " to rank " +
+                           std::to_string(context_->own_rank) +
+                           "; memory, a NIC or a bus of one of the two hosts is faulty: look at its error counters "
+                           "(edac-util, ethtool -S) and leave it out",
+                       {.rank = context_->own_rank,
+                        .peer = peer(),
+                        .host = rail.info().host,
+                        .nic = rail.info().interface,
+                        .system_errno = {}});
 }
 
 void RailsChannel::check_header(const FrameHeader& header) const {

@@ -60,6 +60,7 @@ private:
   // --- receiving ---
   bool deliver(Sink& sink);
   bool receive(Rail& rail, Sink& sink);
+  void check_crc(Rail& rail) const;
   void check_header(const FrameHeader& header) const;
   bool receive_due(Rail& rail, Sink& sink);
   bool receive_early(Rail& rail);

@@ -1,0 +1,41 @@
+// GatherReduce: reduce to a root. Every rank but the root reduces one block, slice by slice and in rank order, and
+// sends the result to the root while the next slice arrives. Every rank sends and receives as many bytes as the data
+// has, and the results are those of ReduceScatter to a root bit for bit.
+#pragma once
+
+#include "holmes/collectives/block.hpp"
+#include "holmes/collectives/slice_reducer.hpp"
+
+namespace holmes {
+
+class GatherReduce final : public Collective {
+public:
+  GatherReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline, Buffer data);
+  void start() override;
+
+protected:
+  // The root receives results only, which come later than what it sends.
+  Pacing pacing() const override { return is_root() ? Pacing::by_sent : Pacing::by_received; }
+  std::size_t send_total_bytes(int peer) const override;
+  std::size_t recv_total_bytes(int peer) const override;
+  iovec next_send(int peer, std::size_t done_bytes) override;
+  iovec next_recv(int peer, std::size_t done_bytes) override;
+  bool awaits_peek(int peer) const override;
+  bool compute() override;
+  bool is_computed() const override { return reducer_.is_done(); }
+
+private:
+  // The root has nothing to receive while the first slice travels (measured, 16 MiB over 4 links of 1 Gbit/s: 167 ms,
+  // with slices of 256 KiB 182 ms, in turns on a busy machine).
+  static constexpr std::size_t most_slice_bytes = 64 * 1024;
+
+  bool is_root() const { return group_.rank == root_; }
+  Block block(int rank) const { return block_beside_root(data_.bytes(), group_.size, root_, rank); }
+
+  Buffer data_;
+  int root_;
+  SliceReducer reducer_;                 // of this rank's block; the root has none
+  std::vector<std::size_t> done_bytes_;  // contribution bytes by rank
+};
+
+}  // namespace holmes
