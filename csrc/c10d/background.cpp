@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace holmes::torch_backend {
@@ -13,12 +14,21 @@ namespace {
 class Pool {
 public:
   void run(std::function<void()> task) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     tasks_.push_back(std::move(task));
     if (tasks_.size() <= idle_) {
       filled_.notify_one();
-    } else {
+      return;
+    }
+    try {
       std::thread([this] { serve(); }).detach();
+      ++threads_;
+    } catch (const std::system_error&) {  // no more threads: one of ours takes it, or this one
+      if (threads_ > 0) return;
+      task = std::move(tasks_.back());
+      tasks_.pop_back();
+      lock.unlock();
+      task();
     }
   }
 
@@ -38,14 +48,18 @@ private:
       ++idle_;
       const bool is_filled = filled_.wait_for(lock, linger, [this] { return !tasks_.empty(); });
       --idle_;
-      if (!is_filled) return;
+      if (!is_filled) {
+        --threads_;
+        return;
+      }
     }
   }
 
   std::mutex mutex_;
   std::condition_variable filled_;
   std::deque<std::function<void()>> tasks_;
-  std::size_t idle_ = 0;
+  std::size_t threads_ = 0;
+  std::size_t idle_ = 0;  // of these
 };
 
 }  // namespace

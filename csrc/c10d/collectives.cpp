@@ -215,7 +215,7 @@ TorchWork ProcessGroupHolmes::_reduce_scatter_base(at::Tensor& output, at::Tenso
 
 TorchWork ProcessGroupHolmes::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                               const ::c10d::ReduceScatterOptions& opts) {
-  return run(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "holmes:reduce_scatter_tensor_coalesced", opts, first_of(inputs),
+  return run(OpType::COALESCED, "holmes:reduce_scatter_tensor_coalesced", opts, first_of(inputs),
              [&](Operands& operands, Communicator& comm, auto& call) {
                check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced");
                std::vector<WorkPtr> works;

@@ -28,6 +28,7 @@ public:
   DeviceCommunicators(std::string name, int rank, int size, Make make)
       : name_(std::move(name)), rank_(rank), size_(size), make_(std::move(make)) {}
 
+  bool can_make() const { return make_ != nullptr; }
   // Collective over the group where it is not there yet. Throws UsageError for a second GPU, and inside a capture into
   // a CUDA graph, which cannot make a communicator.
   std::shared_ptr<NcclCommunicator> group(c10::Device device);

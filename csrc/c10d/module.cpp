@@ -10,6 +10,7 @@
 
 #include "bindings/communicator_options.hpp"
 #include "bindings/connection_dict.hpp"
+#include "bindings/gil.hpp"
 #include "process_group_holmes.hpp"
 #include "store_adapter.hpp"
 
@@ -37,13 +38,15 @@ DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_p
     own.rank = static_cast<int>(std::ranges::find(members, options.rank) - members.begin());
     own.clusters.clear();
     own.cluster_nics.clear();
+    own.connect_timeout = own.timeout;  // the ranks come when their first operation does
     NcclOptions nccl;
     nccl.device = device;
+    nccl.frees_in_stream_order = true;
     {
       const py::gil_scoped_acquire gil;
       const auto [net, hcas, interfaces, gid_index, variables, host_id, nics, packages] =
           (*held)(name, own.rank, own.size).cast<DevicePlan>();
-      nccl.profile = {.net = net == "IB" ? nccl::Net::ib : nccl::Net::socket,
+      nccl.profile = {.net = nccl::net_from_name(net),
                       .hcas = hcas,
                       .interfaces = interfaces,
                       .gid_index = gid_index,
@@ -64,14 +67,14 @@ c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::S
   const auto own = static_cast<std::size_t>(options.rank);
   options.job_rank = own < global_ranks.size() ? static_cast<int>(global_ranks[own]) : options.rank;
   auto make_device = device_maker(agree_device, store, options);
-  const py::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   return c10::make_intrusive<ProcessGroupHolmes>(store, std::move(options), std::move(global_ranks),
                                                  std::move(nic_reason), std::move(make_device));
 }
 
 py::list connections(const ProcessGroupHolmes& group) {
   const auto infos = [&] {
-    const py::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     auto all = group.communicator()->connections();
     if (const auto sparse = group.sparse().communicator())
       std::ranges::copy(sparse->connections(), std::back_inserter(all));
@@ -106,7 +109,13 @@ PYBIND11_MODULE(_c10d, m) {
             return texts;
           },
           "NCCL's version, library and NICs of each NCCL communicator that was needed so far.")
+      .def(
+          "perform_nocolor_split", [](const ProcessGroupHolmes&, const py::object&) {}, py::arg("device"),
+          "Nothing: ranks outside of a new group have no part in its connections.")
       .def("connections", &connections, "One dict per connection, as ConnectionInfo.");
+  m.def("hold_other_threads", &hold_other_threads,
+        "Local. The interpreter is about to end: a thread that is in a call of a group, or makes one, does not return "
+        "from it. Only the calling thread's do.");
 }
 
 }  // namespace holmes::torch_backend

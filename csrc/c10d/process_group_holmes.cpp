@@ -5,26 +5,24 @@
 
 #include <algorithm>
 
+#include "bindings/gil.hpp"
 #include "device_stream.hpp"
 #include "store_adapter.hpp"
 
 namespace holmes::torch_backend {
 namespace {
 
+constexpr Duration max_silence_at_shutdown = std::chrono::seconds(10);
+
 // Lets go of the GIL where this thread has it: the engine's last callbacks may need it while we wait for its threads.
 class ScopedGilRelease {
 public:
   ScopedGilRelease() {
-    if (Py_IsInitialized() && PyGILState_Check()) state_ = PyEval_SaveThread();
+    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
   }
-  ~ScopedGilRelease() {
-    if (state_ != nullptr) PyEval_RestoreThread(state_);
-  }
-  ScopedGilRelease(const ScopedGilRelease&) = delete;
-  ScopedGilRelease& operator=(const ScopedGilRelease&) = delete;
 
 private:
-  PyThreadState* state_ = nullptr;
+  std::optional<GilRelease> released_;
 };
 
 at::Tensor& only_tensor(Tensors& tensors, const char* what) {
@@ -96,6 +94,11 @@ void ProcessGroupHolmes::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
 }
 
+void ProcessGroupHolmes::eagerConnectSingleDevice(at::Device device) {
+  const ScopedGilRelease no_gil;
+  translated([&] { devices_.group(device); });
+}
+
 ::c10d::ErrorType ProcessGroupHolmes::getError() {
   for (const auto& communicator : devices_.made())
     if (communicator->is_dead()) return ::c10d::ErrorType::COMM_ERROR;
@@ -118,9 +121,15 @@ void ProcessGroupHolmes::abort() {
 
 void ProcessGroupHolmes::shutdown() {
   const ScopedGilRelease no_gil;
+  std::shared_ptr<Communicator> communicator;  // closed after the lock is released
+  {
+    const std::lock_guard lock(mutex_);
+    communicator = communicator_;
+  }
+  // As Gloo's and NCCL's do; what has no partner is aborted all the same, after some time without a byte.
+  if (communicator) drain(*communicator, max_silence_at_shutdown);
   devices_.clear();
   sparse_.close("process group '" + name_ + "' was shut down");
-  std::shared_ptr<Communicator> communicator;  // closed after the lock is released
   const std::lock_guard lock(mutex_);
   batch_.reset();
   communicator.swap(communicator_);
@@ -153,7 +162,9 @@ TorchWork ProcessGroupHolmes::endCoalescing() {
     }
     if (!batch) throw UsageError("end of a coalescing block that was not started");
     std::vector<WorkPtr> works = std::move(batch->started);
-    for (const auto& on_device : batch->device_groups) works.push_back(on_device->end_group(message_options()));
+    CallOptions call = message_options();
+    call.async = batch->is_async;
+    for (const auto& on_device : batch->device_groups) works.push_back(on_device->end_group(call));
     if (!batch->calls.empty()) {
       auto transfers = communicator()->batch(std::move(batch->calls), message_options());
       works.insert(works.end(), transfers.begin(), transfers.end());
@@ -198,6 +209,7 @@ c10::Device ProcessGroupHolmes::device_of(const at::Tensor& tensor) {
 void ProcessGroupHolmes::add_device_message(Batch& batch, c10::Device device, bool is_send, Buffer buffer, int peer,
                                             std::uint32_t tag) {
   batch.work->set_device(device);
+  batch.is_async = true;
   const bool is_far = is_host_message(device, peer);
   if (is_far) batch.calls.push_back({is_send, buffer, peer, tag});
   if (neighbours_.size() == 1) return;
@@ -288,10 +300,11 @@ void ProcessGroupHolmes::monitoredBarrier(const ::c10d::BarrierOptions& opts, bo
       if (!missing.empty()) store_->set(missing_key, missing);
     }
     if (missing.empty() && store_->check({missing_key})) missing = store_->get_to_str(missing_key);
-    if (!missing.empty())
-      throw TimeoutError("monitored_barrier " + std::to_string(round) + " of process group '" + name_ + "': rank(s) " +
-                             missing + " did not arrive within " +
-                             std::to_string(std::chrono::duration<double>(timeout).count()) + " s",
+    if (!missing.empty())  // in the words of ProcessGroupGloo, which people and programs look for
+      throw TimeoutError("[Rank " + std::to_string(rank_) + "]: Rank" +
+                             (missing.find(',') != std::string::npos ? "s " : " ") + missing +
+                             " failed to pass monitoredBarrier in " + std::to_string(timeout.count()) + " ms (number " +
+                             std::to_string(round) + " of process group '" + name_ + "')",
                          here());
     // Everybody who is here has left the round before.
     if (round > 0) store_->deleteKey(arrival_key(round - 1, rank_));

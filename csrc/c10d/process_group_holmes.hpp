@@ -48,11 +48,16 @@ public:
   const std::string getBackendName() const override { return "holmes"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   bool supportsCoalescing() const override { return true; }
+  // torch connects eagerly (init_process_group(device_id=...)) where a backend says so.
+  bool supportsSplitting() const override { return devices_.can_make(); }
+  // Collective: the group's communicator on `device`, which its first operation would make.
+  void eagerConnectSingleDevice(at::Device device) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}  // counted from 0 on every rank
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
   ::c10d::ErrorType getError() override;
   void abort() override;
+  // Waits for what is pending, until nothing has moved for 10 s; what is left is aborted, here and on the peers.
   void shutdown() override;
   void startCoalescing() override;
   TorchWork endCoalescing() override;
@@ -96,6 +101,7 @@ private:
     std::vector<WorkPtr> started;
     // On a GPU all of the block is one group of each of these: one, where it does not mix collectives and messages.
     std::vector<std::shared_ptr<NcclCommunicator>> device_groups{};
+    bool is_async = false;  // some operation of a GPU is: then all run beside the current stream
     void open_group(const std::shared_ptr<NcclCommunicator>& communicator);
   };
 
@@ -130,6 +136,7 @@ private:
       Operands operands(device);  // refuses other devices first
       const auto communicator = communicator_on(device, batch);
       if (!device.is_cpu() && batch != nullptr) {
+        batch->is_async |= opts.asyncOp;
         body(operands, *communicator, call);  // starts with the block
         batch->work->set_device(device);
         batch->work->add(std::move(operands));

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/interrupt.hpp"
 
 namespace holmes::torch_backend {
 namespace {
@@ -42,10 +43,13 @@ void StoreAdapter::wait(const std::string& key, Duration timeout) {
       if (Clock::now() >= deadline)
         throw TimeoutError("nobody set key '" + key + "' in the torch store within " +
                            std::to_string(std::chrono::duration<double>(timeout).count()) + " s");
+      check_signals();
       std::this_thread::sleep_for(pause);
       pause = std::min<Duration>(2 * pause, longest_pause);
     }
   } catch (const HolmesError&) {
+    throw;
+  } catch (const Interrupted&) {
     throw;
   } catch (const std::exception& error) {
     throw_store_error("wait for", key, error);

@@ -2,6 +2,10 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <atomic>
+#include <thread>
+
+#include "bindings/gil.hpp"
 #include "bindings/translate_error.hpp"
 
 namespace holmes::torch_backend {
@@ -32,6 +36,23 @@ std::exception_ptr as_torch_error(std::exception_ptr error) {
   } catch (...) {
     return error;
   }
+}
+
+void throw_to_torch(const Interrupted& interrupted) {
+  const GilAcquire gil;
+  interrupted.raise();
+  throw pybind11::error_already_set();
+}
+
+namespace {
+std::atomic<std::thread::id> returning_thread{};  // none: all return
+}
+
+void hold_other_threads() { returning_thread.store(std::this_thread::get_id()); }
+
+HeldAtTheEnd::~HeldAtTheEnd() {
+  const auto thread = returning_thread.load(std::memory_order_relaxed);
+  if (thread != std::thread::id() && thread != std::this_thread::get_id()) stand_still();
 }
 
 void register_translator() {

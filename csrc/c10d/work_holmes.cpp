@@ -58,6 +58,14 @@ std::vector<at::Tensor> WorkHolmes::result() { return outputs_; }
 
 void WorkHolmes::synchronize() { wait(); }
 
+void WorkHolmes::blockCurrentStream() {
+  if (!device_) return ::c10d::Work::blockCurrentStream();
+  translated([&] {
+    check_started();
+    wait_on_stream();
+  });
+}
+
 bool WorkHolmes::wait(std::chrono::milliseconds timeout) {
   translated([&] {
     check_started();

@@ -35,6 +35,8 @@ public:
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
+  // The current stream waits. Of CPU tensors: as the base, a kernel of torch's holds it.
+  void blockCurrentStream() override;
   // `timeout` zero: no other deadline than the operation's own. A timeout makes the host wait on a GPU too.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   // Completed with the list of output tensors; its callbacks may block, they stop nobody else. On a GPU completed at
