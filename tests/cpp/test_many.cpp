@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "collective_checks.hpp"
+#include "many_ranks.hpp"
 
 using namespace holmes;
 using namespace holmes::test;
@@ -79,7 +80,7 @@ void run_world(const char* name, Transport transport, int rank_count) {
 
 int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  run_world("TCP", Transport::tcp, 64);
+  run_world("TCP", Transport::tcp, ranks_that_fit(64));
   ::setenv("HOLMES_IO_THREADS", "3", 1);
 #ifdef __SANITIZE_THREAD__
   // The sanitizer multiplies the mappings, of which vm.max_map_count allows 65,530.
@@ -87,6 +88,6 @@ int main() {
 #else
   constexpr int shared_memory_ranks = 64;
 #endif
-  run_world("shared memory", Transport::automatic, shared_memory_ranks);
+  run_world("shared memory", Transport::automatic, ranks_that_fit(shared_memory_ranks));
   return 0;
 }

@@ -3,6 +3,7 @@
 
 #include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/discover/host.hpp"
+#include "many_ranks.hpp"
 #include "mesh_ranks.hpp"
 
 using namespace holmes;
@@ -22,7 +23,7 @@ void test_sizes() {
 }
 
 void test_many_ranks() {
-  auto outcomes = run_ranks(64, {});
+  auto outcomes = run_ranks(ranks_that_fit(64), {});
   check_pairs(outcomes, true, 1);
   outcomes.clear();
   // Several communicators at once, over one store.
@@ -181,7 +182,7 @@ void test_missing_rank() {
   record.shared_memory_bytes = segment_bytes;
   record.transport = Transport::tcp;
   record.rails = {{"lo", "127.0.0.1", 1, 1}};
-  store->set("world/rank/1", encode(record));
+  store->set("world/rank/1", encode(record, {"", "world/rank/1"}));
   const auto died = run_ranks(
       3, {.transport = Transport::tcp, .connect_timeout = 2s}, [](auto& options) { return options.rank != 1; }, store);
   check_all_fail(died, ErrorKind::unreachable, {"rank 1 (host b1)", "rank 2", "NIC lo", "127.0.0.1:1", "refused"}, 1);

@@ -32,7 +32,7 @@ void test_other_version_on_the_wire() {
   const auto listener = listen_on_nic({"lo", "127.0.0.1"}, false, std::nullopt);
   RankInfo record = record_of_other(SocketAddress::local_of(listener.fd.get())->port());
   record.made_secret = "secret";
-  store->set("world/rank/0", encode(record));
+  store->set("world/rank/0", encode(record, {"", "world/rank/0"}));
   std::jthread peer([&](const std::stop_token& stop) {
     while (!stop.stop_requested()) {
       const auto fd = accept_one(listener.fd.get());
@@ -87,7 +87,7 @@ void test_strangers() {
   LateStore late(store);
   std::uint16_t port = 0;
   std::jthread strangers([&] {
-    const auto record = decode_rank(store->get("world/rank/0", 10s), "rank 0");
+    const auto record = decode_rank(store->get("world/rank/0", 10s), "rank 0", {"", "world/rank/0"});
     port = record.rails.at(0).port;
     Hello hello;
     hello.rank = 1;

@@ -42,15 +42,19 @@ void check_choice() {
   }
 }
 
+std::string said(int rank) { return "rank " + std::to_string(rank); }
+
 void check_meeting() {
   const auto store = make_local_store();
   run_ranks(5, [&](int rank) {
-    const auto fourth = meet({*store, "names", "testing", rank, 5, 10s}, "rank " + std::to_string(rank),
-                             [](const auto& values) { return values.at(3); });
-    CHECK(fourth == "rank 3");
+    const auto fourth = meet(
+        {*store, "names", "testing", rank, 5, 10s}, [&](const Seal&) { return said(rank); },
+        [](const auto& values, const Seal&) { return values.at(3).bytes; });
+    CHECK(fourth.bytes == "rank 3");
     try {
-      meet({*store, "error", "testing", rank, 5, 10s}, "",
-           [](const auto&) -> std::string { throw NicError("no NIC", {.peer = 2}); });
+      meet(
+          {*store, "error", "testing", rank, 5, 10s}, [&](const Seal&) { return said(rank); },
+          [](const auto&, const Seal&) -> std::string { throw NicError("no NIC", {.peer = 2}); });
       CHECK(false);
     } catch (const NicError& error) {
       CHECK(error.context().rank == rank);
@@ -59,7 +63,9 @@ void check_meeting() {
   });
   run_ranks(2, [&](int rank) {
     try {
-      meet({*store, "absent", "testing", rank, 3, 100ms}, "", [](const auto&) { return std::string(); });
+      meet(
+          {*store, "absent", "testing", rank, 3, 100ms}, [&](const Seal&) { return said(rank); },
+          [](const auto&, const Seal&) { return std::string(); });
       CHECK(false);
     } catch (const TimeoutError& error) {
       CHECK(std::string(error.what()).starts_with("rank 2 of 3 did not take part in testing within 0.100 s"));

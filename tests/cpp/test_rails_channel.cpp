@@ -136,6 +136,7 @@ public:
     Frame frame;
     frame.header.bytes = bytes;
     frame.header.sequence = sequence;
+    frame.header.crc = frame.header.right_crc();
     std::memset(frame.payload.data(), value, bytes);
     write_raw(rail, frame.wire(), sizeof(FrameHeader) + part);
   }
@@ -210,10 +211,12 @@ void retired_by_the_peer() {
   FrameHeader notice;
   notice.kind = FrameKind::retire;
   notice.rail = 0;
+  notice.crc = notice.right_crc();
   peer.write_raw(1, &notice, sizeof notice);
   CHECK(peer.read(1).empty());
   CHECK(is_retired(peer.channel(), 0) && !is_retired(peer.channel(), 1));
   notice.rail = 1;  // the last one stays in use
+  notice.crc = notice.right_crc();
   peer.write_raw(1, &notice, sizeof notice);
   CHECK(peer.read(1).empty());
   CHECK(!is_retired(peer.channel(), 1));
@@ -232,6 +235,7 @@ void wrong_frames_are_refused() {
       peer.write(1, 0, before, 'a', 1);
       CHECK(peer.read(1) == "a");
     }
+    header.crc = header.right_crc();
     peer.write_raw(0, &header, sizeof header);
     return contains(message_of<ProtocolError>([&] { peer.read(1); }), "all processes must run the same version");
   };

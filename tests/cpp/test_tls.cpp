@@ -211,7 +211,7 @@ void test_stripped() {
   RankInfo record = record_of_other(SocketAddress::local_of(listener.fd.get())->port());
   record.tls = TlsMode::all;
   record.has_secret = true;
-  store->set("world/rank/0", encode(record));
+  store->set("world/rank/0", encode(record, {"s", "world/rank/0"}));
   std::jthread peer([&](const std::stop_token& stop) {
     std::vector<UniqueFd> kept;
     while (!stop.stop_requested()) {
@@ -220,7 +220,10 @@ void test_stripped() {
         std::this_thread::sleep_for(2ms);
         continue;
       }
-      auto handshake = Handshake::listening(0, "s", [](const Hello&) { return ""; });
+      FieldWriter records;
+      for (const char* key : {"world/rank/0", "world/rank/1"}) records.add(store->get(key, 5s));
+      const std::string known = group_secret("s", sha256(records.take()));
+      auto handshake = Handshake::listening(0, known, [](const Hello&) { return ""; });
       for (int i = 0; i < 1000; ++i) {
         const auto step = handshake.step(fd.get());
         if (step == Handshake::Step::verified) handshake.confirm(std::nullopt);

@@ -68,6 +68,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
         header.bytes = static_cast<std::uint32_t>(input.number(3));
         header.sequence = input.byte();
         if (header.sequence > 200) header.sequence <<= 8 * (header.sequence % 8);
+        header.crc = header.right_crc();
         feed(peer,
              std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload.substr(0, input.number(2)));
       } else if (step % step_count == take) {

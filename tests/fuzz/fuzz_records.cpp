@@ -6,6 +6,10 @@
 using namespace holmes;
 using namespace holmes::fuzz;
 
+namespace {
+const Seal seal{"", "world/rank/1"};
+}
+
 std::vector<std::string> fuzz::seeds() {
   RankInfo record;
   record.host = "a0";
@@ -19,7 +23,7 @@ std::vector<std::string> fuzz::seeds() {
   Failure failure{ErrorKind::nic, "no such NIC", {}};
   failure.context = {.rank = 1, .peer = 2, .host = "b1", .nic = "eth7", .system_errno = 19};
   const std::string separator = "\x1f";
-  return {'\0' + encode(record), '\0' + encode(failure), '\1' + encode(failure), '\1' + encode_success(),
+  return {'\0' + encode(record, seal), '\0' + encode(failure), '\1' + encode(failure), '\1' + encode_success(),
           "\2a0" + separator + "22707" + separator + "IB" + separator + "InfiniBand" + separator + separator + "0" +
               separator + separator};
 }
@@ -29,9 +33,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   const auto mode = input.byte();
   try {
     if (mode % 3 == 0) {
-      const auto record = decode_rank(input.rest(), "rank 1");
+      const auto record = decode_rank(input.rest(), "rank 1", seal);
       REQUIRE(record.cluster_rails <= record.rails.size());
-      REQUIRE(encode(decode_rank(encode(record), "rank 1")) == encode(record));
+      REQUIRE(encode(decode_rank(encode(record, seal), "rank 1", seal), seal) == encode(record, seal));
     } else if (mode % 3 == 1) {
       const auto outcome = decode_outcome(input.rest(), "rank 1");
       if (outcome) outcome->raise();

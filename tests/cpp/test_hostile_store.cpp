@@ -1,0 +1,203 @@
+// A store that rewrites what ranks told each other: an error naming the field on every rank, never a connection.
+#include "holmes/bootstrap/handshake.hpp"
+#include "holmes/bootstrap/nic_agreement.hpp"
+#include "holmes/bootstrap/sha256.hpp"
+#include "mesh_ranks.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+
+namespace {
+
+constexpr int ranks = 3;
+const std::string secret = "a secret of this job alone";
+
+std::vector<std::string> fields_of(const std::string& bytes) {
+  const std::string writer = "the test";
+  FieldReader reader(bytes, writer);
+  std::vector<std::string> fields;
+  while (!reader.at_end()) fields.push_back(reader.text());
+  return fields;
+}
+
+std::string bytes_of(const std::vector<std::string>& fields) {
+  FieldWriter writer;
+  for (const auto& field : fields) writer.add(field);
+  return writer.take();
+}
+
+std::string changed(const std::string& value) {
+  if (value.empty() || value.find_first_not_of("0123456789") != std::string::npos) return value + "x";
+  return value == "0" ? "1" : "0";
+}
+
+// How `key` reads instead of what was written; who writes it does not notice.
+class RewritingStore final : public Store {
+public:
+  using Rewrite = std::function<std::string(const std::string&)>;
+  RewritingStore(std::shared_ptr<Store> inner, std::string key, Rewrite rewrite)
+      : inner_(std::move(inner)), key_(std::move(key)), rewrite_(std::move(rewrite)) {}
+  void set(const std::string& key, const std::string& value) override { inner_->set(key, value); }
+  std::string get(const std::string& key, Duration timeout) override {
+    const auto value = inner_->get(key, timeout);
+    return key == key_ ? rewrite_(value) : value;
+  }
+  void wait(const std::string& key, Duration timeout) override { inner_->wait(key, timeout); }
+
+private:
+  std::shared_ptr<Store> inner_;
+  std::string key_;
+  Rewrite rewrite_;
+};
+
+// Changes one sealed field. `forged_key`: and proves it, as can be done where no secret was given.
+RewritingStore::Rewrite change_sealed(std::size_t position, const std::string& forged_key = "") {
+  return [=](const std::string& bytes) {
+    auto outer = fields_of(bytes);
+    auto inner = fields_of(outer.back());
+    const std::string value = changed(inner.at(2 * position));
+    if (forged_key.empty()) {
+      inner[2 * position] = value;
+    } else {
+      SealedWriter writer({"", forged_key});
+      for (std::size_t i = 0; i < inner.size() / 2; ++i) writer.add(i == position ? value : inner[2 * i]);
+      inner = fields_of(writer.take());
+    }
+    outer.back() = bytes_of(inner);
+    return bytes_of(outer);
+  };
+}
+
+CommunicatorOptions encrypted(const std::string& given) {
+  CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 5s, .secret = given};
+  options.tls = TlsMode::all;
+  return options;
+}
+
+std::size_t sealed_count() {
+  const auto store = make_local_store();
+  auto outcomes = run_ranks(ranks, encrypted(secret), nullptr, store);
+  check_pairs(outcomes, false, 1);
+  return fields_of(fields_of(store->get("world/rank/1", 1s)).back()).size() / 2;
+}
+
+// Every field of every record for all who read it, and one for one rank alone.
+void test_each_field_of_a_record() {
+  constexpr std::size_t tls = 6;
+  const std::size_t count = sealed_count();
+  CHECK(count == 18);
+  for (int writer = 0; writer < ranks; ++writer) {
+    for (std::size_t field = 0; field < count; ++field) {
+      for (const int only : {-1, 0, 2}) {
+        if (only >= 0 && field != tls) continue;  // takes a second
+        const std::string key = "world/rank/" + std::to_string(writer);
+        const auto store = make_local_store();
+        RewritingStore hostile(store, key, change_sealed(field));
+        const auto outcomes = run_ranks(ranks, encrypted(secret), nullptr, store, [&](int rank) -> Store& {
+          return only < 0 || rank == only ? static_cast<Store&>(hostile) : *store;
+        });
+        check_all_fail(outcomes, ErrorKind::protocol,
+                       {"rank " + std::to_string(writer) + " wrote into the store was changed there: the field '"});
+      }
+    }
+  }
+}
+
+void test_the_header_of_a_record() {
+  for (std::size_t field = 0; field < 4; ++field) {
+    const auto store = make_local_store();
+    RewritingStore hostile(store, "world/rank/1", [&](const std::string& bytes) {
+      auto fields = fields_of(bytes);
+      fields[field] = changed(fields[field]);
+      return bytes_of(fields);
+    });
+    const auto outcomes = run_ranks(ranks, encrypted(secret), nullptr, store, [&](int) -> Store& { return hostile; });
+    for (const auto& outcome : outcomes) CHECK(!outcome.mesh && outcome.message.find("rank 1") != std::string::npos);
+  }
+}
+
+// What the issue was: every record says "no TLS".
+void test_tls_is_not_switched_off() {
+  constexpr std::size_t tls = 6;
+  for (const std::string& given : {secret, std::string()}) {
+    const auto store = make_local_store();
+    std::shared_ptr<Store> view = store;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::string key = "world/rank/" + std::to_string(rank);
+      view = std::make_shared<RewritingStore>(view, key, change_sealed(tls, given.empty() ? key : ""));
+    }
+    const auto outcomes = run_ranks(ranks, encrypted(given), nullptr, view);
+    check_all_fail(outcomes, ErrorKind::protocol, {"the field 'tls'"});
+  }
+}
+
+// Without a given secret anybody can forge a record: for one reader only, so that its writer does not see it.
+void test_different_records_do_not_connect() {
+  constexpr std::size_t host = 0;
+  const auto store = make_local_store();
+  RewritingStore hostile(store, "world/rank/1", change_sealed(host, "world/rank/1"));
+  const auto outcomes = run_ranks(ranks, encrypted(""), nullptr, store, [&](int rank) -> Store& {
+    return rank == 2 ? static_cast<Store&>(hostile) : *store;
+  });
+  check_all_fail(outcomes, ErrorKind::protocol, {"the store showed them different records"});
+}
+
+// A success that the store made of a failure.
+void test_a_failure_stays_one() {
+  const auto store = make_local_store();
+  RewritingStore hostile(store, "world/decision", [](const std::string&) { return encode_success(); });
+  const auto outcomes = run_ranks(
+      2, {.transport = Transport::tcp, .connect_timeout = 5s},
+      [](auto& options) {
+        if (options.rank == 1) options.nics = {{"nosuch0", "10.0.0.1"}};
+        return true;
+      },
+      store, [&](int) -> Store& { return hostile; });
+  check_all_fail(outcomes, ErrorKind::nic, {"nosuch0"});
+}
+
+void test_the_choice_of_nics() {
+  NicOffer offer;
+  offer.host = "a0";
+  offer.place = "place";
+  offer.cluster = "a";
+  offer.loopback = {"lo", "127.0.0.1"};
+  const auto agree = [&](const std::string& key, const RewritingStore::Rewrite& rewrite) {
+    const auto store = make_local_store();
+    RewritingStore hostile(store, key, rewrite);
+    std::vector<std::string> errors(ranks);
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          agree_nics({hostile, "nics", "choosing the NICs", rank, ranks, 5s, secret}, offer, Carrier::tcp);
+        } catch (const ProtocolError& error) {
+          errors[static_cast<std::size_t>(rank)] = error.what();
+        }
+      });
+    }
+    threads.clear();
+    return errors;
+  };
+  const auto same = [](const std::string& bytes) { return bytes; };
+  CHECK(agree("nics/1", same) == std::vector<std::string>(ranks));
+  for (std::size_t field = 0; field < 16; ++field)
+    for (const auto& error : agree("nics/1", change_sealed(field)))
+      CHECK(error.find("rank 1 wrote into the store was changed there: the field '") != std::string::npos);
+  for (std::size_t field = 0; field < 6; ++field)
+    for (const auto& error : agree("nics/answer", change_sealed(field)))
+      CHECK(error.find("rank 0 wrote into the store was changed there: the field '") != std::string::npos);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_tests("test_hostile_store",
+                   {{"each_field_of_a_record", test_each_field_of_a_record},
+                    {"the_header_of_a_record", test_the_header_of_a_record},
+                    {"tls_is_not_switched_off", test_tls_is_not_switched_off},
+                    {"different_records_do_not_connect", test_different_records_do_not_connect},
+                    {"a_failure_stays_one", test_a_failure_stays_one},
+                    {"the_choice_of_nics", test_the_choice_of_nics}},
+                   argc, argv);
+}
