@@ -323,6 +323,7 @@ class CommunicatorOptions:
 
     __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
     hierarchical_min_bytes: typing.Any
+    integrity: bool | None
     name: str
     secret: str
     tls: str | None
@@ -401,7 +402,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def all_reduce(
         self,
@@ -421,7 +423,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def all_to_all(
         self,
@@ -439,7 +442,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def barrier(
         self, async_op: bool = False, timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None
@@ -450,7 +454,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def batch(
         self,
@@ -476,7 +481,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def connections(self) -> list:
         """
@@ -505,7 +511,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def recv(
         self,
@@ -522,7 +529,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def reduce(
         self,
@@ -538,7 +546,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def reduce_scatter(
         self,
@@ -557,7 +566,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def scatter(
         self,
@@ -573,7 +583,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def send(
         self,
@@ -590,7 +601,8 @@ class Communicator:
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
         at once, else blocks and returns None. `timeout_s`: deadline in seconds, None: the communicator's. Raises UsageError for
-        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it.
+        bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
+        does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
     def split(
         self, color: typing.SupportsInt | typing.SupportsIndex, key: typing.SupportsInt | typing.SupportsIndex = 0
@@ -823,9 +835,10 @@ def agree_nics(
     key: str,
     timeout_s: typing.SupportsFloat | typing.SupportsIndex,
     carrier: str,
+    secret: str = "",
 ) -> tuple:
     """
-    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'.
+    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'; `secret`: the job's, empty: HOLMES_SECRET or HOLMES_SECRET_FILE.
     """
 
 def are_alike(one: SharedNetwork, other: SharedNetwork) -> bool:

@@ -63,17 +63,21 @@ def agree_membership(
     timeout_s: float,
     key_prefix: str,
     tls: str | None = None,
+    secret: str = "",
 ) -> Membership:
     """Agrees on NICs and clusters. Collective over the `size` ranks of `store`.
 
     nics: what to choose from for the whole group; None: HOLMES_NICS. cluster: name of this rank's cluster; None:
     HOLMES_CLUSTER, else none. cluster_nics: what to choose from inside the cluster; None: HOLMES_CLUSTER_NICS, else the
     fastest NIC that the ranks of the cluster share. timeout_s: seconds to wait for the other ranks. key_prefix: keys
-    used in the store; a fresh one for every call. tls: as of `GroupOptions`. Raises as agree_group does, and UsageError
-    where the connections between clusters are to be encrypted and nobody says which these are.
+    used in the store; a fresh one for every call. tls: as of `GroupOptions`. secret: the job's. Raises
+    as agree_group does, and UsageError where the connections between clusters are to be encrypted and nobody says which
+    these are.
     """
     cluster = os.environ.get("HOLMES_CLUSTER", "") if cluster is None else cluster
-    shared = agree_group(store, rank, size, nics, timeout_s=timeout_s, key_prefix=key_prefix, cluster=cluster)
+    shared = agree_group(
+        store, rank, size, nics, timeout_s=timeout_s, key_prefix=key_prefix, cluster=cluster, secret=secret
+    )
     names = list(dict.fromkeys(shared.clusters))
     if names == [""] and size > 1 and (tls or os.environ.get("HOLMES_TLS")) == "clusters":
         raise UsageError(
@@ -92,6 +96,7 @@ def agree_membership(
         cluster_nics,
         timeout_s=timeout_s,
         key_prefix=f"{key_prefix}/cluster{names.index(cluster)}",
+        secret=secret,
     )
     return Membership(
         shared.nics,

@@ -116,6 +116,7 @@ def init(
         timeout_s=connect_timeout_s,
         key_prefix=f"{made_of.name}/nics",
         tls=tls,
+        secret=secret,
     )
     _log.info("communicator %s: %s", name, membership.reason)
     made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
@@ -142,6 +143,7 @@ def _init_nccl(
         key_prefix=f"{options.name}/nics",
         variables=variables,
         host_id=host_id,
+        secret=options.secret,
     )
     if device is None:
         torch = sys.modules.get("torch")

@@ -6,6 +6,7 @@ __all__ = [
     "AbortedError",
     "CommunicatorError",
     "HolmesError",
+    "IntegrityError",
     "JobError",
     "MismatchError",
     "NicError",
@@ -94,6 +95,10 @@ class AbortedError(CommunicatorError):
 
 class UnreachableError(CommunicatorError, ConnectionError):
     """A peer cannot be connected to over the chosen NICs."""
+
+
+class IntegrityError(CommunicatorError):
+    """Bytes have changed on their way to this rank (``integrity=True``)."""
 
 
 class JobError(HolmesError):

@@ -41,6 +41,7 @@ def agree_nccl(
     sysfs_root: str | os.PathLike[str] | None = None,
     variables: dict[str, str] | None = None,
     host_id: str = "",
+    secret: str = "",
 ) -> NcclAgreement:
     """Chooses, together with the other ranks, what NCCL may use. Collective over the `size` ranks of `store`.
 
@@ -48,8 +49,9 @@ def agree_nccl(
     not faster, else sockets, on all ranks alike. A port without a network interface of its own can carry data; the
     handshakes then go over the fastest interface that all ranks share. selection: as in agree_nics; without
     `max_rails` NCCL gets every port of the class; with a class "infiniband" or "roce" sockets are refused. variables,
-    host_id: as in NcclProfile. Raises on every rank as agree_nics does, and NicError where RDMA is asked for and not
-    all ranks have it.
+    host_id: as in NcclProfile. secret: the job's. Raises on every rank as agree_nics does, and NicError where RDMA is
+    asked for and not all ranks have it. Where no NIC is asked for and the site has a plugin (NCCL_NET_PLUGIN, NCCL_NET,
+    an EFA), NCCL's own choice is kept; where only some ranks have one, making the communicator raises NicError.
     """
     agreement = agree_group(
         store,
@@ -61,7 +63,14 @@ def agree_nccl(
         sysfs_root=sysfs_root,
         cluster=os.environ.get("HOLMES_CLUSTER", ""),
         carrier="nccl",
+        secret=secret,
     )
+    site = _site_transport(sysfs_root) if selection is None or not selection.restricts else ""
+    if site:
+        # Its NICs are not ours to name: NCCL chooses as it does without Holmes.
+        handshakes = [nic.netdev for nic in agreement.nics]
+        profile = _C.NcclProfile("Site", [], handshakes, variables=variables or {}, host_id=host_id)
+        return NcclAgreement(profile, agreement.nics, f"{agreement.reason}; NCCL uses the site's transport: {site}")
     profile = _C.NcclProfile(
         "IB" if agreement.ports else "Socket",
         [nic.port_name for nic in agreement.ports],
@@ -71,6 +80,20 @@ def agree_nccl(
         host_id=host_id,
     )
     return NcclAgreement(profile, agreement.nics, agreement.reason)
+
+
+def _site_transport(sysfs_root: str | os.PathLike[str] | None) -> str:
+    """What of this host says that NCCL is to use a plugin; empty: nothing."""
+    plugin, net = os.environ.get("NCCL_NET_PLUGIN", ""), os.environ.get("NCCL_NET", "")
+    if plugin and plugin != "none":
+        return f"NCCL_NET_PLUGIN={plugin}"
+    if net and net.lower() not in ("ib", "socket"):
+        return f"NCCL_NET={net}"
+    # EFA: listed with the HCAs, but NCCL itself cannot use it.
+    for device in sorted(Path(sysfs_root or "/sys").glob("class/infiniband/*")):
+        if (device / "device" / "driver").resolve().name == "efa":
+            return f"{device.name} is an EFA"
+    return ""
 
 
 def _gid_index(nics: list[_C.Nic]) -> int | None:

@@ -36,6 +36,7 @@ def agree_group(
     max_rails: int | None = None,
     cluster: str = "",
     carrier: Carrier = "tcp",
+    secret: str = "",
 ) -> Agreement:
     """Chooses, together with the other ranks, the NICs the group uses. Collective over the `size` ranks of `store`.
 
@@ -51,8 +52,10 @@ def agree_group(
     key_prefix: keys used in the store; a fresh one for every call. sysfs_root: as in discover_nics. max_rails: return
     up to so many NICs of the best network's class, fastest first; None: what the selections say, the smallest number
     where they differ. cluster: name of this rank's cluster; all ranks or none have one. carrier: "nccl" chooses also
-    among RDMA ports, with an IP address or not; `nics` then are those of its handshakes.
-    Raises on every rank: NicError where a rank's selection is wrong, nothing is shared or only some name a cluster,
+    among RDMA ports, with an IP address or not; `nics` then are those of its handshakes. secret: the job's; empty:
+    HOLMES_SECRET or HOLMES_SECRET_FILE.
+    Raises on every rank: ProtocolError where what a rank wrote into the store was changed or its secret is another,
+    NicError where a rank's selection is wrong, nothing is shared or only some name a cluster,
     SystemError where a rank has no descriptors left to look at its NICs, TimeoutError where one did not take part; all
     name the rank and its host.
     """
@@ -71,7 +74,9 @@ def agree_group(
         if isinstance(error, errors.SystemError):
             system_errno = error.system_errno
         offer.fail(str(error), getattr(error, "nic", "") or "", system_errno)
-    sockets, ports, reason, clusters = _C.agree_nics(store, rank, size, offer, f"{key_prefix}/nics", timeout_s, carrier)
+    sockets, ports, reason, clusters = _C.agree_nics(
+        store, rank, size, offer, f"{key_prefix}/nics", timeout_s, carrier, secret
+    )
     by_name = {nic.name: nic for nic in nics}
     by_port = {nic.port_name: nic for nic in reversed(nics) if nic.kind != "vlan"}
     return Agreement(

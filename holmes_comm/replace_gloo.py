@@ -16,12 +16,10 @@ _VARIABLE = "HOLMES_REPLACES"
 
 
 def install() -> None:
-    """Replaces Gloo in this process if the environment says so. Local; raises UsageError for another value."""
-    wanted = os.environ.get(_VARIABLE, "")
-    if not wanted:
+    """Replaces Gloo in this process if the environment says so. Local. With another value the calls that make groups
+    raise UsageError: nobody trains on what was not asked for."""
+    if not os.environ.get(_VARIABLE, ""):
         return
-    if wanted != "gloo":
-        raise UsageError(f"{_VARIABLE}={wanted!r} is not possible; it must be 'gloo', or unset")
     import torch.distributed as dist
 
     for name in ("init_process_group", "new_group"):
@@ -33,6 +31,8 @@ def install() -> None:
 
 
 def _call(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if (wanted := os.environ.get(_VARIABLE, "")) not in ("", "gloo"):
+        raise UsageError(f"{_VARIABLE}={wanted!r} is not possible; it must be 'gloo', or unset")
     position = 0 if original.__name__ == "init_process_group" else 2  # of the argument `backend`
     if len(args) > position:
         args = (*args[:position], replaced(args[position]), *args[position + 1 :])

@@ -11,12 +11,17 @@ that are not contiguous go through a contiguous copy.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import functools
+import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holmes_comm import replace_gloo
@@ -41,8 +46,22 @@ __all__ = [
 
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
+_RETURN_S = 0.1
+#: The torch that the compiled half was built for.
+_BUILT_FOR = Path(__file__).with_name("_c10d.torch")
+_BUILD_AGAIN = "pip install --no-build-isolation --no-deps --force-reinstall holmes-comm (or a source tree's path)"
 _choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
 _options: dict[str, GroupOptions] = {}  # by the name of the group
+
+
+@atexit.register
+def _hold_threads() -> None:
+    """Before the interpreter ends: a daemon thread that came back from a call after that would end the process by
+    SIGABRT, as torch gives the interpreter's lock back in a destructor. Those on their way back get some time."""
+    module = sys.modules.get("holmes_comm._c10d")
+    if module is not None and threading.active_count() > 1:
+        module.hold_other_threads()
+        time.sleep(_RETURN_S)
 
 
 def autoload() -> None:
@@ -63,6 +82,23 @@ def register() -> None:
     _extend("monitored_barrier", _monitored_barrier)
     _extend("_set_pg_timeout", _set_pg_timeout)
     replace_gloo.install()
+
+
+def _check_build() -> None:
+    """Raises UsageError where the compiled half is missing, or was built for another torch, which it would crash."""
+    import torch
+
+    if not _BUILT_FOR.exists():
+        raise UsageError(
+            "this Holmes was built without torch, so it has no torch.distributed backend (a build in pip's isolation "
+            f"does not see torch); build it again beside torch: {_BUILD_AGAIN}"
+        )
+    built_for = _BUILT_FOR.read_text()
+    if built_for.split(".")[:2] != torch.__version__.split(".")[:2]:
+        raise UsageError(
+            f"Holmes' torch.distributed backend was built for torch {built_for}, and this is torch "
+            f"{torch.__version__}; build it again: {_BUILD_AGAIN}"
+        )
 
 
 def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
@@ -125,6 +161,8 @@ def _create(options: Any, pg_options: Any) -> Any:
     import torch.distributed as dist
 
     from holmes_comm._C import CommunicatorOptions
+
+    _check_build()
     from holmes_comm._c10d import ProcessGroupHolmes
     from holmes_comm.clusters import GroupOptions, agree_membership, bindings
     from holmes_comm.metrics_server import start_from_environment
@@ -158,6 +196,7 @@ def _create(options: Any, pg_options: Any) -> Any:
             timeout_s=connect_timeout.total_seconds(),
             key_prefix="nics",
             tls=asked.tls,
+            secret=asked.options.secret if asked.options is not None else "",
         )
         made_of = copy.copy(asked.options) if asked.options is not None else CommunicatorOptions()
         made_of.rank, made_of.size, made_of.name = rank, size, options.group_id
@@ -171,7 +210,8 @@ def _create(options: Any, pg_options: Any) -> Any:
             made_of,
             global_ranks=options.global_ranks_in_group,
             nic_reason=membership.reason,
-            agree_device=functools.partial(_agree_device, store, selection, asked, made_of.connect_timeout_s),
+            # Connected when a rank first needs it: the others come as late as an operation may take.
+            agree_device=functools.partial(_agree_device, store, selection, asked, made_of.timeout_s),
         )
     except Exception:
         # Somebody never came: not counting this attempt lets the next one meet him.
@@ -195,6 +235,7 @@ def _agree_device(
         timeout_s=timeout_s,
         key_prefix=f"nccl/{name}",
         variables=asked.nccl_variables,
+        secret=asked.options.secret if asked.options is not None else "",
     )
     profile = agreement.profile
     return (

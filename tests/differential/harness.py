@@ -40,6 +40,8 @@ TOLERANCES = {
     torch.bfloat16: {"rtol": 1e-2, "atol": 1e-3},
     torch.float16: {"rtol": 2e-3, "atol": 2e-4},
 }
+#: Plain torch adds up the gradients of all ranks in the parameters' own precision, ours in reduce_dtype.
+LOW = (torch.bfloat16, torch.float16)
 #: To run against versions where parameters had to be waited for by hand: shows what else is wrong with them.
 WAITS_BY_HAND = bool(os.environ.get("HOLMES_DIFFERENTIAL_SYNCHRONIZE"))
 
@@ -262,7 +264,12 @@ def _compare_values(step, values, wanted, tolerance):
     assert values.keys() == wanted.keys(), f"step {step}: {sorted(values.keys() ^ wanted.keys())} on one side only"
     for name, tensor in values.items():
         expected = wanted[name]
-        if not torch.allclose(tensor, expected, **tolerance, equal_nan=True):
+        atol = tolerance["atol"]
+        if (
+            expected.dtype in LOW and expected.numel()
+        ):  # a rounded gradient shifts small elements by a share of the large
+            atol *= max(1.0, expected.nan_to_num(0.0, 0.0, 0.0).abs().max().item())
+        if not torch.allclose(tensor, expected, rtol=tolerance["rtol"], atol=atol, equal_nan=True):
             worst = (tensor.double() - expected.double()).abs().max().item()
             raise AssertionError(
                 f"step {step}: {name} differs from plain torch by {worst:.3g}, of {expected.abs().max().item():.3g}"

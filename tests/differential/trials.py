@@ -1,5 +1,9 @@
 """What people who had not read the code tried: optimizers of their own, transforms, unusual places for settings."""
 
+import copy
+import io
+from contextlib import nullcontext
+
 import torch
 from harness import WIDTH
 from refusals import NAMED, refused
@@ -63,6 +67,23 @@ class GlobalState(Counting):
         super().step(closure)
 
 
+class Numbered(torch.optim.Optimizer):
+    """Counts in Python's integers, as torch's own did before 1.12."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                p.sub_(p.grad * group["lr"] / state["step"])
+
+
 def lr_changes_and_drops(env, optimizer_class):
     model = env.model(mlp)
     optimizer = env.optimizer(model, optimizer_class, lr=0.1)
@@ -88,6 +109,39 @@ def an_optimizer_with_a_counter(env):
 @program(variants=OURS_ONLY)
 def an_optimizer_with_nested_state(env):
     lr_changes_and_drops(env, AggregatedMomentum)
+
+
+@program(variants=OURS_ONLY)
+def integers_in_a_loaded_state(env):
+    """The first bias has fewer elements than there are ranks: some have no part of it."""
+    model = env.model(lambda: nn.Sequential(nn.Linear(WIDTH, 1), nn.Linear(1, WIDTH)))
+    optimizer = env.optimizer(model, Numbered, lr=0.1)
+    fit(env, model, optimizer)
+    state = copy.deepcopy(optimizer.state_dict())
+    if env.is_ours:
+        optimizer.close()
+    optimizer = env.optimizer(model, Numbered, lr=0.1)
+    optimizer.load_state_dict(state)
+    fit(env, model, optimizer)
+
+
+@program(variants=OURS_ONLY)
+def each_rank_saves_a_file_and_resumes(env):
+    """torch.save of what state_dict() says, without torch.distributed.checkpoint."""
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, torch.optim.AdamW, lr=0.02)
+    fit(env, model, optimizer)
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    if env.is_ours:
+        optimizer.close()
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=False)
+    model = env.model(mlp)
+    model.load_state_dict(weights)
+    optimizer = env.optimizer(model, torch.optim.AdamW, lr=0.02)
+    optimizer.load_state_dict(state)
+    fit(env, model, optimizer)
 
 
 @refused("whole parameters(?s:.*)max_grad_norm")
@@ -241,3 +295,122 @@ def a_step_after_reading_the_state(env):
         optimizer.step()
 
     fit(env, model, optimizer, after_step=read)
+
+
+LOCAL = NAMED + r"(?s:.*)max_grad_norm"
+
+
+def clipped(model):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+@refused(LOCAL, ranks=(2,))
+def clip_of_gradients_with_a_graph(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    for step in range(3):
+        x, y = env.batch(step)
+        optimizer.zero_grad()
+        mse(model(x), y).backward(create_graph=True)
+        clipped(model)
+        optimizer.step()
+
+
+@refused(LOCAL, ranks=(2,))
+def clip_of_gradients_set_by_hand(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    for step in range(3):
+        x, y = env.batch(step)
+        for p, g in zip(
+            model.parameters(), torch.autograd.grad(mse(model(x), y), list(model.parameters())), strict=True
+        ):
+            p.grad = g
+        clipped(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@refused(LOCAL, ranks=(2,))
+def clip_in_the_first_step_only(env):
+    model = env.model(mlp)
+    fit(env, model, env.optimizer(model, lr=0.1), after_backward=lambda step: step or clipped(model))
+
+
+@refused(NAMED + r"(?s:.*)changed between backward and step", ranks=(2,))
+def signs_of_gradients_that_are_held(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    for step in range(3):
+        x, y = env.batch(step)
+        optimizer.zero_grad()
+        with getattr(optimizer, "no_sync", nullcontext)():
+            mse(model(x), y).backward()
+        for p in model.parameters():
+            p.grad.sign_()
+        optimizer.step()
+
+
+@refused(NAMED + r"(?s:.*)changed between backward and step", ranks=(2,))
+def value_clipping_between_micro_batches(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    for step in range(3):
+        x, y = env.batch(step)
+        for xs, ys in zip(x.chunk(2), y.chunk(2), strict=True):
+            mse(model(xs), ys).backward()
+            if step == 0:  # later ones have been sent
+                nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class TrustRatio(torch.optim.Optimizer):
+    """LARS as it is usually written: the ratio counts only where there is weight decay."""
+
+    def __init__(self, params, lr=0.1, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    update = p.grad + group["weight_decay"] * p
+                    p.sub_(update * group["lr"] * (p.norm() / update.norm() if group["weight_decay"] else 1.0))
+
+
+def decayed_and_not(model, weight_decay):
+    return [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim <= 1]},
+    ]
+
+
+@refused("TrustRatio needs whole parameters")
+def a_rule_that_a_group_turns_on(env):
+    model = env.model(mlp)
+    env.optimizer(model, TrustRatio, params=lambda m: decayed_and_not(m, 0.1), lr=0.1)
+
+
+@refused("TrustRatio needs whole parameters")
+def a_rule_that_is_turned_on_later(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, TrustRatio, params=lambda m: decayed_and_not(m, 0.0), lr=0.1)
+    fit(env, model, optimizer, after_step=lambda step: optimizer.param_groups[0].update(weight_decay=0.1 * step))
+
+
+class ClippedSGD(torch.optim.SGD):
+    """Each parameter's gradient, where it is large."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            if (norm := p.grad.norm()) > 20:
+                p.grad.mul_(20 / norm)
+        return super().step(closure)
+
+
+@refused("ClippedSGD needs whole parameters")
+def an_optimizer_that_clips_what_is_large(env):
+    env.optimizer(env.model(mlp), ClippedSGD, lr=0.1)

@@ -1,5 +1,7 @@
 """holmes.DistributedOptimizer against plain torch optimizers on one process: losses, parameters, unusual models."""
 
+import time
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -189,3 +191,26 @@ def test_equals_one_process(backend, size):
 def test_alone_without_torch_distributed():
     check_equal(0, 1, Odd)
     check_equal(0, 1, Odd, reference_arguments={"clip": 0.1})
+
+
+def end_without_close(rank, size, store):
+    init(store, rank, size)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    optimizer = holmes.DistributedOptimizer(model, torch.optim.SGD, lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 256) * (rank + 1)).square().mean().backward()
+        optimizer.step()
+    if rank:  # the first rank has ended its script by now
+        time.sleep(0.5)
+        sums = [p.double().sum().item() for p in model.parameters()]
+        dist.destroy_process_group()
+        return sums
+    dist.destroy_process_group()
+    return [p.double().sum().item() for p in model.parameters()]
+
+
+def test_a_script_may_end_after_its_last_step():
+    first, *others = run_ranks(end_without_close, 3)
+    assert all(other == first for other in others)

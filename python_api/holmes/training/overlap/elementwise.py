@@ -8,14 +8,29 @@ from typing import Any
 import torch
 
 _SHAPE, _CUT = (6, 5), 13  # a parameter, and where it is cut into two shards
-_STEPS = 3
+#: Of the steps' gradients: some rules begin with large ones, with small ones, with none, or after some steps.
+_SCALES = (1.0, 1.0, 1e3, 1e-4, 0.0, 30.0, 1.0, 1.0)
 #: Of GPUs only, where the trial runs on the host; they change how a step is made, not what it gives.
 _HOW = ("capturable", "fused", "foreach")
 
 
-def check_elementwise(optimizer_class: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> bool:
+def settings_kind(group: Mapping[str, Any]) -> str:
+    """Equal for param_groups whose settings differ in nothing but the size of numbers: which rules they turn on."""
+
+    def kind(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, torch.Tensor | int | float):
+            return [kind(each) for each in value] if isinstance(value, tuple | list) else repr(value)
+        return (float(value) > 0) - (float(value) < 0)
+
+    left_out = ("params", "lr", "initial_lr", "max_lr", "min_lr")  # of schedulers, and a factor of every rule
+    return repr({key: kind(value) for key, value in sorted(group.items()) if key not in left_out})
+
+
+def check_elementwise(
+    optimizer_class: type[torch.optim.Optimizer], arguments: Mapping[str, Any], group: Mapping[str, Any]
+) -> bool:
     """Local, milliseconds. Steps two small parameters together, and in shards that an optimizer of its own each steps,
-    on the host.
+    on the host, with the settings of `group` (of param_groups) beside `arguments`.
 
     Returns whether a step can be undone by restoring each parameter's state: not where the state is not flat (tensors
     and numbers), or where the optimizer has counters of its own. Raises ValueError where shards give different numbers,
@@ -24,24 +39,26 @@ def check_elementwise(optimizer_class: type[torch.optim.Optimizer], arguments: M
     """
     name = optimizer_class.__name__
     known = {key: value for key, value in arguments.items() if key not in _HOW}
+    settings = {key: value for key, value in group.items() if key not in ("params", *_HOW)}
     generator = torch.Generator().manual_seed(7)
     starts = [torch.randn(_SHAPE, generator=generator) for _ in range(2)]
-    gradients = [[torch.randn(_SHAPE, generator=generator) for _ in starts] for _ in range(_STEPS)]
-    whole = _Trial(optimizer_class, known, [start.clone() for start in starts])
+    gradients = [[torch.randn(_SHAPE, generator=generator) for _ in starts] for _ in _SCALES]
+    gradients = [[part * scale for part in step] for step, scale in zip(gradients, _SCALES, strict=True)]
+    whole = _Trial(optimizer_class, known, settings, [start.clone() for start in starts])
     shards: list[_Trial] = []
     try:
         whole.train(gradients)
         for index, start in enumerate(starts):
             for part in (slice(0, _CUT), slice(_CUT, None)):
-                shards.append(_Trial(optimizer_class, known, [start.flatten()[part].clone()]))
+                shards.append(_Trial(optimizer_class, known, settings, [start.flatten()[part].clone()]))
                 shards[-1].train([[step[index].flatten()[part]] for step in gradients])
     except Exception as error:
         raise ValueError(
             f"{name} needs whole parameters (or sparse gradients, or a closure), but each rank steps a flat shard of "
             f"them; tried on one, it says: {error}. Use an element-wise one such as AdamW, Adam or SGD"
         ) from error
-    sharded = torch.cat([shard.tensors[0] for shard in shards])
-    if not torch.allclose(sharded, torch.cat([t.flatten() for t in whole.tensors]), rtol=1e-4, atol=1e-6):
+    sharded = torch.cat([shard.values for shard in shards], dim=1)
+    if not torch.allclose(sharded, whole.values, rtol=1e-4, atol=1e-6, equal_nan=True):
         raise ValueError(
             f"{name} needs whole parameters: tried on two parameters and on shards of them, it gives different "
             "numbers, but each rank steps shards; use an element-wise one such as AdamW, Adam or SGD, and "
@@ -67,14 +84,17 @@ class _Trial:
         self,
         optimizer_class: type[torch.optim.Optimizer],
         arguments: Mapping[str, Any],
+        settings: Mapping[str, Any],
         tensors: list[torch.Tensor],
     ) -> None:
-        copied: dict[str, Any]
-        copied = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in arguments.items()}
+        def copied(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
+
         self.tensors = tensors
+        self._seen: list[torch.Tensor] = []
         self.changed_settings: list[str] = []
         self.changed_attributes: list[str] = []
-        self._optimizer = optimizer_class(tensors, **copied)
+        self._optimizer = optimizer_class([{"params": tensors, **copied(settings)}], **copied(arguments))
 
     def train(self, gradients: Sequence[Sequence[torch.Tensor]]) -> None:
         """Steps with each of `gradients`."""
@@ -83,8 +103,14 @@ class _Trial:
             for tensor, gradient in zip(self.tensors, step, strict=True):
                 tensor.grad = gradient.clone()
             self._optimizer.step()
+            self._seen.append(torch.cat([tensor.flatten() for tensor in self.tensors]))
         self.changed_settings = _changed(settings, self._settings())
         self.changed_attributes = _changed(attributes, self._attributes())
+
+    @property
+    def values(self) -> torch.Tensor:
+        """Those of all tensors, a row after each step."""
+        return torch.stack(self._seen)
 
     @property
     def other_state(self) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._dynamo.callback import callback_handler
 from torch._functorch import eager_transforms, vmap
+from torch.nn.utils import clip_grad
 from torch.utils.weak import WeakIdKeyDictionary
 
 from holmes.training.overlap.parameters import Trained
@@ -53,6 +54,13 @@ def listen_to_transforms() -> None:
             setattr(module, name, _heard(begins))
 
 
+def listen_to_clipping() -> None:
+    """Local. Has `on_clip` called, from now on, before torch.nn.utils.clip_grad_norm_ changes a gradient."""
+    clips = getattr(clip_grad, "_clip_grads_with_norm_", None)  # which torch < 2.6 has not
+    if clips is not None and not hasattr(clips, "hears_clipping"):
+        clip_grad._clip_grads_with_norm_ = _heard_clipping(clips)
+
+
 def _heard(begins: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(begins)
     def begin(*args: Any) -> int:
@@ -61,6 +69,18 @@ def _heard(begins: Callable[..., int]) -> Callable[..., int]:
         return begins(*args)
 
     return begin
+
+
+def _heard_clipping(clips: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(clips)
+    def clip(parameters: Any, *args: Any, **options: Any) -> None:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        for listener in list(_LISTENERS):
+            listener.on_clip(parameters)
+        clips(parameters, *args, **options)
+
+    clip.hears_clipping = True  # type: ignore[attr-defined]
+    return clip
 
 
 #: Which hooks listen to a parameter.
@@ -109,6 +129,9 @@ class ModelListener(Protocol):
     def on_transform(self) -> None:
         """torch.func is about to transform something, perhaps this model."""
 
+    def on_clip(self, parameters: Sequence[torch.Tensor]) -> None:
+        """The gradients of `parameters`, perhaps of this model, are about to be clipped by their norm on this rank."""
+
 
 class ModelHooks:
     """All hooks of one optimizer. They hold the listener weakly: an optimizer that is gone hears nothing.
@@ -128,6 +151,7 @@ class ModelHooks:
         _LISTENERS.add(listener)
         listen_to_compiler()
         listen_to_transforms()
+        listen_to_clipping()
         self._timeline = timeline
         for entry in trained:
             owner = _OWNERS.get(entry.tensor, lambda: None)()

@@ -17,7 +17,7 @@ from torch import nn
 from holmes.training.overlap.agreement import broadcast_model, check_equal_models
 from holmes.training.overlap.checkpoint import decode_settings, encode_settings, load_state_tensors, state_tensors
 from holmes.training.overlap.clipping import ClippedStep
-from holmes.training.overlap.elementwise import check_elementwise
+from holmes.training.overlap.elementwise import check_elementwise, settings_kind
 from holmes.training.overlap.hooks import ModelHooks, listen_to_compiler
 from holmes.training.overlap.link import bucket_bytes_for
 from holmes.training.overlap.loss_scale import LossScale
@@ -37,6 +37,7 @@ from holmes.training.overlap.shards import with_fused
 from holmes.training.overlap.small_step import small_step
 from holmes.training.overlap.timeline import Timeline
 from holmes.training.overlap.transfers import Lane, Transfer, give_back_group, take_group
+from holmes.training.overlap.unsent import UnsentGradients
 from holmes.training.overlap.usage import UsageRecord, agree, find_needs, first_uses
 
 _log = logging.getLogger(__name__)
@@ -96,9 +97,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._index_of = {id(t.tensor): index for index, t in enumerate(self._trained)}
         self._untrained = [p for m in self._modules for p in m.parameters() if not p.requires_grad]
         self._optimizer_class = optimizer_class
+        self._given_arguments = arguments
         self._arguments = with_fused(optimizer_class, arguments, [t.tensor for t in self._trained])
         template = optimizer_class(groups, **self._arguments)
-        can_undo = check_elementwise(optimizer_class, arguments)
+        self._tried: set[str] = set()
+        can_undo = self._try_settings(template.param_groups)
         super().__init__(template.param_groups, template.defaults)
         self._template_state = self.state
         self._given_group = group
@@ -130,6 +133,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._runtime: Runtime | None = None
         self._pending: PendingState | None = None  # state before the first step
         self._hooks = ModelHooks(self._modules, self._trained, self, self.timeline)
+        self._unsent = UnsentGradients(self._trained)
         self._hidden: list[tuple[nn.Parameter, SentGradient]] = []  # while something is compiled
         self._watched_task = -1  # autograd's pass at whose end `_on_backward_end` is called
         self._places = parameter_places(self._modules, self._index_of)
@@ -193,6 +197,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise
         reduced = list(runtime.reducer.transfers)
         runtime.end_step()
+        self._unsent.forget()
         self._steps += 1
         ended = self._report()
         if self._observer is not None:
@@ -210,6 +215,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         call `step`, theirs raises a RuntimeError that names this rank, and changes nothing.
         """
         self._check_open()
+        self._unsent.forget()
         if self._runtime is None:
             self._record.forget_gradients()
             super().zero_grad(set_to_none)
@@ -374,6 +380,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def on_gradient(self, index: int) -> None:
         """For the model's hooks: parameter `index` has accumulated a gradient."""
         self.timeline.extend("compute", "backward")
+        self._watch_pass()
         if self._runtime is None:
             if not self._is_holding:
                 self._record.saw_gradient(index)
@@ -388,13 +395,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             parameter.grad = gradient
         runtime.reducer.on_gradient(index, is_counted=not self._is_holding)
         runtime.step_arrived()
+
+    def _watch_pass(self) -> None:
+        """Has `_on_backward_end` called at the end of the backward pass that runs."""
         task = torch._C._current_graph_task_id()
         if task != self._watched_task:
             self._watched_task = task
+            self._unsent.begin_pass()
             torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
 
     def on_forward(self, module: nn.Module) -> None:
         """For the model's hooks: the forward of `module` begins."""
+        self._unsent.look_once()
         if self._runtime is None:
             self._record.saw_module(module)
         else:
@@ -403,6 +415,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def on_transform(self) -> None:
         """For the model's hooks: what is transformed must not see parameters that are awaited."""
         self.synchronize()
+
+    def on_clip(self, parameters: Sequence[torch.Tensor]) -> None:
+        """For the model's hooks: a norm of this rank's own gradients is none of the mean's."""
+        own = [self._index_of[id(each)] for each in parameters if id(each) in self._index_of]
+        if own and self._reduce_lane.size > 1 and not self._is_closed:
+            raise RuntimeError(
+                f"the gradients of {self._trained[min(own)].name!r} and others are this rank's own: clipped by their "
+                "norm here, the mean over the ranks would not be the clipped mean. Clip with max_grad_norm= (its norm "
+                "is optimizer.grad_norm)"
+            )
 
     def on_compile(self) -> None:
         """For the model's hooks: what is traced must not see them either, nor what stands for gradients."""
@@ -420,9 +442,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _on_backward_end(self) -> None:
         self._watched_task = -1
-        if self._runtime is not None:
-            self._runtime.reducer.flush()
-            self._runtime.step_arrived()
+        if self._runtime is None:
+            self._unsent.note(range(len(self._trained)))
+            return
+        self._runtime.reducer.flush()
+        self._runtime.step_arrived()
+        self._unsent.note(self._runtime.reducer.unsent)
 
     def _begin_step(self, runtime: Runtime) -> bool:
         """Collective. Ends the backward pass; whether there is something to step with. What is wrong on this rank is
@@ -448,6 +473,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"parameter {self._trained[spent[0]].name!r} still has the gradient with which the last step was made "
                 "(torch would step with it again, and add new gradients to it); it is not kept here: call zero_grad() "
                 "before the next backward pass, and step() once for each"
+            )
+        changed = self._unsent.changed() if self._reduce_lane.size > 1 else ()
+        if changed:
+            raise RuntimeError(
+                f"the gradient of parameter {self._trained[min(changed)].name!r} was changed between backward and "
+                "step, before it was sent: what changed is this rank's own, which the mean over the ranks hides. Clip "
+                "with max_grad_norm=, scale the loss, or change gradients in "
+                "parameter.register_post_accumulate_grad_hook; zero_grad() drops them"
             )
         cleared, replaced = runtime.reducer.disturbed()
         if replaced or cleared:
@@ -483,6 +516,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "optimizer.state was written to, but each rank's part of the state is elsewhere; use state_dict() and "
                 "load_state_dict(), or make a new optimizer to begin with a fresh state"
             )
+        self._try_settings(self.param_groups)
         if _members_of(self.param_groups) != self._members:
             raise RuntimeError(
                 "optimizer.param_groups has other groups or parameters than it was made with: the layout is fixed. Set "
@@ -496,6 +530,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "which it steps without effect (load_state_dict(assign=True) and assignments of nn.Parameter do "
                     "that); load without assign, or close() this optimizer and make a new one"
                 )
+
+    def _try_settings(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether steps can be undone with the settings of each group that are of a kind not tried so far. Raises
+        ValueError as check_elementwise."""
+        can_undo = True
+        for group in groups:
+            kind = settings_kind(group)
+            if kind not in self._tried:
+                can_undo &= check_elementwise(self._optimizer_class, self._given_arguments, group)
+                self._tried.add(kind)
+        return can_undo
 
     def _still_has(self, tensor: nn.Parameter) -> bool:
         return any(tensor is each for module in self._modules for each in module.parameters())

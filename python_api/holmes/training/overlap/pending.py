@@ -6,7 +6,7 @@ Until then every rank holds an equal part of each parameter's state; the first s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +32,8 @@ class PendingState:
         self._lane, self._trained = lane, trained
         self._states: list[dict[str, Any]] = []
         self._starts: list[int] = []
+        self._lengths: list[int] = []
+        self._device = trained[0].tensor.device
         for entry in trained:
             flat = entry.tensor.detach().reshape(-1)
             length = -(-flat.numel() // lane.size)
@@ -44,6 +46,7 @@ class PendingState:
                 state[MASTER] = part.clone()
             self._states.append(state)
             self._starts.append(min(lane.rank * length, flat.numel()))
+            self._lengths.append(part.numel())
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Local. As checkpoint.state_tensors."""
@@ -52,40 +55,60 @@ class PendingState:
                 key: FlatShard(value, start, entry.tensor.numel()) if _is_flat(value) else value
                 for key, value in state.items()
             }
-            for entry, start, state in zip(self._trained, self._starts, self._states, strict=True)
-            if start < entry.tensor.numel()
+            for entry, start, length, state in zip(
+                self._trained, self._starts, self._lengths, self._states, strict=True
+            )
+            if length
         }
 
     def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Local. The inverse. Raises ValueError where a part is missing or belongs to another layout."""
-        for entry, start, state in zip(self._trained, self._starts, self._states, strict=True):
-            if start == entry.tensor.numel():
+        """Local. What this rank saved, on any layout; together the ranks must bring every element.
+
+        Raises ValueError where it is the state of other parameters or of another optimizer.
+        """
+        if saved and not any(entry.name in saved for entry in self._trained):
+            names = [entry.name for entry in self._trained]
+            raise ValueError(
+                f"the state is of the parameters {sorted(saved)[:5]} ..., this optimizer has {names[:5]} ..."
+            )
+        for index, (entry, state) in enumerate(zip(self._trained, self._states, strict=True)):
+            loaded = saved.get(entry.name)
+            if loaded is None:  # another rank has it
+                self._states[index] = {key: value[:0] if _is_flat(value) else value for key, value in state.items()}
+                self._starts[index] = self._lengths[index] = 0
                 continue
-            if entry.name not in saved:
-                raise ValueError(f"the state of parameter {entry.name!r} is missing; it has {sorted(saved)[:5]} ...")
-            for key, value in saved[entry.name].items():
+            if loaded.keys() != state.keys():
+                raise ValueError(
+                    f"the state of parameter {entry.name!r} has {sorted(loaded)}, this optimizer's {sorted(state)}: "
+                    "load the state of an optimizer of the same class and options"
+                )
+            shards = [value for value in loaded.values() if isinstance(value, FlatShard)]
+            if any(shard.numel() != entry.tensor.numel() for shard in shards):
+                raise ValueError(
+                    f"the state of parameter {entry.name!r} is of {shards[0].numel()} elements, the parameter has "
+                    f"{entry.tensor.numel()}"
+                )
+            self._starts[index] = shards[0].start if shards else 0
+            self._lengths[index] = shards[0].local.numel() if shards else entry.tensor.numel()
+            for key, value in loaded.items():
                 given = value.local if isinstance(value, FlatShard) else value
-                if isinstance(value, FlatShard) and (value.start, given.shape) != (start, state[key].shape):
-                    raise ValueError(
-                        f"{key} of {entry.name!r} begins at element {value.start} with {given.numel()} elements, "
-                        f"here at {start} with {state[key].numel()}: saved on another layout; load it with "
-                        "torch.distributed.checkpoint, which brings every rank its part"
-                    )
                 state[key] = given.clone() if isinstance(given, torch.Tensor) else given
         self.is_loaded = True
 
     def distribute(self, shards: Sequence[ShardOptimizer]) -> None:
-        """Collective. Gives every shard what it owns, one parameter's state at a time."""
+        """Collective. Gives every shard what it owns, one parameter's state at a time.
+
+        Raises ValueError on every rank where elements of a parameter's state are missing.
+        """
         owned = {
             fragment.parameter: (shard, fragment, part)
             for shard in shards
             for fragment, part in zip(shard.fragments, shard.parts, strict=True)
         }
-        for index, (entry, state) in enumerate(zip(self._trained, self._states, strict=True)):
-            numel = entry.tensor.numel()
-            if numel == 0:
+        for index, (pieces, state) in enumerate(zip(self._pieces(), self._states, strict=True)):
+            if not pieces:
                 continue
-            whole = {key: self._gather(value, numel) for key, value in state.items()}
+            whole = {key: self._gather(state[key], pieces) for key in sorted(state)}
             if index not in owned:
                 continue
             shard, fragment, part = owned[index]
@@ -99,21 +122,61 @@ class PendingState:
             if int(mine.pop(IS_STEPPED)):
                 shard.inner.state[part] = mine
 
-    def _gather(self, value: Any, numel: int) -> Any:
-        """The whole of a flat tensor; of anything else the first rank's."""
+    def _pieces(self) -> list[list[_Piece]]:
+        """Of each parameter who has which elements, in their order; parameters without elements have none."""
+        own = torch.tensor(list(zip(self._starts, self._lengths, strict=True)), dtype=torch.int64)
+        table = self._all_gather(own.reshape(-1)).reshape(self._lane.size, -1, 2).tolist()
+        found = []
+        for index, entry in enumerate(self._trained):
+            parts = enumerate(ranks[index] for ranks in table)
+            pieces = sorted(_Piece(start, length, rank) for rank, (start, length) in parts if length)
+            end = 0
+            for piece in pieces:
+                if piece.start != end:
+                    break
+                end += piece.length
+            is_numbers = not any(map(_is_flat, self._states[index].values()))  # the same on all that have them
+            if end != entry.tensor.numel() and not (is_numbers and pieces):
+                raise ValueError(
+                    f"the loaded state of parameter {entry.name!r} lacks element {end} of {entry.tensor.numel()}, or "
+                    "ranks loaded the same elements: load on every rank what that rank saved, on the same number of "
+                    "ranks, or use torch.distributed.checkpoint, which serves any number"
+                )
+            found.append(pieces)
+        return found
+
+    def _gather(self, value: Any, pieces: Sequence[_Piece]) -> Any:
+        """The whole of a flat tensor; of anything else that of the rank with the first elements."""
         if self._lane.size == 1:
             return value
-        if isinstance(value, int | float):
-            return type(value)(self._lane.broadcast(torch.tensor(value)).item())
+        first = pieces[0].rank
+        if isinstance(value, bool | int | float):
+            dtype = torch.float64 if isinstance(value, float) else torch.int64
+            return type(value)(self._all_gather(torch.tensor([value], dtype=dtype))[first].item())
         if not isinstance(value, torch.Tensor):
             return value
         if not _is_flat(value):
-            return self._lane.broadcast(value.clone())
-        length = -(-numel // self._lane.size)
-        padded = torch.nn.functional.pad(value, (0, length - value.numel()))
-        whole = padded.new_empty(length * self._lane.size)
-        self._lane.all_gather(-1, whole, padded).wait()
-        return whole[:numel]
+            return self._all_gather(value.reshape(-1)).reshape(self._lane.size, *value.shape)[first]
+        length = max(piece.length for piece in pieces)
+        rows = self._all_gather(torch.nn.functional.pad(value, (0, length - value.numel()))).reshape(-1, length)
+        return torch.cat([rows[piece.rank][: piece.length] for piece in pieces])
+
+    def _all_gather(self, value: torch.Tensor) -> torch.Tensor:
+        """Every rank's `value`, one after the other, where it lies; over the device that the group serves."""
+        if self._lane.size == 1:
+            return value
+        sent = value.to(self._device)
+        whole = sent.new_empty(value.numel() * self._lane.size)
+        self._lane.all_gather(-1, whole, sent.contiguous()).wait()
+        return whole.to(value.device)
+
+
+class _Piece(NamedTuple):
+    """Elements [start, start + length) of a parameter's state, which `rank` has."""
+
+    start: int
+    length: int
+    rank: int
 
 
 def _is_flat(value: Any) -> bool:

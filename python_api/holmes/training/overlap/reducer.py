@@ -52,6 +52,11 @@ class Reducer:
         """Whether a gradient has come since the last step that was not announced as one of several (no_sync)."""
         return bool(self.transfers) or any(self._seen) or (self._latest is not None and self._latest[1])
 
+    @property
+    def unsent(self) -> list[int]:
+        """Parameters whose bucket has not been sent in this step."""
+        return [slot.parameter for storage in self._storages[len(self.transfers) :] for slot in storage.bucket.slots]
+
     def is_sent(self, index: int) -> bool:
         """Whether the bucket of parameter `index` has been sent in this step."""
         return self._bucket_of[index] < len(self.transfers)
