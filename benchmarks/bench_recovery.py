@@ -32,11 +32,11 @@ MOST_DIFFERENCE = 1e-5
 NOTES = """
 Four nodes (two "InfiniBand", two "RoCE") on one machine, one rank each; nodes are network namespaces, faults are real:
 SIGKILL, SIGSTOP, links taken down. Times are from the fault: until the first survivor says that its generation has
-failed, until the next one is decided, until that has done its first step. Of these, 2 s are waited, while they agree,
-for whoever is missing without a sign of life (`Rules.silent_s`), and 3 s more until a rank that neither works nor ends
-is given up (`dead_after_s`, here 3). "steps again": those since the last checkpoint, one every 5 steps. "largest
-difference": of all steps' losses from those of fresh processes which are stopped and started as planned, at the same
-steps on the same nodes.
+failed, until the next one is decided, until that has done its first step. Of these, 3 s are waited, while they agree,
+until the lease of whoever is missing is over (1.5 `Rules.lease_s`, here 2), and 3 s more until a rank that neither
+works nor ends is given up (`dead_after_s`, here 3). "steps again": those since the last checkpoint, one every 5 steps.
+"largest difference": of all steps' losses from those of fresh processes which are stopped and started as planned, at
+the same steps on the same nodes.
 """
 
 

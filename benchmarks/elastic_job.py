@@ -114,6 +114,8 @@ class ElasticJob:
             "fault": {},
             "heartbeat_s": 0.25,
             "dead_after_s": 3.0,
+            "lease_s": 2.0,
+            "min_ranks": 2,
             **options,
         }
         head = nodes.spec.node(STORE_NODE).nic_on(nodes.spec.common_network)

@@ -21,7 +21,7 @@ def child(options: dict) -> None:
     if "serve" in options:
         from holmes.training.recovery.store import serve_store
 
-        serve_store(options["serve"])
+        serve_store(options["serve"], address="0.0.0.0")
     else:
         import elastic_worker
 

@@ -1,6 +1,6 @@
 """A small GPT, pipeline and data parallel on a plan, that goes on when nodes are lost and takes them back.
 
-    holmes store                                                                         # on a host that stays
+    holmes store --listen head                                                           # on a host that stays
     HOLMES_STORE=head:29400 python examples/elastic_gpt.py --checkpoints /shared/run     # every process of every node
 
 with RANK, WORLD_SIZE and LOCAL_WORLD_SIZE from a launcher that lets the others live when one ends (docs/recovery.md).

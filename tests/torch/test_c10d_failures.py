@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -99,3 +100,25 @@ def abort(rank, size, store):
 
 def test_abort():
     assert all(run_ranks(abort, 2))
+
+
+def wait_too_short(rank, size, store):
+    init(store, rank, size)
+    message = ""
+    if rank == 0:
+        work = dist.irecv(torch.zeros(4), src=1)
+        try:
+            work.wait(timedelta(seconds=0.2))
+        except RuntimeError as error:
+            message = str(error)
+        dist.send(torch.ones(4), dst=1)
+        work.wait()
+    else:
+        dist.recv(torch.zeros(4), src=0)
+        dist.send(torch.ones(4), dst=0)
+    dist.destroy_process_group()
+    return message
+
+
+def test_a_wait_that_is_too_short_names_what_it_was_given():
+    assert "not finished after the 0.2 s given to wait" in run_ranks(wait_too_short, 2)[0]

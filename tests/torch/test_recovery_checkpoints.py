@@ -1,5 +1,11 @@
 """Checkpoints of a run: which one counts, which ones stay, and that no two layers share a name."""
 
+import logging
+import os
+import resource
+import signal
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +15,9 @@ from torch import nn  # noqa: E402
 from torch_ranks import init, run_ranks  # noqa: E402
 
 from holmes.training.recovery.checkpoints import Checkpoints  # noqa: E402
+from holmes.training.recovery.errors import CheckpointError, FencedError, GenerationFailed  # noqa: E402
+from holmes.training.recovery.generation import Generation  # noqa: E402
+from holmes.training.recovery.member import Member  # noqa: E402
 from holmes.training.recovery.state import TrackedState  # noqa: E402
 
 
@@ -65,3 +74,167 @@ def test_two_stages_with_equal_names_are_refused():
 def test_what_has_no_state_is_refused():
     with pytest.raises(TypeError, match="lr is a float"):
         TrackedState({"lr": 0.1}, None)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("step"))
+
+
+def test_an_earlier_generation_neither_commits_nor_removes(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    state = {"model": nn.Linear(2, 2).state_dict()}
+
+    def save(step, generation):
+        checkpoints.save(state, step, generation, True, lambda: checkpoints.check_claim(generation, "a", 0))
+
+    checkpoints.claim(1, "a", 0)
+    save(5, 1)
+    checkpoints.claim(2, "a", 0)  # the others have gone on; whoever was cut off has not heard of it
+    with pytest.raises(GenerationFailed, match="generation 2 has claimed"):
+        save(10, 1)
+    assert checkpoints.latest().name == "step-00000005-generation-0001"
+    assert names(tmp_path) == ["step-00000005-generation-0001"]
+    save(7, 2)
+    late = tmp_path / "step-00000012-generation-0001"  # stopped between the check and the last rename
+    late.mkdir()
+    (late / ".metadata").touch()
+    assert checkpoints.latest().name == "step-00000007-generation-0002"
+    save(9, 2)
+    assert names(tmp_path) == ["step-00000009-generation-0002"]
+
+
+def test_who_is_fenced_while_it_writes_leaves_nothing(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    asked = []
+
+    def may_write():
+        asked.append(names(tmp_path))
+        if len(asked) > 1:
+            raise FencedError("another job claimed the folder")
+
+    with pytest.raises(FencedError):
+        checkpoints.save({"model": nn.Linear(2, 2).state_dict()}, 5, 1, True, may_write)
+    assert asked == [[], ["step-00000005-generation-0001"]]
+    assert names(tmp_path) == []
+
+
+def test_a_folder_belongs_to_the_job_that_claimed_it_last(tmp_path):
+    first, second = Checkpoints(tmp_path / "run"), Checkpoints(str(tmp_path / "other" / ".." / "run"))
+    assert first.identity() == second.identity() != Checkpoints(tmp_path / "new").identity()
+    first.claim(1, "a", 0)
+    first.claim(2, "a", 0)
+    floor = second.newest_generation()
+    assert floor == 2
+    second.claim(floor + 1, "b", floor)
+    with pytest.raises(FencedError, match=r"another job claimed .* \(generation 3; this is 2 of job a\)"):
+        first.check_claim(2, "a", 0)
+    with pytest.raises(FencedError, match="two jobs train into one folder"):
+        first.claim(4, "a", 0)
+    with pytest.raises(FencedError):  # of two that begin at once with one number
+        Checkpoints(tmp_path / "run").claim(floor + 1, "c", floor)
+
+
+def generation_of(rank, size, folder, number, **options):
+    plan = SimpleNamespace(data=size, world_size=size, global_batch=None)
+    members = [Member(index + 1, index, f"n{index}") for index in range(size)]
+    return Generation(number, members, rank, None, plan, Checkpoints(folder), 5, "holmes", 30, lambda: False, **options)
+
+
+def a_disk_that_is_full(rank, size, store, folder):
+    init(store, rank, size)
+    generation = generation_of(rank, size, folder, 1)
+    torch.manual_seed(rank)  # of equal tensors only one rank would write
+    model = nn.Linear(100, 100)
+    generation.restore(name_of=lambda name: f"{rank}.{name}", model=model)
+    generation.boundary()
+    said = []
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    generation.step = 5
+    generation.boundary()  # goes on
+    assert generation.saved_step == 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    generation.step = 10
+    generation.boundary()
+    assert generation.saved_step == 10
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    for step in (15, 20):
+        generation.step = step
+        try:
+            generation.boundary()
+        except CheckpointError as error:
+            said.append((step, str(error)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return said
+
+
+def test_a_rank_that_cannot_write_is_named_on_all_and_the_run_goes_on_once(tmp_path):
+    for said in run_ranks(a_disk_that_is_full, 2, tmp_path):
+        ((step, message),) = said
+        assert step == 20
+        assert "step-00000020-generation-0001 could not be written: rank 1 on n1: OSError: [Errno 27]" in message
+    assert names(tmp_path) == ["step-00000000-generation-0001", "step-00000010-generation-0001"]
+
+
+def an_interrupt(rank, size, store, folder):
+    init(store, rank, size)
+    generation = generation_of(rank, size, folder, 1)
+    generation.restore(model=nn.Linear(2, 2))
+    if rank == 1:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        torch.distributed.checkpoint.FileSystemWriter.write_data = lambda *_: os.kill(os.getpid(), signal.SIGALRM)
+    try:
+        generation.boundary()
+    except (KeyboardInterrupt, GenerationFailed) as error:
+        return f"{type(error).__name__} {error}".strip()
+
+
+def test_an_interrupt_at_a_checkpoint_is_one_where_it_came_only(tmp_path):
+    others, own = run_ranks(an_interrupt, 2, tmp_path)
+    assert others == "GenerationFailed rank 1 on n1 ended by KeyboardInterrupt at a checkpoint"
+    assert own == "KeyboardInterrupt"
+
+
+def a_corrupt_one(rank, size, store, folder, damage):
+    init(store, rank, size)
+    first = generation_of(rank, size, folder, 1)
+    model = nn.Linear(4, 4)
+    first.restore(model=model)
+    for step in (5, 10):
+        nn.init.constant_(model.weight, step)
+        first.step = step
+        first.boundary()
+    dist.barrier()
+    latest = Checkpoints(folder).latest()
+    if rank == 0:
+        victim = next(latest.glob("*.distcp")) if damage != "metadata" else latest / ".metadata"
+        victim.unlink() if damage == "gone" else victim.write_bytes(victim.read_bytes()[:-200])
+    dist.barrier()
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("holmes.training.recovery.generation").addHandler(handler)
+    second = generation_of(rank, size, folder, 2)
+    other = nn.Linear(4, 4)
+    second.restore(model=other)
+    assert other.weight.unique().tolist() == [5.0]
+    assert second.step == second.saved_step == 5
+    dist.barrier()
+    (kept,) = Checkpoints(folder).complete()
+    (kept / ".metadata").write_bytes(b"")
+    dist.barrier()
+    with pytest.raises(CheckpointError, match="could not be read") as caught:
+        generation_of(rank, size, folder, 3).restore(model=other)
+    return next(line for line in lines if "goes on from" in line), str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["data", "metadata", "gone"])
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_with_a_warning(tmp_path, damage):
+    for warning, error in run_ranks(a_corrupt_one, 2, tmp_path, damage):
+        assert "step-00000010-generation-0001 could not be read: rank " in warning
+        assert "goes on from" in warning
+        assert "step-00000005-generation-0001, because" in warning
+        assert "remove the folder's checkpoints" in error
+    assert names(tmp_path)[-1] == "step-00000010-generation-0001.unreadable"

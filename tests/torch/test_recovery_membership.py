@@ -7,23 +7,31 @@ shows that it lives.
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 dist = pytest.importorskip("torch.distributed")
 
 from holmes.training.recovery.agreement import Rules, agree, next_generation  # noqa: E402
-from holmes.training.recovery.errors import ReplacedError, StoreLostError, TooFewRanksError  # noqa: E402
+from holmes.training.recovery.errors import (  # noqa: E402
+    GenerationFailed,
+    LeftOutError,
+    ReplacedError,
+    StoreLostError,
+    TooFewRanksError,
+)
 from holmes.training.recovery.member import Member, choose, place_from  # noqa: E402
 from holmes.training.recovery.rendezvous import LEFT, Rendezvous, parse_address  # noqa: E402
-from holmes.training.recovery.watch import Watch  # noqa: E402
+from holmes.training.recovery.watch import HUNG_STATUS, Watch  # noqa: E402
 from holmes_comm.errors import UsageError  # noqa: E402
 
-RULES = Rules(4, join_timeout_s=20, agree_timeout_s=20, wait_timeout_s=20, silent_s=0.8)
+RULES = Rules(4, 2, join_timeout_s=20, agree_timeout_s=20, wait_timeout_s=20, silent_s=0.8, lease_s=1.0)
 
 
 class Peer:
@@ -33,13 +41,14 @@ class Peer:
         self.rendezvous = Rendezvous(address, 10)
         self.me = Member(self.rendezvous.new_identity(), place, node or f"n{place}", node_ranks)
         self.rules, self.failed = rules, threading.Event()
-        self.watch = Watch(Rendezvous(address, 10), self.me, 0.1, 0.8)
+        self.watch = Watch(Rendezvous(address, 10), self.me, 0.1, 0.8, lease_s=rules.lease_s)
         if not lives:
             self.watch.close()
 
     def agree(self, generation=None):
         number = next_generation(self.rendezvous) if generation is None else generation
         decision = agree(self.rendezvous, self.me, number, self.rules, lambda: None)
+        self.agreed_s = time.monotonic()
         if decision is not None:
             self.watch.follow(decision.number, decision.members, self.failed.set)
         return decision
@@ -59,7 +68,7 @@ def address():
 def peers(address):
     made = []
 
-    def make(*places, **options):
+    def make(*places, address=address, **options):
         new = [Peer(address, place, **options) for place in places]
         made.extend(new)
         return new
@@ -146,6 +155,141 @@ def test_one_that_is_stopped_during_the_agreement_is_left_out_until_the_next(pee
         assert not again.is_alive()
 
 
+class Cable:
+    """Between processes and the store: `cut` swallows all that is said, without a word to either side."""
+
+    def __init__(self, address):
+        host, port = parse_address(address)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.cut = threading.Event()
+        threading.Thread(target=self._accept, args=(host, port), daemon=True).start()
+
+    def _accept(self, host, port):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection((host, port))
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one, other):
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                if self.cut.is_set():
+                    return
+                other.sendall(data)
+
+
+@pytest.fixture
+def cable(address):
+    with contextlib.closing((made := Cable(address)).listener):
+        yield made
+
+
+def test_who_is_cut_off_from_the_store_stops_before_the_others_decide(peers, cable):
+    (a2,) = peers(2, rules=replace(RULES, first_ranks=3), address=cable.address)
+    a0, a1 = peers(0, 1, rules=replace(RULES, first_ranks=3))
+    together(a0.agree, a1.agree, a2.agree)
+    a2.watch.hold_lease()
+    stopped_s = []
+    with a2.watch._changed:
+        a2.watch._on_failure = lambda: stopped_s.append(time.monotonic())
+    cable.cut.set()
+    a0.rendezvous.end(1, "rank 1: no answer")
+    assert places_of(together(lambda: a0.agree(2), lambda: a1.agree(2))) == [0, 1]
+    assert stopped_s, "it trains on, while the others have decided without it"
+    assert stopped_s[0] < min(a0.agreed_s, a1.agreed_s)
+    with pytest.raises(GenerationFailed, match=rf"rank 2 on n2 has not reached .* store at {cable.address} for"):
+        a2.watch.hold_lease()
+    a0.watch.hold_lease()
+
+
+def test_a_look_that_took_long_renews_the_lease_from_its_begin(peers):
+    (a0,) = peers(0, rules=Rules(1, lease_s=1.0))
+    beat = a0.watch._rendezvous.beat
+    slow = threading.Event()
+    a0.watch._rendezvous.beat = lambda member: (beat(member), slow.is_set() and time.sleep(0.8))
+    a0.agree()
+    a0.watch.hold_lease()
+    slow.set()
+    wait_until(a0.failed.is_set)  # each look comes in time, and each lease is over soon after it was renewed
+    assert "its lease of 1 s is over" in a0.watch.failure()
+
+
+def test_nobody_holds_a_lease_for_a_generation_that_is_over(peers):
+    (a0,) = peers(0, rules=Rules(1))
+    a0.rendezvous.decide(1, [a0.me])
+    a0.rendezvous.end(1, "it failed while this process was stopped, after it had read the decision")
+    a0.watch.follow(1, [a0.me], a0.failed.set)
+    with pytest.raises(GenerationFailed, match="it failed while this process was stopped"):
+        a0.watch.hold_lease()
+
+
+def test_who_has_ended_in_order_is_not_waited_for(peers):
+    a0, a1, a2 = peers(0, 1, 2, rules=replace(RULES, first_ranks=3, lease_s=30.0))
+    together(a0.agree, a1.agree, a2.agree)
+    a2.watch.close()
+    a2.rendezvous.leave(a2.me)
+    a0.rendezvous.end(1, "rank 2 ended")
+    began_s = time.monotonic()
+    assert places_of(together(lambda: a0.agree(2), lambda: a1.agree(2))) == [0, 1]
+    assert time.monotonic() - began_s < 10
+
+
+def test_more_than_half_of_the_job_train_unless_told_otherwise(peers):
+    assert [Rules(ranks).least for ranks in (1, 2, 3, 4)] == [1, 2, 2, 3]
+    assert Rules(4, min_ranks=1).least == 1
+    rules = Rules(4, join_timeout_s=20, agree_timeout_s=0.3, wait_timeout_s=0.3, silent_s=0.8, lease_s=0.5)
+    a0, a1, a2, a3 = peers(0, 1, 2, 3, rules=rules)
+    together(*(peer.agree for peer in (a0, a1, a2, a3)))
+    a2.watch.close()
+    a3.watch.close()
+    a0.rendezvous.end(1, "lost")
+    for result in together(lambda: a0.agree(2), lambda: a1.agree(2)):
+        assert isinstance(result, TooFewRanksError)
+        assert "at least 3 are needed" in str(result)
+
+
+def test_a_watch_that_meets_something_else_ends_the_generation(peers):
+    (a0,) = peers(0, rules=Rules(1, lease_s=0.6))
+    a0.agree()
+    a0.watch.hold_lease()
+    a0.rendezvous.store.set("holmes/recovery/waiting/1", "no member")  # anybody may write there
+    a0.rendezvous.store.add("holmes/recovery/waiting/count", 1)
+    wait_until(a0.failed.is_set)
+    assert "its lease of 0.6 s is over" in a0.watch.failure()
+    with pytest.raises(StoreLostError, match="JSONDecodeError"):
+        a0.watch.raise_if_lost()
+
+
+def test_jobs_on_one_store_do_not_see_each_other(address):
+    rendezvous = {name: Rendezvous(address, 10, job=name) for name in ("a", "b")}
+    for one in rendezvous.values():
+        one.enter_run(0)
+    rendezvous["a"].join(1, Member(1, 0, "n0"))
+    assert rendezvous["b"].joined(1) == []
+    assert rendezvous["a"].token != rendezvous["b"].token
+    rendezvous["a"].finish()
+    again, with_it = (Rendezvous(address, 10, job="a") for _ in range(2))
+    again.enter_run(7)
+    with_it.enter_run(3)
+    assert not again.finished()
+    assert again.joined(1) == []
+    assert again.token == with_it.token != rendezvous["a"].token
+    assert next_generation(again) == next_generation(with_it) == 8
+
+
+def test_who_comes_alone_after_a_job_is_done_is_not_kept(address):
+    first = Rendezvous(address, 10, job="a")
+    first.enter_run(0)
+    first.finish()
+    late = Rendezvous(address, 10, job="a")
+    late.enter_run(0)
+    me = Member(late.new_identity(), 0, "n0")
+    assert agree(late, me, next_generation(late), Rules(2, join_timeout_s=0.3), lambda: None) is None
+
+
 def test_a_failure_is_told_to_all_with_its_first_reason(peers):
     a0, a1, a2 = peers(0, 1, 2, rules=Rules(3, silent_s=0.8))
     together(a0.agree, a1.agree, a2.agree)
@@ -186,29 +330,32 @@ def test_a_job_that_is_done_needs_nobody(peers):
 
 
 def test_where_nobody_of_a_generation_is_left_the_next_begins_as_the_first_did(peers):
-    a0, a1 = peers(0, 1, rules=Rules(2, silent_s=0.4))
+    a0, a1 = peers(0, 1, rules=Rules(2, silent_s=0.4, lease_s=0.5))
     together(a0.agree, a1.agree)
     a0.watch.close()
     a1.watch.close()
-    (b0,) = peers(0, rules=Rules(2, silent_s=0.4))
+    (b0,) = peers(0, rules=Rules(2, silent_s=0.4, lease_s=0.5))
     waits = threading.Thread(target=b0.agree)
     waits.start()
     wait_until(lambda: b0.rendezvous.ended(1) is not None)
     time.sleep(1.0)
     assert b0.rendezvous.decision(2) is None  # it waits for the other one
-    (b1,) = peers(1, rules=Rules(2, silent_s=0.4))
+    (b1,) = peers(1, rules=Rules(2, silent_s=0.4, lease_s=0.5))
     assert places_of([b1.agree()]) == [0, 1]
     waits.join(20)
     assert not waits.is_alive()
 
 
-def test_a_lost_store_is_named(peers):
+def test_a_lost_store_is_named_and_training_stops(peers):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    peer = Peer(f"127.0.0.1:{server.port}", 0, rules=Rules(1))
+    address = f"127.0.0.1:{server.port}"
+    (peer,) = peers(0, address=address, rules=Rules(1, lease_s=0.8))
     peer.agree()
     del server
-    wait_until(lambda: peer.watch.lost_store is not None)
-    assert not peer.failed.is_set()  # training goes on
+    wait_until(peer.failed.is_set)
+    failure = peer.watch.failure()
+    assert f"rank 0 on n0 has not reached the job's store at {address} for" in failure
+    assert "does not answer" in failure
     with pytest.raises(StoreLostError, match="does not answer"):
         peer.watch.raise_if_lost()
     with pytest.raises(StoreLostError, match="does not answer"):
@@ -257,3 +404,84 @@ def test_arguments():
     assert place_from(environment, 1, 2) == (1, 2, "a0", 4)
     with pytest.raises(UsageError, match="RANK"):
         place_from({})
+
+
+def fail_generation(number, members, blames):
+    for peer, node in zip(members, blames, strict=True):
+        peer.rendezvous.blame(number, peer.me.node, node)
+    members[0].rendezvous.end(number, "lost")
+    for peer in members:
+        peer.watch.leave()
+
+
+def agreed(number, *members):
+    return together(*(lambda peer=peer: peer.agree(number) for peer in members))
+
+
+def test_a_host_that_the_others_lose_again_and_again_is_left_out_and_told(peers):
+    rules = Rules(3, silent_s=0.8, lease_s=1.0)
+    everybody = peers(0, 1, 2, rules=rules)
+    for number in range(1, 4):
+        assert places_of(agreed(number, *everybody)) == [0, 1, 2]
+        fail_generation(number, everybody, ["n2", "n2", "n0"])  # who is half dead loses others too
+    first, second, error = agreed(4, *everybody)
+    assert places_of([first, second]) == [0, 1]
+    assert isinstance(error, LeftOutError)
+    assert "rank 2 on n2 is left out of the job: the other hosts lost it in each of the generations 1 to 3" in str(
+        error
+    )
+    (again,) = peers(2, rules=rules)  # the launcher has started it anew
+    with pytest.raises(LeftOutError, match="rank 2 on n2"):
+        again.agree()
+
+
+def test_nobody_is_left_out_without_a_clear_majority_a_row_or_enough_others(peers):
+    rules = Rules(3, min_ranks=3, silent_s=0.8, lease_s=1.0, blamed_generations=2)
+    everybody = peers(0, 1, 2, rules=rules)
+    blames = [
+        ["n1", "n0", "n0"],  # n0
+        ["n1", "n0", "n1"],  # n1: no row
+        ["n1", "n0", "n2"],  # its own host does not count: two are equal
+        ["n2", "n2", "n0"],
+        ["n2", "n2", "n0"],  # a row, but without it there are too few
+    ]
+    for number, blamed in enumerate(blames, 1):
+        assert places_of(agreed(number, *everybody)) == [0, 1, 2]
+        fail_generation(number, everybody, blamed)
+    assert places_of(agreed(6, *everybody)) == [0, 1, 2]
+    assert everybody[0].rendezvous.left_out() == {}
+
+
+HUNG = """
+import sys, threading, time
+from holmes.training.recovery.member import Member
+from holmes.training.recovery.rendezvous import Rendezvous
+from holmes.training.recovery.watch import Watch
+address = sys.argv[1]
+me = Member(1, 0, "n0")
+watch = Watch(Rendezvous(address, 10), me, 0.1, 2.0, lease_s=1.0, hung_after_s=float(sys.argv[2]))
+store = Rendezvous(address, 10)
+def hangs_here():
+    time.sleep(600)
+for number in (1, 2):
+    failed = threading.Event()
+    watch.follow(number, [me], failed.set)
+    store.end(number, "another rank was lost")
+    failed.wait(10)
+    if number == 1:
+        time.sleep(0.2)
+        watch.leave()
+        time.sleep(1.5)
+print("left the first", flush=True)
+hangs_here()
+"""
+
+
+def test_a_process_that_hangs_in_a_failed_generation_says_where_and_ends_for_the_launcher(address):
+    ended = subprocess.run([sys.executable, "-c", HUNG, address, "1.0"], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == HUNG_STATUS, ended.stderr
+    assert "left the first" in ended.stdout
+    assert (
+        "rank 0 on n0 hangs: it has not left generation 2, which failed 1 s ago (another rank was lost)" in ended.stderr
+    )
+    assert "in hangs_here" in ended.stderr

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from holmes.planning.plan.plan import Plan
-from holmes.training.integrations.requirements import require_one, require_schedule
+from holmes.training.integrations.requirements import require_one, require_trainer
 from holmes_comm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def deepspeed_pipeline_module(
 
 
 def _check(plan: Plan) -> None:
-    require_schedule(plan, "DeepSpeed's pipeline", ("1f1b",))
+    require_trainer(plan, "deepspeed")
     require_one(plan, "DeepSpeed's pipeline", "chunks", "is not interleaved")
     require_one(plan, "DeepSpeed's pipeline", "context", "has no context parallelism")
     require_one(plan, "DeepSpeed's pipeline", "expert", "has no expert parallelism")

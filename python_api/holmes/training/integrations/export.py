@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import yaml
 
@@ -37,12 +38,19 @@ def _deepspeed(plan: Plan) -> str:
     stages = [{"first_layer": first, "layers": last - first} for first, last in pairwise(boundaries)]
     sizes = {"num_pp": plan.pipeline, "num_dp": plan.data, "num_mp": plan.tensor}
     batch = {"train_micro_batch_size_per_gpu": plan.micro_batch, "train_batch_size": plan.global_batch}
-    config = {name: size for name, size in batch.items() if size is not None}
-    return json.dumps({"topology": sizes, "transformer_layers": stages, "config": config}, indent=2)
+    config: dict[str, Any] = {name: size for name, size in batch.items() if size is not None}
+    text: dict[str, Any] = {"topology": sizes, "transformer_layers": stages, "config": config}
+    if plan.recomputation is not None:  # what the search counts on
+        config["zero_optimization"] = {"stage": 1}
+        text["pipeline_module"] = {"activation_checkpoint_interval": int(plan.recomputation == "full")}
+    return json.dumps(text, indent=2)
 
 
 def _torchtitan(plan: Plan) -> str:
-    return json.dumps(torchtitan_parallelism(renumbered(plan)), indent=2)
+    config = torchtitan_parallelism(renumbered(plan))
+    if plan.recomputation is None:
+        return json.dumps(config, indent=2)
+    return json.dumps({"parallelism": config, "activation_checkpoint": {"mode": plan.recomputation}}, indent=2)
 
 
 def _flagscale(plan: Plan) -> str:

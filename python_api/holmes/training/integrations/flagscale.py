@@ -7,7 +7,8 @@ from typing import Any
 from holmes.cluster.topology import Cluster
 from holmes.planning.groups.rank_text import short
 from holmes.planning.plan.plan import Plan
-from holmes.training.integrations.requirements import NotExpressible, require_one, require_schedule
+from holmes.training.integrations.megatron import assumed
+from holmes.training.integrations.requirements import NotExpressible, require_one, require_trainer
 from holmes.training.integrations.start_order import hosts_in_order
 
 
@@ -17,7 +18,7 @@ def flagscale_config(plan: Plan) -> dict[str, Any]:
     Raises NotExpressible where a stage lies in several clusters, for interleaving, another schedule than 1F1B, experts
     beside context parallelism, and where no order of hosts numbers the ranks as the plan does.
     """
-    require_schedule(plan, "FlagScale", ("1f1b",))
+    require_trainer(plan, "flagscale")
     require_one(plan, "FlagScale", "chunks", "cannot interleave heterogeneous pipelines")
     if plan.expert > 1 and plan.context > 1:
         raise NotExpressible(
@@ -38,6 +39,7 @@ def flagscale_config(plan: Plan) -> dict[str, Any]:
             "hetero_device_types": [_type(cluster) for cluster, _ in stages],
         },
     }
+    system |= {name.replace("-", "_"): value for name, value in assumed(plan).items()}
     if plan.expert > 1:
         system["hetero"]["expert_tensor_parallel_size_per_process_mesh"] = [plan.expert_tensor] * len(meshes)
     return system

@@ -19,7 +19,7 @@ from holmes_comm.errors import JobError, UsageError
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from torch.distributed import ProcessGroup
-from holmes.training.integrations.requirements import require_schedule
+from holmes.training.integrations.requirements import require_trainer
 
 ORDER = "tp-cp-ep-dp-pp"
 # Fields of ProcessGroupCollection that with one optimizer instance, which is all a plan has, are another one's ranks.
@@ -150,7 +150,7 @@ def megatron_arguments(plan: Plan) -> list[str]:
 
     Raises NotExpressible for a schedule that Megatron does not have.
     """
-    require_schedule(plan, "Megatron", ("1f1b", "interleaved"))
+    require_trainer(plan, "megatron")
     sizes: dict[str, int | str | None] = {
         "tensor-model-parallel-size": plan.tensor,
         "pipeline-model-parallel-size": plan.pipeline,
@@ -162,4 +162,32 @@ def megatron_arguments(plan: Plan) -> list[str]:
         "micro-batch-size": plan.micro_batch,
         "global-batch-size": plan.global_batch,
     }
-    return [word for name, value in sizes.items() if value is not None for word in (f"--{name}", str(value))]
+    sized = [word for name, value in sizes.items() if value is not None for word in (f"--{name}", str(value))]
+    return [
+        *sized,
+        *(
+            word
+            for name, value in assumed(plan).items()
+            for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
+        ),
+    ]
+
+
+def assumed(plan: Plan) -> dict[str, str | bool]:
+    """Megatron's options for what the search's memory and times count on; none where the plan does not say.
+
+    The optimizer is sharded over data-parallel ranks with its traffic overlapped, activations outside a tensor group's
+    matrices are split over it, and what is computed a second time is as planned.
+    """
+    if plan.recomputation is None:
+        return {}
+    options: dict[str, str | bool] = dict.fromkeys(
+        ("use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"), True
+    )
+    if plan.tensor > 1:
+        options["sequence-parallel"] = True
+    if plan.recomputation != "none":
+        options["recompute-granularity"] = plan.recomputation
+    if plan.recomputation == "full":
+        options |= {"recompute-method": "uniform", "recompute-num-layers": "1"}
+    return options

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes.planning.plan.plan import Plan
+from holmes.planning.trainers import trainer_named
 from holmes_comm.errors import UsageError
 
 
@@ -12,13 +13,18 @@ class NotExpressible(UsageError):
     """The framework has no words for a part of the plan; the message says which part and what to do instead."""
 
 
-def require_schedule(plan: Plan, framework: str, schedules: Sequence[str]) -> None:
-    """Raises NotExpressible unless the plan's pipeline schedule is one of these; one stage needs no schedule."""
-    if plan.pipeline > 1 and plan.schedule not in schedules:
-        raise NotExpressible(
-            f"the plan's schedule is {plan.schedule!r}, but {framework} has {_listed(schedules)}; "
-            f"plan again with one of these"
-        )
+def require_trainer(plan: Plan, name: str) -> None:
+    """Raises NotExpressible unless this trainer has the plan's pipeline schedule and recomputation; one stage needs no
+    schedule."""
+    trainer = trainer_named(name)
+    used = {"schedule": (plan.schedule if plan.pipeline > 1 else None, trainer.schedules)}
+    used["recomputation"] = (plan.recomputation, trainer.recomputations)
+    for what, (value, known) in used.items():
+        if value not in (None, *known):
+            raise NotExpressible(
+                f"the plan's {what} is {value!r}, but {trainer.title} has {_listed(known)}; "
+                f"plan again with one of these: holmes plan --for {name}"
+            )
 
 
 def require_one(plan: Plan, framework: str, field: str, what: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holmes.planning.plan.plan import Plan
-from holmes.training.integrations.requirements import NotExpressible, require_order, require_schedule
+from holmes.training.integrations.requirements import NotExpressible, require_order, require_trainer
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 
@@ -45,7 +45,7 @@ def torchtitan_parallelism(plan: Plan, **names: Any) -> dict[str, Any]:
     torch does not have, and tensor parallelism inside experts.
     """
     require_order(plan, "torchtitan")
-    require_schedule(plan, "torchtitan", tuple(_SCHEDULES))
+    require_trainer(plan, "torchtitan")
     if plan.expert > 1 and plan.expert_tensor > 1:
         raise NotExpressible(
             f"the plan has expert_tensor={plan.expert_tensor}, but torchtitan does not split an expert's tensors; "

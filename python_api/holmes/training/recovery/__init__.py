@@ -7,7 +7,10 @@ Who comes back joins at the next checkpoint.
 
 from holmes.training.recovery.agreement import Rules
 from holmes.training.recovery.errors import (
+    CheckpointError,
+    FencedError,
     GenerationFailed,
+    LeftOutError,
     NoProgressError,
     ReplacedError,
     StoreLostError,
@@ -17,8 +20,11 @@ from holmes.training.recovery.generation import Generation, Regroup
 from holmes.training.recovery.run import run_elastic
 
 __all__ = [
+    "CheckpointError",
+    "FencedError",
     "Generation",
     "GenerationFailed",
+    "LeftOutError",
     "NoProgressError",
     "Regroup",
     "ReplacedError",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from holmes.training.recovery.errors import ReplacedError, TooFewRanksError
+from holmes.training.recovery.errors import LeftOutError, ReplacedError, TooFewRanksError
 from holmes.training.recovery.member import Member, choose
-from holmes.training.recovery.rendezvous import Rendezvous
+from holmes.training.recovery.rendezvous import GONE, Rendezvous
 from holmes.training.recovery.watch import Liveness
 
 _log = logging.getLogger(__name__)
@@ -22,17 +22,34 @@ class Rules:
 
     `first_ranks`: how many the first generation, or one after all were lost, waits for, until `join_timeout_s`. A later
     one waits for those that are alive, who have `agree_timeout_s` to leave the last one; who is silent for `silent_s`
-    meanwhile is not waited for. `min_ranks`: fewer never train; a job that has fewer waits for others up to
-    `wait_timeout_s`. `whole_nodes`: a host counts when all its processes are there.
+    meanwhile is not waited for, once its lease is over: `lease_s` after it last reached the store a rank stops and
+    writes nothing, and the others decide without it after half as much again. Equal on all ranks. `min_ranks`: fewer
+    never train (None: more than half of `first_ranks`); a job that has fewer waits for others up to `wait_timeout_s`.
+    `whole_nodes`: a host counts when all its processes are there. `blamed_generations`: a host that most others named
+    lost in so many generations in a row is left out from then on, where `min_ranks` are left. `hung_after_s`: a process
+    that has not left `train` so long after its generation failed is ended (exit status `watch.HUNG_STATUS`).
     """
 
     first_ranks: int
-    min_ranks: int = 1
+    min_ranks: int | None = None
     join_timeout_s: float = 300.0
     agree_timeout_s: float = 60.0
     wait_timeout_s: float = 3600.0
     silent_s: float = 2.0
     whole_nodes: bool = True
+    lease_s: float = 5.0
+    blamed_generations: int = 3
+    hung_after_s: float = 300.0
+
+    @property
+    def least(self) -> int:
+        """How many train at least."""
+        return self.first_ranks // 2 + 1 if self.min_ranks is None else self.min_ranks
+
+    @property
+    def grace_s(self) -> float:
+        """How long a rank may still hold its lease after its generation has ended, with a margin."""
+        return 1.5 * self.lease_s
 
 
 @dataclass(frozen=True)
@@ -50,7 +67,7 @@ def agree(
 
     A process that the decision leaves out, because it came too late or its host is not complete, waits for the next
     one. `check` is called now and then and may raise. Returns when this process is in. Raises TooFewRanksError,
-    ReplacedError, StoreLostError.
+    ReplacedError, LeftOutError, StoreLostError.
     """
     is_announced = False
     while True:
@@ -60,6 +77,7 @@ def agree(
         if any(member.identity == me.identity for member in decision.members):
             return decision
         _check_replaced(me, decision)
+        _check_left_out(rendezvous, me)
         if not is_announced:
             rendezvous.wait_for_entry(me)
             is_announced = True
@@ -77,12 +95,12 @@ def next_generation(rendezvous: Rendezvous) -> int:
 def _decide(
     rendezvous: Rendezvous, me: Member, generation: int, rules: Rules, check: Callable[[], None]
 ) -> Decision | None:
-    previous = rendezvous.decision(generation - 1) or () if generation > 1 else ()
-    is_late = generation > 1 and rendezvous.ended(generation - 1) is None
-    if is_late:  # it runs: nothing to decide yet
+    previous = rendezvous.decision(generation - 1)
+    if previous is not None and rendezvous.ended(generation - 1) is None:  # it runs: nothing to decide yet
         return Decision(generation - 1, previous)
+    previous = previous or ()
     rendezvous.join(generation, me)
-    started_s = time.monotonic()
+    started_s = time.monotonic()  # later than the end of the last one: no rank's lease is renewed any more
     liveness = Liveness(rules.silent_s)
     while True:
         check()
@@ -93,20 +111,31 @@ def _decide(
             return Decision(generation, decided)
         joined = rendezvous.joined(generation)
         expected = {member.identity: member for member in [*previous, *rendezvous.waiting(), *joined]}
-        liveness.observe(rendezvous.beats(list(expected)))
-        dead = set(liveness.dead(expected))
+        beats = rendezvous.beats(list(expected))
+        liveness.observe(beats)
+        gone = {identity for identity, beat in beats.items() if beat == GONE}
+        dead = gone.union(liveness.dead(expected))
         alive = [member for member in joined if member.identity not in dead]
         members = choose(alive, whole_nodes=rules.whole_nodes)
-        missing = expected.keys() - dead - {member.identity for member in joined}
+        here = {member.identity for member in joined}
+        missing = expected.keys() - dead - here
         waited_s = time.monotonic() - started_s
+        # Whoever has joined has left the last generation, whoever is gone too; the others may still write.
+        is_safe = waited_s > rules.grace_s or all(member.identity in here | gone for member in previous)
         is_start = all(member.identity in dead for member in previous)  # the first generation, or all were lost
         timeout_s = rules.join_timeout_s if is_start else rules.agree_timeout_s
         is_complete = len(members) >= rules.first_ranks if is_start else not missing
-        if (is_complete or waited_s > timeout_s) and len(members) >= rules.min_ranks:
-            rendezvous.decide(generation, members)
+        if (is_complete or waited_s > timeout_s) and is_safe and len(members) >= rules.least:
+            for member in (expected[identity] for identity in missing):
+                _log.warning(
+                    "generation %d goes without %s, which lives, but has not left the last", generation, member
+                )
+            rendezvous.decide(generation, _without_blamed(rendezvous, generation, members, rules))
+        elif waited_s > timeout_s and len(members) < rules.least and rendezvous.run > 1 and not previous:
+            return None  # the run before is done, and this process is none of a new one's
         elif waited_s > timeout_s + rules.wait_timeout_s:
             raise TooFewRanksError(
-                f"{len(members)} ranks are there for generation {generation}, at least {rules.min_ranks} are needed, "
+                f"{len(members)} ranks are there for generation {generation}, at least {rules.least} are needed, "
                 f"and no more came within {waited_s:.0f} s; start the lost ones again, or lower min_ranks"
             )
         time.sleep(_LOOK_S)
@@ -125,6 +154,36 @@ def _wait_for_end(rendezvous: Rendezvous, decision: Decision, rules: Rules, chec
             rendezvous.end(decision.number, "none of its ranks gives a sign of life")
         time.sleep(4 * _LOOK_S)
     return not rendezvous.finished()
+
+
+def _without_blamed(
+    rendezvous: Rendezvous, generation: int, members: tuple[Member, ...], rules: Rules
+) -> tuple[Member, ...]:
+    """`members` but for those of hosts that are left out, where enough train then: fewer would help nobody."""
+
+    def without(nodes: Container[str]) -> tuple[Member, ...]:
+        rest = tuple(member for member in members if member.node not in nodes)
+        return rest if len(rest) >= rules.least else members
+
+    left_out = rendezvous.left_out()
+    culprits = {rendezvous.culprit(generation - before) for before in range(1, rules.blamed_generations + 1)}
+    node = culprits.pop()
+    if node is not None and not culprits and node not in left_out and without([node]) != members:
+        first = generation - rules.blamed_generations
+        reason = f"the other hosts lost it in each of the generations {first} to {generation - 1}"
+        _log.error("host %s is left out: %s; mend its network or end it there", node, reason)
+        rendezvous.leave_out(node, reason)
+        left_out[node] = reason
+    return without(left_out)
+
+
+def _check_left_out(rendezvous: Rendezvous, me: Member) -> None:
+    reason = rendezvous.left_out().get(me.node)
+    if reason is not None:
+        raise LeftOutError(
+            f"{me} is left out of the job: {reason}; mend the host's network (`holmes doctor` on it), which is let in "
+            "again when the job is started anew, or give the launcher another host"
+        )
 
 
 def _check_replaced(me: Member, decision: Decision) -> None:

@@ -18,13 +18,14 @@ from holmes.cluster.topology import Topology
 from holmes.planning.plan.plan import Plan
 from holmes.training.recovery.agreement import Decision
 from holmes.training.recovery.checkpoints import Checkpoints
+from holmes.training.recovery.errors import CheckpointError, FencedError, StoreLostError
 from holmes.training.recovery.generation import Generation, Regroup
 from holmes.training.recovery.member import Member
 from holmes.training.recovery.rebuild import abort_groups, drop_groups, start_groups
 from holmes.training.recovery.rendezvous import LEFT, Rendezvous
 from holmes.training.recovery.store import InterruptibleStore
 from holmes.training.recovery.watch import Watch
-from holmes_comm.errors import CommunicatorError, HolmesError, NicError
+from holmes_comm.errors import CommunicatorError, HolmesError, NicError, PeerLostError, TimeoutError
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,9 @@ class Attempt:
             return Outcome.LEFT
         except Exception as error:
             abort_groups()
-            reason = self.rendezvous.end(number, f"{self.me}: {_reason(error)}")
+            reason = self._end(f"{self.me}: {_reason(error)}")
+            if (host := _blamed_host(error)) is not None:
+                self.rendezvous.blame(number, self.me.node, host)
             if not self._is_recoverable(error):
                 raise
             _log.warning("generation %d failed: %s", number, reason)
@@ -111,7 +114,7 @@ class Attempt:
     def _start(self) -> Generation:
         number, members, settings = self.decision.number, self.decision.members, self.settings
         rank = [member.identity for member in members].index(self.me.identity)
-        prefixed = dist.PrefixStore(f"holmes/generation/{number}", self.rendezvous.store)
+        prefixed = dist.PrefixStore(f"{self.rendezvous.prefix}/{number}/groups", self.rendezvous.store)
         # Kept: torch's groups hold only the C++ half of a store, which is nothing without this one.
         store = self._store = InterruptibleStore(prefixed, self.watch.failure, settings.timeout_s)
         start_groups(store, rank, len(members), settings.backend, settings.timeout_s)
@@ -121,10 +124,24 @@ class Attempt:
             _log.info("generation %d:\n%s", number, plan.describe())
         return Generation(
             number, members, rank, topology, plan, settings.checkpoints, settings.every_steps, settings.backend,
-            settings.timeout_s, self.watch.can_grow,
+            settings.timeout_s, self.watch.can_grow, lambda: self._fence(settings.checkpoints.claim),
+            lambda: self._fence(settings.checkpoints.check_claim),
         )  # fmt: skip
 
+    def _fence(self, claim: Callable[[int, str, int], None]) -> None:
+        """Raises unless this generation still is the one that may write: by its lease, and by the folder itself."""
+        self.watch.hold_lease()
+        claim(self.decision.number, self.rendezvous.token, self.rendezvous.floor)
+
+    def _end(self, reason: str) -> str:
+        try:
+            return self.rendezvous.end(self.decision.number, reason)
+        except StoreLostError as error:
+            raise StoreLostError(f"{self.watch.failure() or reason}; {error}") from error
+
     def _is_recoverable(self, error: Exception) -> bool:
+        if isinstance(error, (CheckpointError, FencedError)):  # all ranks have it, and would have it again
+            return False
         for cause in _chain(error):  # torch's pipeline schedules raise an error of their own from what they meet
             if isinstance(cause, (CommunicatorError, dist.DistError, *self.settings.recover_from)):
                 return True
@@ -144,6 +161,14 @@ def _reason(error: BaseException) -> str:
     """The first cause that says something about communication, else the error itself."""
     found = next((cause for cause in _chain(error) if isinstance(cause, HolmesError)), error)
     return f"{type(found).__name__}: {found}"
+
+
+def _blamed_host(error: BaseException) -> str | None:
+    """The host that this error says is lost, or the one that did not come in time."""
+    for cause in _chain(error):
+        if isinstance(cause, (PeerLostError, TimeoutError)) and cause.peer is not None:
+            return cause.host or None
+    return None
 
 
 def _forget(error: BaseException) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from holmes.cluster.topology import Topology
 from holmes.planning.plan.plan import Plan
 from holmes.training.process_groups import ProcessGroups, process_groups
 from holmes.training.recovery.checkpoints import Checkpoints
+from holmes.training.recovery.errors import CheckpointError
 from holmes.training.recovery.member import Member
 from holmes.training.recovery.state import TrackedState
-from holmes_comm.errors import UsageError
+from holmes_comm.errors import HolmesError, UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class Generation:
         backend: str,
         timeout_s: float,
         can_grow: Callable[[], bool],
+        claim: Callable[[], None] = lambda: None,
+        may_write: Callable[[], None] = lambda: None,
     ) -> None:
         self.number, self.members, self.rank = number, tuple(members), rank
         self.world_size = len(self.members)
@@ -56,7 +60,8 @@ class Generation:
         self.saved_step: int | None = None  # of the last checkpoint written or loaded
         self.is_left = False  # at a boundary
         self._checkpoints, self._every_steps, self._backend = checkpoints, every_steps, backend
-        self._timeout_s, self._can_grow = timeout_s, can_grow
+        self._timeout_s, self._can_grow, self._claim, self._may_write = timeout_s, can_grow, claim, may_write
+        self._last_save_failed = False
         self._state: TrackedState | None = None
         self._names_checked = False
 
@@ -77,21 +82,53 @@ class Generation:
         """Collective over the default group. What checkpoints hold, by name; loads the last one, if there is any.
 
         `objects`: modules, optimizers, schedulers, data loaders: anything with state_dict and load_state_dict that
-        torch.distributed.checkpoint saves for any layout. `name_of`: name in a module -> name in checkpoints. Raises
-        what the checkpoint raises where it does not hold them.
+        torch.distributed.checkpoint saves for any layout. `name_of`: name in a module -> name in checkpoints. A
+        checkpoint that cannot be read, on any rank, is passed over for the one before, with a warning. Raises
+        CheckpointError where none of them can be, or holds these objects, FencedError where another job has the folder.
         """
         self._state = TrackedState(objects, name_of)
-        latest: list[Any] = [str(path) if self.rank == 0 and (path := self._checkpoints.latest()) else None]
-        dist.broadcast_object_list(latest)
-        if latest[0] is None:
+        found: list[Any] = [self._found() if self.rank == 0 else None]
+        dist.broadcast_object_list(found)
+        if isinstance(found[0], HolmesError):
+            raise found[0]
+        if not found[0]:
             return
         state = {**self._state.collect(), "holmes": self._position()}
-        self._checkpoints.load(state, latest[0])
+        path = self._load_first(state, found[0])
         self._state.give_back(state)
         self.step, self.samples = (int(number) for number in state["holmes"].tolist())
         self.saved_step = self.step
         if self.rank == 0:
-            _log.info("generation %d goes on from step %d of %s", self.number, self.step, latest[0])
+            _log.info("generation %d goes on from step %d of %s", self.number, self.step, path)
+
+    def _found(self) -> list[Path] | HolmesError:
+        """The complete checkpoints, the one to go on from first, once the folder is this generation's."""
+        try:
+            self._claim()
+            return self._checkpoints.complete()[::-1]
+        except HolmesError as error:
+            return error
+        except OSError as error:
+            return CheckpointError(f"{self.members[0]} cannot use the folder of checkpoints: {error}")
+
+    def _load_first(self, state: dict[str, Any], paths: Sequence[Path]) -> Path:
+        """Collective. Loads the first of these that all ranks can read."""
+        errors: list[str] = []
+        for path in paths:
+            try:
+                self._checkpoints.load(state, path, self._who)
+            except CheckpointError as error:
+                errors.append(str(error))
+                continue
+            if errors:
+                _log.warning("goes on from %s, because a later %s", path, "; ".join(errors))
+                if self.rank == 0:
+                    self._checkpoints.set_aside(paths[: len(errors)])
+            return path
+        raise CheckpointError("; ".join(errors) + "; remove the folder's checkpoints to begin from the start")
+
+    def _who(self, rank: int) -> str:
+        return str(self.members[rank])
 
     def steps(self, until: int) -> Iterator[int]:
         """The numbers of the steps still to do, up to `until` of the whole run; call `restore` before.
@@ -109,14 +146,26 @@ class Generation:
                 self.boundary(may_leave=self.step < until)
 
     def boundary(self, *, may_leave: bool = True) -> None:
-        """Collective over the default group. Saves a checkpoint now; lets others in, who wait. `steps` calls it."""
+        """Collective over the default group. Saves a checkpoint now; lets others in, who wait. `steps` calls it.
+
+        Where it cannot be written, on any rank, training goes on with a warning; the second time in a row, or with
+        `may_leave` False, as after the last step, raises CheckpointError on all ranks.
+        """
         if self._state is None:
             raise UsageError("call restore before boundary: the objects that checkpoints hold")
         state = {**self._state.collect(), "holmes": self._position()}
         if not self._names_checked:
             self._state.check_names(self.plan)
             self._names_checked = True
-        self._checkpoints.save(state, self.step, self.number, self.rank == 0)
+        try:
+            self._checkpoints.save(state, self.step, self.number, self.rank == 0, self._may_write, self._who)
+        except CheckpointError as error:
+            if self._last_save_failed or not may_leave:
+                raise
+            self._last_save_failed = True
+            _log.warning("%s; training goes on until the next", error)
+            return
+        self._last_save_failed = False
         self.saved_step = self.step
         wanted = torch.tensor([int(may_leave and self.rank == 0 and self._can_grow())])
         dist.broadcast(wanted, 0)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import stat
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,20 +26,24 @@ from holmes_comm.errors import UsageError
 
 _PREFIX = "holmes/recovery"
 LEFT = "left at a boundary"  # why a generation ended that did not fail
+GONE = b"gone"  # the last beat of a process that has ended in order
 _OPEN = "?"  # value of a key that nobody has decided yet
 
 
 class Rendezvous:
     """One connection to the store; one thread at a time. Every method raises StoreLostError where it does not answer.
 
-    Each takes at most `timeout_s`. The store is torch's TCPStore, served at `address` ("host:port").
+    Each takes at most `timeout_s`. The store is torch's TCPStore, served at `address` ("host:port"). `job`: jobs of
+    different names do not see each other.
     """
 
-    def __init__(self, address: str, connect_timeout_s: float, timeout_s: float = 30.0) -> None:
+    def __init__(self, address: str, connect_timeout_s: float, timeout_s: float = 30.0, job: str = "") -> None:
         from torch.distributed import TCPStore
 
         host, port = parse_address(address)
-        self.address = address
+        self.address, self.job = address, job
+        self.run, self.token, self.floor = 1, "", 0
+        self.is_lost = False
         before = _descriptors()
         try:
             self.store: Any = TCPStore(
@@ -46,13 +52,32 @@ class Rendezvous:
         except (RuntimeError, OSError) as error:
             raise StoreLostError(
                 f"no store answers at {address} within {connect_timeout_s:g} s: {error}; start one there with `holmes "
-                f"store --port {port}`, on a host that outlives the job's, and check that no firewall is between"
+                f"store --port {port} --listen {host}`, on a host that outlives the job's, and check that no "
+                "firewall is between"
             ) from error
         self.store.set_timeout(timedelta(seconds=timeout_s))
         opened = _descriptors() - before
         if not any([_limit_waits(descriptor, port, timeout_s) for descriptor, _ in opened]):
             raise StoreLostError(f"no connection to the store at {address} among the descriptors that it opened")
         self._known: set[str] = set()  # keys that exist
+
+    def enter_run(self, floor: int) -> None:
+        """Takes part in the run of this job that is not done yet: after one that is, the next.
+
+        From then on `job` names the run, `token` is its random identity and `floor` the number that its generations
+        come after: whoever enters first says so, from `floor`.
+        """
+        run = int(self.settle("run", "1"))
+        if self._get(f"{run}/finished") is not None:
+            run = int(self._call("compare_set", "run", str(run), str(run + 1)))
+        self.run, self.job = run, f"{self.job}/{run}"
+        self.token = self.settle("token", secrets.token_hex(8))
+        self.floor = int(self.settle("floor", str(floor)))
+
+    def settle(self, name: str, value: str) -> str:
+        """The value that whoever came first gave to this name."""
+        text: str = self._call("compare_set", name, "", value).decode()
+        return text
 
     # --- who is there ---
 
@@ -65,13 +90,17 @@ class Rendezvous:
         self._call("set", f"beat/{member.identity}", str(time.monotonic_ns()))
 
     def beats(self, identities: Sequence[int]) -> dict[int, bytes]:
-        """The last beat of each of these that has ever beaten: changes while it lives."""
+        """The last beat of each of these that has ever beaten: changes while it lives; GONE: it trains no more."""
         keys = [f"beat/{identity}" for identity in identities]
         return dict(zip(identities, self._multi_get(keys), strict=True)) if keys else {}
 
+    def leave(self, member: Member) -> None:
+        """Says that this process trains no more and writes nothing: nobody need wait until its lease is over."""
+        self._call("set", f"beat/{member.identity}", GONE.decode())
+
     def wait_for_entry(self, member: Member) -> None:
         """Says that this process would like to be in the next generation."""
-        self._append("waiting", member)
+        self._append("waiting", member.to_json())
 
     def waiting(self) -> list[Member]:
         """All that ever said so."""
@@ -80,13 +109,12 @@ class Rendezvous:
     # --- generations ---
 
     def latest(self) -> int:
-        """The number of the latest generation that was decided; 0: none yet."""
-        value = self._call("compare_set", "latest", "", "0")
-        return int(value)
+        """The number of the latest generation that was decided; `floor`: none yet."""
+        return int(self.settle("latest", str(self.floor)))
 
     def join(self, generation: int, member: Member) -> None:
         """Says that this process is there for a generation that is yet to be decided."""
-        self._append(f"{generation}/joined", member)
+        self._append(f"{generation}/joined", member.to_json())
 
     def joined(self, generation: int) -> list[Member]:
         """Who is there for it."""
@@ -95,7 +123,7 @@ class Rendezvous:
     def decide(self, generation: int, members: Iterable[Member]) -> tuple[Member, ...]:
         """Decides who is in a generation, unless that was decided before; returns what counts."""
         text = json.dumps([member.to_json() for member in members])
-        decided = self._call("compare_set", f"{generation}/decided", "", text).decode()
+        decided = self.settle(f"{generation}/decided", text)
         self._call("compare_set", "latest", str(generation - 1), str(generation))
         return _members_of(decided)
 
@@ -110,8 +138,7 @@ class Rendezvous:
 
     def end(self, generation: int, reason: str) -> str:
         """Ends a generation; the first reason counts, and is returned."""
-        text: str = self._call("compare_set", f"{generation}/ended", "", reason).decode()
-        return text
+        return self.settle(f"{generation}/ended", reason)
 
     def ended(self, generation: int) -> str | None:
         """Why a generation ended; None while it runs."""
@@ -125,18 +152,47 @@ class Rendezvous:
         """Whether the job is done."""
         return self._get("finished") is not None
 
+    # --- who is to blame ---
+
+    def blame(self, generation: int, by: str, node: str) -> None:
+        """Says that a process of host `by` lost one of host `node` in this generation; before it joins the next."""
+        self._append(f"{generation}/blamed", json.dumps([by, node]))
+
+    def culprit(self, generation: int) -> str | None:
+        """The host that processes of the most other hosts lost in this generation; None where two are equal in that."""
+        accusations = {tuple(json.loads(text)) for text in self._texts(f"{generation}/blamed")}
+        counts = Counter(node for by, node in accusations if by != node).most_common(2)
+        is_clear = counts and (len(counts) == 1 or counts[0][1] > counts[1][1])
+        return counts[0][0] if is_clear else None
+
+    def leave_out(self, node: str, reason: str) -> None:
+        """For the rest of this run of the job no generation has a process of this host."""
+        self._append("left_out", json.dumps([node, reason]))
+
+    def left_out(self) -> dict[str, str]:
+        """These hosts, and why."""
+        return dict(json.loads(text) for text in self._texts("left_out"))
+
     # --- keys ---
 
-    def _append(self, name: str, member: Member) -> None:
+    @property
+    def prefix(self) -> str:
+        """Of all keys of this run of the job."""
+        return f"{_PREFIX}/{self.job}" if self.job else _PREFIX
+
+    def _append(self, name: str, text: str) -> None:
         place = self._call("add", f"{name}/count", 1)
-        self._call("set", f"{name}/{place}", member.to_json())
+        self._call("set", f"{name}/{place}", text)
 
     def _members(self, name: str) -> list[Member]:
+        return [Member.from_json(text) for text in self._texts(name)]
+
+    def _texts(self, name: str) -> list[str]:
         count = self._call("add", f"{name}/count", 0)
         keys = [f"{name}/{place}" for place in range(1, count + 1)]
         if not keys:
             return []
-        return [Member.from_json(text.decode()) for text in self._multi_get(keys) if text != _OPEN.encode()]
+        return [text.decode() for text in self._multi_get(keys) if text != _OPEN.encode()]
 
     def _multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Never waits: what is not set yet, because its writer was stopped or killed just before, is "?"."""
@@ -153,10 +209,11 @@ class Rendezvous:
         return text
 
     def _call(self, operation: str, key: Any, *values: Any) -> Any:
-        keys = [f"{_PREFIX}/{name}" for name in key] if isinstance(key, list) else f"{_PREFIX}/{key}"
+        keys = [f"{self.prefix}/{name}" for name in key] if isinstance(key, list) else f"{self.prefix}/{key}"
         try:
             return getattr(self.store, operation)(keys, *values)
         except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
+            self.is_lost = True
             raise StoreLostError(f"the job's store at {self.address} does not answer ({operation}): {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -17,7 +18,7 @@ from holmes.planning.plan.plan import Plan
 from holmes.training.recovery.agreement import Rules, agree, next_generation
 from holmes.training.recovery.attempt import Attempt, Outcome, RecoverySettings
 from holmes.training.recovery.checkpoints import Checkpoints
-from holmes.training.recovery.errors import NoProgressError
+from holmes.training.recovery.errors import NoProgressError, StoreLostError
 from holmes.training.recovery.generation import Generation
 from holmes.training.recovery.member import Member, place_from
 from holmes.training.recovery.rendezvous import Rendezvous
@@ -53,7 +54,8 @@ def run_elastic(
             gives them to `generation.restore` and does `generation.steps(until)`. Must keep no tensors or groups of an
             earlier call. An exception that is no failure of communication ends this process; the others go on.
         plan: topology of those who are there -> plan, equal on all ranks, such as `holmes.workable_plan` with sizes.
-        checkpoints: a folder that all hosts share. every_steps: steps between two of them; `keep` stay.
+        checkpoints: a folder that all hosts share, and no other job; the job's name on the store is kept in it.
+        every_steps: steps between two of them; `keep` stay.
         store: "host:port" of `holmes store`; None: HOLMES_STORE.
         place: where this process stands; one that is started again has the lost one's. None: RANK.
         rules: when a generation is decided (see Rules); None: the first one waits for WORLD_SIZE ranks.
@@ -63,7 +65,8 @@ def run_elastic(
         recover_from: exceptions to recover from, beside CommunicatorError and torch's own distributed errors.
 
     Returns what `train` returned; None where the job ended without this process being in it. Raises what `train`
-    raises, StoreLostError, TooFewRanksError, ReplacedError, NoProgressError.
+    raises, StoreLostError, TooFewRanksError, ReplacedError, LeftOutError, NoProgressError, CheckpointError,
+    FencedError.
     """
     if every_steps < 1:
         raise UsageError(f"every_steps={every_steps} must be at least 1")
@@ -71,27 +74,37 @@ def run_elastic(
         raise UsageError(
             f"heartbeat_s={heartbeat_s} must be above 0 and at most a quarter of dead_after_s={dead_after_s}"
         )
+    if rules is not None and rules.lease_s < 4 * heartbeat_s:
+        raise UsageError(f"Rules.lease_s={rules.lease_s} must be at least 4 times heartbeat_s={heartbeat_s}")
     if dist.is_initialized():
         raise UsageError("run_elastic makes the default process group itself; remove init_process_group before it")
     own_place, ranks, node, node_ranks = place_from(os.environ, place, rules.first_ranks if rules else None)
-    rules = rules or Rules(ranks)
+    rules = rules or Rules(ranks, lease_s=max(Rules.lease_s, 4 * heartbeat_s))
     rules = replace(rules, silent_s=max(rules.silent_s, 4 * heartbeat_s))
     address = store or os.environ.get("HOLMES_STORE")
     if not address:
         raise UsageError(
-            "no store: start `holmes store --port 29400` on a host that outlives the job's, and set "
+            "no store: start `holmes store --listen ADDRESS` on a host that outlives the job's, and set "
             "HOLMES_STORE=host:port or give store="
         )
-    settings = RecoverySettings(
-        train, plan, Checkpoints(checkpoints, keep), every_steps, backend, timeout_s, measure_s, recover_from
-    )
-    rendezvous = Rendezvous(address, rules.join_timeout_s)
+    folder = Checkpoints(checkpoints, keep)
+    settings = RecoverySettings(train, plan, folder, every_steps, backend, timeout_s, measure_s, recover_from)
+    answer_s = 6 * rules.lease_s  # a store that is slower than a lease fails a generation, one that is silent the job
+    rendezvous = Rendezvous(address, rules.join_timeout_s, answer_s, folder.identity())
+    rendezvous.enter_run(folder.newest_generation())
+    lease = rendezvous.settle("lease_s", repr(float(rules.lease_s)))
+    if float(lease) != rules.lease_s:
+        raise UsageError(f"Rules.lease_s is {rules.lease_s} here and {lease} on another rank; it must be equal on all")
     me = Member(rendezvous.new_identity(), own_place, node, node_ranks)
-    watch = Watch(Rendezvous(address, rules.join_timeout_s), me, heartbeat_s, dead_after_s, rules.whole_nodes)
+    watched = Rendezvous(address, rules.join_timeout_s, answer_s, rendezvous.job)
+    watch = Watch(watched, me, heartbeat_s, dead_after_s, rules.whole_nodes, rules.lease_s, rules.hung_after_s)
     try:
         return _until_done(settings, rendezvous, watch, me, rules, max_failures)
     finally:
         watch.close()
+        if not rendezvous.is_lost and watch.lost_store is None:
+            with contextlib.suppress(StoreLostError):
+                rendezvous.leave(me)
 
 
 def _until_done(
@@ -105,7 +118,7 @@ def _until_done(
         decision = agree(rendezvous, me, number, rules, watch.raise_if_lost)
         if decision is None:
             if not attempts:
-                _log.warning("the job of this store is done; another job needs another store: `holmes store` again")
+                _log.warning("the job has ended without %s, which came too late", me)
             return value
         _log.info(
             "generation %d: %s; agreed after %.2f s",

@@ -6,6 +6,7 @@ For a generation its waits end when that fails: setting up process groups then e
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from holmes.training.recovery.errors import GenerationFailed
 
+LOOPBACK = "127.0.0.1"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 
 
@@ -79,19 +81,25 @@ class InterruptibleStore(dist.Store):
             raise GenerationFailed(reason)
 
 
-def serve_store(port: int, on_ready: Callable[[int], None] = lambda port: None) -> None:
-    """Serves torch's TCPStore on all addresses until SIGTERM or SIGINT. `port` 0: a free one; `on_ready` gets it.
+def serve_store(port: int, on_ready: Callable[[int], None] = lambda port: None, address: str = LOOPBACK) -> None:
+    """Serves torch's TCPStore on this address until SIGTERM or SIGINT. `port` 0: a free one; `on_ready` gets it.
 
-    Raises OSError where the port is taken.
+    `address`: one of this host's, 0.0.0.0 or ::: all. torch's store asks nobody who he is, so by default only this host
+    reaches it. Raises OSError where the port is taken or the address is not this host's.
     """
-    from torch.distributed import DistNetworkError, TCPStore
-
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
     try:
-        store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
-    except DistNetworkError as error:
-        raise OSError(f"cannot serve a store on port {port}: {error}; choose another with --port") from error
+        family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(where[:2], family=family, backlog=socket.SOMAXCONN)
+    except OSError as error:
+        raise OSError(
+            f"cannot serve a store on {address}, port {port}: {error}; choose another port with --port, or an address "
+            "of this host with --listen"
+        ) from error
+    own = listener.getsockname()
+    client = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(own[0], own[0])  # torch's server connects to itself
+    store = dist.TCPStore(client, own[1], is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     on_ready(store.port)
     done.wait()
