@@ -213,3 +213,19 @@ def test_signal_without_a_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOLMES_FLIGHT_RECORDER_SIGNAL", "USR1")
     with pytest.raises(holmes_comm.UsageError, match="HOLMES_FLIGHT_RECORDER_DIR"):
         run_communicators(1, lambda comm: None)
+
+
+def test_ranks_that_wait_in_a_set_up_name_those_that_did_not_come() -> None:
+    waiting = [process(rank, view(rank, 3, [], id="0", ranks=[], state=None)) for rank in (0, 2)]
+    (finding,) = diagnose(waiting)
+    assert (finding.kind, finding.culprits, finding.waiting, finding.is_cause) == ("absent", (1,), (0, 2), True)
+    assert "of 3 ranks of group dp0, [1] did not come to its set-up, where [0, 2] wait" in finding.sentence
+    complete = [process(rank, view(rank, 3, [], id="0", ranks=[], state=None)) for rank in range(3)]
+    assert diagnose(complete) == []
+
+
+def test_a_process_that_was_not_asked_is_not_said_to_have_ended() -> None:
+    asked = process(0, view(0, 2, [pending("all_reduce", 5, [(1, False, 0, 4000, 0, 4000)])]))
+    (finding,) = diagnose([asked], [Silent(101, "h1", "unasked")])
+    assert "its process 101 runs, but was not asked: name it too, or no process at all" in finding.sentence
+    assert "ended" not in finding.sentence

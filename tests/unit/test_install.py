@@ -1,6 +1,7 @@
 """What is installed: the modules, the C++ library with headers and CMake package, and a program that links it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,3 +58,18 @@ def test_cpp_program_links_the_installed_library(tmp_path):
     subprocess.run([cmake, "--build", tmp_path], check=True)
     run = subprocess.run([tmp_path / "consumer"], check=True, capture_output=True, text=True, timeout=60)
     assert run.stdout.split() == ["3", "3"]
+
+
+@pytest.mark.parametrize("built_for", ["2.0.1", None])
+def test_a_backend_of_another_torch_is_not_loaded(built_for, tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from holmes_comm import UsageError, torch_backend
+
+    torch_backend._check_build()  # as installed
+    monkeypatch.setattr(torch_backend, "_BUILT_FOR", tmp_path / "_c10d.torch")
+    expected = "built without torch"
+    if built_for is not None:
+        (tmp_path / "_c10d.torch").write_text(built_for)
+        expected = f"built for torch 2.0.1, and this is torch {torch.__version__}"
+    with pytest.raises(UsageError, match=f"(?s){re.escape(expected)}.*pip install --no-build-isolation"):
+        torch_backend._check_build()

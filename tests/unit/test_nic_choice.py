@@ -41,6 +41,21 @@ BESIDE = {
     ],
     "infiniband_without_interface": [rdma("", "infiniband", "", 400), ethernet("e0", "10.0.0.1/24", 25)],
     "nic_without_address": [ethernet("e1", "", 100), ethernet("e0", "10.0.0.1/24", 25)],
+    # Machines as they are delivered: InfiniBand without IPoIB; a rail-optimised RoCE fabric, each port alone with its
+    # switch; a desktop whose one port has two NICs, one for each half of its PCIe lanes.
+    "eight_infiniband_without_addresses": [
+        *({**rdma("", "infiniband", "", 400), "hca": f"mlx5_{i}"} for i in range(8)),
+        ethernet("e0", "10.0.0.1/24", 100),
+    ],
+    "eight_routed_roce": [
+        *(rdma(f"r{i}", "roce_v2", f"10.1.{i}.0/31", 400) for i in range(8)),
+        ethernet("e0", "10.0.0.1/24", 25),
+    ],
+    "one_port_as_two_nics": [
+        rdma("enp1s0f0np0", "roce_v2", "10.3.0.1/24", 100),
+        rdma("enP2p1s0f0np0", "roce_v2", "10.3.1.1/24", 100),
+        ethernet("e0", "10.0.0.1/24", 10),
+    ],
 }
 
 # Machine: the NIC of sockets without rails, all rails, and what NCCL gets. None: the hosts share nothing.
@@ -61,6 +76,13 @@ ANSWERS = {
     "four_roce25_beside_ethernet100": ("e0", [f"r{i}" for i in range(4)], ("IB", [f"mlx5_r{i}:1" for i in range(4)])),
     "infiniband_without_interface": ("e0", ["e0"], ("IB", ["mlx5_bare:1"])),
     "nic_without_address": ("e0", ["e0"], ("Socket", [])),
+    "eight_infiniband_without_addresses": ("e0", ["e0"], ("IB", [f"mlx5_{i}:1" for i in range(8)])),
+    "eight_routed_roce": ("e0", ["e0"], ("IB", [f"mlx5_r{i}:1" for i in range(8)])),
+    "one_port_as_two_nics": (
+        "enp1s0f0np0",
+        ["enp1s0f0np0", "enP2p1s0f0np0"],
+        ("IB", ["mlx5_enP2p1s0f0np0:1", "mlx5_enp1s0f0np0:1"]),
+    ),
 }
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import random
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from holmes.cluster.topology import Topology
+from holmes.planning.model.gpt import Transformer
 from holmes.planning.model.gpus import gpu_named
 from holmes.planning.model.presets import PRESETS, load_model
 from holmes.planning.plan import Plan
 from holmes.planning.plan.proof import check
 from holmes.planning.search import Assumptions, Wanted, machines_of, search
+from holmes.planning.search.candidate import evaluate
 from holmes.planning.search.estimate import estimate
 from holmes.planning.search.layout import Layout
+from holmes.planning.trainers import TRAINERS
 from holmes.tools.cli.plan import app
+from holmes.training.integrations.export import export_plan
 
 
 def topology(**second: object) -> Topology:
@@ -61,8 +68,8 @@ def test_the_best_is_the_fastest_and_its_plan_holds(tmp_path: Path) -> None:
 
 
 def test_the_estimate_is_near_the_simulation() -> None:
-    found = search(topology(), GPT, 128, simulated=8)
-    for candidate in found.candidates:
+    found = search(topology(), GPT, 128, simulated=3)
+    for candidate in found.candidates[:6]:
         guess = estimate(Layout.of(found.machines, GPT, candidate.choice, 128))
         assert guess.step_s == pytest.approx(candidate.step_s, rel=0.2), candidate.choice.text()
 
@@ -159,3 +166,78 @@ def test_the_command_saves_and_explains(tmp_path: Path) -> None:
     failed = CliRunner().invoke(app, [*arguments, "7", "--tensor", "1", "--pipeline", "2"])
     assert failed.exit_code == 2
     assert "the nearest is global_batch=" in failed.output
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_plan_for_a_trainer_is_exported_with_what_it_assumes(trainer: str) -> None:
+    plan = search(topology(), GPT, 128, wanted=Wanted(trainer=trainer, recomputation="full"), simulated=2).plan()
+    text = export_plan(plan, trainer)
+    told = {
+        "megatron": ["--use-distributed-optimizer", "--recompute-granularity full --recompute-method uniform"],
+        "flagscale": ["use_distributed_optimizer: true", "recompute_granularity: full"],
+        "deepspeed": ['"activation_checkpoint_interval": 1', '"zero_optimization": {\n      "stage": 1'],
+        "torchtitan": ['"activation_checkpoint": {\n    "mode": "full"'],
+    }
+    assert [words for words in told[trainer] if words not in text] == []
+    assert ("--sequence-parallel" in text) == (trainer == "megatron" and plan.tensor > 1)
+
+
+def test_a_trainer_limits_the_search() -> None:
+    found = search(topology(), GPT, 128, wanted=Wanted(trainer="deepspeed"), simulated=2)
+    assert {choice.schedule for choice, _ in found.estimates} == {"1f1b"}
+    assert {choice.recomputation for choice, _ in found.estimates} == {"none", "full"}
+    with pytest.raises(ValueError, match="recomputation='selective' is nothing that DeepSpeed's pipeline has"):
+        Wanted(trainer="deepspeed", recomputation="selective")
+
+
+def random_case(seed: int) -> tuple[Topology, Transformer, int]:
+    """Two unlike clusters, networks from slow to fast, a small model."""
+    draw = random.Random(seed)
+    second = {"gbps": draw.choice([1, 10, 100]), "gpu": draw.choice(["A100-80GB", "H100", "A100-40GB"])}
+    machines = topology(**second).to_dict()
+    ranks = draw.choice([1, 2])
+    ethernet = draw.choice([0.1, 1, 25])
+    for host in machines["hosts"]:
+        host["ranks_per_host"] = ranks
+        host["ports"][-1]["speed_gbps"] = ethernet
+    hidden = draw.choice([512, 2048])
+    model = Transformer(draw.choice([8, 12]), hidden, 8, sequence=draw.choice([512, 2048]), vocabulary=32000)
+    return Topology.from_dict(machines), model, draw.choice([16, 32])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_faster_and_every_stated_loss_is_that_of_the_best(seed: int) -> None:
+    """Against all choices, simulated: the best, and the best with each other value of each decision."""
+    machines, model, batch = random_case(seed)
+    found = search(machines, model, batch)
+    every = []
+    for choice, _ in found.estimates:
+        with contextlib.suppress(ValueError):  # memory has room for parts of layers only
+            every.append(evaluate(Layout.of(found.machines, model, choice, batch)))
+    least_s = min(candidate.step_s for candidate in every)
+    assert found.best.step_s <= 1.01 * least_s
+    stated = [line for line in found.reasons() if "the best with another" in line]
+    assert stated
+    for line in stated:
+        name = line.split()[0].replace("-", "_")
+        for value, percent in re.findall(r"[:,] (\S+) \+?(-?[\d.]+) %", line):
+            own_s = min(one.step_s for one in every if str(getattr(one.choice, name)) == value)
+            assert found.best.step_s * (1 + float(percent) / 100) <= 1.012 * own_s, (line, value, own_s)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4, 8])
+def test_what_is_pinned_finds_nothing_better(micro_batch: int) -> None:
+    """One GPU a host on slow links, where estimates err most."""
+    slow = topology(gbps=1).to_dict()
+    for host in slow["hosts"]:
+        host["ranks_per_host"] = 1
+        for number, rate in enumerate((1, 0.1)):
+            host["ports"][number]["speed_gbps"] = rate
+    machines = Topology.from_dict(slow)
+    found = search(machines, GPT, 64)
+    pinned = search(machines, GPT, 64, wanted=Wanted(micro_batch=micro_batch))
+    assert found.best.step_s <= pinned.best.step_s
+    (line,) = [line for line in found.reasons() if line.startswith("micro-batch ")]
+    if stated := re.search(rf"[:,] {micro_batch} \+([\d.]+) %", line):
+        told_s = found.best.step_s * (1 + float(stated[1]) / 100)
+        assert told_s == pytest.approx(pinned.best.step_s, rel=0.01)

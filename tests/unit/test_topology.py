@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from topologies import assumed, hosts_of, ib, port, two_clusters
 from typer.testing import CliRunner
 
 from holmes.cluster.topology import Fabric, Host, Link, Port, Topology, TopologyFinding, make_topology
-from holmes.tools.cli import topology as cli_topology
+from holmes.tools.cli import load
 
 EIGHT_CLUSTERS = (
     """
@@ -283,9 +282,9 @@ def test_a_bad_file_gives_one_error_with_place_value_and_fix(tmp_path: Path, cha
 
 
 def run_cli(*args: object) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(cli_topology.topology)
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, [str(arg) for arg in args])
+    runner = CliRunner(env={"COLUMNS": "160"})
+    app = load("tools.cli.topology:topology")
+    result = runner.invoke(app, [str(arg) for arg in args], prog_name="holmes topology")
     return result.exit_code, result.output
 
 

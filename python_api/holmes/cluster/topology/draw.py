@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holmes import files
 from holmes.cluster.topology.fabrics import rails_together
 from holmes.cluster.topology.parts import Cluster, Fabric, Host
 from holmes.cluster.topology.tables import duration, ranges
 from holmes.cluster.topology.topology import Topology
-from holmes_comm.errors import UsageError
 
 _COLOURS = {"infiniband": "#2166ac", "roce_v2": "#c2512b", "roce_v1": "#d98c3f", "ethernet": "#4d8b4a"}
 _TEXT = {"infiniband": "InfiniBand", "roce_v2": "RoCE v2", "roce_v1": "RoCE v1", "ethernet": "Ethernet"}
@@ -29,12 +29,9 @@ _SMALL, _PLAIN = 7.5, 9
 def draw_topology(topology: Topology, path: str | Path) -> None:
     """Writes .svg, .png or .pdf. Raises ValueError for another ending, or where matplotlib is missing."""
     path = Path(path)
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise UsageError(f"{path}: a picture's name must end in .svg, .png or .pdf")
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise UsageError(f"{path}: drawing needs matplotlib, which is not installed: pip install matplotlib") from None
+    files.check_picture(path)
+    from matplotlib.figure import Figure
+
     picture = _Picture(topology)
     figure = Figure(figsize=(picture.width, picture.height))
     axes = figure.add_axes((0, 0, 1, 1))

@@ -63,11 +63,13 @@ class Entry:
             raise self.wrong(key, "a number above 0, or left out where unknown")
         return float(value)
 
-    def whole(self, key: str, default: int, *, least: int = 1) -> int:
-        """A whole number of at least `least`."""
+    def whole(self, key: str, default: int, *, least: int = 1, most: int | None = None) -> int:
+        """A whole number of at least `least` and at most `most`."""
         value = self._data.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(key, f"a whole number of {least} or more")
+        if most is not None and value > most:
+            raise self.wrong(key, f"a whole number of at most {most}")
         return value
 
     def flag(self, key: str) -> bool:

@@ -23,6 +23,8 @@ from holmes_comm.errors import UsageError
 KIND, VERSION = "holmes topology", 2
 _TOP = ("kind", "version", "hosts", "fabrics", "findings", "links")
 _GPU = ("gpu", "gpu_memory_gib", "gpu_tflops")
+_MOST = 1_000_000  # ranks of one entry: more is a slip of the pen, and would fill the memory
+_MOST_NICS = 1024
 _HOST = ("name", "host_id", "ranks", "ports", *_GPU, "count", "ranks_per_host")
 _PORT = ("name", "nic_class", "address", "subnet", "speed_gbps", "has_gateway", "parent", "count")
 _RATES = ("measured_gbps", "measured_min_gbps", "latency_s")
@@ -88,9 +90,9 @@ def _plain_fabric(fabric: Fabric, names: Mapping[str, str]) -> dict[str, Any]:
 
 def _hosts(entry: Entry, first_rank: int) -> list[Host]:
     """The hosts of one entry; those without explicit ranks go on at `first_rank`."""
-    count = entry.whole("count", 1)
+    count = entry.whole("count", 1, most=_MOST)
     ranks = _ranks(entry, count)
-    per_host = entry.whole("ranks_per_host", 1)
+    per_host = entry.whole("ranks_per_host", 1, most=_MOST // count)
     place, template = f"{entry.where}.name", entry.text("name")
     ports = tuple(port for where, item in entry.items("ports") for port in _ports(Entry(item, where, _PORT)))
     _unique([port.name for port in ports], f"{entry.where}.ports", "name")
@@ -126,7 +128,7 @@ def _ranks(entry: Entry, count: int) -> tuple[int, ...]:
 
 
 def _ports(entry: Entry) -> list[Port]:
-    count = entry.whole("count", 1)
+    count = entry.whole("count", 1, most=_MOST_NICS)
     nic_class = entry.choice("nic_class", NIC_CLASSES)
     place = (nic_class, entry.text("address", ""))
     speed, gateway = entry.positive("speed_gbps"), entry.flag("has_gateway")

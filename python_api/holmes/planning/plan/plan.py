@@ -78,6 +78,12 @@ class Plan:
                 f"pipeline={self.pipeline} entries, equally many chunks in each"
             )
         check_schedule(self.schedule, self.chunks)
+        layers, planned = sum(self.layers_per_stage), (self.model or {}).get("layers")
+        if planned not in (None, layers):
+            raise UsageError(
+                f"layers_per_chunk={[list(layers) for layers in self.layers_per_chunk]} has {layers} layers, but the "
+                f"plan's model has {planned}; plan again, or mend the file"
+            )
         members = {"order": self.order}
         members |= {"hosts": tuple(rank for host in self.hosts for rank in host.ranks)}
         members |= {"clusters": tuple(rank for cluster in self.clusters for rank in cluster.ranks)}
@@ -151,7 +157,9 @@ class Plan:
         return self.groups(kind)[row]
 
     def groups_of(self, rank: int) -> Iterator[Group]:
-        """All groups of a rank, one of each kind that it is in."""
+        """All groups of a rank, one of each kind that it is in. Raises ValueError for another rank."""
+        if not 0 <= rank < self.world_size:
+            raise UsageError(f"the plan has no rank {rank}; its ranks are 0 to {self.world_size - 1}")
         return (self.group_of(kind, rank) for kind in KINDS if self.grid.row_of(kind, rank) is not None)
 
     def stage_of(self, rank: int) -> int:

@@ -47,33 +47,38 @@ def estimate(layout: Layout) -> Estimate:
     layer_s, head_s = layer.forward_s + layer.backward_s, head.forward_s + head.backward_s
     slot_s = _bottleneck_s(layer_s, head_s, count, np.array(layout.speeds), room, choice.chunks)
     hops_s = _hops_s(layout, layer.output_bytes)
-    turn_s = _turn_s(layout, slot_s, hops_s)
+    turns_s = _turns_s(layout, slot_s, hops_s)
     fill_s = slot_s / choice.chunks
     if choice.schedule == "zb-h1":  # idles forward + input gradients - weight gradients, of which these are a forward
         fill_s *= max(1 - 2 * layer.forward_s / layer_s, 0.0)
     fill_s = (stages - 1) * fill_s + 2 * float(hops_s.sum())
-    return Estimate(layout.micro_batches * turn_s + fill_s + _exposed_s(layout, slot_s), 0.0)
+    return Estimate(turns_s + fill_s + _exposed_s(layout, slot_s), 0.0)
 
 
-def _turn_s(layout: Layout, slot_s: float, hops_s: Floats) -> float:
-    """Time per micro-batch in the long run.
+def _turns_s(layout: Layout, slot_s: float, hops_s: Floats) -> float:
+    """Time of all micro-batches, without filling and draining.
 
-    At least the slowest stage's, and what its NICs send; and since a stage holds only so many micro-batches, a round
-    trip of one to the last stage and back over that number: on 1F1B's stage i of p, p - i.
+    Each takes at least the slowest stage's time, and what its NICs send; and since a stage holds only so many, each one
+    more than these waits for a round trip of one to the last stage and back over that number: on 1F1B's stage i of p,
+    p - i.
     """
-    choice, stages = layout.choice, layout.choice.pipeline
+    choice, stages, count = layout.choice, layout.choice.pipeline, layout.micro_batches
     if stages == 1:
-        return slot_s
+        return count * slot_s
     out = 2 * choice.chunks - (choice.chunks > 1) if stages == 2 else 2 * choice.chunks
     wire_s = float(hops_s.max()) * (1 if stages == 2 and choice.chunks == 1 else out)
-    turn_s = max(slot_s, wire_s)
+    least_s = max(slot_s, wire_s)
+    waits_s = 0.0
     if choice.schedule in ("1f1b", "zb-h1"):
         trips_s = np.cumsum(hops_s[: stages - 1][::-1])[::-1]  # from stage i to the last one
-        turn_s = max(turn_s, slot_s + float((2 * trips_s / (stages - np.arange(stages - 1))).max()))
+        held = stages - np.arange(stages - 1)
+        turns_s = slot_s + 2 * trips_s / held
+        waits_s = float((np.maximum(turns_s - least_s, 0) * np.maximum(count - held, 0)).max())
     elif choice.schedule == "interleaved":
-        held = float(_in_flight(layout)[0]) / choice.chunks
-        turn_s = max(turn_s, (stages * slot_s + 2 * choice.chunks * float(hops_s.sum())) / held)
-    return turn_s
+        held_whole = float(_in_flight(layout)[0]) / choice.chunks
+        turn_s = (stages * slot_s + 2 * choice.chunks * float(hops_s.sum())) / held_whole
+        waits_s = max(turn_s - least_s, 0.0) * max(count - held_whole, 0.0)
+    return count * least_s + waits_s
 
 
 def _in_flight(layout: Layout) -> Floats:

@@ -97,7 +97,7 @@ class Assumptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"{name}={value} must be above 0")
-        if self.reserve_gib < 0:
+        if not self.reserve_gib >= 0:
             raise UsageError(f"reserve_gib={self.reserve_gib} must be at least 0")
 
 

@@ -10,6 +10,11 @@ from holmes.planning.search.space import Choice
 
 _GIB = 2**30
 _NAMED = 6  # other values of one decision
+_STATED = 1.15  # times the best step
+SHOWN = 12  # candidates, of all that were simulated
+
+#: What a person may want otherwise, as `Choice` and `Wanted` call it.
+DECISIONS = ("schedule", "chunks", "recomputation", "tensor", "pipeline", "micro_batch")
 
 
 def reasons_of(
@@ -26,9 +31,10 @@ def reasons_of(
         f"best: {describe(machines, best)}",
     ]
     lines += [
-        f"runner-up, step {_more(other.step_s, best.step_s)}: {describe(machines, other)}" for other in candidates[1:]
+        f"runner-up, step {_more(other.step_s, best.step_s)}: {describe(machines, other)}"
+        for other in candidates[1:SHOWN]
     ]
-    lines += _alternatives(candidates, estimates)
+    lines += _alternatives(candidates)
     lines += _assumed(machines, assumptions)
     return tuple(lines)
 
@@ -50,18 +56,20 @@ def describe(machines: Machines, candidate: Candidate) -> str:
     )
 
 
-def _alternatives(candidates: Sequence[Candidate], estimates: Sequence[tuple[Choice, float]]) -> list[str]:
-    """What each decision gains: the best choice with every other value, simulated if one was, else estimated."""
+def _alternatives(candidates: Sequence[Candidate]) -> list[str]:
+    """What each decision gains: the best with every other value, where it loses so little that somebody may take it.
+
+    The best of what loses more was not looked for.
+    """
     best = candidates[0]
-    own = next((step_s for choice, step_s in estimates if choice == best.choice), None)
     lines = []
-    for name in ("schedule", "chunks", "recomputation", "tensor", "pipeline", "micro_batch"):
+    for name in DECISIONS:
         mine = getattr(best.choice, name)
         others: dict[object, str] = {}
-        for candidate in candidates:  # best first, as are the estimates
+        for candidate in candidates:
+            if candidate.step_s > _STATED * best.step_s:
+                break
             others.setdefault(getattr(candidate.choice, name), _more(candidate.step_s, best.step_s))
-        for choice, step_s in estimates if own else ():
-            others.setdefault(getattr(choice, name), f"about {_more(step_s, own or step_s)}")
         texts = [f"{value} {text}" for value, text in others.items() if value != mine]
         if texts:
             lines.append(f"{name.replace('_', '-')} {mine}; the best with another: {', '.join(texts[:_NAMED])}")

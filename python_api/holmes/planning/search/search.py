@@ -14,12 +14,17 @@ from holmes.planning.search.candidate import Candidate, evaluate
 from holmes.planning.search.estimate import Estimate, estimate
 from holmes.planning.search.layout import Layout
 from holmes.planning.search.machines import Assumptions, Machines, machines_of
-from holmes.planning.search.reasons import reasons_of
+from holmes.planning.search.reasons import DECISIONS, reasons_of
 from holmes.planning.search.space import Choice, Wanted, choices, orders
 from holmes_comm.errors import UsageError
 
+_MOST_SAMPLES = 10**9
 _SAME_SIZES = 3  # simulated candidates of one tensor and pipeline size, so that others get a turn
-_OTHER_ORDERS = 3  # of the clusters, in which the winner is simulated too
+_TRIES = 3  # choices with a value, of which the first that fits into memory counts
+_HOPELESS = 1.5  # times the best: estimates do not err by more
+_CLOSE = 1.3  # times the best estimate: values of a decision that are looked at on their own
+_MOST = 10  # times as many choices as are wanted are simulated at most
+_NEIGHBOURS = 3  # choices with another value of one decision that are simulated at a time
 _EXPANDED = 40  # choices that are tried with every order of the clusters
 
 
@@ -81,11 +86,14 @@ def search(
 
     Every stage lies in one cluster, every tensor group in one host; the optimizer is sharded over data-parallel ranks,
     its traffic overlapped. `wanted` fixes what is decided already; `simulated`: so many choices are partitioned exactly
-    and simulated, the rest only estimated. Local and deterministic. Raises one ValueError, with all numbers and the
+    and simulated for their estimate, then those that differ from the best in one decision and those with another value
+    of each, until nothing is faster. Local and deterministic. Raises one ValueError, with all numbers and the
     nearest fix, where nothing fits.
     """
     if simulated < 1:
         raise UsageError(f"simulated={simulated} must be at least 1")
+    if not 1 <= global_batch <= _MOST_SAMPLES:
+        raise UsageError(f"global_batch={global_batch} must be 1 to {_MOST_SAMPLES} samples")
     assumptions, wanted = assumptions or Assumptions(), wanted or Wanted()
     machines = machines_of(topology, assumptions)
     every_order = orders(machines)
@@ -111,7 +119,19 @@ def search(
             tried += 1
             look(replace(choice, order=order))
     ranked = _sorted(found)
-    candidates = _evaluate(machines, model, global_batch, ranked, simulated, on_progress)
+
+    def simulate(choice: Choice) -> Candidate:
+        candidate = evaluate(Layout.of(machines, model, choice, global_batch))
+        on_progress(f"simulated {choice.text()}: {candidate.step_s:.4g} s")
+        return candidate
+
+    simulations = _Simulations(simulate, ranked, simulated)
+    if ranked:
+        simulations.promising()
+        simulations.descend()
+        simulations.alternatives()
+        simulations.descend()
+    candidates = simulations.candidates
     if not candidates:
         raise _memory_error(Layout.of(machines, model, (nearest or ranked[0])[1], global_batch), tried)
     return SearchResult(
@@ -120,7 +140,7 @@ def search(
         model=model,
         global_batch=global_batch,
         assumptions=assumptions,
-        candidates=tuple(sorted(candidates, key=lambda candidate: candidate.step_s)),
+        candidates=tuple(candidates),
         estimates=tuple((choice, step_s) for step_s, choice in ranked),
         tried=tried,
     )
@@ -131,40 +151,86 @@ def _sorted(found: Sequence[tuple[float, Choice]]) -> list[tuple[float, Choice]]
     return sorted(found, key=lambda pair: (pair[0], pair[1].chunks, pair[1].pipeline, pair[1].tensor, pair[1].text()))
 
 
-def _evaluate(
-    machines: Machines,
-    model: Transformer,
-    global_batch: int,
-    ranked: Sequence[tuple[float, Choice]],
-    wanted: int,
-    on_progress: Callable[[str], None],
-) -> list[Candidate]:
-    """The best by estimate, not too many of one size, each in its best order; then the winner in other orders."""
-    candidates: list[Candidate] = []
-    sizes: dict[tuple[int, int], int] = {}
-    done: set[Choice] = set()
+class _Simulations:
+    """Choices that were simulated, each once, and how the next ones are picked from the estimates (best first)."""
 
-    def simulate(choice: Choice) -> bool:
-        try:
-            candidates.append(evaluate(Layout.of(machines, model, choice, global_batch)))
-        except ValueError:  # memory: the estimate had room for parts of layers
-            return False
-        on_progress(f"{len(candidates)} simulated: {choice.text()}: {candidates[-1].step_s:.4g} s")
-        return True
+    def __init__(
+        self, simulate: Callable[[Choice], Candidate], ranked: Sequence[tuple[float, Choice]], wanted: int
+    ) -> None:
+        self._simulate = simulate
+        self._ranked = ranked
+        self._wanted = wanted
+        self._done: dict[Choice, Candidate | None] = {}
 
-    for _, choice in ranked:
-        if len(candidates) >= wanted:
-            break
-        size, anyhow = (choice.tensor, choice.pipeline), replace(choice, order=())
-        if sizes.get(size, 0) < _SAME_SIZES and anyhow not in done and simulate(choice):
-            done.add(anyhow)
-            sizes[size] = sizes.get(size, 0) + 1
-    if candidates:
-        best = min(candidates, key=lambda candidate: candidate.step_s).choice
-        others = [choice for _, choice in ranked if replace(choice, order=best.order) == best != choice]
-        for choice in others[:_OTHER_ORDERS]:
-            simulate(choice)
-    return candidates
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All, best first."""
+        return sorted(filter(None, self._done.values()), key=lambda candidate: candidate.step_s)
+
+    def get(self, choice: Choice) -> Candidate | None:
+        """None where memory has room for parts of layers only, which the estimate counts with, and after very many."""
+        if choice not in self._done:
+            if len(self._done) >= _MOST * self._wanted:
+                return None
+            try:
+                self._done[choice] = self._simulate(choice)
+            except ValueError:
+                self._done[choice] = None
+        return self._done[choice]
+
+    def promising(self) -> None:
+        """The best by estimate, not too many of one size, each in its best order."""
+        sizes: dict[tuple[int, int], int] = {}
+        seen: set[Choice] = set()
+        for _, choice in self._ranked:
+            if sum(sizes.values()) >= self._wanted:
+                break
+            size, anyhow = (choice.tensor, choice.pipeline), replace(choice, order=())
+            if sizes.get(size, 0) < _SAME_SIZES and anyhow not in seen and self.get(choice):
+                seen.add(anyhow)
+                sizes[size] = sizes.get(size, 0) + 1
+
+    def alternatives(self) -> None:
+        """The best with each value of each decision, where that may be close to the best of all.
+
+        What the estimates rank first, and from there whatever single change makes it faster: estimates err by more than
+        neighbours differ.
+        """
+        close_s = _CLOSE * self._ranked[0][0]
+        for name in DECISIONS:
+            for value in dict.fromkeys(getattr(one, name) for s, one in self._ranked if s <= close_s):
+                pool = [(s, one) for s, one in self._ranked if getattr(one, name) == value]
+                any(self.get(one) for _, one in pool[:_TRIES])
+                own = [one for one in self.candidates if getattr(one.choice, name) == value]
+                if own:
+                    self._descend(own[0], pool)
+
+    def descend(self) -> None:
+        """From the best, by single changes, until none is faster."""
+        if self.candidates:
+            self._descend(self.candidates[0], self._ranked)
+
+    def _descend(self, best: Candidate, pool: Sequence[tuple[float, Choice]]) -> None:
+        while True:
+            near: dict[str, list[Choice]] = {}
+            for estimate_s, one in pool:
+                if estimate_s <= _HOPELESS * best.step_s and (change := _single_change(one, best.choice)):
+                    near.setdefault(change, []).append(one)
+            tried = [one for alike in near.values() for one in alike[:_NEIGHBOURS]]
+            found = [candidate for one in tried if (candidate := self.get(one))]
+            better = min(found, key=lambda one: one.step_s, default=best)
+            if better.step_s >= best.step_s:
+                return
+            best = better
+
+
+def _single_change(one: Choice, other: Choice) -> str | None:
+    """The one decision in which they differ, if it is one; chunks are the schedule's, the data size follows."""
+    names = ("tensor", "pipeline", "micro_batch", "recomputation", "order")
+    differ = [name for name in names if getattr(one, name) != getattr(other, name)]
+    if (one.schedule, one.chunks) != (other.schedule, other.chunks):
+        differ.append("schedule")
+    return differ[0] if len(differ) == 1 else None
 
 
 def _memory_error(layout: Layout, tried: int) -> ValueError:

@@ -12,6 +12,7 @@ from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, divisors, p
 from holmes.planning.model.gpt import RECOMPUTATIONS, Transformer, check_recomputation
 from holmes.planning.schedule import SCHEDULES, check_schedule
 from holmes.planning.search.machines import ClusterMachines, Machines
+from holmes.planning.trainers import trainer_named
 from holmes_comm.errors import UsageError
 
 _MOST_ORDERS = 24
@@ -54,12 +55,37 @@ class Wanted:
     schedule: str | None = None
     chunks: int | None = None
     recomputation: str | None = None
+    trainer: str | None = None  # only what it can run
 
     def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "micro_batch", "chunks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value} must be at least 1")
         if self.recomputation is not None:
             check_recomputation(self.recomputation)
         if self.schedule is not None:
             check_schedule(self.schedule, self.chunks or (2 if self.schedule == "interleaved" else 1))
+        if self.trainer is not None:
+            trainer = trainer_named(self.trainer)
+            for name, known in (("schedule", trainer.schedules), ("recomputation", trainer.recomputations)):
+                value = getattr(self, name)
+                if value not in (None, *known):
+                    raise UsageError(f"{name}={value!r} is nothing that {trainer.title} has: {', '.join(known)}")
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """Those to try."""
+        return (
+            (self.schedule,) if self.schedule else trainer_named(self.trainer).schedules if self.trainer else SCHEDULES
+        )
+
+    @property
+    def recomputations(self) -> tuple[str, ...]:
+        """Those to try."""
+        if self.recomputation:
+            return (self.recomputation,)
+        return trainer_named(self.trainer).recomputations if self.trainer else RECOMPUTATIONS
 
 
 def choices(
@@ -82,7 +108,7 @@ def choices(
         for micro_batch in _micro_batches(global_batch, data, wanted):
             count = global_batch // (data * micro_batch)
             for schedule, chunks in _schedules(pipeline, count, model.layers, wanted):
-                for recomputation in [wanted.recomputation] if wanted.recomputation else RECOMPUTATIONS:
+                for recomputation in wanted.recomputations:
                     for order in cluster_orders:
                         found = True
                         yield Choice(tensor, data, pipeline, micro_batch, schedule, chunks, recomputation, order)
@@ -122,7 +148,7 @@ def _schedules(pipeline: int, micro_batches: int, layers: int, wanted: Wanted) -
         elif wanted.schedule != "interleaved":
             yield wanted.schedule or "1f1b", 1
         return
-    for schedule in [wanted.schedule] if wanted.schedule else SCHEDULES:
+    for schedule in wanted.schedules:
         if schedule != "interleaved":
             if wanted.chunks in (None, 1):
                 yield schedule, 1

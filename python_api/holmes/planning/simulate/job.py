@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from holmes.cluster.topology import Topology
+from holmes.planning.groups.reach import Reach
 from holmes.planning.model.gpt import Transformer, check_recomputation
 from holmes.planning.plan.plan import Plan
+from holmes.planning.plan.proof import plan_differs
 from holmes.planning.simulate.rates import Rates
 from holmes.planning.simulate.step import Boundary, Route, Stage, Step
 from holmes_comm.errors import UsageError
@@ -83,6 +85,9 @@ class Job:
     chunks: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("micro_batch", "global_batch", "tensor"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
         ranks = {place.hosts * place.ranks_per_host for place in self.places}
         if len(self.places) != len(self.layers_per_stage) or len(ranks) != 1:
             raise UsageError(
@@ -229,10 +234,13 @@ def job_of_plan(
 ) -> Job:
     """The job that runs this plan. Local. NICs count by class: a host's rails of one class together have its rate.
 
-    What is None is as the plan says, micro-batches of one sample where it says nothing. Raises ValueError where no
-    global batch is known, where the hosts of a stage have different numbers of its ranks, and as `Job` does.
+    What is None is as the plan says, micro-batches of one sample where it says nothing. Raises ValueError where the
+    plan is for another topology, where no global batch is known, where the hosts of a stage have different numbers of
+    its ranks, and as `Job` does.
     """
-    global_batch = global_batch or plan.global_batch
+    for _, _, _, problem in plan_differs(plan, topology, Reach.of_topology(topology)):
+        raise UsageError(f"the plan does not fit the topology: {problem}; make a plan for this topology")
+    global_batch = plan.global_batch if global_batch is None else global_batch
     if global_batch is None:
         raise UsageError("the plan does not say its global_batch; pass global_batch=, the samples of a step")
     return Job(
@@ -240,7 +248,7 @@ def job_of_plan(
         layers_per_stage=plan.layers_per_stage,
         places=tuple(_place(plan, topology, stage) for stage in range(plan.pipeline)),
         framework=framework,
-        micro_batch=micro_batch or plan.micro_batch or 1,
+        micro_batch=plan.micro_batch or 1 if micro_batch is None else micro_batch,
         global_batch=global_batch,
         tensor=plan.tensor,
         schedule=schedule or plan.schedule,

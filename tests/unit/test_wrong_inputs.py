@@ -1,0 +1,163 @@
+"""What every command answers to a wrong input: one sentence on standard error, exit code 2, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from topologies import topology_of
+
+from holmes.planning.plan import plan_for
+from holmes.tools.cli import main
+
+SIZES = {"layers": 30, "hidden": 64, "heads": 4, "sequence": 16, "vocabulary": 64}
+SEARCH = "plan --topology {topology} --model gpt-3.6b --gpu A100-80GB --global-batch"
+COMPUTE = "bench compute --hidden 64 --heads 4 --sequence 16"
+BENCH = "bench barrier --peers none --ranks 2 --seconds 0.01 --rounds 1"
+
+#: The command line, and words that its sentence must have.
+WRONG = [
+    ("nosuchcommand", "nosuchcommand"),
+    ("nics --nosuchoption", "--nosuchoption"),
+    ("nics --sysfs-root {folder}/nowhere", "nowhere"),
+    ("topology {folder}/nowhere.yaml", "nowhere.yaml: No such file"),
+    ("topology {binary}", "binary.yaml cannot be read as yaml"),
+    ("topology {empty}", "must hold a mapping"),
+    ("topology {many}", "100000000000"),
+    ("topology {topology} --save {unwritable}/t.yaml", "t.yaml"),
+    ("topology {topology} --draw {unwritable}/t.svg", "t.svg"),
+    ("topology {topology} --draw {folder}/t.nosuchformat", "nosuchformat"),
+    ("plan show {folder}/nowhere.yaml", "nowhere.yaml: No such file"),
+    ("plan show {binary}", "binary.yaml cannot be read as yaml"),
+    ("plan show {topology}", "holmes plan"),
+    ("plan show {plan} --rank 99", "ranks are 0 to 7"),
+    ("plan show {plan} --rank -1", "ranks are 0 to 7"),
+    ("plan show {plan} --kind nosuchkind", "nosuchkind"),
+    ("plan explain {plan}", "keeps no reasons"),
+    ("plan check {plan} --topology {binary}", "cannot be read as yaml"),
+    ("plan check {words} --topology {topology}", "list"),
+    ("plan check {unfit} --topology {topology}", "31 layers"),
+    ("plan export {plan} --to nosuchtrainer", "nosuchtrainer"),
+    ("plan export {unfit} --to megatron", "31 layers"),
+    ("plan --model gpt-3.6b --global-batch 64", "--topology"),
+    (f"{SEARCH} 99999999999999", "99999999999999"),
+    (f"{SEARCH} 0", "global_batch=0"),
+    (f"{SEARCH} -64", "global_batch=-64"),
+    (f"{SEARCH} many", "--global-batch"),
+    (f"{SEARCH} 64 --micro-batch 0", "micro_batch=0"),
+    (f"{SEARCH} 64 --simulated 0", "simulated=0"),
+    (f"{SEARCH} 64 --tensor 3", "tensor=3"),
+    (f"{SEARCH} 64 --schedule nosuch", "nosuch"),
+    (f"{SEARCH} 64 --for nosuchtrainer", "nosuchtrainer"),
+    (f"{SEARCH} 64 --for deepspeed --schedule zb-h1", "zb-h1"),
+    (f"{SEARCH} 64 --output {{unwritable}}/plan.yaml", "plan.yaml"),
+    (f"{SEARCH} 64 --output {{folder}}/plan.nosuch", "plan.nosuch"),
+    (f"{SEARCH} 64 --efficiency nan", "efficiency=nan"),
+    (f"{SEARCH} 64 --reserve-gib nan", "reserve_gib=nan"),
+    ("plan --topology {topology} --model nosuchmodel --global-batch 64", "nosuchmodel"),
+    ("plan --topology {topology} --model {binary} --global-batch 64", "cannot be read as yaml"),
+    ("simulate {plan} --topology {larger} --rates {rates}", "8 ranks"),
+    ("simulate {plan} --topology {topology} --rates {binary}", "cannot be read as yaml"),
+    ("simulate {plan} --topology {topology} --rates {rates} --model gpt-7.5b", "36"),
+    ("simulate {plan} --topology {topology} --rates {rates} --global-batch 0", "global_batch=0"),
+    ("simulate {plan} --topology {topology} --rates {rates} --micro-batch -1", "micro_batch=-1"),
+    ("simulate {plan} --topology {topology} --rates {rates} --plot {unwritable}/s.png", "s.png"),
+    ("simulate {plan} --topology {topology} --rates {rates} --trace {unwritable}/s.json", "s.json"),
+    ("simulate calibrate {folder}/rates.yaml --link ethernet={folder}/nowhere.json", "nowhere.json"),
+    ("simulate calibrate {folder}/rates.yaml --link ethernet", "CLASS=FILE"),
+    ("simulate calibrate {folder}/rates.yaml --compute {binary}", "binary.yaml"),
+    ("testbed show --spec {folder}/nowhere.yaml", "nowhere.yaml"),
+    ("testbed show --spec {binary}", "binary.yaml"),
+    ("testbed run --spec {binary} -- true", "binary.yaml"),
+    ("testbed run --spec nosuchspec -- true", "nosuchspec"),
+    ("bench nosuchoperation", "nosuchoperation"),
+    (f"{BENCH} --ranks 0", "ranks is 0"),
+    (f"{BENCH} --dtype nosuch", "nosuch"),
+    (f"{BENCH} --testbed {{binary}}", "binary.yaml"),
+    (f"{BENCH} --json {{unwritable}}/b.json", "b.json"),
+    (f"{BENCH} --plot {{unwritable}}/b.png", "b.png"),
+    (f"{BENCH} --plot {{folder}}/b.nosuchformat", "nosuchformat"),
+    (f"{BENCH} --json {{folder}}", "is a folder"),
+    (f"{COMPUTE} --device nowhere", "nowhere"),
+    (f"{COMPUTE} --ranks many", "many"),
+    (f"{COMPUTE} --hidden 0", "hidden=0"),
+    (f"{COMPUTE} --json {{unwritable}}/c.json", "c.json"),
+    ("debug {folder}/nowhere", "no folder and no process number"),
+    ("debug {folder}", "has no record of a process"),
+    ("debug 4194304999", "4194304999"),
+    ("doctor --plan {folder}/nowhere.yaml", "nowhere.yaml"),
+    ("doctor --plan {binary}", "cannot be read as yaml"),
+    ("stress", "several ranks"),
+    ("stress --max-bytes nosuch", "nosuch"),
+    ("stress --testbed", "--faults"),
+    ("stress --testbed --faults nosuchfault", "nosuchfault"),
+    ("stress --testbed --faults kill --save {unwritable}/s", "below: Not a directory"),
+    ("demo --out {unwritable}/demo", "demo"),
+    ("demo --plan {folder}/nowhere.yaml", "nowhere.yaml"),
+    ("demo --testbed nosuchspec", "nosuchspec"),
+    ("demo --device nosuchdevice", "nosuchdevice"),
+    ("store --port 99999", "--port"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files that are right, and files that are not."""
+    folder = tmp_path_factory.mktemp("wrong")
+    places = {"folder": folder} | {
+        name: folder / f"{name}.yaml"
+        for name in ("topology", "larger", "plan", "unfit", "rates", "binary", "empty", "many", "words")
+    }
+    places["unwritable"] = folder / "a-file" / "below"  # whoever runs the tests, root too
+    (folder / "a-file").write_text("")
+    small = topology_of([[2, 2], [2, 2]])
+    small.save(places["topology"])
+    topology_of([[8, 8], [8, 8]]).save(places["larger"])
+    plan = plan_for(small, model_layers=30, pipeline=2, micro_batch=1, global_batch=8, model=SIZES)
+    plan.save(places["plan"])
+    data = plan.to_dict() | {"layers_per_chunk": [[26], [5]]}
+    places["unfit"].write_text(json.dumps(data))
+    places["rates"].write_text(
+        "kind: holmes rates\nversion: 1\ncompute_tflops: 100\nlinks:\n"
+        + "".join(f"  {name}: {{gbps: 100}}\n" for name in ("infiniband", "roce_v2", "ethernet"))
+    )
+    places["binary"].write_bytes(bytes(range(256)))
+    places["empty"].write_text("")
+    places["words"].write_text("groups: {dp: 7}\n")
+    host = {"name": "h{}", "count": 100_000_000_000, "ranks_per_host": 8, "ports": []}
+    places["many"].write_text(json.dumps({"kind": "holmes topology", "version": 2, "hosts": [host]}))
+    return places
+
+
+def answer(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    """The exit code and standard error of `holmes` with this command line."""
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    return ended.value.code, capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "words"), WRONG, ids=[line for line, _ in WRONG])
+def test_a_wrong_input_is_answered_with_one_sentence(
+    line: str, words: str, places: dict[str, Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(places["folder"])
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    code, said = answer(line.format(**places), capfd)
+    assert code == 2, said
+    assert len(said.splitlines()) == 1, said
+    assert said.startswith("holmes"), said
+    assert words in said
+
+
+@pytest.mark.parametrize("command", ["doctor", "topology", "stress"])
+def test_a_rank_outside_its_job_is_told_so(
+    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"RANK": "5", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    monkeypatch.setattr(os, "environ", dict(os.environ) | environment)
+    code, said = answer(command, capfd)
+    assert code == 2
+    assert said == f"holmes {command}: RANK=5 is none of WORLD_SIZE=2's ranks, 0 to 1; start the job with torchrun\n"
