@@ -15,11 +15,13 @@ from pathlib import Path
 # The lowest first. Inside a package anything goes; a name stands for everything below it that has no line of its own.
 ORDER = [
     "holmes_comm",
+    "holmes.words",
     "holmes.files",
     "holmes.cluster.topology",
     "holmes.cluster.probe",
     "holmes.cluster",
     "holmes.planning.schedule",
+    "holmes.planning.trainers",
     "holmes.planning.model",
     "holmes.planning.groups",
     "holmes.planning.partition",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import yaml
 from holmes_comm.errors import UsageError
 
 SUFFIXES = (".yaml", ".yml", ".json")
+PICTURES = (".svg", ".png", ".pdf")
 # Ten times as fast where PyYAML has them: the topology of 100,000 ranks is a large file.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -42,13 +45,44 @@ def load(path: str | Path) -> dict[str, Any]:
     """The mapping in a .yaml, .yml or .json file. Raises ValueError naming the file where it holds none."""
     path = _checked(path)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_LOADER)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
+    except (json.JSONDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold a mapping, but holds {type(data).__name__}")
     return data
+
+
+def check_writable(path: str | Path | None) -> None:
+    """Before the work whose result is to be written there. Raises ValueError naming what is in the way."""
+    if path is None:
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written by this user; name another file")
+
+
+def check_savable(path: str | Path | None) -> None:
+    """As `check_writable`, for what `save` writes: the ending too."""
+    if path is not None:
+        check_writable(_checked(path))
+
+
+def check_picture(path: str | Path | None) -> None:
+    """As `check_writable`, for a picture. Raises ValueError also where its ending is no format's, or matplotlib is
+    missing."""
+    if path is None:
+        return
+    if Path(path).suffix not in PICTURES:
+        raise UsageError(f"{path}: a picture's name must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
+    check_writable(path)
+    if find_spec("matplotlib") is None:
+        raise UsageError(f"{path}: drawing needs matplotlib; run: pip install 'holmes-comm[plot]'")
 
 
 def check_kind(data: Mapping[str, Any], kind: str, version: int) -> None:

@@ -78,6 +78,12 @@ def _meet(timeout: timedelta) -> tuple[Any, int, int]:
         address = os.environ["MASTER_ADDR"]
     except KeyError as error:
         raise UsageError(f"WORLD_SIZE is set, but not {error.args[0]}; start the job with torchrun") from None
+    except ValueError as error:
+        raise UsageError(f"RANK, WORLD_SIZE and MASTER_PORT must be numbers: {error}") from None
+    if not 0 <= rank < size:
+        raise UsageError(
+            f"RANK={rank} is none of WORLD_SIZE={size}'s ranks, 0 to {size - 1}; start the job with torchrun"
+        )
     served_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = rank == 0 and not served_by_torchrun
     store = TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False)

@@ -8,7 +8,6 @@ from holmes.tools.bench.operations import OPERATIONS, Case, Operation
 from holmes.tools.bench.peer import Context, Peer, PeerError
 from holmes.tools.bench.rank import own_rank, run_rank
 from holmes.tools.bench.settings import PEERS, Output, Settings, parse_bytes
-from holmes.tools.bench.tables import check_plotting
 
 __all__ = [
     "OPERATIONS",
@@ -22,7 +21,6 @@ __all__ = [
     "Peer",
     "PeerError",
     "Settings",
-    "check_plotting",
     "launch",
     "measure",
     "own_rank",

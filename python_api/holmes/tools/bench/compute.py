@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class ComputeSettings:
             raise UsageError(f"dtype={self.dtype!r} is unknown; known are {', '.join(DTYPES)}")
         if not self.ranks or min(self.ranks) < 1:
             raise UsageError(f"ranks={list(self.ranks)} must be numbers of at least 1, such as 1,2,4")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise UsageError(f"device={self.device!r} must be cpu, cuda or cuda:N")
         if not self.seconds > 0:
             raise UsageError(f"seconds={self.seconds} must be above 0")
 

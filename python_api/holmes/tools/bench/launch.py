@@ -61,6 +61,9 @@ def launch(settings: Settings, ranks: int, output: Output) -> int:
         ]
     try:
         return _wait(processes)
+    except KeyboardInterrupt:
+        _await_end(processes)  # the terminal has told them too, and rank 0 still has something to write
+        raise
     finally:
         _stop(processes)
         del store
@@ -99,6 +102,12 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
         failed = [state for state in states if state]
         if failed or None not in states:
             return failed[0] if failed else 0
+        time.sleep(_POLL_S)
+
+
+def _await_end(processes: list[subprocess.Popen[bytes]]) -> None:
+    deadline_s = time.monotonic() + _STOP_S
+    while time.monotonic() < deadline_s and any(process.poll() is None for process in processes):
         time.sleep(_POLL_S)
 
 

@@ -99,6 +99,7 @@ class Operation:
     input_split: bool = False  # the input is one n-th of the size
     output_split: bool = False  # the output is one n-th of the size
     has_data: bool = True
+    at_root: bool = False  # only the root gets the result
     least_ranks: int = 1
 
 
@@ -110,7 +111,9 @@ OPERATIONS = {
         Operation("all_gather", lambda n: (n - 1) / n, input_split=True),
         Operation("all_to_all", lambda n: (n - 1) / n),
         Operation("broadcast", lambda n: 1.0, in_place=True),
-        Operation("reduce", lambda n: 1.0, reduces=True, in_place=True),
+        Operation("reduce", lambda n: 1.0, reduces=True, in_place=True, at_root=True),
+        Operation("gather", lambda n: (n - 1) / n, input_split=True, at_root=True),
+        Operation("scatter", lambda n: (n - 1) / n, output_split=True),
         Operation("send_recv", lambda n: 1.0),
         Operation("ping_pong", lambda n: 2.0, least_ranks=2),
         Operation("barrier", lambda n: 1.0, has_data=False),
@@ -168,7 +171,7 @@ class Case:
 
     def wrong_elements(self, output: Array) -> int:
         """Returns how many elements of `output` differ from what numpy computes."""
-        if not self.operation.has_data or (self.operation.name == "reduce" and self.rank != 0):
+        if not self.operation.has_data or (self.operation.at_root and self.rank != 0):
             return 0  # nothing to compare: libraries may use the other ranks' buffers of a reduce
         if self.operation.name == "ping_pong" and self.rank > 1:
             return 0
@@ -190,6 +193,8 @@ class Case:
         encoded = [self.dtype.encode(period) for period in periods]
         if name == "broadcast":
             return _stretch(encoded[0], 0, self.count)
+        if name == "scatter":
+            return _stretch(encoded[0], self.rank * part, part)
         if name == "ping_pong":
             return _stretch(encoded[1 - self.rank], 0, self.count)
         if name == "send_recv":

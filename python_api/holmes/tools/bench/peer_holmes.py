@@ -47,6 +47,8 @@ class HolmesPeer(Peer):
         communicator, op = self._communicator, case.op
         following, previous = (case.rank + 1) % case.ranks, (case.rank - 1) % case.ranks
 
+        parts = list(outputs.reshape(case.ranks, -1)) if case.operation.name == "gather" and case.rank == 0 else None
+
         def send_recv() -> None:
             for work in communicator.batch([("recv", outputs, previous, 0), ("send", inputs, following, 0)]):
                 work.wait()
@@ -66,6 +68,8 @@ class HolmesPeer(Peer):
             "all_to_all": lambda: communicator.all_to_all(outputs, inputs),
             "broadcast": lambda: communicator.broadcast(inputs, 0),
             "reduce": lambda: communicator.reduce(inputs, 0, op),
+            "gather": lambda: communicator.gather(inputs, parts, 0),
+            "scatter": lambda: communicator.scatter(outputs, inputs if case.rank == 0 else None, 0),
             "send_recv": send_recv,
             "ping_pong": ping_pong,
             "barrier": lambda: communicator.barrier(),

@@ -137,6 +137,8 @@ class MpiPeer(Peer):
             "all_to_all": lambda: world.Alltoall(inputs, outputs),
             "broadcast": lambda: world.Bcast(inputs, 0),
             "reduce": lambda: world.Reduce(reduce_send, reduce_receive, op, 0),
+            "gather": lambda: world.Gather(inputs, outputs if case.rank == 0 else None, 0),
+            "scatter": lambda: world.Scatter(inputs if case.rank == 0 else None, outputs, 0),
             "send_recv": lambda: world.Sendrecv(inputs, following, 0, outputs, previous, 0),
             "ping_pong": ping_pong,
             "barrier": lambda: world.Barrier(),

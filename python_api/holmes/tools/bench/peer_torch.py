@@ -66,6 +66,9 @@ class TorchPeer(Peer):
         reduce_op = getattr(dist.ReduceOp, _REDUCE_OPS[case.op])
         following, previous = (case.rank + 1) % case.ranks, (case.rank - 1) % case.ranks
 
+        whole = {"gather": outputs, "scatter": inputs}.get(case.operation.name) if case.rank == 0 else None
+        parts = None if whole is None else list(whole.chunk(case.ranks))
+
         def send_recv() -> None:
             pair = [
                 dist.P2POp(dist.isend, inputs, following, group),
@@ -92,6 +95,8 @@ class TorchPeer(Peer):
             "all_to_all": lambda: dist.all_to_all_single(outputs, inputs, group=group),
             "broadcast": lambda: dist.broadcast(inputs, 0, group=group),
             "reduce": lambda: dist.reduce(inputs, 0, reduce_op, group=group),
+            "gather": lambda: dist.gather(inputs, parts, 0, group=group),
+            "scatter": lambda: dist.scatter(outputs, parts, 0, group=group),
             "send_recv": send_recv,
             "ping_pong": ping_pong,
             "barrier": lambda: dist.barrier(group=group),

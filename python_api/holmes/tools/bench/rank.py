@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from holmes.tools.bench.measurement import Measurement
 from holmes.tools.bench.operations import DTYPES, OPERATIONS, Case
 from holmes.tools.bench.peer import Context, Peer, PeerError
 from holmes.tools.bench.settings import Output, Settings
+from holmes_comm.errors import HolmesError
 
 
 def own_rank() -> tuple[int, int] | None:
@@ -73,13 +75,13 @@ def open_store(settings: Settings, rank: int, ranks: int) -> Any:
 def run_rank(settings: Settings, output: Output) -> bool:
     """Collective. Runs this process's rank, see `own_rank`; returns whether every result was right.
 
-    A peer that cannot be used is said on stderr.
+    A peer that cannot be used is said on stderr, and so is what ends a communicator (another rank's Ctrl-C, say).
     """
     place = own_rank()
     assert place is not None, "only a process that a launcher started is a rank"
     try:
         return _run_rank(*place, settings, output)
-    except PeerError as error:
+    except (PeerError, HolmesError) as error:
         print(f"holmes bench: rank {place[0]}: {error}", file=sys.stderr, flush=True)
         return False
 
@@ -92,6 +94,41 @@ def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool
         peer.setup(Context(rank, ranks, store, settings.timeout_s))
     facts = {peer.name: peer.describe() for peer in peers}
     measurements: list[Measurement] = []
+
+    def save() -> dict[str, Any]:
+        document = tables.document(output.command, dataclasses.asdict(settings), ranks, facts, measurements)
+        if output.json_path is not None:
+            _replace(Path(output.json_path), json.dumps(document, indent=1) + "\n")
+        return document
+
+    try:
+        good = _measure(rank, ranks, settings, peers, control, measurements, save)
+    finally:  # also where Ctrl-C ends it
+        if rank == 0 and output.plot_path is not None and any(one.case.size_bytes for one in measurements):
+            tables.draw(Path(output.plot_path), save())
+    for peer in peers:
+        peer.teardown()
+    control.leave()
+    return good
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that is whole at any moment."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def _measure(
+    rank: int,
+    ranks: int,
+    settings: Settings,
+    peers: list[Peer],
+    control: Control,
+    measurements: list[Measurement],
+    save: Callable[[], object],
+) -> bool:
+    """Collective. Appends what is measured; on rank 0 prints it and calls `save`. Whether all was right."""
     for name in settings.operations:
         operation = OPERATIONS[name]
         if ranks < operation.least_ranks:
@@ -106,6 +143,7 @@ def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool
             done = measure(case, peers, control, settings, settings.peers)
             measurements += done
             if rank == 0:
+                save()
                 for measurement in done:
                     print(tables.line(measurement, settings.peers), flush=True)
     wrong = sum(measurement.wrong_elements for measurement in measurements)
@@ -113,12 +151,5 @@ def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool
     if rank == 0:
         outcome = "OK" if good else "FAILED"
         print(f"# {len(measurements)} measurements, {wrong} wrong elements: {outcome}", flush=True)
-        document = tables.document(output.command, dataclasses.asdict(settings), ranks, facts, measurements)
-        if output.json_path is not None:
-            Path(output.json_path).write_text(json.dumps(document, indent=1) + "\n")
-        if output.plot_path is not None:
-            tables.draw(Path(output.plot_path), document)
-    for peer in peers:
-        peer.teardown()
-    control.leave()
+        save()
     return good

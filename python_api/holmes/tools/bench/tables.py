@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from holmes.tools.bench.measurement import Measurement
-from holmes.tools.bench.peer import PeerError
 from holmes_comm.errors import UsageError
 
 _COLUMNS = [
@@ -140,14 +139,6 @@ def facts(command: str, settings: dict[str, Any]) -> dict[str, Any]:
         "versions": _versions(),
         "settings": settings,
     }
-
-
-def check_plotting() -> None:
-    """Raises PeerError where matplotlib is missing: before the measurement, not after it."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise PeerError(f"--plot needs matplotlib ({error}); pip install matplotlib") from error
 
 
 def draw(path: Path, document: dict[str, Any]) -> None:

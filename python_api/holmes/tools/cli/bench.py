@@ -11,19 +11,19 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from holmes import files
 from holmes.tools.bench import (
     OPERATIONS,
     PEERS,
     Output,
     PeerError,
     Settings,
-    check_plotting,
     launch,
     own_rank,
     parse_bytes,
     run_rank,
 )
-from holmes.tools.cli.command import needs_module
+from holmes.tools.cli.refusal import missing_module
 from holmes_comm.errors import UsageError
 
 
@@ -90,39 +90,36 @@ def bench(
     that all ranks keep busy, B/cpu the bytes of all ranks per second of processor time. /gloo and the like say how many
     times faster than that peer, as the median over rounds that ran in turns.
     """
-    try:
-        settings = Settings(
-            operations=tuple(operations or OPERATIONS),
-            begin_bytes=parse_bytes(begin),
-            end_bytes=parse_bytes(end),
-            factor=factor,
-            sizes=tuple(parse_bytes(size) for size in sizes.split(",")) if sizes else (),
-            dtype=dtype,
-            op=op,
-            through=through,
-            transport=transport,
-            nics=tuple(nics or ()),
-            peers=_parse_peers(peers),
-            holmes=holmes,
-            rounds=rounds,
-            seconds=seconds,
-            warmup=warmup,
-            timeout_s=timeout_s,
-        )
-        if ranks < 1:
-            raise UsageError(f"ranks is {ranks}; at least one is needed")
-        if congestion_control is not None and testbed is None:
-            raise UsageError("--congestion-control changes emulated nodes only; give --testbed, for example one-node")
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    settings = Settings(
+        operations=tuple(operations or OPERATIONS),
+        begin_bytes=parse_bytes(begin),
+        end_bytes=parse_bytes(end),
+        factor=factor,
+        sizes=tuple(parse_bytes(size) for size in sizes.split(",")) if sizes else (),
+        dtype=dtype,
+        op=op,
+        through=through,
+        transport=transport,
+        nics=tuple(nics or ()),
+        peers=_parse_peers(peers),
+        holmes=holmes,
+        rounds=rounds,
+        seconds=seconds,
+        warmup=warmup,
+        timeout_s=timeout_s,
+    )
+    if ranks < 1:
+        raise UsageError(f"ranks is {ranks}; at least one is needed")
+    if congestion_control is not None and testbed is None:
+        raise UsageError("--congestion-control changes emulated nodes only; give --testbed, for example one-node")
+    files.check_writable(json_path)
+    files.check_picture(plot_path)
     output = Output(
         shlex.join(["holmes", *sys.argv[1:]]),
         str(json_path) if json_path else None,
         str(plot_path) if plot_path else None,
     )
     try:
-        if plot_path is not None:
-            check_plotting()
         if own_rank() is not None:
             status = 0 if run_rank(settings, output) else 1
         elif testbed is not None:
@@ -136,16 +133,12 @@ def bench(
 
 
 def _launch_on_testbed(settings: Settings, output: Output, *nodes: Any) -> int:
-    """The lab's `launch_on_testbed`. Raises PeerError where the lab is not installed or the testbed cannot be built."""
+    """The lab's `launch_on_testbed`. Raises PeerError where the lab is not installed."""
     try:
-        lab = importlib.import_module("holmes.lab.testbed")
         bench_module = importlib.import_module("holmes.lab.testbed.bench")
     except ModuleNotFoundError as error:
-        raise PeerError(needs_module("--testbed", error, of_lab=True)) from error
-    try:
-        return int(bench_module.launch_on_testbed(settings, output, *nodes))
-    except (lab.SpecError, lab.TestbedError) as error:
-        raise PeerError(str(error)) from error
+        raise PeerError(missing_module(error, "lab")) from error
+    return int(bench_module.launch_on_testbed(settings, output, *nodes))
 
 
 def _parse_peers(text: str | None) -> tuple[str, ...]:

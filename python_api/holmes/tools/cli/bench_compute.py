@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from holmes import files
 from holmes.tools.bench.compute import ComputeSettings, run_compute
 from holmes.tools.bench.tables import compute_document
+from holmes_comm.errors import JobError, UsageError
 
 
 def compute(
@@ -35,18 +37,18 @@ def compute(
 ) -> None:
     """Forward and backward of a GPT's embedding, layer and head with loss, AdamW, and what holmes.DistributedOptimizer
     adds, with PyTorch on this machine."""
-    try:
-        numbers = tuple(int(number) for number in ranks.split(","))
-        settings = ComputeSettings(
-            hidden, heads, sequence, vocabulary, layers, micro_batch, dtype, device, threads, numbers, rounds, seconds
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    files.check_writable(json_path)
+    if not all(number.isdigit() for number in ranks.split(",")):
+        raise UsageError(f"--ranks {ranks!r} must be numbers with commas between, such as 1,2,4")
+    numbers = tuple(int(number) for number in ranks.split(","))
+    settings = ComputeSettings(
+        hidden, heads, sequence, vocabulary, layers, micro_batch, dtype, device, threads, numbers, rounds, seconds
+    )
     typer.echo(f"#{'ranks':>6} {'part':>10} {'forward':>12} {'backward':>12}")
     typer.echo(f"#{'':>6} {'':>10} {'(us)':>12} {'(us)':>12}")
     try:
         rows = run_compute(settings, _show)
-    except RuntimeError as error:
+    except JobError as error:
         typer.echo(f"holmes bench compute: {error}", err=True)
         raise typer.Exit(1) from None
     if json_path is not None:

@@ -10,6 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from holmes import __version__
+from holmes.tools.cli.refusal import RefusingCommand, missing_module
+
+# Of click, or of what typer has in its place.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 #: Subcommand: where it is in this package (a typer app or a function) and what `holmes --help` says about it.
 SUBCOMMANDS = {
@@ -54,14 +58,8 @@ def load(target: str) -> typer.Typer:
     if isinstance(loaded, typer.Typer):
         return loaded
     single = typer.Typer()
-    single.command()(loaded)
+    single.command(cls=RefusingCommand)(loaded)
     return single
-
-
-def needs_module(command: str, error: ModuleNotFoundError, of_lab: bool) -> str:
-    """What to say where a command lacks a Python module: the lab's are an extra of the installation."""
-    fix = "; run: pip install 'holmes-comm[lab]'" if of_lab else ""
-    return f"{command} needs Python module {error.name}, which is not installed{fix}"
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -69,15 +67,27 @@ def main(args: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if args is None else args)
     words = 2 if " ".join(args[:2]) in SUBCOMMANDS else 1  # "bench compute" before "bench"
     name = " ".join(args[:words])
+    command, prog_name = app, "holmes"
     if name in SUBCOMMANDS:
+        target = SUBCOMMANDS[name][0]
+        prog_name = f"holmes {name}"
         try:
-            command = load(SUBCOMMANDS[name][0])
+            command = load(target)
         except ModuleNotFoundError as error:
-            typer.echo(needs_module(f"holmes {name}", error, SUBCOMMANDS[name][0].startswith("lab.")), err=True)
+            extra = "lab" if target.startswith("lab.") else None
+            typer.echo(f"{prog_name}: {missing_module(error, extra)}", err=True)
             sys.exit(2)
-        command(args=args[words:], prog_name=f"holmes {name}")
-    else:
-        app(args=args, prog_name="holmes")
+        args = args[words:]
+    try:
+        status = command(args=args, prog_name=prog_name, standalone_mode=False)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            place = error.ctx.command_path if error.ctx else prog_name
+            typer.echo(f"{place}: {' '.join(error.format_message().split())} (see {place} --help)", err=True)
+        sys.exit(2)
+    sys.exit(status if isinstance(status, int) else 0)
 
 
 def _print_version(wanted: bool) -> None:

@@ -11,6 +11,7 @@ import typer
 from holmes.tools.debug.diagnose import diagnose_job
 from holmes.tools.debug.members import JobRecord, jobs_of
 from holmes.tools.debug.sources import Answers, ask_folder, ask_processes, read_folder
+from holmes.words import count
 from holmes_comm.errors import UsageError
 
 
@@ -33,22 +34,12 @@ def debug(
     rank writes on failure with HOLMES_FLIGHT_RECORDER_DIR. Exit code: 0 where nothing is wrong, 1 with findings, 2
     where there is nothing to look at.
     """
-    try:
-        answers = _collect(places or [], testbed, ask, wait_s)
-    except (OSError, ValueError) as error:
-        typer.echo(f"holmes debug: {error}", err=True)
-        raise typer.Exit(2) from None
+    answers = _collect(places or [], testbed, ask, wait_s)
     for note in answers.notes:
         typer.echo(f"holmes debug: {note}", err=True)
     jobs = jobs_of(answers.records, answers.silent)
     if not jobs:
-        typer.echo(
-            "holmes debug: no process with a communicator answered (other users' and other hosts' are not asked; "
-            "HOLMES_FLIGHT_RECORDER=0 turns it off); for several hosts set HOLMES_FLIGHT_RECORDER_DIR to a shared "
-            "folder and name it here",
-            err=True,
-        )
-        raise typer.Exit(2)
+        raise UsageError(_nothing(places or []))
     if not all_jobs:
         jobs = jobs[:1]
     found = [(job, diagnose_job(job)) for job in jobs]
@@ -59,6 +50,18 @@ def debug(
         for job, findings in found:
             _print(job, [(finding.is_cause, finding.sentence) for finding in findings])
     raise typer.Exit(int(any(findings for _, findings in found)))
+
+
+def _nothing(places: list[str]) -> str:
+    """What to say where nobody told anything."""
+    if places and not places[0].isdigit():
+        return f"{places[0]} has no record of a process that has a communicator; is it HOLMES_FLIGHT_RECORDER_DIR's?"
+    who = f"{', '.join(places)} is no process that has a communicator, or it does not answer" if places else ""
+    return (
+        f"{who or 'no process with a communicator answered'} (other users' and other hosts' are not asked; "
+        "HOLMES_FLIGHT_RECORDER=0 turns it off); for several hosts set HOLMES_FLIGHT_RECORDER_DIR to a shared folder "
+        "and name it here"
+    )
 
 
 def _collect(places: list[str], testbed: bool, ask: bool, wait_s: float) -> Answers:
@@ -85,8 +88,8 @@ def _print(job: JobRecord, sentences: list[tuple[bool, str]]) -> None:
     answered = sum(member.record is not None for member in job.members)
     hosts = len({member.host for member in job.members})
     typer.echo(
-        f"{len(job.members)} processes on {hosts} host{'s' if hosts != 1 else ''}, {answered} of them told; "
-        f"{len(job.communicators)} communicators"
+        f"{count(len(job.members), 'process')} on {count(hosts, 'host')}, {answered} told; "
+        f"{count(len(job.communicators), 'communicator')}"
     )
     for is_cause, sentence in sentences:
         typer.echo(f"{'  ' if is_cause else '  follows: '}{sentence}")

@@ -17,6 +17,7 @@ from holmes.tools.doctor import Diagnosis, examine
 from holmes.tools.doctor.examine import examine_here
 from holmes.tools.doctor.finding import ERROR, NOTE, SEVERITIES, WARNING
 from holmes.tools.job_store import in_job, join_job
+from holmes.words import count
 
 
 def doctor(
@@ -35,11 +36,11 @@ def doctor(
     Run it as the job would be, with one or more ranks per host (torchrun, `holmes testbed run`); without a job it looks
     at this host only. Rank 0 prints. Exit code: 0, also with warnings; 1 with errors; 2 where the ranks do not meet.
     """
-    try:
-        diagnosis = _in_job(timeout_s, measure_s, join_timeout_s, plan) if in_job() else examine_here()
-    except (ValueError, OSError, RuntimeError) as error:
-        typer.echo(f"holmes doctor: {error}", err=True)
-        raise typer.Exit(2) from None
+    diagnosis = (
+        _in_job(timeout_s, measure_s, join_timeout_s, plan)
+        if in_job()
+        else examine_here(None if plan is None else Plan.load(plan))
+    )
     if diagnosis is None:
         return
     if as_json:
@@ -77,10 +78,8 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
 def summary(diagnosis: Diagnosis) -> str:
     """How many hosts and ranks, what was checked, and what came of it, in one or two lines."""
     counts = Counter(finding.severity for finding in diagnosis.findings)
-    hosts = f"{len(diagnosis.hosts)} host{'s' if len(diagnosis.hosts) != 1 else ''}, {diagnosis.ranks} rank" + (
-        "s" if diagnosis.ranks != 1 else ""
-    )
-    said = ", ".join(f"{counts[kind]} {kind}{'s' if counts[kind] > 1 else ''}" for kind in SEVERITIES if counts[kind])
+    hosts = f"{count(len(diagnosis.hosts), 'host')}, {count(diagnosis.ranks, 'rank')}"
+    said = ", ".join(count(counts[kind], kind) for kind in SEVERITIES if counts[kind])
     lines = [f"{'All good' if not _serious(diagnosis) else 'Found'}: {said or 'nothing to report'} ({hosts})."]
     lines.append(f"Checked: {', '.join(diagnosis.checked)}.")
     if diagnosis.skipped:

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holmes_comm.errors import HolmesError
 from holmes_comm.nics import Nic, discover_nics
 
 _CLASS_TEXT = {
@@ -31,11 +30,7 @@ def nics(
     ] = None,
 ) -> None:
     """Lists this host's NICs: class, speed, state, addresses, GID, PCI place and nearest GPUs."""
-    try:
-        found = discover_nics(None if sysfs_root is None else str(sysfs_root))
-    except HolmesError as error:
-        typer.echo(f"holmes nics: {error}", err=True)
-        raise typer.Exit(2) from None
+    found = discover_nics(None if sysfs_root is None else str(sysfs_root))
     if as_json:
         typer.echo(json.dumps([nic.to_dict() for nic in found], indent=2))
     else:

@@ -16,36 +16,38 @@ from holmes.planning.plan.file import KIND
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import GroupLists, Proof, check
 from holmes.tools.cli.plan_search import explain, search
+from holmes.tools.cli.refusal import RefusingCommand, RefusingGroup
 from holmes.training.integrations.export import FORMATS, export_plan
 from holmes.training.integrations.start_order import hosts_in_order
+from holmes.words import count
 from holmes_comm.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="Plans: the search for the fastest one, what they say, and their proof.")
+app = typer.Typer(
+    cls=RefusingGroup,
+    no_args_is_help=True,
+    help="Plans: the search for the fastest one, what they say, and their proof.",
+)
 app.callback(invoke_without_command=True)(search)
-app.command("explain")(explain)
+app.command("explain", cls=RefusingCommand)(explain)
 
 
-@app.command("show")
+@app.command("show", cls=RefusingCommand)
 def show(
     plan: Annotated[Path, typer.Argument(help="A saved plan, .yaml or .json.")],
     kind: Annotated[str | None, typer.Option(help="List every group of this kind: tp, dp, pp, ...")] = None,
     rank: Annotated[int | None, typer.Option(help="List every group that this rank is in.")] = None,
 ) -> None:
     """A plan in a few lines; with --kind or --rank the groups, their NICs and why."""
-    try:
-        loaded = Plan.load(plan)
-        if rank is not None:
-            groups = [loaded.group_of(kind, rank)] if kind else list(loaded.groups_of(rank))
-        else:
-            groups = list(loaded.groups(kind)) if kind else []
-        text = "\n".join(f"{group.kind} {list(group.ranks)}: {group.reason}" for group in groups) or loaded.describe()
-    except (ValueError, OSError) as error:
-        typer.echo(f"holmes plan show: {error}", err=True)
-        raise typer.Exit(2) from None
+    loaded = Plan.load(plan)
+    if rank is not None:
+        groups = [loaded.group_of(kind, rank)] if kind else list(loaded.groups_of(rank))
+    else:
+        groups = list(loaded.groups(kind)) if kind else []
+    text = "\n".join(f"{group.kind} {list(group.ranks)}: {group.reason}" for group in groups) or loaded.describe()
     typer.echo(text)
 
 
-@app.command("check")
+@app.command("check", cls=RefusingCommand)
 def check_groups(
     plan: Annotated[
         Path, typer.Argument(help="A saved plan, or a file with `groups:`, lists of ranks by kind, of another trainer.")
@@ -57,11 +59,7 @@ def check_groups(
     Exit code 1, with what is wrong, what it costs and the nearest fix, where the proof fails; 2 for files that cannot
     be used.
     """
-    try:
-        proof = check(_groups_in(plan), Topology.load(topology))
-    except (ValueError, OSError) as error:
-        typer.echo(f"holmes plan check: {error}", err=True)
-        raise typer.Exit(2) from None
+    proof = check(_groups_in(plan), Topology.load(topology))
     print_proof(Console(), proof)
     raise typer.Exit(0 if proof.holds else 1)
 
@@ -89,13 +87,15 @@ def _groups_in(path: Path) -> Plan | GroupLists:
         raise UsageError(
             f"{path} is neither a plan (kind: {KIND}) nor a file of groups such as {{groups: {{dp: [[0, 2], 1-3:2]}}}}"
         )
+    if wrong := [kind for kind, listed in data["groups"].items() if not isinstance(listed, list)]:
+        raise UsageError(f"groups.{wrong[0]} of {path} must be a list of groups such as [[0, 2], 1-3:2]")
     return {
         kind: [from_text(ranks) if isinstance(ranks, (str, int)) else tuple(ranks) for ranks in listed]
         for kind, listed in data["groups"].items()
     }
 
 
-@app.command("export")
+@app.command("export", cls=RefusingCommand)
 def export(
     plan: Annotated[Path, typer.Argument(help="A saved plan, .yaml or .json.")],
     to: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")],
@@ -105,14 +105,10 @@ def export(
     They hold for ranks numbered in the plan's order; where ranks are numbered otherwise, standard error says in which
     order to start hosts for that.
     """
-    try:
-        loaded = Plan.load(plan)
-        text = export_plan(loaded, to)
-        hosts = [] if to == "json" or loaded.order == tuple(range(loaded.world_size)) else hosts_in_order(loaded)
-    except (ValueError, OSError) as error:
-        typer.echo(f"holmes plan export: {error}", err=True)
-        raise typer.Exit(2) from None
+    loaded = Plan.load(plan)
+    text = export_plan(loaded, to)
+    hosts = [] if to == "json" or loaded.order == tuple(range(loaded.world_size)) else hosts_in_order(loaded)
     if hosts:
-        listed = ", ".join(f"{host} ({ranks} rank{'s' if ranks > 1 else ''})" for host, ranks in hosts)
+        listed = ", ".join(f"{host} ({count(ranks, 'rank')})" for host, ranks in hosts)
         typer.echo(f"start hosts in this order: {listed}", err=True)
     typer.echo(text, nl=False)

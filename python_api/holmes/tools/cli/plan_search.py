@@ -9,12 +9,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from holmes import files
 from holmes.cluster.topology import Topology
 from holmes.planning.model.presets import load_model
 from holmes.planning.plan.plan import Plan
 from holmes.planning.search import Assumptions, SearchResult, Wanted
 from holmes.planning.search import search as run_search
-from holmes.planning.search.reasons import describe
+from holmes.planning.search.reasons import SHOWN, describe
+from holmes.planning.trainers import TRAINERS
 from holmes_comm.errors import UsageError
 
 
@@ -34,6 +36,9 @@ def search(
     schedule: Annotated[str | None, typer.Option(help="Fix the schedule: gpipe, 1f1b, interleaved, zb-h1.")] = None,
     chunks: Annotated[int | None, typer.Option(help="Fix the chunks of a stage (interleaved).")] = None,
     recomputation: Annotated[str | None, typer.Option(help="Fix recomputation: none, selective, full.")] = None,
+    trainer: Annotated[
+        str | None, typer.Option("--for", help=f"Only what this trainer can run: {', '.join(TRAINERS)}.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU type where the topology names none, such as A100-80GB.")] = None,
     efficiency: Annotated[float, typer.Option(help="Share of its peak that a GPU reaches inside a layer.")] = 0.5,
     compute_tflops: Annotated[
@@ -47,44 +52,35 @@ def search(
     """Search sizes, cluster order, layers per stage, schedule and recomputation for the fastest step within memory."""
     if context.invoked_subcommand is not None:
         return
-    try:
-        given = {"--topology": topology, "--model": model, "--global-batch": global_batch}
-        if missing := [name for name, value in given.items() if value is None]:
-            raise UsageError(f"{', '.join(missing)} must be given; or one of the commands in `holmes plan --help`")
-        assert topology is not None and model is not None and global_batch is not None  # noqa: PT018
-        assumptions = Assumptions(efficiency, compute_tflops, gpu, nic_efficiency, reserve_gib, tensor_gbps)
-        wanted = Wanted(tensor, pipeline, micro_batch, schedule, chunks, recomputation)
-        console = Console(stderr=True)
-        with console.status("estimating") as status:
-            found = run_search(
-                Topology.load(topology),
-                load_model(model),
-                global_batch,
-                assumptions=assumptions,
-                wanted=wanted,
-                simulated=simulated,
-                on_progress=status.update,
-            )
-        plan = found.plan()
-        if output is not None:
-            plan.save(output)
-    except (ValueError, OSError) as error:
-        typer.echo(f"holmes plan: {error}", err=True)
-        raise typer.Exit(2) from None
+    given = {"--topology": topology, "--model": model, "--global-batch": global_batch}
+    if missing := [name for name, value in given.items() if value is None]:
+        raise UsageError(f"{', '.join(missing)} must be given; or one of the commands in `holmes plan --help`")
+    assert topology is not None and model is not None and global_batch is not None  # noqa: PT018
+    files.check_savable(output)
+    assumptions = Assumptions(efficiency, compute_tflops, gpu, nic_efficiency, reserve_gib, tensor_gbps)
+    wanted = Wanted(tensor, pipeline, micro_batch, schedule, chunks, recomputation, trainer)
+    console = Console(stderr=True)
+    with console.status("estimating") as status:
+        found = run_search(
+            Topology.load(topology),
+            load_model(model),
+            global_batch,
+            assumptions=assumptions,
+            wanted=wanted,
+            simulated=simulated,
+            on_progress=status.update,
+        )
+    plan = found.plan()
+    if output is not None:
+        plan.save(output)
     _print(Console(), found)
 
 
 def explain(plan: Annotated[Path, typer.Argument(help="A plan that `holmes plan --output` saved.")]) -> None:
     """Why this plan: its step, what each alternative would lose, and what was assumed."""
-    try:
-        loaded = Plan.load(plan)
-        if not loaded.reasons:
-            raise UsageError(
-                f"{plan} keeps no reasons: it was not made by `holmes plan`; `holmes plan show` describes it"
-            )
-    except (ValueError, OSError) as error:
-        typer.echo(f"holmes plan explain: {error}", err=True)
-        raise typer.Exit(2) from None
+    loaded = Plan.load(plan)
+    if not loaded.reasons:
+        raise UsageError(f"{plan} keeps no reasons: it was not made by `holmes plan`; `holmes plan show` describes it")
     typer.echo(loaded.describe().splitlines()[0])
     for line in loaded.reasons:
         typer.echo(f"- {line}")
@@ -92,10 +88,23 @@ def explain(plan: Annotated[Path, typer.Argument(help="A plan that `holmes plan 
 
 def _print(console: Console, found: SearchResult) -> None:
     table = Table(title="Simulated, best first", title_justify="left", padding=(0, 0), collapse_padding=True)
-    for column in ("step", "loses", "TFLOP/s", "tp", "dp", "pp", "mb", "schedule", "again", "bubble", "exposed", "mem"):
-        table.add_column(column, justify="left" if column in ("schedule", "again") else "right", no_wrap=True)
+    for column in (
+        "step",
+        "slower",
+        "TFLOP/s",
+        "tp",
+        "dp",
+        "pp",
+        "mb",
+        "schedule",
+        "recompute",
+        "bubble",
+        "exposed",
+        "mem",
+    ):
+        table.add_column(column, justify="left" if column in ("schedule", "recompute") else "right", no_wrap=True)
     best = found.best
-    for candidate in found.candidates:
+    for candidate in found.candidates[:SHOWN]:
         choice = candidate.choice
         chunks = f" {choice.chunks}" if choice.chunks > 1 else ""
         table.add_row(
@@ -113,7 +122,7 @@ def _print(console: Console, found: SearchResult) -> None:
             f"{candidate.memory_bytes / candidate.memory_limit_bytes:.0%}",
         )
     console.print(table, markup=False)
-    runners_up = len(found.candidates) - 1
+    runners_up = min(len(found.candidates), SHOWN) - 1
     lines = found.reasons()
     console.print(describe(found.machines, best), highlight=False, markup=False, soft_wrap=True)
     for line in lines[2 + runners_up :]:

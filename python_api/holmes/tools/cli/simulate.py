@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from holmes import files
 from holmes.cluster.topology import Topology
 from holmes.planning.model.gpt import RECOMPUTATIONS, Transformer
 from holmes.planning.model.presets import load_model, model_from_dict
@@ -72,30 +73,28 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="Draw the timeline (.png, .svg, .pdf).")] = None,
 ) -> None:
     """Step time, speed, bubble, exposed communication and bottleneck link of a plan, without running it."""
-    try:
-        loaded = Plan.load(plan)
-        job = job_of_plan(
-            loaded,
-            Topology.load(topology),
-            _model(model, loaded),
-            Framework(
-                synchronization,
-                overlap_reduce=overlap,
-                overlap_gather=overlap,
-                recomputation=recomputation or loaded.recomputation or "full",
-            ),
-            micro_batch=micro_batch,
-            global_batch=global_batch,
-            schedule=schedule,
-            chunks=chunks,
-        )
-        known = Rates.load(rates)
-        for text in bench or ():
-            known = known.with_link(*read_link(text))
-        result = run(make_step(job, known))
-    except (ValueError, OSError) as error:
-        typer.echo(f"holmes simulate: {error}", err=True)
-        raise typer.Exit(2) from None
+    files.check_writable(trace)
+    files.check_picture(plot)
+    loaded = Plan.load(plan)
+    job = job_of_plan(
+        loaded,
+        Topology.load(topology),
+        _model(model, loaded),
+        Framework(
+            synchronization,
+            overlap_reduce=overlap,
+            overlap_gather=overlap,
+            recomputation=recomputation or loaded.recomputation or "full",
+        ),
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        schedule=schedule,
+        chunks=chunks,
+    )
+    known = Rates.load(rates)
+    for text in bench or ():
+        known = known.with_link(*read_link(text))
+    result = run(make_step(job, known))
     tflops = result.tflops_per_gpu(job.flops_per_sample, job.global_batch, job.gpus)
     typer.echo(f"{tflops:.4g} TFLOP/s per GPU, {result.samples_per_s(job.global_batch):.4g} samples/s")
     typer.echo(result.describe())
@@ -133,16 +132,13 @@ def calibrate(
     ] = False,
 ) -> None:
     """Turn what `holmes bench` measured into the rates of `holmes simulate`."""
-    try:
-        measured, cores = compute_from_bench(compute) if compute is not None else (None, {})
-        if shared_cores and not cores:
-            raise UsageError("--shared-cores needs --compute FILE of `holmes bench compute --ranks 1,2,4 --json FILE`")
-        links = dict(read_link(text) for text in link or ())
-        rates = Rates(compute_tflops, links, measured, cores if shared_cores else {})
-        rates.save(output)
-    except (ValueError, OSError) as error:
-        typer.echo(f"holmes simulate calibrate: {error}", err=True)
-        raise typer.Exit(2) from None
+    files.check_savable(output)
+    measured, cores = compute_from_bench(compute) if compute is not None else (None, {})
+    if shared_cores and not cores:
+        raise UsageError("--shared-cores needs --compute FILE of `holmes bench compute --ranks 1,2,4 --json FILE`")
+    links = dict(read_link(text) for text in link or ())
+    rates = Rates(compute_tflops, links, measured, cores if shared_cores else {})
+    rates.save(output)
     for name, rate in links.items():
         typer.echo(
             f"{name}: {rate.gbps:.4g} Gbit/s, latency {rate.latency_s * 1e6:.3g} us, "

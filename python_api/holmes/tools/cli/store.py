@@ -9,16 +9,15 @@ import typer
 
 def store(
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0: a free one, which is printed.")] = 29400,
+    listen: Annotated[
+        str, typer.Option(help="This host's address in the cluster's network; 0.0.0.0: all. Default: this host only.")
+    ] = "127.0.0.1",
 ) -> None:
     """Serve the store of an elastic job (docs/recovery.md), until it is ended.
 
-    Start it on a host that outlives those that train, and give them HOLMES_STORE=host:port. Everybody who reaches the
-    port can end the job: keep it inside the cluster's network.
+    Start it on a host that outlives those that train, with --listen and its address in the cluster's network, and give
+    them HOLMES_STORE=host:port. Everybody who reaches the port can end the job: the store asks for no secret.
     """
     from holmes.training.recovery.store import serve_store
 
-    try:
-        serve_store(port, lambda used: typer.echo(f"serving the store on port {used}"))
-    except OSError as error:
-        typer.echo(f"holmes store: {error}", err=True)
-        raise typer.Exit(2) from None
+    serve_store(port, lambda used: typer.echo(f"serving the store on {listen}, port {used}"), listen)

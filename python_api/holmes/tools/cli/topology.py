@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from holmes import files
 from holmes.cluster.topology import Topology, make_topology, merge_hosts
 from holmes.cluster.topology.tables import print_topology
 from holmes.tools.job_store import in_job, join_job
@@ -32,19 +33,17 @@ def topology(
     Run it as a job of one or more ranks per host (torchrun, `holmes testbed run`); without one it shows this host only.
     Rank 0 prints. With FILE it needs no job.
     """
-    try:
-        rank, found = (0, Topology.load(file)) if file is not None else _gather(timeout_s, measure_s, join_timeout_s)
-        if rank != 0:
-            return
-        if save is not None:
-            found.save(save)
-        if draw is not None:
-            from holmes.cluster.topology.draw import draw_topology
+    files.check_savable(save)
+    files.check_picture(draw)
+    rank, found = (0, Topology.load(file)) if file is not None else _gather(timeout_s, measure_s, join_timeout_s)
+    if rank != 0:
+        return
+    if save is not None:
+        found.save(save)
+    if draw is not None:
+        from holmes.cluster.topology.draw import draw_topology
 
-            draw_topology(found, draw)
-    except (ValueError, OSError) as error:
-        typer.echo(f"holmes topology: {error}", err=True)
-        raise typer.Exit(2) from None
+        draw_topology(found, draw)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
+from holmes.planning.groups.rank_text import short
 from holmes.tools.debug.cause import Cause
 from holmes.tools.debug.failures import is_part, other_failure, what_failed
-from holmes.tools.debug.members import Communicator, JobRecord, Member, jobs_of
+from holmes.tools.debug.members import Communicator, JobRecord, Member, SetUp, jobs_of
 from holmes.tools.debug.record import ProcessRecord
 from holmes.tools.debug.sources import Silent
 from holmes.tools.debug.text import doing, in_operation, name_of, names_of, place_of, seconds
@@ -25,7 +26,7 @@ def diagnose(records: Iterable[ProcessRecord], silent: Iterable[Silent] = ()) ->
 
 def diagnose_job(job: JobRecord) -> list[Cause]:
     """What is wrong in one job."""
-    job = JobRecord(job.members, [one for one in job.communicators if not job.is_history(one)])
+    job = JobRecord(job.members, [one for one in job.communicators if not job.is_history(one)], job.set_ups)
     failed = [finding for communicator in job.communicators for finding in what_failed(communicator)]
     explained = {finding.group for finding in failed}
     waits = [wait for wait in _relevant(waits_of(job)) if wait.communicator.name not in explained]
@@ -36,8 +37,23 @@ def diagnose_job(job: JobRecord) -> list[Cause]:
         for communicator in job.communicators
         if communicator.name not in explained and (finding := other_failure(communicator)) is not None
     ]
-    findings = [*failed, *hung, *([] if failed or hung else rest)]
+    findings = [*map(_incomplete, job.set_ups), *failed, *hung, *([] if failed or hung else rest)]
     return sorted(findings, key=lambda finding: not finding.is_cause)
+
+
+def _incomplete(set_up: SetUp) -> Cause:
+    missing, here = set_up.missing, sorted(set_up.members)
+    hosts = ", ".join(sorted({member.host for member in set_up.members.values()}))
+    return Cause(
+        kind=ABSENT,
+        sentence=f"of {set_up.size} ranks of group {set_up.name}, {short(missing)} did not come to its set-up, where "
+        f"{short(here)} wait (host {hosts}); look at the output of those that are missing, and whether every rank "
+        "makes this group and reaches the store",
+        culprits=tuple(missing),
+        operation="set-up",
+        group=set_up.name,
+        waiting=tuple(sorted(set_up.members)),
+    )
 
 
 def _relevant(waits: list[Wait]) -> list[Wait]:
@@ -138,7 +154,7 @@ def _link(together: list[Wait]) -> Cause:
     told = (
         f"have not arrived at {name_of(receiver)}" if wait.missing_bytes else f"has not arrived at {name_of(receiver)}"
     )
-    stopped = next((member for member in (sender, receiver) if member.silence), None)
+    stopped = next((member for member in (sender, receiver) if member.silence in ("stopped", "busy")), None)
     if stopped is not None:
         state = "is stopped (SIGSTOP or a debugger)" if stopped.silence == "stopped" else "does not answer"
         sentence = (

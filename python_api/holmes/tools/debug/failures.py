@@ -100,6 +100,8 @@ def _lost(communicator: Communicator) -> Cause:
     operation = reporter.front or next(iter(reporter.pending), None)
     if "destroyed its communicator" in failure.message:
         state = "destroyed its communicator"
+    elif culprit.silence:
+        state = f"(process {culprit.pid}, which is {culprit.silence}) is not connected any more"
     elif culprit.record is None:
         state = f"is gone: its process {culprit.pid} has ended"
     else:

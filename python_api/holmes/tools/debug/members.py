@@ -13,7 +13,7 @@ __all__ = ["Communicator", "JobRecord", "Member", "jobs_of"]
 
 @dataclass
 class Member:
-    """A process of the job. `record`: None where it did not tell; `silence`: why, "stopped", "busy" or unknown ("")."""
+    """A process of the job. `record`: None where it did not tell; `silence`: why, as in Silent, or unknown ("")."""
 
     host: str
     pid: int
@@ -47,6 +47,20 @@ class Communicator:
         return ""
 
 
+@dataclass(frozen=True)
+class SetUp:
+    """A communicator for which some ranks wait that others have not come to. `members`: those who wait, by rank."""
+
+    name: str
+    size: int
+    members: dict[int, Member]
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not come."""
+        return [rank for rank in range(self.size) if rank not in self.members]
+
+
 _NOTHING = ProcessRecord("", 0, None, False, "", 0.0, ())
 
 
@@ -56,6 +70,7 @@ class JobRecord:
 
     members: list[Member]
     communicators: list[Communicator]
+    set_ups: list[SetUp] = field(default_factory=list)
 
     def is_history(self, communicator: Communicator) -> bool:
         """Whether a communicator failed and its ranks have gone on without it: they have called others since."""
@@ -80,7 +95,7 @@ class JobRecord:
 
 def jobs_of(records: Iterable[ProcessRecord], silent: Iterable[Silent] = ()) -> list[JobRecord]:
     """Sorts records into jobs, the one with the newest record first. Processes without communicators are left out."""
-    records = [record for record in records if any(view.ranks for view in record.views)]
+    records = [record for record in records if _ids(record)]
     jobs = []
     while records:
         job = [records.pop()]
@@ -94,16 +109,28 @@ def jobs_of(records: Iterable[ProcessRecord], silent: Iterable[Silent] = ()) -> 
 
 
 def _ids(record: ProcessRecord) -> set[str]:
-    return {view.id for view in record.views if view.ranks}
+    return {view.id if view.ranks else _waiting_for(view) for view in record.views if view.ranks or _is_set_up(view)}
+
+
+def _is_set_up(view: View) -> bool:
+    return not (view.ranks or view.failure or view.is_closed)
+
+
+def _waiting_for(view: View) -> str:
+    return f"{view.name} of {view.size}"
 
 
 def _make_job(records: list[ProcessRecord], silent: list[Silent]) -> JobRecord:
     members = {(r.host, r.pid): Member(r.host, r.pid, r.job_rank, r) for r in records}
     communicators: dict[str, Communicator] = {}
+    set_ups: dict[str, SetUp] = {}
     for record in records:
         for view in record.views:
+            if _is_set_up(view):
+                set_up = set_ups.setdefault(_waiting_for(view), SetUp(view.name, view.size, {}))
+                set_up.members[view.rank] = members[record.host, record.pid]
             if not view.ranks:
-                continue  # its set-up is not done
+                continue
             for rank in view.ranks:
                 member = members.setdefault((rank.host, rank.pid), Member(rank.host, rank.pid, rank.job_rank))
                 if member.record is None and not member.silence:
@@ -112,8 +139,9 @@ def _make_job(records: list[ProcessRecord], silent: list[Silent]) -> JobRecord:
             communicator = communicators.setdefault(view.id, Communicator(view.id, view.name, ranks))
             communicator.views[view.rank] = view
     ordered = sorted(communicators.values(), key=lambda communicator: (-len(communicator.members), communicator.name))
-    _number(list(members.values()), ordered)
-    return JobRecord(sorted(members.values(), key=lambda member: member.number), ordered)
+    _number(list(members.values()), ordered, list(set_ups.values()))
+    incomplete = [set_up for set_up in set_ups.values() if set_up.missing]
+    return JobRecord(sorted(members.values(), key=lambda member: member.number), ordered, incomplete)
 
 
 def _silence(member: Member, silent: list[Silent]) -> str:
@@ -123,13 +151,14 @@ def _silence(member: Member, silent: list[Silent]) -> str:
     return ""
 
 
-def _number(members: list[Member], communicators: list[Communicator]) -> None:
+def _number(members: list[Member], communicators: list[Communicator], set_ups: list[SetUp]) -> None:
     """Ranks of the job, where all say theirs; else the ranks of the largest communicator, then in any order."""
     if all(member.job_rank is not None for member in members):
         for member in members:
             member.number = member.job_rank if member.job_rank is not None else -1
         return
     order = [member for communicator in communicators for member in communicator.members]
+    order += [set_up.members[rank] for set_up in set_ups for rank in sorted(set_up.members)]
     by_identity = {id(member): member for member in [*order, *members]}
     for number, member in enumerate(by_identity.values()):
         member.number = number

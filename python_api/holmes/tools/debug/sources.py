@@ -14,7 +14,7 @@ from pathlib import Path
 
 from holmes.tools.debug.record import ProcessRecord
 
-__all__ = ["Answers", "Silent", "ask_folder", "ask_processes", "read_folder"]
+__all__ = ["Answers", "Silent", "ask_folder", "ask_processes", "read_folder", "testbed_runtime_folder"]
 
 _ANSWER_S = 3.0  # a process takes 0.6 s at most where its threads hang
 _CREDENTIALS = struct.Struct("3i")  # SO_PEERCRED: pid, uid, gid
@@ -22,12 +22,12 @@ _CREDENTIALS = struct.Struct("3i")  # SO_PEERCRED: pid, uid, gid
 
 @dataclass(frozen=True)
 class Silent:
-    """A process that was asked and did not answer.
+    """A process that has no record: it was asked and did not answer, or others were asked.
 
     Attributes:
         name_pid: its number where it runs (in its own PID namespace), as in the others' records.
         host: as it calls itself, shortened; empty where unknown.
-        state: "stopped" (SIGSTOP, a debugger), "busy" (it runs but does not answer).
+        state: "stopped" (SIGSTOP, a debugger), "busy" (it runs but does not answer), "unasked".
     """
 
     name_pid: int
@@ -95,12 +95,22 @@ def ask_folder(folder: Path, wait_s: float) -> Answers:
     return Answers(answers.records, (), (*answers.notes, *notes))
 
 
+def testbed_runtime_folder() -> Path:
+    """XDG_RUNTIME_DIR of this user's testbeds. There everybody is "root", whose own folder may be the real root's."""
+    outer = own = os.geteuid()
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        inside, outside, count = map(int, line.split())
+        if inside <= own < inside + count:
+            outer = outside + own - inside
+    return Path(f"/tmp/holmes-testbed-{outer}")
+
+
 def _folders() -> list[Path]:
-    """Of this user and, where it is ours, of "root" in a testbed."""
+    """Of this user, outside and in a testbed."""
     from holmes_comm import _C
 
     own = Path(_C.debug_socket_folder())
-    candidates = dict.fromkeys([own, Path(f"/tmp/holmes-{os.geteuid()}"), Path("/tmp/holmes-0")])
+    candidates = dict.fromkeys([own, Path(f"/tmp/holmes-{os.geteuid()}"), testbed_runtime_folder() / "holmes"])
     return [folder for folder in candidates if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)]
 
 
@@ -114,9 +124,9 @@ def _ask(path: Path, pids: Collection[int]) -> ProcessRecord | Silent | None:
             return None  # left behind by a process that was killed
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid = _CREDENTIALS.unpack(raw)[0]
-        if pids and pid not in pids:
-            return None
         host = rest.rpartition("-")[0]
+        if pids and pid not in pids:
+            return Silent(int(number), host, "unasked")
         if _is_stopped(pid):
             return Silent(int(number), host, "stopped")
         chunks = []

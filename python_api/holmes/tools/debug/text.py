@@ -54,6 +54,8 @@ def doing(member: Member, waits: list[Wait], job: JobRecord, communicator: Commu
             return f"its process {member.pid} is stopped (SIGSTOP or a debugger)"
         if member.silence == "busy":
             return f"its process {member.pid} runs, but its watcher does not answer"
+        if member.silence == "unasked":
+            return f"its process {member.pid} runs, but was not asked: name it too, or no process at all"
         return f"its process {member.pid} does not answer and left no record: it has ended, or is out of reach"
     view = member.view(communicator.id)
     if view is None or view.is_closed:

@@ -36,7 +36,7 @@ def examine(
     return diagnose(JobFacts(ranks, hosts, topology, trials, clocks, plan)) if rank == 0 else None
 
 
-def examine_here() -> Diagnosis:
-    """Local. The diagnosis of this host alone: what needs other hosts is left out."""
+def examine_here(plan: Plan | None = None) -> Diagnosis:
+    """Local. The diagnosis of this host alone: what needs other hosts, as the plan does, is named as left out."""
     facts = collect(0)
-    return diagnose(JobFacts([facts], gather_hosts([facts])))
+    return diagnose(JobFacts([facts], gather_hosts([facts]), plan=plan))

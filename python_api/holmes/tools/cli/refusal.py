@@ -1,0 +1,66 @@
+"""What people read where a command cannot do what was asked: one sentence on standard error, and exit code 2."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+#: What the person can mend: a value, a file, a host, memory, a module. All else is a defect, with its traceback.
+_REFUSED = (ValueError, OSError, RuntimeError, ArithmeticError, MemoryError, ModuleNotFoundError)
+# torch appends the C++ frames of where an error was raised.
+_FRAMES = re.compile(
+    r"\s*(Exception raised from .*|\(most recent call first\).*|C\+\+ CapturedTraceback:.*)", re.DOTALL
+)
+#: Modules that an extra of the installation brings, and that extra.
+_EXTRAS = {"torch": "torch", "matplotlib": "plot"}
+
+
+def sentence(error: BaseException) -> str:
+    """An error in one line, without C++ frames; a file's name first. Our own of a job that failed keep their lines."""
+    if isinstance(error, ModuleNotFoundError):
+        return missing_module(error)
+    if isinstance(error, MemoryError):
+        return "this does not fit into memory; ask for less"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    from holmes_comm.errors import HolmesError, UsageError  # not for `holmes --help`
+
+    if isinstance(error, HolmesError) and not isinstance(error, UsageError):
+        return str(error)
+    return " ".join(_FRAMES.sub("", str(error)).split()) or type(error).__name__
+
+
+def missing_module(error: ModuleNotFoundError, extra: str | None = None) -> str:
+    """Which Python module is missing and what brings it; `extra`: of the installation, where it is not the module's."""
+    extra = extra or _EXTRAS.get((error.name or "").partition(".")[0])
+    fix = f"; run: pip install 'holmes-comm[{extra}]'" if extra else ""
+    return f"this needs Python module {error.name}, which is not installed{fix}"
+
+
+def refuse(name: str, error: BaseException) -> None:
+    """Prints the sentence of a command that ends with exit code 2."""
+    typer.echo(f"{name}: {sentence(error)}", err=True)
+
+
+class _Refusing:
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)  # type: ignore[misc]
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except _REFUSED as error:
+            if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("holmes"):
+                raise
+            refuse(ctx.command_path, error)
+            raise typer.Exit(2) from None
+
+
+class RefusingCommand(_Refusing, TyperCommand):
+    """A command that answers what it cannot do with one sentence and exit code 2."""
+
+
+class RefusingGroup(_Refusing, TyperGroup):
+    """The same for a command that has subcommands."""
