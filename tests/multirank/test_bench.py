@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -68,6 +69,7 @@ def test_wrong_settings_are_named(change, words):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_bus_factors_are_those_of_nccl_tests(name):
     expected = {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75, "ping_pong": 2}
+    expected |= {"gather": 0.75, "scatter": 0.75}
     assert OPERATIONS[name].bus_factor(4) == expected.get(name, 1.0)
 
 
@@ -91,6 +93,10 @@ def simulate(cases, name, op):
             output[:] = dtype.encode(np.concatenate([v[rank * part : (rank + 1) * part] for v in inputs]))
         elif name == "broadcast":
             output[:] = dtype.encode(inputs[0])
+        elif name == "gather" and rank == 0:
+            output[:] = dtype.encode(np.concatenate(inputs))
+        elif name == "scatter":
+            output[:] = dtype.encode(inputs[0][rank * len(output) : (rank + 1) * len(output)])
         elif name == "send_recv":
             output[:] = dtype.encode(inputs[rank - 1])
         elif name == "ping_pong" and rank < 2:
@@ -286,11 +292,12 @@ def test_bench_on_emulated_nodes_with_their_congestion_control(tmp_path):
     path = tmp_path / "result.json"
     sizes = ["-b", "64K", "-e", "64K", "--seconds", "0.02", "--rounds", "1"]
     nodes = ["--testbed", "unlimited-pair", "--nproc-per-node", "2", "--congestion-control", "reno"]
-    run = bench("all_reduce", *sizes, *nodes, "--peers", "none", "--json", str(path))
+    operations = ["all_reduce", "broadcast", "reduce"]  # two ranks share memory, the others do not
+    run = bench(*operations, *sizes, *nodes, "--peers", "none", "--json", str(path))
     assert run.returncode == 0, run.stdout + run.stderr
     result = json.loads(path.read_text())
     assert result["ranks"] == 4
-    assert result["rows"][0]["wrong_elements"] == 0
+    assert [row["wrong_elements"] for row in result["rows"]] == [0, 0, 0]
 
 
 @needs_namespaces
@@ -309,3 +316,27 @@ def test_open_mpi_on_emulated_nodes_uses_their_links(tmp_path):
     for row in json.loads(path.read_text())["rows"]:
         assert row["wrong_elements"] == 0
         assert row["bus_gb_per_s"] < 0.13  # 1 Gbit/s: past the link would be faster
+
+
+def test_ctrl_c_leaves_what_was_measured_in_the_file(tmp_path):
+    path = tmp_path / "result.json"
+    command = [sys.executable, "-m", "holmes", "bench", "all_reduce", "--ranks", "2", "--peers", "none"]
+    options = ["--sizes", "1K,2K,4K,8K,16K,32K,64K", "--seconds", "0.5", "--rounds", "1", "--json", str(path)]
+    run = subprocess.Popen(
+        [*command, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+    assert run.stdout is not None
+    while run.stdout.readline().split()[:1] != ["2048"]:
+        assert run.poll() is None
+    os.killpg(run.pid, signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "Traceback" not in said, said
+    sizes = [row["size_bytes"] for row in json.loads(path.read_text())["rows"]]
+    assert sizes[:2] == [1024, 2048]
+    assert len(sizes) < 7

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from ranks import run_communicators
 
+from holmes_comm import errors
+
 TRANSPORTS = ["tcp", "auto"]
 TRANSPORTS_AND_TLS = [*TRANSPORTS, "tls"]
 FLOATS = ["float64", "float32", "float16"]
@@ -225,6 +227,22 @@ def test_asynchronous_operations_finish_in_order_and_hold_their_buffers() -> Non
     run_communicators(3, body)
 
 
+def test_a_wait_that_is_too_short_names_what_it_was_given() -> None:
+    def body(comm):
+        data = np.zeros(4, np.float32)
+        if comm.rank == 0:
+            work = comm.recv(data, src=1, async_op=True)
+            with pytest.raises(errors.TimeoutError, match=r"not finished after the 0\.2 s given to wait"):
+                work.wait(0.2)
+            comm.send(data, dst=1)
+            work.wait()
+        else:
+            comm.recv(data, src=0)
+            comm.send(data, dst=0)
+
+    run_communicators(2, body)
+
+
 def test_point_to_point() -> None:
     def body(comm):
         rank, size = comm.rank, comm.size
@@ -313,3 +331,39 @@ def test_receive_posted_while_its_message_arrives_for_another_one(transport: str
         assert last[0] == 7.0
 
     run_communicators(2, body, transport=transport, timeout_s=20.0)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_messages_nobody_asked_for_have_a_limit(transport, monkeypatch):
+    """Rank 1 waits for another tag while messages of 1 MiB come that it has posted no receive for."""
+    monkeypatch.setenv("HOLMES_UNEXPECTED_BYTES", str(8 << 20))
+    count = 1 << 20
+
+    def body(comm):
+        if comm.rank == 0:
+            works = [comm.send(np.full(count, number, "uint8"), 1, tag=1, async_op=True) for number in range(8)]
+            comm.send(np.full(1, 7.0), 1, tag=9)
+            for work in works:
+                work.wait()
+            comm.barrier()  # rank 1 has taken them: there is room again
+
+            def flood():
+                for _ in range(300):
+                    comm.send(np.zeros(count, "uint8"), 1, tag=1)
+                comm.barrier()
+
+            with pytest.raises(errors.HolmesError):
+                flood()
+            return
+        last = np.zeros(1)
+        comm.recv(last, 0, tag=9)
+        assert last[0] == 7.0
+        for number in range(8):
+            message = np.zeros(count, "uint8")
+            comm.recv(message, 0, tag=1)
+            assert (message == number).all()
+        comm.barrier()
+        with pytest.raises(errors.MismatchError, match="HOLMES_UNEXPECTED_BYTES"):
+            comm.recv(last, 0, tag=9)
+
+    run_communicators(2, body, transport=transport)

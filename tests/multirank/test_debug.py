@@ -163,6 +163,17 @@ def test_mismatch(ranks: Ranks, scenario: str, operation: str, told: str) -> Non
     assert f"rank 1 (host node1, NIC lo) called {told} of group dp-{scenario}" in finding.sentence
 
 
+def test_one_process_of_a_job_does_not_call_the_others_ended(ranks: Ranks) -> None:
+    ranks.say("slow_rank")
+    ranks.findings(lambda found: bool(found) and len(found[0].waiting) == 3)
+    answers = ask_processes([ranks.pids[0]])
+    sentences = [finding.sentence for finding in diagnose(answers.records, answers.silent)]
+    ranks.say("end")
+    assert len(answers.records) == 1
+    assert sentences
+    assert not any("ended" in sentence for sentence in sentences), sentences
+
+
 def test_command_line_names_the_crashed_rank(ranks: Ranks) -> None:
     """Last: rank 1 does not come back."""
     ranks.say("crashed_rank")
@@ -177,6 +188,27 @@ def test_command_line_names_the_crashed_rank(ranks: Ranks) -> None:
     finding = json.loads(command.stdout)["jobs"][0]["findings"][0]
     assert finding["operation"] == "all_reduce #2"
     assert f"rank 1 (host node1, NIC lo) is gone: its process {ranks.pids[VICTIM]} has ended" in finding["sentence"]
+
+
+def test_ranks_that_wait_for_one_that_never_comes() -> None:
+    """Before there is a communicator: the set-up through the store."""
+    server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+    program = (
+        "import holmes_comm, sys; store = holmes_comm.TcpStore('127.0.0.1', int(sys.argv[1]), False); "
+        "holmes_comm.init(store=store, rank=int(sys.argv[2]), size=3, name='late')"
+    )
+    waiting = [subprocess.Popen([sys.executable, "-c", program, str(server.port), str(rank)]) for rank in (0, 1)]
+    try:
+        end = time.monotonic() + PATIENCE_S
+        while not (found := diagnose(ask_processes([one.pid for one in waiting]).records)) or found[0].waiting == (0,):
+            assert time.monotonic() < end, found
+            time.sleep(0.1)
+    finally:
+        for one in waiting:
+            one.kill()
+            one.wait()
+    assert found[0].culprits == (2,)
+    assert "of 3 ranks of group late, [2] did not come to its set-up, where [0, 1] wait" in found[0].sentence
 
 
 @needs_namespaces

@@ -86,3 +86,15 @@ def test_every_rank_dumps_on_failure_on_a_signal_and_when_asked(tmp_path: Path) 
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def test_a_folder_that_hangs_does_not_hold_back_the_error(tmp_path: Path) -> None:
+    worker = WORKERS / "hung_folder_worker.py"
+    settings = {"HOLMES_FLIGHT_RECORDER_DIR": str(tmp_path)}
+    command = [sys.executable, str(worker), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings}, timeout=60)
+    first_s, second_s = map(float, done.stdout.split())
+    # The deadline is one second, the folder gets half of one, once; the record itself up to 0.1.
+    assert first_s < 2.5, done.stderr
+    assert second_s < 2.0, done.stderr
+    assert "did not answer" in done.stderr

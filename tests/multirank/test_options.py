@@ -69,6 +69,10 @@ def test_the_spin_is_an_option(spin_us):
     assert sum_with(CommunicatorOptions(spin_us=spin_us)) == [[2, 2, 2], [2, 2, 2]]
 
 
+def test_integrity_is_an_option():
+    assert sum_with(CommunicatorOptions(integrity=True)) == [[2, 2, 2], [2, 2, 2]]
+
+
 def test_a_negative_spin_is_refused():
     with pytest.raises(UsageError, match="spin_us=-1 is not possible"):
         sum_with(CommunicatorOptions(spin_us=-1))

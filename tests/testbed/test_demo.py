@@ -81,7 +81,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
             timeout=60,
         )
         assert refused.returncode == 2
-        assert told in " ".join(refused.stdout.split())
+        assert told in " ".join(refused.stderr.split())
 
 
 def test_a_failing_rank_ends_the_demo_with_its_output() -> None:
@@ -139,8 +139,8 @@ def test_demo_on_the_testbed(tmp_path: Path) -> None:
     """Few steps: the claims of the losses and the byte paths hold; the speed-up is the full demo's to show."""
     command = [sys.executable, "-m", "holmes", "demo", "--steps", "4", "--out", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=170)
-    if ended.returncode == 2 and "namespace" in ended.stdout:
-        pytest.skip(ended.stdout.strip())
+    if ended.returncode == 2 and "namespace" in ended.stderr:
+        pytest.skip(ended.stderr.strip())
     assert ended.returncode == 0, ended.stdout + ended.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert [check["passed"] for check in result["checks"] if check["required"]] == [True] * 4

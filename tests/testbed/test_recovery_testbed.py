@@ -50,3 +50,28 @@ def test_a_node_is_lost_and_comes_back(tmp_path: Path) -> None:
     kept = job.kept()
     assert sorted(kept) == ["a0", "b0", "b1"]
     assert all(before == after for before, after in kept.values()), kept
+
+
+@needs_namespaces
+def test_those_cut_off_from_the_store_stop_before_one_on_its_side_begins(tmp_path: Path) -> None:
+    """Their own network stands: they could train on for ever. The one on the store's side needs nobody else."""
+    with ElasticNodes(tmp_path) as nodes:
+        folder = tmp_path / "run"
+        job = ElasticJob(nodes, ["a0", "a1", "b0"], 29400, TINY, checkpoints=str(folder), until=1_000_000)
+        job.start("a0", "a1", "b0")
+        job.wait_for_step(12, 1)
+        store = job.store.rpartition(":")[0]
+        for node in ("a0", "a1", "b0"):
+            nodes.session.exec(node, ["ip", "route", "add", "blackhole", f"{store}/32"])
+        job.running.clear()  # they will end, and not well
+        job.places[0] = "b1"
+        job.options.update(ranks=1, min_ranks=1)
+        job.start("b1")
+        began_s = job.wait("generation 2: ", "b1")
+        written = {path.name for path in folder.iterdir() if "generation-0001" in path.name}
+        job.wait_for_step(100, 2)
+        trained_s = [at for at, node, line in job.lines if node != "b1" and line.startswith('{"step"')]
+        assert max(trained_s) < began_s
+        assert not {path.name for path in folder.iterdir() if "generation-0001" in path.name} - written
+        for node in ("a0", "a1"):
+            job.wait("has not reached the job's store", node)  # said when it ends, which takes longer than to stop

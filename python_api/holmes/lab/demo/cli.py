@@ -38,43 +38,25 @@ def demo(
 
     Exit code 1 where losses differ or bytes took a wrong NIC, 2 where a run cannot be made.
     """
-    from holmes.lab.demo.device import choose_device
-    from holmes.lab.demo.run_demo import planned_settings, run_demo, testbed_launch
-    from holmes.lab.demo.runs import RunFailed
-    from holmes.lab.demo.settings import Settings
-    from holmes.lab.testbed import TestbedError
-
     console = Console()
     if missing := [name for name in ("torch", "matplotlib") if find_spec(name) is None]:
-        needed = f"the demo needs {' and '.join(missing)}; run: pip install 'holmes-comm[lab]'"
-        console.print(needed, markup=False)
-        raise typer.Exit(2)
-    try:
-        if ablation and device == "cuda":
-            raise UsageError("the ablation slows nodes down on the CPU; leave --device out")
-        device = choose_device(device)
-        settings = (
-            Settings(steps=steps or 20, device=device) if plan is None else planned_settings(plan, steps or 20, device)
-        )
-    except (ValueError, OSError) as error:
-        console.print(str(error), style="red", highlight=False, markup=False)
-        raise typer.Exit(2) from error
-    try:
-        if ablation:
-            checks = _ablation(console, out, steps, rounds)
-        else:
-            with testbed_launch(testbed) as launch:
-                checks = run_demo(
-                    settings,
-                    out,
-                    console,
-                    backend=backend,
-                    launch=launch,
-                    ethernet=ethernet,
-                )
-    except (RunFailed, TestbedError, ValueError) as error:
-        console.print(str(error), style="red", highlight=False, markup=False)
-        raise typer.Exit(2) from error
+        raise UsageError(f"the demo needs {' and '.join(missing)}; run: pip install 'holmes-comm[lab]'")
+    from holmes.lab.demo.device import choose_device
+    from holmes.lab.demo.run_demo import planned_settings, run_demo, testbed_launch
+    from holmes.lab.demo.settings import Settings
+
+    out.mkdir(parents=True, exist_ok=True)
+    if ablation and device == "cuda":
+        raise UsageError("the ablation slows nodes down on the CPU; leave --device out")
+    device = choose_device(device)
+    settings = (
+        Settings(steps=steps or 20, device=device) if plan is None else planned_settings(plan, steps or 20, device)
+    )
+    if ablation:
+        checks = _ablation(console, out, steps, rounds)
+    else:
+        with testbed_launch(testbed) as launch:
+            checks = run_demo(settings, out, console, backend=backend, launch=launch, ethernet=ethernet)
     if any(check.required and not check.passed for check in checks):
         raise typer.Exit(1)
 

@@ -56,63 +56,58 @@ def stress(
     every survivor says what is broken (docs/stress.md). Exit code: 0 where all was correct, 1 where anything failed, 2
     where it cannot start.
     """
+    most_bytes = parse_bytes(max_bytes)
     if minutes is not None:
         seconds = 60 * minutes
     if testbed:
         options = {"seconds": seconds, "seed": seed, "episode": episode, "timeout_s": timeout_s, "save": save}
         raise typer.Exit(_with_faults(faults, peers, max_bytes=max_bytes, as_json=as_json, **options))
-    try:
-        if faults or peers:
-            raise UsageError("--faults and --peers need --testbed: faults are injected on emulated nodes only")
-        if not in_job():
-            raise UsageError(
-                "it needs several ranks; on this machine alone: torchrun --nproc-per-node 4 --no-python holmes stress, "
-                "or holmes testbed run -- holmes stress"
-            )
-        with join_job("holmes/stress", join_timeout_s) as job:
-            own = seed if seed is not None else random.SystemRandom().randrange(2**31)
-            if job.rank == 0:
-                job.store.set("holmes/stress/seed", str(own))
-            agreed = int(job.store.get("holmes/stress/seed"))
-            settings = Settings(
-                seconds,
-                agreed,
-                parse_bytes(max_bytes),
-                tensor,
-                pipeline,
-                first_round,
-                timeout_s or 60.0,
-                corrupt=corrupt,
-            )
-            progress = _Progress(settings) if job.rank == 0 else None
-            mine, topology = run_stress(job.store, job.rank, job.size, "holmes/stress", settings, progress)
-            failed = any(group.failure for group in mine.groups)
-            if failed and job.rank != 0:
-                _print_own(mine)  # now: rank 0 may be gone
-            # After a failure all others have been told; without one they may be in their last round.
-            wait_s = _AFTER_FAILURE_S if failed else settings.round_limit_s
-            result = gather_results(job.store, job.size, "holmes/stress", mine, topology, wait_s)
-            if result is not None:
-                _print(result, settings, as_json)
-                failed = result.exit_code != 0
-    except (ValueError, OSError, RuntimeError) as error:
-        typer.echo(f"holmes stress: {error}", err=True)
-        raise typer.Exit(2) from None
+    if faults or peers:
+        raise UsageError("--faults and --peers need --testbed: faults are injected on emulated nodes only")
+    if not in_job():
+        raise UsageError(
+            "it needs several ranks; on this machine alone: torchrun --nproc-per-node 4 --no-python holmes stress, "
+            "or holmes testbed run -- holmes stress"
+        )
+    with join_job("holmes/stress", join_timeout_s) as job:
+        own = seed if seed is not None else random.SystemRandom().randrange(2**31)
+        if job.rank == 0:
+            job.store.set("holmes/stress/seed", str(own))
+        agreed = int(job.store.get("holmes/stress/seed"))
+        settings = Settings(
+            seconds,
+            agreed,
+            most_bytes,
+            tensor,
+            pipeline,
+            first_round,
+            timeout_s or 60.0,
+            corrupt=corrupt,
+        )
+        if job.rank == 0 and not as_json:  # now: Ctrl-C ends it without a summary
+            typer.echo(f"holmes stress: seed {agreed} (again: --seed {agreed})", err=True)
+        progress = _Progress(settings) if job.rank == 0 else None
+        mine, topology = run_stress(job.store, job.rank, job.size, "holmes/stress", settings, progress)
+        failed = any(group.failure for group in mine.groups)
+        if failed and job.rank != 0:
+            _print_own(mine)  # now: rank 0 may be gone
+        # After a failure all others have been told; without one they may be in their last round.
+        wait_s = _AFTER_FAILURE_S if failed else settings.round_limit_s
+        result = gather_results(job.store, job.size, "holmes/stress", mine, topology, wait_s)
+        if result is not None:
+            _print(result, settings, as_json)
+            failed = result.exit_code != 0
     raise typer.Exit(int(failed))
 
 
 def _with_faults(faults: str, peers: str, **options: Any) -> int:
     from holmes.lab.stress.cli_faults import stress_with_faults  # the testbed and more: only where it is asked for
 
-    try:
-        if not (faults or peers):
-            raise UsageError("--testbed needs --faults or --peers; a load alone: holmes testbed run -- holmes stress")
-        if options["max_bytes"] == _MAX_BYTES:
-            options["max_bytes"] = _FAULT_BYTES
-        return stress_with_faults(faults, peers, **{**options, "max_bytes": parse_bytes(options["max_bytes"])})
-    except (ValueError, OSError, RuntimeError) as error:
-        typer.echo(f"holmes stress: {error}", err=True)
-        return 2
+    if not (faults or peers):
+        raise UsageError("--testbed needs --faults or --peers; a load alone: holmes testbed run -- holmes stress")
+    if options["max_bytes"] == _MAX_BYTES:
+        options["max_bytes"] = _FAULT_BYTES
+    return stress_with_faults(faults, peers, **{**options, "max_bytes": parse_bytes(options["max_bytes"])})
 
 
 def _print_own(mine: RankResult) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 import holmes_comm
+from holmes import files
 from holmes.lab.stress.faults import FAULTS, FaultSettings, run_faults
 from holmes.lab.stress.faults.peers import PEERS, peer_markdown, run_peers
 from holmes_comm.errors import UsageError
@@ -51,6 +52,10 @@ def stress_with_faults(
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
+    if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        for suffix in (".json", ".md"):
+            files.check_writable(save.with_suffix(suffix))
     found: dict[str, Any] = {"machine": describe_machine()}
     markdown, code = "", 0
     if faults:
@@ -71,7 +76,6 @@ def stress_with_faults(
         found["peers"] = [row.to_dict() for row in rows]
         markdown += "\n" + peer_markdown(rows)
     if save is not None:
-        save.parent.mkdir(parents=True, exist_ok=True)
         save.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         save.with_suffix(".md").write_text(markdown, encoding="utf-8")
     typer.echo(json.dumps(found, indent=1) if as_json else markdown)

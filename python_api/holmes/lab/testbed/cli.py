@@ -15,16 +15,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holmes.lab.testbed.errors import SpecError, TestbedError
 from holmes.lab.testbed.launch import Testbed
 from holmes.lab.testbed.spec import Spec, builtin_specs, load_spec
+from holmes.tools.cli.refusal import RefusingCommand, RefusingGroup
 
-app = typer.Typer(no_args_is_help=True, help="Emulated nodes and clusters on this machine, without root.")
+app = typer.Typer(
+    cls=RefusingGroup, no_args_is_help=True, help="Emulated nodes and clusters on this machine, without root."
+)
 _SpecOption = Annotated[str, typer.Option("--spec", "-s", help="A built-in spec's name or a YAML file.")]
-_SETUP_EXIT_CODE = 2
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(cls=RefusingCommand, context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after `--`.")],
     spec: _SpecOption = "two-clusters",
@@ -55,9 +56,6 @@ def run(
             grace_s=grace_s,
             shuffle_seed=shuffle_ranks,
         )
-    except (SpecError, TestbedError) as error:
-        console.print(f"holmes testbed: {error}", style="red", markup=False)
-        raise typer.Exit(_SETUP_EXIT_CODE) from error
     except KeyboardInterrupt as error:
         console.print("holmes testbed: interrupted; all ranks were ended", style="red")
         raise typer.Exit(128 + signal.SIGINT) from error
@@ -71,17 +69,13 @@ def run(
     raise typer.Exit(result.returncode)
 
 
-@app.command()
+@app.command(cls=RefusingCommand)
 def show(
     spec: _SpecOption = "two-clusters",
     yaml: Annotated[bool, typer.Option(help="Print the spec's YAML, to start an own one from.")] = False,
 ) -> None:
     """Shows a spec: nodes, NICs, addresses and rates. Runs nothing."""
-    try:
-        loaded = load_spec(spec)
-    except SpecError as error:
-        typer.echo(f"holmes testbed: {error}", err=True)
-        raise typer.Exit(_SETUP_EXIT_CODE) from error
+    loaded = load_spec(spec)
     if yaml:
         source = resources.files("holmes.lab.testbed").joinpath(f"specs/{spec}.yaml")
         typer.echo((source if spec in builtin_specs() else Path(spec)).read_text(encoding="utf-8"), nl=False)
@@ -89,7 +83,7 @@ def show(
     Console().print(_table(loaded))
 
 
-@app.command()
+@app.command(cls=RefusingCommand)
 def specs() -> None:
     """Lists the built-in specs."""
     table = Table("spec", "nodes", "what it is")

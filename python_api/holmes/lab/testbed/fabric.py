@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 
 from holmes.lab.testbed.errors import SpecError
 from holmes.lab.testbed.spec import Nic, Node, Spec
+from holmes.tools.debug.sources import testbed_runtime_folder
 
 _ROOT = PurePosixPath("/run/holmes")
 # A token bucket must hold one interrupt's worth of data, and one TCP super-packet at a high rate; a larger bucket would
@@ -68,8 +69,11 @@ def enter_node(node: str, cwd: str, argv: Sequence[str]) -> list[str]:
 
 def node_env(node: Node) -> dict[str, str]:
     """What every process of a node finds in its environment."""
+    runtime = testbed_runtime_folder()
+    runtime.mkdir(mode=0o700, exist_ok=True)
     return {
         "HOLMES_TESTBED": "1",
+        "XDG_RUNTIME_DIR": str(runtime),
         "HOLMES_HOSTNAME": node.name,
         "HOLMES_SYSFS_ROOT": str(sysfs_root(node.name)),
     }

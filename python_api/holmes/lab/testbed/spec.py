@@ -142,7 +142,11 @@ def load_spec(name_or_path: str | Path) -> Spec:
     if text_name in builtin_specs():
         text = resources.files("holmes.lab.testbed").joinpath(f"specs/{text_name}.yaml").read_text(encoding="utf-8")
     elif Path(name_or_path).is_file():
-        text, text_name = Path(name_or_path).read_text(encoding="utf-8"), Path(name_or_path).stem
+        text_name = Path(name_or_path).stem
+        try:
+            text = Path(name_or_path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise SpecError(f"{name_or_path} is not valid YAML: {error}") from error
     else:
         raise SpecError(
             f"no testbed spec {text_name!r}: neither a file nor one of the built-in {', '.join(builtin_specs())}"

@@ -227,6 +227,7 @@ class Driver:
         self._lives[rank] += 1
         self._events[rank].clear()
         env = {**rank_environment(self._testbed.spec, self._places, rank), "OMP_NUM_THREADS": "1"}
+        env["HOLMES_INTEGRITY"] = str(int(self.settings.has_integrity))
         worker = [sys.executable, "-m", "holmes.lab.stress.faults.worker", str(self._folder), str(self._commands[rank])]
         if (clock := self._clocks().get(rank)) is not None:
             worker = ["env", *(f"{name}={value}" for name, value in clock.environment.items()), *worker]

@@ -46,6 +46,11 @@ class FaultSettings:
         if not 0 <= self.mixed <= 1:
             raise UsageError(f"mixed={self.mixed:g} must be from 0 to 1")
 
+    @property
+    def has_integrity(self) -> bool:
+        """Whether the ranks compare what arrives with what was sent: with odd seeds."""
+        return self.seed % 2 == 1
+
     def choice(self, episode: int) -> random.Random:
         """The random choices of one episode: of seed and number alone."""
         return random.Random(f"{self.seed}/{episode}")
