@@ -25,7 +25,7 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-trainers soak stress lint fmt stubs bench bench-compare figures sanitize fuzz clean
+.PHONY: help build demo test test-cpp test-python test-trainers soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
@@ -38,6 +38,7 @@ help:
 	@echo "make figures   what Holmes promises, measured and judged (FIGURES_ARGS='--quick --only link-2')"
 	@echo "make sanitize  C++ tests under the address, undefined and thread sanitizers"
 	@echo "make fuzz      the fuzzers of everything a peer can send, FUZZ_SECONDS=60 each"
+	@echo "make fuzz-python   random operations against numpy, a minute (FUZZ_ARGS='--minutes 60 --seed 1000')"
 	@echo "make stubs     regenerate holmes_comm/_C.pyi and docs/environment.md"
 	@echo "make build     environment and in-place build;  make clean removes both"
 
@@ -115,9 +116,10 @@ soak: build
 stress: build
 	$(BIN)/holmes stress --testbed --faults all --save build/stress $(STRESS_ARGS)
 
+# Address and undefined in one build: they see different things and bear each other.
 sanitize: $(VENV)/.requirements $(VENV)/.nccl
-	@for sanitizer in address undefined thread; do \
-	  dir=build/sanitize-$$sanitizer; \
+	@for sanitizer in address,undefined thread; do \
+	  dir=build/sanitize-$${sanitizer%%,*}; \
 	  $(BIN)/cmake -S . -B $$dir -GNinja -DHOLMES_TESTS=ON -DHOLMES_CUDA=OFF -DHOLMES_SANITIZE=$$sanitizer >/dev/null && \
 	  $(BIN)/cmake --build $$dir && \
 	  $(BIN)/ctest --test-dir $$dir --output-on-failure --timeout 300 || exit 1; \
@@ -131,6 +133,10 @@ fuzz: $(VENV)/.requirements
 	$(BIN)/cmake -S . -B build/fuzz -GNinja -DHOLMES_FUZZ=ON -DHOLMES_CUDA=OFF -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) >/dev/null
 	$(BIN)/cmake --build build/fuzz
 	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+# Of communicators against numpy; each case by its seed. What fails prints the command that runs it again.
+fuzz-python: build
+	$(BIN)/python tests/multirank/buffers_fuzz.py $(FUZZ_ARGS)
 
 # mypy reads torch's types, so lint needs torch too.
 lint: $(VENV)/.requirements $(VENV)/.torch-$(TORCH)

@@ -1,10 +1,11 @@
-"""What security costs: TLS against plain connections, and a running job among hostile traffic.
+"""What security costs: TLS and integrity against plain connections, and a running job among hostile traffic.
 
     python benchmarks/bench_security.py                 # writes benchmarks/results/security.json
-    python benchmarks/bench_security.py --only tls      # or hostile
+    python benchmarks/bench_security.py --only tls      # or integrity, hostile
 
 `tls`: two emulated nodes, one NIC; communicators with and without TLS take turns, call by call; medians over all calls
 of the slower rank, on a link of 1 Gbit/s and on one without a rate limit (where only the processors limit).
+`integrity`: the same with every byte compared by CRC32C; in shared memory too.
 `hostile`: two ranks all-reduce over 1 Gbit/s; on a third node an attacker scans, floods, replays and lies at the
 store's port (the only open one) in every other interval. The rate under attack over the quiet one, per round; every
 result is checked. Exits with 1 where one is wrong or the rate falls by more than a tenth.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -43,38 +45,44 @@ _UNLIMITED_GBPS = 100.0
 _OPERATIONS = ("all_reduce", "all_gather", "send")
 _SIZES_BYTES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
 _SECRET = "the secret of the job"
+_VARIANTS = {"tls": {"plain": {"tls": "off"}, "tls": {"tls": "all"}},
+             "integrity": {"plain": {"integrity": False}, "integrity": {"integrity": True}}}  # fmt: skip
+_LINKS = [("link of 1 Gbit/s", "tcp", 1.0), ("unlimited link", "tcp", _UNLIMITED_GBPS)]
+_PLACES = {"tls": _LINKS, "integrity": [*_LINKS, ("shared memory", "shm", 0.0)]}
 _MOST_LOST = 0.1  # of the rate, under attack
 
 
 # --- a rank ---
 
 
-def _compare_tls(rank: int, job: dict[str, Any]) -> dict[str, Any]:
+def _compare(rank: int, job: dict[str, Any]) -> dict[str, Any]:
     store = holmes_comm.TcpStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_server=rank == 0, secret=_SECRET
     )
-    comms = {
-        tls: holmes_comm.init(store, rank, 2, transport="tcp", name=tls, secret=_SECRET, tls=tls, timeout_s=60.0)
-        for tls in ("off", "all")
+    transport, checked = job["transport"], job["case"]
+    options = {
+        name: holmes_comm.CommunicatorOptions(transport=transport, secret=_SECRET, timeout_s=60.0, **changes)
+        for name, changes in _VARIANTS[checked].items()
     }
+    comms = {name: holmes_comm.init(store, rank, 2, name=name, options=options[name]) for name in options}
     rows = []
     for size_bytes in _SIZES_BYTES:
         data, part = np.ones(size_bytes // 4, "float32"), np.ones(size_bytes // 8, "float32")
         for operation in _OPERATIONS:
-            times_s: dict[str, list[float]] = {"off": [], "all": []}
+            times_s: dict[str, list[float]] = {name: [] for name in comms}
             wrong = 0
             for number in range(job["rounds"] + 1):
-                for tls, comm in comms.items():
+                for name, comm in comms.items():
                     data.fill(1)
                     slowest = np.array([timed_call(comm, operation, data, part)])
                     wrong += int((data != (2 if operation == "all_reduce" else 1)).sum())
                     comm.all_reduce(slowest, op="max")
                     if number > 0:  # the first warms up
-                        times_s[tls].append(float(slowest[0]))
-            plain_s, tls_s = statistics.median(times_s["off"]), statistics.median(times_s["all"])
-            rows.append({"operation": operation, "bytes": size_bytes, "plain_s": plain_s, "tls_s": tls_s,
-                         "ratio": tls_s / plain_s, "wrong": wrong})  # fmt: skip
-    encryption = sorted({c["encryption"] for c in comms["all"].connections()})
+                        times_s[name].append(float(slowest[0]))
+            plain_s, checked_s = statistics.median(times_s["plain"]), statistics.median(times_s[checked])
+            rows.append({"operation": operation, "bytes": size_bytes, "plain_s": plain_s, f"{checked}_s": checked_s,
+                         "ratio": checked_s / plain_s, "wrong": wrong})  # fmt: skip
+    encryption = sorted({c["encryption"] for c in comms[checked].connections()})
     for comm in comms.values():
         comm.barrier()
     return {"rows": rows, "encryption": encryption}
@@ -156,15 +164,33 @@ def _run_rank(job: dict[str, Any]) -> None:
     if rank == 2:
         _attack(job)
         return
-    result = _be_attacked(rank, job) if job["case"] == "hostile" else _compare_tls(rank, job)
+    result = _be_attacked(rank, job) if job["case"] == "hostile" else _compare(rank, job)
     print("result " + json.dumps(result), flush=True)
 
 
 # --- the testbed ---
 
 
+def _run_here(job: dict[str, Any]) -> Any:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    command = [sys.executable, __file__, "--rank", json.dumps(job)]
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
+    if any(rank.returncode != 0 for rank in ranks):
+        raise SystemExit("".join(outputs))
+    return next(json.loads(line[7:]) for line in outputs[0].splitlines() if line.startswith("result "))
+
+
 def _run_case(job: dict[str, Any], nodes: int, rate_gbps: float) -> Any:
     from holmes.lab.testbed import Testbed
+
+    if job.get("transport") == "shm":
+        return _run_here(job)
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
         spec.write(_SPEC.format(nodes=nodes, rate_gbps=rate_gbps))
@@ -197,7 +223,7 @@ def _machine() -> dict[str, Any]:
 def main() -> int:
     """Runs the cases, prints tables, writes JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["tls", "hostile"], help="this part only")
+    parser.add_argument("--only", choices=["tls", "integrity", "hostile"], help="this part only")
     parser.add_argument("--rounds", type=int, default=7, help="calls of each operation; rounds under attack")
     parser.add_argument("--interval-s", type=float, default=2.0, help="length of a quiet or hostile interval")
     parser.add_argument("--connections", type=int, default=10_000, help="connection attempts in all")
@@ -209,15 +235,19 @@ def main() -> int:
         return 0
     results = json.loads(arguments.json.read_text())["results"] if arguments.json.exists() else {}
     bad = False
-    if arguments.only != "hostile":
-        results["tls"] = {}
-        for name, rate_gbps in (("link of 1 Gbit/s", 1.0), ("unlimited link", _UNLIMITED_GBPS)):
-            case = results["tls"][name] = _run_case({"case": "tls", "rounds": arguments.rounds}, 2, rate_gbps)
+    for checked in _VARIANTS:
+        if arguments.only not in (None, checked):
+            continue
+        results[checked] = {}
+        for name, transport, rate_gbps in _PLACES[checked]:
+            job = {"case": checked, "rounds": arguments.rounds, "transport": transport}
+            case = results[checked][name] = _run_case(job, 2, rate_gbps)
             for row in case["rows"]:
                 bad |= row["wrong"] > 0
                 print(f"{name:17} {row['operation']:11} {row['bytes'] >> 10:6} KiB  plain {row['plain_s'] * 1e3:8.2f} "
-                      f"ms  TLS {row['tls_s'] * 1e3:8.2f} ms  ratio {row['ratio']:5.2f}", flush=True)  # fmt: skip
-    if arguments.only != "tls":
+                      f"ms  {checked} {row[checked + '_s'] * 1e3:8.2f} ms  "
+                      f"ratio {row['ratio']:5.2f}", flush=True)  # fmt: skip
+    if arguments.only in (None, "hostile"):
         job = {"case": "hostile", "rounds": arguments.rounds, "interval_s": arguments.interval_s,
                "connections": arguments.connections}  # fmt: skip
         hostile_result = results["hostile"] = _run_case(job, 3, 1.0)
