@@ -97,6 +97,8 @@ figures: build
 # --- prove ---
 test: test-cpp test-python
 
+# Most tests wait more than they compute: two beside each other, where there are two processors.
+TEST_JOBS ?= 2
 # In the same build tree as the modules, so that the library is compiled once.
 test-cpp: build $(VENV)/.nccl
 	$(BIN)/cmake -S . -B $(BUILD) -DHOLMES_TESTS=ON >/dev/null
@@ -104,7 +106,7 @@ test-cpp: build $(VENV)/.nccl
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --timeout 120
 
 test-python: build $(VENV)/.nccl
-	$(BIN)/python -m pytest --ignore tests/trainers $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --ignore tests/trainers -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-trainers: $(VENV)/.trainers-$(TORCHTITAN)
 	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)

@@ -1,8 +1,29 @@
-"""Programs that tests start (tests/workers) import what is in tests/helpers, and say where they are when they crash."""
+"""Programs that tests start (tests/workers) import what is in tests/helpers, and say where they are when they crash.
+Tests that are marked `alone` have the machine to themselves, however many workers `pytest -n` has."""
 
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+_FOLDER = Path(__file__).parent
 _before = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
-os.environ["PYTHONPATH"] = os.pathsep.join([*_before, str(Path(__file__).parent / "helpers")])
+os.environ["PYTHONPATH"] = os.pathsep.join([*_before, str(_FOLDER / "helpers")])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # waits before pytest-timeout's clock runs
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if not hasattr(item.config, "workerinput"):  # one process for all tests
+        return (yield)
+    turn, machine = (os.open(folder, os.O_RDONLY) for folder in (_FOLDER / "helpers", _FOLDER))
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # who waits for the whole machine is not overtaken
+        fcntl.flock(machine, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        return (yield)
+    finally:
+        os.close(turn)
+        os.close(machine)

@@ -9,6 +9,7 @@ import sys
 import time
 
 import numpy as np
+from outcomes import error_fields
 
 import holmes_comm
 
@@ -139,15 +140,7 @@ def main() -> None:
         comm.barrier()  # all are set up: what follows fails in the scenario, not in somebody's set-up
         globals()[scenario](comm)
     except holmes_comm.HolmesError as error:
-        outcome |= {
-            "error": type(error).__name__,
-            "message": str(error),
-            "peer": error.peer,
-            "host": error.host,
-            "nic": error.nic,
-            "seconds": time.monotonic() - start,
-            "dead": comm.is_dead,
-        }
+        outcome |= {**error_fields(error), "seconds": time.monotonic() - start, "dead": comm.is_dead}
         # A new communicator of the survivors can be made in the same process.
         if scenario == "killed":
             survivors = [r for r in range(size) if r != VICTIM]

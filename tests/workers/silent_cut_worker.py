@@ -13,6 +13,7 @@ import sys
 import time
 
 import numpy as np
+from outcomes import error_fields
 
 import holmes_comm
 
@@ -32,12 +33,5 @@ try:
         outcome["longest_s"] = max(outcome["longest_s"], now - last)
         last = now
 except holmes_comm.HolmesError as error:
-    outcome |= {
-        "error": type(error).__name__,
-        "message": str(error),
-        "peer": error.peer,
-        "host": error.host,
-        "nic": error.nic,
-        "seconds": time.monotonic() - last,
-    }
+    outcome |= {**error_fields(error), "seconds": time.monotonic() - last}
 print(json.dumps(outcome), flush=True)

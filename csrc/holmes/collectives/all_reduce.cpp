@@ -6,13 +6,17 @@ namespace holmes {
 
 AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
                      Buffer data)
-    : Collective(group, signature, std::move(work), deadline),
+    : AllReduce(group, signature, std::move(work), deadline, data,
+                equal_block(data.bytes(), group.size, group.rank)) {}
+
+AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
+                     Buffer data, Block own)
+    : ReducingCollective(group, signature, std::move(work), deadline,
+                         SliceReducer(group, data.begin() + own.begin_bytes, data.begin() + own.begin_bytes,
+                                      own.bytes() / size_bytes(data.dtype), data.dtype, *signature.reduction,
+                                      group.size, /*bypass_cache=*/false, group.slice_bytes)),
       data_(std::move(data)),
-      own_(block(group.rank)),
-      reducer_(group, data_.begin() + own_.begin_bytes, data_.begin() + own_.begin_bytes,
-               own_.bytes() / size_bytes(data_.dtype), data_.dtype, *signature.reduction, group.size,
-               /*bypass_cache=*/false, group.slice_bytes),
-      done_bytes_(static_cast<std::size_t>(group.size)) {}
+      own_(own) {}
 
 std::size_t AllReduce::send_total_bytes(int peer) const { return block(peer).bytes() + block(group_.rank).bytes(); }
 
@@ -73,28 +77,11 @@ iovec AllReduce::next_recv(int peer, std::size_t done_bytes) {
   return piece;
 }
 
-bool AllReduce::awaits_peek(int peer) const {
+// A peer whose slices are looked at in place shows the one that is next: it must be a contribution.
+std::optional<std::size_t> AllReduce::contributed_bytes(int peer) const {
   const Position at = in_position(peer);
-  return at.next_is_contribution && reducer_.awaits_peek(peer, at.contribution_bytes);
-}
-
-// One slice: a peer may wait for what this rank can send by now.
-bool AllReduce::compute() {
-  if (reducer_.is_done()) return false;
-  for (int peer = 0; peer < group_.size; ++peer) {
-    if (peer == group_.rank) continue;
-    if (!header_received(peer)) return false;
-  }
-  for (int peer = 0; peer < group_.size; ++peer) {
-    if (peer == group_.rank) continue;
-    const Position at = in_position(peer);
-    done_bytes_[peer] = at.contribution_bytes;
-    if (reducer_.is_peeked(peer) && !at.next_is_contribution) return false;
-  }
-  const std::size_t bytes = reducer_.reduce_next(done_bytes_);
-  for (int peer = 0; peer < group_.size; ++peer)
-    if (reducer_.is_peeked(peer)) count_received(peer, bytes);
-  return bytes > 0;
+  if (reducer_.is_peeked(peer) && !at.next_is_contribution) return std::nullopt;
+  return at.contribution_bytes;
 }
 
 }  // namespace holmes

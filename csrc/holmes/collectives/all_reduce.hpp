@@ -5,11 +5,11 @@
 #pragma once
 
 #include "holmes/collectives/block.hpp"
-#include "holmes/collectives/slice_reducer.hpp"
+#include "holmes/collectives/reducing_collective.hpp"
 
 namespace holmes {
 
-class AllReduce final : public Collective {
+class AllReduce final : public ReducingCollective {
 public:
   AllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline, Buffer data);
   void start() override { reducer_.start(); }
@@ -23,11 +23,12 @@ protected:
   iovec next_recv(int peer, std::size_t done_bytes) override;
   // All ranks send in the same order, also because those that keep pace count bytes of both kinds.
   std::size_t agreed_bytes() const override { return data_.bytes(); }
-  bool awaits_peek(int peer) const override;
-  bool compute() override;
-  bool is_computed() const override { return reducer_.is_done(); }
+  std::optional<std::size_t> contributed_bytes(int peer) const override;
 
 private:
+  AllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline, Buffer data,
+            Block own);
+
   // A position in the stream between two ranks: so far so many contribution and result bytes, and what is next.
   struct Position {
     std::size_t contribution_bytes = 0;
@@ -45,8 +46,6 @@ private:
 
   Buffer data_;
   Block own_;
-  SliceReducer reducer_;
-  std::vector<std::size_t> done_bytes_;
 };
 
 }  // namespace holmes

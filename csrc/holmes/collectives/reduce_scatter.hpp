@@ -3,11 +3,11 @@
 // the case in which only the root has a block.
 #pragma once
 
-#include "holmes/collectives/slice_reducer.hpp"
+#include "holmes/collectives/reducing_collective.hpp"
 
 namespace holmes {
 
-class ReduceScatter final : public Collective {
+class ReduceScatter final : public ReducingCollective {
 public:
   ReduceScatter(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
                 Buffer output, std::vector<Buffer> inputs);
@@ -20,15 +20,10 @@ protected:
   std::size_t recv_total_bytes(int /*peer*/) const override { return reducer_.block_bytes(); }
   iovec next_send(int peer, std::size_t done_bytes) override;
   iovec next_recv(int peer, std::size_t done_bytes) override { return reducer_.next_recv(peer, done_bytes); }
-  bool awaits_peek(int peer) const override;
-  bool compute() override;
-  bool is_computed() const override { return reducer_.is_done(); }
 
 private:
   Buffer output_;
   std::vector<Buffer> inputs_;
-  SliceReducer reducer_;
-  std::vector<std::size_t> done_bytes_;  // contribution bytes by rank
 };
 
 }  // namespace holmes

@@ -130,8 +130,7 @@ void CheckedChannel::throw_changed(const std::string& what) const {
   const std::string host = infos.empty() ? "" : infos.front().host;
   throw IntegrityError("communicator '" + communicator_ + "': what " + own_place_ + " received from " +
                            describe_peer(peer_label_, host, nics) + " has changed on its way: " + what +
-                           " does not have the CRC32C that it was sent with; memory, a NIC or a bus of one of the two "
-                           "hosts is faulty: look at its error counters (edac-util, ethtool -S) and leave it out",
+                           " does not have the CRC32C that it was sent with" + integrity_advice,
                        {.rank = {}, .peer = peer(), .host = host, .nic = nics, .system_errno = {}});
 }
 

@@ -259,9 +259,7 @@ void RailsChannel::check_crc(Rail& rail) const {
   if (header.magic != FrameHeader::right_magic || header.crc == header.right_crc()) return;
   throw IntegrityError("communicator '" + context_->communicator + "': a frame's header has changed on its way from " +
                            describe_peer(peer(), rail.info().host, rail.info().interface) + " to rank " +
-                           std::to_string(context_->own_rank) +
-                           "; memory, a NIC or a bus of one of the two hosts is faulty: look at its error counters "
-                           "(edac-util, ethtool -S) and leave it out",
+                           std::to_string(context_->own_rank) + integrity_advice,
                        {.rank = context_->own_rank,
                         .peer = peer(),
                         .host = rail.info().host,
