@@ -204,6 +204,7 @@ def _bandwidth_bits_per_s(session: TestbedSession, sender: str, receiver: str, n
 
 
 @needs_namespaces
+@pytest.mark.alone
 @pytest.mark.parametrize(("sender", "receiver"), [("a0", "a1"), ("a1", "a0")])
 def test_links_carry_their_rate_in_both_directions(clusters: TestbedSession, sender: str, receiver: str) -> None:
     """Never more than the rate; all of it as soon as the machine gives both processes their time."""
@@ -216,6 +217,7 @@ def test_links_carry_their_rate_in_both_directions(clusters: TestbedSession, sen
 
 
 @needs_namespaces
+@pytest.mark.alone
 def test_rate_and_state_change_during_a_run() -> None:
     with Testbed("pair").session() as session:
         session.set_rate("a0", "eth0", 0.05)

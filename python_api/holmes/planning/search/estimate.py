@@ -47,15 +47,18 @@ def estimate(layout: Layout) -> Estimate:
     layer_s, head_s = layer.forward_s + layer.backward_s, head.forward_s + head.backward_s
     slot_s = _bottleneck_s(layer_s, head_s, count, np.array(layout.speeds), room, choice.chunks)
     hops_s = _hops_s(layout, layer.output_bytes)
-    turns_s = _turns_s(layout, slot_s, hops_s)
+    turns_s = _turns_s(layout, slot_s, hops_s, _wire_s(layout, hops_s))
     fill_s = slot_s / choice.chunks
     if choice.schedule == "zb-h1":  # idles forward + input gradients - weight gradients, of which these are a forward
         fill_s *= max(1 - 2 * layer.forward_s / layer_s, 0.0)
     fill_s = (stages - 1) * fill_s + 2 * float(hops_s.sum())
-    return Estimate(turns_s + fill_s + _exposed_s(layout, slot_s), 0.0)
+    # However few micro-batches there are, each goes to the last chunk and back, one behind the other.
+    trip_s = stages * slot_s + 2 * choice.chunks * float(hops_s.sum())
+    least_s = trip_s + (layout.micro_batches - 1) * slot_s / choice.chunks
+    return Estimate(max(turns_s + fill_s, least_s) + _exposed_s(layout, slot_s), 0.0)
 
 
-def _turns_s(layout: Layout, slot_s: float, hops_s: Floats) -> float:
+def _turns_s(layout: Layout, slot_s: float, hops_s: Floats, wire_s: float) -> float:
     """Time of all micro-batches, without filling and draining.
 
     Each takes at least the slowest stage's time, and what its NICs send; and since a stage holds only so many, each one
@@ -65,8 +68,6 @@ def _turns_s(layout: Layout, slot_s: float, hops_s: Floats) -> float:
     choice, stages, count = layout.choice, layout.choice.pipeline, layout.micro_batches
     if stages == 1:
         return count * slot_s
-    out = 2 * choice.chunks - (choice.chunks > 1) if stages == 2 else 2 * choice.chunks
-    wire_s = float(hops_s.max()) * (1 if stages == 2 and choice.chunks == 1 else out)
     least_s = max(slot_s, wire_s)
     waits_s = 0.0
     if choice.schedule in ("1f1b", "zb-h1"):
@@ -112,17 +113,29 @@ def _bottleneck_s(layer_s: float, head_s: float, count: int, speeds: Floats, roo
 
 def _hops_s(layout: Layout, size_bytes: float) -> Floats:
     """Of activations from each stage to the next, and from the last to the first (0 without interleaving)."""
-    choice, places = layout.choice, layout.places()
+    choice, places, rates = layout.choice, layout.places(), layout.rates()
     hops_s = np.zeros(choice.pipeline)
-    if layout.machines.pipeline is None:
-        return hops_s
-    rate = layout.pipeline_rate()
     for stage in range(choice.pipeline - (choice.chunks == 1)):
         source, target = places[stage], places[(stage + 1) % choice.pipeline]
         if source.host != target.host:
             ranks = max(source.ranks_per_host, target.ranks_per_host)
+            rate = rates.link(source.nic_to(target))
             hops_s[stage] = rate.latency_s + size_bytes * ranks / rate.bytes_per_s
     return hops_s
+
+
+def _wire_s(layout: Layout, hops_s: Floats) -> float:
+    """What the busiest NIC sends of a micro-batch: activations to the stages after its host's, gradients to those
+    before, once for each chunk."""
+    choice, places = layout.choice, layout.places()
+    sent_s: dict[tuple[str, str], float] = {}
+    for stage, hop_s in enumerate(hops_s):
+        last = stage == choice.pipeline - 1  # from the last chunk nothing goes on
+        both = places[stage], places[(stage + 1) % choice.pipeline]
+        for source, target in (both, both[::-1]):
+            nic = source.host, source.nic_to(target)
+            sent_s[nic] = sent_s.get(nic, 0.0) + float(hop_s) * (choice.chunks - last)
+    return max(sent_s.values())
 
 
 def _exposed_s(layout: Layout, slot_s: float) -> float:
