@@ -6,8 +6,7 @@ namespace holmes {
 
 AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
                      Buffer data)
-    : AllReduce(group, signature, std::move(work), deadline, data,
-                equal_block(data.bytes(), group.size, group.rank)) {}
+    : AllReduce(group, signature, std::move(work), deadline, data, equal_block(data.bytes(), group.size, group.rank)) {}
 
 AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
                      Buffer data, Block own)

@@ -24,6 +24,7 @@ _TRIES = 3  # choices with a value, of which the first that fits into memory cou
 _HOPELESS = 1.5  # times the best: estimates do not err by more
 _CLOSE = 1.3  # times the best estimate: values of a decision that are looked at on their own
 _MOST = 10  # times as many choices as are wanted are simulated at most
+_OPERATIONS = 4_096  # forwards and backwards of micro-batches: a quarter of a second
 _NEIGHBOURS = 3  # choices with another value of one decision that are simulated at a time
 _EXPANDED = 40  # choices that are tried with every order of the clusters
 
@@ -87,7 +88,8 @@ def search(
     Every stage lies in one cluster, every tensor group in one host; the optimizer is sharded over data-parallel ranks,
     its traffic overlapped. `wanted` fixes what is decided already; `simulated`: so many choices are partitioned exactly
     and simulated for their estimate, then those that differ from the best in one decision and those with another value
-    of each, until nothing is faster. Local and deterministic. Raises one ValueError, with all numbers and the
+    of each, until nothing is faster, then the others while a quarter of a second for each that is asked for lasts:
+    small jobs are searched through. Local and deterministic. Raises one ValueError, with all numbers and the
     nearest fix, where nothing fits.
     """
     if simulated < 1:
@@ -125,12 +127,13 @@ def search(
         on_progress(f"simulated {choice.text()}: {candidate.step_s:.4g} s")
         return candidate
 
-    simulations = _Simulations(simulate, ranked, simulated)
+    simulations = _Simulations(simulate, ranked, simulated, global_batch)
     if ranked:
         simulations.promising()
         simulations.descend()
         simulations.alternatives()
         simulations.descend()
+        simulations.rest()
     candidates = simulations.candidates
     if not candidates:
         raise _memory_error(Layout.of(machines, model, (nearest or ranked[0])[1], global_batch), tried)
@@ -155,12 +158,18 @@ class _Simulations:
     """Choices that were simulated, each once, and how the next ones are picked from the estimates (best first)."""
 
     def __init__(
-        self, simulate: Callable[[Choice], Candidate], ranked: Sequence[tuple[float, Choice]], wanted: int
+        self,
+        simulate: Callable[[Choice], Candidate],
+        ranked: Sequence[tuple[float, Choice]],
+        wanted: int,
+        global_batch: int,
     ) -> None:
         self._simulate = simulate
+        self._global_batch = global_batch
         self._ranked = ranked
         self._wanted = wanted
         self._done: dict[Choice, Candidate | None] = {}
+        self._operations = 0
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -170,8 +179,9 @@ class _Simulations:
     def get(self, choice: Choice) -> Candidate | None:
         """None where memory has room for parts of layers only, which the estimate counts with, and after very many."""
         if choice not in self._done:
-            if len(self._done) >= _MOST * self._wanted:
+            if len(self._done) >= _MOST * self._wanted and not self._is_affordable(choice):
                 return None
+            self._operations += self._cost(choice)
             try:
                 self._done[choice] = self._simulate(choice)
             except ValueError:
@@ -204,6 +214,18 @@ class _Simulations:
                 own = [one for one in self.candidates if getattr(one.choice, name) == value]
                 if own:
                     self._descend(own[0], pool)
+
+    def rest(self) -> None:
+        """The others, best first, as long as they cost little."""
+        for _, choice in self._ranked:
+            if self._is_affordable(choice):
+                self.get(choice)
+
+    def _is_affordable(self, choice: Choice) -> bool:
+        return self._operations + self._cost(choice) <= _OPERATIONS * self._wanted
+
+    def _cost(self, choice: Choice) -> int:
+        return 2 * choice.micro_batches(self._global_batch) * choice.pipeline * choice.chunks
 
     def descend(self) -> None:
         """From the best, by single changes, until none is faster."""
