@@ -77,6 +77,15 @@ def test_killed_rank_in_point_to_point(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("scenario", ["killed_in_broadcast", "killed_in_reduce"])
+def test_killed_rank_in_a_chain(scenario: str, transport: str) -> None:
+    for outcome in survivors(run_scenario(scenario, transport)):
+        assert outcome["error"] == "PeerLostError", outcome
+        assert outcome["peer"] == VICTIM
+        assert outcome["seconds"] < TIMEOUT_S
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_stopped_rank_times_out_by_name(transport: str) -> None:
     for outcome in survivors(run_scenario("stopped", transport)):
         assert outcome["error"] == "TimeoutError", outcome

@@ -64,6 +64,28 @@ def stopped_in_chain(comm) -> None:
     comm.recv(np.empty(10), VICTIM if comm.rank == 2 else 2)
 
 
+def killed_in_broadcast(comm) -> None:
+    """The victim passes on what it receives, and dies in the middle of that."""
+    data = np.ones(8_000_000, "float32")
+    comm.broadcast(data, 0)
+    if comm.rank == VICTIM:
+        comm.broadcast(data, 0, async_op=True)
+        time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
+    forever(lambda: comm.broadcast(data, 0))
+
+
+def killed_in_reduce(comm) -> None:
+    """The victim sends its reduced block to the root, and dies in the middle of that."""
+    data = np.ones(8_000_000, "float32")
+    comm.reduce(data, 0)
+    if comm.rank == VICTIM:
+        comm.reduce(data, 0, async_op=True)
+        time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
+    forever(lambda: comm.reduce(data, 0))
+
+
 def wrong_operation(comm) -> None:
     comm.barrier()
     data = np.ones(1000, "float32")

@@ -14,7 +14,6 @@ std::uint32_t crc32c_by_table(std::uint32_t crc, const std::byte* data, std::siz
 // How an IntegrityError ends: what to do about it.
 inline constexpr const char* integrity_advice =
     "; memory, a NIC or a bus of one of the two hosts is faulty: look at its error counters (edac-util, ethtool -S) "
-    "and "
-    "leave it out";
+    "and leave it out";
 
 }  // namespace holmes

@@ -150,11 +150,9 @@ bool Driver::waits_for_bulk() const {
   std::size_t total = 0;
   Collective* running = engine_.operations().running();
   const P2pEngine& p2p = engine_.operations().p2p();
-  for (int peer = 0; peer < group.size; ++peer) {
-    if (peer == group.rank) continue;
-    if (running) total += running->awaited_recv_bytes(peer) + running->awaited_send_bytes(peer);
-    total += p2p.awaited_recv_bytes(peer) + p2p.awaited_send_bytes(peer);
-  }
+  for (int peer = 0; running && peer < group.size; ++peer)
+    if (peer != group.rank) total += running->awaited_recv_bytes(peer) + running->awaited_send_bytes(peer);
+  for (const int peer : p2p.active_peers()) total += p2p.awaited_recv_bytes(peer) + p2p.awaited_send_bytes(peer);
   return total >= bulk_bytes;
 }
 

@@ -129,25 +129,24 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
   const P2pEngine& p2p = operations_.p2p();
   bool block = true;
   try {
-    for (int peer = 0; peer < group_->size; ++peer) {
-      if (peer == group_->rank) continue;
-      if (!detector_.is_lost(peer)) {
-        group_->controls[peer]->append_fds(fds);
-      } else if (detector_.is_missed(peer)) {
-        block = false;  // finish_wait will say so
-      }
-      const auto wait_for = [&](Channel& channel, std::size_t recv_bytes, std::size_t send_bytes) {
-        if (recv_bytes > 0) channel.set_low_water(recv_bytes);
-        if (recv_bytes || send_bytes) block &= channel.prepare_wait(recv_bytes > 0, send_bytes > 0, fds);
-      };
-      if (running)
+    if (detector_.has_lost_any())  // finish_wait will say who is missed
+      for (int peer = 0; peer < group_->size; ++peer) block &= !detector_.is_missed(peer);
+    const auto wait_for = [&](Channel& channel, std::size_t recv_bytes, std::size_t send_bytes) {
+      if (recv_bytes > 0) channel.set_low_water(recv_bytes);
+      if (!recv_bytes && !send_bytes) return;
+      waited_.push_back(&channel);
+      block &= channel.prepare_wait(recv_bytes > 0, send_bytes > 0, fds);
+    };
+    for (int peer = 0; running && peer < group_->size; ++peer)
+      if (peer != group_->rank)
         wait_for(*group_->channels[peer], running->awaited_recv_bytes(peer), running->awaited_send_bytes(peer));
+    for (const int peer : p2p.active_peers())
       wait_for(*p2p.channels()[peer], p2p.awaited_recv_bytes(peer), p2p.awaited_send_bytes(peer));
-    }
   } catch (const HolmesError& error) {
     fail(failure_of(error));
     return false;
   }
+  fds.push_back(detector_.controls_pollfd());
   fds.push_back({wake_fd_.get(), POLLIN, 0});
   return block;
 }
@@ -155,11 +154,8 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
 void Engine::finish_wait() {
   std::uint64_t ignored;
   [[maybe_unused]] const ssize_t bytes = ::read(wake_fd_.get(), &ignored, sizeof ignored);
-  for (int peer = 0; peer < group_->size; ++peer) {
-    if (peer == group_->rank) continue;
-    group_->channels[peer]->finish_wait();
-    operations_.p2p().channels()[peer]->finish_wait();
-  }
+  for (Channel* channel : waited_) channel->finish_wait();
+  waited_.clear();
   if (is_dead()) return;
   if (!maintained_.empty()) {
     const auto now = Clock::now();
@@ -168,7 +164,7 @@ void Engine::finish_wait() {
   try {
     detector_.check_controls();
     // A peer that is gone may have left all that is needed; look before giving up on it.
-    for (int peer = 0; peer < group_->size; ++peer) {
+    for (int peer = 0; detector_.has_lost_any() && peer < group_->size; ++peer) {
       if (!detector_.is_missed(peer)) continue;
       while (progress()) {
       }

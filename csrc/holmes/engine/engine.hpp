@@ -101,6 +101,7 @@ private:
   UninheritedSockets sockets_;
   std::mutex drive_;
   std::vector<Channel*> maintained_;  // channels that need maintenance
+  std::vector<Channel*> waited_;      // channels whose wait is prepared and not finished
   bool is_watched_ = false;           // driver; the I/O thread calls maintain
 
   mutable std::mutex mutex_;  // protects the failures

@@ -1,6 +1,10 @@
 #include "holmes/engine/failure_detector.hpp"
 
+#include <sys/epoll.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
 
 #include "holmes/engine/io_thread.hpp"
 
@@ -20,7 +24,14 @@ FailureDetector::FailureDetector(Group& group, const Operations& operations, std
     : group_(group),
       operations_(operations),
       own_place_(std::move(own_place)),
-      lost_(static_cast<std::size_t>(group.size)) {}
+      controls_(::epoll_create1(EPOLL_CLOEXEC)),
+      lost_(static_cast<std::size_t>(group.size)) {
+  if (!controls_)
+    throw SystemError("cannot make an epoll descriptor: " + errno_text(errno) + limit_text(errno),
+                      {.system_errno = errno});
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank) group_.controls[peer]->watch_with(controls_.get());
+}
 
 template <typename Wanted>
 std::optional<int> FailureDetector::first_peer(const Wanted& is_wanted) const {
@@ -30,18 +41,35 @@ std::optional<int> FailureDetector::first_peer(const Wanted& is_wanted) const {
 }
 
 void FailureDetector::check_controls() {
-  for (int peer = 0; peer < group_.size; ++peer) {
-    if (peer == group_.rank || is_lost(peer)) continue;
-    ControlConnection& control = *group_.controls[peer];
-    if (const auto failure = control.drain())
-      throw_error(failure->kind, failure->message + " [reported by " + control.describe() + "]", failure->context);
-    if (control.is_closed()) lost_[static_cast<std::size_t>(peer)] = 1;
-    if (control.take_probe()) {
-      const auto unanswered = unanswered_peer();
-      const std::string nic = unanswered ? group_.controls[*unanswered]->nic() : "";
-      control.send_probe_reply({operations_.entered(), unanswered, nic});
-    }
+  for (int peer = 0; !has_looked_ && peer < group_.size; ++peer)
+    if (peer != group_.rank) check_control(peer);
+  has_looked_ = true;
+  std::array<epoll_event, 64> events;
+  while (true) {
+    const int count = ::epoll_wait(controls_.get(), events.data(), static_cast<int>(events.size()), 0);
+    std::sort(events.begin(), events.begin() + std::max(count, 0),
+              [](const auto& one, const auto& other) { return one.data.u32 < other.data.u32; });
+    for (int i = 0; i < count; ++i) check_control(static_cast<int>(events[static_cast<std::size_t>(i)].data.u32));
+    if (count < static_cast<int>(events.size())) return;
   }
+}
+
+void FailureDetector::check_control(int peer) {
+  if (is_lost(peer)) return;
+  ControlConnection& control = *group_.controls[peer];
+  if (const auto failure = control.drain())
+    throw_error(failure->kind, failure->message + " [reported by " + control.describe() + "]", failure->context);
+  if (control.is_closed()) lost_[static_cast<std::size_t>(peer)] = has_lost_any_ = true;
+  if (control.take_probe()) {
+    const auto unanswered = unanswered_peer();
+    const std::string nic = unanswered ? group_.controls[*unanswered]->nic() : "";
+    control.send_probe_reply({operations_.entered(), unanswered, nic});
+  }
+}
+
+void FailureDetector::wait_for_controls(Clock::time_point until) const {
+  std::vector<pollfd> fds{controls_pollfd()};
+  poll_until(fds, until);
 }
 
 bool FailureDetector::is_missed(int peer) const {
@@ -61,10 +89,7 @@ void FailureDetector::throw_stream_closed(const StreamClosed& closed) {
   while (true) {
     check_controls();
     if (is_lost(closed.peer) || Clock::now() >= end) break;
-    std::vector<pollfd> fds;
-    for (int peer = 0; peer < group_.size; ++peer)
-      if (peer != group_.rank && !is_lost(peer)) group_.controls[peer]->append_fds(fds);
-    poll_until(fds, end);
+    wait_for_controls(end);
   }
   throw_peer_lost(closed.peer, closed.system_errno);
 }
@@ -119,9 +144,7 @@ FailureDetector::Replies FailureDetector::probe_peers() {
       all_replied &= control.probe_reply().has_value();
     });
     if (all_replied || Clock::now() >= end) return replies;
-    std::vector<pollfd> fds;
-    for_each_peer([&](int, ControlConnection& control) { control.append_fds(fds); });
-    poll_until(fds, end);
+    wait_for_controls(end);
   }
 }
 

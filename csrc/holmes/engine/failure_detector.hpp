@@ -1,11 +1,14 @@
 // FailureDetector: which peers are gone, and whom to blame where an operation is late.
 #pragma once
 
+#include <poll.h>
+
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "holmes/core/failure.hpp"
+#include "holmes/core/unique_fd.hpp"
 #include "holmes/engine/operations.hpp"
 
 namespace holmes {
@@ -18,8 +21,11 @@ public:
 
   // Reads what the peers said. Throws the failure that one of them reports.
   void check_controls();
+  // Readable when there is something for it.
+  pollfd controls_pollfd() const { return {controls_.get(), POLLIN, 0}; }
   // By rank: whose control connection ended.
   const std::vector<char>& lost() const { return lost_; }
+  bool has_lost_any() const { return has_lost_any_; }
   bool is_lost(int peer) const { return lost_[static_cast<std::size_t>(peer)] != 0; }
   // Lost, and it said that it destroyed its communicator.
   bool has_left_in_order(int peer) const { return is_lost(peer) && group_.controls[peer]->said_bye(); }
@@ -44,6 +50,7 @@ public:
   ErrorContext own_context() const;
 
 private:
+  void check_control(int peer);
   // By rank; nothing where it gave no sign of life.
   using Replies = std::vector<std::optional<ProbeReply>>;
   // A path that nothing gets through, as this rank or one that answered sees it; this rank is never `far`.
@@ -53,6 +60,7 @@ private:
     std::string nic;
   };
   Replies probe_peers();
+  void wait_for_controls(Clock::time_point until) const;
   std::optional<int> unanswered_peer() const;
   std::optional<Cut> find_cut(const Replies& replies) const;
   bool involves(int peer) const { return operations_.involves(peer, group_.controls[peer]->said_bye()); }
@@ -62,7 +70,10 @@ private:
   Group& group_;
   const Operations& operations_;
   const std::string own_place_;
+  const UniqueFd controls_;  // an epoll of all control connections
   std::vector<char> lost_;
+  bool has_lost_any_ = false;
+  bool has_looked_ = false;  // at all of them, once: bytes may wait behind a TLS handshake
   // Deadlines have passed, but the failure is left to the peers until then.
   std::optional<Clock::time_point> deferred_until_;
 };

@@ -1,12 +1,15 @@
 #include "holmes/group/control_connection.hpp"
 
 #include <net/if.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+
+#include "holmes/core/error.hpp"
 
 namespace holmes {
 namespace {
@@ -70,9 +73,20 @@ void ControlConnection::send_abort(const Failure& failure) noexcept {
   send_frame(abort_frame, payload);
 }
 
-void ControlConnection::append_fds(std::vector<pollfd>& fds) const {
+void ControlConnection::watch_with(int epoll_fd) {
+  epoll_fd_ = epoll_fd;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u32 = static_cast<std::uint32_t>(peer_);
   for (const Line& line : lines_)
-    if (!line.is_lost) fds.push_back({line.socket.fd.get(), POLLIN, 0});
+    if (::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, line.socket.fd.get(), &event) != 0)
+      throw SystemError("cannot watch a control connection: " + errno_text(errno), {.system_errno = errno});
+}
+
+// Its end would be told again and again.
+void ControlConnection::lose(Line& line) {
+  line.is_lost = true;
+  if (epoll_fd_ >= 0) ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, line.socket.fd.get(), nullptr);
 }
 
 void ControlConnection::append_info(std::vector<ConnectionInfo>& infos) const {
@@ -103,10 +117,11 @@ std::optional<Failure> ControlConnection::drain(Line& line) {
       line.received.append(buffer.data(), static_cast<std::size_t>(bytes));
       if (auto failure = parse(line.received)) return failure;
     } else if (bytes == 0) {
-      line.is_lost = closed_ = ended_in_order_ = true;
+      lose(line);
+      closed_ = ended_in_order_ = true;
     } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
-      line.is_lost = true;
       lost_errno_ = errno;
+      lose(line);
     } else if (errno != EINTR) {
       break;
     }

@@ -2,8 +2,6 @@
 // data. With rails there is one over each: every frame goes over all, so that no lost rail silences it.
 #pragma once
 
-#include <poll.h>
-
 #include <optional>
 #include <string>
 #include <utility>
@@ -53,7 +51,8 @@ public:
   // The peer said it destroyed its communicator before it closed.
   bool said_bye() const { return bye_; }
 
-  void append_fds(std::vector<pollfd>& fds) const;
+  // Makes `epoll_fd`, open as long as `drain` is called, tell `peer()` (data.u32) when there is something to drain.
+  void watch_with(int epoll_fd);
   int peer() const { return peer_; }
   const std::string& host() const { return host_; }
   const std::string& nic() const { return nic_; }
@@ -69,12 +68,14 @@ private:
   };
   void send_frame(std::uint32_t type, const std::string& payload) noexcept;
   std::optional<Failure> drain(Line& line);
+  void lose(Line& line);
   std::optional<Failure> parse(std::string& received);
 
   int peer_;
   std::string host_;
   std::string nic_;
   std::vector<Line> lines_;
+  int epoll_fd_ = -1;
   bool closed_ = false;
   bool ended_in_order_ = false;
   int lost_errno_ = 0;

@@ -22,6 +22,11 @@ P2pEngine::P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channel
       wake_fd_(wake_fd),
       max_unexpected_bytes_(Env::read().unexpected_bytes) {}
 
+void P2pEngine::activate(int peer) {
+  const auto at = std::ranges::lower_bound(active_, peer);
+  if (at == active_.end() || *at != peer) active_.insert(at, peer);
+}
+
 void P2pEngine::submit(Request request) {
   request.work->mark_running();
   ++pending_;
@@ -32,6 +37,7 @@ void P2pEngine::submit(Request request) {
     if (request.buffer.device)
       staged = std::make_unique<cuda::StagedSend>(ring(state.send_rings, *request.buffer.device), request.buffer,
                                                   request.begin);
+    activate(*request.peer);
     state.sends.push_back({std::move(request), header, 0, std::move(staged)});
     return;
   }
@@ -46,6 +52,7 @@ void P2pEngine::submit(Request request) {
       check_sizes(request, peer, message.header);
       if (request.buffer.device) {
         auto staged = stage_recv(peer, request);
+        activate(peer);
         peers_[peer].landing.push_back({std::move(request), std::move(staged), std::move(message.payload)});
         return;
       }
@@ -67,8 +74,11 @@ void P2pEngine::submit(Request request) {
   }
   if (request.peer) {
     if (request.tag == internal_tag) ++watches_;
+    activate(*request.peer);
     peers_[*request.peer].receives.push_back(std::move(request));
   } else {
+    for (int peer = 0; peer < group_.size; ++peer)
+      if (peer != group_.rank) activate(peer);
     any_receives_.push_back(std::move(request));
   }
 }
@@ -76,12 +86,12 @@ void P2pEngine::submit(Request request) {
 bool P2pEngine::advance() {
   if (pending_ == 0) return false;
   bool moved = false;
-  for (int peer = 0; peer < group_.size; ++peer) {
-    if (peer == group_.rank) continue;
+  for (const int peer : active_) {
     moved |= send_to(peer);
     moved |= recv_or_end(peer);
     moved |= land(peer);
   }
+  if (any_receives_.empty()) std::erase_if(active_, [this](int peer) { return peers_[peer].is_idle(); });
   return moved;
 }
 
@@ -301,7 +311,8 @@ void P2pEngine::finish(Request& request, int source) {
 template <typename Visit>
 void P2pEngine::for_each_pending(Visit visit) const {
   constexpr const cuda::StagedRecv* no_stage = nullptr;
-  for (const Peer& peer : peers_) {
+  for (const int number : active_) {
+    const Peer& peer = peers_[number];
     for (const Sending& sending : peer.sends) visit(sending.request, sending.done_bytes, sending.staged.get());
     if (peer.target) visit(*peer.target, peer.payload_bytes, peer.staged.get());
     for (const Landing& landing : peer.landing)
@@ -352,6 +363,7 @@ std::vector<std::shared_ptr<Work>> P2pEngine::take_pending() {
     works.push_back(request.work);
   });
   for (Peer& peer : peers_) peer = {};
+  active_.clear();
   any_receives_.clear();
   pending_ = 0;
   watches_ = 0;

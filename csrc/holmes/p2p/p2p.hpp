@@ -48,6 +48,8 @@ public:
   PeerMessages messages(int peer) const { return {peers_[peer].sent_messages, peers_[peer].arrived_messages, false}; }
 
   bool awaits_recv(int peer) const;
+  // In order: those with whom something is pending. With all others nothing moves.
+  const std::vector<int>& active_peers() const { return active_; }
   // Bytes that will come / can be sent next without a break, as Collective's; at least 1 where any is awaited.
   std::size_t awaited_recv_bytes(int peer) const;
   std::size_t awaited_send_bytes(int peer) const;
@@ -114,9 +116,11 @@ private:
     std::uint64_t sent_messages = 0;
     std::uint64_t arrived_messages = 0;
     bool is_arriving() const { return header_bytes > 0; }
+    bool is_idle() const { return sends.empty() && receives.empty() && landing.empty() && !is_arriving(); }
     bool only_watches() const;
   };
 
+  void activate(int peer);
   bool send_to(int peer);
   bool recv_from(int peer);
   bool recv_or_end(int peer);
@@ -139,6 +143,7 @@ private:
   std::vector<std::unique_ptr<Channel>> channels_;
   std::vector<Peer> peers_;
   std::list<Request> any_receives_;
+  std::vector<int> active_;
   std::size_t pending_ = 0;
   std::size_t watches_ = 0;  // of these
   int wake_fd_;
