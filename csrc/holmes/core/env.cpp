@@ -269,6 +269,10 @@ const std::vector<Row>& table() {
       {{"HOLMES_FALSE_CLOCK", "set by `holmes stress`", "unset",
         "File with the offset of one rank's wall clock, for the preloaded library of the fault `clock-jump`."},
        nullptr},
+      {{"HOLMES_FAULTY_CALLS", "set by `holmes stress`", "unset",
+        "File by which one rank's system calls err, for the preloaded library of the faults `flipped-bit` and "
+        "`no-threads`."},
+       nullptr},
       {{"HOLMES_BENCH_JOB_NETWORK_FD", "set by `holmes bench --testbed`", "unset",
         "Descriptor of the network in which a rank finds mpirun, where that is not its own."},
        nullptr},

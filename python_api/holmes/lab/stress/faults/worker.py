@@ -23,7 +23,7 @@ from holmes.lab.stress.faults.folder_store import FolderStore
 from holmes.lab.stress.faults.leaks import settled_use
 from holmes.lab.stress.faults.messages import STACKS_SIGNAL, GroupReport, tell
 from holmes.lab.stress.faults.reports import ALARM, Alarm, AlarmedStore, passed_on, report_of, report_of_run
-from holmes.lab.stress.faults.tamper import tampered
+from holmes.lab.stress.faults.tamper import make_records_hang, tampered
 from holmes.lab.stress.groups import groups_of, make_communicator, make_plan
 from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.run import GroupRun
@@ -134,6 +134,10 @@ class Worker:
             for run in runs:
                 if store.check([f"mistake/{run.group.kind}/{self._rank}"]):
                     run.loop.make_mistake()
+                if store.check([f"unasked/{run.group.kind}/{self._rank}"]):
+                    run.loop.send_unasked()
+            if store.check([f"hang/{self._rank}"]):
+                make_records_hang()
             time.sleep(_POLL_S)
         for run in runs:
             run.thread.join(0 if run.thread.is_alive() else None)
