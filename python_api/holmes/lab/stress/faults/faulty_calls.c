@@ -1,7 +1,7 @@
-// A process whose system errs, by LD_PRELOAD: HOLMES_FAULTY_CALLS names a file with two 8-byte numbers, looked at on
-// every call: of how many messages of a page or more one received bit is still to be flipped, and whether no thread can be
-// started. As failing memory or a faulty NIC changes bits that TCP's checksum no longer covers, and as RLIMIT_NPROC refuses
-// threads, which root is not subject to.
+// A process whose system errs, by LD_PRELOAD: HOLMES_FAULTY_CALLS names a file with three 8-byte numbers, looked at on
+// every call: of how many messages of a page or more one received bit is still to be flipped, whether no thread can be
+// started, and whether the disk is full. As failing memory or a faulty NIC changes bits that TCP's checksum no longer
+// covers, and as RLIMIT_NPROC refuses threads, which root is not subject to.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { least_bytes = 4096 };
@@ -19,6 +20,7 @@ enum { least_bytes = 4096 };
 struct State {
   _Atomic int64_t flips;
   _Atomic int64_t refuses_threads;
+  _Atomic int64_t disk_is_full;
 };
 
 static struct State* state;
@@ -66,6 +68,17 @@ ssize_t recvmsg(int fd, struct msghdr* message, int flags) {
     flip_in_the_middle(message, (size_t)bytes);
   errno = error;
   return bytes;
+}
+
+ssize_t write(int fd, const void* data, size_t bytes) {
+  static ssize_t (*next)(int, const void*, size_t);
+  if (!next) next = (ssize_t (*)(int, const void*, size_t))dlsym(RTLD_NEXT, "write");
+  struct stat status;
+  if (state && atomic_load(&state->disk_is_full) && fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) {
+    errno = ENOSPC;
+    return -1;
+  }
+  return next(fd, data, bytes);
 }
 
 int pthread_create(pthread_t* restrict thread, const pthread_attr_t* restrict attributes, void* (*body)(void*),

@@ -59,15 +59,15 @@ class FalseClock(Preloaded):
 
 
 class FaultyCalls(Preloaded):
-    """System calls of one process that err: received bits are flipped, threads are refused."""
+    """System calls of one process that err: received bits are flipped, threads refused, disks full."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: where its library and its state are kept. Raises OSError without a compiler."""
-        super().__init__(folder, "faulty_calls", "HOLMES_FAULTY_CALLS", 2)
+        super().__init__(folder, "faulty_calls", "HOLMES_FAULTY_CALLS", 3)
 
-    def set(self, *, flips: int = 0, refuses_threads: bool = False) -> None:
-        """In how many of the next large messages a bit is flipped; whether no thread can be started."""
-        self.write(flips, int(refuses_threads))
+    def set(self, *, flips: int = 0, refuses_threads: bool = False, disk_is_full: bool = False) -> None:
+        """In how many of the next large messages a bit is flipped; no thread can be started; no file can grow."""
+        self.write(flips, int(refuses_threads), int(disk_is_full))
 
     @property
     def flips_left(self) -> int:
