@@ -42,7 +42,8 @@ class Worker:
     def __init__(self, store: FolderStore, rank: int, size: int, first_command: int) -> None:
         self._store, self._rank, self._size, self._next = store, rank, size, first_command
         self._topology: Topology | None = None
-        self._has_loaded, self._least_descriptors = False, sys.maxsize
+        self._has_loaded = False
+        self._least_use: dict[str, int] = {}  # of an episode, since the I/O thread is there
 
     def serve(self) -> None:
         """Carries out commands until it is told to quit. Raises TimeoutError where none comes for long."""
@@ -67,9 +68,7 @@ class Worker:
     def do_measure(self, command: dict[str, Any]) -> None:
         """What this process holds."""
         gc.collect()
-        use = settled_use(self._least_descriptors)
-        if self._has_loaded:  # the I/O thread is there
-            self._least_descriptors = min(self._least_descriptors, use["descriptors"])
+        use = settled_use(self._least_use if self._has_loaded else {})
         tell("use", number=command["number"], use=use)
 
     def do_episode(self, command: dict[str, Any]) -> None:
