@@ -6,6 +6,7 @@ TORCH ?= 2.13.0
 # configured indexes decide; the public one has only the CUDA build, which works without a GPU too but is gigabytes.
 TORCH_PIP_ARGS ?=
 TORCHTITAN ?= 0.3.0
+TORCHFT ?= 0.2.0
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
@@ -29,7 +30,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
-	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan and the examples on a plan (installs them)"
+	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan, torchft and the examples (installs them)"
 	@echo "make soak      random training programs against plain torch (SOAK_ARGS='--minutes 60 --seed 1')"
 	@echo "make stress    injected faults on emulated nodes for some minutes (STRESS_ARGS='--minutes 60 --seed 3')"
 	@echo "make lint fmt  check / fix formatting, style and types"
@@ -71,9 +72,11 @@ $(VENV)/.built: $(VENV)/.requirements $(VENV)/.torch-$(TORCH) $(SOURCES)
 	$(PIP) --no-build-isolation -e .
 	@touch $@
 
-# torch is there already, so that these find it; torchtitan needs Python 3.11.
-$(VENV)/.trainers-$(TORCHTITAN): requirements-trainers.txt $(VENV)/.built
+# torch is there already, so that these find it; torchtitan needs Python 3.11. torchft comes without what it requires,
+# which asks for torch again: the requirements have the rest.
+$(VENV)/.trainers-$(TORCHTITAN)-$(TORCHFT): requirements-trainers.txt $(VENV)/.built
 	DS_BUILD_OPS=0 $(PIP) -r requirements-trainers.txt
+	$(PIP) --no-deps torchft==$(TORCHFT)
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(PIP) --no-deps torchtitan==$(TORCHTITAN); fi
 	@touch $@
 
@@ -108,7 +111,7 @@ test-cpp: build $(VENV)/.nccl
 test-python: build $(VENV)/.nccl
 	$(BIN)/python -m pytest --ignore tests/trainers -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
 
-test-trainers: $(VENV)/.trainers-$(TORCHTITAN)
+test-trainers: $(VENV)/.trainers-$(TORCHTITAN)-$(TORCHFT)
 	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)
 
 soak: build

@@ -37,6 +37,7 @@ __all__ = [
     "NAME",
     "autoload",
     "connections",
+    "create_backend",
     "device_descriptions",
     "group_options",
     "group_options_from",
@@ -78,7 +79,7 @@ def register() -> None:
 
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend(NAME, create_backend, extended_api=True, devices=["cpu", "cuda"])
     _extend("monitored_barrier", _monitored_barrier)
     _extend("_set_pg_timeout", _set_pg_timeout)
     replace_gloo.install()
@@ -156,8 +157,12 @@ def group_options(group: ProcessGroup | None = None) -> GroupOptions:
     return _options.get(_backend(group).options.group_name) or GroupOptions()
 
 
-def _create(options: Any, pg_options: Any) -> Any:
-    """torch's creator function: agrees on the NICs, then connects. Collective over the group."""
+def create_backend(options: Any, pg_options: Any) -> Any:
+    """The backend of one group, as torch's creator function: agrees on the NICs, then connects. Collective over it.
+
+    ``options``: torch's _DistributedBackendOptions; ``pg_options``: NicSelection, GroupOptions or None. Raises what
+    agreeing and connecting raise.
+    """
     import torch.distributed as dist
 
     from holmes_comm._C import CommunicatorOptions

@@ -17,10 +17,10 @@ from holmes.lab.stress.faults import FaultSettings
 from holmes.lab.stress.faults.catalogue import Injection
 from holmes.lab.stress.faults.check import Episode, check_episode
 from holmes.lab.stress.faults.expect import SURVIVED, about
-from holmes.lab.stress.faults.false_clock import FalseClock
 from holmes.lab.stress.faults.folder_store import FolderStore
 from holmes.lab.stress.faults.leaks import problems
 from holmes.lab.stress.faults.messages import GroupReport
+from holmes.lab.stress.faults.preloaded import FalseClock
 from holmes.lab.stress.faults.reports import passed_on, report_of
 from holmes.lab.stress.result import WrongResultError
 from holmes_comm import AbortedError, PeerLostError
@@ -78,6 +78,8 @@ def test_what_was_told_is_passed_on_with_its_first_reporter() -> None:
     for heard in (second, third):
         assert heard.error == "AbortedError"
         assert (heard.cause, heard.culprit, heard.reporter, heard.nic) == ("PeerLostError", 6, 3, "eth0")
+    railed = report_of(PeerLostError("it is lost", rank=0, peer=1, host="b0", nic="ib0,ib1"), "dp", (3, 6), 3)
+    assert report_of(AbortedError(passed_on(railed)), "tp", (1, 3), 1).nic == "ib0,ib1"
     assert report_of(WrongResultError("element 3"), "dp", (0, 1), 0).cause == "WrongResult"
 
 
@@ -150,6 +152,21 @@ def test_a_killed_rank_is_reported_by_name_and_its_episode_comes_again(tmp_path:
     assert (kill["right"], kill["reported"], kill["reports"]) == (1, 1, 7)
     assert found["operations_checked"] > 0
     assert "| kill: " in (tmp_path / "out.md").read_text()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("fault", ["flipped-bit", "no-threads", "hung-folder", "unasked-messages"])
+def test_faults_of_the_system_are_reported_by_name(tmp_path: Path, fault: str) -> None:
+    command = [sys.executable, "-m", "holmes", "stress", "--testbed", "--faults", fault, "--seed", "1"]
+    done = subprocess.run(
+        [*command, "--seconds", "8", "--save", str(tmp_path / "out")], capture_output=True, text=True, timeout=120
+    )
+    found = json.loads((tmp_path / "out.json").read_text())["holmes"]
+    if fault in found["left_out"]:
+        pytest.skip(found["left_out"][fault])
+    assert done.returncode == 0, done.stderr
+    (row,) = found["faults"].values()
+    assert row["tried"] == row["right"] == row["reported"] > 0
 
 
 def test_faults_need_the_testbed() -> None:

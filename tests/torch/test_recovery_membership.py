@@ -1,7 +1,7 @@
 """Who is in the next generation: losses, latecomers, stopped and replaced processes, incomplete hosts, a lost store.
 
-Processes are threads with connections of their own to a real store; a process dies or is stopped when it no longer
-shows that it lives.
+Processes are threads with connections of their own to a real store, torch's and etcd's; a process dies or is stopped
+when it no longer shows that it lives.
 """
 
 import contextlib
@@ -18,6 +18,8 @@ import pytest
 
 dist = pytest.importorskip("torch.distributed")
 
+from etcd import Etcd, needs_etcd  # noqa: E402
+
 from holmes.training.recovery.agreement import Rules, agree, next_generation  # noqa: E402
 from holmes.training.recovery.errors import (  # noqa: E402
     GenerationFailed,
@@ -27,7 +29,8 @@ from holmes.training.recovery.errors import (  # noqa: E402
     TooFewRanksError,
 )
 from holmes.training.recovery.member import Member, choose, place_from  # noqa: E402
-from holmes.training.recovery.rendezvous import LEFT, Rendezvous, parse_address  # noqa: E402
+from holmes.training.recovery.rendezvous import LEFT, Rendezvous  # noqa: E402
+from holmes.training.recovery.store import parse_host_port  # noqa: E402
 from holmes.training.recovery.watch import HUNG_STATUS, Watch  # noqa: E402
 from holmes_comm.errors import UsageError  # noqa: E402
 
@@ -57,8 +60,19 @@ class Peer:
         return [member.place for member in self.rendezvous.decision(generation) or ()]
 
 
-@pytest.fixture
-def address():
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory):
+    with Etcd(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
+
+
+@pytest.fixture(params=["embedded", pytest.param("etcd", marks=needs_etcd)])
+def address(request):
+    if request.param == "etcd":
+        server = request.getfixturevalue("etcd")
+        server.clear()
+        yield server.address
+        return
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield f"127.0.0.1:{server.port}"
     del server
@@ -159,9 +173,10 @@ class Cable:
     """Between processes and the store: `cut` swallows all that is said, without a word to either side."""
 
     def __init__(self, address):
-        host, port = parse_address(address)
+        host, port = parse_host_port(address.removeprefix("etcd://"))
+        scheme = address[: -len(f"{host}:{port}")]
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.address = f"{scheme}127.0.0.1:{self.listener.getsockname()[1]}"
         self.cut = threading.Event()
         threading.Thread(target=self._accept, args=(host, port), daemon=True).start()
 
@@ -395,10 +410,10 @@ def test_choose():
 
 
 def test_arguments():
-    assert parse_address("[::1]:29400") == ("::1", 29400)
+    assert parse_host_port("[::1]:29400") == ("::1", 29400)
     for wrong in ("head", ":1", "head:", "head:0", "head:70000"):
         with pytest.raises(ValueError, match="must be host:port"):
-            parse_address(wrong)
+            parse_host_port(wrong)
     environment = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "HOLMES_HOSTNAME": "a0"}
     assert place_from(environment) == (3, 8, "a0", 4)
     assert place_from(environment, 1, 2) == (1, 2, "a0", 4)

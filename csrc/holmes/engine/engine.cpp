@@ -230,8 +230,9 @@ void Engine::set_dead(const Failure& failure, bool is_error) {
   operations_.close();
 }
 
-void Engine::fail(const Failure& failure) {
+void Engine::fail(Failure failure) {
   if (is_dead()) return;
+  if (!failure.context.rank) failure.context.rank = detector_.own_context().rank;  // for the peers, who are told
   records_.take_state();  // what it waited for, while that can be told
   set_dead(failure, /*is_error=*/true);
   log(LogLevel::info, group_->rank, "communicator '" + group_->name + "' failed: " + failure.message);

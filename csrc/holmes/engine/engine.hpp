@@ -84,7 +84,7 @@ private:
   void end_watches();
   void request_failure(const Failure& failure);
   void fail_as_requested();
-  void fail(const Failure& failure);
+  void fail(Failure failure);
   void close_now();
   Failure reason_of_pending();
   // Nothing is submitted any more, every later call throws `failure`.

@@ -16,6 +16,7 @@ import typer
 
 import holmes_comm
 from holmes import files
+from holmes.lab.stress.elastic import ELASTIC_FAULTS, run_elastic_faults
 from holmes.lab.stress.faults import FAULTS, FaultSettings, run_faults
 from holmes.lab.stress.faults.peers import PEERS, peer_markdown, run_peers
 from holmes_comm.errors import UsageError
@@ -44,9 +45,10 @@ def stress_with_faults(
     save: Path | None,
     as_json: bool,
 ) -> int:
-    """Runs the faults, then the peers; prints the tables and saves them as `save`.json and `save`.md.
+    """Runs the faults of groups, then those of elastic jobs, then the peers; prints the tables.
 
-    Returns the exit code: 0 where all was as it must be. Raises ValueError, TestbedError.
+    Saves them as `save`.json and `save`.md. Returns the exit code: 0 where all was as it must be. Raises ValueError,
+    TestbedError.
     """
 
     def say(line: str) -> None:
@@ -58,11 +60,16 @@ def stress_with_faults(
             files.check_writable(save.with_suffix(suffix))
     found: dict[str, Any] = {"machine": describe_machine()}
     markdown, code = "", 0
-    if faults:
+    names = names_of(faults, [*FAULTS, *ELASTIC_FAULTS], "fault") if faults else ()
+    elastic = [name for name in names if name in ELASTIC_FAULTS]
+    of_groups = tuple(name for name in names if name in FAULTS)
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    elastic_s = seconds * len(elastic) / len(names) if names else 0.0
+    if of_groups or (faults and not elastic):
         settings = FaultSettings(
-            faults=names_of(faults, list(FAULTS), "fault"),
-            seconds=seconds,
-            seed=random.SystemRandom().randrange(2**31) if seed is None else seed,
+            faults=of_groups,
+            seconds=seconds - elastic_s,
+            seed=seed,
             episode=episode,
             max_bytes=max_bytes,
             timeout_s=timeout_s or FaultSettings.timeout_s,
@@ -71,6 +78,11 @@ def stress_with_faults(
         result = run_faults(settings, say)
         found["holmes"], code = result.summary(), result.exit_code
         markdown += result.markdown()
+    if elastic:
+        say(f"seed {seed}; {len(elastic)} faults of elastic jobs for {elastic_s:.0f} s")
+        jobs = run_elastic_faults(elastic, elastic_s, seed, episode, say)
+        found["elastic"], code = jobs.summary(), code or jobs.exit_code
+        markdown += "\n" + jobs.markdown()
     if peers:
         rows = run_peers(names_of(peers, PEERS, "peer"), say)
         found["peers"] = [row.to_dict() for row in rows]

@@ -13,6 +13,14 @@ from holmes.lab.stress.result import WrongResultError
 from holmes.lab.stress.settings import BUCKETS, KINDS, LAYERS, MICRO_BATCHES, Settings
 from holmes_comm import Communicator
 
+_UNASKED_TAG = 4096  # no round has so many operations
+_UNASKED_BYTES = 1 << 20
+
+
+def unexpected_bytes(max_bytes: int) -> int:
+    """How much a rank may hold of messages that it has not asked for: beyond what a round's sends come to."""
+    return max(8 << 20, 4 * MICRO_BATCHES * max_bytes)
+
 
 class Loop:
     """Rounds of one group until time is over on one of its ranks. One thread; counters may be read from any.
@@ -25,7 +33,7 @@ class Loop:
         self.round = self.first_round = settings.first_round
         self.operations = 0
         self.checked_bytes = 0
-        self._is_stopped = self._is_mistaken = False
+        self._is_stopped = self._is_mistaken = self._is_flooding = False
         self._operation = 0  # within the round
         self._group = row * len(KINDS) + KINDS.index(kind)
         self._patterns = Patterns(settings.seed, self._group, settings.max_bytes // 4 + communicator.size)
@@ -38,6 +46,8 @@ class Loop:
             choice = random.Random(f"{self._settings.seed}/{self._group}/{self.round}")
             self._operation = 0
             self._steps[self.kind](choice)
+            if self._is_flooding:
+                self._flood()
             over[0] = self._is_stopped or time.monotonic() >= end_s
             if self._is_mistaken:
                 self._comm.broadcast(over)
@@ -53,6 +63,16 @@ class Loop:
     def make_mistake(self) -> None:
         """From any thread, an injected fault: this rank alone ends its round with another collective."""
         self._is_mistaken = True
+
+    def send_unasked(self) -> None:
+        """From any thread, an injected fault: this rank ends its round with messages that nobody receives."""
+        self._is_flooding = True
+
+    def _flood(self) -> None:
+        peer = (self._comm.rank + 1) % self._comm.size
+        message = np.zeros(_UNASKED_BYTES, np.uint8)
+        for _ in range(2 * unexpected_bytes(self._settings.max_bytes) // _UNASKED_BYTES):
+            self._comm.send(message, peer, _UNASKED_TAG)
 
     def _data_parallel(self, choice: random.Random) -> None:
         """Buckets of gradients are reduce-scattered while more come; then parameters are all-gathered."""

@@ -7,22 +7,16 @@ decided first counts for everybody.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import secrets
-import socket
-import stat
-import struct
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from typing import Any
 
+from holmes.training.recovery.connect import connect_store
 from holmes.training.recovery.errors import StoreLostError
 from holmes.training.recovery.member import Member
-from holmes_comm.errors import UsageError
 
 _PREFIX = "holmes/recovery"
 LEFT = "left at a boundary"  # why a generation ended that did not fail
@@ -33,32 +27,15 @@ _OPEN = "?"  # value of a key that nobody has decided yet
 class Rendezvous:
     """One connection to the store; one thread at a time. Every method raises StoreLostError where it does not answer.
 
-    Each takes at most `timeout_s`. The store is torch's TCPStore, served at `address` ("host:port"). `job`: jobs of
-    different names do not see each other.
+    Each takes at most `timeout_s`. `address`: of the store, see `connect_store`. `job`: jobs of different names do not
+    see each other.
     """
 
     def __init__(self, address: str, connect_timeout_s: float, timeout_s: float = 30.0, job: str = "") -> None:
-        from torch.distributed import TCPStore
-
-        host, port = parse_address(address)
-        self.address, self.job = address, job
+        self.store, self.address = connect_store(address, job, connect_timeout_s, timeout_s)
+        self.job = job
         self.run, self.token, self.floor = 1, "", 0
         self.is_lost = False
-        before = _descriptors()
-        try:
-            self.store: Any = TCPStore(
-                host, port, is_master=False, timeout=timedelta(seconds=connect_timeout_s), wait_for_workers=False
-            )
-        except (RuntimeError, OSError) as error:
-            raise StoreLostError(
-                f"no store answers at {address} within {connect_timeout_s:g} s: {error}; start one there with `holmes "
-                f"store --port {port} --listen {host}`, on a host that outlives the job's, and check that no "
-                "firewall is between"
-            ) from error
-        self.store.set_timeout(timedelta(seconds=timeout_s))
-        opened = _descriptors() - before
-        if not any([_limit_waits(descriptor, port, timeout_s) for descriptor, _ in opened]):
-            raise StoreLostError(f"no connection to the store at {address} among the descriptors that it opened")
         self._known: set[str] = set()  # keys that exist
 
     def enter_run(self, floor: int) -> None:
@@ -215,44 +192,6 @@ class Rendezvous:
         except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
             self.is_lost = True
             raise StoreLostError(f"the job's store at {self.address} does not answer ({operation}): {error}") from error
-
-
-def _descriptors() -> set[tuple[int, str]]:
-    """This process's open descriptors and what each is; a socket's text has its inode, so none is taken for another."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile, as is the listing's own
-            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
-    return found
-
-
-def _limit_waits(descriptor: int, port: int, timeout_s: float) -> bool:
-    """Lets reads and writes end, if this is a connection to `port`: torch's client waits for an answer as long as TCP.
-
-    Which takes a quarter of an hour where the network is cut, and forever where the server is stopped. torch neither
-    gives its client's socket away nor bounds a reply (`set_timeout` is for keys that nobody has set), and process
-    groups need torch's own store; so the socket is looked for among what the client opened.
-    """
-    try:
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return False
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.getpeername()[1] != port:
-                return False
-            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                connection.setsockopt(socket.SOL_SOCKET, option, limit)
-    except (OSError, IndexError):  # closed meanwhile, not connected, or to no port
-        return False
-    return True
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """(host, port) of "host:port", "[::1]:port" too. Raises ValueError where it is not of that form."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"the store's address {address!r} must be host:port, for example head:29400")
-    return host.strip("[]"), int(port)
 
 
 def _members_of(text: str) -> tuple[Member, ...]:

@@ -56,7 +56,8 @@ def run_elastic(
         plan: topology of those who are there -> plan, equal on all ranks, such as `holmes.workable_plan` with sizes.
         checkpoints: a folder that all hosts share, and no other job; the job's name on the store is kept in it.
         every_steps: steps between two of them; `keep` stay.
-        store: "host:port" of `holmes store`; None: HOLMES_STORE.
+        store: "host:port" of `holmes store`, or "etcd://[user:password@]host:port,host:port,..." of an etcd 3
+            ("etcds://" over TLS); None: HOLMES_STORE.
         place: where this process stands; one that is started again has the lost one's. None: RANK.
         rules: when a generation is decided (see Rules); None: the first one waits for WORLD_SIZE ranks.
         timeout_s: of an operation of the default group and of the plan's groups, and of setting them up.
@@ -84,8 +85,8 @@ def run_elastic(
     address = store or os.environ.get("HOLMES_STORE")
     if not address:
         raise UsageError(
-            "no store: start `holmes store --listen ADDRESS` on a host that outlives the job's, and set "
-            "HOLMES_STORE=host:port or give store="
+            "no store: start `holmes store --listen ADDRESS` on a host that outlives the job's and set "
+            "HOLMES_STORE=host:port, or that of an etcd, etcd://host:port,..., or give store="
         )
     folder = Checkpoints(checkpoints, keep)
     settings = RecoverySettings(train, plan, folder, every_steps, backend, timeout_s, measure_s, recover_from)

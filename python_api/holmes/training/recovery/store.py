@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from holmes.training.recovery.errors import GenerationFailed
+from holmes_comm.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
@@ -55,13 +56,7 @@ class InterruptibleStore(dist.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """As dist.Store, by asking again and again: `inner` itself cannot be interrupted."""
-        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
-        deadline_s, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
-        while not self.check(keys):
-            if time.monotonic() >= deadline_s:
-                raise dist.DistStoreError(f"nobody set {', '.join(map(repr, keys))} in the store within {limit_s:g} s")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        wait_by_asking(self.check, keys, self._timeout_s if timeout is None else timeout.total_seconds())
 
     def delete_key(self, key: str) -> bool:
         """As dist.Store."""
@@ -79,6 +74,27 @@ class InterruptibleStore(dist.Store):
         reason = self._failure()
         if reason is not None:
             raise GenerationFailed(reason)
+
+
+def wait_by_asking(check: Callable[[list[str]], bool], keys: list[str], limit_s: float) -> None:
+    """Returns when `check(keys)` is true. Raises dist.DistStoreError after `limit_s`."""
+    deadline_s, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
+    while not check(keys):
+        if time.monotonic() >= deadline_s:
+            raise dist.DistStoreError(f"nobody set {', '.join(map(repr, keys))} in the store within {limit_s:g} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def parse_host_port(address: str) -> tuple[str, int]:
+    """(host, port) of "host:port", "[::1]:port" too. Raises UsageError where it is not of that form."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"the store's address {address!r} must be host:port, for example head:29400, or etcd://host:port,... with "
+            "the members of an etcd"
+        )
+    return host.strip("[]"), int(port)
 
 
 def serve_store(port: int, on_ready: Callable[[int], None] = lambda port: None, address: str = LOOPBACK) -> None:

@@ -65,7 +65,7 @@ def fault(name: str, text: str, *, at_setup: bool = False, takes_paths: bool = F
 
 
 def _load() -> None:
-    from holmes.lab.stress.faults import link_faults, rank_faults  # noqa: F401  (they enter themselves)
+    from holmes.lab.stress.faults import link_faults, rank_faults, system_faults  # noqa: F401  (they enter themselves)
 
 
 _load()

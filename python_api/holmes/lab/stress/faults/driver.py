@@ -16,12 +16,13 @@ from typing import Any
 from holmes.cluster.topology.file import from_dict
 from holmes.lab.stress.faults.catalogue import Injection, choose_faults
 from holmes.lab.stress.faults.check import Episode, EpisodeResult, check_episode
-from holmes.lab.stress.faults.false_clock import FalseClock
 from holmes.lab.stress.faults.folder_store import FolderStore
 from holmes.lab.stress.faults.messages import STACKS_SIGNAL, GroupReport, heard
+from holmes.lab.stress.faults.preloaded import FalseClock, FaultyCalls, Preloaded
 from holmes.lab.stress.faults.scene import Scene
 from holmes.lab.stress.faults.settings import SIZES, FaultSettings
 from holmes.lab.stress.groups import make_plan
+from holmes.lab.stress.loops import unexpected_bytes
 from holmes.lab.stress.settings import Settings
 from holmes.lab.testbed import Process, Testbed, TestbedError, TestbedSession
 from holmes.lab.testbed.launch import place_ranks, rank_environment
@@ -52,12 +53,15 @@ class Driver:
         self._commands = [0] * len(self._places)
         self._events: list[list[dict[str, Any]]] = [[] for _ in self._places]
         self._printed: list[list[str]] = [[] for _ in self._places]
-        self._clock: FalseClock | None = None
+        self._records = folder / "records"
+        self._records.mkdir()
         self.lacks: dict[str, str] = {}  # faults that this machine cannot inject, and why
+        self._clock: FalseClock | None = None
+        self._calls: FaultyCalls | None = None
         try:
-            self._clock = FalseClock(folder)
+            self._clock, self._calls = FalseClock(folder), FaultyCalls(folder)
         except OSError as error:
-            self.lacks["clock-jump"] = str(error)
+            self.lacks = dict.fromkeys(("clock-jump", "flipped-bit", "no-threads"), str(error))
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Driver:
@@ -99,7 +103,17 @@ class Driver:
         plan = make_plan(from_dict(json.loads(self._store.get("topology"))), load)
         store = self._store.below(f"episode{number}")
         processes = [process for process in self._processes if process is not None]
-        scene = Scene(self.session, plan, self.nodes, processes, store, self._clocks())
+        scene = Scene(
+            self.session,
+            plan,
+            self.nodes,
+            processes,
+            store,
+            self._clocks(),
+            self._faulty_calls(),
+            self._records,
+            self.settings.has_integrity,
+        )
         injections = choose_faults(self.settings, number, scene)
         for printed in self._printed:
             printed.clear()
@@ -228,9 +242,12 @@ class Driver:
         self._events[rank].clear()
         env = {**rank_environment(self._testbed.spec, self._places, rank), "OMP_NUM_THREADS": "1"}
         env["HOLMES_INTEGRITY"] = str(int(self.settings.has_integrity))
+        env["HOLMES_UNEXPECTED_BYTES"] = str(unexpected_bytes(self.settings.max_bytes))
+        env["HOLMES_FLIGHT_RECORDER_DIR"] = str(self._records)
         worker = [sys.executable, "-m", "holmes.lab.stress.faults.worker", str(self._folder), str(self._commands[rank])]
-        if (clock := self._clocks().get(rank)) is not None:
-            worker = ["env", *(f"{name}={value}" for name, value in clock.environment.items()), *worker]
+        library: Preloaded | None = self._clocks().get(rank) or self._faulty_calls().get(rank)
+        if library is not None:
+            worker = ["env", *(f"{name}={value}" for name, value in library.environment.items()), *worker]
 
         def on_line(line: str) -> None:
             event = heard(line)
@@ -247,6 +264,10 @@ class Driver:
     def _clocks(self) -> dict[int, FalseClock]:
         """The last rank has a clock of its own, where there is one."""
         return {len(self._places) - 1: self._clock} if self._clock is not None else {}
+
+    def _faulty_calls(self) -> dict[int, FaultyCalls]:
+        """The first rank of the second half has system calls that can err, where there are any."""
+        return {len(self._places) // 2: self._calls} if self._calls is not None else {}
 
     def _command(self, ranks: Sequence[int] | range, **command: Any) -> None:
         for rank in ranks:

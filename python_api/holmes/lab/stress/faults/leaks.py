@@ -16,7 +16,8 @@ COUNTED = ("descriptors", "threads", "shared_memory_maps", "shm_names", "process
 RSS_SLACK_BYTES = 8 << 20
 _WARM_UP = 3
 _LONG_LIFE = 100  # episodes; before, arenas and the records of the last failures still fill
-_SETTLE_S = 2.0  # how long ended communicators may take to close: their I/O thread does it
+_SETTLING = ("descriptors", "threads")
+_SETTLE_S = 2.0  # how long ended communicators may take to close, and a flight record to be written: threads do it
 
 
 class _Malloc(ctypes.Structure):
@@ -52,11 +53,15 @@ def own_use() -> dict[str, int]:
     }
 
 
-def settled_use(least: int) -> dict[str, int]:
-    """As own_use, once no more than `least` descriptors are open, or after 2 s."""
+def settled_use(least: dict[str, int]) -> dict[str, int]:
+    """As own_use, once no more descriptors and threads are there than `least`, or after 2 s; lowers `least` to them."""
     end_s = time.monotonic() + _SETTLE_S
-    while (use := own_use())["descriptors"] > least and time.monotonic() < end_s:
+    while True:
+        use = own_use()
+        if all(use[what] <= least.get(what, sys.maxsize) for what in _SETTLING) or time.monotonic() >= end_s:
+            break
         time.sleep(0.05)
+    least.update({what: min(use[what], least.get(what, sys.maxsize)) for what in _SETTLING})
     return use
 
 

@@ -18,7 +18,7 @@ _TOLD = (
     "caused by {cause} about rank {culprit} (host {host}) on NIC {nic}, seen by rank {reporter} in {kind}: {message}"
 )
 _TOLD_RE = re.compile(
-    r"caused by (?P<cause>\w+) about rank (?P<culprit>\d+|None) \(host (?P<host>[^)]*)\) on NIC (?P<nic>[^,]*), "
+    r"caused by (?P<cause>\w+) about rank (?P<culprit>\d+|None) \(host (?P<host>[^)]*)\) on NIC (?P<nic>.*?), "
     r"seen by rank (?P<reporter>\d+) in"
 )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from holmes.lab.stress.faults.false_clock import FalseClock
 from holmes.lab.stress.faults.folder_store import FolderStore
+from holmes.lab.stress.faults.preloaded import FalseClock, FaultyCalls
 from holmes.lab.stress.settings import KINDS
 from holmes.lab.testbed import Process, Session
 from holmes.planning.groups.group import Group
@@ -17,7 +18,8 @@ from holmes.planning.plan.plan import Plan
 @dataclass
 class Scene:
     """One episode's. `nodes[r]`: node of rank r; `processes[r]`: its process; `store`: the episode's own; `clocks`: of
-    the ranks that have one of their own. `taken`: ranks and nodes that a fault has already.
+    the ranks that have one of their own; `faulty_calls`: of those whose system calls can err. `records`: the folder of
+    all ranks' flight records. `taken`: ranks and nodes that a fault has already.
     """
 
     session: Session
@@ -26,6 +28,9 @@ class Scene:
     processes: Sequence[Process]
     store: FolderStore
     clocks: Mapping[int, FalseClock]
+    faulty_calls: Mapping[int, FaultyCalls]
+    records: Path
+    has_integrity: bool
     taken: set[str | int] = field(default_factory=set)
 
     @property

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from holmes_comm import _C
+
 _VERSION_FIELD = b"6:holmes1:"  # of a rank's record in the store, followed by the version's digit
 _SMALL_BYTES = 64 * 1024
 _SPARE_DESCRIPTORS = 3
@@ -36,6 +38,14 @@ def tampered(store: Any, tamper: Mapping[str, Any]) -> Iterator[Any]:
             with contextlib.suppress(OSError):  # full
                 Path(_SHM, "filler").write_bytes(bytes(4 * _SMALL_BYTES))
         yield _OldVersion(store) if "old_version" in tamper else store
+
+
+def make_records_hang() -> None:
+    """Whoever writes this process's flight record waits from now on: a FIFO that nobody reads is in its place."""
+    path = Path(os.environ["HOLMES_FLIGHT_RECORDER_DIR"], f"{_C.host_name()}-{os.getpid()}.json.part")
+    if not path.is_fifo():
+        with contextlib.suppress(FileExistsError):  # one is being written
+            os.mkfifo(path)
 
 
 def _fill(undo: contextlib.ExitStack, held: int) -> int:

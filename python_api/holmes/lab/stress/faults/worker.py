@@ -23,7 +23,7 @@ from holmes.lab.stress.faults.folder_store import FolderStore
 from holmes.lab.stress.faults.leaks import settled_use
 from holmes.lab.stress.faults.messages import STACKS_SIGNAL, GroupReport, tell
 from holmes.lab.stress.faults.reports import ALARM, Alarm, AlarmedStore, passed_on, report_of, report_of_run
-from holmes.lab.stress.faults.tamper import tampered
+from holmes.lab.stress.faults.tamper import make_records_hang, tampered
 from holmes.lab.stress.groups import groups_of, make_communicator, make_plan
 from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.run import GroupRun
@@ -42,7 +42,8 @@ class Worker:
     def __init__(self, store: FolderStore, rank: int, size: int, first_command: int) -> None:
         self._store, self._rank, self._size, self._next = store, rank, size, first_command
         self._topology: Topology | None = None
-        self._has_loaded, self._least_descriptors = False, sys.maxsize
+        self._has_loaded = False
+        self._least_use: dict[str, int] = {}  # of an episode, since the I/O thread is there
 
     def serve(self) -> None:
         """Carries out commands until it is told to quit. Raises TimeoutError where none comes for long."""
@@ -67,9 +68,7 @@ class Worker:
     def do_measure(self, command: dict[str, Any]) -> None:
         """What this process holds."""
         gc.collect()
-        use = settled_use(self._least_descriptors)
-        if self._has_loaded:  # the I/O thread is there
-            self._least_descriptors = min(self._least_descriptors, use["descriptors"])
+        use = settled_use(self._least_use if self._has_loaded else {})
         tell("use", number=command["number"], use=use)
 
     def do_episode(self, command: dict[str, Any]) -> None:
@@ -134,6 +133,10 @@ class Worker:
             for run in runs:
                 if store.check([f"mistake/{run.group.kind}/{self._rank}"]):
                     run.loop.make_mistake()
+                if store.check([f"unasked/{run.group.kind}/{self._rank}"]):
+                    run.loop.send_unasked()
+            if store.check([f"hang/{self._rank}"]):
+                make_records_hang()
             time.sleep(_POLL_S)
         for run in runs:
             run.thread.join(0 if run.thread.is_alive() else None)

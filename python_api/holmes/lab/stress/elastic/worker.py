@@ -1,0 +1,70 @@
+"""A rank of an elastic job: `python -m holmes.lab.stress.elastic.worker FOLDER STORE`; RANK and WORLD_SIZE as ever.
+
+Trains numbers that depend on the steps alone, whoever takes part, and tells each step, for the driver, on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import holmes
+from holmes.lab.stress.elastic.expected import DECAY, gradient
+from holmes.lab.stress.elastic.settings import EVERY_STEPS, RANKS, RULES, STEP_S, STEPS, TIMES
+from holmes.training.recovery import Rules
+from holmes_comm.errors import HolmesError
+
+
+def tell(event: str, **fields: object) -> None:
+    """One line."""
+    sys.stdout.write(json.dumps({"event": event, "at_s": time.monotonic(), **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def train(run: holmes.Generation) -> float:
+    """Every step adds what all ranks agree on, so that a lost, repeated or mixed step shows in the end."""
+    # Enough of them that each rank writes a part of a checkpoint.
+    model = nn.ParameterList([torch.zeros(1, dtype=torch.float64) for _ in range(4 * RANKS)])
+    run.restore(model=model)
+    for step in run.steps(STEPS):
+        total = torch.tensor([gradient(step)], dtype=torch.float64)
+        dist.all_reduce(total, group=run.groups.dp)
+        with torch.no_grad():
+            for weight in model:
+                weight.mul_(DECAY).add_(total.item() / run.world_size)
+        tell("step", generation=run.number, step=step, ranks=run.world_size)
+        time.sleep(STEP_S)
+    values = {weight.item() for weight in model}
+    return values.pop() if len(values) == 1 else math.nan
+
+
+def main() -> int:
+    """Exit status 0 where the job is done, 3 where an error of the library ended this rank."""
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    try:
+        value = holmes.run_elastic(
+            train,
+            plan=lambda topology: holmes.make_plan(model_layers=1, pipeline=1, topology=topology),
+            checkpoints=sys.argv[1],
+            every_steps=EVERY_STEPS,
+            store=sys.argv[2],
+            rules=Rules(RANKS, **RULES),
+            **TIMES,
+        )
+    except HolmesError as error:
+        tell("error", error=type(error).__name__, message=str(error))
+        return 3
+    tell("done", value=value)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Small libraries in C that are loaded before all others into a rank, and a file by which the driver steers them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+
+class Preloaded:
+    """`name`.c beside this file, for processes that are started with `environment`; `variable` names its file.
+
+    The file has `count` numbers of 64 bits, 0 at first, which both sides see at once.
+    """
+
+    def __init__(self, folder: Path, name: str, variable: str, count: int) -> None:
+        """`folder`: where library and file are kept. Raises OSError without a compiler."""
+        self._variable, self._count = variable, count
+        self._file, self._library = folder / name, folder / f"{name}.so"
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        if shutil.which(compiler[0]) is None:
+            raise OSError(f"needs a C compiler (cc, or CC=...) to build {name}.c")
+        source = Path(__file__).with_name(f"{name}.c")
+        command = [*compiler, "-shared", "-fPIC", "-O1", "-o", os.fspath(self._library), os.fspath(source), "-ldl"]
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        if built.returncode != 0:
+            raise OSError(f"`{shlex.join(command)}` failed: {built.stderr.strip()[-300:]}")
+        self._file.write_bytes(bytes(8 * count))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment; what is preloaded here already (a sanitizer) stays the first."""
+        libraries = [*os.environ.get("LD_PRELOAD", "").split(), os.fspath(self._library)]
+        return {"LD_PRELOAD": " ".join(libraries), self._variable: os.fspath(self._file)}
+
+    def write(self, *numbers: int) -> None:
+        """All of them."""
+        with self._file.open("r+b") as file:  # the same bytes: they are mapped
+            file.write(struct.pack(f"={self._count}q", *numbers))
+
+    def read(self) -> tuple[int, ...]:
+        """All of them, as they are now."""
+        return struct.unpack(f"={self._count}q", self._file.read_bytes())
+
+
+class FalseClock(Preloaded):
+    """A wall clock that can be set for one process, from outside, at any time: no namespace has one of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: where its library and its state are kept. Raises OSError without a compiler."""
+        super().__init__(folder, "false_clock", "HOLMES_FALSE_CLOCK", 1)
+
+    def set(self, offset_s: int) -> None:
+        """How many whole seconds the clock is ahead of the true one."""
+        self.write(offset_s)
+
+
+class FaultyCalls(Preloaded):
+    """System calls of one process that err: received bits are flipped, threads refused, disks full."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: where its library and its state are kept. Raises OSError without a compiler."""
+        super().__init__(folder, "faulty_calls", "HOLMES_FAULTY_CALLS", 3)
+
+    def set(self, *, flips: int = 0, refuses_threads: bool = False, disk_is_full: bool = False) -> None:
+        """In how many of the next large messages a bit is flipped; no thread can be started; no file can grow."""
+        self.write(flips, int(refuses_threads), int(disk_is_full))
+
+    @property
+    def flips_left(self) -> int:
+        """How many are still to come."""
+        return self.read()[0]
