@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from holmes_comm import _C
@@ -168,4 +169,10 @@ def _job_store(launch: Launch | None, rank: int, timeout_s: float, secret: str) 
     if launch is None:
         raise UsageError("store is not given and no launcher says where one is; pass store= or start with torchrun")
     host, port = launch.store_address()
+    if launch.launcher == "torchrun" and launch.is_served:  # torch's own, which speaks torch's protocol
+        from torch.distributed import PrefixStore, TCPStore
+
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        return PrefixStore(f"holmes/attempt_{attempt}", store)
     return _C.TcpStore(host, port, is_server=rank == 0, timeout_s=timeout_s, secret=secret)

@@ -130,7 +130,7 @@ import os, sys, numpy, holmes_comm
 comm = holmes_comm.init(transport="tcp", connect_timeout_s=30)
 total = numpy.array([comm.rank + 1.0])
 comm.all_reduce(total)
-print(comm.rank, comm.size, total[0])
+sys.stdout.write(f"{comm.rank} {comm.size} {total[0]}\\n")
 """
 
 
@@ -166,3 +166,13 @@ def test_env_says_what_was_recognized(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "8")
     shown = " ".join(CliRunner().invoke(load("tools.cli.env:env"), ["--set"]).output.split())
     assert "launcher: SLURM_PROCID=8 is none of SLURM_STEP_NUM_TASKS=8's ranks" in shown
+
+
+def test_ranks_of_torchrun_meet_in_its_store(tmp_path):
+    pytest.importorskip("torch", reason="needs torchrun")
+    program = tmp_path / "rank.py"
+    program.write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert sorted(run.stdout.split()) == sorted("0 2 3.0 1 2 3.0".split()), run.stdout + run.stderr

@@ -63,7 +63,7 @@ def open_store(settings: Settings, rank: int, ranks: int) -> Any:
     launch = set_environment()  # as torch's rendezvous wants it
     assert launch is not None, "only a process that a launcher started is a rank"
     address, port = launch.store_address()
-    if settings.needs_torch:
+    if settings.needs_torch or launch.launcher == "torchrun":  # which serves torch's own
         import torch.distributed as dist
 
         store, _, _ = next(dist.rendezvous("env://", rank, ranks))
