@@ -175,4 +175,4 @@ def test_ranks_of_torchrun_meet_in_its_store(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert sorted(run.stdout.split()) == sorted("0 2 3.0 1 2 3.0".split()), run.stdout + run.stderr
+    assert sorted(run.stdout.split()) == sorted(["0", "2", "3.0", "1", "2", "3.0"]), run.stdout + run.stderr
