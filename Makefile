@@ -46,7 +46,8 @@ help:
 # --- set-up: each stamp is redone when what it depends on changed ---
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Holmes needs Python >= 3.10, $(PYTHON) is " + sys.version.split()[0] + "; set PYTHON=")'
-	$(PYTHON) -m venv $(VENV)
+	@echo "making the environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # The CPU build where there is no NVIDIA GPU: a tenth of the download.
@@ -60,23 +61,31 @@ $(VENV)/.torch-$(TORCH): $(VENV)/.created
 	@touch $@
 
 $(VENV)/.requirements: requirements-dev.txt $(VENV)/.created
-	$(PIP) -r requirements-dev.txt
+	@echo "installing requirements-dev.txt"
+	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
 # The real NCCL, for tests only: without it (no network for 305 MB) they are skipped.
 $(VENV)/.nccl: requirements-nccl.txt $(VENV)/.created
+	@echo "installing NCCL, for its tests (305 MB)"
 	@$(PIP) --no-deps -r requirements-nccl.txt || echo "no NCCL: the tests of its images will be skipped"
 	@touch $@
 
+# pip keeps to itself what a build prints, so it comes after that: ninja counts its files on the terminal, and pip's own
+# build finds nothing left to do.
 $(VENV)/.built: $(VENV)/.requirements $(VENV)/.torch-$(TORCH) $(SOURCES)
-	$(PIP) --no-build-isolation -e .
+	@echo "building the C++ engine and torch's backend: minutes the first time, seconds later"
+	@$(BIN)/python setup.py -q build_ext --inplace
+	@echo "installing Holmes from this tree"
+	@$(PIP) --no-build-isolation -e .
 	@touch $@
 
 # torch is there already, so that these find it; torchtitan needs Python 3.11. torchft comes without what it requires,
 # which asks for torch again: the requirements have the rest.
 $(VENV)/.trainers-$(TORCHTITAN)-$(TORCHFT): requirements-trainers.txt $(VENV)/.built
-	DS_BUILD_OPS=0 $(PIP) -r requirements-trainers.txt
-	$(PIP) --no-deps torchft==$(TORCHFT)
+	@echo "installing requirements-trainers.txt, torchft $(TORCHFT) and torchtitan $(TORCHTITAN)"
+	@DS_BUILD_OPS=0 $(PIP) -r requirements-trainers.txt
+	@$(PIP) --no-deps torchft==$(TORCHFT)
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(PIP) --no-deps torchtitan==$(TORCHTITAN); fi
 	@touch $@
 

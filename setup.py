@@ -53,8 +53,12 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_INSTALL_PREFIX={package_dir}",
             *os.environ.get("HOLMES_CMAKE_ARGS", "").split(),
         ]
+        print(f"configuring in {build_dir}", flush=True)
         subprocess.run(configure, check=True)
-        subprocess.run(["cmake", "--build", str(build_dir)], check=True)
+        print("compiling: minutes the first time (pip shows this with -v)", flush=True)
+        # How many of how many files, and for how long.
+        status = {"NINJA_STATUS": "[%f of %t, %e s] ", **os.environ}
+        subprocess.run(["cmake", "--build", str(build_dir)], check=True, env=status)
         # What an older version installed must neither stay nor be overwritten while a process has it mapped.
         for stale in [package_dir / "lib", package_dir / "include"]:
             shutil.rmtree(stale, ignore_errors=True)

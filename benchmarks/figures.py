@@ -47,7 +47,7 @@ def section(run: Run, document: dict[str, Any]) -> str:
         "",
         f"{document['date']}: `{document['command']}`",
         "",
-        "| operation | size | time (us) | busbw (GB/s) | cores | others | against | value | goal | |",
+        "| operation | size | time (us) | busbw (GB/s) | cores | foreign | against | value | goal | |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for goal, row in judge(run, document):
@@ -72,7 +72,7 @@ def report(documents: list[tuple[Run, dict[str, Any]]]) -> str:
         "",
         "Made by `python benchmarks/figures.py` from the JSON files beside it; its goals are in `figures.yaml`.",
         "float32, sum; value is how many times faster than what is named, unless it is a share of iperf3 or a bound.",
-        "cores: kept busy by all ranks together; others: by other processes meanwhile, which spoil a figure.",
+        "cores: kept busy by all ranks together; foreign: by other processes meanwhile, which spoil a figure.",
         f"Hardware: {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB.",
         f"Kernel {hardware['kernel']}; {', '.join(f'{name} {version}' for name, version in versions.items())}.",
         "All ranks ran on this one machine; nodes and links were emulated by `holmes testbed`.",

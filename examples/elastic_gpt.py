@@ -3,7 +3,8 @@
     holmes store --listen head                                                           # on a host that stays
     HOLMES_STORE=head:29400 python examples/elastic_gpt.py --checkpoints /shared/run     # every process of every node
 
-with RANK, WORLD_SIZE and LOCAL_WORLD_SIZE from a launcher that lets the others live when one ends (docs/recovery.md).
+from a launcher that lets the others live when one ends (docs/recovery.md); torchrun runs it too, and ends all with the
+first. Without a launcher it is a job of one process.
 """
 
 import argparse

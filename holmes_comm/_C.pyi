@@ -32,6 +32,7 @@ __all__: list[str] = [
     "env_variables",
     "host_identity",
     "host_name",
+    "log_nics",
     "make_communicator",
     "make_nccl_communicator",
     "meet",
@@ -874,6 +875,11 @@ def host_identity() -> str:
 def host_name() -> str:
     """
     HOLMES_HOSTNAME, else the system's host name. Local.
+    """
+
+def log_nics(options: CommunicatorOptions, reason: str) -> None:
+    """
+    With HOLMES_LOG=info, a line: which rank of the group this is, its NICs, and why. Local.
     """
 
 def make_communicator(store: typing.Any, options: CommunicatorOptions) -> Communicator:

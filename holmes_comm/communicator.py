@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import os
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from holmes_comm import _C
 from holmes_comm.clusters import agree_membership, bindings
 from holmes_comm.errors import UsageError
+from holmes_comm.launch import Launch, recognize
 from holmes_comm.metrics_server import start_from_environment
 from holmes_comm.nics import NicSelection
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["init"]
 
-_log = logging.getLogger(__name__)
 _names = itertools.count()
 _DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed
 _DEFAULT_CONNECT_TIMEOUT_S = 60.0
@@ -51,10 +51,10 @@ def init(
 
     Args:
         store: any object with ``set(key, bytes)``, ``get(key)`` and ``wait``: a :class:`TcpStore`, a
-            :class:`LocalStore`, a torch.distributed store. None: a TcpStore at MASTER_ADDR:MASTER_PORT, which rank 0
-            serves.
-        rank: this process's rank; None: the environment's RANK.
-        size: number of ranks; None: the environment's WORLD_SIZE.
+            :class:`LocalStore`, a torch.distributed store. None: a TcpStore where the launcher says
+            (MASTER_ADDR:MASTER_PORT), which rank 0 serves.
+        rank: this process's rank; None: the launcher's (torchrun, srun, mpirun, mpiexec; :mod:`holmes_comm.launch`).
+        size: number of ranks; None: the launcher's.
         nics: which NICs to use; None: HOLMES_NICS, else the fastest NIC that all ranks share.
         transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" or "shm"; None: what ``nics`` says.
         name: appears in errors; must be the same on all ranks and unique in the store. None: counted.
@@ -84,12 +84,13 @@ def init(
         TimeoutError: a rank did not come; names it.
     """
     start_from_environment()
-    rank = _from_environment("rank", "RANK", rank)
-    size = _from_environment("size", "WORLD_SIZE", size)
+    launch = recognize() if rank is None or size is None or store is None else None
+    rank = _place("rank", rank, launch)
+    size = _place("size", size, launch)
     if name is None:
         name = f"comm{next(_names)}"
     if store is None:
-        store = _environment_store(rank, connect_timeout_s, secret)
+        store = _job_store(launch, rank, connect_timeout_s, secret)
     for keyword, given in (("nics", nics), ("cluster_nics", cluster_nics)):
         if given is not None and not isinstance(given, NicSelection):
             raise UsageError(f"{keyword}={given!r} is no NicSelection; say for example NicSelection.parse('eth1,eth2')")
@@ -118,9 +119,9 @@ def init(
         tls=tls,
         secret=secret,
     )
-    _log.info("communicator %s: %s", name, membership.reason)
     made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
     made_of.cluster_nics = bindings(membership.cluster_nics)
+    _C.log_nics(made_of, membership.reason)
     return _C.make_communicator(store, made_of)
 
 
@@ -149,26 +150,29 @@ def _init_nccl(
         torch = sys.modules.get("torch")
         device = torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
     options.nics = bindings(agreement.nics)
-    comm = _C.make_nccl_communicator(store, options, agreement.profile, device, nccl_package_paths())
-    _log.info("communicator %s: %s: %s", options.name, agreement.reason, comm.description)
-    return comm
+    _C.log_nics(options, agreement.reason)
+    return _C.make_nccl_communicator(store, options, agreement.profile, device, nccl_package_paths())
 
 
-def _from_environment(argument: str, variable: str, value: int | None) -> int:
-    if value is not None:
-        return value
-    text = os.environ.get(variable)
-    if text is None:
-        raise UsageError(f"{argument} is not given and {variable} is not set; pass {argument}= or start with torchrun")
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"{variable}={text!r} is not a whole number") from None
+def _place(argument: str, given: int | None, launch: Launch | None) -> int:
+    if given is not None:
+        return given
+    if launch is None:
+        raise UsageError(
+            f"{argument} is not given and no launcher has set it (RANK and WORLD_SIZE, or srun's, mpirun's); pass "
+            f"{argument}= or start with torchrun"
+        )
+    return launch.rank if argument == "rank" else launch.size
 
 
-def _environment_store(rank: int, timeout_s: float, secret: str) -> Any:
-    host = os.environ.get("MASTER_ADDR")
-    port = _from_environment("the store's port", "MASTER_PORT", None)
-    if host is None:
-        raise UsageError("store is not given and MASTER_ADDR is not set; pass store= or start with torchrun")
+def _job_store(launch: Launch | None, rank: int, timeout_s: float, secret: str) -> Any:
+    if launch is None:
+        raise UsageError("store is not given and no launcher says where one is; pass store= or start with torchrun")
+    host, port = launch.store_address()
+    if launch.launcher == "torchrun" and launch.is_served:  # torch's own, which speaks torch's protocol
+        from torch.distributed import PrefixStore, TCPStore
+
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        return PrefixStore(f"holmes/attempt_{attempt}", store)
     return _C.TcpStore(host, port, is_server=rank == 0, timeout_s=timeout_s, secret=secret)

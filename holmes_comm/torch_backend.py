@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import copy
 import functools
+import re
 import sys
 import threading
 import time
@@ -51,6 +52,11 @@ _RETURN_S = 0.1
 #: The torch that the compiled half was built for.
 _BUILT_FOR = Path(__file__).with_name("_c10d.torch")
 _BUILD_AGAIN = "pip install --no-build-isolation --no-deps --force-reinstall holmes-comm (or a source tree's path)"
+#: Of torch 2.13 and later: torchcomms then makes groups in place of the backends that torch knows.
+_TORCHCOMMS = (
+    "TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 (torch.distributed.config.use_torchcomms) gives every group to torchcomms, "
+    f"which has no backend '{NAME}'; unset it"
+)
 _choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
 _options: dict[str, GroupOptions] = {}  # by the name of the group
 
@@ -82,6 +88,8 @@ def register() -> None:
     dist.Backend.register_backend(NAME, create_backend, extended_api=True, devices=["cpu", "cuda"])
     _extend("monitored_barrier", _monitored_barrier)
     _extend("_set_pg_timeout", _set_pg_timeout)
+    _extend("split_group", _split_group)
+    _extend("_new_process_group_helper", _new_process_group_helper)
     replace_gloo.install()
 
 
@@ -163,34 +171,68 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     ``options``: torch's _DistributedBackendOptions; ``pg_options``: NicSelection, GroupOptions or None. Raises what
     agreeing and connecting raise.
     """
-    import torch.distributed as dist
-
-    from holmes_comm._C import CommunicatorOptions
-
     _check_build()
-    from holmes_comm._c10d import ProcessGroupHolmes
-    from holmes_comm.clusters import GroupOptions, agree_membership, bindings
     from holmes_comm.metrics_server import start_from_environment
-    from holmes_comm.nics import NicSelection
 
     start_from_environment()
     rank, size = options.group_rank, options.group_size
-    if pg_options is None and _choosers:
+    if pg_options is None:
         # torch lists no ranks for the default group: it has all of them.
-        pg_options = _choosers[-1](list(options.global_ranks_in_group) or list(range(size)))
+        pg_options = _chosen(list(options.global_ranks_in_group) or list(range(size)))
+    return _connect(
+        options.store,
+        rank,
+        size,
+        options.group_id,
+        options.timeout,
+        list(options.global_ranks_in_group),
+        _group_options_of(pg_options),
+    )
+
+
+def _chosen(global_ranks: list[int]) -> NicSelection | GroupOptions | None:
+    """What the innermost group_options_from says of a group that is made without pg_options."""
+    return _choosers[-1](global_ranks) if _choosers else None
+
+
+def _group_options_of(pg_options: Any) -> GroupOptions:
+    from holmes_comm.clusters import GroupOptions
+    from holmes_comm.nics import NicSelection
+
     asked = GroupOptions(pg_options) if isinstance(pg_options, NicSelection) or pg_options is None else pg_options
     if not isinstance(asked, GroupOptions):
         raise UsageError(
             f"pg_options is a {type(asked).__name__}; the {NAME} backend takes a NicSelection, GroupOptions or None"
         )
+    return asked
+
+
+def _connect(
+    group_store: Any,
+    rank: int,
+    size: int,
+    name: str,
+    timeout: timedelta,
+    global_ranks: list[int],
+    asked: GroupOptions,
+) -> Any:
+    """The ProcessGroupHolmes of a group. Collective over its ranks."""
+    import torch.distributed as dist
+
+    from holmes_comm._C import CommunicatorOptions, log_nics
+    from holmes_comm._c10d import ProcessGroupHolmes
+    from holmes_comm.clusters import agree_membership, bindings
+    from holmes_comm.nics import NicSelection
+
     selection = asked.nics if asked.nics is not None else NicSelection.from_env()
-    connect_timeout = min(options.timeout, _CONNECT_TIMEOUT)
-    arrivals = f"{NAME}/arrivals"
-    # A store may outlive a group of this name: every `size` arrivals are one incarnation, with keys of its own.
-    incarnation = (options.store.add(arrivals, 1) - 1) // size
-    store = dist.PrefixStore(f"{NAME}/{incarnation}", options.store)
+    connect_timeout = min(timeout, _CONNECT_TIMEOUT)
+    # A store may outlive a group of this name, and the next one may have another size: every `size` arrivals at a size
+    # are one incarnation, with keys of its own.
+    arrivals = f"{NAME}/{size}/arrivals"
+    incarnation = (group_store.add(arrivals, 1) - 1) // size
+    store = dist.PrefixStore(f"{NAME}/{size}/{incarnation}", group_store)
     try:
-        _options[options.group_id] = asked
+        _options[name] = asked
         membership = agree_membership(
             store,
             rank,
@@ -204,25 +246,52 @@ def create_backend(options: Any, pg_options: Any) -> Any:
             secret=asked.options.secret if asked.options is not None else "",
         )
         made_of = copy.copy(asked.options) if asked.options is not None else CommunicatorOptions()
-        made_of.rank, made_of.size, made_of.name = rank, size, options.group_id
+        made_of.rank, made_of.size, made_of.name = rank, size, name
         made_of.transport, made_of.tls = selection.transport, asked.tls
-        made_of.timeout_s, made_of.connect_timeout_s = options.timeout.total_seconds(), connect_timeout.total_seconds()
+        made_of.timeout_s, made_of.connect_timeout_s = timeout.total_seconds(), connect_timeout.total_seconds()
         made_of.hierarchical_min_bytes = asked.hierarchical_min_bytes
         made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
         made_of.cluster_nics = bindings(membership.cluster_nics)
+        made_of.job_rank = global_ranks[rank] if global_ranks else rank
+        log_nics(made_of, membership.reason)
         return ProcessGroupHolmes(
             store,
             made_of,
-            global_ranks=options.global_ranks_in_group,
+            global_ranks=global_ranks,
             nic_reason=membership.reason,
             # Connected when a rank first needs it: the others come as late as an operation may take.
             agree_device=functools.partial(_agree_device, store, selection, asked, made_of.timeout_s),
+            split=functools.partial(_split, group_store, rank, name, global_ranks or list(range(size)), asked),
         )
     except Exception:
         # Somebody never came: not counting this attempt lets the next one meet him.
-        if options.store.add(arrivals, 0) < (incarnation + 1) * size:
-            options.store.add(arrivals, -1)
+        if group_store.add(arrivals, 0) < (incarnation + 1) * size:
+            group_store.add(arrivals, -1)
         raise
+
+
+def _split(
+    group_store: Any,
+    rank: int,
+    name: str,
+    global_ranks: list[int],
+    asked: GroupOptions,
+    members: list[int],
+    timeout: timedelta,
+) -> Any:
+    """The group of `members` of group `name` of `global_ranks`, in which this is `rank`; without a chooser it has that
+    group's options. Collective over `members`; ProcessGroupHolmes calls it.
+
+    They meet in that group's store: torch's name for the new group, and so its store, has the number of groups that a
+    rank is in, which differs between ranks.
+    """
+    import torch.distributed as dist
+
+    ranks = [global_ranks[member] for member in members]
+    options = _group_options_of(_chosen(ranks)) if _choosers else asked
+    part = f"split/{','.join(map(str, members))}"
+    store = dist.PrefixStore(part, group_store)
+    return _connect(store, members.index(rank), len(members), f"{name}/{part}", timeout, ranks, options)
 
 
 def _agree_device(
@@ -286,7 +355,7 @@ def _extend(name: str, function: Any) -> None:
 
     original = getattr(dist.distributed_c10d, name)
     wrapper = functools.wraps(original)(functools.partial(function, original))
-    for module in (dist.distributed_c10d, dist):
+    for module in (dist.distributed_c10d, dist, dist.device_mesh):
         if getattr(module, name, None) is original:
             setattr(module, name, wrapper)
 
@@ -324,3 +393,40 @@ def _set_pg_timeout(original: Any, timeout: timedelta, group: ProcessGroup | Non
     others = [device for device in pg._device_types if pg._get_backend(device).name() != NAME]
     if backend is None or torch.device("cuda") in others:
         original(timeout, group)
+
+
+def _new_process_group_helper(
+    original: Any, size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kw: Any
+) -> Any:
+    """As torch's, which makes every group; refuses a switch of torch that would never call Holmes."""
+    import torch.distributed as dist
+
+    is_replaced = getattr(dist.distributed_c10d, "_use_torchcomms_enabled", lambda: False)
+    if NAME in re.split("[:,]", str(backend).lower()) and is_replaced():
+        raise UsageError(_TORCHCOMMS)
+    return original(size, rank, ranks, backend, *args, **kw)
+
+
+def _split_group(
+    original: Any,
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Any = None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """As torch.distributed.split_group; pg_options may be those of new_group: a NicSelection or GroupOptions."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import Backend
+
+    if _find_backend(parent_pg) is None:
+        return original(parent_pg, split_ranks, timeout, pg_options, *args, **kwargs)
+    is_bound = getattr(dist.distributed_c10d._get_default_group(), "bound_device_id", None) is not None
+    if not is_bound and getattr(getattr(dist, "config", None), "use_torchcomms", False):
+        raise UsageError(_TORCHCOMMS)
+    if pg_options is None or isinstance(pg_options, Backend.Options):
+        return original(parent_pg, split_ranks, timeout, pg_options, *args, **kwargs)
+    asked = _group_options_of(pg_options)
+    with group_options_from(lambda ranks: asked):
+        return original(parent_pg, split_ranks, timeout, None, *args, **kwargs)

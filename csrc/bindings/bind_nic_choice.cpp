@@ -60,6 +60,8 @@ py::tuple agree(const py::object& store, int rank, int size, const NicOffer& off
 
 void bind_nic_choice(py::module_& module) {
   using namespace holmes;
+  module.def("log_nics", &log_nics, "options"_a, "reason"_a,
+             "With HOLMES_LOG=info, a line: which rank of the group this is, its NICs, and why. Local.");
   py::class_<NicOffer>(module, "NicOffer", "What one rank brings to the choice of a group's NICs.")
       .def(py::init([](std::string host, std::string place) {
              NicOffer offer;

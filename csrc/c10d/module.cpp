@@ -24,14 +24,27 @@ namespace {
 using DevicePlan = std::tuple<std::string, std::vector<std::string>, std::vector<std::string>, std::optional<int>,
                               std::map<std::string, std::string>, std::string, NicPairs, std::vector<std::string>>;
 
+// Held by C++ threads too; let go of with the GIL.
+std::shared_ptr<py::object> shared(const py::object& object) {
+  return {new py::object(object), [](py::object* held) {
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+ProcessGroupHolmes::Split splitter(const py::object& split) {
+  if (split.is_none()) return nullptr;
+  return [held = shared(split)](const std::vector<int>& members, Duration timeout) {
+    const py::gil_scoped_acquire gil;
+    return (*held)(members, timeout).cast<ProcessGroupHolmes::BackendPtr>();
+  };
+}
+
 DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_ptr<::c10d::Store> store,
                                        const CommunicatorOptions& options) {
   if (agree.is_none()) return nullptr;
-  const auto held = std::shared_ptr<py::object>(new py::object(agree), [](py::object* object) {
-    const py::gil_scoped_acquire gil;
-    delete object;
-  });
-  return [held, store = std::move(store), options](int device, const std::string& name, std::vector<int> members) {
+  return [held = shared(agree), store = std::move(store), options](int device, const std::string& name,
+                                                                   std::vector<int> members) {
     CommunicatorOptions own = options;
     own.name = name;
     own.size = static_cast<int>(members.size());
@@ -61,15 +74,14 @@ DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_p
 
 c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::Store>& store,
                                               const py::object& given_options, std::vector<std::uint64_t> global_ranks,
-                                              std::string nic_reason, const py::object& agree_device) {
+                                              std::string nic_reason, const py::object& agree_device,
+                                              const py::object& split) {
   CommunicatorOptions options = options_of(given_options);
-  // The default group lists no ranks: it has all of them.
-  const auto own = static_cast<std::size_t>(options.rank);
-  options.job_rank = own < global_ranks.size() ? static_cast<int>(global_ranks[own]) : options.rank;
   auto make_device = device_maker(agree_device, store, options);
+  auto make_split = splitter(split);
   const GilRelease no_gil;
   return c10::make_intrusive<ProcessGroupHolmes>(store, std::move(options), std::move(global_ranks),
-                                                 std::move(nic_reason), std::move(make_device));
+                                                 std::move(nic_reason), std::move(make_device), std::move(make_split));
 }
 
 py::list connections(const ProcessGroupHolmes& group) {
@@ -91,12 +103,17 @@ PYBIND11_MODULE(_c10d, m) {
   m.doc() = "The c10d backend 'holmes' (see holmes_comm.torch_backend).";
   py::module_::import("torch.distributed");
   register_translator();
+  py::class_<HolmesOptions, ::c10d::Backend::Options, c10::intrusive_ptr<HolmesOptions>>(
+      m, "Options", "Timeout, name and ranks of a group.")
+      .def("__deepcopy__",
+           [](const HolmesOptions& options, const py::dict&) { return c10::make_intrusive<HolmesOptions>(options); });
   py::class_<ProcessGroupHolmes, ::c10d::Backend, c10::intrusive_ptr<ProcessGroupHolmes>>(
       m, "ProcessGroupHolmes", "CPU tensors over one Holmes communicator, CUDA tensors over NCCL.")
       .def(py::init(&create), py::arg("store"), py::arg("options"), py::kw_only(), py::arg("global_ranks"),
-           py::arg("nic_reason"), py::arg("agree_device") = py::none(),
+           py::arg("nic_reason"), py::arg("agree_device") = py::none(), py::arg("split") = py::none(),
            "Collective over the group: connects it as `options`, a CommunicatorOptions, says. "
-           "`agree_device(name, rank, size)`, collective over the ranks of an NCCL communicator, says what it may use.")
+           "`agree_device(name, rank, size)`, collective over the ranks of an NCCL communicator, says what it may use. "
+           "`split(members, timeout)`, collective over these ranks of the group, makes a group of them.")
       .def_property_readonly("nic_reason", &ProcessGroupHolmes::nic_reason, "Why the group is on these NICs.")
       .def_property_readonly("options", &ProcessGroupHolmes::getBackendOptions,
                              "Backend options: timeout, name, ranks.")

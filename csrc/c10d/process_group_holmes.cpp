@@ -47,23 +47,24 @@ std::uint32_t checked_tag(int tag) {
 
 }  // namespace
 
-ProcessGroupHolmes::ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, CommunicatorOptions options,
+ProcessGroupHolmes::ProcessGroupHolmes(StorePtr store, CommunicatorOptions options,
                                        std::vector<std::uint64_t> global_ranks, std::string nic_reason,
-                                       DeviceCommunicators::Make make_device)
+                                       DeviceCommunicators::Make make_device, Split split)
     : ::c10d::Backend(options.rank, options.size),
       store_(std::move(store)),
       name_(options.name),
       nic_reason_(std::move(nic_reason)),
       timeout_(std::chrono::ceil<std::chrono::milliseconds>(options.timeout)),
       devices_(options.name, options.rank, options.size, std::move(make_device)),
-      sparse_(sparse_maker(store_, options)) {
+      sparse_(sparse_maker(store_, options)),
+      split_(std::move(split)) {
   init();
   const auto cluster_of = [&](int rank) {
     return options.clusters.empty() ? 0 : options.clusters[static_cast<std::size_t>(rank)];
   };
   for (int other = 0; other < size_; ++other)
     if (cluster_of(other) == cluster_of(rank_)) neighbours_.push_back(other);
-  options_ = c10::make_intrusive<Options>("holmes", timeout_);
+  options_ = c10::make_intrusive<HolmesOptions>("holmes", timeout_);
   options_->group_name = name_;
   options_->global_ranks_in_group = std::move(global_ranks);
   translated([&] { communicator_ = make_communicator(std::make_shared<StoreAdapter>(store_), std::move(options)); });
@@ -92,6 +93,22 @@ std::shared_ptr<Communicator> ProcessGroupHolmes::communicator() const {
 void ProcessGroupHolmes::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
   options_->timeout = timeout;
+}
+
+ProcessGroupHolmes::BackendPtr ProcessGroupHolmes::split(const StorePtr& store, const std::vector<int>& ranks,
+                                                         const c10::intrusive_ptr<Options>& options) {
+  if (!split_) throw UsageError("process group '" + name_ + "' was made without a way to split it; use new_group");
+  if (std::ranges::find(ranks, rank_) == ranks.end()) return nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (store == last_split_store_)
+      if (auto made = last_split_.lock()) return made;
+  }
+  auto made = translated([&] { return split_(ranks, options->timeout); });
+  const std::lock_guard lock(mutex_);
+  last_split_store_ = store;
+  last_split_ = c10::weak_intrusive_ptr<::c10d::Backend>(made);
+  return made;
 }
 
 void ProcessGroupHolmes::eagerConnectSingleDevice(at::Device device) {

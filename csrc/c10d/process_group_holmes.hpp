@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -24,16 +25,26 @@ using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<std::vector<at::Tensor>>;
 using TorchWork = c10::intrusive_ptr<::c10d::Work>;
 
+// What torch copies for the groups that it splits from one (copy.deepcopy of `options`).
+class HolmesOptions final : public ::c10d::Backend::Options {
+public:
+  using Options::Options;
+};
+
 // CPU tensors over one Communicator, CUDA tensors over NCCL on the NICs that `devices` gives it
 // (device_communicators.hpp). On CPU tensors operations with `asyncOp` false run in the calling thread and are done on
 // return; the others, and send and receive (c10d does not tell their two forms apart), run in the engine. Thread-safe;
 // a coalescing block belongs to the thread that started it.
 class ProcessGroupHolmes final : public ::c10d::Backend {
 public:
+  using StorePtr = c10::intrusive_ptr<::c10d::Store>;
+  using BackendPtr = c10::intrusive_ptr<::c10d::Backend>;
+  // Makes the group of this one's ranks `members`, this rank among them. Collective over them.
+  using Split = std::function<BackendPtr(const std::vector<int>& members, Duration timeout)>;
+
   // Collective over the group: connects it. `global_ranks` and `nic_reason` are only information.
-  ProcessGroupHolmes(c10::intrusive_ptr<::c10d::Store> store, CommunicatorOptions options,
-                     std::vector<std::uint64_t> global_ranks, std::string nic_reason,
-                     DeviceCommunicators::Make make_device = nullptr);
+  ProcessGroupHolmes(StorePtr store, CommunicatorOptions options, std::vector<std::uint64_t> global_ranks,
+                     std::string nic_reason, DeviceCommunicators::Make make_device = nullptr, Split split = nullptr);
   ~ProcessGroupHolmes() override;
 
   // Throws CommunicatorError after shutdown.
@@ -46,10 +57,15 @@ public:
   const std::string& nic_reason() const { return nic_reason_; }
 
   const std::string getBackendName() const override { return "holmes"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  // A copy: torch writes a new group's name and timeout into what it gets.
+  c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<HolmesOptions>(*options_); }
   bool supportsCoalescing() const override { return true; }
   // torch connects eagerly (init_process_group(device_id=...)) where a backend says so.
   bool supportsSplitting() const override { return devices_.can_make(); }
+  // Collective over `ranks`, in ascending order; null on all others, which need not call it. torch calls it for each
+  // device, with one store, and gets one group.
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
+                   const c10::intrusive_ptr<Options>& options) override;
   // Collective: the group's communicator on `device`, which its first operation would make.
   void eagerConnectSingleDevice(at::Device device) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -152,7 +168,8 @@ private:
       }
       work->add(std::move(operands));
       if (batch != nullptr) batch->started.insert(batch->started.end(), parts.begin(), parts.end());
-      work->start(std::move(parts), sequence_++);
+      // A message has no number: TORCH_DISTRIBUTED_DEBUG=DETAIL compares the numbers of ranks that have no part in it.
+      work->start(std::move(parts), type == OpType::RECVANYSOURCE ? sequence_.load() : sequence_++);
       if (!call.async) work->wait();  // all of them are final: raises their error, delivers staged results
       return work;
     });
@@ -172,19 +189,22 @@ private:
     return {nccl.end_group(call)};
   }
 
-  const c10::intrusive_ptr<::c10d::Store> store_;
+  const StorePtr store_;
   const std::string name_;
   const std::string nic_reason_;
   std::vector<int> neighbours_;  // the ranks of this one's cluster, itself included, in ascending order
-  c10::intrusive_ptr<Options> options_;
+  c10::intrusive_ptr<HolmesOptions> options_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_{0};
   std::atomic<std::uint64_t> barrier_round_{0};
   DeviceCommunicators devices_;
   SparseReducer sparse_;
-  mutable std::mutex mutex_;  // guards the two below
+  const Split split_;
+  mutable std::mutex mutex_;  // guards what follows
   std::shared_ptr<Communicator> communicator_;
   std::optional<Batch> batch_;
+  StorePtr last_split_store_;
+  c10::weak_intrusive_ptr<::c10d::Backend> last_split_{BackendPtr()};
 };
 
 }  // namespace holmes::torch_backend

@@ -41,6 +41,17 @@ def save(data: Mapping[str, Any], path: str | Path) -> None:
         path.write_text(yaml.dump(dict(data), Dumper=_DUMPER, sort_keys=False, default_flow_style=None, width=120))
 
 
+def replace(path: str | Path, text: str) -> None:
+    """Writes a file that is whole at any moment."""
+    path = Path(path)
+    if not path.is_file() and path.exists():  # a device or a pipe
+        path.write_text(text)
+        return
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
+
+
 def load(path: str | Path) -> dict[str, Any]:
     """The mapping in a .yaml, .yml or .json file. Raises ValueError naming the file where it holds none."""
     path = _checked(path)

@@ -183,7 +183,7 @@ def test_command_line_names_the_crashed_rank(ranks: Ranks) -> None:
     assert [(f.kind, f.culprits) for f in found if f.is_cause] == [("lost", (VICTIM,))]
     pids = [str(pid) for rank, pid in enumerate(ranks.pids) if rank != VICTIM]
     command = subprocess.run(
-        [sys.executable, "-m", "holmes", "debug", "--json", *pids], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "holmes", "debug", "--json", "-", *pids], capture_output=True, text=True, timeout=60
     )
     ranks.say("end")
     assert command.returncode == 1, command.stderr

@@ -64,7 +64,7 @@ def test_every_rank_dumps_on_failure_on_a_signal_and_when_asked(tmp_path: Path) 
         assert reasons() == ["signal"]
         # Somebody asks for all, the slow one's too.
         command = subprocess.run(
-            [sys.executable, "-m", "holmes", "debug", "--json", "--ask", "--wait-s", "3", str(folder)],
+            [sys.executable, "-m", "holmes", "debug", "--json", "-", "--ask", "--wait-s", "3", str(folder)],
             capture_output=True,
             text=True,
             timeout=60,

@@ -19,7 +19,7 @@ DOCTOR = [sys.executable, "-m", "holmes", "doctor", "--timeout-s", "1"]
 
 def diagnosis(session: TestbedSession, *options: str, **environment: str) -> tuple[dict[str, Any], int]:
     """What rank 0 printed with --json, and the job's exit code."""
-    result = session.launch([*DOCTOR, "--json", *options], nproc_per_node=1, env=environment).wait(120)
+    result = session.launch([*DOCTOR, "--json", "-", *options], nproc_per_node=1, env=environment).wait(120)
     assert not result.timed_out
     return json.loads("\n".join(result.outputs[0])), result.returncode
 
@@ -93,7 +93,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 def test_alone() -> None:
     environment = {name: value for name, value in child_env().items() if name not in ("RANK", "WORLD_SIZE")}
-    result = subprocess.run([*DOCTOR, "--json"], capture_output=True, text=True, env=environment, check=False)
+    result = subprocess.run([*DOCTOR, "--json", "-"], capture_output=True, text=True, env=environment, check=False)
     found = json.loads(result.stdout)
     assert result.returncode == found["exit_code"]
     assert "MTU" in found["skipped"]

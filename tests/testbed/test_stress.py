@@ -121,7 +121,7 @@ def test_settings_that_are_not_possible(wrong: dict[str, Any]) -> None:
 @needs_namespaces
 def test_all_groups_at_once_on_their_own_nics() -> None:
     pytest.importorskip("torch", reason="`holmes stress` meets through torch's store")
-    result = Testbed("two-clusters").run([*STRESS, "--seconds", "5", "--json"], nproc_per_node=2, timeout_s=120)
+    result = Testbed("two-clusters").run([*STRESS, "--seconds", "5", "--json", "-"], nproc_per_node=2, timeout_s=120)
     assert result.returncode == 0, result.outputs
     lines = result.outputs[0]
     found = json.loads("\n".join(lines[lines.index("{") :]))

@@ -380,3 +380,19 @@ def test_congestion_control_is_set_or_refused() -> None:
     data["congestion_control"] = "no-such"
     with pytest.raises(TestbedError, match=r"node n0: congestion_control no-such is not allowed here, only: .*reno"):
         Testbed(parse_spec("bad", data)).run(["true"])
+
+
+@needs_namespaces
+def test_each_rank_has_its_log_file(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "7.log").write_text("of an earlier, larger job")
+    (logs / "notes.log").write_text("somebody's")
+    command = [sys.executable, "-m", "holmes", "testbed", "run", "--spec", "pair", "--log-dir", str(logs), "--"]
+    script = "echo out $RANK; echo err $RANK >&2"
+    run = subprocess.run([*command, "sh", "-c", script], capture_output=True, text=True, env=child_env())
+    assert run.returncode == 0, run.stderr
+    assert sorted(path.name for path in logs.iterdir()) == ["0.log", "1.log", "notes.log"]
+    for rank in range(2):
+        assert sorted((logs / f"{rank}.log").read_text().splitlines()) == [f"err {rank}", f"out {rank}"]
+        assert f"rank {rank}] out {rank}" in run.stdout

@@ -78,6 +78,128 @@ def test_destroy_and_init_again():
     assert run_ranks(reinitialise, 2) == [[8.0] * 3] * 2
 
 
+def return_with_other_sizes(rank, size, store):
+    """One name, one store: the whole, a pair, the whole again, another pair."""
+    sums = []
+    for members in (range(size), (0, 1), range(size), (1, 2)):
+        if rank in members:
+            init(store, list(members).index(rank), len(members), timeout_s=10)
+            tensor = torch.ones(4)
+            dist.all_reduce(tensor)
+            sums.append(tensor[0].item())
+            dist.destroy_process_group()
+    return sums
+
+
+def test_a_group_name_returns_with_another_size():
+    assert run_ranks(return_with_other_sizes, 3) == [[3.0, 2.0, 3.0], [3.0, 2.0, 3.0, 2.0], [3.0, 3.0, 2.0]]
+
+
+def bind_to_the_cpu():
+    """As init_process_group(device_id=...) on a GPU: torch splits bound groups only, of the accelerator's backend."""
+    cpu = torch.device("cpu", 0)
+    dist.group.WORLD.bound_device_id = cpu
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.current_accelerator = lambda *args: cpu
+
+
+def summed(group, value):
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def split(rank, size, store):
+    init(store, rank, size, pg_options=NicSelection(transport="tcp"))
+    name = dist.group.WORLD.group_name
+    bind_to_the_cpu()
+    halves = dist.split_group(split_ranks=[[0, 1], [3, 2]])  # the ranks in any order
+    inherited = {row["transport"] for row in connections(halves)}
+    assert dist.get_process_group_ranks(halves) == [rank // 2 * 2, rank // 2 * 2 + 1]
+    sums = [summed(halves, rank)]
+    middle = dist.split_group(split_ranks=[[1, 2]], pg_options=LOOPBACK, timeout=timedelta(seconds=7))
+    assert (middle is None) == (rank in (0, 3))
+    if middle is not None:
+        assert {row["interface"] for row in connections(middle)} == {"lo"}
+        sums.append(summed(middle, rank))
+        one = dist.split_group(middle, [[0], [1]])  # of ranks of the parent
+        sums.append(summed(one, rank))
+        assert middle._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    sums += [summed(mesh.get_group(name), rank) for name in ("dp", "tp")]
+    dist.group.WORLD.bound_device_id = None  # new_group takes no bound CPU
+    new = dist.new_group([0, 2])
+    sums += [summed(new, rank)] if rank in (0, 2) else []
+    both = halves._get_backend(torch.device("cpu")), halves._get_backend(torch.device("cuda"))
+    assert both[0] is both[1]
+    assert dist.group.WORLD.group_name == name  # torch writes into the options that it gets
+    assert dist.group.WORLD._get_backend(torch.device("cpu")).options.group_name == name
+    for group in (one, middle) if middle is not None else ():
+        dist.destroy_process_group(group)
+    return sums, inherited
+
+
+def test_groups_are_split_as_nccls():
+    results = run_ranks(split, 4)
+    assert [sums for sums, _ in results] == [[1, 2, 1, 2], [1, 3, 1, 4, 1], [5, 3, 2, 2, 5, 2], [5, 4, 5]]
+    assert all(inherited == {"tcp"} for _, inherited in results)
+
+
+def split_wrongly(rank, size, store):
+    init(store, rank, size)
+    bind_to_the_cpu()
+    with pytest.raises(errors.NicError, match="nosuch0") as caught:
+        dist.split_group(split_ranks=[[0, 1]], pg_options=NicSelection(names=("nosuch0",) if rank else ("lo",)))
+    with pytest.raises(errors.UsageError, match="pg_options is a str"):
+        dist.split_group(split_ranks=[[0, 1]], pg_options="lo")
+    return str(caught.value)
+
+
+def test_a_wrong_split_is_an_error_on_every_rank():
+    assert len(run_ranks(split_wrongly, 2)) == 2
+
+
+def mesh_with_torchcomms_asked_for(rank, size, store):
+    init(store, rank, size)
+    bind_to_the_cpu()
+    dist.group.WORLD.bound_device_id = None
+    dist.config.use_torchcomms = True
+    with pytest.raises(errors.UsageError, match="TORCH_DISTRIBUTED_USE_TORCHCOMMS=1") as caught:
+        dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    return str(caught.value)
+
+
+def test_the_switch_to_torchcomms_is_named_where_it_breaks_a_mesh():
+    if not hasattr(dist, "config"):
+        pytest.skip("needs torch 2.13, which has the switch")
+    run_ranks(mesh_with_torchcomms_asked_for, 2)
+
+
+TORCHCOMMS = """
+import torch, torch.distributed as dist
+try:
+    dist.init_process_group("cpu:holmes", store=dist.HashStore(), rank=0, world_size=1)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_the_switch_to_torchcomms_is_named_where_it_takes_the_group(tmp_path):
+    package = tmp_path / "torchcomms"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "def new_comm(backend, *args, **kw):\n    raise RuntimeError('no ' + backend)\n"
+    )
+    (package / "_comms.py").write_text("class _BackendWrapper: pass\n")
+    (package / "hooks.py").write_text("class FlightRecorderHook: pass\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    env = {**os.environ, "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "PYTHONPATH": path}
+    run = subprocess.run([sys.executable, "-c", TORCHCOMMS], capture_output=True, text=True, env=env, check=True)
+    if not hasattr(dist, "config"):
+        pytest.skip("needs torch 2.13, which has the switch")
+    assert run.stdout.startswith("UsageError TORCH_DISTRIBUTED_USE_TORCHCOMMS=1"), run.stdout
+
+
 def destroy_with_operations_under_way(rank, size, store, backend):
     if backend == "gloo":
         dist.init_process_group("gloo", rank=rank, world_size=size, store=store)
@@ -229,17 +351,34 @@ def test_half_installed_holmes_leaves_torch_alone():
 
 
 def debug_mode(rank, size, store):
+    dist.set_debug_level(dist.DebugLevel.DETAIL)  # torch read the variable when the server of these processes began
     init(store, rank, size)
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     return tensor.tolist(), len(connections())
 
 
-def test_torch_distributed_debug_detail(monkeypatch):
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+def test_torch_distributed_debug_detail():
     for values, count in run_ranks(debug_mode, 2):
         assert values == [2.0, 2.0]
         assert count > 0
+
+
+def receive_from_anyone(rank, size, store):
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    init(store, rank, size)
+    assert type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__ == "_ProcessGroupWrapper"
+    tensor = torch.tensor([rank])
+    if rank == 0:
+        assert dist.recv(tensor, src=None) == 1
+    elif rank == 1:
+        dist.send(tensor, dst=0)
+    dist.all_reduce(tensor)  # DETAIL compares the ranks' sequence numbers
+    return tensor.item()
+
+
+def test_a_message_from_anyone_has_no_sequence_number():
+    assert run_ranks(receive_from_anyone, 3) == [4, 4, 4]
 
 
 REPLACED = """

@@ -417,8 +417,10 @@ def test_arguments():
     environment = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "HOLMES_HOSTNAME": "a0"}
     assert place_from(environment) == (3, 8, "a0", 4)
     assert place_from(environment, 1, 2) == (1, 2, "a0", 4)
-    with pytest.raises(UsageError, match="RANK"):
-        place_from({})
+    assert place_from({})[:2] + place_from({})[3:] == (0, 1, 1)  # no launcher: alone
+    for wrong in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "two"}, {"WORLD_SIZE": "2", "RANK": "2"}):
+        with pytest.raises(UsageError, match="RANK"):
+            place_from(wrong)
 
 
 def fail_generation(number, members, blames):

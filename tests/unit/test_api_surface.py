@@ -118,13 +118,13 @@ def test_every_variable_is_documented():
 
 
 def test_env_command_shows_what_is_set_but_no_secret():
-    command = [sys.executable, "-m", "holmes", "env", "--json", "--set"]
+    command = [sys.executable, "-m", "holmes", "env", "--json", "-", "--set"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLMES_")}
     environment |= {"HOLMES_SECRET": "hidden", "HOLMES_SHM": "0", "XDG_RUNTIME_DIR": "/tmp"}
     shown = json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert {row["name"]: row["set"] for row in shown} == {
+    assert {row["name"]: row["set"] for row in shown["variables"]} == {
         "HOLMES_SECRET": "(set)",
         "HOLMES_SHM": "0",
         "XDG_RUNTIME_DIR": "/tmp",
     }
-    assert all(row["meaning"] and "`" not in row["meaning"] for row in shown)
+    assert all(row["meaning"] and "`" not in row["meaning"] for row in shown["variables"])

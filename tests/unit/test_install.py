@@ -73,3 +73,19 @@ def test_a_backend_of_another_torch_is_not_loaded(built_for, tmp_path, monkeypat
         expected = f"built for torch 2.0.1, and this is torch {torch.__version__}"
     with pytest.raises(UsageError, match=f"(?s){re.escape(expected)}.*pip install --no-build-isolation"):
         torch_backend._check_build()
+
+
+def test_make_build_says_what_it_does_before_it_is_silent(tmp_path):
+    """pip is quiet, and hides what a build under it prints: the C++ engine is built before, in sight."""
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    command = ["make", "-n", "build", f"VENV={tmp_path}/venv"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    said = [line.startswith("echo ") for line in lines]
+    takes_long = re.compile(r"(-m venv|setup\.py|^PIP\S* .*-m pip install) ")
+    slow = [number for number, line in enumerate(lines) if takes_long.search(line)]
+    assert len(slow) >= 4, lines
+    for number in slow:
+        assert said[number - 1], f"nothing is said before: {lines[number]}"
+    build, install = (next(n for n, line in enumerate(lines) if words in line) for words in ("build_ext", "-e ."))
+    assert build < install

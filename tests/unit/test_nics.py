@@ -33,6 +33,17 @@ def by_name(root):
     return {nic.name: nic for nic in discover_nics(root)}
 
 
+@pytest.mark.parametrize("machine", EXPECTED)
+def test_80_columns_break_no_address_and_no_word(machine, sysfs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    root = sysfs(machine)
+    shown = CliRunner().invoke(load("tools.cli.nics:nics"), ["--sysfs-root", root]).output
+    assert max(map(len, shown.splitlines())) <= 80
+    for nic in discover_nics(root):
+        words = [nic.name, nic.port_name, *nic.addresses, *(gpu.removeprefix("0000:") for gpu in nic.nearest_gpus)]
+        assert all(word in shown for word in words), shown
+
+
 def test_every_machine_has_its_table():
     assert sorted(EXPECTED) == sorted(path.stem for path in MACHINES.glob("*.yaml") if path.stem != "expected")
 
@@ -49,7 +60,7 @@ def test_cli_prints_every_nic(machine, sysfs, monkeypatch):
     root = sysfs(machine)
     nics = load("tools.cli.nics:nics")
     table = CliRunner().invoke(nics, ["--sysfs-root", root])
-    as_json = CliRunner().invoke(nics, ["--json", "--sysfs-root", root])
+    as_json = CliRunner().invoke(nics, ["--json", "-", "--sysfs-root", root])
     assert table.exit_code == as_json.exit_code == 0
     for row in EXPECTED[machine]:
         assert row[0] in table.output

@@ -129,13 +129,13 @@ def _invoke(*args: str) -> str:
 
 
 def test_show_lists_every_nic() -> None:
-    output = _invoke("show", "--spec", "rails")
+    output = _invoke("show", "rails")
     for text in ("roce0 (mlx5_0)", "roce1 (mlx5_1)", "10.11.0.2/16", "0.25"):
         assert text in output
 
 
 def test_show_yaml_is_a_spec() -> None:
-    output = _invoke("show", "--spec", "two-clusters", "--yaml")
+    output = _invoke("show", "two-clusters", "--yaml")
     assert parse_spec("two-clusters", yaml.safe_load(output)) == load_spec("two-clusters")
 
 

@@ -304,7 +304,7 @@ def test_a_file_is_shown_converted_and_drawn_without_a_job(tmp_path: Path) -> No
         assert text in " ".join(output.split())
     assert Topology.load(tmp_path / "t.json") == full_topology()
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    code, output = run_cli(tmp_path / "t.yaml", "--json")
+    code, output = run_cli(tmp_path / "t.yaml", "--json", "-")
     assert Topology.from_dict(json.loads(output)) == full_topology()
 
 

@@ -19,7 +19,7 @@ from holmes.cluster.probe.exchange import Exchange
 from holmes.cluster.probe.inventory import local_gpu
 from holmes.cluster.probe.meter import Meter
 from holmes.cluster.probe.pairs import pack, tournament
-from holmes.cluster.probe.stream import Listener, Window, dial
+from holmes.cluster.probe.stream import Listener, Window, _ping, dial
 from holmes.cluster.topology import Fabric, Host, Port, candidate_fabrics, make_topology
 from holmes.cluster.topology.contradictions import contradictions, mixed_wires
 from holmes.cluster.topology.graph import components
@@ -360,3 +360,26 @@ def test_a_door_drops_strangers_and_late_comers() -> None:
             listener.admit("1/2/0", time.monotonic() + 0.1)
     finally:
         listener.close()
+
+
+@pytest.mark.parametrize("slow_of_ten", [0, 8])
+def test_latency_is_the_wires_also_where_hosts_are_busy(slow_of_ten: int) -> None:
+    """One Ethernet had 30 us in one table of a run and 1.56 ms in the next."""
+    slow_s = 0.02
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        trip = 0
+        while connection.recv(1):
+            if trip % 10 < slow_of_ten:
+                time.sleep(slow_s)
+            connection.sendall(b"p")
+            trip += 1
+
+    far = threading.Thread(target=answer, daemon=True)
+    far.start()
+    with socket.create_connection(listener.getsockname(), 5) as near:
+        assert _ping(near) < slow_s / 4
+    far.join(5)
+    listener.close()

@@ -78,7 +78,7 @@ def test_plan_and_doctor_need_no_lab(environment, tmp_path):
     options = ["--model", "gpt-3.6b", "--global-batch", "8", "--gpu", "A100-80GB"]
     planned = holmes_command(environment, "plan", "--topology", str(topology), *options)
     assert planned.returncode == 0, planned.stderr
-    doctor = holmes_command(environment, "doctor", "--json")
+    doctor = holmes_command(environment, "doctor", "--json", "-")
     assert doctor.returncode in (0, 1), doctor.stderr  # 1: it found something on this machine
     assert "findings" in doctor.stdout
 

@@ -144,6 +144,19 @@ NicAgreement agree_nics(const Meeting& asked, const NicOffer& offer, Carrier car
   return agreement;
 }
 
+void log_nics(const CommunicatorOptions& options, const std::string& reason) {
+  if (!log_enabled(LogLevel::info)) return;
+  const auto listed = [](const std::vector<NicBinding>& nics) {
+    std::string text;
+    for (const auto& [interface, address] : nics) text += (text.empty() ? "" : ", ") + interface + " " + address;
+    return text.empty() ? std::string("no NIC") : text;
+  };
+  std::string text = "group '" + options.name + "': rank " + std::to_string(options.rank) + " of " +
+                     std::to_string(options.size) + " on " + listed(options.nics);
+  if (!options.cluster_nics.empty()) text += ", inside its cluster on " + listed(options.cluster_nics);
+  log(LogLevel::info, options.job_rank.value_or(options.rank), text + ": " + reason);
+}
+
 std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& options) {
   const Meeting meeting{store,        options.name + "/nics",  "choosing the NICs", options.rank,
                         options.size, options.connect_timeout, options.secret};
@@ -151,10 +164,10 @@ std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& op
   offer.host = host_name();
   offer.place = host_identity();
   const NicAgreement agreement = agree_nics(meeting, offer, Carrier::tcp);
-  log(LogLevel::info, options.rank, "communicator " + options.name + ": " + agreement.reason);
-  std::vector<NicBinding> nics;
-  for (const auto& [nic, address] : agreement.sockets) nics.push_back({nic, address});
-  return nics;
+  CommunicatorOptions made = options;
+  for (const auto& [nic, address] : agreement.sockets) made.nics.push_back({nic, address});
+  log_nics(made, agreement.reason);
+  return made.nics;
 }
 
 }  // namespace holmes

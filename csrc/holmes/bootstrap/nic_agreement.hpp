@@ -22,6 +22,9 @@ struct NicAgreement {
 // Throws on every rank what choose_nics throws, and TimeoutError where a rank did not take part.
 NicAgreement agree_nics(const Meeting& asked, const NicOffer& offer, Carrier carrier);
 
+// At level info, a line: which rank of the group this is, the NICs that `options` gives it, and why.
+void log_nics(const CommunicatorOptions& options, const std::string& reason);
+
 // The NICs of a communicator whose options name none: as agree_nics, among all of this host. Collective.
 std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& options);
 

@@ -255,7 +255,7 @@ const std::vector<Row>& table() {
         "Each process has its private socket for `holmes debug` in `holmes/` there."},
        nullptr},
       {{"HOLMES_LOG", "`error`, `warn`, `info`, `debug`", "`warn`",
-        "What is written to stderr; read once per process."},
+        "What is written to stderr; read once per process. From `info` on a line for each group: its NICs, and why."},
        read_log},
       {{"HOLMES_STORE", "host:port or `etcd://host:port,...`", "none; `run_elastic` needs it or `store=`",
         "Where `holmes store` or an etcd 3 serves the store of an elastic job ([recovery](recovery.md))."},

@@ -1,4 +1,4 @@
-"""A job's meeting place for command-line tools: torch's store by torchrun's variables, with a deadline."""
+"""A job's meeting place for command-line tools: torch's store by the launcher's variables, with a deadline."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from holmes.cluster.topology.contradictions import some
 from holmes_comm.errors import UnreachableError, UsageError
+from holmes_comm.launch import Launch, recognize
 
 _LEAVE_S = 10.0
 
@@ -27,7 +28,7 @@ class JobStore:
 
 def in_job() -> bool:
     """Whether a launcher started this process as one of a job."""
-    return "WORLD_SIZE" in os.environ
+    return recognize() is not None
 
 
 @contextmanager
@@ -38,15 +39,19 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
     afterwards a wait in the store ends after `timeout_s`.
     """
     deadline_s = time.monotonic() + join_timeout_s
+    launch = recognize()
+    if launch is None:
+        raise UsageError("this process is not of a job: no launcher's variables are set; start it with torchrun")
+    place = ":".join(map(str, launch.store_address()))
+    rank, size = launch.rank, launch.size
     try:
-        store, rank, size = _meet(timedelta(seconds=join_timeout_s))
+        store = _meet(launch, timedelta(seconds=join_timeout_s))
         store.set(f"{name}/here/{rank}", "")
     except UsageError:
         raise
     except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
-        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise UnreachableError(
-            f"rank {os.environ.get('RANK')} cannot meet the others at {place} (MASTER_ADDR:MASTER_PORT): {error}; "
+            f"rank {launch.rank} cannot meet the others at {place} (MASTER_ADDR:MASTER_PORT): {error}; "
             "check that rank 0 runs there, that the name resolves to it on this host, and that no firewall is between"
         ) from error
     if rank == 0:
@@ -54,8 +59,7 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
         if missing:
             raise UnreachableError(
                 f"of {size} ranks, {some(map(str, missing))} did not come "
-                f"within {join_timeout_s:g} s; look at their output, and whether they reach "
-                f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+                f"within {join_timeout_s:g} s; look at their output, and whether they reach {place}"
             )
         store.set(f"{name}/all", "")
     else:
@@ -69,26 +73,15 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
             _is_there(store, f"{name}/done/{other}", deadline_s)
 
 
-def _meet(timeout: timedelta) -> tuple[Any, int, int]:
-    """The store, rank and size. As torch's rendezvous does, without its wait for all, which cannot tell who misses."""
+def _meet(launch: Launch, timeout: timedelta) -> Any:
+    """The store. As torch's rendezvous does, without its wait for all, which cannot tell who misses."""
     from torch.distributed import PrefixStore, TCPStore
 
-    try:
-        rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-        address = os.environ["MASTER_ADDR"]
-    except KeyError as error:
-        raise UsageError(f"WORLD_SIZE is set, but not {error.args[0]}; start the job with torchrun") from None
-    except ValueError as error:
-        raise UsageError(f"RANK, WORLD_SIZE and MASTER_PORT must be numbers: {error}") from None
-    if not 0 <= rank < size:
-        raise UsageError(
-            f"RANK={rank} is none of WORLD_SIZE={size}'s ranks, 0 to {size - 1}; start the job with torchrun"
-        )
-    served_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves = rank == 0 and not served_by_torchrun
+    address, port = launch.store_address()
+    serves = launch.rank == 0 and not launch.is_served
     store = TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"/worker/attempt_{attempt}", store), rank, size
+    return PrefixStore(f"/worker/attempt_{attempt}", store)
 
 
 def _is_there(store: Any, key: str, deadline_s: float) -> bool:

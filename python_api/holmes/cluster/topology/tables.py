@@ -58,8 +58,8 @@ def _clusters(topology: Topology) -> Table:
 
 def _fabrics(topology: Topology) -> Table:
     table = Table(title="Fabrics, best first, in Gbit/s", title_justify="left")
-    for column in ("fabric", "hosts", "line", "measured", "latency", "tried"):
-        left = column in ("fabric", "hosts", "tried")
+    for column in ("fabric", "hosts", "line", "measured", "latency", "tested"):
+        left = column in ("fabric", "hosts", "tested")
         table.add_column(column, justify="left" if left else "right", no_wrap=column in ("fabric", "latency"))
     names = {host.host_id: host.name for host in topology.hosts}
     rails = [[fabric] for fabric in topology.fabrics]
@@ -68,8 +68,8 @@ def _fabrics(topology: Topology) -> Table:
         members = [names[host_id] for host_id in fabric.ports]
         hosts = ", ".join(members) if len(members) <= _EACH_HOST else _span(members)
         name = fabric.name if len(group) == 1 else f"{fabric.name} .. {group[-1].subnet} ({len(group)})"
-        tried = "yes" if fabric.confirmed else "no"
-        table.add_row(name, hosts, _number(fabric.speed_gbps), _measured(fabric), duration(fabric.latency_s), tried)
+        tested = "yes" if fabric.confirmed else "no"
+        table.add_row(name, hosts, _number(fabric.speed_gbps), _measured(fabric), duration(fabric.latency_s), tested)
     return table
 
 

@@ -65,7 +65,7 @@ def run_ablation(
             run = quiet.measure(each.row.title, lambda each=each: _train(settings, testbeds, each.row, each.plan))  # type: ignore[misc]
             each.runs.append(run)
             each.others_cores.append(quiet.worst)
-            took = f"{1e3 * run.step_s():.0f} ms a step, others {quiet.worst:.2f} cores"
+            took = f"{1e3 * run.step_s():.0f} ms a step, {quiet.worst:.2f} foreign cores"
             console.print(f"round {number + 1} of {rounds}, {each.row.title}: {took}", highlight=False)
     return Ablation(settings, single, measured)
 

@@ -18,7 +18,7 @@ from holmes.tools.bench.tables import facts
 
 AHEAD_OF_MEGATRON = 1.38
 BEHIND_ONE_CLUSTER = 0.15
-COLUMNS = ("run", "layers", "step", "slowest to fastest round", "against Holmes", "others")
+COLUMNS = ("run", "layers", "step", "slowest to fastest round", "against Holmes", "foreign cores")
 
 
 def step_s(measured: Measured) -> float:
@@ -152,7 +152,7 @@ def markdown(document: dict[str, Any]) -> str:
             for check in document["checks"]
         ),
         "",
-        "others: the most cores that other processes kept busy beside a run. The nodes share this machine's cores, so "
+        "foreign cores: the most that other processes kept busy beside a run. The nodes share this machine's cores, so "
         "each computes at half a core's speed (after each layer a rank sleeps for as long as it computed), and where "
         "the second cluster is slower at 1 / 3.5 of one. Without overlap: reduce-scatters begin when the backward "
         "passes are over, the next step when all parameters are there.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +74,12 @@ def testbed_launch(spec: str) -> Iterator[Launch]:
         yield launch
 
 
+def progress_note(run: Run) -> str:
+    """What stands beside a run's bar: at its end the same step as in the table."""
+    loss = next(report["loss"] for report in reversed(run.steps) if report["loss"] is not None)
+    return f"loss {loss:.3f}, {1000 * run.step_s():.0f} ms/step"
+
+
 def run_demo(
     settings: Settings,
     out: Path,
@@ -97,9 +102,7 @@ def run_demo(
             task = progress.add_task(run.title, total=settings.steps, note="starting")
 
             def show(done: int, run: Run = run, task: int = task) -> None:
-                loss = next(report["loss"] for report in reversed(run.steps) if report["loss"] is not None)
-                recent = statistics.median(report["step_s"] for report in run.steps[-RANKS:])
-                progress.update(task, completed=done, note=f"loss {loss:.3f}, {1000 * recent:.0f} ms/step")  # type: ignore[arg-type]
+                progress.update(task, completed=done, note=progress_note(run))  # type: ignore[arg-type]
 
             run.execute(settings, launch_here if run.ranks == 1 else launch, show)
     single, gloo, ours = runs

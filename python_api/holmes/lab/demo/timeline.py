@@ -30,7 +30,7 @@ def draw_timeline(path: Path, gloo: Run, ours: Run) -> None:
     for axis, (run, length_s, title) in zip(axes, panels, strict=True):
         _draw(axis, run)
         axis.set_xlim(0, 1050 * length_s)
-        axis.set_title(f"{title}: {1000 * run.step_s():.0f} ms per step", loc="left")
+        axis.set_title(f"{title}: {_lengths(run)}", loc="left")
         axis.set_xlabel("ms")
     patches = [Patch(color=color, label=kind) for kind, color in COLORS.items()]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(COLORS), frameon=False)
@@ -57,6 +57,11 @@ def _draw(axis: Any, run: Run) -> None:
 def _label(run: Run, end: dict[str, Any]) -> str:
     node = f", {end['node']}" if end["node"] else ""
     return f"rank {end['rank']}{node}"
+
+
+def _lengths(run: Run) -> str:
+    """Of the step in the picture, and of the run's, which it is one of."""
+    return f"this step {1000 * _length_s(run):.0f} ms, median {1000 * run.step_s():.0f} ms"
 
 
 def _start_s(run: Run) -> float:

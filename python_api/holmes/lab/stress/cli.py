@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.run import gather_results
 from holmes.lab.stress.summary import print_result, progress_line, rates, summary
 from holmes.tools.bench import parse_bytes
+from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.job_store import in_job, join_job
 from holmes_comm.errors import UsageError
 
@@ -45,7 +45,7 @@ def stress(
     peers: Annotated[str, typer.Option(help='Other libraries under faults: "all", or gloo,openmpi.')] = "",
     episode: Annotated[int | None, typer.Option(help="With faults: this episode of the seed only.")] = None,
     save: Annotated[Path | None, typer.Option(help="With faults: write SAVE.json and SAVE.md.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json_file: JsonFile = None,
     corrupt: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Communication shaped like training, without the training: on the NICs of a plan, every result checked.
@@ -61,7 +61,7 @@ def stress(
         seconds = 60 * minutes
     if testbed:
         options = {"seconds": seconds, "seed": seed, "episode": episode, "timeout_s": timeout_s, "save": save}
-        raise typer.Exit(_with_faults(faults, peers, max_bytes=max_bytes, as_json=as_json, **options))
+        raise typer.Exit(_with_faults(faults, peers, max_bytes=max_bytes, json_file=json_file, **options))
     if faults or peers:
         raise UsageError("--faults and --peers need --testbed: faults are injected on emulated nodes only")
     if not in_job():
@@ -84,7 +84,7 @@ def stress(
             timeout_s or 60.0,
             corrupt=corrupt,
         )
-        if job.rank == 0 and not as_json:  # now: Ctrl-C ends it without a summary
+        if job.rank == 0:  # now: Ctrl-C ends it without a summary
             typer.echo(f"holmes stress: seed {agreed} (again: --seed {agreed})", err=True)
         progress = _Progress(settings) if job.rank == 0 else None
         mine, topology = run_stress(job.store, job.rank, job.size, "holmes/stress", settings, progress)
@@ -95,7 +95,7 @@ def stress(
         wait_s = _AFTER_FAILURE_S if failed else settings.round_limit_s
         result = gather_results(job.store, job.size, "holmes/stress", mine, topology, wait_s)
         if result is not None:
-            _print(result, settings, as_json)
+            _print(result, settings, json_file)
             failed = result.exit_code != 0
     raise typer.Exit(int(failed))
 
@@ -116,13 +116,11 @@ def _print_own(mine: RankResult) -> None:
             typer.echo(f"holmes stress: rank {mine.rank} on {mine.host}, {group.kind}: {group.failure}", err=True)
 
 
-def _print(result: StressResult, settings: Settings, as_json: bool) -> None:
-    if as_json:
-        ranks = [rank.to_dict() for rank in result.ranks]
-        text = {"seed": settings.seed, "exit_code": result.exit_code, "missing": result.missing, "rates": rates(result)}
-        typer.echo(json.dumps({**text, "summary": summary(result, settings), "ranks": ranks}, indent=2))
-    else:
-        print_result(Console(), result, settings)
+def _print(result: StressResult, settings: Settings, json_file: Path | None) -> None:
+    ranks = [rank.to_dict() for rank in result.ranks]
+    found = {"seed": settings.seed, "exit_code": result.exit_code, "missing": result.missing, "rates": rates(result)}
+    found |= {"summary": summary(result, settings), "ranks": ranks}
+    show(json_file, found, lambda: print_result(Console(), result, settings))
 
 
 class _Progress:

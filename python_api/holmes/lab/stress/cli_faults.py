@@ -19,6 +19,7 @@ from holmes import files
 from holmes.lab.stress.elastic import ELASTIC_FAULTS, run_elastic_faults
 from holmes.lab.stress.faults import FAULTS, FaultSettings, run_faults
 from holmes.lab.stress.faults.peers import PEERS, peer_markdown, run_peers
+from holmes.tools.cli.output import show
 from holmes_comm.errors import UsageError
 
 
@@ -43,7 +44,7 @@ def stress_with_faults(
     max_bytes: int,
     timeout_s: float | None,
     save: Path | None,
-    as_json: bool,
+    json_file: Path | None,
 ) -> int:
     """Runs the faults of groups, then those of elastic jobs, then the peers; prints the tables.
 
@@ -90,7 +91,7 @@ def stress_with_faults(
     if save is not None:
         save.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         save.with_suffix(".md").write_text(markdown, encoding="utf-8")
-    typer.echo(json.dumps(found, indent=1) if as_json else markdown)
+    show(json_file, found, lambda: typer.echo(markdown))
     return code
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -17,24 +17,36 @@ from rich.text import Text
 
 from holmes.lab.testbed.launch import Testbed
 from holmes.lab.testbed.spec import Spec, builtin_specs, load_spec
+from holmes.tools.cli import output
+from holmes.tools.cli.output import JsonFile
 from holmes.tools.cli.refusal import RefusingCommand, RefusingGroup
 
 app = typer.Typer(
     cls=RefusingGroup, no_args_is_help=True, help="Emulated nodes and clusters on this machine, without root."
 )
-_SpecOption = Annotated[str, typer.Option("--spec", "-s", help="A built-in spec's name or a YAML file.")]
+
+
+def _complete_spec(incomplete: str) -> list[str]:
+    return [name for name in builtin_specs() if name.startswith(incomplete)]
+
+
+_SPEC_HELP = "A built-in spec's name or a YAML file."
 
 
 @app.command(cls=RefusingCommand, context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after `--`.")],
-    spec: _SpecOption = "two-clusters",
+    spec: Annotated[str, typer.Option("--spec", "-s", help=_SPEC_HELP, autocompletion=_complete_spec)] = "two-clusters",
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
     shuffle_ranks: Annotated[
         int | None, typer.Option(metavar="SEED", help="Place the ranks over the nodes in this random order.")
     ] = None,
     timeout_s: Annotated[float | None, typer.Option(help="End everything after this time, with exit code 124.")] = None,
     grace_s: Annotated[float, typer.Option(help="How long other ranks may go on after one has failed.")] = 10.0,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also write each rank's lines, as they are, to FOLDER/RANK.log."),
+    ] = None,
 ) -> None:
     """Runs a command on every node, with torchrun's environment variables.
 
@@ -47,7 +59,7 @@ def run(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         testbed = Testbed(spec)
-        stream = LogStream([node.name for node in testbed.spec.nodes])
+        stream = LogStream([node.name for node in testbed.spec.nodes], log_dir=log_dir)
         result = testbed.run(
             command,
             nproc_per_node=nproc_per_node,
@@ -71,8 +83,9 @@ def run(
 
 @app.command(cls=RefusingCommand)
 def show(
-    spec: _SpecOption = "two-clusters",
+    spec: Annotated[str, typer.Argument(help=_SPEC_HELP, autocompletion=_complete_spec)] = "two-clusters",
     yaml: Annotated[bool, typer.Option(help="Print the spec's YAML, to start an own one from.")] = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Shows a spec: nodes, NICs, addresses and rates. Runs nothing."""
     loaded = load_spec(spec)
@@ -80,17 +93,18 @@ def show(
         source = resources.files("holmes.lab.testbed").joinpath(f"specs/{spec}.yaml")
         typer.echo((source if spec in builtin_specs() else Path(spec)).read_text(encoding="utf-8"), nl=False)
         return
-    Console().print(_table(loaded))
+    output.show(json_file, loaded, lambda: Console().print(_table(loaded)))
 
 
 @app.command(cls=RefusingCommand)
-def specs() -> None:
+def specs(json_file: JsonFile = None) -> None:
     """Lists the built-in specs."""
     table = Table("spec", "nodes", "what it is")
-    for name in builtin_specs():
-        loaded = load_spec(name)
-        table.add_row(name, str(len(loaded.nodes)), loaded.description)
-    Console().print(table)
+    loaded = {name: load_spec(name) for name in builtin_specs()}
+    for name, spec in loaded.items():
+        table.add_row(name, str(len(spec.nodes)), spec.description)
+    rows = [{"spec": name, "nodes": len(spec.nodes), "description": spec.description} for name, spec in loaded.items()]
+    output.show(json_file, rows, lambda: Console().print(table))
 
 
 def _table(spec: Spec) -> Table:
@@ -120,9 +134,20 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright
 
 
 class LogStream:
-    """Prints lines as "[node/rank n] line"; coloured by node on a terminal. Thread safe."""
+    """Prints lines as "[node/rank n] line"; coloured by node on a terminal. Thread safe.
 
-    def __init__(self, nodes: list[str], console: Console | None = None) -> None:
+    `log_dir`: a folder, made where it is not there, in which each rank has its file of lines without that prefix. Of an
+    earlier run there nothing stays.
+    """
+
+    def __init__(self, nodes: list[str], console: Console | None = None, log_dir: Path | None = None) -> None:
+        self._log_dir = log_dir
+        self._files: dict[int, TextIO] = {}
+        if log_dir is not None:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            for old in log_dir.glob("*.log"):
+                if old.stem.isdigit():
+                    old.unlink()
         self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._colours = {node: _COLOURS[index % len(_COLOURS)] for index, node in enumerate(nodes)}
         self._lock = threading.Lock()
@@ -131,8 +156,17 @@ class LogStream:
         """Prints one line of a rank."""
         prefix = f"[{node}/rank {rank}] "
         with self._lock:
+            if (file := self._file_of(rank)) is not None:
+                file.write(f"{line}\n")
             if self._console.is_terminal:
                 self._console.print(Text(prefix, style=self._colours[node]) + Text.from_ansi(line), soft_wrap=True)
             else:
                 self._console.file.write(f"{prefix}{line}\n")
                 self._console.file.flush()
+
+    def _file_of(self, rank: int) -> TextIO | None:
+        if self._log_dir is None:
+            return None
+        if rank not in self._files:
+            self._files[rank] = (self._log_dir / f"{rank}.log").open("w", encoding="utf-8", buffering=1)
+        return self._files[rank]

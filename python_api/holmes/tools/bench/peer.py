@@ -30,6 +30,11 @@ class Peer(ABC):
 
     name: str
 
+    @property
+    def path(self) -> str:
+        """What carries this rank's bytes, once the peer is set up: "shm", "tcp", "shm+tcp"; "-" where none do."""
+        return "-"
+
     @abstractmethod
     def setup(self, context: Context) -> None:
         """Connects the ranks. Raises PeerError where the library cannot be used."""

@@ -10,6 +10,11 @@ from holmes.tools.bench.operations import Array, Case
 from holmes.tools.bench.peer import Context, Peer, PeerError
 
 
+def path_of(connections: list[dict[str, Any]]) -> str:
+    """As `Peer.path`, of connections as a communicator lists them; "-" where there is nobody to connect to."""
+    return "+".join(sorted({each["transport"] for each in connections})) or "-"
+
+
 class HolmesPeer(Peer):
     """One holmes_comm communicator over all ranks."""
 
@@ -19,6 +24,11 @@ class HolmesPeer(Peer):
         self._transport = transport
         self._nics = nics
         self._communicator: Any = None
+
+    @property
+    def path(self) -> str:
+        """Of the communicator's connections."""
+        return path_of(self._communicator.connections())
 
     def setup(self, context: Context) -> None:
         """Connects the ranks over the selected NICs."""

@@ -102,6 +102,11 @@ class MpiPeer(Peer):
                 f"{context.ranks}; start all of its ranks with one mpirun"
             )
 
+    @property
+    def path(self) -> str:
+        """The one transport that it is kept to."""
+        return "tcp" if self.name.endswith("tcp") else "shm"
+
     def unsupported(self, case: Case) -> str | None:
         """MPI has neither averages nor 16-bit floating-point reductions, and no arithmetic on bool."""
         if not case.operation.reduces:

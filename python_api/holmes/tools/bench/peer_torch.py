@@ -7,6 +7,7 @@ from typing import Any
 
 from holmes.tools.bench.operations import Array, Case
 from holmes.tools.bench.peer import Context, Peer, PeerError
+from holmes.tools.bench.peer_holmes import path_of
 
 _REDUCE_OPS = {
     "sum": "SUM",
@@ -46,6 +47,15 @@ class TorchPeer(Peer):
             self._group = dist.new_group(backend=self._backend, timeout=timeout, pg_options=self._options)
         except Exception as error:  # each backend raises its own kinds
             raise PeerError(f"{self.name}: {error}") from error
+
+    @property
+    def path(self) -> str:
+        """Gloo has only TCP, also between ranks of one host."""
+        if self._backend != "holmes":
+            return "tcp"
+        from holmes_comm.torch_backend import connections
+
+        return path_of(connections(self._group))
 
     def unsupported(self, case: Case) -> str | None:
         """Gloo does not reduce int16."""

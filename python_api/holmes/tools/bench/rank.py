@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from holmes import files
 from holmes.tools.bench import tables
 from holmes.tools.bench.control import Control
 from holmes.tools.bench.harness import measure
 from holmes.tools.bench.measurement import Measurement
 from holmes.tools.bench.operations import DTYPES, OPERATIONS, Case
 from holmes.tools.bench.peer import Context, Peer, PeerError
-from holmes.tools.bench.settings import Output, Settings
+from holmes.tools.bench.settings import STDOUT, Output, Settings
+from holmes.words import count
 from holmes_comm.errors import HolmesError
+from holmes_comm.launch import recognize, set_environment
 
 
 def own_rank() -> tuple[int, int] | None:
-    """Returns this process's rank and the number of ranks, as torchrun, the testbed or mpirun set them; else None."""
-    for rank, ranks in [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]:
-        if rank in os.environ and ranks in os.environ:
-            return int(os.environ[rank]), int(os.environ[ranks])
-    return None
+    """Returns this process's rank and the number of ranks, as the launcher or `launch` set them; else None."""
+    found = recognize()
+    return None if found is None else (found.rank, found.size)
 
 
 def make_peers(settings: Settings) -> list[Peer]:
@@ -59,8 +59,11 @@ def _holmes(settings: Settings, nics: str | None) -> Peer:
 
 
 def open_store(settings: Settings, rank: int, ranks: int) -> Any:
-    """Returns the store all ranks share, at MASTER_ADDR and MASTER_PORT as torchrun and the testbed set them."""
-    if settings.needs_torch:
+    """Returns the store all ranks share, where the launcher says."""
+    launch = set_environment()  # as torch's rendezvous wants it
+    assert launch is not None, "only a process that a launcher started is a rank"
+    address, port = launch.store_address()
+    if settings.needs_torch or launch.launcher == "torchrun":  # which serves torch's own
         import torch.distributed as dist
 
         store, _, _ = next(dist.rendezvous("env://", rank, ranks))
@@ -68,8 +71,7 @@ def open_store(settings: Settings, rank: int, ranks: int) -> Any:
     import holmes_comm
 
     # Where a launcher serves the store already, rank 0 is a client like the others.
-    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), serves)
+    return holmes_comm.TcpStore(address, port, rank == 0 and not launch.is_served)
 
 
 def run_rank(settings: Settings, output: Output) -> bool:
@@ -97,26 +99,36 @@ def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool
 
     def save() -> dict[str, Any]:
         document = tables.document(output.command, dataclasses.asdict(settings), ranks, facts, measurements)
-        if output.json_path is not None:
-            _replace(Path(output.json_path), json.dumps(document, indent=1) + "\n")
+        if output.json_path not in (None, STDOUT):
+            files.replace(output.json_path, json.dumps(document, indent=1) + "\n")
         return document
 
+    table = tables.Table({peer.name: peer.path for peer in peers}, settings.peers, output.width)
+    say = _say if rank == 0 and output.json_path != STDOUT else _say_nothing
     try:
-        good = _measure(rank, ranks, settings, peers, control, measurements, save)
+        good = _measure(rank, ranks, settings, peers, control, measurements, table, say, save)
     finally:  # also where Ctrl-C ends it
-        if rank == 0 and output.plot_path is not None and any(one.case.size_bytes for one in measurements):
-            tables.draw(Path(output.plot_path), save())
+        if rank == 0:
+            _finish(save(), output)
     for peer in peers:
         peer.teardown()
     control.leave()
     return good
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes a file that is whole at any moment."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text)
-    new.replace(path)
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def _finish(document: dict[str, Any], output: Output) -> None:
+    if output.json_path == STDOUT:
+        _say(json.dumps(document, indent=1))
+    if output.plot_path is not None and any(row["size_bytes"] for row in document["rows"]):
+        tables.draw(Path(output.plot_path), document)
 
 
 def _measure(
@@ -126,30 +138,31 @@ def _measure(
     peers: list[Peer],
     control: Control,
     measurements: list[Measurement],
+    table: tables.Table,
+    say: Callable[[str], None],
     save: Callable[[], object],
 ) -> bool:
-    """Collective. Appends what is measured; on rank 0 prints it and calls `save`. Whether all was right."""
+    """Collective. Appends what is measured; on rank 0 tells it to `say` and calls `save`. Whether all was right."""
     for name in settings.operations:
         operation = OPERATIONS[name]
         if ranks < operation.least_ranks:
             continue
-        if rank == 0:
-            print(tables.header(name, ranks, settings.peers), flush=True)
-            for peer in peers:
-                if reason := peer.unsupported(Case(operation, 0, DTYPES[settings.dtype], settings.op, rank, ranks)):
-                    print(f"# {peer.name}: skipped, {reason}", flush=True)
+        any_size = Case(operation, 0, DTYPES[settings.dtype], settings.op, rank, ranks)
+        say(table.header(any_size))
+        for peer in peers:
+            if reason := peer.unsupported(any_size):
+                say(f"# {peer.name}: skipped, {reason}")
         for size_bytes in settings.sizes_bytes() if operation.has_data else [0]:
             case = Case(operation, size_bytes, DTYPES[settings.dtype], settings.op, rank, ranks)
             done = measure(case, peers, control, settings, settings.peers)
             measurements += done
             if rank == 0:
                 save()
-                for measurement in done:
-                    print(tables.line(measurement, settings.peers), flush=True)
+            for measurement in done:
+                say(table.line(measurement))
     wrong = sum(measurement.wrong_elements for measurement in measurements)
     good = bool(measurements) and wrong == 0
-    if rank == 0:
-        outcome = "OK" if good else "FAILED"
-        print(f"# {len(measurements)} measurements, {wrong} wrong elements: {outcome}", flush=True)
-        save()
+    for footnote in table.footnotes():
+        say(footnote)
+    say(f"# {count(len(measurements), 'measurement')}, {count(wrong, 'wrong element')}: {'OK' if good else 'FAILED'}")
     return good

@@ -11,6 +11,8 @@ from typing import Any
 from holmes.tools.bench.operations import DTYPES, OPERATIONS, REDUCTIONS
 from holmes_comm.errors import UsageError
 
+#: As a path: standard output.
+STDOUT = "-"
 #: Libraries to compare with.
 PEERS = ("gloo", "openmpi-tcp", "openmpi-shm", "openmpi-shm-nocma", "ucx-tcp", "ucx-shm")
 
@@ -116,11 +118,15 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Where a run's results go beside the terminal, and the command that asked for it. Paths are rank 0's."""
+    """Where a run's results go, and the command that asked for it. Paths are rank 0's.
+
+    `json_path`: STDOUT prints the JSON in place of the lines. `width`: of the terminal in columns; None: there is none.
+    """
 
     command: str
     json_path: str | None = None
     plot_path: str | None = None
+    width: int | None = None
 
     def to_json(self) -> str:
         """Returns it as one line of JSON."""

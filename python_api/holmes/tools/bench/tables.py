@@ -5,65 +5,101 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from holmes.tools.bench.measurement import Measurement
+from holmes.tools.bench.operations import Case
+from holmes.words import count
 from holmes_comm.errors import UsageError
 
-_COLUMNS = [
-    ("size", "(B)", 11),
-    ("type", "", 9),
-    ("op", "", 8),
-    ("peer", "", 22),
-    ("time", "(us)", 11),
-    ("p99", "(us)", 11),
-    ("algbw", "(GB/s)", 8),
-    ("busbw", "(GB/s)", 8),
-    ("#wrong", "", 7),
-    ("cpu", "(cores)", 8),
-    ("B/cpu", "(GB/s)", 8),
-    ("others", "(cores)", 8),
-]
-_RATIO_WIDTH = 7
+# Heading, unit and width. `path`: what carries the bytes, shared memory or TCP.
+_COLUMNS = (
+    ("size", "(B)", 9),
+    ("peer", "", 6),
+    ("path", "", 4),
+    ("time", "(us)", 9),
+    ("p99", "(us)", 9),
+    ("algbw", "(GB/s)", 6),
+    ("busbw", "(GB/s)", 6),
+    ("#wrong", "", 6),
+    ("cpu", "(cores)", 7),
+    ("B/cpu", "(GB/s)", 6),
+    ("foreign", "(cores)", 7),
+)
+_RATIO_WIDTH = 8
+#: Left out, in this order, where lines would be wider than the terminal: the JSON has them.
+_SPARE = ("foreign", "B/cpu", "algbw", "p99", "cpu")
 
 
-def _columns(references: Sequence[str]) -> list[tuple[str, str, int]]:
-    """Returns heading, unit and width of every column: one ratio column for each peer of reference."""
-    return [*_COLUMNS, *((f"/{name}", "", max(_RATIO_WIDTH, len(name) + 1)) for name in references)]
+class Table:
+    """The lines of a run: one for each measurement, no wider than `width` columns where that can be (None: any).
+
+    `paths`: what carries each peer's bytes; `references`: the peers that have a column of ratios.
+    """
+
+    def __init__(self, paths: Mapping[str, str], references: Sequence[str], width: int | None = None) -> None:
+        wide = {"peer": max(map(len, paths), default=0), "path": max(map(len, paths.values()), default=0)}
+        columns = [(name, unit, max(least, wide.get(name, 0))) for name, unit, least in _COLUMNS]
+        columns += [(f"/{name}", "", max(_RATIO_WIDTH, len(name) + 1)) for name in references]
+        for spare in _SPARE:
+            if width is not None and sum(cells + 1 for _, _, cells in columns) > width:
+                columns = [column for column in columns if column[0] != spare]
+        self._columns = columns
+        self._paths = paths
+        self._references = references
+
+    def header(self, case: Case) -> str:
+        """Returns the heading of one operation's lines."""
+        what = [case.operation.name, count(case.ranks, "rank")]
+        what += [case.dtype.name] if case.operation.has_data else []
+        what += [case.op] if case.operation.reduces else []
+        names = " ".join(f"{name:>{width}}" for name, _, width in self._columns)
+        units = " ".join(f"{unit:>{width}}" for _, unit, width in self._columns)
+        return f"\n# {', '.join(what)}\n#{names}\n#{units}"
+
+    def line(self, measurement: Measurement) -> str:
+        """Returns one measurement's line."""
+        cells = self._cells(measurement)
+        return " " + " ".join(f"{cells.get(name, '-'):>{width}}" for name, _, width in self._columns)
+
+    def _cells(self, measurement: Measurement) -> dict[str, str]:
+        efficiency, foreign_cores = measurement.gb_per_core_s, measurement.foreign_cores
+        cells = {
+            "size": str(measurement.case.size_bytes),
+            "peer": measurement.peer,
+            "path": self._paths[measurement.peer],
+            "time": _microseconds(measurement.time_s),
+            "p99": _microseconds(measurement.p99_s),
+            "algbw": f"{measurement.algorithm_gb_per_s:.3f}",
+            "busbw": f"{measurement.bus_gb_per_s:.3f}",
+            "#wrong": str(measurement.wrong_elements),
+            "cpu": f"{measurement.cores:.2f}",
+        }
+        if efficiency is not None:
+            cells["B/cpu"] = f"{efficiency:.3f}"
+        if foreign_cores is not None:
+            cells["foreign"] = f"{foreign_cores:.2f}"
+        for name, ratio in measurement.ratios.items():
+            # Not of one library against another alone: of two ways, too.
+            is_other_way = self._paths[name] != self._paths[measurement.peer]
+            cells[f"/{name}"] = f"{ratio:.2f}x{'*' if is_other_way else ''}"
+        return cells
+
+    def footnotes(self) -> list[str]:
+        """Returns what a mark in a line means: one line for each pair of peers that go different ways."""
+        return [
+            f"# * /{reference}: {peer} over {path} against {reference} over {self._paths[reference]}"
+            for reference in self._references
+            for peer, path in self._paths.items()
+            if reference in self._paths and path != self._paths[reference]
+        ]
 
 
-def header(operation: str, ranks: int, references: Sequence[str]) -> str:
-    """Returns the heading of one operation's lines."""
-    columns = _columns(references)
-    names = " ".join(f"{name:>{width}}" for name, _, width in columns)
-    units = " ".join(f"{unit:>{width}}" for _, unit, width in columns)
-    return f"\n# {operation}, {ranks} ranks\n#{names}\n#{units}"
-
-
-def line(measurement: Measurement, references: Sequence[str]) -> str:
-    """Returns one measurement's line."""
-    case = measurement.case
-    efficiency = measurement.gb_per_core_s
-    cells = [
-        str(case.size_bytes),
-        case.dtype.name if case.operation.has_data else "-",
-        case.op if case.operation.reduces else "-",
-        measurement.peer,
-        f"{measurement.time_s * 1e6:.1f}",
-        f"{measurement.p99_s * 1e6:.1f}",
-        f"{measurement.algorithm_gb_per_s:.3f}",
-        f"{measurement.bus_gb_per_s:.3f}",
-        str(measurement.wrong_elements),
-        f"{measurement.cores:.2f}",
-        "-" if efficiency is None else f"{efficiency:.3f}",
-        "-" if measurement.foreign_cores is None else f"{measurement.foreign_cores:.2f}",
-    ]
-    for name in references:
-        cells.append(f"{measurement.ratios[name]:.2f}x" if name in measurement.ratios else "-")
-    return " " + " ".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, _columns(references), strict=True))
+def _microseconds(time_s: float) -> str:
+    return f"{time_s * 1e6:.{1 if time_s < 1 else 0}f}"
 
 
 def row(measurement: Measurement) -> dict[str, Any]:
@@ -170,7 +206,7 @@ def draw(path: Path, document: dict[str, Any]) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(peers), frameon=False)
     hardware = document["hardware"]
     figure.suptitle(
-        f"{document['ranks']} ranks, {hardware['processor']}, {hardware['cores']} cores, {document['date']}"
+        f"{count(document['ranks'], 'rank')}, {hardware['processor']}, {hardware['cores']} cores, {document['date']}"
     )
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

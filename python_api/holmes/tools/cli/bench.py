@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +25,7 @@ from holmes.tools.bench import (
     parse_bytes,
     run_rank,
 )
+from holmes.tools.cli.output import JsonFile
 from holmes.tools.cli.refusal import missing_module
 from holmes_comm.errors import UsageError
 
@@ -30,7 +33,13 @@ from holmes_comm.errors import UsageError
 def bench(
     operations: Annotated[
         Optional[list[str]],  # noqa: UP045 (typer reads it at run time)
-        typer.Argument(help=f"What to measure (default: all): {', '.join(OPERATIONS)}.", show_default=False),
+        typer.Argument(
+            help=f"What to measure (default: all): {', '.join(OPERATIONS)}.",
+            show_default=False,
+            autocompletion=lambda incomplete: [
+                name for name in (*OPERATIONS, "compute") if name.startswith(incomplete)
+            ],
+        ),
     ] = None,
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 1M, 1G (units of 1024).")] = "8",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
@@ -74,10 +83,7 @@ def bench(
     seconds: Annotated[float, typer.Option(help="Timed work for each peer, operation and size.")] = 1.0,
     warmup: Annotated[int, typer.Option(help="Untimed calls for each peer, operation and size, at least.")] = 5,
     timeout_s: Annotated[float, typer.Option(help="Deadline of one operation in seconds.")] = 300.0,
-    json_path: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--json", help="Also write the results, with hardware, versions and command, to this file."),
-    ] = None,
+    json_file: JsonFile = None,
     plot_path: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--plot", help="Draw bandwidth and time against size into this file (.png, .svg, .pdf)."),
@@ -86,9 +92,11 @@ def bench(
     """Time, bandwidth and correctness of each operation and size.
 
     Columns are nccl-tests': bus bandwidth is algorithm bandwidth times 2(n-1)/n (all_reduce), (n-1)/n (reduce_scatter,
-    all_gather, all_to_all) or 1. #wrong counts elements of the first call that differ from numpy's. cpu is the cores
-    that all ranks keep busy, B/cpu the bytes of all ranks per second of processor time. /gloo and the like say how many
-    times faster than that peer, as the median over rounds that ran in turns.
+    all_gather, all_to_all) or 1. path is what carries the bytes: shared memory or TCP. #wrong counts elements of the
+    first call that differ from numpy's. cpu is the cores that all ranks keep busy, B/cpu the bytes of all ranks per
+    second of processor time, foreign the cores that other processes kept busy meanwhile. /gloo and the like say how
+    many times faster than that peer, as the median over rounds that ran in turns; with * over another path. A terminal
+    too narrow for all columns has the most important ones; --json has all.
     """
     settings = Settings(
         operations=tuple(operations or OPERATIONS),
@@ -112,12 +120,12 @@ def bench(
         raise UsageError(f"ranks is {ranks}; at least one is needed")
     if congestion_control is not None and testbed is None:
         raise UsageError("--congestion-control changes emulated nodes only; give --testbed, for example one-node")
-    files.check_writable(json_path)
     files.check_picture(plot_path)
     output = Output(
         shlex.join(["holmes", *sys.argv[1:]]),
-        str(json_path) if json_path else None,
+        str(json_file) if json_file else None,
         str(plot_path) if plot_path else None,
+        shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None,
     )
     try:
         if own_rank() is not None:

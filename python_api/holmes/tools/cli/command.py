@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from holmes import __version__
 from holmes.tools.cli.refusal import RefusingCommand, missing_module
@@ -48,7 +49,28 @@ SUBCOMMANDS = {
     "demo": ("lab.demo.cli:demo", "Train a small GPT over two emulated clusters, with and without Holmes."),
 }
 
-app = typer.Typer(no_args_is_help=True, help="Training over clusters whose network cards differ.")
+
+class _Group(TyperGroup):
+    """All subcommands. Those that a shell completes are loaded, for their options and commands."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        words = _words_of_name(args)
+        if ctx.resilient_parsing and words:
+            name = " ".join(args[:words])
+            return name, typer.main.get_command(load(SUBCOMMANDS[name][0])), args[words:]
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        # A shell's words have no spaces: what follows "bench" is completed by bench.
+        return [item for item in super().shell_complete(ctx, incomplete) if " " not in item.value]
+
+
+def _words_of_name(args: Sequence[str]) -> int:
+    """How many of `args` name a subcommand: "bench compute" before "bench"; 0 where they name none."""
+    return next((words for words in (2, 1) if len(args) >= words and " ".join(args[:words]) in SUBCOMMANDS), 0)
+
+
+app = typer.Typer(cls=_Group, no_args_is_help=True, help="Training over clusters whose network cards differ.")
 
 
 def load(target: str) -> typer.Typer:
@@ -65,10 +87,10 @@ def load(target: str) -> typer.Typer:
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the `holmes` command; `args` default to the command line's."""
     args = list(sys.argv[1:] if args is None else args)
-    words = 2 if " ".join(args[:2]) in SUBCOMMANDS else 1  # "bench compute" before "bench"
-    name = " ".join(args[:words])
+    words = _words_of_name(args)
     command, prog_name = app, "holmes"
-    if name in SUBCOMMANDS:
+    if words:
+        name = " ".join(args[:words])
         target = SUBCOMMANDS[name][0]
         prog_name = f"holmes {name}"
         try:

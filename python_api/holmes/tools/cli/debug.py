@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.debug.diagnose import diagnose_job
 from holmes.tools.debug.members import JobRecord, jobs_of
 from holmes.tools.debug.sources import Answers, ask_folder, ask_processes, read_folder
@@ -25,7 +25,7 @@ def debug(
         bool, typer.Option("--ask", help="Ask all processes that have this folder for new records, on all hosts.")
     ] = False,
     wait_s: Annotated[float, typer.Option(min=0.0, help="With --ask: how long they have.")] = 3.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
+    json_file: JsonFile = None,
     all_jobs: Annotated[bool, typer.Option("--all", help="Also older jobs, not only the newest.")] = False,
 ) -> None:
     """Says why a job hangs or failed: who waits for whom, in which operation, on which NIC; one sentence per culprit.
@@ -43,12 +43,13 @@ def debug(
     if not all_jobs:
         jobs = jobs[:1]
     found = [(job, diagnose_job(job)) for job in jobs]
-    if as_json:
-        rows = [{"processes": _processes(job), "findings": [f.to_dict() for f in findings]} for job, findings in found]
-        typer.echo(json.dumps({"jobs": rows}, indent=2))
-    else:
+    rows = [{"processes": _processes(job), "findings": [f.to_dict() for f in findings]} for job, findings in found]
+
+    def printed() -> None:
         for job, findings in found:
             _print(job, [(finding.is_cause, finding.sentence) for finding in findings])
+
+    show(json_file, {"jobs": rows}, printed)
     raise typer.Exit(int(any(findings for _, findings in found)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holmes.planning.plan.plan import Plan
+from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.doctor import Diagnosis, examine
 from holmes.tools.doctor.examine import examine_here
 from holmes.tools.doctor.finding import ERROR, NOTE, SEVERITIES, WARNING
@@ -21,7 +21,7 @@ from holmes.words import count
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json_file: JsonFile = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Bound of one connection attempt.")] = 3.0,
     measure_s: Annotated[
         float, typer.Option(min=0.0, help="Also measure rates, to find slow NICs; takes about twice that.")
@@ -43,10 +43,7 @@ def doctor(
     )
     if diagnosis is None:
         return
-    if as_json:
-        typer.echo(json.dumps(diagnosis.to_dict(), indent=2))
-    else:
-        print_diagnosis(Console(), diagnosis)
+    show(json_file, diagnosis.to_dict(), lambda: print_diagnosis(Console(), diagnosis))
     raise typer.Exit(diagnosis.exit_code)
 
 

@@ -1,38 +1,58 @@
-"""`holmes env`: the environment variables that Holmes reads, and what they are set to here."""
+"""`holmes env`: the launcher that was recognized, the variables that Holmes reads, and their values here."""
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.doctor.variables import plain
 from holmes_comm import _C
+from holmes_comm.errors import UsageError
+from holmes_comm.launch import recognize
 
 _SECRETS = ("HOLMES_SECRET",)
 
 
 def env(
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+    json_file: JsonFile = None,
     only_set: Annotated[bool, typer.Option("--set", help="Those that are set here only.")] = False,
 ) -> None:
-    """Lists what Holmes reads from the environment: allowed values, default, meaning, and what is set here."""
+    """Lists which launcher started this process, and what Holmes reads from the environment: allowed values, default,
+    meaning, and what is set here."""
     rows = [_row(variable) for variable in _C.env_variables()]
     rows = [row for row in rows if row["set"] is not None or not only_set]
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
+    found = {"launcher": _launcher(), "variables": rows}
+    show(json_file, found, lambda: _print(Console(), _launcher(), rows))
+
+
+def _launcher() -> str:
+    """Who started this process as which rank, where the ranks meet; what is wrong with what a launcher set."""
+    try:
+        found = recognize()
+        if found is None:
+            return "none; this process is not of a job"
+        here = "" if found.local_rank is None else f", {found.local_rank} of {found.local_size or '?'} on this host"
+        place = f"{found.launcher}: rank {found.rank} of {found.size}{here}"
+        return f"{place}; the ranks meet at {':'.join(map(str, found.store_address()))}"
+    except UsageError as error:
+        return str(error)
+
+
+def _print(console: Console, launcher: str, rows: list[dict[str, Any]]) -> None:
+    console.print(f"launcher: {launcher}", markup=False, highlight=False)
     table = Table(box=None, pad_edge=False, show_lines=True, header_style="bold")
     for header in ("variable", "values", "default", "meaning"):
         table.add_column(header, overflow="fold")
     for row in rows:
         name = f"{row['name']}\n= {row['set']}" if row["set"] is not None else row["name"]
         table.add_row(name, row["values"], row["default"], row["meaning"])
-    Console().print(table)
+    if rows:
+        console.print(table)
 
 
 def _row(variable: _C.EnvVariable) -> dict[str, str | None]:

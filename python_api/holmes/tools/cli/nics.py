@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from holmes.tools.cli.output import JsonFile, show
 from holmes_comm.nics import Nic, discover_nics
 
 _CLASS_TEXT = {
@@ -22,19 +24,44 @@ _CLASS_TEXT = {
     "loopback": "loopback",
 }
 
+_INDENT = "    "
+_ANY_WIDTH = 10_000
+
 
 def nics(
-    as_json: Annotated[bool, typer.Option("--json", help="Print all attributes as JSON.")] = False,
+    json_file: JsonFile = None,
     sysfs_root: Annotated[
         Path | None, typer.Option(help="Read this folder instead of HOLMES_SYSFS_ROOT or /sys.")
     ] = None,
 ) -> None:
     """Lists this host's NICs: class, speed, state, addresses, GID, PCI place and nearest GPUs."""
     found = discover_nics(None if sysfs_root is None else str(sysfs_root))
-    if as_json:
-        typer.echo(json.dumps([nic.to_dict() for nic in found], indent=2))
-    else:
-        Console().print(nic_table(found))
+    show(json_file, [nic.to_dict() for nic in found], lambda: print_nics(Console(), found))
+
+
+def print_nics(console: Console, found: Iterable[Nic]) -> None:
+    """A table of `found`, one NIC a row; where the console is too narrow for whole words and addresses, a paragraph for
+    each NIC."""
+    found = list(found)
+    table = nic_table(found)
+    if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
+        console.print(table)
+        return
+    for nic in found:
+        console.print(_paragraph(nic, console.width), style=None if nic.is_up else "dim", soft_wrap=True)
+
+
+def _paragraph(nic: Nic, width: int) -> Text:
+    """The name and the state, then what the table has, wrapped between words."""
+    speed = None if nic.speed_gbps is None else f"{nic.speed_gbps:g} Gbit/s"
+    gpus = " ".join(map(_short_pci, nic.nearest_gpus))
+    named = {"MTU": nic.mtu, "NUMA": nic.numa_node, "PCI": _short_pci(nic.pci_address), "GID": nic.gid_index}
+    facts = [_CLASS_TEXT[nic.nic_class], _kind(nic), speed, _port(nic)]
+    facts += [f"{name} {value}" for name, value in named.items() if value not in (None, "")]
+    facts += [*nic.addresses, gpus and f"nearest GPUs {gpus}"]
+    text = ", ".join(filter(None, facts))
+    lines = textwrap.wrap(text, width - len(_INDENT), break_long_words=False, break_on_hyphens=False)
+    return Text.assemble((nic.name, "bold"), " ", _state(nic, ", "), *(f"\n{_INDENT}{line}" for line in lines))
 
 
 def nic_table(found: Iterable[Nic]) -> Table:
@@ -78,10 +105,10 @@ def _kind(nic: Nic) -> str:
     return f"in {nic.master}" if nic.master and plain else "" if plain else str(nic.kind)
 
 
-def _state(nic: Nic) -> Text:
+def _state(nic: Nic, separator: str = "\n") -> Text:
     text = Text(nic.state, style="green" if nic.is_up else "red")
     if nic.is_up and nic.netdev and not nic.is_netdev_up:
-        text.append(f"\n{nic.netdev} down", style="red")
+        text.append(f"{separator}{nic.netdev} down", style="red")
     return text
 
 

@@ -15,6 +15,7 @@ from holmes.planning.groups.rank_text import from_text
 from holmes.planning.plan.file import KIND
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import GroupLists, Proof, check
+from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.cli.plan_search import explain, search
 from holmes.tools.cli.refusal import RefusingCommand, RefusingGroup
 from holmes.training.integrations.export import FORMATS, export_plan
@@ -32,10 +33,11 @@ app.command("explain", cls=RefusingCommand)(explain)
 
 
 @app.command("show", cls=RefusingCommand)
-def show(
+def show_plan(
     plan: Annotated[Path, typer.Argument(help="A saved plan, .yaml or .json.")],
     kind: Annotated[str | None, typer.Option(help="List every group of this kind: tp, dp, pp, ...")] = None,
     rank: Annotated[int | None, typer.Option(help="List every group that this rank is in.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """A plan in a few lines; with --kind or --rank the groups, their NICs and why."""
     loaded = Plan.load(plan)
@@ -44,7 +46,10 @@ def show(
     else:
         groups = list(loaded.groups(kind)) if kind else []
     text = "\n".join(f"{group.kind} {list(group.ranks)}: {group.reason}" for group in groups) or loaded.describe()
-    typer.echo(text)
+    listed = [
+        {"kind": group.kind, "ranks": group.ranks, "nics": group.nics, "reason": group.reason} for group in groups
+    ]
+    show(json_file, {"groups": listed} if kind or rank is not None else loaded.to_dict(), lambda: typer.echo(text))
 
 
 @app.command("check", cls=RefusingCommand)
@@ -53,6 +58,7 @@ def check_groups(
         Path, typer.Argument(help="A saved plan, or a file with `groups:`, lists of ranks by kind, of another trainer.")
     ],
     topology: Annotated[Path, typer.Option(help="The machines (`holmes topology --save`).")],
+    json_file: JsonFile = None,
 ) -> None:
     """Prove that tensor groups stay on hosts, data-parallel groups in clusters, and only pipeline and few others cross.
 
@@ -60,7 +66,7 @@ def check_groups(
     be used.
     """
     proof = check(_groups_in(plan), Topology.load(topology))
-    print_proof(Console(), proof)
+    show(json_file, {"holds": proof.holds, **files.plain(proof)}, lambda: print_proof(Console(), proof))
     raise typer.Exit(0 if proof.holds else 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,8 +15,10 @@ from holmes.planning.model.presets import load_model
 from holmes.planning.plan.plan import Plan
 from holmes.planning.search import Assumptions, SearchResult, Wanted
 from holmes.planning.search import search as run_search
+from holmes.planning.search.candidate import Candidate
 from holmes.planning.search.reasons import SHOWN, describe
 from holmes.planning.trainers import TRAINERS
+from holmes.tools.cli.output import JsonFile, show
 from holmes_comm.errors import UsageError
 
 
@@ -48,6 +50,7 @@ def search(
     tensor_gbps: Annotated[float | None, typer.Option(help="A GPU's rate to others of its host, each way.")] = None,
     reserve_gib: Annotated[float, typer.Option(help="GPU memory for driver, kernels, buffers, fragments.")] = 4.0,
     simulated: Annotated[int, typer.Option(help="Choices to partition exactly and simulate.")] = 12,
+    json_file: JsonFile = None,
 ) -> None:
     """Search sizes, cluster order, layers per stage, schedule and recomputation for the fastest step within memory."""
     if context.invoked_subcommand is not None:
@@ -73,17 +76,35 @@ def search(
     plan = found.plan()
     if output is not None:
         plan.save(output)
-    _print(Console(), found)
+    candidates = [_row(candidate) for candidate in found.candidates]
+    show(json_file, {"candidates": candidates, "plan": plan.to_dict()}, lambda: _print(Console(), found))
 
 
-def explain(plan: Annotated[Path, typer.Argument(help="A plan that `holmes plan --output` saved.")]) -> None:
-    """Why this plan: its step, what each alternative would lose, and what was assumed."""
+def _row(candidate: Candidate) -> dict[str, Any]:
+    return {
+        **files.plain(candidate.choice),
+        "layers_per_stage": candidate.layers_per_stage,
+        "step_s": candidate.step_s,
+        "tflops_per_gpu": candidate.tflops_per_gpu,
+        "samples_per_s": candidate.samples_per_s,
+        "bubble_share": candidate.bubble_share,
+        "exposed_s": candidate.exposed_s,
+        "memory_bytes": candidate.memory_bytes,
+        "memory_limit_bytes": candidate.memory_limit_bytes,
+        "bottleneck_link": candidate.bottleneck_link,
+    }
+
+
+def explain(
+    plan: Annotated[Path, typer.Argument(help="A plan that `holmes plan --output` saved.")], json_file: JsonFile = None
+) -> None:
+    """Why this plan: its step, how much slower each alternative is, and what was assumed."""
     loaded = Plan.load(plan)
     if not loaded.reasons:
         raise UsageError(f"{plan} keeps no reasons: it was not made by `holmes plan`; `holmes plan show` describes it")
-    typer.echo(loaded.describe().splitlines()[0])
-    for line in loaded.reasons:
-        typer.echo(f"- {line}")
+    first = loaded.describe().splitlines()[0]
+    text = "\n".join([first, *(f"- {line}" for line in loaded.reasons)])
+    show(json_file, {"plan": first, "reasons": loaded.reasons}, lambda: typer.echo(text))
 
 
 def _print(console: Console, found: SearchResult) -> None:

@@ -26,6 +26,7 @@ from holmes.planning.simulate import (
 )
 from holmes.planning.simulate import simulate as run
 from holmes.planning.simulate.job import SYNCHRONIZATIONS
+from holmes.tools.cli.output import JsonFile, show
 from holmes_comm.errors import UsageError
 
 
@@ -65,12 +66,13 @@ def simulate(
     recomputation: Annotated[
         str | None,
         typer.Option(
-            help=f"What runs again before its backward: {', '.join(RECOMPUTATIONS)}; default: the plan's, else full.",
+            help=f"What backward recomputes: {', '.join(RECOMPUTATIONS)}; default: the plan's, else full.",
             show_default=False,
         ),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline as Chrome trace (.json).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the timeline (.png, .svg, .pdf).")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Step time, speed, bubble, exposed communication and bottleneck link of a plan, without running it."""
     files.check_writable(trace)
@@ -96,8 +98,19 @@ def simulate(
         known = known.with_link(*read_link(text))
     result = run(make_step(job, known))
     tflops = result.tflops_per_gpu(job.flops_per_sample, job.global_batch, job.gpus)
-    typer.echo(f"{tflops:.4g} TFLOP/s per GPU, {result.samples_per_s(job.global_batch):.4g} samples/s")
-    typer.echo(result.describe())
+    speed = f"{tflops:.4g} TFLOP/s per GPU, {result.samples_per_s(job.global_batch):.4g} samples/s"
+    found = {
+        "step_s": result.step_s,
+        "tflops_per_gpu": tflops,
+        "samples_per_s": result.samples_per_s(job.global_batch),
+        "bubble_share": result.bubble_share,
+        "exposed_s": result.exposed_s,
+        "bottleneck_link": result.bottleneck_link,
+        "critical_s": result.critical_s,
+        "link_bytes": result.link_bytes,
+        "devices": result.devices,
+    }
+    show(json_file, found, lambda: typer.echo(f"{speed}\n{result.describe()}"))
     if trace is not None:
         save_trace(result, trace)
     if plot is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from holmes import files
 from holmes.cluster.topology import Topology, make_topology, merge_hosts
 from holmes.cluster.topology.tables import print_topology
+from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.job_store import in_job, join_job
 
 
@@ -21,7 +21,7 @@ def topology(
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write it to this .yaml or .json file.")] = None,
     draw: Annotated[Path | None, typer.Option(help="Draw it (.svg, .png or .pdf); needs matplotlib.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    json_file: JsonFile = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Bound of one connection attempt.")] = 3.0,
     measure_s: Annotated[
         float, typer.Option(min=0.0, help="How long to measure rates; all in all about twice that. 0: not at all.")
@@ -44,10 +44,7 @@ def topology(
         from holmes.cluster.topology.draw import draw_topology
 
         draw_topology(found, draw)
-    if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        print_topology(Console(), found)
+    show(json_file, found.to_dict(), lambda: print_topology(Console(), found))
 
 
 def _gather(timeout_s: float, measure_s: float, join_timeout_s: float) -> tuple[int, Topology]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from holmes_comm.errors import UsageError
+from holmes_comm.launch import recognize
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,12 @@ class Member:
 def place_from(
     environment: Mapping[str, str], place: int | None = None, ranks: int | None = None
 ) -> tuple[int, int, str, int]:
-    """(place, ranks of the job, node, ranks of the node); what is None by the launcher's variables.
-
-    Raises UsageError where they are missing or no numbers.
-    """
-    try:
-        place = int(environment["RANK"]) if place is None else place
-        ranks = int(environment["WORLD_SIZE"]) if ranks is None else ranks
-        node_ranks = int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    except (KeyError, ValueError) as error:
-        raise UsageError(
-            f"RANK, WORLD_SIZE and LOCAL_WORLD_SIZE say which process of the job this is, but: {error!r}; start it "
-            "with a launcher that sets them, or give place= and rules="
-        ) from None
+    """(place, ranks of the job, node, ranks of the node); what is None by the launcher's variables, and without a
+    launcher this is a job of one process. Raises UsageError where they contradict each other."""
+    launch = recognize(environment) if place is None or ranks is None else None
+    place = (launch.rank if launch else 0) if place is None else place
+    ranks = (launch.size if launch else 1) if ranks is None else ranks
+    node_ranks = (launch.local_size if launch else None) or int(environment.get("LOCAL_WORLD_SIZE") or 1)
     return place, ranks, environment.get("HOLMES_HOSTNAME") or socket.gethostname(), node_ranks
 
 

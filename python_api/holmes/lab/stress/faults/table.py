@@ -1,4 +1,4 @@
-"""The table of faults: tried, survived or reported rightly, time to report; as data and as markdown."""
+"""The table of faults: injected, survived or reported rightly, time to report; as data and as markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIVES = 8  # processes, the longest-lived ones
 class Row:
     """One fault's, or a mixture's. `report_s`: of every survivor of every episode."""
 
-    tried: int = 0
+    injected: int = 0
     right: int = 0
     survived: int = 0
     reported: int = 0
@@ -32,7 +32,7 @@ class Row:
             "median_report_s": round(statistics.median(self.report_s), 3) if self.report_s else None,
             "max_report_s": round(max(self.report_s), 3) if self.report_s else None,
         }
-        counts = {name: getattr(self, name) for name in ("tried", "right", "survived", "reported")}
+        counts = {name: getattr(self, name) for name in ("injected", "right", "survived", "reported")}
         return {**counts, "reports": len(self.report_s), **times, "errors": dict(sorted(self.errors.items()))}
 
 
@@ -56,7 +56,7 @@ class SoakResult:
         """Counts one episode."""
         names = [injection.fault for injection in episode.injections]
         row = self.rows.setdefault("+".join(sorted(names)) if len(names) > 1 else (names or ["none"])[0], Row())
-        row.tried += 1
+        row.injected += 1
         row.right += not checked.problems
         row.survived += checked.outcome == "survived"
         row.reported += checked.outcome == "reported"
@@ -103,7 +103,7 @@ class SoakResult:
             f"operations with {self.checked_bytes / 1e6:.0f} MB of results checked. Deadline of an operation "
             f"{self.settings.timeout_s:g} s, of a set-up {self.settings.connect_timeout_s:g} s.",
             "",
-            "| fault | tried | as it must be | survived | reported | errors, how often | s to report: median, max |",
+            "| fault | injected | as it must be | survived | reported | errors, how often | s to report: median, max |",
             "| --- | ---: | ---: | ---: | ---: | --- | --- |",
         ]
         for name in sorted(self.rows, key=lambda name: ("+" in name, name)):
@@ -112,7 +112,7 @@ class SoakResult:
             errors = ", ".join(f"{error} {count}" for error, count in facts["errors"].items()) or "-"
             times = f"{facts['median_report_s']:.2f}, {facts['max_report_s']:.2f}" if row.report_s else "-"
             text = name if "+" in name or name not in FAULTS else f"{name}: {FAULTS[name].text}"
-            cells = (text, row.tried, row.right, row.survived, row.reported, errors, times)
+            cells = (text, row.injected, row.right, row.survived, row.reported, errors, times)
             lines.append("| " + " | ".join(map(str, cells)) + " |")
         lines += ["", f"Left out: {self.left_out or 'nothing'}. Leaks: {'; '.join(self.leaks) or 'none'}.", ""]
         lines += ["| process | episodes | what it held: at first, at most, at last |", "| --- | ---: | --- |"]

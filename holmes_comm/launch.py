@@ -1,0 +1,206 @@
+"""What a launcher's environment says of this process: rank, size, and where the ranks meet.
+
+``torchrun``, Kubernetes' PyTorchJob and whatever else sets RANK and WORLD_SIZE; ``srun`` alone; ``mpirun`` of Open MPI;
+``mpiexec`` of MPICH and others with PMI. Where several are there, the innermost counts: what torchrun sets, then MPI,
+then Slurm, which may have started the other two.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holmes_comm.errors import UsageError
+
+__all__ = ["Launch", "recognize", "set_environment"]
+
+_PORT = 29500  # torchrun's
+_PORTS = 20000  # of those from 10000 on, for jobs that have a number: two jobs of one host differ
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process's place in its job. Immutable.
+
+    launcher: who started it, in words. rank, size: of the job. local_rank, local_size: on this host; None: not said.
+    address, port: where rank 0 serves the store; None: not said, as mpirun over several hosts does not.
+    is_served: whether the launcher serves that store itself.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int | None
+    local_size: int | None
+    address: str | None
+    port: int | None
+    is_served: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """The same as torchrun's variables; without what is not said."""
+        values = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_size,
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": self.port,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    def store_address(self) -> tuple[str, int]:
+        """Address and port of the job's store. Raises UsageError where the launcher does not say them."""
+        if self.port is None or (self.address is None and self.launcher not in _WITHOUT_ADDRESS):
+            missing = "MASTER_ADDR" if self.address is None else "MASTER_PORT"
+            raise UsageError(f"WORLD_SIZE is set, but not {missing}; start the job with torchrun")
+        if self.address is None:
+            raise UsageError(
+                f"{self.launcher} started {self.size} ranks on several hosts and does not say where they meet; set "
+                "MASTER_ADDR to rank 0's host on all (mpirun -x MASTER_ADDR=HOST, mpiexec -genv MASTER_ADDR HOST)"
+            )
+        return self.address, self.port
+
+
+def recognize(environ: Mapping[str, str] | None = None) -> Launch | None:
+    """This process's place by the environment (None: os.environ), or None where no launcher started it. Local.
+
+    A single process of srun or mpirun is no job: it may be a shell that somebody works in. Raises UsageError where the
+    variables contradict each other.
+    """
+    environ = os.environ if environ is None else environ
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return _from_torchrun(environ)
+    for name, rank, size, local_rank, local_size, job in _MPI:
+        if rank in environ and size in environ:
+            return _of_mpi(environ, name, (rank, size, local_rank, local_size), job)
+    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:  # srun's; a batch script has only the first
+        return _from_slurm(environ)
+    if "WORLD_SIZE" in environ:
+        return _from_torchrun(environ)  # says what is missing
+    return None
+
+
+def set_environment() -> Launch | None:
+    """Sets torchrun's variables where they are not set, as `recognize` finds them: then
+    ``torch.distributed.init_process_group("holmes")`` needs no arguments under srun and mpirun either. Local, before
+    it. Returns and raises as `recognize`."""
+    found = recognize()
+    for name, value in (found.environment() if found is not None else {}).items():
+        os.environ.setdefault(name, value)
+    return found
+
+
+#: Launcher; its rank, size, local rank, local size; what names its job. The first that is there counts.
+_MPI = (
+    (
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_JOBID",)),
+)
+
+_WITHOUT_ADDRESS = ("Slurm", *(row[0] for row in _MPI))
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> Launch:
+    try:
+        rank, size = (int(environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        port, local_rank, local_size = (
+            _optional(environ, name) for name in ("MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+    except KeyError as error:
+        raise UsageError(f"WORLD_SIZE is set, but not {error.args[0]}; start the job with torchrun") from None
+    except ValueError as error:
+        raise UsageError(f"RANK, WORLD_SIZE and MASTER_PORT must be numbers: {error}") from None
+    _check(rank, size, "RANK", "WORLD_SIZE", "start the job with torchrun")
+    if "TORCHELASTIC_RUN_ID" in environ:
+        launcher = "torchrun"
+    elif "HOLMES_TESTBED" in environ:
+        launcher = "holmes testbed"
+    else:
+        launcher = "Kubernetes" if "KUBERNETES_SERVICE_HOST" in environ else "RANK and WORLD_SIZE"
+    address = environ.get("MASTER_ADDR") or None
+    return Launch(launcher, rank, size, local_rank, local_size, address, port, _is_served(environ))
+
+
+def _of_mpi(
+    environ: Mapping[str, str], launcher: str, names: tuple[str, str, str, str], job: tuple[str, ...]
+) -> Launch | None:
+    rank, size, local_rank, local_size = (_number(environ, name) for name in names)
+    assert rank is not None
+    assert size is not None
+    _check(rank, size, names[0], names[1], "start the job with mpirun")
+    if size == 1 and "WORLD_SIZE" not in environ:
+        return None
+    job_name = next((environ[name] for name in job if name in environ), None)
+    # Only a job on one host has an address that all ranks know.
+    address = environ.get("MASTER_ADDR") or ("127.0.0.1" if local_size == size else None)
+    port = _port(environ, job_name)
+    return Launch(launcher, rank, size, local_rank, local_size, address, port, _is_served(environ))
+
+
+def _from_slurm(environ: Mapping[str, str]) -> Launch | None:
+    rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
+    assert rank is not None
+    assert size is not None
+    _check(rank, size, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "start the job with srun")
+    if size == 1 and "WORLD_SIZE" not in environ:
+        return None
+    counts = task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = _number(environ, "SLURM_NODEID") or 0
+    local_size = counts[node] if node < len(counts) else None
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    address = environ.get("MASTER_ADDR") or (first_host(hosts) if hosts else None)
+    job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    local_rank, port = _number(environ, "SLURM_LOCALID"), _port(environ, job)
+    return Launch("Slurm", rank, size, local_rank, local_size, address, port, _is_served(environ))
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's list of nodes: "gpu[003-007,9],login" -> "gpu003". Raises UsageError for another text."""
+    match = re.match(r"([^\[\],\s]+)(?:\[([^\[\],\s-]+)[^\]]*\]([^\[\],\s]*))?", nodes)
+    if match is None:
+        raise UsageError(f"SLURM_STEP_NODELIST={nodes!r} is no list of nodes such as gpu[003-007]; set MASTER_ADDR")
+    return "".join(part or "" for part in match.groups())
+
+
+def task_counts(text: str) -> list[int]:
+    """Slurm's tasks of each node: "2(x3),1" -> [2, 2, 2, 1]; nothing where it is not of this form."""
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
+
+
+def _port(environ: Mapping[str, str], job: str | None) -> int:
+    given = _number(environ, "MASTER_PORT")
+    if given is not None:
+        return given
+    return _PORT if job is None else 10000 + zlib.crc32(job.encode()) % _PORTS
+
+
+def _is_served(environ: Mapping[str, str]) -> bool:
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _optional(environ: Mapping[str, str], name: str) -> int | None:
+    return int(environ[name]) if environ.get(name) else None
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    try:
+        return _optional(environ, name)
+    except ValueError:
+        raise UsageError(
+            f"{name}={environ[name]!r} is not a whole number; unset it, or set what its launcher sets"
+        ) from None
+
+
+def _check(rank: int, size: int, rank_name: str, size_name: str, fix: str) -> None:
+    if not 0 <= rank < size:
+        raise UsageError(f"{rank_name}={rank} is none of {size_name}={size}'s ranks, 0 to {size - 1}; {fix}")

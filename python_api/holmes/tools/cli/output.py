@@ -1,0 +1,50 @@
+"""`--json FILE`, alike in every command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from holmes import files
+from holmes_comm.errors import UsageError
+
+#: The file's name that stands for standard output.
+STDOUT = Path("-")
+
+
+def _checked(path: Path | None) -> Path | None:
+    """Before the work whose result is to be written there."""
+    try:
+        files.check_writable(None if path == STDOUT else path)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+    return path
+
+
+JsonFile = Annotated[
+    Optional[Path],  # noqa: UP045 (typer reads it at run time)
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        callback=_checked,
+        help="Also write the result as JSON to this file; `-`: to standard output, which then has nothing else.",
+        show_default=False,
+    ),
+]
+
+
+def show(path: Path | None, result: Any, printed: Callable[[], None]) -> None:
+    """Shows a command's result: `printed()` for people, and `result` as JSON where `--json` says so."""
+    if path != STDOUT:
+        printed()
+    if path is None:
+        return
+    text = json.dumps(files.plain(result), indent=2, default=str) + "\n"
+    if path == STDOUT:
+        typer.echo(text, nl=False)
+    else:
+        files.replace(path, text)

@@ -1,0 +1,139 @@
+"""Output of the commands: one rule for `--json`, lines that fit 80 columns, and what a shell completes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from topologies import topology_of
+
+from holmes.planning.plan import plan_for
+from holmes.tools.bench.measurement import Measurement
+from holmes.tools.bench.operations import DTYPES, OPERATIONS, Case
+from holmes.tools.bench.tables import Table
+from holmes.tools.cli import load
+from holmes.tools.cli.command import SUBCOMMANDS
+
+#: What shows no result of its own: it runs somebody's command, serves, writes files, prints another tool's format.
+WITHOUT_JSON = {"store", "demo", "simulate calibrate", "plan export", "testbed run"}
+SIZES = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 16, "vocabulary": 64}
+
+
+def commands() -> dict[str, typer.Typer]:
+    """All commands of the command line by name, those of groups too."""
+    found = {}
+    for name, (target, _) in SUBCOMMANDS.items():
+        command = typer.main.get_command(load(target))
+        inner = getattr(command, "commands", {})
+        if not inner or getattr(command, "invoke_without_command", False):
+            found[name] = command
+        found |= {f"{name} {inside}": each for inside, each in inner.items()}
+    return found
+
+
+@pytest.mark.parametrize("name", commands())
+def test_json_is_the_same_option_everywhere(name: str) -> None:
+    options = [param for param in commands()[name].params if "--json" in param.opts]
+    if name in WITHOUT_JSON:
+        assert not options
+        return
+    (option,) = options
+    assert option.metavar == "FILE"
+    assert "`-`: to standard output" in option.help
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.yaml"
+    topology = topology_of([[2, 2], [2, 2]])
+    topology.save(tmp_path / "topology.yaml")
+    plan_for(topology, model_layers=4, pipeline=2, micro_batch=1, global_batch=8, model=SIZES).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nics",
+        "env",
+        "topology {folder}/topology.yaml",
+        "plan show {folder}/plan.yaml",
+        "plan show {folder}/plan.yaml --kind dp",
+        "plan check {folder}/plan.yaml --topology {folder}/topology.yaml",
+        "testbed show",
+        "testbed specs",
+    ],
+)
+def test_json_goes_to_a_file_or_alone_to_standard_output(line: str, plan: Path, tmp_path: Path) -> None:
+    def run(*more: str) -> str:
+        command = [sys.executable, "-m", "holmes", *line.format(folder=tmp_path).split(), *more]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "80"}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+
+    printed = run("--json", str(tmp_path / "out.json"))
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(run("--json", "-"))
+    assert printed == run()
+    assert max(map(len, printed.splitlines())) <= 80 or line.startswith("plan")  # a plan's lines are sentences
+
+
+def completed(words: str) -> list[str]:
+    """What bash offers for the last of `words`."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "_HOLMES_COMPLETE": "complete_bash"}
+    env |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    run = subprocess.run([sys.executable, "-m", "holmes"], capture_output=True, text=True, env=env, check=True)
+    return run.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("holmes be", ["bench"]),
+        ("holmes plan s", ["show"]),
+        ("holmes plan show --r", ["--rank"]),
+        ("holmes topology --js", ["--json"]),
+        ("holmes bench all_r", ["all_reduce"]),
+        ("holmes bench c", ["compute"]),
+        ("holmes bench compute --hid", ["--hidden"]),
+        ("holmes testbed show two", ["two-clusters"]),
+        ("holmes testbed run --spec on", ["one-cluster", "one-node"]),
+    ],
+)
+def test_a_shell_completes_below_the_first_word(words: str, offered: list[str]) -> None:
+    assert completed(words) == offered
+
+
+def measurement(peer: str, time_s: float, ratios: dict[str, float]) -> Measurement:
+    case = Case(OPERATIONS["all_reduce"], 64 << 20, DTYPES["bfloat16"], "product", 0, 4)
+    return Measurement(peer, case, (time_s,), [time_s], 10, 1.0, 2.0, 1.0, 0, ratios)
+
+
+def test_bench_fits_80_columns_and_says_when_paths_differ() -> None:
+    table = Table({"holmes": "shm", "gloo": "tcp"}, ["gloo"], 80)
+    ours = measurement("holmes", 0.1, {"gloo": 158.95})
+    lines = [*table.header(ours.case).splitlines(), table.line(ours), table.line(measurement("gloo", 15.9, {}))]
+    assert max(map(len, lines)) <= 80
+    assert "# all_reduce, 4 ranks, bfloat16, product" in lines
+    assert lines[-2].split()[1:3] == ["holmes", "shm"]
+    assert lines[-2].endswith("158.95x*")
+    assert table.footnotes() == ["# * /gloo: holmes over shm against gloo over tcp"]
+
+
+def test_bench_marks_nothing_where_both_go_one_way() -> None:
+    table = Table({"holmes": "tcp", "gloo": "tcp"}, ["gloo"])
+    assert table.line(measurement("holmes", 0.1, {"gloo": 1.5})).endswith("  1.50x")
+    assert table.footnotes() == []
+    names = table.header(measurement("gloo", 1.0, {}).case).splitlines()[2].split()
+    assert {"algbw", "B/cpu", "foreign"} <= set(names)  # no terminal: all columns
+
+
+def test_one_of_a_thing_is_said_as_one() -> None:
+    command = [sys.executable, "-m", "holmes", "bench", "barrier", "--ranks", "1", "--peers", "none", "--rounds", "1"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    shown = subprocess.run([*command, "--seconds", "0.01"], capture_output=True, text=True, check=True, env=env).stdout
+    assert "# barrier, 1 rank\n" in shown
+    assert "# 1 measurement, 0 wrong elements: OK" in shown

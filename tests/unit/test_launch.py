@@ -1,0 +1,178 @@
+"""What each launcher's environment says, and what is said where it says too little."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from holmes.tools.cli import load
+from holmes_comm.errors import UsageError
+from holmes_comm.launch import first_host, recognize, task_counts
+
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x4)",
+    "SLURM_STEP_NODELIST": "gpu[003-005,9]",
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "head",
+    "MASTER_PORT": "1234",
+    "TORCHELASTIC_RUN_ID": "x",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+KUBERNETES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"} | {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1"
+}
+#: Variables, and launcher, rank, size, local rank, local size and address that they mean.
+MEANT = [
+    (SLURM, ("Slurm", 5, 8, 1, 2, "gpu003")),
+    (SLURM | {"MASTER_ADDR": "head"}, ("Slurm", 5, 8, 1, 2, "head")),
+    (OPEN_MPI, ("Open MPI", 1, 2, 1, 2, "127.0.0.1")),
+    (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ("Open MPI", 1, 2, 1, 1, None)),
+    (OPEN_MPI | SLURM, ("Open MPI", 1, 2, 1, 2, "127.0.0.1")),  # mpirun's daemons are srun's
+    (MPICH, ("MPICH", 3, 4, 1, 2, None)),
+    (MPICH | {"MASTER_ADDR": "head"}, ("MPICH", 3, 4, 1, 2, "head")),
+    (TORCHRUN, ("torchrun", 3, 4, 1, 2, "head")),
+    (TORCHRUN | OPEN_MPI | SLURM, ("torchrun", 3, 4, 1, 2, "head")),
+    (KUBERNETES, ("Kubernetes", 0, 2, None, None, "job-master-0")),
+]
+
+
+@pytest.mark.parametrize(("variables", "meant"), MEANT)
+def test_a_launcher_is_recognized(variables, meant):
+    found = recognize(variables)
+    assert found is not None
+    place = (found.launcher, found.rank, found.size, found.local_rank, found.local_size, found.address)
+    assert place == meant
+    assert found.is_served == ("TORCHELASTIC_RUN_ID" in variables)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # a batch script, which is no rank
+        SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # srun --pty bash
+        OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+    ],
+)
+def test_a_single_process_is_no_job(variables):
+    assert recognize(variables) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set, but not RANK"),
+        (TORCHRUN | {"RANK": "4"}, "RANK=4 is none of WORLD_SIZE=4's ranks, 0 to 3"),
+        (TORCHRUN | {"RANK": "one"}, "must be numbers"),
+        (SLURM | {"SLURM_PROCID": "8"}, "SLURM_PROCID=8 is none of SLURM_STEP_NUM_TASKS=8's ranks"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK='x' is not a whole number"),
+    ],
+)
+def test_contradictions_are_named(variables, words):
+    with pytest.raises(UsageError, match=words):
+        recognize(variables)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (MPICH, "MPICH started 4 ranks on several hosts and does not say where they meet; set MASTER_ADDR"),
+        ({name: text for name, text in TORCHRUN.items() if name != "MASTER_ADDR"}, "but not MASTER_ADDR"),
+        ({name: text for name, text in TORCHRUN.items() if name != "MASTER_PORT"}, "but not MASTER_PORT"),
+    ],
+)
+def test_a_missing_address_is_named(variables, words):
+    with pytest.raises(UsageError, match=words):
+        recognize(variables).store_address()
+
+
+def test_ranks_of_a_job_meet_at_one_port_and_other_jobs_at_another():
+    def port(**variables):
+        return recognize(SLURM | variables).port
+
+    assert port() == port(SLURM_PROCID="1") != port(SLURM_STEP_ID="1")
+    assert 10000 <= port() < 30000
+    assert port(MASTER_PORT="77") == 77
+
+
+def test_lists_of_slurm():
+    assert [first_host(text) for text in ("n1", "n1,n2", "n[1-3]", "n[07,09-11]-ib,m1")] == ["n1", "n1", "n1", "n07-ib"]
+    assert task_counts("2(x3),1") == [2, 2, 2, 1]
+    assert task_counts("") == []
+    with pytest.raises(UsageError, match="set MASTER_ADDR"):
+        first_host("[1-2]")
+
+
+RANK = """
+import os, sys, numpy, holmes_comm
+comm = holmes_comm.init(transport="tcp", connect_timeout_s=30)
+total = numpy.array([comm.rank + 1.0])
+comm.all_reduce(total)
+sys.stdout.write(f"{comm.rank} {comm.size} {total[0]}\\n")
+"""
+
+
+def test_ranks_without_torchruns_variables_meet():
+    """As srun on one host starts them: a communicator, and torch's default group."""
+    clean = {name: text for name, text in os.environ.items() if name not in TORCHRUN}
+    variables = SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    variables |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK],
+            env=clean | variables | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    assert [out.split() for out, _ in said] == [["0", "2", "3.0"], ["1", "2", "3.0"]], said
+
+
+def test_env_says_what_was_recognized(monkeypatch):
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    shown = CliRunner().invoke(load("tools.cli.env:env"), ["--set"]).output
+    assert shown.splitlines()[0] == "launcher: none; this process is not of a job"
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    shown = " ".join(CliRunner().invoke(load("tools.cli.env:env"), ["--set"]).output.split())
+    assert "launcher: Slurm: rank 5 of 8, 1 of 2 on this host; the ranks meet at gpu003:" in shown
+    monkeypatch.setenv("SLURM_PROCID", "8")
+    shown = " ".join(CliRunner().invoke(load("tools.cli.env:env"), ["--set"]).output.split())
+    assert "launcher: SLURM_PROCID=8 is none of SLURM_STEP_NUM_TASKS=8's ranks" in shown
+
+
+def test_ranks_of_torchrun_meet_in_its_store(tmp_path):
+    pytest.importorskip("torch", reason="needs torchrun")
+    program = tmp_path / "rank.py"
+    program.write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert sorted(run.stdout.split()) == sorted(["0", "2", "3.0", "1", "2", "3.0"]), run.stdout + run.stderr
