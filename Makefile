@@ -26,11 +26,13 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-trainers soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python clean
+.PHONY: help build demo test test-cpp test-python test-trainers test-cuda-fake bench-cuda-fake soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
 	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan, torchft and the examples (installs them)"
+	@echo "make test-cuda-fake  torch's CUDA build, and its ProcessGroupNCCL beside Holmes, on a fake CUDA runtime (installs gigabytes)"
+	@echo "make bench-cuda-fake  their calls, memory and host time side by side (BENCH_ARGS='--save')"
 	@echo "make soak      random training programs against plain torch (SOAK_ARGS='--minutes 60 --seed 1')"
 	@echo "make stress    injected faults on emulated nodes for some minutes (STRESS_ARGS='--minutes 60 --seed 3')"
 	@echo "make lint fmt  check / fix formatting, style and types"
@@ -122,6 +124,44 @@ test-python: build $(VENV)/.nccl
 
 test-trainers: $(VENV)/.trainers-$(TORCHTITAN)-$(TORCHFT)
 	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)
+
+# torch's own CUDA code without a GPU: its CUDA build, in an environment of its own (gigabytes), on stand-ins for NVIDIA's
+# libraries (tests/fake_cuda_torch). TORCH_CUDA_PIP_ARGS: pip's options where that build comes from elsewhere.
+CUDA_VENV := build/cuda-venv
+CUDA_BIN := $(CURDIR)/$(CUDA_VENV)/bin
+CUDA_PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(CUDA_BIN)/python -m pip install --quiet
+CUDA_STAND_INS := $(CURDIR)/build/cuda-stand-ins
+CUDA_HEADERS := $(CURDIR)/build/cuda-headers
+CUDA_ENV := LD_LIBRARY_PATH=$(CUDA_STAND_INS)/lib FAKE_CUDA_DEVICES=2 NCCL_NET_PLUGIN=fake HOLMES_NCCL_LIBRARY= \
+  TORCH_DEVICE_BACKEND_AUTOLOAD=0 PYTHONPATH=$(CURDIR)/$(CUDA_VENV)/holmes:$(CURDIR)/python_api PATH=$(CUDA_BIN):$$PATH
+TORCH_CUDA_PIP_ARGS ?=
+
+# `===`: not another build of that version (2.13.0+cpu), wherever pip finds one.
+$(CUDA_VENV)/.torch-$(TORCH): requirements-cuda-fake.txt
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_PIP) -r requirements-cuda-fake.txt
+	$(CUDA_PIP) --no-deps torch===$(TORCH) $(TORCH_CUDA_PIP_ARGS)
+	@$(CUDA_BIN)/python -c 'import importlib.util, pathlib, sys; at = pathlib.Path(importlib.util.find_spec("torch").origin); sys.exit(0 if (at.parent / "lib/libtorch_cuda.so").exists() else "this torch is no CUDA build; name the index of one: TORCH_CUDA_PIP_ARGS=\"--index-url ...\"")'
+	$(CUDA_PIP) --no-deps --upgrade --target $(CUDA_HEADERS) nvidia-cuda-runtime==13.0.* nvidia-cuda-crt==13.0.*
+	@touch $@
+
+$(CUDA_STAND_INS)/.built: $(CUDA_VENV)/.torch-$(TORCH) $(wildcard tests/fake_cuda_torch/* tests/fake_nccl/*)
+	PATH=$(CUDA_BIN):$$PATH cmake -GNinja -S tests/fake_cuda_torch -B $(CUDA_STAND_INS) -DPython_EXECUTABLE=$(CUDA_BIN)/python \
+	  -DTORCH_LIB=$$(echo $(CURDIR)/$(CUDA_VENV)/lib/python*/site-packages/torch/lib) \
+	  -DCUDA_INCLUDE=$$(echo $(CUDA_HEADERS)/nvidia/*/include) >/dev/null
+	PATH=$(CUDA_BIN):$$PATH cmake --build $(CUDA_STAND_INS)
+	@touch $@
+
+# Holmes built for that torch, beside the tree's own build.
+$(CUDA_VENV)/.holmes: $(CUDA_STAND_INS)/.built $(SOURCES)
+	$(CUDA_ENV) PYTHONPATH= HOLMES_CMAKE_ARGS=-DHOLMES_CUDA=OFF $(CUDA_PIP) --no-deps --no-build-isolation --upgrade --target $(CUDA_VENV)/holmes .
+	@touch $@
+
+test-cuda-fake: $(CUDA_VENV)/.holmes
+	$(CUDA_ENV) $(CUDA_BIN)/pytest tests/gpu/test_torch_cuda.py $(PYTEST_ARGS)
+
+bench-cuda-fake: $(CUDA_VENV)/.holmes
+	$(CUDA_ENV) $(CUDA_BIN)/python benchmarks/gpu_beside_nccl.py $(BENCH_ARGS)
 
 soak: build
 	$(BIN)/python tests/differential/soak.py $(SOAK_ARGS)

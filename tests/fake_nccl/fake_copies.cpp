@@ -73,6 +73,11 @@ void check_alive(unsigned long long device_address, std::size_t bytes) {
 
 }  // namespace
 
+bool fake_cuda_is_pinned(const void* begin, std::size_t bytes) {
+  std::lock_guard lock(pinned_mutex);
+  return find_pinned(begin, bytes) != nullptr;
+}
+
 void fake_cuda_misuse(const char* text) {
   std::fprintf(stderr, "fake CUDA: misuse: %s\n", text);
   std::abort();
@@ -85,6 +90,7 @@ void fake_cuda_check_call() {
 extern "C" {
 
 int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  const FakeCall call("cuMemHostAlloc");
   fake_cuda_check_call();
   if (bytes == 0) return invalid_value;
   if (has_fault("pinned")) return out_of_memory;
@@ -96,6 +102,7 @@ int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
 }
 
 int cuMemFreeHost(void* memory) {
+  const FakeCall call("cuMemFreeHost");
   if (fake_cuda_has_shut_down()) return deinitialized;
   fake_cuda_check_call();
   std::lock_guard lock(pinned_mutex);
@@ -108,6 +115,7 @@ int cuMemFreeHost(void* memory) {
 }
 
 int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, std::size_t bytes, void* stream) {
+  const FakeCall call("cuMemcpyDtoHAsync_v2");
   check_copy(from, to, bytes);
   if (has_fault("copy")) return count_copy(to, bytes, -1), illegal_address;
   std::memset(to, poison, bytes);
@@ -122,6 +130,7 @@ int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, std::size_t bytes, v
 }
 
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t bytes, void* stream) {
+  const FakeCall call("cuMemcpyHtoDAsync_v2");
   check_copy(to, from, bytes);
   if (has_fault("copy")) return count_copy(from, bytes, -1), illegal_address;
   const auto* source = static_cast<const char*>(from);
@@ -139,6 +148,7 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t by
 }
 
 int cuLaunchHostFunc(void* stream, void (*function)(void*), void* argument) {
+  const FakeCall call("cuLaunchHostFunc");
   fake_cuda_enqueue(stream, [=, notice = fake_cuda_notice(stream)] {
     notice();
     in_host_function = true;

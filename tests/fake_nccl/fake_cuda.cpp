@@ -2,7 +2,7 @@
 // its queue in order, events are points in such queues. Only what Holmes and the fake NCCL call. As the real one it
 // refuses questions and allocations that break a capture, and whatever comes after its end at exit.
 //
-// FAKE_CUDA_MULTIPROCESSORS: how many the devices have (132).
+// FAKE_CUDA_MULTIPROCESSORS: how many the devices have (132). FAKE_CUDA_DEVICES: how many devices there are (8).
 #include "fake_cuda.hpp"
 
 #include "access_order.hpp"
@@ -20,23 +20,27 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 namespace {
 
-constexpr int success = 0, invalid_value = 1, deinitialized = 4, not_ready = 600, capture_unsupported = 900,
-              capture_invalidated = 901, capture_unjoined = 904, capture_isolation = 905;
+constexpr int success = 0, invalid_value = 1, deinitialized = 4, invalid_handle = 400, not_ready = 600,
+              not_supported = 801, capture_unsupported = 900, capture_invalidated = 901, capture_unjoined = 904,
+              capture_isolation = 905;
 constexpr int capture_global = 0, capture_of_thread = 1;  // modes; 2: relaxed
-constexpr int device_count = 8;
+constexpr int most_devices = 8;
 
 struct Point {  // reached once all that was queued before it is done
   std::atomic<bool> reached{false};
+  std::chrono::steady_clock::time_point when{};  // it was
   std::mutex mutex;
   std::condition_variable changed;
   void reach() {
     std::lock_guard lock(mutex);
+    when = std::chrono::steady_clock::now();
     reached = true;
     changed.notify_all();
   }
@@ -45,6 +49,11 @@ struct Point {  // reached once all that was queued before it is done
     changed.wait(lock, [this] { return reached.load(); });
   }
 };
+
+int device_count() {
+  static const char* const text = std::getenv("FAKE_CUDA_DEVICES");
+  return text == nullptr ? most_devices : std::clamp(std::atoi(text), 1, most_devices);
+}
 
 class Queue;
 using Task = std::function<void()>;
@@ -99,8 +108,9 @@ struct Event {
   std::mutex mutex;
   std::shared_ptr<Point> point;  // of the last record; null: never recorded, which counts as reached
   // Of a record in a capture:
-  std::shared_ptr<Graph> graph;
-  Nodes last;  // what its stream had then
+  bool is_captured = false;
+  std::weak_ptr<Graph> graph;  // its end is nothing to an event
+  Nodes last;                  // what its stream had then
   StreamClock clock;
 };
 
@@ -195,10 +205,20 @@ int current_device() {
   return current_context == nullptr ? 0 : static_cast<int>(reinterpret_cast<long>(current_context)) - 1;
 }
 
+// All that were made, for who waits for a device.
+struct Streams {
+  std::mutex mutex;
+  std::array<std::vector<Queue*>, most_devices> of_devices;
+};
+Streams& streams() {
+  static auto* made = new Streams();
+  return *made;
+}
+
 // Never freed: tests are short, and a stream's thread must not outlive its queue.
 Queue& queue_of(void* stream) {
   fake_cuda_check_call();
-  static auto* defaults = new std::array<Queue, device_count>();
+  static auto* defaults = new std::array<Queue, most_devices>();
   return stream == nullptr ? (*defaults)[static_cast<std::size_t>(current_device())] : *static_cast<Queue*>(stream);
 }
 
@@ -236,6 +256,46 @@ std::map<std::string, int>& counts() {
 void fake_cuda_note(const char* name) {
   std::lock_guard lock(counts_mutex);
   ++counts()[name];
+}
+
+namespace {
+
+// Of one thread: how often it called what, and how long it was inside.
+struct Calls {
+  int depth = 0;
+  std::chrono::steady_clock::time_point begin{};
+  std::chrono::nanoseconds inside{};
+  std::mutex mutex;
+  std::map<std::string_view, long> counts;  // names are literals; other threads read them
+};
+std::mutex all_calls_mutex;
+std::vector<Calls*>& all_calls() {
+  static auto* made = new std::vector<Calls*>();
+  return *made;
+}
+// Never freed: what is destroyed at exit still calls.
+Calls& calls() {
+  static thread_local auto* const made = [] {
+    auto* own = new Calls();
+    std::lock_guard lock(all_calls_mutex);
+    all_calls().push_back(own);
+    return own;
+  }();
+  return *made;
+}
+
+}  // namespace
+
+FakeCall::FakeCall(const char* name) {
+  Calls& own = calls();
+  if (own.depth++ > 0) return;
+  own.begin = std::chrono::steady_clock::now();
+  std::lock_guard lock(own.mutex);
+  ++own.counts[name];
+}
+FakeCall::~FakeCall() {
+  Calls& own = calls();
+  if (--own.depth == 0) own.inside += std::chrono::steady_clock::now() - own.begin;
 }
 
 namespace {
@@ -282,7 +342,10 @@ void fake_cuda_end_kernel(int device, const void* owner, int ctas) {
 
 extern "C" {
 
+int cuStreamSynchronize(void* stream);
+
 int cuInit(unsigned) {
+  const FakeCall call("cuInit");
   static const int registered = std::atexit([] {
     has_shut_down = true;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for who has not noticed
@@ -290,36 +353,70 @@ int cuInit(unsigned) {
   return registered == 0 ? success : invalid_value;
 }
 int cuDeviceGetCount(int* count) {
-  *count = device_count;
+  const FakeCall call("cuDeviceGetCount");
+  *count = device_count();
   return success;
 }
 int cuDeviceGet(int* device, int ordinal) {
+  const FakeCall call("cuDeviceGet");
   *device = ordinal;
-  return ordinal < 0 || ordinal >= device_count ? invalid_value : success;
+  return ordinal < 0 || ordinal >= device_count() ? invalid_value : success;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
+  const FakeCall call("cuDeviceGetAttribute");
   if (attribute != 16) return invalid_value;
   *value = multiprocessors();
   return success;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
+  const FakeCall call("cuDevicePrimaryCtxRetain");
   *context = reinterpret_cast<void*>(static_cast<long>(device) + 1);
   return success;
 }
+// Contexts cost nothing here, so all are there.
+int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* is_active) {
+  const FakeCall call("cuDevicePrimaryCtxGetState");
+  *flags = 0;
+  *is_active = 1;
+  return success;
+}
 int cuCtxGetCurrent(void** context) {
+  const FakeCall call("cuCtxGetCurrent");
   *context = current_context;
   return success;
 }
 int cuCtxSetCurrent(void* context) {
+  const FakeCall call("cuCtxSetCurrent");
   current_context = context;
   return success;
 }
 int cuStreamCreate(void** stream, unsigned) {
-  *stream = new Queue();
+  const FakeCall call("cuStreamCreate");
+  auto* made = new Queue();
+  *stream = made;
+  std::lock_guard lock(streams().mutex);
+  streams().of_devices[static_cast<std::size_t>(current_device())].push_back(made);
+  return success;
+}
+int cuCtxSynchronize() {
+  const FakeCall call("cuCtxSynchronize");
+  if (const int status = unsafe_call(); status != success) return status;
+  std::vector<void*> all{nullptr};
+  {
+    std::lock_guard lock(streams().mutex);
+    const auto& made = streams().of_devices[static_cast<std::size_t>(current_device())];
+    all.insert(all.end(), made.begin(), made.end());
+  }
+  for (void* stream : all) {
+    const StreamClock clock = access_order().now(&queue_of(stream));
+    if (!queue_of(stream).is_idle()) cuStreamSynchronize(stream);
+    access_order().host_waits(clock);
+  }
   return success;
 }
 int cuStreamDestroy_v2(void*) { return success; }
 int cuStreamQuery(void* stream) {
+  const FakeCall call("cuStreamQuery");
   if (const int status = unsafe_call(); status != success) return status;
   const StreamClock clock = access_order().now(&queue_of(stream));
   if (!queue_of(stream).is_idle()) return not_ready;
@@ -327,16 +424,23 @@ int cuStreamQuery(void* stream) {
   return success;
 }
 int cuThreadExchangeStreamCaptureMode(int* mode) {
+  const FakeCall call("cuThreadExchangeStreamCaptureMode");
   std::swap(*mode, capture_mode);
   return success;
 }
 int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void**, const void**, std::size_t*) {
+  const FakeCall call("cuStreamGetCaptureInfo_v2");
   const auto graph = queue_of(stream).capture;
   *status = graph ? (graph->is_broken ? 2 : 1) : 0;
   if (graph && id != nullptr) *id = graph->id;
   return success;
 }
+int cuStreamIsCapturing(void* stream, int* status) {
+  const FakeCall call("cuStreamIsCapturing");
+  return cuStreamGetCaptureInfo_v2(stream, status, nullptr, nullptr, nullptr, nullptr);
+}
 int cuStreamBeginCapture_v2(void* stream, int mode) {
+  const FakeCall call("cuStreamBeginCapture_v2");
   static std::atomic<unsigned long long> last_id{0};
   Queue& queue = queue_of(stream);
   queue.capture = std::make_shared<Graph>();
@@ -349,6 +453,7 @@ int cuStreamBeginCapture_v2(void* stream, int mode) {
   return success;
 }
 int cuStreamEndCapture(void* stream, void** graph) {
+  const FakeCall call("cuStreamEndCapture");
   Queue& queue = queue_of(stream);
   const auto made = queue.capture;
   const bool is_joined = made->ends_with(queue.last);
@@ -367,28 +472,46 @@ int cuStreamEndCapture(void* stream, void** graph) {
 }
 // A graph is its own executable here.
 int cuGraphLaunch(void* graph, void* stream) {
+  const FakeCall call("cuGraphLaunch");
   const Graph& launched = **static_cast<std::shared_ptr<Graph>*>(graph);
   for (const std::size_t node : launched.order) queue_of(stream).push(launched.nodes[node].task);
   return success;
 }
+int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+  const FakeCall call("cuGraphInstantiateWithFlags");
+  *executable = new std::shared_ptr<Graph>(*static_cast<std::shared_ptr<Graph>*>(graph));
+  return success;
+}
+// How many there are; nodes themselves are nobody's to see.
+int cuGraphGetNodes(void* graph, void** nodes, std::size_t* count) {
+  const FakeCall call("cuGraphGetNodes");
+  if (nodes != nullptr) return not_supported;
+  *count = (*static_cast<std::shared_ptr<Graph>*>(graph))->nodes.size();
+  return success;
+}
 int cuGraphDestroy(void* graph) {
+  const FakeCall call("cuGraphDestroy");
   delete static_cast<std::shared_ptr<Graph>*>(graph);
   return success;
 }
 int cuEventCreate(void** event, unsigned) {
+  const FakeCall call("cuEventCreate");
   *event = new Event();
   return success;
 }
 int cuEventDestroy_v2(void* event) {
+  const FakeCall call("cuEventDestroy_v2");
   delete static_cast<Event*>(event);
   return success;
 }
 int cuEventRecord(void* event, void* stream) {
+  const FakeCall call("cuEventRecord");
   auto point = std::make_shared<Point>();
   auto* recorded = static_cast<Event*>(event);
   Queue& queue = queue_of(stream);
   std::lock_guard lock(recorded->mutex);
   recorded->point = point;
+  recorded->is_captured = queue.capture != nullptr;
   recorded->graph = queue.capture;
   recorded->last = queue.last;
   recorded->clock = access_order().now(&queue);
@@ -396,27 +519,54 @@ int cuEventRecord(void* event, void* stream) {
   return success;
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  const FakeCall call("cuStreamWaitEvent");
   auto* waited = static_cast<Event*>(event);
   Queue& queue = queue_of(stream);
   std::lock_guard lock(waited->mutex);
   if (!waited->point) return success;
-  if (!waited->graph) {
+  if (!waited->is_captured) {
     // A capture cannot wait for what runs outside of it.
     if (queue.capture) return capture_isolation;
     access_order().wait(&queue, waited->clock);
     queue.push([point = waited->point] { point->wait(); });
     return success;
   }
+  const auto graph = waited->graph.lock();
+  if (!graph) return capture_isolation;
   if (!queue.capture) {
-    if (waited->graph->origin->capture != waited->graph) return capture_isolation;  // that capture has ended
-    queue.capture = waited->graph;
-    waited->graph->members.push_back(&queue);
+    if (graph->origin->capture != graph) return capture_isolation;  // that capture has ended
+    queue.capture = graph;
+    graph->members.push_back(&queue);
   }
-  if (queue.capture != waited->graph) return capture_isolation;
+  if (queue.capture != graph) return capture_isolation;
   add_new(queue.last, waited->last);
   return success;
 }
+int cuEventSynchronize(void* event) {
+  const FakeCall call("cuEventSynchronize");
+  if (const int status = unsafe_call(); status != success) return status;
+  auto* waited = static_cast<Event*>(event);
+  std::unique_lock lock(waited->mutex);
+  const auto point = waited->point;
+  const StreamClock clock = waited->clock;
+  lock.unlock();
+  if (point) point->wait();
+  access_order().host_waits(clock);
+  return success;
+}
+int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  const FakeCall call("cuEventElapsedTime");
+  for (void* event : {begin, end}) {
+    const auto& point = static_cast<Event*>(event)->point;
+    if (!point) return invalid_handle;
+    if (!point->reached) return not_ready;
+  }
+  const auto passed = static_cast<Event*>(end)->point->when - static_cast<Event*>(begin)->point->when;
+  *milliseconds = std::chrono::duration<float, std::milli>(passed).count();
+  return success;
+}
 int cuEventQuery(void* event) {
+  const FakeCall call("cuEventQuery");
   if (const int status = unsafe_call(); status != success) return status;
   auto* asked = static_cast<Event*>(event);
   std::lock_guard lock(asked->mutex);
@@ -425,6 +575,7 @@ int cuEventQuery(void* event) {
   return success;
 }
 int cuStreamSynchronize(void* stream) {
+  const FakeCall call("cuStreamSynchronize");
   auto point = std::make_shared<Point>();
   const StreamClock clock = access_order().now(&queue_of(stream));
   queue_of(stream).push([point] { point->reach(); });
@@ -433,6 +584,7 @@ int cuStreamSynchronize(void* stream) {
   return success;
 }
 int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
+  const FakeCall call("cuMemAlloc_v2");
   if (const int status = unsafe_call(); status != success) return status;
   void* block = std::aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
   if (block == nullptr) return 2;
@@ -442,6 +594,7 @@ int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
   return success;
 }
 int cuMemFree_v2(unsigned long long address) {
+  const FakeCall call("cuMemFree_v2");
   std::lock_guard lock(memory_mutex);
   const auto freed = memory().extract(address);
   if (freed.empty()) return invalid_value;
@@ -449,7 +602,14 @@ int cuMemFree_v2(unsigned long long address) {
   std::free(reinterpret_cast<void*>(address));
   return success;
 }
+int cuMemsetD8Async(unsigned long long to, unsigned char value, std::size_t bytes, void* stream) {
+  const FakeCall call("cuMemsetD8Async");
+  fake_cuda_access(stream, reinterpret_cast<const void*>(to), bytes, true, "a fill");
+  queue_of(stream).push([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+  return success;
+}
 int cuMemcpyAsync(unsigned long long to, unsigned long long from, std::size_t bytes, void* stream) {
+  const FakeCall call("cuMemcpyAsync");
   fake_cuda_access(stream, reinterpret_cast<const void*>(from), bytes, false, "a copy from");
   fake_cuda_access(stream, reinterpret_cast<const void*>(to), bytes, true, "a copy to");
   queue_of(stream).push([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
@@ -465,12 +625,31 @@ int fake_cuda_count(const char* name) {
   std::lock_guard lock(counts_mutex);
   return counts()[name];
 }
+// For tests: what this thread (`others`: what all but this one) has called since the last question, as "name count"
+// lines, cut at `bytes`; and the nanoseconds that this one was inside.
+long long fake_cuda_calls(int others, char* text, std::size_t bytes) {
+  std::map<std::string_view, long> counts;
+  {
+    std::lock_guard all(all_calls_mutex);
+    for (Calls* one : all_calls()) {
+      if ((one == &calls()) == (others != 0)) continue;
+      std::lock_guard lock(one->mutex);
+      for (const auto& [name, count] : one->counts) counts[name] += count;
+      one->counts.clear();
+    }
+  }
+  std::string lines;
+  for (const auto& [name, count] : counts) lines += std::string(name) + " " + std::to_string(count) + "\n";
+  if (bytes > 0) text[lines.copy(text, bytes - 1)] = '\0';
+  return std::exchange(calls().inside, {}).count();
+}
 // For tests: a stream that is busy for a while.
 int fake_cuda_busy(void* stream, int milliseconds) {
   queue_of(stream).push([=] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
   return success;
 }
 int cuPointerGetAttribute(void* value, int attribute, unsigned long long address) {
+  const FakeCall call("cuPointerGetAttribute");
   std::lock_guard lock(memory_mutex);
   auto after = memory().upper_bound(address);
   if (after == memory().begin()) return invalid_value;
@@ -481,10 +660,14 @@ int cuPointerGetAttribute(void* value, int attribute, unsigned long long address
   return success;
 }
 int cuGetErrorName(int status, const char** name) {
+  const FakeCall call("cuGetErrorName");
   *name = status == success               ? "CUDA_SUCCESS"
           : status == not_ready           ? "CUDA_ERROR_NOT_READY"
           : status == 2                   ? "CUDA_ERROR_OUT_OF_MEMORY"
           : status == deinitialized       ? "CUDA_ERROR_DEINITIALIZED"
+          : status == invalid_handle      ? "CUDA_ERROR_INVALID_HANDLE"
+          : status == not_supported       ? "CUDA_ERROR_NOT_SUPPORTED"
+          : status == 209                 ? "CUDA_ERROR_NO_BINARY_FOR_GPU"
           : status == 700                 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
           : status == capture_unsupported ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
           : status == capture_invalidated ? "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"

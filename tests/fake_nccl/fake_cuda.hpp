@@ -14,6 +14,8 @@ void fake_cuda_access(void* stream, const void* begin, std::size_t bytes, bool w
 std::function<void()> fake_cuda_notice(void* stream);
 // Whether what is put on the stream becomes part of a graph instead of running.
 bool fake_cuda_is_capturing(void* stream);
+// Whether these bytes are page-locked memory.
+bool fake_cuda_is_pinned(const void* begin, std::size_t bytes);
 // Number of the device whose context is current.
 int fake_cuda_device();
 // A kernel of `owner` begins on the device of this stream's thread once so many multiprocessors are free, and keeps
@@ -23,6 +25,16 @@ void fake_cuda_end_kernel(int device, const void* owner, int ctas);
 
 // Counts what happens, by name, for fake_cuda_count.
 void fake_cuda_note(const char* name);
+
+// Counts a call of the driver, of the runtime or of NCCL, for fake_cuda_calls: the outermost one of a thread, as what a
+// call makes inside is not its caller's; and the time in it, which is the fakes' and nobody else's.
+class FakeCall {
+public:
+  explicit FakeCall(const char* name);
+  FakeCall(const FakeCall&) = delete;
+  FakeCall& operator=(const FakeCall&) = delete;
+  ~FakeCall();
+};
 
 // What the driver would do silently wrong ends the process here, with this text on stderr.
 [[noreturn]] void fake_cuda_misuse(const char* text);

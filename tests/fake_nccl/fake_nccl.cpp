@@ -304,6 +304,7 @@ bool is_bad(int type, int op) { return element_bytes(type) == 0 || op < 0; }
 extern "C" {
 
 int ncclGetVersion(int* out) {
+  const FakeCall call("ncclGetVersion");
   if (out == nullptr) return invalid_argument;
   *out = version;
   return success;
@@ -329,6 +330,7 @@ const char* ncclGetLastError(ncclComm*) {
 }
 
 int ncclGetUniqueId(UniqueId* id) {
+  const FakeCall call("ncclGetUniqueId");
   if (id == nullptr) return invalid_argument;
   std::memset(id, 0, sizeof(*id));
   id->magic = 0x484f4c4d4553;
@@ -338,6 +340,7 @@ int ncclGetUniqueId(UniqueId* id) {
 }
 
 int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, const char* config) {
+  const FakeCall call("ncclCommInitRankConfig");
   std::size_t bytes = 0;
   unsigned magic = 0, caller_version = 0;
   std::memcpy(&bytes, config, 8);
@@ -384,6 +387,7 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
 
 // For benchmarks that compare with raw calls: blocking, sockets.
 int ncclCommInitRank(ncclComm** comm, int size, UniqueId id, int rank) {
+  const FakeCall call("ncclCommInitRank");
   auto* made = new ncclComm();
   made->rank = rank;
   made->size = size;
@@ -395,6 +399,7 @@ int ncclCommInitRank(ncclComm** comm, int size, UniqueId id, int rank) {
 }
 
 int ncclCommGetAsyncError(ncclComm* comm, int* error) {
+  const FakeCall call("ncclCommGetAsyncError");
   if (comm == nullptr || error == nullptr) return invalid_argument;
   *error = comm->state;
   return success;
@@ -405,6 +410,7 @@ static void wait_for_graphs(ncclComm* comm) {
 }
 
 int ncclCommFinalize(ncclComm* comm) {
+  const FakeCall call("ncclCommFinalize");
   if (comm == nullptr) return success;
   const Inside inside(comm);
   while (comm->running > 0) ::usleep(100);
@@ -429,11 +435,13 @@ static void end(ncclComm* comm) {
 }
 
 int ncclCommDestroy(ncclComm* comm) {
+  const FakeCall call("ncclCommDestroy");
   if (comm != nullptr) end(comm);
   return success;
 }
 
 int ncclCommAbort(ncclComm* comm) {
+  const FakeCall call("ncclCommAbort");
   if (comm == nullptr) return success;
   if (has_fault(*comm, "abort_hang")) ::sleep(3600);
   end(comm);
@@ -441,15 +449,18 @@ int ncclCommAbort(ncclComm* comm) {
 }
 
 int ncclGroupStart() {
+  const FakeCall call("ncclGroupStart");
   ++group_depth;
   return success;
 }
 int ncclGroupEnd() {
+  const FakeCall call("ncclGroupEnd");
   if (group_depth == 0) return invalid_usage;
   return --group_depth == 0 ? flush() : success;
 }
 
 int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, ncclComm* comm) {
+  const FakeCall call("ncclRedOpCreatePreMulSum");
   if (residence != 1 || (type != 6 && type != 7 && type != 8 && type != 9)) return invalid_argument;
   comm->scales[comm->next_op] = scalar_value(scalar, type);
   *op = comm->next_op++;
@@ -458,6 +469,7 @@ int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, ncc
 int ncclRedOpDestroy(int, ncclComm*) { return success; }
 
 int ncclAllReduce(const void* send, void* recv, std::size_t count, int type, int op, ncclComm* comm, void* stream) {
+  const FakeCall call("ncclAllReduce");
   if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: all_reduce");
   if (has_fault(*comm, "refuse")) return refuse(comm, "fake: an invalid argument as asked");
   if (has_fault(*comm, "call_hang")) {
@@ -479,6 +491,7 @@ int ncclAllReduce(const void* send, void* recv, std::size_t count, int type, int
 
 int ncclReduce(const void* send, void* recv, std::size_t count, int type, int op, int root, ncclComm* comm,
                void* stream) {
+  const FakeCall call("ncclReduce");
   if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: reduce");
   void* out = comm->rank == root ? recv : nullptr;
   return add_collective(comm, stream, {send, count * element_bytes(type)},
@@ -487,6 +500,7 @@ int ncclReduce(const void* send, void* recv, std::size_t count, int type, int op
 }
 
 int ncclReduceScatter(const void* send, void* recv, std::size_t count, int type, int op, ncclComm* comm, void* stream) {
+  const FakeCall call("ncclReduceScatter");
   if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: reduce_scatter");
   return add_collective(comm, stream, {send, count * element_bytes(type) * static_cast<std::size_t>(comm->size)},
                         {recv, count * element_bytes(type)}, [=] {
@@ -497,6 +511,7 @@ int ncclReduceScatter(const void* send, void* recv, std::size_t count, int type,
 }
 
 int ncclBroadcast(const void* send, void* recv, std::size_t count, int type, int root, ncclComm* comm, void* stream) {
+  const FakeCall call("ncclBroadcast");
   if (comm == nullptr || is_bad(type, 0)) return fail(invalid_argument, "fake: broadcast");
   return add_collective(comm, stream, {send, comm->rank == root ? count * element_bytes(type) : 0},
                         {recv, count * element_bytes(type)}, [=] {
@@ -510,7 +525,13 @@ int ncclBroadcast(const void* send, void* recv, std::size_t count, int type, int
                         });
 }
 
+int ncclBcast(void* data, std::size_t count, int type, int root, ncclComm* comm, void* stream) {
+  const FakeCall call("ncclBcast");
+  return ncclBroadcast(data, data, count, type, root, comm, stream);
+}
+
 int ncclAllGather(const void* send, void* recv, std::size_t count, int type, ncclComm* comm, void* stream) {
+  const FakeCall call("ncclAllGather");
   if (comm == nullptr || is_bad(type, 0)) return fail(invalid_argument, "fake: all_gather");
   return add_collective(
       comm, stream, {send, count * element_bytes(type)},
@@ -526,9 +547,11 @@ int ncclAllGather(const void* send, void* recv, std::size_t count, int type, ncc
 }
 
 int ncclSend(const void* data, std::size_t count, int type, int peer, ncclComm* comm, void* stream) {
+  const FakeCall call("ncclSend");
   return add({comm, stream, nullptr, true, {peer, bytes_of(data), count * element_bytes(type)}});
 }
 int ncclRecv(void* data, std::size_t count, int type, int peer, ncclComm* comm, void* stream) {
+  const FakeCall call("ncclRecv");
   return add({comm, stream, nullptr, false, {peer, bytes_of(data), count * element_bytes(type)}});
 }
 }

@@ -7,29 +7,53 @@
 #include <cstdlib>
 
 #include "fake_comm.hpp"
+#include "fake_cuda.hpp"
+#include "reduction.hpp"
 
 using namespace fake_nccl;
 
 extern "C" {
 
 int ncclGetUniqueId(UniqueId* id);
+int ncclSend(const void* data, std::size_t count, int type, int peer, ncclComm* comm, void* stream);
+int ncclRecv(void* data, std::size_t count, int type, int peer, ncclComm* comm, void* stream);
+int ncclGroupStart();
+int ncclGroupEnd();
 int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, const char* config);
 
 #if FAKE_NCCL_VERSION >= 21900
 int ncclCommRegister(ncclComm* comm, void* buffer, std::size_t bytes, void** handle) {
+  const FakeCall call("ncclCommRegister");
   if (comm == nullptr || buffer == nullptr || bytes == 0) return fail(invalid_argument, "fake: register");
   *handle = buffer;
   comm->registered.insert(buffer);
   return success;
 }
 int ncclCommDeregister(ncclComm* comm, void* handle) {
+  const FakeCall call("ncclCommDeregister");
   return comm->registered.erase(handle) == 1 ? success : fail(invalid_argument, "fake: no such registration");
+}
+#endif
+
+#if FAKE_NCCL_VERSION >= 22800
+int ncclAlltoAll(const void* send, void* recv, std::size_t count, int type, ncclComm* comm, void* stream) {
+  const FakeCall call("ncclAlltoAll");
+  if (comm == nullptr || element_bytes(type) == 0) return fail(invalid_argument, "fake: all_to_all");
+  const std::size_t bytes = count * element_bytes(type);
+  ncclGroupStart();
+  for (int peer = 0; peer < comm->size; ++peer) {
+    const std::size_t skip = static_cast<std::size_t>(peer) * bytes;
+    ncclSend(static_cast<const char*>(send) + skip, count, type, peer, comm, stream);
+    ncclRecv(static_cast<char*>(recv) + skip, count, type, peer, comm, stream);
+  }
+  return ncclGroupEnd();
 }
 #endif
 
 #if FAKE_NCCL_VERSION >= 22700
 // The ranks that stay meet at a new root, whose address they leave in a file.
 int ncclCommShrink(ncclComm* old, int* excluded, int count, ncclComm** made, const char* config, int flags) {
+  const FakeCall call("ncclCommShrink");
   if (old == nullptr || count <= 0) return fail(invalid_argument, "fake: shrink");
   if (flags == 1) old->stop = true;
   if (flags == 0 && old->running > 0) return fail(invalid_usage, "fake: shrink with operations in flight");

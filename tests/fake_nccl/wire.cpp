@@ -62,11 +62,16 @@ int listen_at(sockaddr_in& address) {
   return fd;
 }
 
+// A block's title and small blocks do not wait for an acknowledgement.
+void send_at_once(int fd) {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
 int connect_to(const sockaddr_in& address) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd >= 0 && ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
-    const int on = 1;
-    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    send_at_once(fd);
     return fd;
   }
   if (fd >= 0) ::close(fd);
@@ -143,7 +148,7 @@ std::vector<int> connect_all(const sockaddr_in& root, int rank, int size, const 
     good = wait_for(listener, POLLIN, stop);
     const int fd = good ? ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC) : -1;
     good = fd >= 0 && read_all(fd, &peer, sizeof(peer), stop) && peer > rank && peer < size;
-    if (good) sockets[static_cast<std::size_t>(peer)] = fd;
+    if (good) send_at_once(sockets[static_cast<std::size_t>(peer)] = fd);
   }
   if (listener >= 0) ::close(listener);
   if (good) return sockets;

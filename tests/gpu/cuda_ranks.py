@@ -220,6 +220,23 @@ def memory(rank, size, store):
     assert used_bytes <= 4 * 4 * count, used_bytes
     gpu.done()
 
+    # Nor do those beside it, once it has waited for them.
+    fake_gpu.keep_busy(busy, 200)
+    for _ in range(20):
+        dist.all_reduce(gpu.full(count, 1.0), async_op=True).wait()
+    used_bytes = gpu.fake.take_peak_bytes() - before
+    assert used_bytes <= 2 * 4 * count, used_bytes
+    gpu.done()
+
+    # One call of NCCL needs no group.
+    fake_gpu.take_calls()
+    dist.all_reduce(data := gpu.full(count, 1.0))
+    dist.all_gather_into_tensor(gpu.full(count * size, 0.0), data)
+    dist.reduce_scatter_tensor(gpu.full(count, 0.0), gpu.full(count * size, 0.0))
+    calls = {name: number for name, number in fake_gpu.take_calls().items() if name.startswith("nccl")}
+    assert calls == {"ncclAllReduce": 1, "ncclAllGather": 1, "ncclReduceScatter": 1}, calls
+    gpu.done()
+
     # Beside the stream an operation holds its tensors, also while its work is gone.
     total = gpu.full(count, 0.0)
     for _ in range(5):

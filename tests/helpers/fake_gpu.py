@@ -139,6 +139,13 @@ def count(name: str) -> int:
     return int(_driver().fake_cuda_count(name.encode()))
 
 
+def take_calls() -> dict[str, int]:
+    """What this thread has called of the fakes since the last question, by name."""
+    text = ctypes.create_string_buffer(1 << 16)
+    _driver().fake_cuda_calls(0, text, ctypes.c_size_t(len(text)))
+    return {name: int(count) for name, count in (line.split() for line in text.value.decode().splitlines())}
+
+
 def launch(graph: int, stream: int) -> None:
     assert _driver().cuGraphLaunch(ctypes.c_void_p(graph), ctypes.c_void_p(stream)) == 0
 

@@ -81,7 +81,7 @@ int NcclCommunicator::reduction(ReduceOp op, DType dtype, const CallOptions& cal
 WorkPtr NcclCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions call) {
   check("all_reduce: the buffer", data);
   const int reduced = reduction(op, data.dtype, call);
-  return run("all_reduce", {data}, call, [this, data, reduced](nccl::Comm comm, nccl::Stream stream) {
+  return run("all_reduce", {data}, call, true, [this, data, reduced](nccl::Comm comm, nccl::Stream stream) {
     return session_->api().all_reduce(data.data, data.data, data.count, *nccl::data_type_of(data.dtype), reduced, comm,
                                       stream);
   });
@@ -94,13 +94,16 @@ WorkPtr NcclCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   check_equal_count("reduce_scatter", output, inputs[own]);
   const int reduced = reduction(op, output.dtype, call);
   const int type = *nccl::data_type_of(output.dtype);
+  if (is_one_block(inputs))
+    return run("reduce_scatter", {output, inputs.front()}, call, true,
+               [this, from = inputs.front().data, output, reduced, type](nccl::Comm comm, nccl::Stream stream) {
+                 return session_->api().reduce_scatter(from, output.data, output.count, type, reduced, comm, stream);
+               });
   std::vector<Buffer> held = inputs;
   held.insert(held.begin(), output);
-  return run("reduce_scatter", std::move(held), call,
+  return run("reduce_scatter", std::move(held), call, false,
              [this, output, inputs = std::move(inputs), reduced, type](nccl::Comm comm, nccl::Stream stream) {
                const nccl::Api& api = session_->api();
-               if (is_one_block(inputs))
-                 return api.reduce_scatter(inputs.front().data, output.data, output.count, type, reduced, comm, stream);
                nccl::Result result = nccl::success;
                for (std::size_t root = 0; root < inputs.size(); ++root)
                  result = first_error(result, api.reduce(inputs[root].data, output.data, inputs[root].count, type,
@@ -113,13 +116,16 @@ WorkPtr NcclCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   check("all_gather: the input", input);
   check_all("all_gather: the output", outputs, input.dtype);
   check_equal_count("all_gather", outputs[static_cast<std::size_t>(options_.rank)], input);
+  if (is_one_block(outputs))
+    return run("all_gather", {input, outputs.front()}, call, true,
+               [this, input, to = outputs.front().data](nccl::Comm comm, nccl::Stream stream) {
+                 return session_->api().all_gather(input.data, to, input.bytes(), byte_type, comm, stream);
+               });
   std::vector<Buffer> held = outputs;
   held.insert(held.begin(), input);
-  return run("all_gather", std::move(held), call,
+  return run("all_gather", std::move(held), call, false,
              [this, input, outputs = std::move(outputs)](nccl::Comm comm, nccl::Stream stream) {
                const nccl::Api& api = session_->api();
-               if (is_one_block(outputs))
-                 return api.all_gather(input.data, outputs.front().data, input.bytes(), byte_type, comm, stream);
                nccl::Result result = nccl::success;
                for (std::size_t root = 0; root < outputs.size(); ++root) {
                  const bool is_own = root == static_cast<std::size_t>(options_.rank);
@@ -134,7 +140,7 @@ WorkPtr NcclCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
 WorkPtr NcclCommunicator::broadcast(Buffer data, int root, CallOptions call) {
   check("broadcast: the buffer", data);
   check_rank("broadcast: root", root);
-  return run("broadcast", {data}, call, [this, data, root](nccl::Comm comm, nccl::Stream stream) {
+  return run("broadcast", {data}, call, true, [this, data, root](nccl::Comm comm, nccl::Stream stream) {
     return session_->api().broadcast(data.data, data.data, data.bytes(), byte_type, root, comm, stream);
   });
 }
@@ -143,7 +149,7 @@ WorkPtr NcclCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
   check("reduce: the buffer", data);
   check_rank("reduce: root", root);
   const int reduced = reduction(op, data.dtype, call);
-  return run("reduce", {data}, call, [this, data, reduced, root](nccl::Comm comm, nccl::Stream stream) {
+  return run("reduce", {data}, call, true, [this, data, reduced, root](nccl::Comm comm, nccl::Stream stream) {
     return session_->api().reduce(data.data, data.data, data.count, *nccl::data_type_of(data.dtype), reduced, root,
                                   comm, stream);
   });
@@ -159,7 +165,8 @@ WorkPtr NcclCommunicator::exchange(const char* operation, std::vector<std::pair<
       held.push_back(buffer);
     }
   }
-  return run(operation, std::move(held), call,
+  const bool is_one_call = sends.size() + recvs.size() == 1;
+  return run(operation, std::move(held), call, is_one_call,
              [this, sends = std::move(sends), recvs = std::move(recvs)](nccl::Comm comm, nccl::Stream stream) {
                const nccl::Api& api = session_->api();
                nccl::Result result = nccl::success;
@@ -213,7 +220,7 @@ WorkPtr NcclCommunicator::barrier_on(void* stream, CallOptions call) {
   token.stream = stream;
   const bool is_async = call.async;
   call.async = true;
-  const WorkPtr work = run("barrier", {token}, call, [this, token](nccl::Comm comm, nccl::Stream stream) {
+  const WorkPtr work = run("barrier", {token}, call, true, [this, token](nccl::Comm comm, nccl::Stream stream) {
     constexpr int sum = 0;
     return session_->api().all_reduce(token.data, token.data, 1, byte_type, sum, comm, stream);
   });

@@ -160,7 +160,7 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 WorkPtr NcclCommunicator::run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call,
-                              Enqueue enqueue) {
+                              bool is_one_call, Enqueue enqueue) {
   if (call.compression)
     throw UsageError(std::string(operation) + ": compression is for host memory over clusters; leave it out here");
   if (has_open_group()) {
@@ -169,6 +169,7 @@ WorkPtr NcclCommunicator::run(const char* operation, std::vector<Buffer> buffers
     OpenGroup& group = open_groups_.at(std::this_thread::get_id());
     std::ranges::move(buffers, std::back_inserter(group.buffers));
     group.parts.push_back(std::move(enqueue));
+    group.is_one_call = is_one_call && group.parts.size() == 1;
     return group.work;
   }
   return session_->run({.name = operation,
@@ -176,7 +177,9 @@ WorkPtr NcclCommunicator::run(const char* operation, std::vector<Buffer> buffers
                         .timeout = call.timeout.value_or(options_.timeout),
                         .enqueue = std::move(enqueue),
                         .on_callers_stream = !call.async,
-                        .holds_buffers = holds_buffers(call)});
+                        .is_one_call = is_one_call,
+                        .holds_buffers = holds_buffers(call),
+                        .frees_in_stream_order = nccl_options_.frees_in_stream_order});
 }
 
 bool NcclCommunicator::has_open_group() {
@@ -236,7 +239,9 @@ WorkPtr NcclCommunicator::end_group(CallOptions call) {
                                 return result;
                               },
                           .on_callers_stream = !call.async,
+                          .is_one_call = group.is_one_call,
                           .holds_buffers = holds_buffers(call),
+                          .frees_in_stream_order = nccl_options_.frees_in_stream_order,
                           .work = work});
   } catch (...) {
     work->fail(std::current_exception());

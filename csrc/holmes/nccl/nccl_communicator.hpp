@@ -83,6 +83,7 @@ private:
   struct OpenGroup {
     std::vector<Buffer> buffers;
     std::vector<Enqueue> parts;
+    bool is_one_call = false;  // the only part is
     std::shared_ptr<nccl::NcclWork> work;
   };
 
@@ -94,7 +95,9 @@ private:
   bool shrink_from(NcclCommunicator& parent, const std::vector<int>& excluded, Clock::time_point deadline);
   bool has_open_group();
   bool holds_buffers(const CallOptions& call) const { return call.async || !nccl_options_.frees_in_stream_order; }
-  WorkPtr run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call, Enqueue enqueue);
+  // `is_one_call`: `enqueue` makes one call of NCCL.
+  WorkPtr run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call, bool is_one_call,
+              Enqueue enqueue);
   WorkPtr exchange(const char* operation, std::vector<std::pair<int, Buffer>> sends,
                    std::vector<std::pair<int, Buffer>> recvs, const CallOptions& call);
   int reduction(ReduceOp op, DType dtype, const CallOptions& call);

@@ -55,9 +55,9 @@ void NcclWork::join() {
   if (is_final() || place().end) wait_stream(caller_);
 }
 
-void NcclWork::mark_enqueued(cuda::Stream stream, cuda::EventPtr end) {
+void NcclWork::mark_enqueued(cuda::Stream stream, cuda::EventPtr end, std::function<void()> joined) {
   std::lock_guard lock(place_mutex_);
-  place_ = {stream, std::move(end), false, nullptr};
+  place_ = {stream, std::move(end), false, std::move(joined)};
   mark_running();
 }
 

@@ -23,9 +23,9 @@ public:
 
   // --- for the session ---
   void set_caller(cuda::Stream caller) { caller_ = caller; }
-  // The operation is on the device: on `stream`, with `end` behind it.
-  void mark_enqueued(cuda::Stream stream, cuda::EventPtr end);
-  // As mark_enqueued, into a CUDA graph; `joined` runs when the caller's stream waits.
+  // The operation is on the device: on `stream`, with `end` behind it; `joined` runs when the caller's stream waits.
+  void mark_enqueued(cuda::Stream stream, cuda::EventPtr end, std::function<void()> joined);
+  // As mark_enqueued, into a CUDA graph.
   void mark_captured(cuda::Stream stream, cuda::EventPtr end, std::function<void()> joined);
   // Whether the end has been reached; completes the work then. Throws SystemError where the device reports an error.
   // False for good once the driver has shut down at the end of the process.

@@ -316,6 +316,15 @@ std::optional<Session::Pending> Session::take_back(const std::shared_ptr<NcclWor
   return taken;
 }
 
+void Session::release_buffers(const NcclWork* work) {
+  std::vector<Buffer> released;  // end after the lock
+  std::lock_guard lock(mutex_);
+  // Who waits does so mostly for the last one.
+  const auto found =
+      std::find_if(pending_.rbegin(), pending_.rend(), [&](const Pending& one) { return one.work.get() == work; });
+  if (found != pending_.rend()) released.swap(found->buffers);
+}
+
 void Session::release_captured(std::uint64_t number, std::optional<unsigned long long> living_capture) {
   std::vector<Captured> released;  // end after the lock
   std::lock_guard lock(mutex_);
@@ -324,6 +333,14 @@ void Session::release_captured(std::uint64_t number, std::optional<unsigned long
     if (is_done) released.push_back(std::move(one));
     return is_done;
   });
+}
+
+Result Session::enqueue_group(const Operation& operation, Comm comm, Stream stream) const {
+  Result result = api_.group_start();
+  if (result != success) return result;
+  result = operation.enqueue(comm, stream);
+  const Result ended = api_.group_end();
+  return result == success ? ended : result;
 }
 
 std::shared_ptr<NcclWork> Session::run(Operation operation) {
@@ -339,6 +356,9 @@ std::shared_ptr<NcclWork> Session::run(Operation operation) {
   const cuda::Stream stream = operation.on_callers_stream ? caller : stream_;
   begin_behind(operation.buffers, stream);
 
+  const bool releases_on_join =
+      operation.holds_buffers && operation.frees_in_stream_order &&
+      std::ranges::all_of(operation.buffers, [&](const Buffer& buffer) { return buffer.stream == caller; });
   const std::uint64_t number = ++sequence_;
   const std::uint64_t record = capture ? 0 : record_->begin(operation.name, operation.buffers);
   if (!operation.holds_buffers) operation.buffers.clear();
@@ -355,12 +375,8 @@ std::shared_ptr<NcclWork> Session::run(Operation operation) {
   }
   if (has_captured) release_captured(0, cuda::capture_of(stream_));
   wake_watchdog();
-  Result result = api_.group_start();
-  if (result == success) {
-    result = operation.enqueue(comm, stream);
-    const Result ended = api_.group_end();
-    if (result == success) result = ended;
-  }
+  const Result result =
+      operation.is_one_call ? operation.enqueue(comm, stream) : enqueue_group(operation, comm, stream);
   if (result != success) {
     const std::string what = std::string(operation.name) + " (operation " + std::to_string(number) + ")";
     if (!take_back(work)) throw_if_dead();  // the watchdog ended it
@@ -373,7 +389,12 @@ std::shared_ptr<NcclWork> Session::run(Operation operation) {
   cuda::EventPtr end = device_.take_event();
   cuda.check(cuda.event_record(end.get(), stream), "record a CUDA event");
   if (!capture) {
-    work->mark_enqueued(stream, std::move(end));
+    std::function<void()> joined;
+    if (releases_on_join)
+      joined = [weak = weak_from_this(), done = work.get()] {
+        if (const auto session = weak.lock()) session->release_buffers(done);
+      };
+    work->mark_enqueued(stream, std::move(end), std::move(joined));
     return work;
   }
   // It runs when the graph does; events of a capture cannot be asked.

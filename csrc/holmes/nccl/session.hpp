@@ -32,8 +32,13 @@ struct Operation {
   std::function<Result(Comm comm, Stream stream)> enqueue;
   // Runs on the first buffer's stream itself: no other stream has to wait for it, or it for them.
   bool on_callers_stream = false;
+  // Whether `enqueue` makes one call, which needs no group around it.
+  bool is_one_call = false;
   // Whether the buffers are held until it is final, or in a CUDA graph until the caller's stream waits for it.
   bool holds_buffers = true;
+  // Whether they are held no longer than until the caller's stream waits for it: what is freed then has no other owner
+  // before that stream gets there.
+  bool frees_in_stream_order = false;
   std::shared_ptr<NcclWork> work{};  // absent: made by run
 };
 
@@ -93,10 +98,13 @@ private:
   std::unique_lock<std::timed_mutex> enter(const char* what, Clock::time_point deadline);
   // Takes back what is pending; absent where the session has failed since.
   std::optional<Pending> take_back(const std::shared_ptr<NcclWork>& work);
+  // Lets go of what this operation holds: its buffers' stream is behind it now.
+  void release_buffers(const NcclWork* work);
   // Lets go of what operations up to this one hold for the graph, and of what captures that have ended do.
   void release_captured(std::uint64_t number, std::optional<unsigned long long> living_capture);
   [[noreturn]] void fail_and_throw(ErrorKind kind, const std::string& message);
   Config config() const;
+  Result enqueue_group(const Operation& operation, Comm comm, Stream stream) const;
   void begin_behind(const std::vector<Buffer>& buffers, cuda::Stream stream) const;
   void check_async_error();
   // By force, in a thread of its own; NCCL may still write to the buffers of `pending`.
