@@ -30,7 +30,7 @@ FailureDetector::FailureDetector(Group& group, const Operations& operations, std
     throw SystemError("cannot make an epoll descriptor: " + errno_text(errno) + limit_text(errno),
                       {.system_errno = errno});
   for (int peer = 0; peer < group_.size; ++peer)
-    if (peer != group_.rank) group_.controls[peer]->watch_with(controls_.get());
+    if (peer != group_.rank) group_.controls[peer]->watch_with(controls_.get(), static_cast<std::uint32_t>(peer));
 }
 
 template <typename Wanted>

@@ -73,11 +73,11 @@ void ControlConnection::send_abort(const Failure& failure) noexcept {
   send_frame(abort_frame, payload);
 }
 
-void ControlConnection::watch_with(int epoll_fd) {
+void ControlConnection::watch_with(int epoll_fd, std::uint32_t number) {
   epoll_fd_ = epoll_fd;
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.u32 = static_cast<std::uint32_t>(peer_);
+  event.data.u32 = number;
   for (const Line& line : lines_)
     if (::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, line.socket.fd.get(), &event) != 0)
       throw SystemError("cannot watch a control connection: " + errno_text(errno), {.system_errno = errno});

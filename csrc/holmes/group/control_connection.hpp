@@ -51,8 +51,8 @@ public:
   // The peer said it destroyed its communicator before it closed.
   bool said_bye() const { return bye_; }
 
-  // Makes `epoll_fd`, open as long as `drain` is called, tell `peer()` (data.u32) when there is something to drain.
-  void watch_with(int epoll_fd);
+  // Makes `epoll_fd`, open as long as `drain` is called, tell `number` (data.u32) when there is something to drain.
+  void watch_with(int epoll_fd, std::uint32_t number);
   int peer() const { return peer_; }
   const std::string& host() const { return host_; }
   const std::string& nic() const { return nic_; }
