@@ -42,7 +42,9 @@ def run_benchmarks(tree: Path, pytest_options: list[str]) -> Medians:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         # The path wins over an editable installation; the folder keeps pytest from finding this tree's packages.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "python_api")])}
+        # Within a worker of pytest-xdist pytest-benchmark would not measure; this is a run of its own.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+        environment["PYTHONPATH"] = os.pathsep.join([str(tree), str(tree / "python_api")])
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-disable-gc"]
         command += [f"--benchmark-json={result}", *pytest_options, str(BENCHMARKS)]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
