@@ -98,6 +98,7 @@ NO_SNIPPETS = {
     ("integrations.md", "initialize_megatron"): "needs megatron-core; tests/trainers/test_megatron.py runs it",
     ("integrations.md", "deepspeed_pipeline_module"): "needs deepspeed; tests/trainers/test_deepspeed.py runs it",
     ("integrations.md", "torchtitan_parallelism"): "needs torchtitan; tests/trainers/test_torchtitan.py runs it",
+    ("integrations.md", "torchft import ProcessGroupHolmes"): "needs torchft; tests/trainers/test_torchft.py runs it",
     ("optimizer.md", "last_checkpoint"): "ends when a peer is lost; tests/torch/test_optimizer_resume.py kills one",
     ("pipeline.md", "pipeline_stages"): "needs a model in parts; tests/torch/test_pipeline_steps.py has them",
     ("plan.md", "found.reasons()"): "searches for minutes; tests/unit/test_search.py has smaller ones",

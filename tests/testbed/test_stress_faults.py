@@ -166,7 +166,7 @@ def test_faults_of_the_system_are_reported_by_name(tmp_path: Path, fault: str) -
         pytest.skip(found["left_out"][fault])
     assert done.returncode == 0, done.stderr
     (row,) = found["faults"].values()
-    assert row["tried"] == row["right"] == row["reported"] > 0
+    assert row["injected"] == row["right"] == row["reported"] > 0
 
 
 def test_faults_need_the_testbed() -> None:

@@ -84,5 +84,5 @@ def test_a_job_goes_as_unbroken_through(fault, tmp_path):
     if fault in found["left_out"]:
         pytest.skip(found["left_out"][fault])
     assert done.returncode == 0, done.stderr
-    assert found["faults"] == {fault: {"tried": 1, "right": 1}}
+    assert found["faults"] == {fault: {"injected": 1, "right": 1}}
     assert "job 0 ok: " in done.stderr

@@ -33,7 +33,7 @@ class ElasticResult:
 
     def summary(self) -> dict[str, Any]:
         """Ready for JSON."""
-        rows = {name: {"tried": count, "right": self.right.get(name, 0)} for name, count in self.tried.items()}
+        rows = {name: {"injected": count, "right": self.right.get(name, 0)} for name, count in self.tried.items()}
         problems = {str(number): lines for number, lines in self.problems.items()}
         return {"seed": self.seed, "faults": rows, "problems": problems, "left_out": self.left_out}
 
