@@ -155,12 +155,14 @@ def test_a_killed_rank_is_reported_by_name_and_its_episode_comes_again(tmp_path:
 
 
 @needs_namespaces
+@pytest.mark.alone  # its episodes have deadlines of their own
 @pytest.mark.parametrize("fault", ["flipped-bit", "no-threads", "hung-folder", "unasked-messages"])
 def test_faults_of_the_system_are_reported_by_name(tmp_path: Path, fault: str) -> None:
     command = [sys.executable, "-m", "holmes", "stress", "--testbed", "--faults", fault, "--seed", "1"]
     done = subprocess.run(
         [*command, "--seconds", "8", "--save", str(tmp_path / "out")], capture_output=True, text=True, timeout=120
     )
+    assert (tmp_path / "out.json").exists(), done.stderr
     found = json.loads((tmp_path / "out.json").read_text())["holmes"]
     if fault in found["left_out"]:
         pytest.skip(found["left_out"][fault])
