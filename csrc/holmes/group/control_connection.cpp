@@ -83,9 +83,8 @@ void ControlConnection::watch_with(int epoll_fd, std::uint32_t number) {
       throw SystemError("cannot watch a control connection: " + errno_text(errno), {.system_errno = errno});
 }
 
-// Its end would be told again and again.
-void ControlConnection::lose(Line& line) {
-  line.is_lost = true;
+// Its end, and what nobody drains any more, would be told again and again.
+void ControlConnection::unwatch(const Line& line) const {
   if (epoll_fd_ >= 0) ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, line.socket.fd.get(), nullptr);
 }
 
@@ -102,6 +101,8 @@ std::optional<Failure> ControlConnection::drain() {
   for (Line& line : lines_)
     if (auto failure = drain(line)) return failure;
   closed_ |= std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.is_lost; });
+  for (const Line& line : lines_)
+    if (closed_ || line.is_lost) unwatch(line);
   return std::nullopt;
 }
 
@@ -117,11 +118,10 @@ std::optional<Failure> ControlConnection::drain(Line& line) {
       line.received.append(buffer.data(), static_cast<std::size_t>(bytes));
       if (auto failure = parse(line.received)) return failure;
     } else if (bytes == 0) {
-      lose(line);
-      closed_ = ended_in_order_ = true;
+      line.is_lost = closed_ = ended_in_order_ = true;
     } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+      line.is_lost = true;
       lost_errno_ = errno;
-      lose(line);
     } else if (errno != EINTR) {
       break;
     }

@@ -68,7 +68,7 @@ private:
   };
   void send_frame(std::uint32_t type, const std::string& payload) noexcept;
   std::optional<Failure> drain(Line& line);
-  void lose(Line& line);
+  void unwatch(const Line& line) const;
   std::optional<Failure> parse(std::string& received);
 
   int peer_;
