@@ -129,6 +129,7 @@ def _captured(port_filter: Callable[[], set[int]]) -> Iterator[list[bytes]]:
 @pytest.mark.parametrize("tls", ["off", "all"])
 def test_nothing_readable_is_on_the_wire(tls: str) -> None:
     ports: set[int] = set()
+    both_done = threading.Barrier(2, timeout=30)
 
     def body(comm: Any) -> None:
         ports.update(int(c["local_address"].rsplit(":", 1)[1]) for c in comm.connections())
@@ -140,7 +141,7 @@ def test_nothing_readable_is_on_the_wire(tls: str) -> None:
             got = np.zeros_like(data)
             comm.recv(got, 0)
             assert got.tobytes() == MARK * 512
-        comm.barrier()
+        both_done.wait()
         comm.abort(MARK.decode())  # a control message
 
     with _captured(lambda: ports) as frames:

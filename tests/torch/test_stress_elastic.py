@@ -26,7 +26,7 @@ def rank(place, events, returncode=0):
 
 def steps(numbers, generation, from_s):
     return [
-        {"event": "step", "generation": generation, "step": step, "at_s": from_s + step / 100, "ranks": 2}
+        {"event": "step", "generation": generation, "step": step, "began_s": from_s + step / 100, "ranks": 2}
         for step in numbers
     ]
 
@@ -35,7 +35,7 @@ def job(*ranks):
     return SimpleNamespace(all=ranks)
 
 
-DONE = {"event": "done", "at_s": 9.0, "value": unbroken(STEPS)}
+DONE = {"event": "done", "value": unbroken(STEPS)}
 
 
 def test_an_unbroken_run_is_the_sum_of_its_steps():
@@ -69,7 +69,7 @@ def test_any_other_is_a_problem(ranks, says):
 def test_other_generations_and_errors_than_expected_are_problems():
     right = rank(0, [*steps(range(STEPS), 2, 0.0), DONE])
     assert progress_problems(job(right), generations={1}) == ["there were the generations [2] instead of [1]"]
-    lost = rank(1, [{"event": "error", "at_s": 1.0, "error": "StoreLostError", "message": ""}], returncode=3)
+    lost = rank(1, [{"event": "error", "error": "StoreLostError", "message": ""}], returncode=3)
     assert error_problems([lost], "StoreLostError") == []
     assert "rank 0 ended with 0 instead of StoreLostError" in error_problems([right], "StoreLostError")
 

@@ -125,7 +125,7 @@ class Attempt:
         return Generation(
             number, members, rank, topology, plan, settings.checkpoints, settings.every_steps, settings.backend,
             settings.timeout_s, self.watch.can_grow, lambda: self._fence(settings.checkpoints.claim),
-            lambda: self._fence(settings.checkpoints.check_claim),
+            lambda: self._fence(settings.checkpoints.check_claim), self.watch.raise_if_failed,
         )  # fmt: skip
 
     def _fence(self, claim: Callable[[int, str, int], None]) -> None:

@@ -51,6 +51,7 @@ class Generation:
         can_grow: Callable[[], bool],
         claim: Callable[[], None] = lambda: None,
         may_write: Callable[[], None] = lambda: None,
+        may_train: Callable[[], None] = lambda: None,
     ) -> None:
         self.number, self.members, self.rank = number, tuple(members), rank
         self.world_size = len(self.members)
@@ -60,7 +61,8 @@ class Generation:
         self.saved_step: int | None = None  # of the last checkpoint written or loaded
         self.is_left = False  # at a boundary
         self._checkpoints, self._every_steps, self._backend = checkpoints, every_steps, backend
-        self._timeout_s, self._can_grow, self._claim, self._may_write = timeout_s, can_grow, claim, may_write
+        self._timeout_s, self._can_grow = timeout_s, can_grow
+        self._claim, self._may_write, self._may_train = claim, may_write, may_train
         self._last_save_failed = False
         self._state: TrackedState | None = None
         self._names_checked = False
@@ -134,11 +136,13 @@ class Generation:
         """The numbers of the steps still to do, up to `until` of the whole run; call `restore` before.
 
         After every `every_steps` of them, and after the last, collective: saves a checkpoint. If others wait to be let
-        in then, the training function is left, by an exception, and begins again with them.
+        in then, the training function is left, by an exception, and begins again with them. No step begins once the
+        generation has failed or this rank's lease is over, even where a stopped process has just gone on.
         """
         if self._state is None:
             raise UsageError("call restore before steps: the objects that checkpoints hold, and their last state")
         while self.step < until:
+            self._may_train()
             yield self.step
             self.step += 1
             self.samples += self.plan.global_batch or 0

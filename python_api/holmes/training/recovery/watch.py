@@ -84,6 +84,13 @@ class Watch:
         """Why the generation that is followed failed; None while it runs."""
         return self._failure
 
+    def raise_if_failed(self) -> None:
+        """Raises GenerationFailed once the generation has failed, or the lease is over, though no thread saw it yet."""
+        with self._changed:
+            self._check_lease()
+            if self._failure is not None:
+                raise GenerationFailed(self._failure)
+
     def hold_lease(self) -> None:
         """Returns while this rank holds its lease, waiting for the first of a generation; before anything is written.
 
@@ -91,9 +98,9 @@ class Watch:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._has_lease or self._failure is not None, self._lease_s)
-            self._check_lease()
-            if self._failure is not None or not self._has_lease:
-                raise GenerationFailed(self._failure or "the lease on the store was not granted")
+            self.raise_if_failed()
+            if not self._has_lease:
+                raise GenerationFailed("the lease on the store was not granted")
 
     def can_grow(self) -> bool:
         """Whether a generation made now would have other members, because somebody waits. On the first rank only."""

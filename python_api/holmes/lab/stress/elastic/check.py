@@ -48,12 +48,15 @@ def _value_problems(ranks: Iterable[Rank]) -> list[str]:
 
 
 def _overlaps(ranks: Iterable[Rank]) -> list[str]:
-    """Generations that trained at one time: a step of the earlier one after one of the later, on any ranks."""
+    """Generations that trained at one time: a step of the earlier one began after one of the later, on any ranks.
+
+    When a step began counts, not when it was told: a rank may be stopped between its last all_reduce and the telling.
+    """
     times_s: dict[int, list[float]] = defaultdict(list)
     for rank in ranks:
         for event in rank.events:
             if event["event"] == "step":
-                times_s[event["generation"]].append(event["at_s"])
+                times_s[event["generation"]].append(event["began_s"])
     numbers = sorted(times_s)
     return [
         f"generation {earlier} still trained {max(times_s[earlier]) - min(times_s[later]):.2f} s after {later} began"

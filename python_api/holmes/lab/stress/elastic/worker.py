@@ -24,7 +24,7 @@ from holmes_comm.errors import HolmesError
 
 def tell(event: str, **fields: object) -> None:
     """One line."""
-    sys.stdout.write(json.dumps({"event": event, "at_s": time.monotonic(), **fields}) + "\n")
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 
 
@@ -34,12 +34,13 @@ def train(run: holmes.Generation) -> float:
     model = nn.ParameterList([torch.zeros(1, dtype=torch.float64) for _ in range(4 * RANKS)])
     run.restore(model=model)
     for step in run.steps(STEPS):
+        began_s = time.monotonic()
         total = torch.tensor([gradient(step)], dtype=torch.float64)
         dist.all_reduce(total, group=run.groups.dp)
         with torch.no_grad():
             for weight in model:
                 weight.mul_(DECAY).add_(total.item() / run.world_size)
-        tell("step", generation=run.number, step=step, ranks=run.world_size)
+        tell("step", generation=run.number, step=step, ranks=run.world_size, began_s=began_s)
         time.sleep(STEP_S)
     values = {weight.item() for weight in model}
     return values.pop() if len(values) == 1 else math.nan
