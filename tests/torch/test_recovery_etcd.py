@@ -14,12 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from elastic import train_elastic  # noqa: E402
 from etcd import Etcd, needs_etcd  # noqa: E402
 from lossy_proxy import LossyProxy  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_ranks import run_ranks  # noqa: E402
 
-import holmes  # noqa: E402
 from holmes.training.recovery import Rules, StoreLostError  # noqa: E402
 from holmes.training.recovery.connect import connect_store  # noqa: E402
 from holmes.training.recovery.etcd import EtcdAddress, EtcdStore  # noqa: E402
@@ -118,18 +118,8 @@ def train_on(rank, size, _, address, folder, on_step, steps=40, lease_s=5.0):
         return "trained"
 
     try:
-        value = holmes.run_elastic(
-            train,
-            plan=lambda topology: holmes.make_plan(model_layers=1, pipeline=1, topology=topology),
-            checkpoints=folder,
-            every_steps=10,
-            store=address,
-            place=rank,
-            rules=Rules(size, join_timeout_s=60, lease_s=lease_s),
-            heartbeat_s=0.2,
-            dead_after_s=10.0,
-            timeout_s=60.0,
-        )
+        rules = Rules(size, join_timeout_s=60, lease_s=lease_s)
+        value = train_elastic(train, address, folder, place=rank, rules=rules, every_steps=10, timeout_s=60.0)
     except HolmesError as error:
         value = f"{type(error).__name__}: {error}"
     return value, done, numbers, time.monotonic() - times_s[-1]

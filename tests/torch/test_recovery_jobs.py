@@ -17,10 +17,10 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from elastic import train_elastic  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_ranks import run_ranks  # noqa: E402
 
-import holmes  # noqa: E402
 from holmes.training.recovery import Rules  # noqa: E402
 from holmes.training.recovery.rendezvous import Rendezvous  # noqa: E402
 from holmes_comm.errors import HolmesError, PeerLostError  # noqa: E402
@@ -39,15 +39,8 @@ def run(store, folder, until, after_step=lambda generation, step: None, **option
             after_step(generation, step)
         return "trained"
 
-    value = holmes.run_elastic(
-        train,
-        plan=lambda topology: holmes.make_plan(model_layers=1, pipeline=1, topology=topology),
-        checkpoints=folder,
-        every_steps=2,
-        store=store,
-        place=0,
-        **{"rules": Rules(1, join_timeout_s=30), "heartbeat_s": 0.1, "dead_after_s": 2.0, "timeout_s": 20.0, **options},
-    )
+    usual = {"rules": Rules(1, join_timeout_s=30), "heartbeat_s": 0.1, "dead_after_s": 2.0, "timeout_s": 20.0}
+    value = train_elastic(train, store, folder, place=0, **{**usual, **options})
     return value, done, numbers
 
 
@@ -188,18 +181,8 @@ def half_dead(rank, size, _, address, folder):
         return "trained"
 
     try:
-        value = holmes.run_elastic(
-            train,
-            plan=lambda topology: holmes.make_plan(model_layers=1, pipeline=1, topology=topology),
-            checkpoints=folder,
-            every_steps=2,
-            store=address,
-            place=rank,
-            rules=Rules(size, join_timeout_s=60, lease_s=2.0),
-            heartbeat_s=0.2,
-            dead_after_s=10.0,
-            timeout_s=30.0,
-        )
+        rules = Rules(size, join_timeout_s=60, lease_s=2.0)
+        value = train_elastic(train, address, folder, place=rank, rules=rules)
     except HolmesError as error:
         return type(error).__name__, str(error), numbers
     return value, "", numbers

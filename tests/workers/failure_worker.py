@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -64,26 +65,24 @@ def stopped_in_chain(comm) -> None:
     comm.recv(np.empty(10), VICTIM if comm.rank == 2 else 2)
 
 
-def killed_in_broadcast(comm) -> None:
-    """The victim passes on what it receives, and dies in the middle of that."""
-    data = np.ones(8_000_000, "float32")
-    comm.broadcast(data, 0)
+def killed_amid(comm, call) -> None:
+    """The victim dies in the middle of ``call``, which the others repeat."""
+    call()
     if comm.rank == VICTIM:
-        comm.broadcast(data, 0, async_op=True)
+        call(async_op=True)
         time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGKILL)
-    forever(lambda: comm.broadcast(data, 0))
+    forever(call)
+
+
+def killed_in_broadcast(comm) -> None:
+    """The victim passes on what it receives."""
+    killed_amid(comm, functools.partial(comm.broadcast, np.ones(8_000_000, "float32"), 0))
 
 
 def killed_in_reduce(comm) -> None:
-    """The victim sends its reduced block to the root, and dies in the middle of that."""
-    data = np.ones(8_000_000, "float32")
-    comm.reduce(data, 0)
-    if comm.rank == VICTIM:
-        comm.reduce(data, 0, async_op=True)
-        time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGKILL)
-    forever(lambda: comm.reduce(data, 0))
+    """The victim sends its reduced block to the root."""
+    killed_amid(comm, functools.partial(comm.reduce, np.ones(8_000_000, "float32"), 0))
 
 
 def wrong_operation(comm) -> None:

@@ -1,0 +1,71 @@
+// What a control connection tells the epoll that watches it: whoever sleeps on it must wake for news, and for them
+// only.
+#include "holmes/group/control_connection.hpp"
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include "check.hpp"
+#include "rail_sockets.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+
+namespace {
+
+constexpr int rails = 2;
+
+struct Watched {
+  RailSockets sockets = rail_sockets(rails);
+  UniqueFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
+  ControlConnection control{1, "b1", "eth0", std::move(sockets.left)};
+
+  Watched() { control.watch_with(epoll.get(), 1); }
+  bool has_news(int wait_ms) const {
+    pollfd fd{epoll.get(), POLLIN, 0};
+    return ::poll(&fd, 1, wait_ms) == 1;
+  }
+};
+
+void a_frame_is_told_until_it_is_read() {
+  Watched watched;
+  CHECK(!watched.has_news(0));
+  ControlConnection peer(0, "a0", "eth0", std::move(watched.sockets.right));
+  peer.send_doorbell();
+  CHECK(watched.has_news(1000));
+  while (watched.has_news(50)) CHECK(!watched.control.drain());
+  CHECK(!watched.control.is_closed());
+}
+
+// The first end tells that the process is gone; nobody drains after it, and the others end a moment later.
+void the_ends_of_the_other_rails_wake_nobody_any_more() {
+  for (int first = 0; first < rails; ++first) {
+    Watched watched;
+    watched.sockets.right[static_cast<std::size_t>(first)].fd.reset();
+    CHECK(watched.has_news(1000) && !watched.control.drain());
+    CHECK(watched.control.is_closed());
+    watched.sockets.right.clear();
+    CHECK(!watched.has_news(50));
+  }
+}
+
+void a_lost_rail_is_silent_and_the_other_is_heard() {
+  Watched watched;
+  reset_connection(watched.sockets.right[0].fd.get());
+  CHECK(watched.has_news(1000) && !watched.control.drain());
+  CHECK(!watched.control.is_closed());
+  CHECK(!watched.has_news(50));
+  ControlConnection peer(0, "a0", "eth0", std::move(watched.sockets.right));
+  peer.send_bye();
+  CHECK(watched.has_news(1000) && !watched.control.drain());
+  CHECK(watched.control.said_bye());
+}
+
+}  // namespace
+
+int main() {
+  a_frame_is_told_until_it_is_read();
+  the_ends_of_the_other_rails_wake_nobody_any_more();
+  a_lost_rail_is_silent_and_the_other_is_heard();
+  return result("control_connection");
+}
