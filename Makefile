@@ -5,6 +5,9 @@ TORCH ?= 2.13.0
 # pip options for torch, such as the CPU wheels' index that pytorch.org names (--index-url ...). Without one, pip's
 # configured indexes decide; the public one has only the CUDA build, which works without a GPU too but is gigabytes.
 TORCH_PIP_ARGS ?=
+# The versions that `make wheels` builds the backend for.
+TORCHES ?= $(TORCH)
+WHEEL_CUDA ?= ON
 TORCHTITAN ?= 0.3.0
 TORCHFT ?= 0.2.0
 PYTEST_ARGS ?=
@@ -26,7 +29,7 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-trainers test-cuda-fake bench-cuda-fake soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python clean
+.PHONY: help build demo test test-cpp test-python test-trainers test-cuda-fake bench-cuda-fake soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
@@ -43,6 +46,7 @@ help:
 	@echo "make fuzz      the fuzzers of everything a peer can send, FUZZ_SECONDS=60 each"
 	@echo "make fuzz-python   random operations against numpy, a minute (FUZZ_ARGS='--minutes 60 --seed 1000')"
 	@echo "make stubs     regenerate holmes_comm/_C.pyi and docs/environment.md"
+	@echo "make wheels    what is released, into dist/, tried as a user would (TORCHES='2.12.1 2.13.0', WHEEL_CUDA=OFF)"
 	@echo "make build     environment and in-place build;  make clean removes both"
 
 # --- set-up: each stamp is redone when what it depends on changed ---
@@ -202,5 +206,9 @@ stubs: build
 	$(BIN)/python tools/make_stubs.py holmes_comm/_C.pyi
 	$(BIN)/python tools/make_environment.py
 
+# This Python's; PYTHON=python3.12 makes another's.
+wheels: build
+	$(BIN)/python tools/make_wheels.py --torch $(TORCHES) --cuda $(WHEEL_CUDA)
+
 clean:
-	rm -rf build dist *.egg-info $(VENV) holmes_comm/lib holmes_comm/include holmes_comm/*.so
+	rm -rf build dist *.egg-info $(VENV) holmes_comm/lib holmes_comm/include holmes_comm/c10d holmes_comm/*.so

@@ -16,8 +16,8 @@ def has_torch() -> bool:
     """Whether the environment that Holmes is installed into has torch.
 
     -E: pip's build isolation hides that environment's packages behind PYTHONPATH, and the c10d backend must be built
-    against exactly its torch. AUTOLOAD=0: torch would import a Holmes that is just being built. csrc/torch.cmake
-    asks in the same way.
+    against exactly its torch. AUTOLOAD=0: torch would import a Holmes that is just being built. The CMakeLists.txt of
+    csrc/c10d asks in the same way.
     """
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     query = [sys.executable, "-E", "-c", "import torch"]
@@ -60,11 +60,12 @@ class CMakeBuild(build_ext):
         status = {"NINJA_STATUS": "[%f of %t, %e s] ", **os.environ}
         subprocess.run(["cmake", "--build", str(build_dir)], check=True, env=status)
         # What an older version installed must neither stay nor be overwritten while a process has it mapped.
-        for stale in [package_dir / "lib", package_dir / "include"]:
-            shutil.rmtree(stale, ignore_errors=True)
+        for stale in ("lib", "include", "c10d"):
+            shutil.rmtree(package_dir / stale, ignore_errors=True)
         for module in package_dir.glob("_*.so"):
             module.unlink()
-        subprocess.run(["cmake", "--install", str(build_dir)], check=True, stdout=subprocess.DEVNULL)
+        strip = [] if self.inplace else ["--strip"]
+        subprocess.run(["cmake", "--install", str(build_dir), *strip], check=True, stdout=subprocess.DEVNULL)
 
 
 setup(ext_modules=[Extension("holmes_comm._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -1,4 +1,4 @@
-# The Python modules: _C (pybind11), and _c10d where torch is importable.
+# The Python modules: _C (pybind11), and the c10d backend where torch is.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 find_package(pybind11 CONFIG REQUIRED)
 pybind11_add_module(_C
@@ -25,5 +25,8 @@ target_link_libraries(_C PRIVATE holmes)
 set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
 install(TARGETS _C LIBRARY DESTINATION .)
 if(HOLMES_TORCH)
-  include(torch.cmake)
+  add_subdirectory(c10d)
 endif()
+# What `holmes build-torch` compiles.
+install(DIRECTORY c10d DESTINATION c10d/source FILES_MATCHING PATTERN "*.?pp" PATTERN "CMakeLists.txt")
+install(DIRECTORY bindings DESTINATION c10d/source FILES_MATCHING PATTERN "*.hpp")

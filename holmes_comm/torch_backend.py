@@ -22,10 +22,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holmes_comm import replace_gloo
+from holmes_comm import c10d_module, replace_gloo
 from holmes_comm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,9 +48,6 @@ __all__ = [
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
 _RETURN_S = 0.1
-#: The torch that the compiled half was built for.
-_BUILT_FOR = Path(__file__).with_name("_c10d.torch")
-_BUILD_AGAIN = "pip install --no-build-isolation --no-deps --force-reinstall holmes-comm (or a source tree's path)"
 #: Of torch 2.13 and later: torchcomms then makes groups in place of the backends that torch knows.
 _TORCHCOMMS = (
     "TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 (torch.distributed.config.use_torchcomms) gives every group to torchcomms, "
@@ -91,23 +87,6 @@ def register() -> None:
     _extend("split_group", _split_group)
     _extend("_new_process_group_helper", _new_process_group_helper)
     replace_gloo.install()
-
-
-def _check_build() -> None:
-    """Raises UsageError where the compiled half is missing, or was built for another torch, which it would crash."""
-    import torch
-
-    if not _BUILT_FOR.exists():
-        raise UsageError(
-            "this Holmes was built without torch, so it has no torch.distributed backend (a build in pip's isolation "
-            f"does not see torch); build it again beside torch: {_BUILD_AGAIN}"
-        )
-    built_for = _BUILT_FOR.read_text()
-    if built_for.split(".")[:2] != torch.__version__.split(".")[:2]:
-        raise UsageError(
-            f"Holmes' torch.distributed backend was built for torch {built_for}, and this is torch "
-            f"{torch.__version__}; build it again: {_BUILD_AGAIN}"
-        )
 
 
 def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
@@ -171,9 +150,9 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     ``options``: torch's _DistributedBackendOptions; ``pg_options``: NicSelection, GroupOptions or None. Raises what
     agreeing and connecting raise.
     """
-    _check_build()
     from holmes_comm.metrics_server import start_from_environment
 
+    c10d_module.load()
     start_from_environment()
     rank, size = options.group_rank, options.group_size
     if pg_options is None:
@@ -220,7 +199,6 @@ def _connect(
     import torch.distributed as dist
 
     from holmes_comm._C import CommunicatorOptions, log_nics
-    from holmes_comm._c10d import ProcessGroupHolmes
     from holmes_comm.clusters import agree_membership, bindings
     from holmes_comm.nics import NicSelection
 
@@ -254,7 +232,7 @@ def _connect(
         made_of.cluster_nics = bindings(membership.cluster_nics)
         made_of.job_rank = global_ranks[rank] if global_ranks else rank
         log_nics(made_of, membership.reason)
-        return ProcessGroupHolmes(
+        return c10d_module.load().ProcessGroupHolmes(
             store,
             made_of,
             global_ranks=global_ranks,

@@ -60,19 +60,28 @@ def test_cpp_program_links_the_installed_library(tmp_path):
     assert run.stdout.split() == ["3", "3"]
 
 
-@pytest.mark.parametrize("built_for", ["2.0.1", None])
-def test_a_backend_of_another_torch_is_not_loaded(built_for, tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch", reason="needs torch")
-    from holmes_comm import UsageError, torch_backend
+@pytest.mark.parametrize(
+    ("known", "says"), [(["2.9", "2.13"], "for torch 2.9, 2.13, and"), ([], "built without torch")]
+)
+def test_a_backend_of_another_torch_is_not_loaded(known, says, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="needs torch")
+    from holmes_comm import UsageError, c10d_module
 
-    torch_backend._check_build()  # as installed
-    monkeypatch.setattr(torch_backend, "_BUILT_FOR", tmp_path / "_c10d.torch")
-    expected = "built without torch"
-    if built_for is not None:
-        (tmp_path / "_c10d.torch").write_text(built_for)
-        expected = f"built for torch 2.0.1, and this is torch {torch.__version__}"
-    with pytest.raises(UsageError, match=f"(?s){re.escape(expected)}.*pip install --no-build-isolation"):
-        torch_backend._check_build()
+    assert ".".join(c10d_module.load().__file__.split("/")[-2:]).startswith(c10d_module._minor())  # as installed
+    monkeypatch.setattr(c10d_module, "installed_minors", lambda: known)
+    monkeypatch.setattr(c10d_module, "_version", lambda: "2.0.1+cpu")
+    with pytest.raises(UsageError, match=f"{re.escape(says)}.*this is torch 2.0.1.*holmes build-torch"):
+        c10d_module.load.__wrapped__()
+
+
+def test_what_the_package_has_is_listed_from_old_to_new(tmp_path, monkeypatch):
+    from holmes_comm import c10d_module
+
+    for minor, file in (("2.13", c10d_module._FILE), ("2.9", c10d_module._FILE), ("2.10", "_c10d.another-python.so")):
+        (tmp_path / "c10d" / minor).mkdir(parents=True)
+        (tmp_path / "c10d" / minor / file).touch()
+    monkeypatch.setattr(c10d_module, "_PACKAGE", tmp_path)
+    assert c10d_module.installed_minors() == ["2.9", "2.13"]
 
 
 def test_make_build_says_what_it_does_before_it_is_silent(tmp_path):

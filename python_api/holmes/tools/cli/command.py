@@ -46,6 +46,10 @@ SUBCOMMANDS = {
         "Rates for the simulator from `holmes bench` files.",
     ),
     "env": ("tools.cli.env:env", "The environment variables that Holmes reads, and what is set here."),
+    "build-torch": (
+        "tools.cli.build_torch:build_torch",
+        "Compile the torch.distributed backend for the torch that is installed here.",
+    ),
     "demo": ("lab.demo.cli:demo", "Train a small GPT over two emulated clusters, with and without Holmes."),
 }
 

