@@ -185,6 +185,8 @@ _MINUTES = "takes minutes"
 NO_COMMANDS = {
     "make demo": f"{_MINUTES}; CI and tests/testbed/test_demo.py run the demo",
     "make test": "runs this test",
+    "make wheels": f"{_MINUTES}; it tries itself what it has made",
+    "holmes build-torch": f"{_MINUTES}; make wheels runs it",
     "pip install": f"{_MINUTES} and changes the environment; tests/unit/test_install.py looks at what is installed",
     "holmes stress --testbed": f"{_MINUTES}; make stress, and tests/testbed/test_stress_faults.py with fewer",
     "holmes debug": "asks running processes; tests/multirank/test_debug.py has some that hang",
