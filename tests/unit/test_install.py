@@ -84,6 +84,15 @@ def test_what_the_package_has_is_listed_from_old_to_new(tmp_path, monkeypatch):
     assert c10d_module.installed_minors() == ["2.9", "2.13"]
 
 
+def test_a_build_without_tools_names_them(monkeypatch):
+    pytest.importorskip("torch", reason="needs torch")
+    from holmes_comm import UsageError, c10d_module
+
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
+    with pytest.raises(UsageError, match=r"cmake is not here.*pip install cmake ninja"):
+        c10d_module.build()
+
+
 def test_make_build_says_what_it_does_before_it_is_silent(tmp_path):
     """pip is quiet, and hides what a build under it prints: the C++ engine is built before, in sight."""
     if shutil.which("make") is None:
