@@ -333,7 +333,6 @@ def test_import_torch_registers_the_backend():
 
 HALF_INSTALLED = """
 import sys
-sys.modules["holmes_comm._c10d"] = None
 sys.modules["holmes_comm._C"] = None
 import torch, torch.distributed as dist
 try:

@@ -20,7 +20,7 @@ from holmes.tools.cli import load
 from holmes.tools.cli.command import SUBCOMMANDS
 
 #: What shows no result of its own: it runs somebody's command, serves, writes files, prints another tool's format.
-WITHOUT_JSON = {"store", "demo", "simulate calibrate", "plan export", "testbed run"}
+WITHOUT_JSON = {"store", "demo", "build-torch", "simulate calibrate", "plan export", "testbed run"}
 SIZES = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 16, "vocabulary": 64}
 
 
