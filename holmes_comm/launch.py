@@ -1,8 +1,9 @@
 """What a launcher's environment says of this process: rank, size, and where the ranks meet.
 
-``torchrun``, Kubernetes' PyTorchJob and whatever else sets RANK and WORLD_SIZE; ``srun`` alone; ``mpirun`` of Open MPI;
-``mpiexec`` of MPICH and others with PMI. Where several are there, the innermost counts: what torchrun sets, then MPI,
-then Slurm, which may have started the other two.
+``torchrun``, Ray Train, Kubernetes' PyTorchJob and whatever else sets RANK and WORLD_SIZE; Kubernetes' Jobs with an
+index (JobSet); ``srun`` alone; ``mpirun`` of Open MPI; ``mpiexec`` of MPICH and others with PMI. Where several are
+there, the innermost counts: what torchrun sets, then MPI, then Slurm, which may have started the other two. A recipe
+for each: docs/launchers.md.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from holmes_comm.errors import UsageError
 
 __all__ = ["Launch", "recognize", "set_environment"]
 
+_KUBERNETES_JOB = "Kubernetes Job"
 _PORT = 29500  # torchrun's
 _PORTS = 20000  # of those from 10000 on, for jobs that have a number: two jobs of one host differ
 
@@ -55,7 +57,10 @@ class Launch:
         """Address and port of the job's store. Raises UsageError where the launcher does not say them."""
         if self.port is None or (self.address is None and self.launcher not in _WITHOUT_ADDRESS):
             missing = "MASTER_ADDR" if self.address is None else "MASTER_PORT"
-            raise UsageError(f"WORLD_SIZE is set, but not {missing}; start the job with torchrun")
+            fix = "start the job with torchrun"
+            if self.launcher == _KUBERNETES_JOB:
+                fix = "name it in the manifest (MASTER_ADDR: pod 0, JOBSET-JOB-0-0.JOBSET in a JobSet)"
+            raise UsageError(f"WORLD_SIZE is set, but not {missing}; {fix}")
         if self.address is None:
             raise UsageError(
                 f"{self.launcher} started {self.size} ranks on several hosts and does not say where they meet; set "
@@ -79,7 +84,9 @@ def recognize(environ: Mapping[str, str] | None = None) -> Launch | None:
     if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:  # srun's; a batch script has only the first
         return _from_slurm(environ)
     if "WORLD_SIZE" in environ:
-        return _from_torchrun(environ)  # says what is missing
+        # What is missing is said there, or it is the index that Kubernetes gives to each pod of a Job.
+        index = environ.get("JOB_COMPLETION_INDEX")
+        return _from_torchrun(environ if index is None else {**environ, "RANK": index})
     return None
 
 
@@ -124,6 +131,8 @@ def _from_torchrun(environ: Mapping[str, str]) -> Launch:
         launcher = "torchrun"
     elif "HOLMES_TESTBED" in environ:
         launcher = "holmes testbed"
+    elif environ.get("JOB_COMPLETION_INDEX") == environ["RANK"]:
+        launcher = _KUBERNETES_JOB
     else:
         launcher = "Kubernetes" if "KUBERNETES_SERVICE_HOST" in environ else "RANK and WORLD_SIZE"
     address = environ.get("MASTER_ADDR") or None

@@ -43,6 +43,13 @@ TORCHRUN = {
 KUBERNETES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"} | {
     "KUBERNETES_SERVICE_HOST": "10.0.0.1"
 }
+#: A pod of a JobSet's Indexed Job: the index comes from Kubernetes, the rest from the manifest.
+JOBSET = {
+    "JOB_COMPLETION_INDEX": "3",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "holmes-a-0-0.holmes",
+    "MASTER_PORT": "29500",
+} | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 #: Variables, and launcher, rank, size, local rank, local size and address that they mean.
 MEANT = [
     (SLURM, ("Slurm", 5, 8, 1, 2, "gpu003")),
@@ -55,6 +62,10 @@ MEANT = [
     (TORCHRUN, ("torchrun", 3, 4, 1, 2, "head")),
     (TORCHRUN | OPEN_MPI | SLURM, ("torchrun", 3, 4, 1, 2, "head")),
     (KUBERNETES, ("Kubernetes", 0, 2, None, None, "job-master-0")),
+    (JOBSET, ("Kubernetes Job", 3, 4, None, None, "holmes-a-0-0.holmes")),
+    (JOBSET | {"RANK": "3"}, ("Kubernetes Job", 3, 4, None, None, "holmes-a-0-0.holmes")),
+    # torchrun in a pod of an Indexed Job: the index is the node's.
+    (TORCHRUN | {"JOB_COMPLETION_INDEX": "3"}, ("torchrun", 3, 4, 1, 2, "head")),
 ]
 
 
@@ -71,6 +82,7 @@ def test_a_launcher_is_recognized(variables, meant):
     "variables",
     [
         {},
+        {"JOB_COMPLETION_INDEX": "1"},  # where torchrun will be started
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # a batch script, which is no rank
         SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # srun --pty bash
         OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
@@ -101,6 +113,7 @@ def test_contradictions_are_named(variables, words):
         (MPICH, "MPICH started 4 ranks on several hosts and does not say where they meet; set MASTER_ADDR"),
         ({name: text for name, text in TORCHRUN.items() if name != "MASTER_ADDR"}, "but not MASTER_ADDR"),
         ({name: text for name, text in TORCHRUN.items() if name != "MASTER_PORT"}, "but not MASTER_PORT"),
+        ({name: text for name, text in JOBSET.items() if name != "MASTER_ADDR"}, "in the manifest .MASTER_ADDR: pod 0"),
     ],
 )
 def test_a_missing_address_is_named(variables, words):

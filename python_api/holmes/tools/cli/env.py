@@ -44,7 +44,7 @@ def _launcher() -> str:
 
 
 def _print(console: Console, launcher: str, rows: list[dict[str, Any]]) -> None:
-    console.print(f"launcher: {launcher}", markup=False, highlight=False)
+    console.print(f"launcher: {launcher}", markup=False, highlight=False, soft_wrap=True)  # one line for grep
     table = Table(box=None, pad_edge=False, show_lines=True, header_style="bold")
     for header in ("variable", "values", "default", "meaning"):
         table.add_column(header, overflow="fold")
