@@ -29,11 +29,12 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-trainers test-cuda-fake bench-cuda-fake soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels clean
+.PHONY: help build demo test test-cpp test-python test-trainers test-launchers test-cuda-fake bench-cuda-fake soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
 	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan, torchft and the examples (installs them)"
+	@echo "make test-launchers  srun, mpirun, mpiexec, Ray Train start two ranks each (installs them where it can)"
 	@echo "make test-cuda-fake  torch's CUDA build, and its ProcessGroupNCCL beside Holmes, on a fake CUDA runtime (installs gigabytes)"
 	@echo "make bench-cuda-fake  their calls, memory and host time side by side (BENCH_ARGS='--save')"
 	@echo "make soak      random training programs against plain torch (SOAK_ARGS='--minutes 60 --seed 1')"
@@ -47,6 +48,7 @@ help:
 	@echo "make fuzz-python   random operations against numpy, a minute (FUZZ_ARGS='--minutes 60 --seed 1000')"
 	@echo "make stubs     regenerate holmes_comm/_C.pyi and docs/environment.md"
 	@echo "make wheels    what is released, into dist/, tried as a user would (TORCHES='2.12.1 2.13.0', WHEEL_CUDA=OFF)"
+	@echo "make docs      the documentation as a site, build/site/index.html, every link checked"
 	@echo "make build     environment and in-place build;  make clean removes both"
 
 # --- set-up: each stamp is redone when what it depends on changed ---
@@ -95,6 +97,10 @@ $(VENV)/.trainers-$(TORCHTITAN)-$(TORCHFT): requirements-trainers.txt $(VENV)/.b
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(PIP) --no-deps torchtitan==$(TORCHTITAN); fi
 	@touch $@
 
+$(VENV)/.launchers: requirements-launchers.txt $(VENV)/.built
+	@tests/launchers/install.sh $(BIN)/python
+	@touch $@
+
 build: $(VENV)/.built
 
 # --- run ---
@@ -124,7 +130,11 @@ test-cpp: build $(VENV)/.nccl
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --timeout 120
 
 test-python: build $(VENV)/.nccl
-	$(BIN)/python -m pytest --ignore tests/trainers -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --ignore tests/trainers --ignore tests/launchers -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
+
+# Real launchers on this machine; HOLMES_TEST_CRDS=FOLDER checks the manifests too (docs/launchers.md).
+test-launchers: $(VENV)/.launchers
+	$(BIN)/python -m pytest tests/launchers $(PYTEST_ARGS)
 
 test-trainers: $(VENV)/.trainers-$(TORCHTITAN)-$(TORCHFT)
 	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)
@@ -209,6 +219,15 @@ stubs: build
 # This Python's; PYTHON=python3.12 makes another's.
 wheels: build
 	$(BIN)/python tools/make_wheels.py --torch $(TORCHES) --cuda $(WHEEL_CUDA)
+
+$(VENV)/.docs: requirements-docs.txt $(VENV)/.created
+	@echo "installing requirements-docs.txt"
+	@$(PIP) -r requirements-docs.txt
+	@touch $@
+
+# build/site/index.html; a dead link, anchor or name fails it.
+docs: $(VENV)/.docs
+	PYTHONPATH=tools NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
 
 clean:
 	rm -rf build dist *.egg-info $(VENV) holmes_comm/lib holmes_comm/include holmes_comm/c10d holmes_comm/*.so

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,7 @@ SNIPPETS = {
     ("optimizer.md", "last_report.summary()"): (TESTBED, GROUPS + MODEL + OPTIMIZER, ""),
     ("partition.md", "best_partition(problem)"): (HERE, PLANNING, "assert best.layers_per_stage == (17, 13)\n"),
     ("partition.md", "replanner.observe"): (HERE, OBSERVED, ""),
+    ("launchers.md", "set_environment()"): (TORCHRUN, "", "dist.destroy_process_group()\n"),
     ("upstream.md", "two parameters, one gradient"): (TORCHRUN, "", ""),
     ("upstream.md", "Checkpointed(nn.Linear)"): (TORCHRUN, "import sys\nsys.argv[1:] = ['eval']\n", ""),
 }
@@ -103,6 +105,9 @@ NO_SNIPPETS = {
     ("pipeline.md", "pipeline_stages"): "needs a model in parts; tests/torch/test_pipeline_steps.py has them",
     ("plan.md", "found.reasons()"): "searches for minutes; tests/unit/test_search.py has smaller ones",
     ("rails.md", "max_rails=2"): "names NICs of the reader's machine; tests/testbed/test_rails.py runs it on its own",
+    ("tutorial.md", "make_plan"): "test_the_tutorial below runs the page in order",
+    ("tutorial.md", "os.kill"): "as above",
+    ("tutorial.md", "time.sleep"): "as above",
     ("recovery.md", "run_elastic"): "its model is left out; examples/elastic_gpt.py is a whole one, and runs below",
 }
 
@@ -150,7 +155,7 @@ def test_a_snippet_runs_as_printed(place: tuple[str, str], folder: Path, monkeyp
 # --- commands ---
 
 #: Programs that a printed command begins with, after variables.
-PROGRAM = re.compile(r"    ((?:[A-Z_]+=\S+ )*(?:holmes|torchrun|python|make|pip) .*)")
+PROGRAM = re.compile(r"    ((?:[A-Z_]+=\S+ )*(?:holmes|torchrun|python3?|make|pip|srun|mpirun|mpiexec\S*|kubectl) .*)")
 QUICK = "--seconds 0.02 --rounds 1"
 #: A printed command without its comment -> what is replaced in it, and what is added so that it ends in seconds.
 COMMANDS: dict[str, tuple[dict[str, str], str]] = {
@@ -160,6 +165,8 @@ COMMANDS: dict[str, tuple[dict[str, str], str]] = {
     "holmes stress": ({"holmes stress": "torchrun --nproc-per-node 2 --no-python holmes stress"}, "--seconds 1"),
     "holmes testbed run -- CMD": ({"CMD": "true"}, ""),
     "holmes bench": ({}, f"--sizes 1K {QUICK} --ranks 2"),
+    "holmes env": ({}, ""),
+    "torchrun --nproc-per-node 2 examples/any_launcher.py": ({"examples": f"{ROOT}/examples"}, ""),
     "holmes plan check plan.yaml --topology topology.yaml": ({}, ""),
     "holmes plan show plan.yaml --rank 5": ({}, ""),
     "holmes plan explain plan.yaml": ({"plan.yaml": "searched.yaml"}, ""),
@@ -178,6 +185,22 @@ COMMANDS: dict[str, tuple[dict[str, str], str]] = {
         f"--sizes 1K {QUICK} --ranks 2",
     ),
 }
+_LAUNCHER = "needs its launcher; tests/launchers/test_launchers.py runs it (make test-launchers)"
+#: In this order, in one folder; the last two in two terminals.
+TUTORIAL = [
+    "holmes testbed show two-clusters",
+    "holmes testbed run -- holmes doctor",
+    "holmes testbed run -- holmes topology --save topology.yaml",
+    "holmes bench all_reduce --testbed pair --sizes 1K,1M --peers none",
+    "holmes bench all_reduce --testbed two-clusters --sizes 1M --nics class:ethernet --peers none",
+    "holmes plan --topology topology.yaml --model gpt-3.6b --gpu A100-80GB --global-batch 64 --output plan.yaml",
+    "holmes plan show plan.yaml",
+    "holmes plan check plan.yaml --topology topology.yaml",
+    "holmes testbed run -- python train.py",
+    "holmes testbed run -- python dies.py",
+    "holmes testbed run --timeout-s 60 -- python hangs.py",
+    "holmes debug",
+]
 _ELIDED = "what follows is left out in print"
 _HOSTS = "needs a cluster of hosts"
 _MINUTES = "takes minutes"
@@ -200,8 +223,17 @@ NO_COMMANDS = {
     "holmes simulate calibrate": "needs rates measured on InfiniBand; tests/unit/test_bench_compute.py runs it",
     "holmes bench all_reduce --nics class:infiniband": "needs an InfiniBand port; tests/testbed have emulated ones",
     "torchrun --nnodes 16": _HOSTS,
+    "torchrun --nnodes 2": _HOSTS,
+    "srun": _LAUNCHER,
+    "mpirun": _LAUNCHER,
+    "mpiexec": _LAUNCHER,
+    "python examples/ray_train.py": _LAUNCHER,
+    "kubectl": "needs a Kubernetes cluster; tests/launchers/test_manifests.py checks what is applied",
+    "python3 -m venv": "makes an environment; tools/make_wheels.py does as the tutorial says",
+    **dict.fromkeys(TUTORIAL, "test_the_tutorial below runs the page in order"),
     "torchrun ... pretrain_gpt.py": _ELIDED,
     "HOLMES_METRICS_PORT=9400 torchrun ...": _ELIDED,
+    "HOLMES_STORE=head:29400 srun": _ELIDED,
 }
 
 
@@ -237,6 +269,55 @@ def test_a_command_runs_as_printed(command: str, folder: Path) -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Traceback" not in run.stderr
+
+
+# --- the tutorial, from its second step on ---
+
+
+@needs_namespaces
+@pytest.mark.timeout(600)  # fifteen commands
+def test_the_tutorial(folder: Path) -> None:
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    printed = [
+        re.split(r"\s+# ", match[1])[0].strip() for line in page.splitlines() if (match := PROGRAM.fullmatch(line))
+    ]
+    assert [command for command in printed if command.startswith("holmes")] == ["holmes nics", *TUTORIAL]
+    for name, text in re.findall(r"Save as `(\w+\.py)`:\n\n```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        (folder / name).write_text(text)
+    (folder / "topology.yaml").unlink()
+    (folder / "plan.yaml").unlink()
+    env = environment(folder)
+    quick = {"holmes bench": QUICK}
+
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        more = next((words for start, words in quick.items() if command.startswith(start)), "")
+        words = shlex.split(f"{command} {more}")
+        return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+
+    *before, dies, hangs, debug = TUTORIAL
+    said = {command: run(command) for command in before}
+    failed = {command: done.stdout + done.stderr for command, done in said.items() if done.returncode != 0}
+    assert not failed
+    trained = said["holmes testbed run -- python train.py"].stdout
+    for network in ("infiniband 10.10.0.0/16", "roce 10.11.0.0/16"):
+        assert trained.count(f"data parallel: {network} at 1 Gbit/s") == 2, trained
+    lost = run(dies)
+    assert lost.returncode != 0
+    for words in ("rank 2 (host b0", "is lost", "during all_reduce #51"):
+        assert words in lost.stdout + lost.stderr
+    with subprocess.Popen(
+        shlex.split(hangs), cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as job:
+        try:
+            deadline = time.monotonic() + 40
+            found = run(debug)
+            while "has not entered all_reduce #51" not in found.stdout and time.monotonic() < deadline:
+                time.sleep(1)
+                found = run(debug)
+        finally:
+            job.terminate()
+    assert re.search(r"rank 2 .*has not entered all_reduce #51", found.stdout), found.stdout
+    assert "hangs.py:7" in found.stdout
 
 
 # --- the elastic example, as examples/README.md prints it ---
