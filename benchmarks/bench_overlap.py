@@ -29,7 +29,7 @@ from overlap_variants import Ours, PacedSettings, Variant, make_variants
 from shaped_pair import RESULTS, run_pair, write_results
 
 import holmes
-from holmes.lab.demo.data import Batches
+from holmes.lab.demo.model import Batches
 
 HIDDEN_GOAL, BOUND_GOAL = 0.85, 1.15
 OURS = "DistributedOptimizer, holmes"

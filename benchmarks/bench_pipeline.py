@@ -19,8 +19,7 @@ from shaped_pair import run_pair, write_results
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
 
 import holmes
-from holmes.lab.demo.data import Batches
-from holmes.lab.demo.model import Stage, loss_of
+from holmes.lab.demo.model import Batches, Stage, loss_of
 from holmes.lab.demo.settings import Settings
 
 SCHEDULES = {

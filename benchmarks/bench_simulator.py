@@ -25,7 +25,7 @@ from pathlib import Path
 import yaml
 from simulator_jobs import gloo_job, holmes_job
 
-from holmes.lab.demo.data import Batches
+from holmes.lab.demo.model import Batches
 from holmes.lab.demo.run_demo import make_runs, testbed_launch
 from holmes.lab.demo.runs import Run
 from holmes.lab.demo.settings import Settings

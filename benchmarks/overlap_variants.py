@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import holmes
-from holmes.lab.demo.data import Batches
-from holmes.lab.demo.model import Stage, loss_of
+from holmes.lab.demo.model import Batches, Stage, loss_of
 from holmes.lab.demo.settings import Settings
 from holmes.tools.bench.timing import machine_cpu_s
 

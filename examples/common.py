@@ -6,8 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from holmes.lab.demo.data import Batches
-from holmes.lab.demo.model import Stage, loss_of, make_optimizer
+from holmes.lab.demo.model import Batches, Stage, loss_of, make_optimizer
 from holmes.lab.demo.settings import Settings
 
 __all__ = ["Batches", "Settings", "Stage", "arguments", "loss_of", "make_optimizer", "share_of_batch", "train"]

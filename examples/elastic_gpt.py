@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import holmes
-from holmes.lab.demo.data import Batches
-from holmes.lab.demo.model import Stage, loss_of
+from holmes.lab.demo.model import Batches, Stage, loss_of
 from holmes.lab.demo.settings import Settings
 from holmes.lab.demo.train_holmes import example
 

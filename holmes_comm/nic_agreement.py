@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import Any, Literal, NamedTuple
 
 from holmes_comm import _C, errors
 from holmes_comm._C import host_identity, host_name
-from holmes_comm.descriptors import check_descriptors
+from holmes_comm.errors import SystemError
 from holmes_comm.nic_selection import NicSelection, summarize
 
 Carrier = Literal["tcp", "nccl"]
 RDMA_CLASSES = ("infiniband", "roce", "roce_v1", "roce_v2")
+_FOR_SYSFS = 4  # that reading it has open at a time, and some to spare
 
 
 class Agreement(NamedTuple):
@@ -126,3 +128,21 @@ def _rdma_ports(nics: list[_C.Nic], selection: NicSelection) -> list[_C.Nic]:
     except errors.NicError:
         return []
     return [nic for nic in found if nic.port_name and nic.is_up and nic.nic_class in RDMA_CLASSES]
+
+
+def check_descriptors() -> None:
+    """Where too few are left to read sysfs, NICs would look as if they were not there. Raises SystemError."""
+    spare: list[int] = []
+    try:
+        for _ in range(_FOR_SYSFS):
+            spare.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))  # one by one: all are closed again
+    except OSError as error:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise SystemError(
+            f"cannot look at the NICs: {error.strerror} (errno {error.errno}); this process may open {limit} files "
+            "(ulimit -n), raise that",
+            system_errno=error.errno,
+        ) from error
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)

@@ -21,7 +21,6 @@ ORDER = [
     "holmes.cluster.probe",
     "holmes.cluster",
     "holmes.planning.schedule",
-    "holmes.planning.trainers",
     "holmes.planning.model",
     "holmes.planning.groups",
     "holmes.planning.partition",

@@ -2,8 +2,7 @@
 
 import torch
 
-from holmes.lab.demo.data import Batches
-from holmes.lab.demo.model import Stage, loss_of, make_optimizer
+from holmes.lab.demo.model import Batches, Stage, loss_of, make_optimizer
 
 
 def single_process_losses(settings, steps, make_scheduler=None):

@@ -16,13 +16,20 @@ from test_demo import TINY, launch_on_loopback, quiet, recorded
 from topologies import two_clusters
 from torch import nn
 
-from holmes.lab.demo.ablation import Ablation, Measured
-from holmes.lab.demo.ablation_rows import ROWS, adapted, megatron_like, without_adapting, without_nic_choice
+from holmes.lab.demo.ablation import (
+    ROWS,
+    Ablation,
+    Measured,
+    adapted,
+    megatron_like,
+    without_adapting,
+    without_nic_choice,
+)
 from holmes.lab.demo.ablation_table import checks_of, print_ablation, rows_of, write_ablation
 from holmes.lab.demo.comparison import largest_difference
+from holmes.lab.demo.device import slow_down
 from holmes.lab.demo.runs import Run, launch_here
 from holmes.lab.demo.settings import Settings
-from holmes.lab.demo.slow_compute import slow_down
 from holmes.planning.plan import Plan, plan_for
 
 SETTINGS = Settings()

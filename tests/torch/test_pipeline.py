@@ -11,8 +11,11 @@ from torch import nn  # noqa: E402
 from torch_ranks import init, run_ranks  # noqa: E402
 
 import holmes  # noqa: E402
-from holmes.lab.demo.data import Batches  # noqa: E402
-from holmes.lab.demo.model import Stage, loss_of  # noqa: E402
+from holmes.lab.demo.model import (  # noqa: E402
+    Batches,
+    Stage,
+    loss_of,
+)
 from holmes.lab.demo.settings import Settings  # noqa: E402
 
 SETTINGS = Settings(layers=4, width=32, heads=2, sequence=16, global_batch=16)

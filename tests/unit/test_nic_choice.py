@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holmes.cluster.probe.inventory import usable_ports
+from holmes.cluster.probe.discover import usable_ports
 from holmes.cluster.topology import Host, NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
 from holmes.lab.fake_sysfs import write_sysfs
 from holmes.planning.groups.reach import Reach

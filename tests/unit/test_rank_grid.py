@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes.planning.groups.rank_grid import KINDS, RankGrid
-from holmes.planning.groups.rank_text import from_text, short, to_text
+from holmes.words import from_text, short, to_text
 
 MEGATRON = {  # initialize_model_parallel's groups: the generator and the token it is asked for
     "dp_cp": ("dense", "dp-cp"),

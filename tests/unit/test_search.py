@@ -17,11 +17,11 @@ from holmes.planning.model.gpus import gpu_named
 from holmes.planning.model.presets import PRESETS, load_model
 from holmes.planning.plan import Plan
 from holmes.planning.plan.proof import check
+from holmes.planning.schedule import TRAINERS
 from holmes.planning.search import Assumptions, Wanted, machines_of, search
 from holmes.planning.search.candidate import evaluate
 from holmes.planning.search.estimate import estimate
 from holmes.planning.search.layout import Layout
-from holmes.planning.trainers import TRAINERS
 from holmes.tools.cli.plan import app
 from holmes.training.integrations.export import export_plan
 

@@ -13,8 +13,8 @@ from topologies import topology_of
 
 import holmes
 from holmes.cluster.topology import Topology
-from holmes.planning.groups.rank_text import from_text
 from holmes.planning.groups.sizes import Limits, Sizes, divisors, nearest, possible_pipelines, problems
+from holmes.words import from_text
 
 hosts = st.lists(st.lists(st.sampled_from([1, 2, 4, 6, 8]), min_size=2, max_size=4), min_size=1, max_size=3)
 wanted_sizes = st.builds(

@@ -15,14 +15,14 @@ import pytest
 from test_groups import loopback
 from topologies import hosts_of, port
 
+from holmes.cluster.probe.discover import local_gpu
 from holmes.cluster.probe.exchange import Exchange
-from holmes.cluster.probe.inventory import local_gpu
 from holmes.cluster.probe.meter import Meter
-from holmes.cluster.probe.pairs import pack, tournament
+from holmes.cluster.probe.rates import pack, tournament
 from holmes.cluster.probe.stream import Listener, Window, _ping, dial
 from holmes.cluster.topology import Fabric, Host, Port, candidate_fabrics, make_topology
 from holmes.cluster.topology.contradictions import contradictions, mixed_wires
-from holmes.cluster.topology.graph import components
+from holmes.cluster.topology.fabrics import components
 from holmes.cluster.topology.measured import (
     PairRate,
     host_rates,

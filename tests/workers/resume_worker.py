@@ -16,8 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import holmes
-from holmes.lab.demo.data import Batches
-from holmes.lab.demo.model import Stage, loss_of
+from holmes.lab.demo.model import Batches, Stage, loss_of
 from holmes.lab.demo.settings import Settings
 from holmes_comm.errors import PeerLostError
 

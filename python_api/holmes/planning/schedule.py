@@ -1,7 +1,9 @@
-"""Pipeline schedules: one set of names for plan, partition and simulator, and how many micro-batches a stage holds."""
+"""Pipeline schedules: one set of names for plan, partition and simulator, how many micro-batches a stage holds, and
+what each trainer can run: the search keeps to that, and the exports check it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -58,3 +60,27 @@ def _undominated(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     reached = np.asarray((rows[None, :, :] >= rows[:, None, :]).all(axis=2))
     np.fill_diagonal(reached, False)
     return rows[~reached.any(axis=1)]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Its name in messages, its pipeline schedules, and what it can compute again before the backward."""
+
+    title: str
+    schedules: tuple[str, ...]
+    recomputations: tuple[str, ...] = ("none", "selective", "full")
+
+
+TRAINERS = {
+    "megatron": Trainer("Megatron", ("1f1b", "interleaved")),
+    "deepspeed": Trainer("DeepSpeed's pipeline", ("1f1b",), ("none", "full")),
+    "torchtitan": Trainer("torchtitan", ("gpipe", "1f1b", "interleaved")),
+    "flagscale": Trainer("FlagScale", ("1f1b",)),
+}
+
+
+def trainer_named(name: str) -> Trainer:
+    """Raises ValueError naming those there are."""
+    if name not in TRAINERS:
+        raise UsageError(f"trainer {name!r} is unknown; known are {', '.join(TRAINERS)}")
+    return TRAINERS[name]

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from holmes.planning.groups.group import Group
 from holmes.planning.groups.rank_grid import KINDS, check_kind
-from holmes.planning.groups.rank_text import short
 from holmes.planning.plan.plan import Plan
+from holmes.words import short
 from holmes_comm.errors import JobError, UsageError
 
 

@@ -1,8 +1,7 @@
 """Probe: the ranks exchange their inventories, try which assumed fabrics connect, and measure how fast they are."""
 
-from holmes.cluster.probe.discover import discover_topology
+from holmes.cluster.probe.discover import discover_topology, local_inventory, usable_ports
 from holmes.cluster.probe.exchange import Exchange
-from holmes.cluster.probe.inventory import local_inventory, usable_ports
 from holmes.cluster.probe.reach import Responder, ask_token, confirm_fabrics, reaches
 
 __all__ = [

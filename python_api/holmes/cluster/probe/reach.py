@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holmes.cluster.probe.exchange import Exchange
 from holmes.cluster.topology import Fabric, Host, make_fabric
-from holmes.cluster.topology.graph import components
+from holmes.cluster.topology.fabrics import components
 
 _TARGETS = 4  # hosts that all others of a fabric try to reach in one round
 _ROUNDS = 4  # after which hosts that reached nobody count as alone

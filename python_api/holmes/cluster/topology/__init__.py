@@ -5,7 +5,6 @@ Flow: every rank's `NodeInventory` -> `merge_hosts` -> `candidate_fabrics` -> (p
 best fabric. Written by hand for machines one does not have: docs/topology.md.
 """
 
-from holmes.cluster.topology.clusters import find_clusters, make_topology
 from holmes.cluster.topology.fabrics import candidate_fabrics, make_fabric, merge_hosts
 from holmes.cluster.topology.parts import (
     NIC_CLASSES,
@@ -19,7 +18,7 @@ from holmes.cluster.topology.parts import (
     TopologyFinding,
 )
 from holmes.cluster.topology.preference import ROUTED
-from holmes.cluster.topology.topology import Topology
+from holmes.cluster.topology.topology import Topology, find_clusters, make_topology
 
 __all__ = [
     "NIC_CLASSES",

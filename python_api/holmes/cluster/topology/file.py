@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from holmes import files
-from holmes.cluster.topology.clusters import make_topology
 from holmes.cluster.topology.fabrics import candidate_fabrics, make_fabric
 from holmes.cluster.topology.fields import Entry, numbered
 from holmes.cluster.topology.parts import NIC_CLASSES, Fabric, Host, Link, Port, TopologyFinding
-from holmes.cluster.topology.topology import Topology
+from holmes.cluster.topology.topology import Topology, make_topology
 from holmes_comm.errors import UsageError
 
 KIND, VERSION = "holmes topology", 2

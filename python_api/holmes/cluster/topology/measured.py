@@ -15,8 +15,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from holmes.cluster.topology.contradictions import some
-from holmes.cluster.topology.fabrics import make_fabric
-from holmes.cluster.topology.graph import components
+from holmes.cluster.topology.fabrics import components, make_fabric
 from holmes.cluster.topology.parts import Fabric, Host, TopologyFinding
 from holmes.cluster.topology.preference import ROUTED
 

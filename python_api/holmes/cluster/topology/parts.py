@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holmes.cluster.topology.preference import are_alike
@@ -90,10 +90,6 @@ class Fabric:
         if self.measured_gbps is None or (self.host_limited and self.speed_gbps is not None):
             return self.speed_gbps
         return self.measured_gbps
-
-    def joins(self, host_ids: Iterable[str]) -> bool:
-        """True when every one of these hosts has a NIC in this fabric."""
-        return all(host_id in self.ports for host_id in host_ids)
 
     def port_of(self, host: Host) -> Port | None:
         """The NIC of `host` in this fabric; None where it has none."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from holmes.lab.demo.data import Batches
 from holmes.lab.demo.data_parallel import DataParallel
 from holmes.lab.demo.device import rank_device
-from holmes.lab.demo.model import Stage, loss_of, make_optimizer
+from holmes.lab.demo.model import Batches, Stage, loss_of, make_optimizer
 from holmes.lab.demo.record import Recorder
 from holmes.lab.demo.settings import rank_arguments
 

@@ -12,12 +12,10 @@ import torch.distributed as dist
 from torch.distributed.pipelining import ScheduleGPipe
 
 import holmes
-from holmes.lab.demo.data import Batches
-from holmes.lab.demo.device import finish, rank_device
-from holmes.lab.demo.model import Stage, loss_of
+from holmes.lab.demo.device import finish, rank_device, slow_down
+from holmes.lab.demo.model import Batches, Stage, loss_of
 from holmes.lab.demo.record import Recorder
 from holmes.lab.demo.settings import Settings, rank_arguments
-from holmes.lab.demo.slow_compute import slow_down
 
 
 class TimedStage(holmes.PipelineStage):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from holmes.lab.demo.data import Batches
 from holmes.lab.demo.device import rank_device
-from holmes.lab.demo.model import Stage, loss_of, make_optimizer
+from holmes.lab.demo.model import Batches, Stage, loss_of, make_optimizer
 from holmes.lab.demo.record import Recorder
 from holmes.lab.demo.settings import rank_arguments
 

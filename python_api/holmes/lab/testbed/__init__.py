@@ -8,10 +8,19 @@ Each node is a set of network, hostname, IPC and mount namespaces; each fabric i
 to its rate in both directions; fabrics have no route to each other. Needs util-linux and iproute2, and user namespaces.
 """
 
-from holmes.lab.testbed.errors import SpecError, TestbedError
 from holmes.lab.testbed.launch import RankFailure, RunningJob, Testbed, TestbedResult, TestbedSession
 from holmes.lab.testbed.session import Process, Session
-from holmes.lab.testbed.spec import Cluster, NetworkSpec, Nic, Node, Spec, builtin_specs, load_spec
+from holmes.lab.testbed.spec import (
+    Cluster,
+    NetworkSpec,
+    Nic,
+    Node,
+    Spec,
+    SpecError,
+    TestbedError,
+    builtin_specs,
+    load_spec,
+)
 
 __all__ = [
     "Cluster",

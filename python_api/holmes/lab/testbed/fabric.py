@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from holmes.lab.testbed.errors import SpecError
-from holmes.lab.testbed.spec import Nic, Node, Spec
+from holmes.lab.testbed.spec import Nic, Node, Spec, SpecError
 from holmes.tools.debug.sources import testbed_runtime_folder
 
 _ROOT = PurePosixPath("/run/holmes")

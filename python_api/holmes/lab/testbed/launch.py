@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holmes.lab.testbed.errors import TestbedError
 from holmes.lab.testbed.session import Process, Session
-from holmes.lab.testbed.spec import Spec, load_spec
+from holmes.lab.testbed.spec import Spec, TestbedError, load_spec
 from holmes_comm.errors import UsageError
 
 MASTER_PORT = 29500  # free in every node: their networks hold nothing but this job

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from holmes.lab.testbed.errors import TestbedError
+from holmes.lab.testbed.spec import TestbedError
 
 _PACKAGES = {
     "unshare": "util-linux",

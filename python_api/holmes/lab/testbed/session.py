@@ -18,9 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from holmes.lab.testbed import fabric, sysfs
-from holmes.lab.testbed.errors import TestbedError
 from holmes.lab.testbed.requirements import explain_refusal, find_tools
-from holmes.lab.testbed.spec import Spec
+from holmes.lab.testbed.spec import Spec, TestbedError
 
 _START_S = 20.0  # namespaces come up in milliseconds; a machine under load may need longer
 _STOP_S = 5.0

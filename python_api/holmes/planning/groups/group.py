@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from holmes.planning.groups.rank_grid import KINDS, RankGrid
-from holmes.planning.groups.rank_text import short
 from holmes.planning.groups.reach import Reach
+from holmes.words import short
 from holmes_comm.errors import UsageError
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from holmes.cluster.topology import Cluster, Topology
 from holmes.cluster.topology.preference import best_first
-from holmes.planning.groups.rank_text import short
+from holmes.words import short
 from holmes_comm.errors import UsageError
 
 Ints = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holmes.cluster.topology import Cluster, Topology
-from holmes.planning.groups.rank_text import to_text
+from holmes.words import to_text
 from holmes_comm.errors import UsageError
 
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from holmes.planning.partition.chain import best_chain
 from holmes.planning.partition.memory import cuts_of, starts
-from holmes.planning.partition.problem import Floats, Ints, PartitionProblem, partition_at
-from holmes.planning.partition.rules import split_evenly
+from holmes.planning.partition.problem import Floats, Ints, PartitionProblem, partition_at, split_evenly
 
 _LISTED_SPREADS = 200_000  # of one stage's layers over its chunks
 

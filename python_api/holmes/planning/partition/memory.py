@@ -10,8 +10,15 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from holmes.planning.partition.problem import LAYER_KINDS, Floats, PartitionProblem, Stage, costs
-from holmes.planning.partition.rules import split_by_speed, split_evenly
+from holmes.planning.partition.problem import (
+    LAYER_KINDS,
+    Floats,
+    PartitionProblem,
+    Stage,
+    costs,
+    split_by_speed,
+    split_evenly,
+)
 from holmes.planning.partition.window import Window
 
 SWEEPS = 50  # rounds of improvement of an interleaved partition, each over all windows; in practice 2 to 5 happen

@@ -14,12 +14,12 @@ from holmes import files
 from holmes.cluster.topology import Cluster, Topology
 from holmes.planning.groups.group import Group, Groups
 from holmes.planning.groups.rank_grid import KINDS, RankGrid, check_kind, order_ranks, ordered_clusters
-from holmes.planning.groups.rank_text import short
 from holmes.planning.groups.reach import HostRanks, Network, Reach
 from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, problems
 from holmes.planning.model.gpt import check_recomputation
-from holmes.planning.partition.rules import split_evenly
+from holmes.planning.partition.problem import split_evenly
 from holmes.planning.schedule import check_schedule
+from holmes.words import short
 from holmes_comm.errors import UsageError
 
 _NEED_A_NETWORK = ("tp_cp", "dp_cp", "pp", "tp_ep", "expt_dp")  # all other groups but tp_ep_pp follow from these
@@ -187,7 +187,7 @@ class Plan:
 
     def describe(self) -> str:
         """A few lines for people: sizes, clusters, and the groups' ranks, NICs and reasons."""
-        from holmes.planning.plan.text import describe
+        from holmes.planning.plan.file import describe
 
         return describe(self)
 

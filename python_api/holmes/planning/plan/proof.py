@@ -13,10 +13,10 @@ import numpy as np
 
 from holmes.cluster.topology import Host, Topology
 from holmes.planning.groups.rank_grid import KINDS, Ints, check_kind
-from holmes.planning.groups.rank_text import short
 from holmes.planning.groups.reach import Reach, Shared
 from holmes.planning.groups.sizes import Limits, Sizes, fixes, problems
 from holmes.planning.plan.plan import Plan
+from holmes.words import short
 from holmes_comm.errors import UsageError
 
 GroupLists = Mapping[str, Sequence[Sequence[int]]]

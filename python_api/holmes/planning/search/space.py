@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from holmes.cluster.topology import Topology
 from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, divisors, problems
 from holmes.planning.model.gpt import RECOMPUTATIONS, Transformer, check_recomputation
-from holmes.planning.schedule import SCHEDULES, check_schedule
+from holmes.planning.schedule import SCHEDULES, check_schedule, trainer_named
 from holmes.planning.search.machines import ClusterMachines, Machines
-from holmes.planning.trainers import trainer_named
 from holmes_comm.errors import UsageError
 
 _MOST_ORDERS = 24

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holmes.cluster.probe import Exchange
+
 Samples = NDArray[np.float64]
 
 
@@ -17,14 +19,11 @@ class Control:
         self.rank = rank
         self.ranks = ranks
         self._store = store
-        self._sequence = 0
+        self._exchange = Exchange(store, rank, ranks, "bench")
 
     def gather(self, samples: Samples) -> Samples:
         """Collective. Returns every rank's float64 samples, one row for each rank, on every rank."""
-        key = f"bench/{self._sequence}"
-        self._sequence += 1
-        self._store.set(f"{key}/{self.rank}", samples.tobytes())
-        return np.stack([np.frombuffer(bytes(self._store.get(f"{key}/{rank}"))) for rank in range(self.ranks)])
+        return np.array(self._exchange.all_gather(samples.tolist()))
 
     def maximum(self, samples: Samples) -> Samples:
         """Collective. Returns the element-wise maximum over ranks: an operation is over when its last rank is."""

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from holmes import files
 from holmes.cluster.topology import Topology
-from holmes.planning.groups.rank_text import from_text
 from holmes.planning.plan.file import KIND
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import GroupLists, Proof, check
@@ -20,7 +19,7 @@ from holmes.tools.cli.plan_search import explain, search
 from holmes.tools.cli.refusal import RefusingCommand, RefusingGroup
 from holmes.training.integrations.export import FORMATS, export_plan
 from holmes.training.integrations.start_order import hosts_in_order
-from holmes.words import count
+from holmes.words import count, from_text
 from holmes_comm.errors import UsageError
 
 app = typer.Typer(

@@ -13,11 +13,11 @@ from holmes import files
 from holmes.cluster.topology import Topology
 from holmes.planning.model.presets import load_model
 from holmes.planning.plan.plan import Plan
+from holmes.planning.schedule import TRAINERS
 from holmes.planning.search import Assumptions, SearchResult, Wanted
 from holmes.planning.search import search as run_search
 from holmes.planning.search.candidate import Candidate
 from holmes.planning.search.reasons import SHOWN, describe
-from holmes.planning.trainers import TRAINERS
 from holmes.tools.cli.output import JsonFile, show
 from holmes_comm.errors import UsageError
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from holmes.planning.groups.rank_text import short
 from holmes.tools.debug.cause import Cause
 from holmes.tools.debug.failures import is_part, other_failure, what_failed
 from holmes.tools.debug.members import Communicator, JobRecord, Member, SetUp, jobs_of
@@ -13,6 +12,7 @@ from holmes.tools.debug.record import ProcessRecord
 from holmes.tools.debug.sources import Silent
 from holmes.tools.debug.text import doing, in_operation, name_of, names_of, place_of, seconds
 from holmes.tools.debug.waits import ABSENT, LINK, Wait, waits_of
+from holmes.words import short
 
 __all__ = ["diagnose", "diagnose_job"]
 

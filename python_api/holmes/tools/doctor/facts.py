@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from holmes.cluster.topology import NodeInventory, Port, Topology, merge_hosts
-from holmes.cluster.topology.clusters import make_topology
+from holmes.cluster.topology.topology import make_topology
 
 if TYPE_CHECKING:
     from holmes.planning.plan.plan import Plan

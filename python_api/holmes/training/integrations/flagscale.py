@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from holmes.cluster.topology import Cluster
-from holmes.planning.groups.rank_text import short
 from holmes.planning.plan.plan import Plan
 from holmes.training.integrations.megatron import assumed
 from holmes.training.integrations.requirements import NotExpressible, require_one, require_trainer
 from holmes.training.integrations.start_order import hosts_in_order
+from holmes.words import short
 
 
 def flagscale_config(plan: Plan) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes.planning.plan.plan import Plan
-from holmes.planning.trainers import trainer_named
+from holmes.planning.schedule import trainer_named
 from holmes_comm.errors import UsageError
 
 

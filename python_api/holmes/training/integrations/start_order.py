@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from holmes.planning.groups.rank_text import short
 from holmes.planning.plan.plan import Plan
 from holmes.training.integrations.requirements import NotExpressible
+from holmes.words import short
 from holmes_comm.errors import UsageError
 
 

@@ -1,13 +1,19 @@
-"""Link: the size of a bucket from what the group's link measures."""
+"""Link: the size of a bucket from what the group's link and a small step of the optimizer measure."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
+from holmes.training.overlap.buckets import ParameterSize, lay_out
+from holmes.training.overlap.parameters import Trained
+from holmes.training.overlap.shards import ShardOptimizer, settings_of
+from holmes.training.overlap.storage import BucketStorage
 from holmes.training.overlap.transfers import Lane
 from holmes.training.overlap.usage import agree
 
@@ -19,17 +25,17 @@ _PROBE_BYTES, _LARGEST_PROBE_BYTES = 1 << 20, 1 << 24
 _ROUNDS = 5
 
 
-def bucket_bytes_for(lane: Lane, total_bytes: int, device: torch.device, small_step: Callable[[], None]) -> int:
+def bucket_bytes_for(lane: Lane, total_bytes: int, device: torch.device, step: Callable[[], None]) -> int:
     """Collective over the lane's group, some tenths of a second at most on slow links; equal on all ranks.
 
     A bucket of n bytes takes about fixed + 2 n / rate: it is reduce-scattered and gathered, and its fixed cost is two
-    of the smallest collectives and one `small_step` of the inner optimizer. All are measured. The bucket is as small
+    of the smallest collectives and one small `step` of the inner optimizer. All are measured. The bucket is as small
     as keeps the fixed cost at FIXED_COST_SHARE of that, and no larger than TAIL_SHARE of `total_bytes`.
     """
     if lane.size == 1:
         return max(total_bytes, 1)
     latency_s, rate = measure(lane, device)
-    ((step_ns,),) = agree(lane.group, [[round(_median_taken_s(small_step) * 1e9)]], device)
+    ((step_ns,),) = agree(lane.group, [[round(_median_taken_s(step) * 1e9)]], device)
     return bucket_bytes_from(2 * latency_s + step_ns / 1e9, rate / 2, total_bytes)
 
 
@@ -74,3 +80,20 @@ def _median_taken_s(call: Callable[[], None]) -> float:
         call()
         taken.append(time.perf_counter() - started)
     return statistics.median(taken)
+
+
+def small_step(
+    optimizer_class: type[torch.optim.Optimizer],
+    arguments: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    device: torch.device,
+) -> Callable[[], None]:
+    """Local. The step of a shard with one element, to be timed; arguments as of ShardOptimizer."""
+    parameter = nn.Parameter(torch.zeros(1, device=device))
+    (bucket,) = lay_out([0], [ParameterSize(1, parameter.element_size(), parameter.dtype)], 1, 1)
+    trained = [Trained("one element", parameter, 0)]
+    shard = ShardOptimizer(
+        BucketStorage(bucket, trained, 0, None, is_early=False), 0, trained, optimizer_class, arguments, groups
+    )
+    settings = settings_of(groups)
+    return lambda: shard.step(shard.gradients(1.0), frozenset(), settings)

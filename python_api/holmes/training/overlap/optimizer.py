@@ -19,7 +19,7 @@ from holmes.training.overlap.checkpoint import decode_settings, encode_settings,
 from holmes.training.overlap.clipping import ClippedStep
 from holmes.training.overlap.elementwise import check_elementwise, settings_kind
 from holmes.training.overlap.hooks import ModelHooks, listen_to_compiler
-from holmes.training.overlap.link import bucket_bytes_for
+from holmes.training.overlap.link import bucket_bytes_for, small_step
 from holmes.training.overlap.loss_scale import LossScale
 from holmes.training.overlap.parameters import (
     as_groups,
@@ -34,7 +34,6 @@ from holmes.training.overlap.runtime import Runtime, make_layout
 from holmes.training.overlap.schedule import BucketTimes, StepObserver, gather_order
 from holmes.training.overlap.sent import SentGradient, SpentGradient
 from holmes.training.overlap.shards import with_fused
-from holmes.training.overlap.small_step import small_step
 from holmes.training.overlap.timeline import Timeline
 from holmes.training.overlap.transfers import Lane, Transfer, give_back_group, take_group
 from holmes.training.overlap.unsent import UnsentGradients

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holmes.training.overlap.checkpoint import IS_STEPPED, MASTER
-from holmes.training.overlap.flat_shard import FlatShard
+from holmes.training.overlap.checkpoint import IS_STEPPED, MASTER, FlatShard
 from holmes.training.overlap.parameters import Trained
 from holmes.training.overlap.shards import ShardOptimizer, blank_states, is_low_precision
 from holmes.training.overlap.transfers import Lane

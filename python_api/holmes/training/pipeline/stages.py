@@ -1,17 +1,33 @@
-"""Plan -> this rank's pipeline stages, with a wire dtype where a boundary crosses clusters."""
+"""Plan -> this rank's pipeline stages, with a wire dtype where a boundary crosses clusters, and torch's
+schedule of the plan's name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.pipelining as torch_pipelining
 from torch import nn
+from torch.distributed.pipelining import PipelineStage as TorchPipelineStage
 
 from holmes.planning.plan.plan import Plan
+from holmes.planning.schedule import SCHEDULES, check_schedule
+from holmes.training.pipeline.checked import checked
 from holmes.training.pipeline.stage import PipelineStage
+from holmes.training.pipeline.steps import Steps
 from holmes_comm.errors import UsageError
+
+#: torch's class for each schedule that a plan can name.
+CLASSES = dict(
+    zip(
+        SCHEDULES,
+        ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble"),
+        strict=True,
+    )
+)
+_ONE_STAGE = ("gpipe", "1f1b")  # their classes take one stage, the others a list
 
 
 def pipeline_stages(
@@ -57,3 +73,41 @@ def pipeline_stages(
         )
         for index, module in ((chunk * plan.pipeline + own, module) for chunk, module in enumerate(modules))
     ]
+
+
+def pipeline_schedule(
+    plan: Plan,
+    stages: Sequence[TorchPipelineStage],
+    loss_fn: Callable[..., torch.Tensor],
+    *,
+    micro_batches: int | None = None,
+    **options: Any,
+) -> Any:
+    """torch's schedule for the plan's: an object whose `step` runs all micro-batches through these stages. Local.
+
+    `stages`: this rank's, one for each chunk, as `pipeline_stages` makes them. `micro_batches`: of a step through each
+    replica; None: the plan's. The gradients are those of the mean over the batch of `loss_fn(output, target)`, itself a
+    mean over samples: each micro-batch counts by its part of the target's samples. The loss is divided, not the
+    gradients afterwards, so that DistributedOptimizer may send them while others are still computed. What `step` puts
+    into `losses` are the undivided ones. `options` go to torch's schedule.
+
+    Beyond torch's: a batch may have another size in each step, and need not be divisible by `micro_batches` (`Steps`);
+    `eval` needs no target; gradients are right where torch's zero-bubble schedule loses some (docs/upstream.md), also
+    with torch's own stages.
+
+    Raises ValueError where the number of stages is not the plan's, or of micro-batches is not known.
+    """
+    check_schedule(plan.schedule, len(stages))
+    if len(stages) != plan.chunks:
+        raise UsageError(f"stages has {len(stages)} entries, but the plan gives each rank {plan.chunks} (its chunks)")
+    count = micro_batches or plan.micro_batches
+    if count is None:
+        raise UsageError(
+            "micro_batches=None needs a plan with micro_batch and global_batch, but this one has "
+            f"micro_batch={plan.micro_batch}, global_batch={plan.global_batch}; give micro_batches"
+        )
+
+    cls = getattr(torch_pipelining, CLASSES[plan.schedule])
+    own = [checked(stage) for stage in stages]
+    taken = own[0] if plan.schedule in _ONE_STAGE else own
+    return type(cls.__name__, (Steps, cls), {})(taken, count, loss_fn=loss_fn, **options)
