@@ -16,7 +16,7 @@ from holmes.planning.plan import plan_for
 from holmes.tools.bench.measurement import Measurement
 from holmes.tools.bench.operations import DTYPES, OPERATIONS, Case
 from holmes.tools.bench.tables import Table
-from holmes.tools.cli import load
+from holmes.tools.cli import load, main
 from holmes.tools.cli.command import SUBCOMMANDS
 
 #: What shows no result of its own: it runs somebody's command, serves, writes files, prints another tool's format.
@@ -69,11 +69,16 @@ def plan(tmp_path: Path) -> Path:
         "testbed specs",
     ],
 )
-def test_json_goes_to_a_file_or_alone_to_standard_output(line: str, plan: Path, tmp_path: Path) -> None:
+def test_json_goes_to_a_file_or_alone_to_standard_output(
+    line: str, plan: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
     def run(*more: str) -> str:
-        command = [sys.executable, "-m", "holmes", *line.format(folder=tmp_path).split(), *more]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "80"}
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+        with pytest.raises(SystemExit) as ended:
+            main([*line.format(folder=tmp_path).split(), *more])
+        assert ended.value.code == 0
+        return capfd.readouterr().out
 
     printed = run("--json", str(tmp_path / "out.json"))
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads(run("--json", "-"))
