@@ -131,6 +131,8 @@ def _from_torchrun(environ: Mapping[str, str]) -> Launch:
         launcher = "torchrun"
     elif "HOLMES_TESTBED" in environ:
         launcher = "holmes testbed"
+    elif "RAY_JOB_ID" in environ:
+        launcher = "Ray Train"
     elif environ.get("JOB_COMPLETION_INDEX") == environ["RANK"]:
         launcher = _KUBERNETES_JOB
     else:

@@ -63,6 +63,8 @@ MEANT = [
     (TORCHRUN | OPEN_MPI | SLURM, ("torchrun", 3, 4, 1, 2, "head")),
     (KUBERNETES, ("Kubernetes", 0, 2, None, None, "job-master-0")),
     (JOBSET, ("Kubernetes Job", 3, 4, None, None, "holmes-a-0-0.holmes")),
+    # Ray sets RAY_JOB_ID in its workers, and Ray Train torchrun's variables.
+    ({name: TORCHRUN[name] for name in list(TORCHRUN)[:6]} | {"RAY_JOB_ID": "1"}, ("Ray Train", 3, 4, 1, 2, "head")),
     (JOBSET | {"RANK": "3"}, ("Kubernetes Job", 3, 4, None, None, "holmes-a-0-0.holmes")),
     # torchrun in a pod of an Indexed Job: the index is the node's.
     (TORCHRUN | {"JOB_COMPLETION_INDEX": "3"}, ("torchrun", 3, 4, 1, 2, "head")),
