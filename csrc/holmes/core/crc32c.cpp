@@ -4,7 +4,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_acle.h>
 #include <asm/hwcap.h>
@@ -91,6 +91,56 @@ HOLMES_CRC_TARGET std::uint32_t by_instruction(std::uint32_t state, const std::b
 
 #endif
 
+#if defined(__x86_64__)
+#define HOLMES_FOLD_TARGET __attribute__((target("sse4.2,pclmul,avx512f,vpclmulqdq")))
+
+bool can_fold() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"); }
+
+// x^exponent modulo the polynomial, reflected.
+constexpr std::uint32_t power_of_x(int exponent) {
+  std::uint32_t power = 0x80000000;  // 1
+  for (int i = 0; i < exponent; ++i) power = (power >> 1) ^ (power & 1 ? 0x82f63b78 : 0);
+  return power;
+}
+
+// What multiplies the two halves of 16 bytes that lie so many bits before others, to be added to them. A product of
+// reflected halves is one bit too low, and a factor of 32 bits in the low half of 64 stands 32 too high.
+template <int bits>
+constexpr std::uint64_t factors[2] = {power_of_x(bits + 64 - 33), power_of_x(bits - 33)};
+
+template <int bits>
+HOLMES_FOLD_TARGET __m512i folded(__m512i value, __m512i onto) {
+  const __m512i by = _mm512_broadcast_i32x4(_mm_set_epi64x(factors<bits>[1], factors<bits>[0]));
+  const __m512i products =
+      _mm512_xor_si512(_mm512_clmulepi64_epi128(value, by, 0x00), _mm512_clmulepi64_epi128(value, by, 0x11));
+  return _mm512_xor_si512(products, onto);
+}
+
+HOLMES_FOLD_TARGET __m128i folded(__m128i value, __m128i onto) {
+  const __m128i by = _mm_set_epi64x(factors<128>[1], factors<128>[0]);
+  return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(value, by, 0x00), _mm_clmulepi64_si128(value, by, 0x11)),
+                       onto);
+}
+
+constexpr std::size_t folded_at_once = 256;
+
+// Of bytes that are a multiple of folded_at_once: they are folded onto the last 16, which have the same remainder.
+HOLMES_FOLD_TARGET std::uint32_t by_folding(std::uint32_t state, const std::byte* data, std::size_t bytes) {
+  __m512i sums[4];
+  for (int i = 0; i < 4; ++i) sums[i] = _mm512_loadu_si512(data + 64 * i);
+  sums[0] = _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
+  for (std::size_t at = folded_at_once; at < bytes; at += folded_at_once)
+    for (int i = 0; i < 4; ++i) sums[i] = folded<2048>(sums[i], _mm512_loadu_si512(data + at + 64 * i));
+  for (int i = 0; i < 3; ++i) sums[i + 1] = folded<512>(sums[i], sums[i + 1]);
+  alignas(64) __m128i lanes[4];
+  _mm512_store_si512(lanes, sums[3]);
+  for (int i = 0; i < 3; ++i) lanes[i + 1] = folded(lanes[i], lanes[i + 1]);
+  const auto low = static_cast<std::uint64_t>(_mm_cvtsi128_si64(lanes[3]));
+  const auto high = static_cast<std::uint64_t>(_mm_extract_epi64(lanes[3], 1));
+  return static_cast<std::uint32_t>(_mm_crc32_u64(_mm_crc32_u64(0, low), high));
+}
+#endif
+
 }  // namespace
 
 std::uint32_t crc32c_by_table(std::uint32_t crc, const std::byte* data, std::size_t bytes) {
@@ -103,6 +153,11 @@ std::uint32_t crc32c_by_table(std::uint32_t crc, const std::byte* data, std::siz
 std::uint32_t crc32c(std::uint32_t crc, const std::byte* data, std::size_t bytes) {
 #if defined(HOLMES_CRC_TARGET)
   static const bool is_there = has_instruction();
+#if defined(__x86_64__)
+  static const bool folds = is_there && can_fold();
+  if (const std::size_t most = bytes / folded_at_once * folded_at_once; folds && most >= 2 * folded_at_once)
+    return ~by_instruction(by_folding(~crc, data, most), data + most, bytes - most);
+#endif
   if (is_there) return ~by_instruction(~crc, data, bytes);
 #endif
   return crc32c_by_table(crc, data, bytes);
