@@ -98,7 +98,7 @@ class UnreachableError(CommunicatorError, ConnectionError):
 
 
 class IntegrityError(CommunicatorError):
-    """Bytes have changed on their way to this rank (``integrity=True``)."""
+    """Bytes have changed on their way to this rank (``integrity=True``), or a result differs between ranks."""
 
 
 class JobError(HolmesError):

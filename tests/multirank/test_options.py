@@ -73,6 +73,12 @@ def test_integrity_is_an_option():
     assert sum_with(CommunicatorOptions(integrity=True)) == [[2, 2, 2], [2, 2, 2]]
 
 
+def test_comparing_results_is_an_option():
+    assert sum_with(CommunicatorOptions(integrity_digest_every=1)) == [[2, 2, 2], [2, 2, 2]]
+    with pytest.raises(UsageError, match="integrity_digest_every=-1 is not possible"):
+        sum_with(CommunicatorOptions(integrity_digest_every=-1))
+
+
 def test_a_negative_spin_is_refused():
     with pytest.raises(UsageError, match="spin_us=-1 is not possible"):
         sum_with(CommunicatorOptions(spin_us=-1))

@@ -35,6 +35,10 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
   if (options.transport == Transport::shm && !env.shm) {
     throw UsageError("transport shm is asked for, but HOLMES_SHM=0 forbids shared memory; unset it or use tcp");
   }
+  if (options.integrity_digest_every.value_or(0) < 0) {
+    throw UsageError("integrity_digest_every=" + std::to_string(*options.integrity_digest_every) +
+                     " is not possible; it must be a number of operations, or 0 to compare no results");
+  }
 }
 
 std::string label(const std::vector<RankInfo>& records, std::size_t rank) {
@@ -112,6 +116,10 @@ void check_rank_infos(const std::vector<RankInfo>& records, Transport transport)
                                          "'; give every rank the same tls (HOLMES_TLS)");
     require(record.integrity == first.integrity,
             ": only one of them checks integrity; give every rank the same integrity (HOLMES_INTEGRITY)");
+    require(record.integrity_digest_every == first.integrity_digest_every,
+            " compare results every " + std::to_string(first.integrity_digest_every) + " and " +
+                std::to_string(record.integrity_digest_every) +
+                " operations; give every rank the same integrity_digest_every (HOLMES_INTEGRITY_DIGEST_EVERY)");
     require(record.transport == first.transport, " ask for different transports; use the same on all ranks");
     require(record.shared_memory_bytes == first.shared_memory_bytes,
             " ask for shared memory of " + std::to_string(first.shared_memory_bytes) + " and " +
@@ -184,6 +192,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   own.chose_nics = !options.nics.empty();
   own.tls = *options.tls;
   own.integrity = *options.integrity;
+  own.integrity_digest_every = *options.integrity_digest_every;
   if (!options.clusters.empty()) {
     own.cluster = std::to_string(options.clusters[static_cast<std::size_t>(options.rank)]);
     own.runs_flat = options.hierarchical_min_bytes == never_hierarchical;
@@ -241,6 +250,7 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
   if (env.connect_timeout) options.connect_timeout = *env.connect_timeout;
   if (!options.tls) options.tls = tls_mode_from_name(env.tls);
   if (!options.integrity) options.integrity = env.integrity;
+  if (!options.integrity_digest_every) options.integrity_digest_every = env.integrity_digest_every;
   const auto deadline = Clock::now() + options.connect_timeout;
   Rendezvous rendezvous(store, options, deadline);
   if (options.size == 1) return build(rendezvous, options, env, shared_memory_bytes, deadline);

@@ -53,6 +53,7 @@ std::string encode(const RankInfo& record, const Seal& seal) {
   fields.add(static_cast<std::uint64_t>(record.transport));
   fields.add(static_cast<std::uint64_t>(record.tls));
   fields.add(std::uint64_t{record.integrity});
+  fields.add(static_cast<std::uint64_t>(record.integrity_digest_every));
   fields.add(std::uint64_t{record.chose_nics});
   fields.add(record.made_secret);
   fields.add(record.cluster);
@@ -117,6 +118,8 @@ RankInfo decode_rank(const std::string& bytes, const std::string& writer, const 
   record.transport = static_cast<Transport>(fields.number("transport", static_cast<std::uint64_t>(Transport::shm)));
   record.tls = static_cast<TlsMode>(fields.number("tls", static_cast<std::uint64_t>(TlsMode::all)));
   record.integrity = fields.flag("integrity");
+  record.integrity_digest_every =
+      static_cast<int>(fields.number("integrity_digest_every", std::numeric_limits<int>::max()));
   record.chose_nics = fields.flag("chose_nics");
   record.made_secret = fields.text("made_secret");
   record.cluster = fields.text("cluster");

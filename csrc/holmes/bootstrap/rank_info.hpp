@@ -40,6 +40,7 @@ struct RankInfo {
   Transport transport = Transport::automatic;
   TlsMode tls = TlsMode::off;
   bool integrity = false;
+  int integrity_digest_every = 0;
   bool chose_nics = true;         // false: loopback by default
   bool has_secret = false;        // was given one
   std::string made_secret;        // by rank 0, where it was given none

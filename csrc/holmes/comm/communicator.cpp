@@ -58,6 +58,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
                      " is not possible; size must be at least 1 and rank from 0 to size - 1");
   if (!options.tls) options.tls = tls_mode_from_name(Env::read().tls);
   if (!options.integrity) options.integrity = Env::read().integrity;
+  if (!options.integrity_digest_every) options.integrity_digest_every = Env::read().integrity_digest_every;
   if (options.nics.empty() && options.size > 1 && options.transport != Transport::shm)
     options.nics = default_nics(*store, options);
   if (options.clusters.empty()) return std::make_shared<HostCommunicator>(std::move(store), std::move(options));

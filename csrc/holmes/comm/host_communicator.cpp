@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <new>
 #include <random>
 
 #include "holmes/collectives/choose.hpp"
+#include "holmes/collectives/digest.hpp"
 #include "holmes/collectives/exchange.hpp"
 #include "holmes/comm/overlap.hpp"
 #include "holmes/comm/split.hpp"
@@ -65,21 +68,23 @@ private:
   std::weak_ptr<Engine> engine_;
 };
 
-// What an engine needs of the system. The peers, connected already, are told where this rank cannot have it.
+// What an engine needs of the system.
 struct EngineNeeds {
   IoThread* io_thread = nullptr;
   UniqueFd wake_fd;
 };
 
-EngineNeeds engine_needs(const Env& env, const CommunicatorOptions& options, const Group& group,
-                         const std::string& host) try {
+EngineNeeds engine_needs(const Env& env, const CommunicatorOptions& options) {
   const UninheritedSockets makes_what_the_process_needs({});
   return {&io_thread_for(env, options.nics.empty() ? "" : options.nics.front().interface), event_fd()};
-} catch (const SystemError& error) {
+}
+
+// The peers, connected already, are told that this rank cannot have what it needs of the system.
+[[noreturn]] void tell_and_throw(const Group& group, const std::string& host, const std::string& what,
+                                 std::optional<int> system_errno) {
   const int label = group.label(group.rank);
-  const ErrorContext context{
-      .rank = label, .peer = {}, .host = host, .nic = {}, .system_errno = error.context().system_errno};
-  const std::string text = "rank " + std::to_string(label) + " (host " + host + "): " + error.what();
+  const ErrorContext context{.rank = label, .peer = {}, .host = host, .nic = {}, .system_errno = system_errno};
+  const std::string text = "rank " + std::to_string(label) + " (host " + host + "): " + what;
   for (const auto& control : group.controls)
     if (control) control->send_abort({ErrorKind::system, text, context});
   throw SystemError(text, context);
@@ -195,29 +200,44 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes);
   for (PeerConnections& connections : mesh.peers) {
     if (connections.peer < 0) continue;
-    auto control = std::make_unique<ControlConnection>(group->label(connections.peer), connections.host,
-                                                       connections.nic, std::move(connections.control));
+    group->controls[connections.peer] = std::make_unique<ControlConnection>(
+        group->label(connections.peer), connections.host, connections.nic, std::move(connections.control));
     group->any_shared_memory |= connections.uses_shared_memory();
-    ChannelPair channels = make_channels(connections, options_, place, *control, rails, env.cma);
-    group->controls[connections.peer] = std::move(control);
-    group->channels[connections.peer] = std::move(channels.collective);
-    p2p[connections.peer] = std::move(channels.p2p);
   }
-  EngineNeeds needs = engine_needs(env, options_, *group, host);
+  EngineNeeds needs;
+  try {
+    for (PeerConnections& connections : mesh.peers) {
+      if (connections.peer < 0) continue;
+      ChannelPair channels =
+          make_channels(connections, options_, place, *group->controls[connections.peer], rails, env.cma);
+      group->channels[connections.peer] = std::move(channels.collective);
+      p2p[connections.peer] = std::move(channels.p2p);
+    }
+    needs = engine_needs(env, options_);
+  } catch (const SystemError& error) {
+    tell_and_throw(*group, host, error.what(), error.context().system_errno);
+  } catch (const std::bad_alloc&) {
+    tell_and_throw(*group, host, "no memory is left for communicator '" + options_.name + "'", ENOMEM);
+  }
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, spin_of(env, options_), *needs.io_thread,
                                      std::move(needs.wake_fd), std::move(sockets));
   if (!is_internal(options_.name)) register_source(std::shared_ptr<RecordSource>(engine_, &engine_->records()));
   start_watcher(env);
+  own_place_ = describe_peer(engine_->group().label(options_.rank), host,
+                             options_.nics.empty() ? "" : options_.nics.front().interface);
   introduce(mesh, slice_bytes);
+  digest_every_ = options_.size > 1 ? static_cast<std::uint64_t>(options_.integrity_digest_every.value_or(0)) : 0;
 }
 
 HostCommunicator::~HostCommunicator() { engine_->close(); }
 
-// What every operation starts with.
+// What every operation starts with. `compared`: where its result is compared over the ranks afterwards, what the caller
+// waits for; then nobody waits for `work`.
 struct HostCommunicator::Call {
   std::shared_ptr<HostWork> work;
   Clock::time_point deadline;
   bool async;
+  std::shared_ptr<HostWork> compared{};
 };
 
 HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const {
@@ -229,6 +249,22 @@ HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const
         "rank its cluster's name when the communicator is made");
   return {std::make_shared<HostWork>(engine_), Clock::now() + options.timeout.value_or(options_.timeout),
           options.async};
+}
+
+HostCommunicator::Call HostCommunicator::begin_alike(const CallOptions& options) {
+  Call call = begin(options);
+  if (digest_every_ > 0 && ++alike_count_ % digest_every_ == 0) call.compared = std::make_shared<HostWork>(engine_);
+  return call;
+}
+
+WorkPtr HostCommunicator::finish_alike(Call call, const Signature& signature, std::unique_ptr<Collective> collective,
+                                       std::vector<Buffer> result) {
+  if (!call.compared) return finish(std::move(call), std::move(collective));
+  engine_->submit(std::move(collective));
+  call.work = std::move(call.compared);
+  auto digest =
+      std::make_unique<Digest>(engine_->group(), signature, call.work, call.deadline, std::move(result), own_place_);
+  return finish(std::move(call), std::move(digest));
 }
 
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
@@ -279,11 +315,11 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
   check_reduction(data.dtype, op);
   // Over clusters it is allowed, but here nothing crosses by itself.
   if (!options_.clusters.empty()) options.compression.reset();
-  Call call = begin(options);
+  Call call = begin_alike(options);
   const Signature signature{
       .op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .root = {}, .count = data.count};
-  auto collective = choose_all_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));
-  return finish(std::move(call), std::move(collective));
+  auto collective = choose_all_reduce(engine_->group(), signature, call.work, call.deadline, data);
+  return finish_alike(std::move(call), signature, std::move(collective), {std::move(data)});
 }
 
 WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions options) {
@@ -325,21 +361,20 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   check_one_per_rank("all_gather: outputs", outputs, input.dtype);
   check_equal_count("all_gather", outputs[options_.rank], input);
   check_apart("all_gather", outputs, own(), {&input, 1}, 0);
-  Call call = begin(options);
+  Call call = begin_alike(options);
   const Signature signature{
       .op = OpCode::all_gather, .dtype = input.dtype, .reduction = {}, .root = {}, .count = input.count};
-  auto collective =
-      choose_all_gather(engine_->group(), signature, call.work, call.deadline, std::move(outputs), std::move(input));
-  return finish(std::move(call), std::move(collective));
+  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, outputs, std::move(input));
+  return finish_alike(std::move(call), signature, std::move(collective), std::move(outputs));
 }
 
 WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) {
   check_rank("broadcast: root", root);
-  Call call = begin(options);
+  Call call = begin_alike(options);
   const Signature signature{
       .op = OpCode::broadcast, .dtype = data.dtype, .reduction = {}, .root = root, .count = data.count};
-  auto collective = choose_broadcast(engine_->group(), signature, call.work, call.deadline, std::move(data));
-  return finish(std::move(call), std::move(collective));
+  auto collective = choose_broadcast(engine_->group(), signature, call.work, call.deadline, data);
+  return finish_alike(std::move(call), signature, std::move(collective), {std::move(data)});
 }
 
 WorkPtr HostCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions options) {

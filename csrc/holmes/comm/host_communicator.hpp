@@ -3,6 +3,8 @@
 // page-locked memory; then what comes later on any stream sees a finished operation's result.
 #pragma once
 
+#include <atomic>
+
 #include "holmes/comm/communicator.hpp"
 #include "holmes/engine/engine.hpp"
 
@@ -49,7 +51,11 @@ private:
   void introduce(const Mesh& mesh, std::size_t slice_bytes);
   struct Call;
   Call begin(const CallOptions& options) const;
+  // Of an operation whose result is the same on all ranks: every so many are compared.
+  Call begin_alike(const CallOptions& options);
   WorkPtr finish(Call call, std::unique_ptr<Collective> collective);
+  WorkPtr finish_alike(Call call, const Signature& signature, std::unique_ptr<Collective> collective,
+                       std::vector<Buffer> result);
   std::vector<WorkPtr> finish_p2p(std::vector<P2pEngine::Request> requests, const CallOptions& call);
   WorkPtr exchange(const Signature& signature, std::vector<Buffer> sends, std::vector<Buffer> recvs,
                    const CallOptions& options);
@@ -64,7 +70,10 @@ private:
   std::shared_ptr<Store> store_;
   CommunicatorOptions options_;
   std::shared_ptr<Engine> engine_;
+  std::string own_place_;  // "rank 0 (host a) on NIC eth0"
   int splits_ = 0;
+  std::uint64_t digest_every_ = 0;  // 0: none
+  std::atomic<std::uint64_t> alike_count_{0};
 };
 
 }  // namespace holmes

@@ -191,6 +191,10 @@ const std::vector<Row>& table() {
         "`1`: what arrives over TCP and shared memory is compared with what was sent, by CRC32C "
         "([security](security.md))."},
        choice(&Env::integrity, {{"0", false}, {"1", true}})},
+      {{"HOLMES_INTEGRITY_DIGEST_EVERY", "operations, 0 to 1000000000", "0",
+        "Of so many all_reduce, all_gather and broadcast of a communicator one has its result compared over the ranks; "
+        "`0`: none ([security](security.md))."},
+       number(&Env::integrity_digest_every, 0, 1'000'000'000)},
       {{"HOLMES_SSL_LIBRARY", "path", "the system's `libssl.so.3`, else `libssl.so.1.1`",
         "The OpenSSL that TLS takes."},
        text(&Env::ssl_library)},

@@ -74,6 +74,9 @@ struct CommunicatorOptions {
   // Whether what arrives over TCP and shared memory is compared with what was sent, by CRC32C (what is encrypted is
   // anyway); the same on all ranks. Absent: HOLMES_INTEGRITY, else off.
   std::optional<bool> integrity{};
+  // Of how many all_reduce, all_gather and broadcast one has its result compared over the ranks, by CRC32C (0: none);
+  // the same on all ranks. Absent: HOLMES_INTEGRITY_DIGEST_EVERY, else none.
+  std::optional<int> integrity_digest_every{};
   // How long a waiting thread polls before it sleeps, in microseconds (0: not at all). Absent: HOLMES_SPIN_US, else
   // 150.
   std::optional<int> spin_us{};
@@ -100,6 +103,7 @@ void visit_fields(Visit&& visit) {
   visit("secret", &Options::secret);
   visit("tls", &Options::tls);
   visit("integrity", &Options::integrity);
+  visit("integrity_digest_every", &Options::integrity_digest_every);
   visit("spin_us", &Options::spin_us);
 }
 
