@@ -166,9 +166,10 @@ def _without_blamed(
         return rest if len(rest) >= rules.least else members
 
     left_out = rendezvous.left_out()
-    culprits = {rendezvous.culprit(generation - before) for before in range(1, rules.blamed_generations + 1)}
-    node = culprits.pop()
-    if node is not None and not culprits and node not in left_out and without([node]) != members:
+    node = rendezvous.culprit(generation - 1)
+    earlier = range(2, rules.blamed_generations + 1)
+    is_ever_the_same = node is not None and all(rendezvous.culprit(generation - before) == node for before in earlier)
+    if node is not None and is_ever_the_same and node not in left_out and without([node]) != members:
         first = generation - rules.blamed_generations
         reason = f"the other hosts lost it in each of the generations {first} to {generation - 1}"
         _log.error("host %s is left out: %s; mend its network or end it there", node, reason)
