@@ -10,26 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holmes.lab.testbed import Spec, Testbed, TestbedSession, load_spec
-from holmes.lab.testbed.spec import parse_spec
+from holmes.lab.stress.elastic.nodes import STORE_NODE, spec_with_store
+from holmes.lab.testbed import Testbed, TestbedSession
 
 SUPERVISOR = Path(__file__).with_name("elastic_node.py")
-STORE_NODE = "head"
 # Buffered, so that each line is one write: a supervisor and its child write to the same pipe.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
-
-
-def spec_with_head(name: str = "two-clusters") -> Spec:
-    """A built-in testbed with one more node, on the network that all share, which serves the store and never fails."""
-    import yaml
-
-    import holmes.lab.testbed
-
-    path = Path(holmes.lab.testbed.__file__).with_name("specs") / f"{name}.yaml"
-    data: dict[str, Any] = yaml.safe_load(path.read_text())
-    common = load_spec(name).common_network
-    data["clusters"][STORE_NODE] = {"nodes": {STORE_NODE: {}}, "nics": [{"name": "eth0", "network": common}]}
-    return parse_spec(f"{name}-with-{STORE_NODE}", data)
 
 
 class ElasticNodes:
@@ -39,7 +25,7 @@ class ElasticNodes:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.session: TestbedSession = Testbed(spec_with_head()).session()
+        self.session: TestbedSession = Testbed(spec_with_store()).session()
         self.spec = self.session.spec
         self.folder = folder
         self.lines: list[tuple[float, str, str]] = []

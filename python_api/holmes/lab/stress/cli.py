@@ -39,12 +39,23 @@ def stress(
     timeout_s: Annotated[
         float | None, typer.Option(help="Deadline of one operation; default 60, with faults 5.")
     ] = None,
+    slack_s: Annotated[
+        float, typer.Option(min=0.1, help="With faults: how much later than its deadline a report may come.")
+    ] = 2.0,
+    lease_s: Annotated[
+        float, typer.Option(min=0.5, help="With --partitions: of the job's ranks; more beside other loads.")
+    ] = 4.0,
     join_timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for all ranks to come.")] = 60.0,
-    testbed: Annotated[bool, typer.Option(help="On emulated nodes, with --faults or --peers.")] = False,
+    testbed: Annotated[bool, typer.Option(help="On emulated nodes, with --faults, --partitions or --peers.")] = False,
     faults: Annotated[str, typer.Option(help='Injected faults: "all", or names as kill,stop.')] = "",
+    partitions: Annotated[
+        bool, typer.Option(help="An elastic job while its nodes and its store are split in every way.")
+    ] = False,
     peers: Annotated[str, typer.Option(help='Other libraries under faults: "all", or gloo,openmpi.')] = "",
-    episode: Annotated[int | None, typer.Option(help="With faults: this episode of the seed only.")] = None,
-    save: Annotated[Path | None, typer.Option(help="With faults: write SAVE.json and SAVE.md.")] = None,
+    episode: Annotated[
+        int | None, typer.Option(help="With faults or partitions: this episode of the seed only.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="With faults or partitions: write SAVE.json and SAVE.md.")] = None,
     json_file: JsonFile = None,
     corrupt: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
@@ -60,10 +71,21 @@ def stress(
     if minutes is not None:
         seconds = 60 * minutes
     if testbed:
-        options = {"seconds": seconds, "seed": seed, "episode": episode, "timeout_s": timeout_s, "save": save}
+        options: dict[str, Any] = {
+            "seconds": seconds,
+            "seed": seed,
+            "episode": episode,
+            "save": save,
+            "timeout_s": timeout_s,
+        }
+        if partitions:
+            raise typer.Exit(_with_partitions(faults, peers, lease_s=lease_s, json_file=json_file, **options))
+        options["slack_s"] = slack_s
         raise typer.Exit(_with_faults(faults, peers, max_bytes=max_bytes, json_file=json_file, **options))
-    if faults or peers:
-        raise UsageError("--faults and --peers need --testbed: faults are injected on emulated nodes only")
+    if faults or peers or partitions:
+        raise UsageError(
+            "--faults, --partitions and --peers need --testbed: faults are injected on emulated nodes only"
+        )
     if not in_job():
         raise UsageError(
             "it needs several ranks; on this machine alone: torchrun --nproc-per-node 4 --no-python holmes stress, "
@@ -104,10 +126,20 @@ def _with_faults(faults: str, peers: str, **options: Any) -> int:
     from holmes.lab.stress.cli_faults import stress_with_faults  # the testbed and more: only where it is asked for
 
     if not (faults or peers):
-        raise UsageError("--testbed needs --faults or --peers; a load alone: holmes testbed run -- holmes stress")
+        raise UsageError(
+            "--testbed needs --faults, --partitions or --peers; a load alone: holmes testbed run -- holmes stress"
+        )
     if options["max_bytes"] == _MAX_BYTES:
         options["max_bytes"] = _FAULT_BYTES
     return stress_with_faults(faults, peers, **{**options, "max_bytes": parse_bytes(options["max_bytes"])})
+
+
+def _with_partitions(faults: str, peers: str, *, timeout_s: float | None, **options: Any) -> int:
+    from holmes.lab.stress.cli_faults import stress_with_partitions
+
+    if faults or peers or timeout_s is not None:
+        raise UsageError("--partitions comes without --faults, --peers and --timeout-s: it is a run of its own")
+    return stress_with_partitions(**options)
 
 
 def _print_own(mine: RankResult) -> None:

@@ -16,7 +16,7 @@ import typer
 
 import holmes_comm
 from holmes import files
-from holmes.lab.stress.elastic import ELASTIC_FAULTS, run_elastic_faults
+from holmes.lab.stress.elastic import ELASTIC_FAULTS, run_elastic_faults, run_partitions
 from holmes.lab.stress.faults import FAULTS, FaultSettings, run_faults
 from holmes.lab.stress.faults.peers import PEERS, peer_markdown, run_peers
 from holmes.tools.cli.output import show
@@ -43,6 +43,7 @@ def stress_with_faults(
     episode: int | None,
     max_bytes: int,
     timeout_s: float | None,
+    slack_s: float,
     save: Path | None,
     json_file: Path | None,
 ) -> int:
@@ -55,10 +56,7 @@ def stress_with_faults(
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    if save is not None:
-        save.parent.mkdir(parents=True, exist_ok=True)
-        for suffix in (".json", ".md"):
-            files.check_writable(save.with_suffix(suffix))
+    _check_save(save)
     found: dict[str, Any] = {"machine": describe_machine()}
     markdown, code = "", 0
     names = names_of(faults, [*FAULTS, *ELASTIC_FAULTS], "fault") if faults else ()
@@ -74,6 +72,8 @@ def stress_with_faults(
             episode=episode,
             max_bytes=max_bytes,
             timeout_s=timeout_s or FaultSettings.timeout_s,
+            slack_s=slack_s,
+            connect_timeout_s=FaultSettings.connect_timeout_s - FaultSettings.slack_s + slack_s,
         )
         say(f"seed {settings.seed}; {len(settings.faults)} faults for {settings.seconds:.0f} s")
         result = run_faults(settings, say)
@@ -88,11 +88,49 @@ def stress_with_faults(
         rows = run_peers(names_of(peers, PEERS, "peer"), say)
         found["peers"] = [row.to_dict() for row in rows]
         markdown += "\n" + peer_markdown(rows)
+    _save(save, found, markdown)
+    show(json_file, found, lambda: typer.echo(markdown))
+    return code
+
+
+def stress_with_partitions(
+    *,
+    seconds: float,
+    seed: int | None,
+    episode: int | None,
+    lease_s: float,
+    save: Path | None,
+    json_file: Path | None,
+) -> int:
+    """Splits the nodes and the store of an elastic job in every way; prints and saves as `stress_with_faults` does.
+
+    Raises TestbedError.
+    """
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    _check_save(save)
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    say(f"seed {seed}")
+    result = run_partitions(seconds, seed, say, episode, lease_s)
+    found = {"machine": describe_machine(), "partitions": result.summary()}
+    _save(save, found, result.markdown())
+    show(json_file, found, lambda: typer.echo(result.markdown()))
+    return result.exit_code
+
+
+def _check_save(save: Path | None) -> None:
+    if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        for suffix in (".json", ".md"):
+            files.check_writable(save.with_suffix(suffix))
+
+
+def _save(save: Path | None, found: dict[str, Any], markdown: str) -> None:
     if save is not None:
         save.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         save.with_suffix(".md").write_text(markdown, encoding="utf-8")
-    show(json_file, found, lambda: typer.echo(markdown))
-    return code
 
 
 def _without_save(words: list[str]) -> list[str]:

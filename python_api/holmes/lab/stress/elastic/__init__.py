@@ -4,7 +4,9 @@ Flow: a seed and a number -> one fault (catalogue) -> ranks of `run_elastic` on 
 the fault, at a random step -> what was trained, by whom and when, is that of one unbroken run (check).
 """
 
+from holmes.lab.stress.elastic import node_faults  # noqa: F401  (they enter themselves)
 from holmes.lab.stress.elastic.catalogue import ELASTIC_FAULTS
+from holmes.lab.stress.elastic.partitions import PartitionResult, run_partitions
 from holmes.lab.stress.elastic.soak import ElasticResult, run_elastic_faults
 
-__all__ = ["ELASTIC_FAULTS", "ElasticResult", "run_elastic_faults"]
+__all__ = ["ELASTIC_FAULTS", "ElasticResult", "PartitionResult", "run_elastic_faults", "run_partitions"]

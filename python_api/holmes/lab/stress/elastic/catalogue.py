@@ -18,7 +18,9 @@ Fault = Callable[[Path, random.Random], tuple[str, list[str]]]
 ELASTIC_FAULTS: dict[str, tuple[str, Fault]] = {}
 
 
-def _fault(name: str, text: str) -> Callable[[Fault], Fault]:
+def elastic_fault(name: str, text: str) -> Callable[[Fault], Fault]:
+    """Enters a function into the catalogue."""
+
     def enter(fault: Fault) -> Fault:
         ELASTIC_FAULTS[name] = (text, fault)
         return fault
@@ -40,7 +42,7 @@ def _middle(choice: random.Random) -> int:
     return choice.randrange(2 * EVERY_STEPS + 2, STEPS // 2)
 
 
-@_fault("rank-killed", "a rank of an elastic job is killed and started again")
+@elastic_fault("rank-killed", "a rank of an elastic job is killed and started again")
 def rank_killed(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     """The others go on without it, and it comes back."""
     step, place = _middle(choice), choice.randrange(RANKS)
@@ -54,7 +56,7 @@ def rank_killed(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     return f"rank {place} is killed after step {step}", problems
 
 
-@_fault("disk-full", "a rank's disk is full when a checkpoint is written (ENOSPC)")
+@elastic_fault("disk-full", "a rank's disk is full when a checkpoint is written (ENOSPC)")
 def disk_full(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     """A warning on all ranks, and training goes on until the next checkpoint, in the same generation."""
     boundary = choice.randrange(2, STEPS // EVERY_STEPS - 1) * EVERY_STEPS
@@ -73,7 +75,7 @@ def disk_full(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     return f"the disk of rank {place} is full at step {boundary}", problems
 
 
-@_fault("checkpoint-corrupt", "the newest checkpoint is truncated, and a rank is killed")
+@elastic_fault("checkpoint-corrupt", "the newest checkpoint is truncated, and a rank is killed")
 def checkpoint_corrupt(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     """The next generation goes on from the one before."""
     step, place = _middle(choice), choice.randrange(RANKS)
@@ -96,7 +98,9 @@ def checkpoint_corrupt(folder: Path, choice: random.Random) -> tuple[str, list[s
     return f"{part.name} of {newest.name} is truncated and rank {place} killed", problems
 
 
-@_fault("store-lost", "the store of an elastic job is killed, and started again empty after all ranks have ended")
+@elastic_fault(
+    "store-lost", "the store of an elastic job is killed, and started again empty after all ranks have ended"
+)
 def store_lost(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     """StoreLostError on all ranks; started again, they go on from the last checkpoint."""
     step = _middle(choice)
@@ -113,7 +117,7 @@ def store_lost(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     return f"the store is killed after step {step}", problems
 
 
-@_fault("store-restarted", "the store is killed and at once started again, empty, on the same port")
+@elastic_fault("store-restarted", "the store is killed and at once started again, empty, on the same port")
 def store_restarted(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     """Whoever ends for that is started again; all go on, and none with the old generation."""
     step = _middle(choice)
@@ -126,7 +130,7 @@ def store_restarted(folder: Path, choice: random.Random) -> tuple[str, list[str]
     return f"the store is started again after step {step}", problems
 
 
-@_fault("store-cut", "what one rank and the store say to each other vanishes, for longer than a lease")
+@elastic_fault("store-cut", "what one rank and the store say to each other vanishes, for longer than a lease")
 def store_cut(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     """It stops before the others decide, and comes back when it is started again, or reaches the store again."""
     step, place = _middle(choice), choice.randrange(RANKS)
@@ -145,7 +149,7 @@ def store_cut(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     return f"rank {place} is cut off from the store after step {step} for {for_s:.1f} s", problems
 
 
-@_fault("store-shared", "two elastic jobs train at once on one store, and a rank of one of them is killed")
+@elastic_fault("store-shared", "two elastic jobs train at once on one store, and a rank of one of them is killed")
 def store_shared(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     """Each as if it were alone."""
     step, place = _middle(choice), choice.randrange(RANKS)
@@ -164,7 +168,7 @@ def store_shared(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     return f"of two jobs on one store, rank {place} of one is killed after step {step}", problems
 
 
-@_fault("stopped-past-lease", "a rank is stopped (SIGSTOP) for longer than its lease, and goes on")
+@elastic_fault("stopped-past-lease", "a rank is stopped (SIGSTOP) for longer than its lease, and goes on")
 def stopped_past_lease(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     """The others decide without it; it writes nothing in the old generation and joins a later one."""
     step, place = _middle(choice), choice.randrange(RANKS)

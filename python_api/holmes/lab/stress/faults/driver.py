@@ -27,13 +27,15 @@ from holmes.lab.stress.settings import Settings
 from holmes.lab.testbed import Process, Testbed, TestbedError, TestbedSession
 from holmes.lab.testbed.launch import place_ranks, rank_environment
 
-_START_S = 30.0  # of a rank's process, on a machine under load
+_START_S = 30.0  # of a rank's process, on a machine under load; and as many slacks
+_START_SLACKS = 5
 _RUNNING_S = 60.0
 _LOAD_S = (0.3, 1.5)  # before the fault
 _KEPT_COMMANDS = 4  # files of a rank: what is older was carried out
 _HANG_S = 10.0  # beyond the limit: then a rank counts as hanging and is killed
 _LAST_LINES = 100  # of a rank that hangs: the stacks of its threads are among them
 _ROUND_PAUSE_S = 0.01  # faults are tried here, not rates
+PRELOADED = ("clock-jump", "flipped-bit", "no-threads", "killed-at-setup", "killed-at-call")
 
 
 class Driver:
@@ -42,6 +44,7 @@ class Driver:
     def __init__(self, settings: FaultSettings, folder: Path) -> None:
         """`folder`: an empty one, on a path that the testbed's nodes see too (not below /run or /dev/shm)."""
         self.settings = settings
+        self._start_s = max(_START_S, _START_SLACKS * settings.slack_s)
         self.uses: dict[str, list[Mapping[str, int]]] = {}  # by process: what it held after each episode
         self._folder = folder
         self._store = FolderStore(folder)
@@ -61,7 +64,7 @@ class Driver:
         try:
             self._clock, self._calls = FalseClock(folder), FaultyCalls(folder)
         except OSError as error:
-            self.lacks = dict.fromkeys(("clock-jump", "flipped-bit", "no-threads"), str(error))
+            self.lacks = dict.fromkeys(PRELOADED, str(error))
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Driver:
@@ -207,15 +210,15 @@ class Driver:
             process = self._processes[rank]
             if rank in ended and process is not None and process.returncode is None:
                 process.kill(group=True)
-                process.wait(_START_S)
+                process.wait(self._start_s)
             if process is None or process.returncode is not None:
                 if rank not in ended:
                     code = None if process is None else process.returncode
                     problems.append(f"rank {rank}'s process ended with {code}: {self._printed[rank][-5:]}")
                 self._start(rank)
                 ended |= {rank}
-        if not self._await("ready", ended, _START_S):
-            problems.append(f"ranks {sorted(ended)} did not start again within {_START_S:g} s")
+        if not self._await("ready", ended, self._start_s):
+            problems.append(f"ranks {sorted(ended)} did not start again within {self._start_s:g} s")
         self._measure(number)
         shutil.rmtree(self._folder / f"episode{number}", ignore_errors=True)
         return problems
@@ -229,7 +232,7 @@ class Driver:
     def _measure(self, number: int) -> None:
         ranks = range(len(self._places))
         self._command(ranks, op="measure", number=number)
-        if not self._await("use", ranks, _START_S, number):
+        if not self._await("use", ranks, self._start_s, number):
             return
         for rank in ranks:
             use = next(e["use"] for e in self._events[rank] if e["event"] == "use" and e["number"] == number)
@@ -242,6 +245,7 @@ class Driver:
         self._events[rank].clear()
         env = {**rank_environment(self._testbed.spec, self._places, rank), "OMP_NUM_THREADS": "1"}
         env["HOLMES_INTEGRITY"] = str(int(self.settings.has_integrity))
+        env["HOLMES_INTEGRITY_DIGEST_EVERY"] = "3" if self.settings.has_integrity else "0"
         env["HOLMES_UNEXPECTED_BYTES"] = str(unexpected_bytes(self.settings.max_bytes))
         env["HOLMES_FLIGHT_RECORDER_DIR"] = str(self._records)
         worker = [sys.executable, "-m", "holmes.lab.stress.faults.worker", str(self._folder), str(self._commands[rank])]
@@ -285,9 +289,9 @@ class Driver:
         return self.session.wait_until(lambda: all(told(rank) for rank in ranks), max(timeout_s, 0.0))
 
     def _require(self, kind: str, ranks: Any) -> None:
-        if not self._await(kind, ranks, _START_S):
+        if not self._await(kind, ranks, self._start_s):
             said = {rank: lines[-5:] for rank, lines in enumerate(self._printed) if lines}
-            raise TestbedError(f"the ranks were not {kind} within {_START_S:g} s; they said {said or 'nothing'}")
+            raise TestbedError(f"the ranks were not {kind} within {self._start_s:g} s; they said {said or 'nothing'}")
 
     def _reports(self, ranks: Any, number: int) -> dict[int, list[GroupReport]]:
         found = {}

@@ -1,18 +1,24 @@
-// A process whose system errs, by LD_PRELOAD: HOLMES_FAULTY_CALLS names a file with three 8-byte numbers, looked at on
+// A process whose system errs, by LD_PRELOAD: HOLMES_FAULTY_CALLS names a file with four 8-byte numbers, looked at on
 // every call: of how many messages of a page or more one received bit is still to be flipped, whether no thread can be
-// started, and whether the disk is full. As failing memory or a faulty NIC changes bits that TCP's checksum no longer
-// covers, and as RLIMIT_NPROC refuses threads, which root is not subject to.
+// started, whether the disk is full, and on which of the next calls the process is killed (0: on none). As failing
+// memory or a faulty NIC changes bits that TCP's checksum no longer covers, as RLIMIT_NPROC refuses threads, which root
+// is not subject to, and as a machine loses power between any two system calls.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { least_bytes = 4096 };
@@ -21,6 +27,7 @@ struct State {
   _Atomic int64_t flips;
   _Atomic int64_t refuses_threads;
   _Atomic int64_t disk_is_full;
+  _Atomic int64_t killed_on;
 };
 
 static struct State* state;
@@ -59,9 +66,44 @@ static void flip_in_the_middle(const struct msghdr* message, size_t bytes) {
   }
 }
 
+static void count_call(void) {
+  if (!state || atomic_load(&state->killed_on) <= 0) return;
+  if (atomic_fetch_sub(&state->killed_on, 1) == 1) kill(getpid(), SIGKILL);
+}
+
+// What a communicator asks the system for, but for what is below.
+#define COUNTED(type, name, parameters, ...)                                  \
+  type name parameters {                                                      \
+    static type(*next) parameters;                                            \
+    if (!next) next = (type(*) parameters)dlsym(RTLD_NEXT, #name);            \
+    count_call();                                                             \
+    return next(__VA_ARGS__);                                                 \
+  }
+
+COUNTED(int, socket, (int domain, int type, int protocol), domain, type, protocol)
+COUNTED(int, bind, (int fd, const struct sockaddr* address, socklen_t size), fd, address, size)
+COUNTED(int, listen, (int fd, int backlog), fd, backlog)
+COUNTED(int, connect, (int fd, const struct sockaddr* address, socklen_t size), fd, address, size)
+COUNTED(int, accept4, (int fd, struct sockaddr* address, socklen_t* size, int flags), fd, address, size, flags)
+COUNTED(int, setsockopt, (int fd, int level, int name, const void* value, socklen_t size), fd, level, name, value, size)
+COUNTED(int, shutdown, (int fd, int how), fd, how)
+COUNTED(ssize_t, send, (int fd, const void* data, size_t bytes, int flags), fd, data, bytes, flags)
+COUNTED(ssize_t, sendmsg, (int fd, const struct msghdr* message, int flags), fd, message, flags)
+COUNTED(ssize_t, recv, (int fd, void* data, size_t bytes, int flags), fd, data, bytes, flags)
+COUNTED(ssize_t, process_vm_readv,
+        (pid_t pid, const struct iovec* here, unsigned long here_count, const struct iovec* there,
+         unsigned long there_count, unsigned long flags),
+        pid, here, here_count, there, there_count, flags)
+COUNTED(int, memfd_create, (const char* name, unsigned flags), name, flags)
+COUNTED(int, ftruncate, (int fd, off_t bytes), fd, bytes)
+COUNTED(int, eventfd, (unsigned value, int flags), value, flags)
+COUNTED(int, epoll_ctl, (int fd, int operation, int other, struct epoll_event* event), fd, operation, other, event)
+COUNTED(int, poll, (struct pollfd * fds, nfds_t count, int timeout), fds, count, timeout)
+
 ssize_t recvmsg(int fd, struct msghdr* message, int flags) {
   static ssize_t (*next)(int, struct msghdr*, int);
   if (!next) next = (ssize_t (*)(int, struct msghdr*, int))dlsym(RTLD_NEXT, "recvmsg");
+  count_call();
   const ssize_t bytes = next(fd, message, flags);
   const int error = errno;
   if (bytes >= least_bytes && !(flags & MSG_PEEK) && state && is_internet(fd) && takes_one())

@@ -16,7 +16,7 @@ COUNTED = ("descriptors", "threads", "shared_memory_maps", "shm_names", "process
 RSS_SLACK_BYTES = 8 << 20
 _WARM_UP = 3
 _LONG_LIFE = 100  # episodes; before, arenas and the records of the last failures still fill
-_SETTLING = ("descriptors", "threads")
+_SETTLING = ("descriptors", "threads", "shared_memory_maps")
 _SETTLE_S = 2.0  # how long ended communicators may take to close, and a flight record to be written: threads do it
 
 

@@ -9,6 +9,8 @@ import struct
 import subprocess
 from pathlib import Path
 
+FAULTY_CALLS = "HOLMES_FAULTY_CALLS"
+
 
 class Preloaded:
     """`name`.c beside this file, for processes that are started with `environment`; `variable` names its file.
@@ -59,15 +61,27 @@ class FalseClock(Preloaded):
 
 
 class FaultyCalls(Preloaded):
-    """System calls of one process that err: received bits are flipped, threads refused, disks full."""
+    """System calls of one process that err: received bits are flipped, threads refused, disks full; or that kill it."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: where its library and its state are kept. Raises OSError without a compiler."""
-        super().__init__(folder, "faulty_calls", "HOLMES_FAULTY_CALLS", 3)
+        super().__init__(folder, "faulty_calls", FAULTY_CALLS, 4)
 
-    def set(self, *, flips: int = 0, refuses_threads: bool = False, disk_is_full: bool = False) -> None:
-        """In how many of the next large messages a bit is flipped; no thread can be started; no file can grow."""
-        self.write(flips, int(refuses_threads), int(disk_is_full))
+    def set(
+        self, *, flips: int = 0, refuses_threads: bool = False, disk_is_full: bool = False, killed_on: int = 0
+    ) -> None:
+        """In how many of the next large messages a bit is flipped; no thread can be started; no file can grow.
+
+        `killed_on`: the process is killed on so many-th of its next calls (SIGKILL); 0: on none.
+        """
+        self.write(flips, int(refuses_threads), int(disk_is_full), killed_on)
+
+    @classmethod
+    def kill_this_process_on(cls, call: int) -> None:
+        """Local, in a process that was started with `environment`: on so many-th of its calls from now on."""
+        with open(os.environ[FAULTY_CALLS], "r+b") as file:
+            file.seek(3 * 8)
+            file.write(struct.pack("=q", call))
 
     @property
     def flips_left(self) -> int:

@@ -107,6 +107,76 @@ def descriptors(scene: Scene, choice: random.Random) -> Injection | None:
     return Injection("descriptors", what, expect, tamper={rank: {"descriptors": True}})
 
 
+@fault(
+    "descriptors-1024", "a rank may have 1024 descriptors, soft and hard limit, and few of them are left", at_setup=True
+)
+def descriptors_1024(scene: Scene, choice: random.Random) -> Injection | None:
+    """As many as are needed: right results. Fewer: SystemError on every rank, naming the one."""
+    rank = choice.choice(scene.free_ranks())
+    spare = choice.randrange(60)
+    expect = Expectation(None, frozenset({"SystemError"}), lambda reporter, culprit: culprit == rank)
+    what = f"rank {rank} on {scene.nodes[rank]} has {spare} of 1024 descriptors left"
+    return Injection("descriptors-1024", what, expect, tamper={rank: {"of_1024": spare}})
+
+
+@fault("memory-at-setup", "a rank gets hardly any more memory while its groups are made (RLIMIT_AS)", at_setup=True)
+def memory_at_setup(scene: Scene, choice: random.Random) -> Injection | None:
+    """Where that is not enough: SystemError or MemoryError on it, which all others hear of."""
+    rank = choice.choice(scene.free_ranks())
+    spare = int(2 ** choice.uniform(12, 24))
+    what = f"rank {rank} on {scene.nodes[rank]} may map {spare} more bytes while its groups are made"
+    return Injection("memory-at-setup", what, _short_of_memory(rank), tamper={rank: {"memory": spare}})
+
+
+@fault("memory", "a rank gets hardly any more memory (RLIMIT_AS)")
+def memory(scene: Scene, choice: random.Random) -> Injection | None:
+    """As memory-at-setup, while operations run."""
+    rank = _victim(scene, choice)
+    if rank is None:
+        return None
+    spare = int(2 ** choice.uniform(12, 20))
+    what = f"rank {rank} on {scene.nodes[rank]} may map {spare} more bytes"
+    key = f"memory/{rank}"
+    return Injection("memory", what, _short_of_memory(rank), act=lambda: scene.store.set(key, str(spare).encode()))
+
+
+def _short_of_memory(rank: int) -> Expectation:
+    return Expectation(None, frozenset({"SystemError", "MemoryError"}), lambda reporter, culprit: culprit == rank)
+
+
+@fault("killed-at-setup", "a rank is killed on its n-th system call of the set-up, or later", at_setup=True)
+def killed_at_setup(scene: Scene, choice: random.Random) -> Injection | None:
+    """As kill, wherever it was. None where no rank counts its calls."""
+    ranks = [rank for rank in scene.free_ranks() if rank in scene.faulty_calls]
+    if not ranks:
+        return None
+    rank, call = choice.choice(ranks), _call_number(choice)
+    what = f"rank {rank} on {scene.nodes[rank]} is killed on call {call} from its set-up on"
+    expect = about(frozenset({rank}), at_setup=True)
+    ended = frozenset({rank})
+    heal = scene.faulty_calls[rank].set
+    return Injection("killed-at-setup", what, expect, tamper={rank: {"killed_on": call}}, heal=heal, ended=ended)
+
+
+@fault("killed-at-call", "a rank is killed on the n-th system call from a moment on")
+def killed_at_call(scene: Scene, choice: random.Random) -> Injection | None:
+    """As kill. None where no rank counts its calls."""
+    ranks = [rank for rank in scene.free_ranks() if rank in scene.faulty_calls]
+    if not ranks:
+        return None
+    rank, call = choice.choice(ranks), _call_number(choice)
+    scene.taken.add(rank)
+    calls = scene.faulty_calls[rank]
+    what = f"rank {rank} on {scene.nodes[rank]} is killed on its {call}th call"
+    ended = frozenset({rank})
+    act, heal = (lambda: calls.set(killed_on=call)), calls.set
+    return Injection("killed-at-call", what, about(ended), act=act, heal=heal, ended=ended)
+
+
+def _call_number(choice: random.Random) -> int:
+    return int(2 ** choice.uniform(0, 10))
+
+
 @fault("segment-refused", "a rank's system refuses memory for a shared segment (RLIMIT_FSIZE)", at_setup=True)
 def segment_refused(scene: Scene, choice: random.Random) -> Injection | None:
     """SystemError naming the rank: of a pair on one host the lower rank makes the segment."""

@@ -87,6 +87,8 @@ def report_of(error: BaseException, kind: str, ranks: tuple[int, ...], rank: int
         culprit, reporter = (None if told["culprit"] == "None" else int(told["culprit"])), int(told["reporter"])
     else:
         culprit, reporter, place = None, rank, {"cause": name}
+        if isinstance(error, MemoryError):  # of this process alone
+            culprit = rank
         if isinstance(error, HolmesError):
             place |= {"host": error.host, "nic": error.nic}
             says_of_itself = error.peer is None and isinstance(error, (JobError, NicError))

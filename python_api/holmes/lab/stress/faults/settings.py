@@ -65,4 +65,6 @@ class FaultSettings:
         """The command that makes the same episode again."""
         words = ["holmes stress --testbed --faults", ",".join(sorted(self.faults))]
         words += [f"--seed {self.seed} --episode {episode}"]
+        if (self.timeout_s, self.slack_s) != (FaultSettings.timeout_s, FaultSettings.slack_s):
+            words += [f"--timeout-s {self.timeout_s:g} --slack-s {self.slack_s:g}"]
         return " ".join(words)

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from holmes.lab.stress.faults.preloaded import FaultyCalls
 from holmes_comm import _C
 
 _VERSION_FIELD = b"6:holmes1:"  # of a rank's record in the store, followed by the version's digit
 _SMALL_BYTES = 64 * 1024
 _SPARE_DESCRIPTORS = 3
+_DESCRIPTORS = 1024  # what many systems give a process unless told otherwise
 _SHM = "/dev/shm"
 
 
@@ -22,14 +24,23 @@ _SHM = "/dev/shm"
 def tampered(store: Any, tamper: Mapping[str, Any]) -> Iterator[Any]:
     """The store to use, with the named faults in force meanwhile.
 
-    descriptors: none but a few are left. file_size: files, and memory shared as such, end at 64 KiB. full_shm: a small,
-    full disk lies on /dev/shm. old_version: this rank's records say that it speaks the version before.
+    descriptors: none but a few are left. of_1024: the process may have 1024 for the rest of its life, and so many are
+    left. memory: so many bytes more than now. killed_on: it is killed on that call of the set-up, or later. file_size:
+    files, and memory shared as such, end at 64 KiB. full_shm: a small, full disk lies on /dev/shm. old_version: this
+    rank's records say that it speaks the version before.
     """
     with contextlib.ExitStack() as undo:
         if "descriptors" in tamper:
             held = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
             _lower(undo, resource.RLIMIT_NOFILE, _fill(undo, held) + _SPARE_DESCRIPTORS)
             store = _RoomyStore(store)
+        if "of_1024" in tamper:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
+            store = _CrowdedStore(store, undo, tamper["of_1024"])
+        if "memory" in tamper:
+            undo.enter_context(little_memory(tamper["memory"]))
+        if "killed_on" in tamper:
+            FaultyCalls.kill_this_process_on(tamper["killed_on"])
         if "file_size" in tamper:
             _lower(undo, resource.RLIMIT_FSIZE, _SMALL_BYTES)
         if "full_shm" in tamper:
@@ -38,6 +49,15 @@ def tampered(store: Any, tamper: Mapping[str, Any]) -> Iterator[Any]:
             with contextlib.suppress(OSError):  # full
                 Path(_SHM, "filler").write_bytes(bytes(4 * _SMALL_BYTES))
         yield _OldVersion(store) if "old_version" in tamper else store
+
+
+@contextlib.contextmanager
+def little_memory(spare_bytes: int) -> Iterator[None]:
+    """This process may map so much more than now meanwhile (RLIMIT_AS, in whole pages)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    with contextlib.ExitStack() as undo:
+        _lower(undo, resource.RLIMIT_AS, pages * resource.getpagesize() + spare_bytes)
+        yield
 
 
 def make_records_hang() -> None:
@@ -80,6 +100,44 @@ class _RoomyStore:
                 return operation(*arguments)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+        return call
+
+
+class _CrowdedStore:
+    """The store of a process that has no descriptor left but `spare`; it closes some of the others while it works."""
+
+    def __init__(self, store: Any, undo: contextlib.ExitStack, spare: int) -> None:
+        self._store, self._spare = store, spare
+        self._held: list[int] = []
+        self._fill()
+        undo.callback(self._close)
+
+    def _fill(self) -> None:
+        with contextlib.suppress(OSError):  # EMFILE: all are taken
+            while True:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        self._release(self._spare)
+
+    def _close(self) -> None:
+        self._release(len(self._held))
+
+    def _release(self, count: int) -> None:
+        for descriptor in self._held[len(self._held) - count :]:
+            os.close(descriptor)
+        del self._held[len(self._held) - count :]
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._store, name)
+
+        def call(*arguments: Any) -> Any:
+            self._release(min(_SPARE_DESCRIPTORS, len(self._held)))
+            try:
+                return operation(*arguments)
+            finally:
+                for _ in range(_SPARE_DESCRIPTORS):
+                    with contextlib.suppress(OSError):
+                        self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
         return call
 

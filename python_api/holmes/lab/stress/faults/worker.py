@@ -6,6 +6,7 @@ groups' communicators, loads them until it is told to stop or something fails, a
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import json
@@ -23,7 +24,7 @@ from holmes.lab.stress.faults.folder_store import FolderStore
 from holmes.lab.stress.faults.leaks import settled_use
 from holmes.lab.stress.faults.messages import STACKS_SIGNAL, GroupReport, tell
 from holmes.lab.stress.faults.reports import ALARM, Alarm, AlarmedStore, passed_on, report_of, report_of_run
-from holmes.lab.stress.faults.tamper import make_records_hang, tampered
+from holmes.lab.stress.faults.tamper import little_memory, make_records_hang, tampered
 from holmes.lab.stress.groups import groups_of, make_communicator, make_plan
 from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.run import GroupRun
@@ -126,6 +127,7 @@ class Worker:
             run.start(time.monotonic() + settings.seconds, abort_all)
         tell("running", number=number)
         hard_end_s = time.monotonic() + settings.seconds + settings.round_limit_s
+        limits, has_little = contextlib.ExitStack(), False
         while any(run.thread.is_alive() for run in runs) and time.monotonic() < hard_end_s:
             if store.check(["stop"]):
                 for run in runs:
@@ -137,9 +139,13 @@ class Worker:
                     run.loop.send_unasked()
             if store.check([f"hang/{self._rank}"]):
                 make_records_hang()
+            if store.check([f"memory/{self._rank}"]) and not has_little:
+                has_little = True
+                limits.enter_context(little_memory(int(store.get(f"memory/{self._rank}"))))
             time.sleep(_POLL_S)
         for run in runs:
             run.thread.join(0 if run.thread.is_alive() else None)
+        limits.close()
         return [report_of_run(run, self._rank) for run in runs]
 
 
