@@ -7,10 +7,11 @@ import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from holmes_comm.errors import SystemError
 
-__all__ = ["DTYPES", "Kernels", "load"]
+__all__ = ["DTYPES", "MOVES", "Kernels", "load"]
 
 #: Data types that the kernels know, with the numbers of holmes::DType.
 DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3}
@@ -19,6 +20,19 @@ _LIBRARY = Path(__file__).parent / "lib" / "libholmes_cuda.so"
 
 class _Segment(ctypes.Structure):
     _fields_ = (("tensor", ctypes.c_void_p), ("count", ctypes.c_size_t), ("bucket_offset", ctypes.c_size_t))
+
+
+MOVES = ("pack", "unpack", "accumulate")
+_MOVE_ARGUMENTS = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_uint8,
+    ctypes.POINTER(_Segment),
+    ctypes.c_size_t,
+    ctypes.c_uint8,
+    ctypes.c_float,
+    ctypes.c_void_p,
+)
 
 
 class _NormTensor(ctypes.Structure):
@@ -37,34 +51,23 @@ class Kernels:
         self._library.holmes_cuda_norm_workspace_count.restype = ctypes.c_size_t
         #: How many float64 numbers squared_norm needs as its workspace.
         self.norm_workspace_count: int = self._library.holmes_cuda_norm_workspace_count()
+        self._moves = {kind: getattr(self._library, f"holmes_cuda_{kind}") for kind in MOVES}
+        for function in self._moves.values():
+            function.argtypes = _MOVE_ARGUMENTS
 
-    def move(
-        self,
-        kind: str,
-        bucket: tuple[int, int, str],
-        segments: Sequence[tuple[int, int, int]],
-        dtype: str,
-        scale: float,
-        stream: int,
-    ) -> None:
-        """`kind`: "pack", "unpack" or "accumulate". `bucket`: address, count, dtype; `segments`: address, count and
-        offset of each tensor of `dtype`.
+    def move_table(
+        self, bucket: tuple[int, int, str], segments: Sequence[tuple[int, int, int]], dtype: str
+    ) -> tuple[Any, ...]:
+        """What `move` takes. `bucket`: address, count, dtype; `segments`: address, count and offset of each tensor of
+        `dtype`.
         """
-        table = (_Segment * len(segments))(*itertools.starmap(_Segment, segments))
         address, count, bucket_dtype = bucket
-        function = getattr(self._library, f"holmes_cuda_{kind}")
-        self._check(
-            function(
-                ctypes.c_void_p(address),
-                ctypes.c_size_t(count),
-                ctypes.c_uint8(DTYPES[bucket_dtype]),
-                table,
-                ctypes.c_size_t(len(segments)),
-                ctypes.c_uint8(DTYPES[dtype]),
-                ctypes.c_float(scale),
-                ctypes.c_void_p(stream),
-            )
-        )
+        table = (_Segment * len(segments))(*itertools.starmap(_Segment, segments))
+        return (address, count, DTYPES[bucket_dtype], table, len(segments), DTYPES[dtype])
+
+    def move(self, kind: str, table: tuple[Any, ...], scale: float, stream: int) -> None:
+        """`kind`: one of MOVES; `table`: of `move_table`."""
+        self._check(self._moves[kind](*table, scale, stream))
 
     def sum_shards(
         self, output: tuple[int, str], shards: Sequence[int], dtype: str, count: int, scale: float, stream: int

@@ -16,7 +16,7 @@ from holmes_comm import cuda_kernels
 from holmes_comm.array_library import ArrayLibrary, library_of
 from holmes_comm.errors import UsageError
 
-__all__ = ["accumulate", "implementation", "pack", "squared_norm", "sum_shards", "unpack"]
+__all__ = ["Table", "accumulate", "implementation", "pack", "squared_norm", "sum_shards", "unpack"]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _MOST_SHARDS = 256  # of one kernel
@@ -33,12 +33,14 @@ def pack(bucket: Any, tensors: Sequence[Any], offsets: Sequence[int] | None = No
 
     Raises UsageError where a tensor ends beyond the bucket, or arrays differ in library, device or kind.
     """
-    _move("pack", bucket, tensors, offsets, scale)
+    if tensors:
+        Table(bucket, tensors, offsets, what="pack").pack(scale=scale)
 
 
 def unpack(bucket: Any, tensors: Sequence[Any], offsets: Sequence[int] | None = None, *, scale: float = 1.0) -> None:
     """tensor = bucket[offset : offset + numel] * scale for each tensor, in the manner of `pack`."""
-    _move("unpack", bucket, tensors, offsets, scale)
+    if tensors:
+        Table(bucket, tensors, offsets, what="unpack").unpack(scale=scale)
 
 
 def accumulate(
@@ -48,9 +50,68 @@ def accumulate(
 
     Sums of 16-bit gradients lose nothing there that 16 bits would round off.
     """
-    if (dtype := library_of(bucket).dtype_of(bucket)) not in ("float32", "float64"):
-        raise UsageError(f"accumulate: the bucket is {dtype}; it must be float32, in which the sums are kept")
-    _move("accumulate", bucket, tensors, offsets, scale)
+    _check_sums(library_of(bucket).dtype_of(bucket))
+    if tensors:
+        Table(bucket, tensors, offsets, what="accumulate").accumulate(scale=scale)
+
+
+class Table:
+    """A bucket and the tensors that have places in it, prepared once for many calls: each is then one of the library's,
+    whose host time does not grow with the tensors that Python looks at.
+
+    The arguments are those of `pack`; there is one tensor at least. The arrays are held, and must keep their memory:
+    what replaces it (`tensor.data = ...`) needs a new table.
+    """
+
+    def __init__(
+        self, bucket: Any, tensors: Sequence[Any], offsets: Sequence[int] | None = None, *, what: str = "Table"
+    ) -> None:
+        if not tensors:
+            raise UsageError(f"{what}: no tensors; give one at least")
+        self._library, self._bucket, self._tensors = _prepare(what, bucket, tensors)
+        counts = [_count(tensor) for tensor in self._tensors]
+        self._offsets = [0, *itertools.accumulate(counts[:-1])] if offsets is None else list(offsets)
+        if len(self._offsets) != len(counts):
+            raise UsageError(f"{what}: {len(self._offsets)} offsets for {len(counts)} tensors; give one for each")
+        size = _count(self._bucket)
+        for number, (offset, count) in enumerate(zip(self._offsets, counts, strict=True)):
+            if offset < 0 or offset + count > size:
+                raise UsageError(
+                    f"{what}: tensor {number} (offset {offset}, {count} elements) ends beyond the bucket of {size} "
+                    "elements"
+                )
+        self._dtype, dtype = self._library.dtype_of(bucket), self._library.dtype_of(tensors[0])
+        self._kernels = _kernels(self._library, bucket, (self._dtype, dtype))
+        if self._kernels is not None:
+            addresses = [self._library.address(tensor) for tensor in self._tensors]
+            self._table = self._kernels.move_table(
+                (self._library.address(self._bucket), size, self._dtype),
+                list(zip(addresses, counts, self._offsets, strict=True)),
+                dtype,
+            )
+
+    def pack(self, *, scale: float = 1.0) -> None:
+        """As the function of that name."""
+        self._move("pack", scale)
+
+    def unpack(self, *, scale: float = 1.0) -> None:
+        """As the function of that name."""
+        self._move("unpack", scale)
+
+    def accumulate(self, *, scale: float = 1.0) -> None:
+        """As the function of that name."""
+        _check_sums(self._dtype)
+        self._move("accumulate", scale)
+
+    def _move(self, kind: str, scale: float) -> None:
+        if self._kernels is not None:
+            with self._library.on_gpu(self._bucket):
+                self._kernels.move(kind, self._table, scale, self._library.stream())
+            return
+        for tensor, offset in zip(self._tensors, self._offsets, strict=True):
+            place = self._bucket[offset : offset + _count(tensor)]
+            target, source = (tensor, place) if kind == "unpack" else (place, tensor)
+            self._library.move(target, source, scale, adds=kind == "accumulate")
 
 
 def sum_shards(output: Any, shards: Sequence[Any], *, scale: float = 1.0) -> None:
@@ -108,32 +169,9 @@ def implementation(array: Any) -> str:
     return f"{library.name} operations" if found is None else "CUDA kernels"
 
 
-def _move(kind: str, bucket: Any, tensors: Sequence[Any], offsets: Sequence[int] | None, scale: float) -> None:
-    if not tensors:
-        return
-    library, flat_bucket, flat = _prepare(kind, bucket, tensors)
-    counts = [_count(tensor) for tensor in flat]
-    if offsets is None:
-        offsets = [0, *itertools.accumulate(counts[:-1])]
-    if len(offsets) != len(counts):
-        raise UsageError(f"{kind}: {len(offsets)} offsets for {len(counts)} tensors; give one for each")
-    size = _count(flat_bucket)
-    for number, (offset, count) in enumerate(zip(offsets, counts, strict=True)):
-        if offset < 0 or offset + count > size:
-            raise UsageError(
-                f"{kind}: tensor {number} (offset {offset}, {count} elements) ends beyond the bucket of {size} elements"
-            )
-    dtypes = (library.dtype_of(bucket), library.dtype_of(tensors[0]))
-    kernels = _kernels(library, bucket, dtypes)
-    if kernels is None:
-        for tensor, offset, count in zip(flat, offsets, counts, strict=True):
-            place = flat_bucket[offset : offset + count]
-            target, source = (tensor, place) if kind == "unpack" else (place, tensor)
-            library.move(target, source, scale, adds=kind == "accumulate")
-        return
-    segments = [(library.address(t), count, o) for t, count, o in zip(flat, counts, offsets, strict=True)]
-    with library.on_gpu(bucket):
-        kernels.move(kind, (library.address(bucket), size, dtypes[0]), segments, dtypes[1], scale, library.stream())
+def _check_sums(dtype: str) -> None:
+    if dtype not in ("float32", "float64"):
+        raise UsageError(f"accumulate: the bucket is {dtype}; it must be float32, in which the sums are kept")
 
 
 def _prepare(what: str, first: Any, others: Sequence[Any]) -> tuple[ArrayLibrary, Any, list[Any]]:

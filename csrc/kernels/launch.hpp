@@ -61,8 +61,8 @@ cudaError_t launch(unsigned chunks, void* stream, Arguments... arguments) {
   unsigned blocks = 0;
   if (const cudaError_t code = resident_blocks<kernel>(blocks); code != cudaSuccess) return code;
   void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(chunks < blocks ? chunks : blocks),
-                          dim3(block_threads), pointers, 0, static_cast<cudaStream_t>(stream));
+  return cudaLaunchKernel(kernel, dim3(chunks < blocks ? chunks : blocks), dim3(block_threads), pointers, 0,
+                          static_cast<cudaStream_t>(stream));
 }
 
 // Runs `body`, which returns a cudaError_t, after `mistake` (empty: none); tells what went wrong as function `name`.

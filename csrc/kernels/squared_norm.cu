@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(block_threads) finish_kernel(const double* par
   if (threadIdx.x == 0) *result = sum;
 }
 
-cudaError_t launch_fixed(const void* kernel, unsigned blocks, void** arguments, void* stream) {
+template <typename Kernel>
+cudaError_t launch_fixed(Kernel* kernel, unsigned blocks, void** arguments, void* stream) {
   return cudaLaunchKernel(kernel, dim3(blocks), dim3(block_threads), arguments, 0, static_cast<cudaStream_t>(stream));
 }
 
@@ -70,13 +71,13 @@ HOLMES_API int holmes_cuda_squared_norm(double* result, double* workspace, const
         const auto kernel = square_kernel<decltype(element)>;
         // Every block has to write the first time.
         const unsigned blocks = is_first || batch.table.chunks > norm_blocks ? norm_blocks : batch.table.chunks;
-        const cudaError_t launched = launch_fixed(reinterpret_cast<const void*>(kernel), blocks, arguments, stream);
+        const cudaError_t launched = launch_fixed(kernel, blocks, arguments, stream);
         is_first = false;
         return launched;
       });
       if (code != cudaSuccess) return code;
       void* arguments[] = {&workspace, &result};
-      return launch_fixed(reinterpret_cast<const void*>(finish_kernel), 1, arguments, stream);
+      return launch_fixed(finish_kernel, 1, arguments, stream);
     });
   });
 }

@@ -13,7 +13,8 @@ using StreamClock = std::map<const void*, std::uint64_t>;
 
 void merge(StreamClock& into, const StreamClock& more);
 
-// Thread-safe; streams are named by their addresses. What runs in a CUDA graph is not followed.
+// Thread-safe; streams are named by their addresses. Of a CUDA graph each part is a stream of its own with each launch.
+// Not seen: what the host itself reads and writes of "device" memory without a call.
 class AccessOrder {
 public:
   // Ends the process where an earlier access of the same memory is not ordered before this one of `stream`.

@@ -55,6 +55,10 @@ struct ncclComm {
     unsigned long long capture_id = 0;
   };
   Last last, last_captured;
+  std::string name = "?";  // NCCL_FAKE_NAME of its library, for the trace
+  int kernel_us = 0;       // NCCL_FAKE_US: so long each kernel runs once its peers' are there
+  long collectives = 0;    // that were launched
+  std::map<int, long> sends, recvs;
   std::map<int, double> scales;  // of premultiplied sums
   int next_op = 5;
 };

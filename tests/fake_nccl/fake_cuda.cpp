@@ -3,9 +3,11 @@
 // refuses questions and allocations that break a capture, and whatever comes after its end at exit.
 //
 // FAKE_CUDA_MULTIPROCESSORS: how many the devices have (132). FAKE_CUDA_DEVICES: how many devices there are (8).
+// FAKE_CUDA_TRACE: a folder for what streams held and when it ran (device_trace.hpp). FAKE_CUDA_DROP: is_dropped.
 #include "fake_cuda.hpp"
 
 #include "access_order.hpp"
+#include "device_trace.hpp"
 
 #include <algorithm>
 #include <array>
@@ -48,13 +50,17 @@ struct Point {  // reached once all that was queued before it is done
     std::unique_lock lock(mutex);
     changed.wait(lock, [this] { return reached.load(); });
   }
+  const std::uint64_t number = ++last_number;
+  static inline std::atomic<std::uint64_t> last_number{0};
 };
+std::string name_of(const Point& point) { return std::to_string(point.number); }
 
 int device_count() {
   static const char* const text = std::getenv("FAKE_CUDA_DEVICES");
   return text == nullptr ? most_devices : std::clamp(std::atoi(text), 1, most_devices);
 }
 
+int current_device();
 class Queue;
 using Task = std::function<void()>;
 
@@ -67,10 +73,18 @@ void add_new(Nodes& nodes, const Nodes& more) {
 
 // What was put on capturing streams, and what each part of it runs behind.
 struct Graph {
+  struct Access {
+    const void* begin;
+    std::size_t bytes;
+    bool writes;
+    const char* what;
+  };
   struct Node {
     Task task;
     Queue* queue;
     Nodes after;
+    std::vector<Access> accesses{};
+    const void* stream = nullptr;  // what AccessOrder takes it for: nothing but its edges orders it
   };
   unsigned long long id = 0;
   Queue* origin = nullptr;
@@ -122,10 +136,21 @@ AccessOrder& access_order() {
 class Queue {
 public:
   Queue() : thread_([this] { run(); }) { thread_.detach(); }
-  void push(Task task) {
+  // `what`: its line in the trace, without the number (device_trace.hpp); empty: none.
+  void push(Task task, const std::string& what = {}) {
     std::lock_guard lock(mutex_);
+    if (!capture && !what.empty() && fake_trace_is_on()) {
+      const std::uint64_t number = fake_trace_add(this, current_device(), what);
+      task = [number, traced = std::move(task)] {
+        traced();
+        fake_trace_mark(number, 'e');
+      };
+    }
     if (capture) {
-      capture->nodes.push_back({std::move(task), this, last});
+      static std::atomic<std::uintptr_t> number{0};
+      // An odd number is no address of a stream.
+      const auto* stream = reinterpret_cast<const void*>(2 * ++number + 1);
+      capture->nodes.push_back({std::move(task), this, last, std::exchange(accesses, {}), stream});
       last = {capture->nodes.size() - 1};
       return;
     }
@@ -134,8 +159,9 @@ public:
     changed_.notify_one();
   }
 
-  std::shared_ptr<Graph> capture;  // a capture is one thread's
-  Nodes last;                      // in the capture: what the next part of it runs behind
+  std::shared_ptr<Graph> capture;       // a capture is one thread's
+  Nodes last;                           // in the capture: what the next part of it runs behind
+  std::vector<Graph::Access> accesses;  // of that next part
 
   bool is_idle() {
     std::lock_guard lock(mutex_);
@@ -169,6 +195,19 @@ std::mutex memory_mutex;
 std::map<unsigned long long, std::pair<std::size_t, int>>& memory() {  // address -> bytes, device
   static auto* map = new std::map<unsigned long long, std::pair<std::size_t, int>>();
   return *map;
+}
+
+// FAKE_CUDA_DROP=wait, record: the driver forgets cuStreamWaitEvent, cuEventRecord; with :N only the Nth of the
+// process. Of its callers, not of the other fakes.
+bool is_dropped(std::string_view kind, std::string_view name) {
+  static const char* const text = std::getenv("FAKE_CUDA_DROP");
+  if (text == nullptr || fake_cuda_call() != name) return false;
+  const std::string_view wanted(text);
+  const auto colon = wanted.find(':');
+  if (wanted.substr(0, colon) != kind) return false;
+  static std::atomic<int> calls{0};
+  const int number = ++calls;
+  return colon == std::string_view::npos || number == std::atoi(wanted.substr(colon + 1).data());
 }
 
 thread_local int capture_mode = capture_global;  // of this thread
@@ -234,9 +273,15 @@ bool fake_cuda_is_allocated(unsigned long long address, std::size_t bytes) {
 }
 
 void fake_cuda_enqueue(void* stream, std::function<void()> task) { queue_of(stream).push(std::move(task)); }
+std::uint64_t fake_cuda_trace(void* stream, int device, const std::string& what) {
+  return fake_trace_add(&queue_of(stream), device, what);
+}
 void fake_cuda_access(void* stream, const void* begin, std::size_t bytes, bool writes, const char* what) {
   Queue& queue = queue_of(stream);
-  if (!queue.capture) access_order().add(&queue, reinterpret_cast<unsigned long long>(begin), bytes, writes, what);
+  if (queue.capture)
+    queue.accesses.push_back({begin, bytes, writes, what});
+  else
+    access_order().add(&queue, reinterpret_cast<unsigned long long>(begin), bytes, writes, what);
 }
 std::function<void()> fake_cuda_notice(void* stream) {
   return [clock = access_order().now(&queue_of(stream))] { access_order().host_waits(clock); };
@@ -263,6 +308,7 @@ namespace {
 // Of one thread: how often it called what, and how long it was inside.
 struct Calls {
   int depth = 0;
+  const char* name = "";  // of the outermost one
   std::chrono::steady_clock::time_point begin{};
   std::chrono::nanoseconds inside{};
   std::mutex mutex;
@@ -290,9 +336,11 @@ FakeCall::FakeCall(const char* name) {
   Calls& own = calls();
   if (own.depth++ > 0) return;
   own.begin = std::chrono::steady_clock::now();
+  own.name = name;
   std::lock_guard lock(own.mutex);
   ++own.counts[name];
 }
+const char* fake_cuda_call() { return calls().depth > 0 ? calls().name : ""; }
 FakeCall::~FakeCall() {
   Calls& own = calls();
   if (--own.depth == 0) own.inside += std::chrono::steady_clock::now() - own.begin;
@@ -302,16 +350,13 @@ namespace {
 
 constexpr std::chrono::seconds patience_with_kernels{3};
 
-int multiprocessors() {
-  const char* text = std::getenv("FAKE_CUDA_MULTIPROCESSORS");
-  return text == nullptr ? 132 : std::atoi(text);
-}
-
 std::mutex kernels_mutex;
 std::condition_variable kernels_changed;
 struct Running {
   std::map<const void*, int> owners;  // how many kernels of each
   int used = 0;                       // multiprocessors
+  std::deque<std::uint64_t> waiting;  // kernels, in the order in which they begin
+  std::uint64_t last = 0;
 };
 std::map<int, Running>& kernels() {  // by device
   static auto* map = new std::map<int, Running>();
@@ -321,16 +366,32 @@ std::size_t most_owners = 0;
 
 }  // namespace
 
-void fake_cuda_begin_kernel(int device, const void* owner, int ctas) {
+int fake_cuda_multiprocessors() {
+  const char* text = std::getenv("FAKE_CUDA_MULTIPROCESSORS");
+  return text == nullptr ? 132 : std::atoi(text);
+}
+
+int fake_cuda_begin_kernel(int device, const void* owner, int least, int most, std::uint64_t trace) {
+  fake_trace_mark(trace, 'r');
   std::unique_lock lock(kernels_mutex);
   Running& running = kernels()[device];
-  const auto fits = [&] { return running.used + ctas <= multiprocessors(); };
+  least = std::min(least, fake_cuda_multiprocessors());
+  const std::uint64_t own = ++running.last;
+  running.waiting.push_back(own);
+  const auto fits = [&] {
+    return running.waiting.front() == own && running.used + least <= fake_cuda_multiprocessors();
+  };
   while (!kernels_changed.wait_for(lock, patience_with_kernels, fits))
     std::fprintf(stderr, "fake CUDA: device %d: a kernel of %d CTAs waits, %zu others hold %d of %d multiprocessors\n",
-                 device, ctas, running.owners.size(), running.used, multiprocessors());
-  running.used += ctas;
+                 device, least, running.owners.size(), running.used, fake_cuda_multiprocessors());
+  running.waiting.pop_front();
+  const int taken = std::max(least, std::min(most, fake_cuda_multiprocessors() - running.used));
+  running.used += taken;
   ++running.owners[owner];
   most_owners = std::max(most_owners, running.owners.size());
+  fake_trace_mark(trace, 'b', taken);
+  kernels_changed.notify_all();
+  return taken;
 }
 void fake_cuda_end_kernel(int device, const void* owner, int ctas) {
   std::lock_guard lock(kernels_mutex);
@@ -365,7 +426,7 @@ int cuDeviceGet(int* device, int ordinal) {
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   const FakeCall call("cuDeviceGetAttribute");
   if (attribute != 16) return invalid_value;
-  *value = multiprocessors();
+  *value = fake_cuda_multiprocessors();
   return success;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
@@ -474,7 +535,21 @@ int cuStreamEndCapture(void* stream, void** graph) {
 int cuGraphLaunch(void* graph, void* stream) {
   const FakeCall call("cuGraphLaunch");
   const Graph& launched = **static_cast<std::shared_ptr<Graph>*>(graph);
-  for (const std::size_t node : launched.order) queue_of(stream).push(launched.nodes[node].task);
+  Queue& queue = queue_of(stream);
+  // Each part is behind what the stream has and the parts that it was captured behind, and nothing else; what comes
+  // next on the stream is behind them all.
+  const StreamClock begin = access_order().now(&queue);
+  std::vector<StreamClock> ends(launched.nodes.size());
+  for (const std::size_t number : launched.order) {
+    const Graph::Node& node = launched.nodes[number];
+    access_order().wait(node.stream, begin);
+    for (const std::size_t earlier : node.after) access_order().wait(node.stream, ends[earlier]);
+    for (const auto& [at, bytes, writes, what] : node.accesses)
+      access_order().add(node.stream, reinterpret_cast<unsigned long long>(at), bytes, writes, what);
+    ends[number] = access_order().now(node.stream);
+  }
+  for (const StreamClock& end : ends) access_order().wait(&queue, end);
+  for (const std::size_t number : launched.order) queue.push(launched.nodes[number].task);
   return success;
 }
 int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
@@ -506,6 +581,7 @@ int cuEventDestroy_v2(void* event) {
 }
 int cuEventRecord(void* event, void* stream) {
   const FakeCall call("cuEventRecord");
+  if (is_dropped("record", "cuEventRecord")) return success;
   auto point = std::make_shared<Point>();
   auto* recorded = static_cast<Event*>(event);
   Queue& queue = queue_of(stream);
@@ -515,11 +591,12 @@ int cuEventRecord(void* event, void* stream) {
   recorded->graph = queue.capture;
   recorded->last = queue.last;
   recorded->clock = access_order().now(&queue);
-  if (!queue.capture) queue.push([point] { point->reach(); });
+  if (!queue.capture) queue.push([point] { point->reach(); }, "point " + name_of(*point));
   return success;
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   const FakeCall call("cuStreamWaitEvent");
+  if (is_dropped("wait", "cuStreamWaitEvent")) return success;
   auto* waited = static_cast<Event*>(event);
   Queue& queue = queue_of(stream);
   std::lock_guard lock(waited->mutex);
@@ -528,7 +605,7 @@ int cuStreamWaitEvent(void* stream, void* event, unsigned) {
     // A capture cannot wait for what runs outside of it.
     if (queue.capture) return capture_isolation;
     access_order().wait(&queue, waited->clock);
-    queue.push([point = waited->point] { point->wait(); });
+    queue.push([point = waited->point] { point->wait(); }, "wait " + name_of(*waited->point));
     return success;
   }
   const auto graph = waited->graph.lock();
@@ -645,7 +722,20 @@ long long fake_cuda_calls(int others, char* text, std::size_t bytes) {
 }
 // For tests: a stream that is busy for a while.
 int fake_cuda_busy(void* stream, int milliseconds) {
-  queue_of(stream).push([=] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
+  queue_of(stream).push([=] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }, "task busy");
+  return success;
+}
+// For tests: a kernel that computes for a while on what is free of the device, up to so many multiprocessors; `label`
+// without blanks.
+int fake_cuda_compute(int device, void* stream, int microseconds, int most, const char* label) {
+  const std::uint64_t number = fake_cuda_trace(stream, device, std::string("kernel 1 - compute 0 1 - ") + label);
+  static const char owner = 0;
+  queue_of(stream).push([=] {
+    const int taken = fake_cuda_begin_kernel(device, &owner, 1, most, number);
+    std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+    fake_cuda_end_kernel(device, &owner, taken);
+    fake_trace_mark(number, 'e');
+  });
   return success;
 }
 int cuPointerGetAttribute(void* value, int attribute, unsigned long long address) {

@@ -1,9 +1,10 @@
 // What the fake NCCL needs of the fake CUDA driver beside the driver's own interface.
 #pragma once
 
-#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <string>
 
 // Runs `task` on the stream (null: the default one of this thread's device), in its order.
 void fake_cuda_enqueue(void* stream, std::function<void()> task);
@@ -16,12 +17,20 @@ std::function<void()> fake_cuda_notice(void* stream);
 bool fake_cuda_is_capturing(void* stream);
 // Whether these bytes are page-locked memory.
 bool fake_cuda_is_pinned(const void* begin, std::size_t bytes);
+// How many multiprocessors each device has.
+int fake_cuda_multiprocessors();
+// Name of the outermost call of a fake that this thread is in; "" where there is none.
+const char* fake_cuda_call();
 // Number of the device whose context is current.
 int fake_cuda_device();
-// A kernel of `owner` begins on the device of this stream's thread once so many multiprocessors are free, and keeps
-// them to its end. Says so on stderr where it waits for long: kernels that wait for each other are a deadlock.
-void fake_cuda_begin_kernel(int device, const void* owner, int ctas);
+// A kernel of `owner` begins on the device once `least` multiprocessors are free (all of them, where that is more) and
+// the kernels that came before it have begun; takes up to `most`, and keeps them to its end. Returns how many. Says so
+// on stderr where it waits for long. `trace`: its number in the trace (device_trace.hpp).
+int fake_cuda_begin_kernel(int device, const void* owner, int least, int most, std::uint64_t trace = 0);
 void fake_cuda_end_kernel(int device, const void* owner, int ctas);
+
+// Says in the trace what is put on the stream next (device_trace.hpp); its number there.
+std::uint64_t fake_cuda_trace(void* stream, int device, const std::string& what);
 
 // Counts what happens, by name, for fake_cuda_count.
 void fake_cuda_note(const char* name);

@@ -8,8 +8,11 @@
 //   abort_hang   ncclCommAbort does not return            shrink_fail  ncclCommShrink fails
 //   refuse       ncclAllReduce finds an invalid argument
 //
-// As the real one: a group of a communicator that is not blocking goes on in a thread, and what it refuses stays its
-// asynchronous error; two ranks on one GPU of one host are refused; an end waits for graphs to be destroyed.
+// NCCL_FAKE_NAME and NCCL_FAKE_US (fake_comm.hpp) are for traces of the devices; each image has its own.
+//
+// As the real one: a kernel has its multiprocessors until those of all ranks have been there; a group of a communicator
+// that is not blocking goes on in a thread, and what it refuses stays its asynchronous error; two ranks on one GPU of
+// one host are refused; an end waits for graphs to be destroyed.
 #include <algorithm>
 #include <climits>
 #include <cstdint>
@@ -26,6 +29,9 @@
 
 #include <unistd.h>
 
+#include <arpa/inet.h>
+
+#include "device_trace.hpp"
 #include "fake_comm.hpp"
 #include "fake_cuda.hpp"
 #include "reduction.hpp"
@@ -148,6 +154,7 @@ struct Operation {
   std::size_t read_bytes = 0;
   void* write = nullptr;
   std::size_t write_bytes = 0;
+  const char* name = "";
 };
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
@@ -188,6 +195,31 @@ void end_as_last(ncclComm& comm, void* stream) {
   cuEventRecord((fake_cuda_is_capturing(stream) ? comm.last_captured : comm.last).end, stream);
 }
 
+// Multiprocessors of the kernel. Messages alone take two channels for each peer, as NCCL over a network.
+int ctas_of(const ncclComm& comm, const std::vector<Operation>& operations) {
+  std::set<int> peers;
+  for (const Operation& operation : operations) {
+    if (operation.collective) return comm.ctas;
+    peers.insert(operation.block.peer);
+  }
+  return std::min(comm.ctas, 2 * static_cast<int>(peers.size()));
+}
+
+// The kernel's line in the trace.
+std::string line_of(ncclComm& comm, const std::vector<Operation>& operations) {
+  std::string parts;
+  for (const Operation& operation : operations) {
+    if (!parts.empty()) parts += ',';
+    const int peer = operation.block.peer;
+    parts += operation.collective ? "all:" + std::to_string(++comm.collectives)
+             : operation.is_send  ? "s" + std::to_string(peer) + ":" + std::to_string(++comm.sends[peer])
+                                  : "r" + std::to_string(peer) + ":" + std::to_string(++comm.recvs[peer]);
+  }
+  return "kernel " + std::to_string(ctas_of(comm, operations)) + " " + ::inet_ntoa(comm.root.sin_addr) + ":" +
+         std::to_string(ntohs(comm.root.sin_port)) + " " + comm.name + " " + std::to_string(comm.rank) + " " +
+         std::to_string(comm.size) + " " + parts + " " + operations.front().name;
+}
+
 int launch(std::vector<Operation> operations) {
   // One task for each communicator and stream, as NCCL launches one kernel.
   std::map<std::pair<ncclComm*, void*>, std::vector<Operation>> tasks;
@@ -203,26 +235,29 @@ int launch(std::vector<Operation> operations) {
       if (!part.collective)
         fake_cuda_access(key.second, part.block.data, part.block.bytes, !part.is_send, "a message's buffer");
     }
-    fake_cuda_enqueue(key.second,
-                      [comm, is_captured, graph = is_captured ? comm->graphs : nullptr, parts = std::move(parts)] {
-                        if (is_captured) ++comm->running;
-                        fake_cuda_begin_kernel(comm->device, comm, comm->ctas);
-                        bool good = true;
-                        std::vector<Transfer> sends, recvs;
-                        for (const Operation& part : parts) {
-                          if (!part.collective)
-                            (part.is_send ? sends : recvs).push_back(part.block);
-                          else
-                            good = good && part.collective();
-                        }
-                        good = good && move(*comm, std::move(sends), std::move(recvs));
-                        if (!good && comm->state == success)
-                          comm->state = fail(remote_error, "fake: a peer is gone or sizes differ");
-                        // A kernel that cannot go on spins until it is aborted.
-                        if (!good) sleep_until(comm->stop);
-                        fake_cuda_end_kernel(comm->device, comm, comm->ctas);
-                        --comm->running;
-                      });
+    const int ctas = ctas_of(*comm, parts);
+    const std::uint64_t number = is_captured ? 0 : fake_cuda_trace(key.second, comm->device, line_of(*comm, parts));
+    fake_cuda_enqueue(key.second, [comm, number, ctas, is_captured, graph = is_captured ? comm->graphs : nullptr,
+                                   parts = std::move(parts)] {
+      if (is_captured) ++comm->running;
+      const int taken = fake_cuda_begin_kernel(comm->device, comm, ctas, ctas, number);
+      bool good = true;
+      std::vector<Transfer> sends, recvs;
+      for (const Operation& part : parts) {
+        if (!part.collective)
+          (part.is_send ? sends : recvs).push_back(part.block);
+        else
+          good = good && part.collective();
+      }
+      good = good && move(*comm, std::move(sends), std::move(recvs));
+      if (!good && comm->state == success) comm->state = fail(remote_error, "fake: a peer is gone or sizes differ");
+      if (good && comm->kernel_us > 0) ::usleep(static_cast<useconds_t>(comm->kernel_us));
+      // A kernel that cannot go on spins until it is aborted.
+      if (!good) sleep_until(comm->stop);
+      fake_cuda_end_kernel(comm->device, comm, taken);
+      fake_trace_mark(number, 'e');
+      --comm->running;
+    });
     end_as_last(*comm, key.second);
   }
   return success;
@@ -262,6 +297,7 @@ int add(Operation operation) {
   if (comm->state == in_progress || comm->state == invalid_argument)
     return fail(invalid_argument, "fake: communicator used before its previous operation returned ncclSuccess");
   if (fake_cuda_has_shut_down()) fake_cuda_misuse("NCCL was called after the driver's end");
+  operation.name = fake_cuda_call();
   group.push_back(std::move(operation));
   return group_depth > 0 ? success : flush();
 }
@@ -361,6 +397,8 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
   made->rank = rank;
   made->size = size;
   made->device = fake_cuda_device();
+  if (const char* name = std::getenv("NCCL_FAKE_NAME")) made->name = name;
+  if (const char* time = std::getenv("NCCL_FAKE_US")) made->kernel_us = std::atoi(time);
   int blocking = 0;
   std::memcpy(&blocking, config + 16, 4);
   made->is_blocking = blocking != 0;

@@ -76,6 +76,7 @@ public:
   }
 
   void free(void* memory) {
+    const FakeCall call("torch_allocator");
     std::unique_lock lock(mutex_);
     const Block block = blocks_.extract(reinterpret_cast<unsigned long long>(memory)).mapped();
     used_bytes_ -= block.bytes;

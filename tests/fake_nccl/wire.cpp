@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
@@ -134,21 +135,23 @@ std::vector<int> connect_all(const sockaddr_in& root, int rank, int size, const 
   const int listener = listen_at(hello.address);
   const int caller = connect_to(root);
   std::vector<sockaddr_in> table(static_cast<std::size_t>(size));
-  std::vector<int> sockets(static_cast<std::size_t>(size), -1);
+  std::vector<int> sockets(2 * static_cast<std::size_t>(size), -1);
   bool good = listener >= 0 && caller >= 0 && write_all(caller, &hello, sizeof(hello)) &&
               read_all(caller, table.data(), table.size() * sizeof(sockaddr_in), stop);
   if (caller >= 0) ::close(caller);
-  for (int peer = 0; good && peer < rank; ++peer) {
-    const int fd = connect_to(table[static_cast<std::size_t>(peer)]);
-    good = fd >= 0 && write_all(fd, &rank, sizeof(rank));
-    sockets[static_cast<std::size_t>(peer)] = fd;
-  }
-  for (int missing = size - 1 - rank; good && missing > 0; --missing) {
-    int peer = -1;
+  for (int peer = 0; good && peer < rank; ++peer)
+    for (const int place : {peer, peer + size}) {
+      const int own = rank + place - peer;
+      const int fd = good ? connect_to(table[static_cast<std::size_t>(peer)]) : -1;
+      good = fd >= 0 && write_all(fd, &own, sizeof(own));
+      sockets[static_cast<std::size_t>(place)] = fd;
+    }
+  for (int missing = 2 * (size - 1 - rank); good && missing > 0; --missing) {
+    int place = -1;
     good = wait_for(listener, POLLIN, stop);
     const int fd = good ? ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC) : -1;
-    good = fd >= 0 && read_all(fd, &peer, sizeof(peer), stop) && peer > rank && peer < size;
-    if (good) send_at_once(sockets[static_cast<std::size_t>(peer)] = fd);
+    good = fd >= 0 && read_all(fd, &place, sizeof(place), stop) && place % size > rank && place < 2 * size;
+    if (good) send_at_once(sockets[static_cast<std::size_t>(place)] = fd);
   }
   if (listener >= 0) ::close(listener);
   if (good) return sockets;
@@ -165,11 +168,17 @@ bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& send
     std::uint64_t announced = 0;
     std::size_t done = 0;  // of the front block, its size's bytes included
   };
-  std::vector<Stream> out(sockets.size()), in(sockets.size());
-  for (const Transfer& block : sends) out[static_cast<std::size_t>(block.peer)].blocks.push_back(block);
+  const std::size_t size = sockets.size() / 2;
+  std::vector<Stream> out(size), in(size);
+  std::vector<std::size_t> untaken(size);  // blocks that a peer's kernel has not begun to receive
+  for (const Transfer& block : sends) {
+    out[static_cast<std::size_t>(block.peer)].blocks.push_back(block);
+    ++untaken[static_cast<std::size_t>(block.peer)];
+  }
   for (const Transfer& block : recvs) in[static_cast<std::size_t>(block.peer)].blocks.push_back(block);
   constexpr std::size_t head = sizeof(std::uint64_t);
-  const auto move = [&](int fd, Stream& stream, bool is_send) {
+  const auto move = [&](std::size_t peer, Stream& stream, bool is_send) {
+    const int fd = sockets[peer], taken_fd = sockets[peer + size];
     while (!stream.blocks.empty()) {
       const Transfer& block = stream.blocks.front();
       const std::uint64_t title = block.bytes << 8 | static_cast<std::uint64_t>(block.part);
@@ -183,6 +192,8 @@ bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& send
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
         if (n <= 0) return false;
         stream.done += static_cast<std::size_t>(n);
+        constexpr char taken = 1;
+        if (!is_send && stream.done == head && !write_all(taken_fd, &taken, sizeof(taken))) return false;
       }
       if (stream.done == head && stream.announced != title) return false;
       if (stream.done == head + block.bytes) {
@@ -192,14 +203,26 @@ bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& send
     }
     return true;
   };
+  // A kernel that sends stays until the one that receives is there: nothing is buffered on the way.
+  const auto hear = [&](std::size_t peer) {
+    char bytes[64];
+    while (untaken[peer] > 0) {
+      const ssize_t n = ::recv(sockets[peer + size], bytes, std::min(sizeof(bytes), untaken[peer]), MSG_DONTWAIT);
+      if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+      if (n <= 0) return false;
+      untaken[peer] -= static_cast<std::size_t>(n);
+    }
+    return true;
+  };
   for (;;) {
     std::vector<pollfd> waits;
-    for (std::size_t peer = 0; peer < sockets.size(); ++peer) {
+    for (std::size_t peer = 0; peer < size; ++peer) {
       if (sockets[peer] < 0) continue;
-      if (!move(sockets[peer], out[peer], true) || !move(sockets[peer], in[peer], false)) return false;
+      if (!move(peer, out[peer], true) || !move(peer, in[peer], false) || !hear(peer)) return false;
       const short events =
           static_cast<short>((out[peer].blocks.empty() ? 0 : POLLOUT) | (in[peer].blocks.empty() ? 0 : POLLIN));
       if (events != 0) waits.push_back({sockets[peer], events, 0});
+      if (untaken[peer] > 0) waits.push_back({sockets[peer + size], POLLIN, 0});
     }
     if (waits.empty()) return true;
     if (stop) return false;

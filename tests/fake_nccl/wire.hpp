@@ -1,4 +1,4 @@
-// The fake NCCL's wires: one TCP connection per pair of ranks, on the interface that NCCL_SOCKET_IFNAME names.
+// The fake NCCL's wires: TCP connections between each pair of ranks, on the interface that NCCL_SOCKET_IFNAME names.
 #pragma once
 
 #include <netinet/in.h>
@@ -28,10 +28,12 @@ sockaddr_in interface_address();
 // Returns whether it listens; `address` then has the port.
 bool start_root(sockaddr_in& address);
 
-// By rank, sockets to the others; empty where `stop` came first or somebody could not be reached.
+// Sockets to the others by rank, for blocks, and by rank behind these, for a byte for each block that the other begins
+// to receive. Empty where `stop` came first or somebody could not be reached.
 std::vector<int> connect_all(const sockaddr_in& root, int rank, int size, const std::atomic<bool>& stop);
 
-// Moves all of them at once; false where a peer is gone, sizes or operations differ, or `stop`.
+// Moves all of them at once, and ends once each peer takes part; false where a peer is gone, sizes or operations
+// differ, or `stop`.
 bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& sends, const std::vector<Transfer>& recvs,
               const std::atomic<bool>& stop);
 

@@ -94,6 +94,25 @@ def test_accumulate_keeps_float32(place: str, tensor_dtype: str) -> None:
     np.testing.assert_array_equal(read(bucket), wanted.astype(np.float64))
 
 
+def test_a_table_serves_many_calls(place: str) -> None:
+    parts = [values(count, count, "float32") for count in COUNTS]
+    tensors = [make(place, part, "float32", index % 2) for index, part in enumerate(parts)]
+    bucket = make(place, np.zeros(sum(COUNTS)), "float32")
+    table = kernels.Table(bucket, tensors)
+    for scale in (1.0, 0.5):
+        table.pack(scale=scale)
+        wanted = np.concatenate(parts).astype(np.float32) * np.float32(scale)
+        np.testing.assert_array_equal(read(bucket), wanted)
+    table.accumulate()
+    table.unpack(scale=2.0)
+    wanted = (wanted + np.concatenate(parts).astype(np.float32)) * np.float32(2.0)
+    np.testing.assert_array_equal(np.concatenate([read(tensor) for tensor in tensors]), wanted)
+    with pytest.raises(UsageError, match="ends beyond the bucket"):
+        kernels.Table(bucket, [*tensors, tensors[1]])
+    with pytest.raises(UsageError, match="no tensors"):
+        kernels.Table(bucket, [])
+
+
 def test_many_tensors_of_any_shape(place: str) -> None:
     """More than one launch takes; nothing depends on the shape."""
     count = 300

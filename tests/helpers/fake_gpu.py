@@ -107,6 +107,12 @@ def keep_busy(stream: int, milliseconds: int) -> None:
     assert _driver().fake_cuda_busy(ctypes.c_void_p(stream), milliseconds) == 0
 
 
+def compute(device: int, stream: int, microseconds: int, most: int, label: str) -> None:
+    """A kernel that computes for so long, on up to `most` multiprocessors of the device."""
+    arguments = (ctypes.c_int(device), ctypes.c_void_p(stream), ctypes.c_int(microseconds), ctypes.c_int(most))
+    assert _driver().fake_cuda_compute(*arguments, label.encode()) == 0
+
+
 def copy(to: Array, source: Array, stream: int) -> None:
     """As a kernel that copies would: on the stream, after what is there."""
     arguments = (ctypes.c_ulonglong(to.address), ctypes.c_ulonglong(source.address))

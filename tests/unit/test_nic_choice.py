@@ -51,6 +51,14 @@ BESIDE = {
         *(rdma(f"r{i}", "roce_v2", f"10.1.{i}.0/31", 400) for i in range(8)),
         ethernet("e0", "10.0.0.1/24", 25),
     ],
+    # EFA devices have no interface of their own and speak neither InfiniBand nor RoCE.
+    "efa": [
+        *(
+            {**rdma("", "roce_v2", "", 100), "hca": f"rdmap{16 + i}s27", "driver": "efa", "vendor": "0x1d0f"}
+            for i in range(4)
+        ),
+        ethernet("ens32", "10.4.0.1/20", 100),
+    ],
     "one_port_as_two_nics": [
         rdma("enp1s0f0np0", "roce_v2", "10.3.0.1/24", 100),
         rdma("enP2p1s0f0np0", "roce_v2", "10.3.1.1/24", 100),
@@ -164,11 +172,15 @@ def cpp(places, carrier):
     return on_all(one)
 
 
-def nccl(places):
-    """What NCCL gets on each host: transport, HCA ports, interfaces."""
+def nccl_agreements(places):
     store = LocalStore()
     options = {"timeout_s": 10, "key_prefix": "test"}
-    agreed = on_all(lambda rank: agree_nccl(store, rank, HOSTS, NicSelection(), sysfs_root=places[rank], **options))
+    return on_all(lambda rank: agree_nccl(store, rank, HOSTS, NicSelection(), sysfs_root=places[rank], **options))
+
+
+def nccl(places):
+    """What NCCL gets on each host: transport, HCA ports, interfaces."""
+    agreed = nccl_agreements(places)
     profiles = [one if isinstance(one, NicError) else one.profile for one in agreed]
     return [one if isinstance(one, NicError) else (one.net, sorted(one.hcas), one.interfaces) for one in profiles]
 
@@ -184,6 +196,36 @@ def test_one_answer(name, roots):
         assert found == (net, sorted(ports), interfaces)
         assert same_ports == sorted(ports)
         assert net == "IB" or interfaces == [single]
+
+
+# What the sentence of a group says of them: how many ports, of which kind, and why they and no others.
+SENTENCES = {
+    "eight_infiniband_without_addresses": [
+        "infiniband fe80::/64 at 400 Gbit/s: the fastest",
+        "infiniband, 8 ports of each rank",
+    ],
+    "eight_routed_roce": ["routed roce", "at 400 Gbit/s: the fastest", "roce, 8 ports of each rank"],
+    "one_port_as_two_nics": ["roce 10.3.0.0/24, 10.3.1.0/24 at 100 Gbit/s", "roce, 2 ports of each rank"],
+    "infiniband8": ["infiniband, 8 ports of each rank"],
+    "infiniband_without_interface": ["infiniband fe80::/64 at 400 Gbit/s", "infiniband, 1 port of each rank"],
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_the_sentence_says_why_nccl_has_these_ports(name, roots):
+    for agreement in nccl_agreements(roots(name)):
+        for words in SENTENCES[name]:
+            assert words in agreement.reason, (words, agreement.reason)
+
+
+def test_an_efa_is_left_to_the_sites_plugin(roots):
+    """It is listed with the HCAs, and NCCL itself cannot use it; sockets go over the Ethernet NIC beside it."""
+    places = roots("efa")
+    assert default(places, None) == [["ens32"]] * HOSTS
+    for agreement in nccl_agreements(places):
+        assert (agreement.profile.net, agreement.profile.hcas) == ("Site", [])
+        assert agreement.profile.interfaces == ["ens32"]
+        assert "rdmap16s27 is an EFA" in agreement.reason
 
 
 def test_nothing_is_shared_by_any_rule(roots):

@@ -27,7 +27,7 @@ def make(store, rank, size, *, timeout_s=20.0, name="test", **options):
         rank,
         size,
         backend="nccl",
-        device=rank,
+        device=options.pop("device", rank),
         name=name,
         timeout_s=timeout_s,
         connect_timeout_s=options.pop("connect_timeout_s", 20.0),

@@ -398,7 +398,8 @@ NicChoice choose_for_nccl(const Offers& offers, bool one_place) {
     NicChoice choice = choose_handshake(offers, one_place, nics);
     choice.ports = by_rank(lanes, rails, offers.size(), [](const NicCandidate& one) { return one.port; });
     choice.reason = reason_of(lanes, rails, offers.size()) + "; NCCL uses " +
-                    class_text(lanes[rails.front()].nic_class) + ", its handshakes " + choice.reason;
+                    class_text(lanes[rails.front()].nic_class) + ", " + std::to_string(rails.size()) +
+                    (rails.size() == 1 ? " port" : " ports") + " of each rank, its handshakes " + choice.reason;
     return choice;
   }
   if (rails.empty()) {

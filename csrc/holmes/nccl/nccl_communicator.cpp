@@ -18,8 +18,17 @@ namespace {
 constexpr std::uint32_t watch_tag = internal_tag;
 // Kernels of several NCCLs know nothing of each other, and each needs all its CTAs on the GPU at once. So many images
 // fit beside the stock library, of which each kernel takes up to so many multiprocessors by itself.
-constexpr int images_side_by_side = 4, usual_ctas = 32;
+constexpr int images_side_by_side = 3, usual_ctas = 32, few_ctas = 4;
 constexpr auto endless = std::chrono::hours(24 * 365 * 100);
+
+// Of each kernel of a communicator; absent: as many as its NCCL wants. Images share what the stock library leaves of
+// the device; of a device on which that is too little for them, each library takes an equal part.
+std::optional<int> most_ctas(bool is_image, int multiprocessors) {
+  const int left = (multiprocessors - usual_ctas) / images_side_by_side;
+  const int share = left >= few_ctas ? left : std::max(1, multiprocessors / (images_side_by_side + 1));
+  if (share >= usual_ctas || (!is_image && left >= few_ctas)) return std::nullopt;
+  return share;
+}
 
 std::string link_layer_of(const nccl::Profile& profile, const std::vector<Nic>& nics) {
   if (profile.net != nccl::Net::ib || profile.hcas.empty()) return "";
@@ -79,8 +88,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     const bool is_sites = nccl_options_.profile.net == nccl::Net::site;
     nccl::SessionOptions session{
         options_.name, report.host, options_.rank, options_.size, is_sites ? "" : report.net, {}};
-    const int share = std::max(1, device->multiprocessors() / images_side_by_side);
-    if (chosen.image && share < usual_ctas) session.max_ctas = share;
+    session.max_ctas = most_ctas(chosen.image != nullptr, device->multiprocessors());
     session_ = std::make_shared<nccl::Session>(*chosen.api, *device, std::move(session));
     session_->record()->introduce(control_->flight_record().front());
     register_source(session_->record());

@@ -36,6 +36,7 @@ class InterfaceSpec:
     gateway: a gateway is reached through this interface.
     members: of a bond or a bridge. vlan_id, parent: of a VLAN; parent also of an IPoIB child.
     physfn: PCI address of the physical function, where the machine shows it. vendor, device: PCI ids ("0x15b3").
+    driver: the kernel's; the ports of an "efa" are of no link layer.
     """
 
     name: str
@@ -260,7 +261,8 @@ class _Tree:
         infiniband = base.nic_class == "infiniband"
         self._file(f"{folder}/state", _PORT_STATE[base.state])
         self._file(f"{folder}/phys_state", "5: LinkUp" if base.state == "up" else "3: Disabled")
-        self._file(f"{folder}/link_layer", "InfiniBand" if infiniband else "Ethernet")
+        other = "Unspecified" if base.driver == "efa" else "Ethernet"
+        self._file(f"{folder}/link_layer", "InfiniBand" if infiniband else other)
         if base.speed_gbps is not None:
             self._file(f"{folder}/rate", f"{base.speed_gbps:g} Gb/sec (4X)")
         entries = [("fe80:0000:0000:0000:" + _guid(base), "IB/RoCE v1", "")] if infiniband else _roce_gids(interfaces)
