@@ -899,10 +899,12 @@ def make_nccl_communicator(
     device: typing.SupportsInt | typing.SupportsIndex,
     package_paths: collections.abc.Sequence[str] = [],
     sysfs_root: str | None = None,
+    settings: dict = {},
 ) -> NcclCommunicator:
     """
     Collective over the ranks that share `store`: an NCCL communicator on `profile`, with a communicator for host memory
-    over the NICs of `options` beside it. holmes_comm.init chooses both and calls this.
+    over the NICs of `options` beside it. `settings`: of NcclSettings, those that are set. holmes_comm.init
+    chooses all of it and calls this.
     """
 
 def meet(

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         UnreachableError,
         UsageError,
     )
+    from holmes_comm.nccl_options import NcclSettings
     from holmes_comm.nics import Nic, NicSelection, discover_nics
     from holmes_comm.process_metrics import Metrics, metrics
     from holmes_comm.recorder import flight_record
@@ -65,6 +66,7 @@ __all__ = [
     "NcclCommunicator",
     "NcclGroup",
     "NcclProfile",
+    "NcclSettings",
     "Nic",
     "NicError",
     "NicSelection",
@@ -88,6 +90,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "clusters": ("GroupOptions",),
+    "nccl_options": ("NcclSettings",),
     "_C": (
         "Communicator",
         "CommunicatorOptions",

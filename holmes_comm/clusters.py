@@ -12,6 +12,7 @@ from holmes_comm.nics import Nic, NicSelection
 
 if TYPE_CHECKING:
     from holmes_comm._C import CommunicatorOptions
+    from holmes_comm.nccl_options import NcclSettings
 
 __all__ = ["GroupOptions", "Membership", "agree_membership"]
 
@@ -25,8 +26,8 @@ class GroupOptions:
     size in bytes from which on collectives run hierarchically, "never": none does (for groups that only send, receive
     and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. tls: "off", "clusters" or "all", which
     connections are encrypted; None: HOLMES_TLS, else off. nccl_variables: NCCL variables for the group's CUDA tensors
-    alone ({"NCCL_IB_TC": "106"}). options: what else the engine can be told. As the arguments of `holmes_comm.init`;
-    each rank of the group passes its own. Immutable.
+    alone ({"NCCL_IB_TC": "106"}). nccl: what NCCL is told for the group. options: what else the engine can be told.
+    As the arguments of `holmes_comm.init`; each rank of the group passes its own. Immutable.
     """
 
     nics: NicSelection | None = None
@@ -35,6 +36,7 @@ class GroupOptions:
     hierarchical_min_bytes: int | Literal["never"] | None = None
     tls: Literal["off", "clusters", "all"] | None = None
     nccl_variables: dict[str, str] | None = None
+    nccl: NcclSettings | None = None
     options: CommunicatorOptions | None = None
 
 

@@ -18,6 +18,7 @@ from holmes_comm.nics import NicSelection
 
 if TYPE_CHECKING:
     from holmes_comm._C import Communicator
+    from holmes_comm.nccl_options import NcclSettings
 
 __all__ = ["init"]
 
@@ -45,6 +46,7 @@ def init(
     device: int | None = None,
     nccl_variables: dict[str, str] | None = None,
     nccl_host_id: str = "",
+    nccl: NcclSettings | None = None,
     options: _C.CommunicatorOptions | None = None,
 ) -> Communicator:
     """Make a communicator. Collective over all ranks that share the store.
@@ -75,6 +77,7 @@ def init(
         device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
         nccl_host_id: with "nccl", makes NCCL take this rank for one of another host (several ranks on one GPU).
+        nccl: with "nccl", what NCCL is told for this communicator (thread blocks, priority, ...).
         options: what else the engine can be told; what the arguments above say counts, not these fields.
 
     Raises:
@@ -103,7 +106,7 @@ def init(
     if backend == "nccl":
         if cluster is not None or cluster_nics is not None or hierarchical_min_bytes is not None:
             raise UsageError("backend='nccl' has no clusters; make one communicator for each cluster")
-        return _init_nccl(store, made_of, selection, device, nccl_variables, nccl_host_id)
+        return _init_nccl(store, made_of, selection, device, nccl_variables, nccl_host_id, nccl)
     if backend != "host":
         raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
     made_of.transport, made_of.tls, made_of.hierarchical_min_bytes = transport, tls, hierarchical_min_bytes
@@ -132,6 +135,7 @@ def _init_nccl(
     device: int | None,
     variables: dict[str, str] | None,
     host_id: str,
+    settings: NcclSettings | None,
 ) -> _C.NcclCommunicator:
     from holmes_comm.nccl_agreement import agree_nccl, nccl_package_paths
 
@@ -151,7 +155,9 @@ def _init_nccl(
         device = torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
     options.nics = bindings(agreement.nics)
     _C.log_nics(options, agreement.reason)
-    return _C.make_nccl_communicator(store, options, agreement.profile, device, nccl_package_paths())
+    given = settings.given() if settings is not None else {}
+    packages = nccl_package_paths()
+    return _C.make_nccl_communicator(store, options, agreement.profile, device, packages, settings=given)
 
 
 def _place(argument: str, given: int | None, launch: Launch | None) -> int:

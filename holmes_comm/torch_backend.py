@@ -26,6 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from holmes_comm import c10d_module, replace_gloo
 from holmes_comm.errors import UsageError
+from holmes_comm.nccl_options import (
+    NcclSettings,
+    is_torch_options,
+    settings_of,
+    variable_notes,
+    variable_settings,
+    waits_and_checks,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,6 +63,7 @@ _TORCHCOMMS = (
 )
 _choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
 _options: dict[str, GroupOptions] = {}  # by the name of the group
+_splitting = threading.local()  # is_on: this thread is in split_group; is_out: its part of it is not NCCL's
 
 
 @atexit.register
@@ -155,6 +164,8 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     c10d_module.load()
     start_from_environment()
     rank, size = options.group_rank, options.group_size
+    if rank == 0:
+        _tell_of_variables()
     if pg_options is None:
         # torch lists no ranks for the default group: it has all of them.
         pg_options = _chosen(list(options.global_ranks_in_group) or list(range(size)))
@@ -169,6 +180,13 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     )
 
 
+@functools.cache
+def _tell_of_variables() -> None:
+    """Once in a process: which variables of ProcessGroupNCCL change nothing here, and what to set in their place."""
+    for note in variable_notes():
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
+
+
 def _chosen(global_ranks: list[int]) -> NicSelection | GroupOptions | None:
     """What the innermost group_options_from says of a group that is made without pg_options."""
     return _choosers[-1](global_ranks) if _choosers else None
@@ -178,10 +196,13 @@ def _group_options_of(pg_options: Any) -> GroupOptions:
     from holmes_comm.clusters import GroupOptions
     from holmes_comm.nics import NicSelection
 
+    if is_torch_options(pg_options):
+        return GroupOptions(nccl=settings_of(pg_options))
     asked = GroupOptions(pg_options) if isinstance(pg_options, NicSelection) or pg_options is None else pg_options
     if not isinstance(asked, GroupOptions):
         raise UsageError(
-            f"pg_options is a {type(asked).__name__}; the {NAME} backend takes a NicSelection, GroupOptions or None"
+            f"pg_options is a {type(asked).__name__}; the {NAME} backend takes a NicSelection, GroupOptions, "
+            "ProcessGroupNCCL.Options or None"
         )
     return asked
 
@@ -240,6 +261,8 @@ def _connect(
             # Connected when a rank first needs it: the others come as late as an operation may take.
             agree_device=functools.partial(_agree_device, store, selection, asked, made_of.timeout_s),
             split=functools.partial(_split, group_store, rank, name, global_ranks or list(range(size)), asked),
+            nccl_settings=variable_settings(asked.nccl or NcclSettings()).given(),
+            **waits_and_checks(),
         )
     except Exception:
         # Somebody never came: not counting this attempt lets the next one meet him.
@@ -256,20 +279,24 @@ def _split(
     asked: GroupOptions,
     members: list[int],
     timeout: timedelta,
-) -> Any:
+) -> tuple[Any, bool]:
     """The group of `members` of group `name` of `global_ranks`, in which this is `rank`; without a chooser it has that
     group's options. Collective over `members`; ProcessGroupHolmes calls it.
 
-    They meet in that group's store: torch's name for the new group, and so its store, has the number of groups that a
-    rank is in, which differs between ranks.
+    Second: whether its NCCL communicator is split from that group's. They meet in that group's store: torch's name for
+    the new group, and so its store, has the number of groups that a rank is in, which differs between ranks.
     """
     import torch.distributed as dist
 
     ranks = [global_ranks[member] for member in members]
     options = _group_options_of(_chosen(ranks)) if _choosers else asked
+    inherits = getattr(_splitting, "is_on", False) and options == asked
     part = f"split/{','.join(map(str, members))}"
     store = dist.PrefixStore(part, group_store)
-    return _connect(store, members.index(rank), len(members), f"{name}/{part}", timeout, ranks, options)
+    group = _connect(store, members.index(rank), len(members), f"{name}/{part}", timeout, ranks, options)
+    if getattr(_splitting, "is_on", False) and not inherits:
+        _splitting.is_out = True
+    return group, inherits
 
 
 def _agree_device(
@@ -403,8 +430,17 @@ def _split_group(
     is_bound = getattr(dist.distributed_c10d._get_default_group(), "bound_device_id", None) is not None
     if not is_bound and getattr(getattr(dist, "config", None), "use_torchcomms", False):
         raise UsageError(_TORCHCOMMS)
-    if pg_options is None or isinstance(pg_options, Backend.Options):
-        return original(parent_pg, split_ranks, timeout, pg_options, *args, **kwargs)
-    asked = _group_options_of(pg_options)
-    with group_options_from(lambda ranks: asked):
-        return original(parent_pg, split_ranks, timeout, None, *args, **kwargs)
+    # All ranks of the parent are here, and all take part where NCCL splits.
+    _splitting.is_on, _splitting.is_out = True, False
+    try:
+        if pg_options is None or isinstance(pg_options, Backend.Options):
+            group = original(parent_pg, split_ranks, timeout, pg_options, *args, **kwargs)
+        else:
+            asked = _group_options_of(pg_options)
+            with group_options_from(lambda ranks: asked):
+                group = original(parent_pg, split_ranks, timeout, None, *args, **kwargs)
+        if group is dist.GroupMember.NON_GROUP_MEMBER or group is None or _splitting.is_out:
+            _backend(parent_pg).stay_out_of_split()
+    finally:
+        _splitting.is_on = False
+    return group

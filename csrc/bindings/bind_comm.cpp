@@ -11,6 +11,7 @@
 #include "holmes/comm/communicator.hpp"
 #include "holmes/comm/compression.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/nccl/nccl_communicator.hpp"
 #include "holmes/record/record_json.hpp"
 
 namespace py = pybind11;
@@ -270,6 +271,14 @@ void bind_communicator(py::module_& module) {
           [](Communicator& self, const py::object& output, const py::object& input,
              const SplitSizes& output_split_sizes, const SplitSizes& input_split_sizes, bool async_op,
              const TimeoutSeconds& timeout_s) {
+            auto* const nccl = dynamic_cast<NcclCommunicator*>(&self);
+            if (nccl != nullptr && !is_list(output) && !is_list(input) && !output_split_sizes && !input_split_sizes) {
+              Buffer out = to_buffer(output, {"all_to_all: output", true, async_op, self.device()});
+              Buffer in = to_buffer(input, {"all_to_all: input", false, async_op, self.device()});
+              return run(async_op, [&] {
+                return nccl->all_to_all_equal(std::move(out), std::move(in), call_options(async_op, timeout_s));
+              });
+            }
             std::vector<Buffer> out = per_rank(
                 output, self.size(), {"all_to_all: output", true, async_op, self.device()}, output_split_sizes);
             std::vector<Buffer> in =

@@ -5,6 +5,7 @@
 #include "bindings/bindings.hpp"
 #include "bindings/duration.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/nccl_settings.hpp"
 #include "bindings/py_store.hpp"
 #include "holmes/nccl/nccl_communicator.hpp"
 
@@ -49,9 +50,10 @@ py::bytes unique_id(const nccl::Profile& profile, const Paths& package_paths, co
 
 std::shared_ptr<NcclCommunicator> make(const py::object& store, CommunicatorOptions options,
                                        const nccl::Profile& profile, int device, const Paths& package_paths,
-                                       const std::optional<std::string>& sysfs_root) {
+                                       const std::optional<std::string>& sysfs_root, const py::dict& settings) {
   std::shared_ptr<Store> native = to_store(store);
-  NcclOptions nccl_options{profile, device, package_paths, sysfs_root.value_or(default_sysfs_root())};
+  NcclOptions nccl_options{profile, settings_of(settings), device, package_paths,
+                           sysfs_root.value_or(default_sysfs_root())};
   const GilRelease no_gil;
   return make_nccl_communicator(std::move(native), std::move(options), std::move(nccl_options));
 }
@@ -169,9 +171,10 @@ void bind(py::module_& module) {
              "Opens a rendezvous of that NCCL, which stays open as long as the process; its 128 bytes hold the address "
              "(from byte\n8 on a sockaddr). For checks: it shows the interface that NCCL takes. Local.");
   module.def("make_nccl_communicator", &make, "store"_a, "options"_a, "profile"_a, "device"_a,
-             "package_paths"_a = Paths{}, "sysfs_root"_a = py::none(),
+             "package_paths"_a = Paths{}, "sysfs_root"_a = py::none(), "settings"_a = py::dict(),
              "Collective over the ranks that share `store`: an NCCL communicator on `profile`, with a communicator for "
-             "host memory\nover the NICs of `options` beside it. holmes_comm.init chooses both and calls this.");
+             "host memory\nover the NICs of `options` beside it. `settings`: of NcclSettings, those that are set. "
+             "holmes_comm.init\nchooses all of it and calls this.");
 }
 
 }  // namespace

@@ -92,11 +92,13 @@ TorchWork ProcessGroupHolmes::allreduce_sparse(Tensors& tensors, const ::c10d::A
 TorchWork ProcessGroupHolmes::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) {
   return run(OpType::ALLREDUCE_COALESCED, "holmes:all_reduce_coalesced", opts, first_of(tensors),
              [&](Operands& operands, Communicator& comm, auto& call) {
-               std::vector<WorkPtr> works;
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
-               for (const auto& data : operands.in_place(tensors, Payload::reduce))
-                 works.push_back(comm.all_reduce(data, op, call));
-               return works;
+               return together(comm, call, [&] {
+                 std::vector<WorkPtr> works;
+                 for (const auto& data : operands.in_place(tensors, Payload::reduce))
+                   works.push_back(comm.all_reduce(data, op, call));
+                 return works;
+               });
              });
 }
 
@@ -137,13 +139,15 @@ TorchWork ProcessGroupHolmes::allgather_coalesced(TensorLists& outputs, Tensors&
              [&](Operands& operands, Communicator& comm, auto& call) {
                check_length(outputs.size(), size_, "all_gather_coalesced's list of output lists");
                for (const Tensors& list : outputs) check_pairs(list, inputs, "all_gather_coalesced");
-               std::vector<WorkPtr> works;
-               for (std::size_t i = 0; i < inputs.size(); ++i) {
-                 std::vector<Buffer> targets;
-                 for (const Tensors& list : outputs) targets.push_back(operands.output(list[i]));
-                 works.push_back(comm.all_gather(std::move(targets), operands.input(inputs[i]), call));
-               }
-               return works;
+               return together(comm, call, [&] {
+                 std::vector<WorkPtr> works;
+                 for (std::size_t i = 0; i < inputs.size(); ++i) {
+                   std::vector<Buffer> targets;
+                   for (const Tensors& list : outputs) targets.push_back(operands.output(list[i]));
+                   works.push_back(comm.all_gather(std::move(targets), operands.input(inputs[i]), call));
+                 }
+                 return works;
+               });
              });
 }
 
@@ -152,12 +156,15 @@ TorchWork ProcessGroupHolmes::allgather_into_tensor_coalesced(Tensors& outputs, 
   return run(OpType::COALESCED, "holmes:all_gather_into_tensor_coalesced", opts, first_of(inputs),
              [&](Operands& operands, Communicator& comm, auto& call) {
                check_pairs(outputs, inputs, "all_gather_into_tensor_coalesced");
-               std::vector<WorkPtr> works;
-               for (std::size_t i = 0; i < inputs.size(); ++i) {
-                 auto targets = equal_pieces(operands.output(outputs[i]), size_, "an output of all_gather_into_tensor");
-                 works.push_back(comm.all_gather(std::move(targets), operands.input(inputs[i]), call));
-               }
-               return works;
+               return together(comm, call, [&] {
+                 std::vector<WorkPtr> works;
+                 for (std::size_t i = 0; i < inputs.size(); ++i) {
+                   auto targets =
+                       equal_pieces(operands.output(outputs[i]), size_, "an output of all_gather_into_tensor");
+                   works.push_back(comm.all_gather(std::move(targets), operands.input(inputs[i]), call));
+                 }
+                 return works;
+               });
              });
 }
 
@@ -218,15 +225,17 @@ TorchWork ProcessGroupHolmes::reduce_scatter_tensor_coalesced(Tensors& outputs, 
   return run(OpType::COALESCED, "holmes:reduce_scatter_tensor_coalesced", opts, first_of(inputs),
              [&](Operands& operands, Communicator& comm, auto& call) {
                check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced");
-               std::vector<WorkPtr> works;
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
-               for (std::size_t i = 0; i < inputs.size(); ++i) {
-                 const Buffer target = operands.output(outputs[i], Payload::reduce);
-                 auto sources = equal_pieces(operands.input(inputs[i], Payload::reduce), size_,
-                                             "an input of reduce_scatter_tensor");
-                 works.push_back(comm.reduce_scatter(target, std::move(sources), op, call));
-               }
-               return works;
+               return together(comm, call, [&] {
+                 std::vector<WorkPtr> works;
+                 for (std::size_t i = 0; i < inputs.size(); ++i) {
+                   const Buffer target = operands.output(outputs[i], Payload::reduce);
+                   auto sources = equal_pieces(operands.input(inputs[i], Payload::reduce), size_,
+                                               "an input of reduce_scatter_tensor");
+                   works.push_back(comm.reduce_scatter(target, std::move(sources), op, call));
+                 }
+                 return works;
+               });
              });
 }
 
@@ -238,6 +247,8 @@ TorchWork ProcessGroupHolmes::alltoall_base(at::Tensor& output, at::Tensor& inpu
              [&](Operands& operands, Communicator& comm, auto& call) {
                const Buffer source = operands.input(input);
                const Buffer target = operands.output(output);
+               if (comm.device() && output_splits.empty() && input_splits.empty())
+                 return one(static_cast<NcclCommunicator&>(comm).all_to_all_equal(target, source, call));
                auto targets = pieces(target, split_counts(output, output_splits, size_, "all_to_all's output"));
                auto sources = pieces(source, split_counts(input, input_splits, size_, "all_to_all's input"));
                return one(comm.all_to_all(std::move(targets), std::move(sources), call));

@@ -9,9 +9,17 @@
 namespace holmes::torch_backend {
 
 std::shared_ptr<NcclCommunicator> DeviceCommunicators::group(c10::Device device) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (whole_ && device_ == device.index()) return whole_;
+  }
+  return of(device, all_ranks());
+}
+
+std::vector<int> DeviceCommunicators::all_ranks() const {
   std::vector<int> members(static_cast<std::size_t>(size_));
   std::iota(members.begin(), members.end(), 0);
-  return of(device, std::move(members));
+  return members;
 }
 
 std::shared_ptr<NcclCommunicator> DeviceCommunicators::pair(c10::Device device, int peer) {
@@ -53,8 +61,15 @@ std::shared_ptr<NcclCommunicator> DeviceCommunicators::of(c10::Device device, st
             std::to_string(members.back());
   auto made = make_(device.index(), name, members);
   const std::lock_guard lock(mutex_);
+  if (static_cast<int>(members.size()) == size_) whole_ = made;
   made_[std::move(members)] = made;
   return made;
+}
+
+void DeviceCommunicators::adopt(const std::shared_ptr<NcclCommunicator>& communicator) {
+  const std::lock_guard lock(mutex_);
+  device_ = *communicator->device();
+  made_[all_ranks()] = whole_ = communicator;
 }
 
 std::vector<std::shared_ptr<NcclCommunicator>> DeviceCommunicators::made() const {
@@ -66,14 +81,13 @@ std::vector<std::shared_ptr<NcclCommunicator>> DeviceCommunicators::made() const
 
 std::shared_ptr<NcclCommunicator> DeviceCommunicators::existing_group() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [members, communicator] : made_)
-    if (static_cast<int>(members.size()) == size_) return communicator;
-  return nullptr;
+  return whole_;
 }
 
 void DeviceCommunicators::clear() {
   std::map<std::vector<int>, std::shared_ptr<NcclCommunicator>> ended;  // after the lock
   const std::lock_guard lock(mutex_);
+  whole_ = nullptr;
   ended.swap(made_);
 }
 

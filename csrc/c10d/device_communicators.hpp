@@ -36,6 +36,8 @@ public:
   std::shared_ptr<NcclCommunicator> of(c10::Device device, std::vector<int> members);
   // As group, of this rank and `peer`: ranks 0 and 1 in the order of the group's.
   std::shared_ptr<NcclCommunicator> pair(c10::Device device, int peer);
+  // `communicator` is from now on that of all ranks.
+  void adopt(const std::shared_ptr<NcclCommunicator>& communicator);
   // All that there are.
   std::vector<std::shared_ptr<NcclCommunicator>> made() const;
   // Of all ranks; null where none was needed yet.
@@ -43,6 +45,8 @@ public:
   void clear();
 
 private:
+  std::vector<int> all_ranks() const;
+
   const std::string name_;
   const int rank_;
   const int size_;
@@ -51,6 +55,7 @@ private:
   mutable std::mutex mutex_;                                            // protects what follows
   int device_ = -1;                                                     // -1: no tensor yet
   std::map<std::vector<int>, std::shared_ptr<NcclCommunicator>> made_;  // by members
+  std::shared_ptr<NcclCommunicator> whole_;                             // of these, that of all ranks
 };
 
 }  // namespace holmes::torch_backend

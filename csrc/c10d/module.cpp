@@ -11,6 +11,8 @@
 #include "bindings/communicator_options.hpp"
 #include "bindings/connection_dict.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/nccl_settings.hpp"
+#include "nccl_memory.hpp"
 #include "process_group_holmes.hpp"
 #include "store_adapter.hpp"
 
@@ -36,15 +38,15 @@ ProcessGroupHolmes::Split splitter(const py::object& split) {
   if (split.is_none()) return nullptr;
   return [held = shared(split)](const std::vector<int>& members, Duration timeout) {
     const py::gil_scoped_acquire gil;
-    return (*held)(members, timeout).cast<ProcessGroupHolmes::BackendPtr>();
+    return (*held)(members, timeout).cast<std::pair<c10::intrusive_ptr<ProcessGroupHolmes>, bool>>();
   };
 }
 
 DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_ptr<::c10d::Store> store,
-                                       const CommunicatorOptions& options) {
+                                       const CommunicatorOptions& options, const nccl::Settings& settings) {
   if (agree.is_none()) return nullptr;
-  return [held = shared(agree), store = std::move(store), options](int device, const std::string& name,
-                                                                   std::vector<int> members) {
+  return [held = shared(agree), store = std::move(store), options, settings](int device, const std::string& name,
+                                                                             std::vector<int> members) {
     CommunicatorOptions own = options;
     own.name = name;
     own.size = static_cast<int>(members.size());
@@ -53,6 +55,7 @@ DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_p
     own.cluster_nics.clear();
     own.connect_timeout = own.timeout;  // the ranks come when their first operation does
     NcclOptions nccl;
+    nccl.settings = settings;
     nccl.device = device;
     nccl.frees_in_stream_order = true;
     {
@@ -75,13 +78,24 @@ DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_p
 c10::intrusive_ptr<ProcessGroupHolmes> create(const c10::intrusive_ptr<::c10d::Store>& store,
                                               const py::object& given_options, std::vector<std::uint64_t> global_ranks,
                                               std::string nic_reason, const py::object& agree_device,
-                                              const py::object& split) {
+                                              const py::object& split, const py::dict& nccl_settings,
+                                              bool blocking_wait, bool nan_check) {
   CommunicatorOptions options = options_of(given_options);
-  auto make_device = device_maker(agree_device, store, options);
+  auto make_device = device_maker(agree_device, store, options, settings_of(nccl_settings));
   auto make_split = splitter(split);
   const GilRelease no_gil;
   return c10::make_intrusive<ProcessGroupHolmes>(store, std::move(options), std::move(global_ranks),
-                                                 std::move(nic_reason), std::move(make_device), std::move(make_split));
+                                                 std::move(nic_reason), std::move(make_device), std::move(make_split),
+                                                 Habits{blocking_wait, nan_check});
+}
+
+// What torch's allocator has of the GPU's memory for a torch.cuda.MemPool: addresses and bytes.
+std::vector<std::pair<void*, std::size_t>> segments_of(const py::object& pool) {
+  std::vector<std::pair<void*, std::size_t>> segments;
+  for (const py::handle& segment : pool.attr("snapshot")())
+    segments.emplace_back(reinterpret_cast<void*>(segment["address"].cast<std::uintptr_t>()),
+                          segment["total_size"].cast<std::size_t>());
+  return segments;
 }
 
 py::list connections(const ProcessGroupHolmes& group) {
@@ -111,9 +125,15 @@ PYBIND11_MODULE(_c10d, m) {
       m, "ProcessGroupHolmes", "CPU tensors over one Holmes communicator, CUDA tensors over NCCL.")
       .def(py::init(&create), py::arg("store"), py::arg("options"), py::kw_only(), py::arg("global_ranks"),
            py::arg("nic_reason"), py::arg("agree_device") = py::none(), py::arg("split") = py::none(),
+           py::arg("nccl_settings") = py::dict(), py::arg("blocking_wait") = false, py::arg("nan_check") = false,
            "Collective over the group: connects it as `options`, a CommunicatorOptions, says. "
            "`agree_device(name, rank, size)`, collective over the ranks of an NCCL communicator, says what it may use. "
-           "`split(members, timeout)`, collective over these ranks of the group, makes a group of them.")
+           "`split(members, timeout)`, collective over these ranks of the group, makes a group of them, and says "
+           "whether "
+           "its NCCL communicator is to be split from the group's. `nccl_settings`: of NcclSettings, those that are "
+           "set. "
+           "`blocking_wait`: a wait for an operation on a GPU blocks the host. `nan_check`: NaN in what is read is an "
+           "error.")
       .def_property_readonly("nic_reason", &ProcessGroupHolmes::nic_reason, "Why the group is on these NICs.")
       .def_property_readonly("options", &ProcessGroupHolmes::getBackendOptions,
                              "Backend options: timeout, name, ranks.")
@@ -129,6 +149,44 @@ PYBIND11_MODULE(_c10d, m) {
       .def(
           "perform_nocolor_split", [](const ProcessGroupHolmes&, const py::object&) {}, py::arg("device"),
           "Nothing: ranks outside of a new group have no part in its connections.")
+      .def("stay_out_of_split", &ProcessGroupHolmes::stay_out_of_split,
+           "A rank's part in a split of the group's NCCL communicator from which it gets nothing.")
+      .def_property_readonly(
+          "mem_allocator",
+          [](const ProcessGroupHolmes& group) {
+            translated([&] {
+              check_nccl_memory();
+              return 0;
+            });
+            return py::module_::import("torch._C")
+                .attr("_cuda_customAllocator")(reinterpret_cast<std::uintptr_t>(&allocate_nccl_memory),
+                                               reinterpret_cast<std::uintptr_t>(&free_nccl_memory));
+          },
+          "NCCL's memory, for torch.cuda.MemPool(backend.mem_allocator).")
+      .def(
+          "register_mem_pool",
+          [](ProcessGroupHolmes& group, const py::object& pool, bool symm) {
+            const auto segments = segments_of(pool);
+            const GilRelease no_gil;
+            translated([&] {
+              for (const auto& [address, bytes] : segments) group.register_memory(address, bytes, symm);
+              return 0;
+            });
+          },
+          py::arg("pool"), py::arg("symm") = false,
+          "Registers what the torch.cuda.MemPool has now with the group's NCCL communicator, which may then move it "
+          "without copies. `symm`: as symmetric memory, collective over the group.")
+      .def(
+          "deregister_mem_pool",
+          [](ProcessGroupHolmes& group, const py::object& pool) {
+            const auto segments = segments_of(pool);
+            const GilRelease no_gil;
+            translated([&] {
+              for (const auto& [address, bytes] : segments) group.deregister_memory(address);
+              return 0;
+            });
+          },
+          py::arg("pool"), "Ends what register_mem_pool began, for what the pool still has.")
       .def("connections", &connections, "One dict per connection, as ConnectionInfo.");
   m.def("hold_other_threads", &hold_other_threads,
         "Local. The interpreter is about to end: a thread that is in a call of a group, or makes one, does not return "

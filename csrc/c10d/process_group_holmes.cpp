@@ -49,11 +49,12 @@ std::uint32_t checked_tag(int tag) {
 
 ProcessGroupHolmes::ProcessGroupHolmes(StorePtr store, CommunicatorOptions options,
                                        std::vector<std::uint64_t> global_ranks, std::string nic_reason,
-                                       DeviceCommunicators::Make make_device, Split split)
+                                       DeviceCommunicators::Make make_device, Split split, Habits habits)
     : ::c10d::Backend(options.rank, options.size),
       store_(std::move(store)),
       name_(options.name),
       nic_reason_(std::move(nic_reason)),
+      habits_(habits),
       timeout_(std::chrono::ceil<std::chrono::milliseconds>(options.timeout)),
       devices_(options.name, options.rank, options.size, std::move(make_device)),
       sparse_(sparse_maker(store_, options)),
@@ -104,11 +105,49 @@ ProcessGroupHolmes::BackendPtr ProcessGroupHolmes::split(const StorePtr& store, 
     if (store == last_split_store_)
       if (auto made = last_split_.lock()) return made;
   }
-  auto made = translated([&] { return split_(ranks, options->timeout); });
+  auto made = translated([&] {
+    auto [group, inherits] = split_(ranks, options->timeout);
+    const ScopedGilRelease no_gil;
+    const auto whole = inherits ? devices_.existing_group() : nullptr;
+    if (whole) {
+      const auto place = std::ranges::find(ranks, rank_) - ranks.begin();
+      group->devices_.adopt(
+          std::static_pointer_cast<NcclCommunicator>(whole->split(ranks.front(), static_cast<int>(place))));
+    }
+    return BackendPtr(group);
+  });
   const std::lock_guard lock(mutex_);
   last_split_store_ = store;
   last_split_ = c10::weak_intrusive_ptr<::c10d::Backend>(made);
   return made;
+}
+
+void ProcessGroupHolmes::stay_out_of_split() {
+  translated([&] {
+    const ScopedGilRelease no_gil;
+    if (const auto whole = devices_.existing_group()) whole->split(-1, 0);
+  });
+}
+
+void ProcessGroupHolmes::register_memory(void* address, std::size_t bytes, bool is_symmetric) {
+  const auto whole = devices_.existing_group();
+  if (!whole)
+    throw UsageError("process group '" + name_ +
+                     "' has no NCCL communicator yet; run an operation on the GPU first, or connect it at once: "
+                     "init_process_group(device_id=...)");
+  const std::lock_guard lock(mutex_);
+  if (!registered_.contains(address))
+    registered_[address] = {whole->register_memory(address, bytes, is_symmetric), is_symmetric};
+}
+
+void ProcessGroupHolmes::deregister_memory(void* address) {
+  const auto whole = devices_.existing_group();
+  const std::lock_guard lock(mutex_);
+  const auto found = registered_.find(address);
+  if (found == registered_.end()) return;
+  const Registered registered = found->second;
+  registered_.erase(found);
+  if (whole && !whole->is_dead()) whole->deregister_memory(registered.handle, registered.is_symmetric);
 }
 
 void ProcessGroupHolmes::eagerConnectSingleDevice(at::Device device) {
@@ -196,6 +235,7 @@ TorchWork ProcessGroupHolmes::point_to_point(OpType type, const char* title, at:
   const std::uint32_t wire_tag = checked_tag(tag);
   const c10::Device device = device_of(tensor);
   Operands operands(device);
+  if (habits_.refuses_nan) operands.refuse_nan();
   Buffer buffer = is_send ? operands.input(tensor) : operands.output(tensor);
   if (peer < 0 || peer >= size_)
     throw UsageError("peer rank " + std::to_string(peer) + " is not in 0.." + std::to_string(size_ - 1));
@@ -209,7 +249,7 @@ TorchWork ProcessGroupHolmes::point_to_point(OpType type, const char* title, at:
   }
   auto work = c10::make_intrusive<WorkHolmes>(rank_, type, title);
   work->add(std::move(operands));
-  if (!device.is_cpu()) work->set_device(device);
+  if (!device.is_cpu()) work->set_device(device, habits_.host_waits);
   if (is_host_message(device, peer)) {
     work->start({start_message(*communicator(), is_send, std::move(buffer), peer, wire_tag)}, sequence_);
   } else {
@@ -225,7 +265,7 @@ c10::Device ProcessGroupHolmes::device_of(const at::Tensor& tensor) {
 
 void ProcessGroupHolmes::add_device_message(Batch& batch, c10::Device device, bool is_send, Buffer buffer, int peer,
                                             std::uint32_t tag) {
-  batch.work->set_device(device);
+  batch.work->set_device(device, habits_.host_waits);
   batch.is_async = true;
   const bool is_far = is_host_message(device, peer);
   if (is_far) batch.calls.push_back({is_send, buffer, peer, tag});

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -31,6 +32,11 @@ public:
   using Options::Options;
 };
 
+struct Habits {
+  bool host_waits = false;   // a wait for an operation on a GPU makes the host wait too
+  bool refuses_nan = false;  // what an operation reads is looked at for NaN first, which is an error
+};
+
 // CPU tensors over one Communicator, CUDA tensors over NCCL on the NICs that `devices` gives it
 // (device_communicators.hpp). On CPU tensors operations with `asyncOp` false run in the calling thread and are done on
 // return; the others, and send and receive (c10d does not tell their two forms apart), run in the engine. Thread-safe;
@@ -39,12 +45,15 @@ class ProcessGroupHolmes final : public ::c10d::Backend {
 public:
   using StorePtr = c10::intrusive_ptr<::c10d::Store>;
   using BackendPtr = c10::intrusive_ptr<::c10d::Backend>;
-  // Makes the group of this one's ranks `members`, this rank among them. Collective over them.
-  using Split = std::function<BackendPtr(const std::vector<int>& members, Duration timeout)>;
+  // Makes the group of this one's ranks `members`, this rank among them. Collective over them. Second: whether its
+  // NCCL communicator is to be split from this group's, in which all ranks of this group then take part.
+  using Split =
+      std::function<std::pair<c10::intrusive_ptr<ProcessGroupHolmes>, bool>(const std::vector<int>&, Duration timeout)>;
 
   // Collective over the group: connects it. `global_ranks` and `nic_reason` are only information.
   ProcessGroupHolmes(StorePtr store, CommunicatorOptions options, std::vector<std::uint64_t> global_ranks,
-                     std::string nic_reason, DeviceCommunicators::Make make_device = nullptr, Split split = nullptr);
+                     std::string nic_reason, DeviceCommunicators::Make make_device = nullptr, Split split = nullptr,
+                     Habits habits = {});
   ~ProcessGroupHolmes() override;
 
   // Throws CommunicatorError after shutdown.
@@ -66,6 +75,15 @@ public:
   // device, with one store, and gets one group.
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
                    const c10::intrusive_ptr<Options>& options) override;
+  // A rank's part in a split of the group's NCCL communicator from which it gets nothing. Collective over the group,
+  // with the others' split.
+  void stay_out_of_split();
+  // Registers this memory of the group's GPU with its NCCL communicator, which may then move it without copies;
+  // symmetric: docs/nccl.md. What is registered already stays so. Throws UsageError where the group has no NCCL
+  // communicator yet.
+  void register_memory(void* address, std::size_t bytes, bool is_symmetric);
+  // Does nothing for memory that is not registered.
+  void deregister_memory(void* address);
   // Collective: the group's communicator on `device`, which its first operation would make.
   void eagerConnectSingleDevice(at::Device device) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -150,22 +168,18 @@ private:
       call.timeout = timeout_or_default(opts.timeout);
       call.async = opts.asyncOp || batch != nullptr;
       Operands operands(device);  // refuses other devices first
+      if (habits_.refuses_nan) operands.refuse_nan();
       const auto communicator = communicator_on(device, batch);
       if (!device.is_cpu() && batch != nullptr) {
         batch->is_async |= opts.asyncOp;
         body(operands, *communicator, call);  // starts with the block
-        batch->work->set_device(device);
+        batch->work->set_device(device, habits_.host_waits);
         batch->work->add(std::move(operands));
         return batch->work;
       }
       auto work = c10::make_intrusive<WorkHolmes>(rank_, type, title);
-      std::vector<WorkPtr> parts;
-      if (device.is_cpu()) {
-        parts = body(operands, *communicator, call);
-      } else {
-        work->set_device(device);
-        parts = in_one_group(*communicator, call, [&] { return body(operands, *communicator, call); });
-      }
+      if (!device.is_cpu()) work->set_device(device, habits_.host_waits);
+      std::vector<WorkPtr> parts = body(operands, *communicator, call);
       work->add(std::move(operands));
       if (batch != nullptr) batch->started.insert(batch->started.end(), parts.begin(), parts.end());
       // A message has no number: TORCH_DISTRIBUTED_DEBUG=DETAIL compares the numbers of ranks that have no part in it.
@@ -175,10 +189,12 @@ private:
     });
   }
 
-  // What NCCL launches together.
+  // Several operations, on a GPU as one, which NCCL launches together; in a coalescing block they are part of its.
   template <typename Body>
-  static std::vector<WorkPtr> in_one_group(Communicator& communicator, const CallOptions& call, Body&& body) {
+  static std::vector<WorkPtr> together(Communicator& communicator, const CallOptions& call, Body&& body) {
+    if (!communicator.device()) return body();
     auto& nccl = static_cast<NcclCommunicator&>(communicator);
+    if (nccl.has_open_group()) return body();
     nccl.start_group();
     try {
       body();
@@ -192,6 +208,7 @@ private:
   const StorePtr store_;
   const std::string name_;
   const std::string nic_reason_;
+  const Habits habits_;
   std::vector<int> neighbours_;  // the ranks of this one's cluster, itself included, in ascending order
   c10::intrusive_ptr<HolmesOptions> options_;
   std::atomic<std::chrono::milliseconds> timeout_;
@@ -205,6 +222,11 @@ private:
   std::optional<Batch> batch_;
   StorePtr last_split_store_;
   c10::weak_intrusive_ptr<::c10d::Backend> last_split_{BackendPtr()};
+  struct Registered {
+    void* handle;
+    bool is_symmetric;
+  };
+  std::map<void*, Registered> registered_;  // by address
 };
 
 }  // namespace holmes::torch_backend

@@ -1,6 +1,7 @@
 #include "tensor_buffer.hpp"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
 #include <ATen/MemoryOverlap.h>
 
 #include <optional>
@@ -121,6 +122,18 @@ Buffer contiguous_buffer(const at::Tensor& tensor) {
   return buffer;
 }
 
+// Without what torch has no isnan for.
+void check_nan(const at::Tensor& tensor) {
+  const at::ScalarType type = tensor.scalar_type();
+  if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor has_nan = at::isnan(tensor).any();
+  const std::string what = "a tensor (" + shape_of(tensor) +
+                           ") has a NaN, which TORCH_NCCL_NAN_CHECK=1 forbids; look for the operation that made it";
+  if (!tensor.is_cpu()) return at::_assert_async(has_nan.logical_not(), what);
+  if (has_nan.item<bool>()) throw UsageError(what);
+}
+
 Operands::Operands(c10::Device device) : device_(device) {
   if (device.is_cpu()) return;
   if (!device.is_cuda())
@@ -142,6 +155,7 @@ Buffer Operands::buffer_of(const at::Tensor& tensor) const {
 
 Buffer Operands::stage(const at::Tensor& tensor, Payload payload, bool is_read, bool is_written) {
   check_tensor(tensor, payload, device_);
+  if (refuses_nan_ && is_read) check_nan(tensor);
   if (is_written) {
     check_writable(tensor);
     written.push_back(tensor);

@@ -37,6 +37,10 @@ public:
   std::vector<Buffer> inputs(at::TensorList tensors, Payload payload = Payload::move);
   std::vector<Buffer> outputs(at::TensorList tensors, Payload payload = Payload::move);
 
+  // From now on a tensor of floating point that is read and has a NaN is refused: of the host by UsageError, of a GPU
+  // by an assertion on its current stream, which ends what the GPU does.
+  void refuse_nan() { refuses_nan_ = true; }
+
   // What the operation writes (its result), and what is still to be copied after it.
   std::vector<at::Tensor> written;
   std::vector<CopyBack> copies;
@@ -48,6 +52,7 @@ private:
 
   c10::Device device_;
   void* stream_ = nullptr;
+  bool refuses_nan_ = false;
 };
 
 // Whether Holmes can reduce elements of this dtype.

@@ -16,7 +16,11 @@ void WorkHolmes::start(std::vector<WorkPtr> parts, std::uint64_t sequence) {
   parts_ = std::move(parts);
   sequence_ = sequence;
   started_ = true;
-  if (recordFunctionEndCallback_) on_all_final(std::move(recordFunctionEndCallback_));
+  if (!recordFunctionEndCallback_) return;
+  if (device_)
+    recordFunctionEndCallback_();  // as ProcessGroupNCCL's: the profiler sees the GPU's part by itself
+  else
+    on_all_final(std::move(recordFunctionEndCallback_));
 }
 
 void WorkHolmes::add(Operands operands) {
@@ -71,7 +75,7 @@ bool WorkHolmes::wait(std::chrono::milliseconds timeout) {
     check_started();
     if (device_) {
       wait_on_stream();
-      if (timeout == kNoTimeout) return;
+      if (timeout == kNoTimeout && !host_waits_) return;
     }
     const auto deadline = Clock::now() + timeout;
     for (const auto& part : parts_) {

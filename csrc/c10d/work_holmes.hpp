@@ -22,8 +22,11 @@ public:
   // `title` is the operation's name in the profiler, which sees it begin here.
   WorkHolmes(int rank, ::c10d::OpType type, const char* title) : ::c10d::Work(rank, type, title) {}
 
-  // Before start: the operations are on this GPU.
-  void set_device(c10::Device device) { device_ = device; }
+  // Before start: the operations are on this GPU. `host_waits`: so does the host in `wait`.
+  void set_device(c10::Device device, bool host_waits) {
+    device_ = device;
+    host_waits_ = host_waits;
+  }
   // Before start: the operands of one more operation.
   void add(Operands operands);
   // Attaches the running operations; until then (inside a coalescing block) wait and get_future throw UsageError.
@@ -62,6 +65,7 @@ private:
   std::once_flag delivered_;
   std::optional<c10::Event> delivered_event_;  // behind the copies on a GPU
   std::optional<c10::Device> device_;          // absent: the host waits
+  bool host_waits_ = false;                    // on a GPU too
   std::vector<WorkPtr> parts_;
   bool started_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

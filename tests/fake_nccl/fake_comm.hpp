@@ -16,8 +16,8 @@ namespace fake_nccl {
 
 inline constexpr int version = FAKE_NCCL_VERSION;
 inline constexpr int usual_ctas = 32;
-inline constexpr int success = 0, system_error = 2, internal_error = 3, invalid_argument = 4, invalid_usage = 5,
-                     remote_error = 6, in_progress = 7;
+inline constexpr int success = 0, unhandled_cuda_error = 1, system_error = 2, internal_error = 3, invalid_argument = 4,
+                     invalid_usage = 5, remote_error = 6, in_progress = 7;
 
 struct UniqueId {
   std::uint64_t magic;

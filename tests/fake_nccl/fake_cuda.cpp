@@ -451,14 +451,23 @@ int cuCtxSetCurrent(void* context) {
   current_context = context;
   return success;
 }
-int cuStreamCreate(void** stream, unsigned) {
-  const FakeCall call("cuStreamCreate");
+int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  const FakeCall call("cuCtxGetStreamPriorityRange");
+  *least = 0;
+  *greatest = -5;
+  return success;
+}
+// Streams of all priorities take turns alike here.
+int cuStreamCreateWithPriority(void** stream, unsigned, int priority) {
+  const FakeCall call("cuStreamCreateWithPriority");
+  if (priority < 0) fake_cuda_note("stream of high priority");
   auto* made = new Queue();
   *stream = made;
   std::lock_guard lock(streams().mutex);
   streams().of_devices[static_cast<std::size_t>(current_device())].push_back(made);
   return success;
 }
+int cuStreamCreate(void** stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
 int cuCtxSynchronize() {
   const FakeCall call("cuCtxSynchronize");
   if (const int status = unsafe_call(); status != success) return status;

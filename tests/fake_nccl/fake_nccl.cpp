@@ -6,7 +6,7 @@
 //   call_hang    ncclAllReduce returns when aborted       stream_hang  an all_reduce starts and never ends
 //   async_error  as stream_hang, and the communicator has an asynchronous error
 //   abort_hang   ncclCommAbort does not return            shrink_fail  ncclCommShrink fails
-//   refuse       ncclAllReduce finds an invalid argument
+//   refuse       ncclAllReduce finds an invalid argument           split_fail   ncclCommSplit fails
 //
 // NCCL_FAKE_NAME and NCCL_FAKE_US (fake_comm.hpp) are for traces of the devices; each image has its own.
 //
@@ -390,9 +390,21 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
     if ((at >= 48 && at < 56) || at == 116) continue;  // commName, a pointer; padding
     int field = 0;
     std::memcpy(&field, config + at, 4);
-    if (version >= 22600 && field != INT_MIN && at != 44 && at != 96)
+    if (version >= 22600 && field != INT_MIN && at != 44 && at != 60 && at != 96)
       return fail(invalid_argument, "fake: config field at " + std::to_string(at) + " is not the default");
   }
+  constexpr std::pair<const char*, std::size_t> told[] = {{"cgaClusterSize", 20}, {"minCTAs", 24},
+                                                          {"maxCTAs", 28},        {"splitShare", 40},
+                                                          {"trafficClass", 44},   {"CTAPolicy", 60}};
+  for (const auto& [name, at] : told) {
+    int field = INT_MIN;
+    if (at + 4 <= config_bytes) std::memcpy(&field, config + at, 4);
+    if (field != INT_MIN && (at != 44 || version >= 22600))
+      fake_cuda_note((std::string(name) + "=" + std::to_string(field)).c_str());
+  }
+  const char* comm_name = nullptr;
+  if (config_bytes > 56) std::memcpy(&comm_name, config + 48, sizeof(comm_name));
+  if (comm_name != nullptr) fake_cuda_note(("commName=" + std::string(comm_name)).c_str());
   auto* made = new ncclComm();
   made->rank = rank;
   made->size = size;
@@ -440,6 +452,17 @@ int ncclCommGetAsyncError(ncclComm* comm, int* error) {
   const FakeCall call("ncclCommGetAsyncError");
   if (comm == nullptr || error == nullptr) return invalid_argument;
   *error = comm->state;
+  return success;
+}
+
+int ncclCommCount(ncclComm* comm, int* count) {
+  if (comm == nullptr || count == nullptr) return invalid_argument;
+  *count = comm->size;
+  return success;
+}
+int ncclCommUserRank(ncclComm* comm, int* rank) {
+  if (comm == nullptr || rank == nullptr) return invalid_argument;
+  *rank = comm->rank;
   return success;
 }
 

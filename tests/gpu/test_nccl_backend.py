@@ -53,10 +53,11 @@ DEVICE_CASES = [
         "refused",
         "exit",
     ),
-    *("shrink", "shrink_fails"),
+    *("shrink", "shrink_fails", "settings", "split", "split_share", "split_fails", "calls", "wait_is_freed"),
 ]
 # 2.18 has no registration, 2.27 is the first with shrink.
-FEATURES = [(case, 23203) for case in DEVICE_CASES] + [(case, 21803) for case in ("registration", "shrink")]
+OLD_CASES = ("registration", "shrink", "settings", "split", "calls")
+FEATURES = [(case, 23203) for case in DEVICE_CASES] + [(case, 21803) for case in OLD_CASES]
 LONG_FEATURES = [(case, version) for case in DEVICE_CASES for version in (21803, 22707, 23203)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import threading
 import time
@@ -24,11 +25,15 @@ from fake_gpu import (
     make_stream,
     most_owners,
     synchronize,
+    take_calls,
 )
 from nccl_worker import FLOATS, assert_close, expect, failure_of, make, run, set_fault
 from ranks import run_threads
 
 import holmes_comm
+
+#: Its version: "2.18.03".
+NCCL = re.sub(r"\D*(\d)(\d\d)(\d\d)\D*", r"\1.\2.\3", os.path.basename(os.environ["HOLMES_NCCL_LIBRARY"]))
 
 
 def case_reductions():
@@ -333,6 +338,148 @@ def survivors(comm, excluded, new_size, text=""):
     error, _ = failure_of(comm.barrier)
     expect("it was shrunk" in str(error) or "is dead" in str(error), error)
     return rest
+
+
+def case_settings():
+    """What the options say reaches NCCL, and is refused where its version does not know it."""
+    old = "2.18" in NCCL
+    settings = {"min_ctas": 2, "max_ctas": 4, "cga_cluster_size": 1, "high_priority": True}
+    if not old:
+        settings |= {"traffic_class": 7, "cta_policy": 1, "comm_name": "gradients"}
+
+    def body(comm):
+        data = Array(np.ones(10), comm.rank)
+        comm.all_reduce(data, async_op=True).wait()
+        assert set(data.values) == {2.0}
+
+    run(2, body, nccl=holmes_comm.NcclSettings(**settings))
+    told = ["minCTAs=2", "maxCTAs=4", "cgaClusterSize=1", "stream of high priority"]
+    told += [] if old else ["trafficClass=7", "CTAPolicy=1", "commName=gradients"]
+    for what in told:
+        assert count(what) == 2, (what, count(what))
+    wrongs = [({"min_ctas": 0}, "min_ctas=0 is not possible"), ({"min_ctas": 8, "max_ctas": 4}, "is more than")]
+    wrongs += [({"cta_policy": 1}, "2.27.0 or later")] if old else []
+    for wrong, text in wrongs:
+        error, _ = failure_of(lambda w=wrong: run(2, body, nccl=holmes_comm.NcclSettings(**w)))
+        expect(isinstance(error, holmes_comm.UsageError) and text in str(error), error)
+
+
+def check_parts(comm, text, is_shared=False):
+    """Ranks 0 and 2, and ranks 1 and 3 in the other order, work apart; then together as before."""
+    key = -comm.rank if comm.rank % 2 else comm.rank
+    part = comm.split(comm.rank % 2, key)
+    assert part.rank == (comm.rank // 2 if comm.rank % 2 == 0 else 1 - comm.rank // 2)
+    expect((text in part.description) == bool(text), part.description)
+    for one in (part, comm, part):
+        data = Array(np.full(10, comm.rank + 1.0), comm.rank)
+        one.all_reduce(data, async_op=True).wait()
+        members = range(4) if one is comm else range(comm.rank % 2, 4, 2)
+        assert set(data.values) == {sum(r + 1.0 for r in members)}
+    assert count("splitShare=1") == (8 if is_shared else 0)  # of the whole and of its parts
+    return part
+
+
+def case_split():
+    """NCCL splits one communicator; a rank may stay out of it."""
+
+    def body(comm):
+        check_parts(comm, "split from")
+        alone = comm.split(-1 if comm.rank == 3 else 0, comm.rank)
+        assert (alone is None) == (comm.rank == 3)
+        if alone is not None:
+            data = Array(np.ones(10), comm.rank)
+            alone.all_reduce(data, async_op=True).wait()
+            assert set(data.values) == {3.0}
+        comm.barrier()
+
+    run(4, body)
+
+
+def case_split_share():
+    settings = holmes_comm.NcclSettings(split_share=True)
+
+    def body(comm):
+        part = check_parts(comm, "split from", is_shared=True)
+        comm.barrier()
+        del part
+
+    run(4, body, nccl=settings)
+
+
+def case_split_fails():
+    """Where NCCL cannot split on one rank, all parts are made anew."""
+    set_fault("split_fail@2")
+
+    def body(comm):
+        part = comm.split(comm.rank % 2, comm.rank)
+        expect("split from" not in part.description, part.description)
+        data = Array(np.ones(10), comm.rank)
+        part.all_reduce(data, async_op=True).wait()
+        assert set(data.values) == {2.0}
+        comm.barrier()
+
+    run(4, body)
+
+
+def case_calls():
+    """An exchange of equal parts is one call where NCCL has it; a host that waits makes few calls of CUDA."""
+    has_all_to_all = not any(f"{old}." in NCCL for old in ("2.18", "2.21", "2.27"))
+
+    def body(comm):
+        rank, size = comm.rank, comm.size
+        stream = make_stream()
+        output, data = Array(np.zeros(4 * size), rank, stream), Array(np.full(4 * size, rank + 1.0), rank, stream)
+        comm.all_to_all(output, data)
+        synchronize(stream)
+        take_calls()
+        comm.all_to_all(output, data)
+        calls = {name: number for name, number in take_calls().items() if name.startswith("nccl")}
+        wanted = (
+            {"ncclAlltoAll": 1}
+            if has_all_to_all
+            else {"ncclGroupStart": 1, "ncclGroupEnd": 1, "ncclSend": 2, "ncclRecv": 2}
+        )
+        assert calls == wanted, calls
+        synchronize(stream)
+        assert list(output.values) == [r + 1.0 for r in range(size) for _ in range(4)]
+        # Equal here, but cut by sizes that are others on other ranks.
+        own = [1, 1] if rank == 0 else [1, 3]
+        output, data = Array(np.zeros(sum(own)), rank, stream), Array(np.full(sum(own), rank + 1.0), rank, stream)
+        take_calls()
+        comm.all_to_all(output, data, own, own)
+        assert "ncclAlltoAll" not in take_calls()
+        synchronize(stream)
+        assert list(output.values) == [1.0] * own[0] + [2.0] * own[1]
+        # The host waits for a long operation, asking little and without a nap.
+        data = Array(np.ones(4), rank, stream)
+        keep_busy(stream, 200)
+        work = comm.all_reduce(data, async_op=True)
+        take_calls()
+        begin = time.monotonic()
+        work.wait()
+        assert time.monotonic() - begin > 0.15
+        calls = take_calls()
+        assert sum(number for name, number in calls.items() if not name.startswith("cuCtx")) <= 6, calls
+
+    run(2, body)
+
+
+def case_wait_is_freed():
+    """A host that waits for an operation that never ends is freed by its deadline, though NCCL's abort hangs too."""
+    set_fault("stream_hang@0")
+
+    def body(comm):
+        if comm.rank == 1:
+            time.sleep(1.5)
+            return
+        data = Array(np.ones(10), comm.rank)
+        error, taken = failure_of(lambda: comm.all_reduce(data, async_op=True, timeout_s=0.5).wait())
+        expect(isinstance(error, holmes_comm.TimeoutError), error)
+        assert taken < 1.2, taken
+
+    run(2, body)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def case_shrink():

@@ -67,11 +67,46 @@ EventPtr Device::mark(Stream stream, const char* what) {
   return event;
 }
 
-Stream Device::make_stream() {
+Stream Device::make_stream(bool has_high_priority) {
   const Driver& cuda = driver();
   Stream stream = nullptr;
-  cuda.check(cuda.stream_create(&stream, stream_non_blocking), "create a CUDA stream");
+  int least = 0, greatest = 0;  // numbers fall as priorities rise
+  if (has_high_priority)
+    cuda.check(cuda.stream_priority_range(&least, &greatest), "ask for the priorities of CUDA streams");
+  cuda.check(cuda.stream_create(&stream, stream_non_blocking, greatest), "create a CUDA stream");
   return stream;
+}
+
+void Device::when_reached(const EventPtr& event, std::function<void()> function) {
+  struct Call {
+    Device& device;
+    Stream stream;
+    EventPtr event;  // in use until then
+    std::function<void()> function;
+  };
+  const Driver& cuda = driver();
+  Stream stream = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (!free_streams_.empty()) {
+      stream = free_streams_.back();
+      free_streams_.pop_back();
+    }
+  }
+  const CurrentDevice current(*this);
+  if (stream == nullptr) stream = make_stream();
+  auto call = std::make_unique<Call>(*this, stream, event, std::move(function));
+  cuda.check(cuda.stream_wait_event(stream, event.get(), 0), "wait for a CUDA event");
+  const auto run = [](void* argument) {
+    const std::unique_ptr<Call> reached(static_cast<Call*>(argument));
+    {
+      std::lock_guard lock(reached->device.mutex_);
+      reached->device.free_streams_.push_back(reached->stream);
+    }
+    reached->function();
+  };
+  cuda.check(cuda.launch_host_function(stream, run, call.get()), "be told of a CUDA event");
+  static_cast<void>(call.release());  // its own from here on
 }
 
 CurrentDevice::CurrentDevice(const Device& device) {
@@ -84,6 +119,18 @@ CurrentDevice::CurrentDevice(const Device& device) {
 
 CurrentDevice::~CurrentDevice() {
   if (changed_) driver().context_set_current(previous_);
+}
+
+void make_current(const Device& device) {
+  const Driver& cuda = driver();
+  Context current = nullptr;
+  cuda.check(cuda.context_get_current(&current), "ask for the current GPU");
+  if (current != device.context_) cuda.check(cuda.context_set_current(device.context_), "make a GPU the current one");
+}
+
+void relax_captures() {
+  int mode = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  driver().exchange_capture_mode(&mode);
 }
 
 RelaxedCapture::RelaxedCapture() { driver().exchange_capture_mode(&mode_); }

@@ -1,6 +1,7 @@
 // Device: one GPU of this process: its context, its streams and events.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,10 +29,14 @@ public:
   // captured: what the host does cannot be part of a graph.
   EventPtr mark(Stream stream, const char* what);
   // A stream that does not wait for the legacy default stream.
-  Stream make_stream();
+  Stream make_stream(bool has_high_priority = false);
+  // Runs `function` once in a thread of the driver, when `event` is reached; it must not call the driver. Where the GPU
+  // has failed it never runs.
+  void when_reached(const EventPtr& event, std::function<void()> function);
 
 private:
   friend class CurrentDevice;
+  friend void make_current(const Device& device);
   explicit Device(int ordinal);
 
   int ordinal_;
@@ -39,6 +44,7 @@ private:
   Context context_ = nullptr;
   std::mutex mutex_;
   std::vector<Event> free_events_;
+  std::vector<Stream> free_streams_;  // of when_reached; each has one function at a time, so that none waits for others
 };
 
 // Makes the device's context this thread's, until the end of the scope.
@@ -54,6 +60,9 @@ private:
   bool changed_ = false;
 };
 
+// As CurrentDevice, for good: for threads of the library's own.
+void make_current(const Device& device);
+
 // Until the end of the scope this thread's calls break no capture that any thread has under way: the driver takes
 // questions and allocations for mistakes there. For calls that are no part of what is captured.
 class RelaxedCapture {
@@ -66,6 +75,9 @@ public:
 private:
   int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then this thread's own
 };
+
+// As RelaxedCapture, for good: for threads of the library's own.
+void relax_captures();
 
 // The id of the capture into a CUDA graph that `stream` takes part in; absent: none, calls run. Throws SystemError
 // where a capture is broken.

@@ -31,7 +31,8 @@ std::unique_ptr<Driver> load() {
   resolve("cuDevicePrimaryCtxRetain", made->primary_context_retain);
   resolve("cuCtxGetCurrent", made->context_get_current);
   resolve("cuCtxSetCurrent", made->context_set_current);
-  resolve("cuStreamCreate", made->stream_create);
+  resolve("cuCtxGetStreamPriorityRange", made->stream_priority_range);
+  resolve("cuStreamCreateWithPriority", made->stream_create);
   resolve("cuStreamDestroy_v2", made->stream_destroy);
   resolve("cuStreamWaitEvent", made->stream_wait_event);
   resolve("cuStreamGetCaptureInfo_v2", made->stream_get_capture_info);

@@ -25,7 +25,8 @@ struct Driver {
   Status (*primary_context_retain)(Context* context, int device) = nullptr;
   Status (*context_get_current)(Context* context) = nullptr;
   Status (*context_set_current)(Context context) = nullptr;
-  Status (*stream_create)(Stream* stream, unsigned flags) = nullptr;
+  Status (*stream_priority_range)(int* least, int* greatest) = nullptr;
+  Status (*stream_create)(Stream* stream, unsigned flags, int priority) = nullptr;
   Status (*stream_destroy)(Stream stream) = nullptr;
   Status (*stream_wait_event)(Stream stream, Event event, unsigned flags) = nullptr;
   // cuStreamGetCaptureInfo_v2; what follows `id` may be null.

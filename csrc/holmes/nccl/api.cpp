@@ -51,8 +51,14 @@ Api load_api(void* handle, const std::string& path) {
   require("ncclRecv", api.recv);
   require("ncclGroupStart", api.group_start);
   require("ncclGroupEnd", api.group_end);
+  resolve(handle, "ncclAlltoAll", api.all_to_all);
   resolve(handle, "ncclCommRegister", api.comm_register);
   resolve(handle, "ncclCommDeregister", api.comm_deregister);
+  resolve(handle, "ncclCommWindowRegister", api.window_register);
+  resolve(handle, "ncclCommWindowDeregister", api.window_deregister);
+  resolve(handle, "ncclMemAlloc", api.memory_allocate);
+  resolve(handle, "ncclMemFree", api.memory_free);
+  resolve(handle, "ncclCommSplit", api.comm_split);
   resolve(handle, "ncclCommShrink", api.comm_shrink);
   return api;
 }

@@ -41,8 +41,16 @@ struct Api {
   Result (*group_end)() = nullptr;
 
   // later
-  Result (*comm_register)(Comm comm, void* buffer, std::size_t bytes, void** handle) = nullptr;                 // 2.19
-  Result (*comm_deregister)(Comm comm, void* handle) = nullptr;                                                 // 2.19
+  Result (*all_to_all)(const void* send, void* recv, std::size_t count, int data_type, Comm comm,
+                       Stream stream) = nullptr;                                                 // 2.28
+  Result (*comm_register)(Comm comm, void* buffer, std::size_t bytes, void** handle) = nullptr;  // 2.19
+  Result (*comm_deregister)(Comm comm, void* handle) = nullptr;                                  // 2.19
+  // A symmetric window (flags 1) is collective over the communicator.
+  Result (*window_register)(Comm comm, void* buffer, std::size_t bytes, void** window, int flags) = nullptr;    // 2.27
+  Result (*window_deregister)(Comm comm, void* window) = nullptr;                                               // 2.27
+  Result (*memory_allocate)(void** memory, std::size_t bytes) = nullptr;                                        // 2.19
+  Result (*memory_free)(void* memory) = nullptr;                                                                // 2.19
+  Result (*comm_split)(Comm comm, int color, int key, Comm* made, Config* config) = nullptr;                    // 2.18
   Result (*comm_shrink)(Comm comm, int* excluded, int count, Comm* made, Config* config, int flags) = nullptr;  // 2.27
 
   // "unhandled system error (2): NET/Socket : ...": what `result` means and the library's last message.

@@ -214,17 +214,44 @@ WorkPtr NcclCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
   return exchange("all_to_all", std::move(sends), std::move(recvs), call);
 }
 
+WorkPtr NcclCommunicator::all_to_all_equal(Buffer output, Buffer input, CallOptions call) {
+  check("all_to_all: the input", input);
+  check("all_to_all: the output", output);
+  const auto parts = static_cast<std::size_t>(options_.size);
+  Buffer to_part = output, from_part = input;
+  to_part.count /= parts;
+  from_part.count /= parts;
+  check_equal_count("all_to_all", to_part, from_part);
+  if (output.dtype != input.dtype || output.count != input.count || input.count % parts != 0)
+    throw UsageError("all_to_all: " + std::to_string(input.count) + " elements of " +
+                     std::string(holmes::name(input.dtype)) + " to " + std::string(holmes::name(output.dtype)) +
+                     " are not one dtype in equal parts for " + std::to_string(parts) + " ranks; give split sizes");
+  if (session_->api().all_to_all != nullptr)
+    return run("all_to_all", {output, input}, call, true,
+               [this, to = output.data, from = input.data, bytes = input.bytes() / parts](nccl::Comm comm,
+                                                                                          nccl::Stream stream) {
+                 return session_->api().all_to_all(from, to, bytes, byte_type, comm, stream);
+               });
+  const auto cut = [&](const Buffer& whole) {
+    std::vector<Buffer> pieces(parts, whole);
+    for (std::size_t i = 0; i < parts; ++i) {
+      pieces[i].count = whole.count / parts;
+      pieces[i].data = whole.begin() + i * pieces[i].bytes();
+    }
+    return pieces;
+  };
+  return all_to_all(cut(output), cut(input), std::move(call));
+}
+
 WorkPtr NcclCommunicator::barrier_on(void* stream, CallOptions call) {
   if (has_open_group()) throw UsageError("barrier: it waits for all ranks, so that it cannot be part of a group");
   Buffer token = barrier_token_;
   token.stream = stream;
-  const bool is_async = call.async;
-  call.async = true;
   const WorkPtr work = run("barrier", {token}, call, true, [this, token](nccl::Comm comm, nccl::Stream stream) {
     constexpr int sum = 0;
     return session_->api().all_reduce(token.data, token.data, 1, byte_type, sum, comm, stream);
   });
-  if (!is_async) work->wait();
+  if (!call.async) work->wait();
   return work;
 }
 

@@ -40,7 +40,7 @@ std::string link_layer_of(const nccl::Profile& profile, const std::vector<Nic>& 
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options, NcclOptions nccl_options,
-                                   NcclCommunicator* parent, const std::vector<int>& excluded)
+                                   const Heritage& heritage)
     : store_(std::move(store)), options_(std::move(options)), nccl_options_(std::move(nccl_options)) {
   const auto deadline = Clock::now() + Env::read().connect_timeout.value_or(options_.connect_timeout);
   if (options_.tls.value_or(tls_mode_from_name(Env::read().tls)) == TlsMode::all)
@@ -81,26 +81,30 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     device = &cuda::Device::get(nccl_options_.device);
     chosen = nccl::choose(nccl_options_.profile, nics, nccl_options_.package_paths);
     report.version = chosen.api->version;
+    nccl::config_of(nccl_options_.settings, report.version);  // refuses what is not possible
     report.net = nccl::net_name(nccl_options_.profile.net);
     report.link_layer = link_layer_of(nccl_options_.profile, nics);
   });
   const auto make_session = [&] {
     const bool is_sites = nccl_options_.profile.net == nccl::Net::site;
     nccl::SessionOptions session{
-        options_.name, report.host, options_.rank, options_.size, is_sites ? "" : report.net, {}};
-    session.max_ctas = most_ctas(chosen.image != nullptr, device->multiprocessors());
+        options_.name, report.host, options_.rank, options_.size, is_sites ? "" : report.net, nccl_options_.settings};
+    if (!session.settings.min_ctas && !session.settings.max_ctas)
+      session.settings.max_ctas = most_ctas(chosen.image != nullptr, device->multiprocessors());
     session_ = std::make_shared<nccl::Session>(*chosen.api, *device, std::move(session));
     session_->record()->introduce(control_->flight_record().front());
     register_source(session_->record());
   };
-  bool shrinks = parent != nullptr && all_agree(chosen.api == &parent->session_->api() && chosen.api->comm_shrink &&
-                                                    !parent->session_->has_failed(),
-                                                deadline);
-  if (!shrinks) try_here(open_rendezvous);
+  NcclCommunicator* const parent = heritage.parent;
+  bool inherits = heritage.is_split() ||
+                  (parent != nullptr && all_agree(chosen.api == &parent->session_->api() && chosen.api->comm_shrink &&
+                                                      !parent->session_->has_failed(),
+                                                  deadline));
+  if (!inherits) try_here(open_rendezvous);
   nccl::check_agreement(nccl::exchange_reports(*control_, report, left()));
   make_session();
-  if (shrinks && !shrink_from(*parent, excluded, deadline)) {
-    shrinks = false;
+  if (inherits && !inherit(heritage, deadline)) {
+    inherits = false;
     try_here(open_rendezvous);
     nccl::check_agreement(nccl::exchange_reports(*control_, report, left()));
     make_session();
@@ -108,14 +112,14 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   description_ = "NCCL " + nccl::version_text(report.version) + ", " +
                  (chosen.image ? chosen.image->text() : "stock library " + nccl::stock_library().path) + ", " +
                  nccl_options_.profile.text() + " (" + chosen.reason + ")" +
-                 (shrinks ? ", shrunk from '" + parent->name() + "'" : "");
-  if (!shrinks) {
+                 (inherits ? (heritage.is_split() ? ", split from '" : ", shrunk from '") + parent->name() + "'" : "");
+  if (!inherits) {
     CallOptions call;
     call.timeout = left();
     control_->broadcast({id.internal, sizeof(id.internal), DType::uint8}, 0, call)->wait();
   }
   watch_peers();  // also while it connects: one that fails ends the others' set-up
-  if (!shrinks) session_->connect(id, deadline);
+  if (!inherits) session_->connect(id, deadline);
   log(LogLevel::info, options_.rank, "communicator '" + options_.name + "': " + description_);
   for (const std::string& note : chosen.notes)
     log(LogLevel::info, options_.rank, "communicator '" + options_.name + "': " + note);
@@ -267,19 +271,31 @@ void NcclCommunicator::abort(const std::string& reason) {
 
 void* NcclCommunicator::register_buffer(const Buffer& buffer) {
   check("register: the buffer", buffer);
-  if (session_->api().comm_register == nullptr)
-    throw UsageError("NCCL " + nccl::version_text(session_->api().version) +
-                     " cannot register buffers; use 2.19 or later, or leave it out: it only saves copies");
+  return register_memory(buffer.data, buffer.bytes(), false);
+}
+
+void NcclCommunicator::deregister_buffer(void* handle) { deregister_memory(handle, false); }
+
+void* NcclCommunicator::register_memory(void* address, std::size_t bytes, bool is_symmetric) {
+  constexpr int collective_symmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
+  const nccl::Api& api = session_->api();
+  if (is_symmetric ? api.window_register == nullptr : api.comm_register == nullptr)
+    throw UsageError("NCCL " + nccl::version_text(api.version) + " cannot register " +
+                     (is_symmetric ? "symmetric memory; use 2.27" : "buffers; use 2.19") +
+                     " or later, or leave it out: it only saves copies");
   void* handle = nullptr;
   session_->call("registering a buffer", [&](nccl::Comm comm) {
-    return session_->api().comm_register(comm, buffer.data, buffer.bytes(), &handle);
+    return is_symmetric ? api.window_register(comm, address, bytes, &handle, collective_symmetric)
+                        : api.comm_register(comm, address, bytes, &handle);
   });
   return handle;
 }
 
-void NcclCommunicator::deregister_buffer(void* handle) {
-  session_->call("deregistering a buffer",
-                 [&](nccl::Comm comm) { return session_->api().comm_deregister(comm, handle); });
+void NcclCommunicator::deregister_memory(void* handle, bool is_symmetric) {
+  const nccl::Api& api = session_->api();
+  session_->call("deregistering a buffer", [&](nccl::Comm comm) {
+    return is_symmetric ? api.window_deregister(comm, handle) : api.comm_deregister(comm, handle);
+  });
 }
 
 std::shared_ptr<NcclCommunicator> make_nccl_communicator(std::shared_ptr<Store> store, CommunicatorOptions options,
@@ -294,7 +310,18 @@ std::shared_ptr<Communicator> NcclCommunicator::split(int color, int key) {
     number = splits_++;
   }
   auto part = split_options(*control_, options_, number, color, key);
-  return part ? make_nccl_communicator(store_, std::move(*part), nccl_options_) : nullptr;
+  const auto deadline = Clock::now() + options_.connect_timeout;
+  const Heritage heritage{.parent = this, .color = color, .key = key};
+  if (!all_agree(session_->api().comm_split != nullptr && !session_->is_dead(), deadline))
+    return part ? make_nccl_communicator(store_, std::move(*part), nccl_options_) : nullptr;
+  if (part)
+    return std::shared_ptr<NcclCommunicator>(new NcclCommunicator(store_, std::move(*part), nccl_options_, heritage));
+  // NCCL wants every rank to call, also those that take no part.
+  nccl::Session nowhere(session_->api(), cuda::Device::get(nccl_options_.device),
+                        {name(), host_name(), rank(), size(), "", nccl_options_.settings});
+  const std::string failure = nowhere.connect_split(*session_, -1, 0, deadline);
+  if (!failure.empty()) log(LogLevel::warn, options_.rank, "communicator '" + name() + "': split: " + failure);
+  return nullptr;
 }
 
 bool NcclCommunicator::all_agree(bool here, Clock::time_point deadline) {
@@ -306,18 +333,20 @@ bool NcclCommunicator::all_agree(bool here, Clock::time_point deadline) {
 }
 
 // Whether NCCL made the new communicator on every rank; some may have it where others do not.
-bool NcclCommunicator::shrink_from(NcclCommunicator& parent, const std::vector<int>& excluded,
-                                   Clock::time_point deadline) {
+bool NcclCommunicator::inherit(const Heritage& heritage, Clock::time_point deadline) {
   std::string failure;
   // Half of the time: the rest is for a new one, where a rank fails and the others wait for it here.
   const auto now = Clock::now();
   try {
-    failure = session_->connect_shrunk(*parent.session_, excluded, now + (deadline - now) / 2);
+    nccl::Session& parent = *heritage.parent->session_;
+    const auto half = now + (deadline - now) / 2;
+    failure = heritage.is_split() ? session_->connect_split(parent, heritage.color, heritage.key, half)
+                                  : session_->connect_shrunk(parent, heritage.excluded, half);
   } catch (const HolmesError& error) {
     failure = error.what();
   }
   if (!failure.empty())
-    log(LogLevel::info, options_.rank, "communicator '" + name() + "': not shrunk but made anew: " + failure);
+    log(LogLevel::info, options_.rank, "communicator '" + name() + "': made anew, not from another one: " + failure);
   return all_agree(failure.empty(), deadline);
 }
 
@@ -339,8 +368,8 @@ std::shared_ptr<NcclCommunicator> NcclCommunicator::shrink(std::vector<int> excl
   rest.size = options_.size - static_cast<int>(excluded.size());
   rest.rank = options_.rank - static_cast<int>(std::ranges::lower_bound(excluded, options_.rank) - excluded.begin());
   rest.labels.clear();
-  auto made =
-      std::shared_ptr<NcclCommunicator>(new NcclCommunicator(store_, std::move(rest), nccl_options_, this, excluded));
+  const auto made = std::shared_ptr<NcclCommunicator>(
+      new NcclCommunicator(store_, std::move(rest), nccl_options_, {.parent = this, .excluded = std::move(excluded)}));
   abort("it was shrunk; use the communicator that shrink returned");
   return made;
 }

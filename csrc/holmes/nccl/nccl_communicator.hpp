@@ -14,6 +14,7 @@ namespace holmes {
 
 struct NcclOptions {
   nccl::Profile profile{};
+  nccl::Settings settings{};
   int device = 0;                            // GPU of this rank
   std::vector<std::string> package_paths{};  // libraries of Python packages, see nccl::stock_library
   std::string sysfs_root = default_sysfs_root();
@@ -27,7 +28,7 @@ struct NcclOptions {
 class NcclCommunicator final : public Communicator {
 public:
   NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options, NcclOptions nccl_options)
-      : NcclCommunicator(std::move(store), std::move(options), std::move(nccl_options), nullptr, {}) {}
+      : NcclCommunicator(std::move(store), std::move(options), std::move(nccl_options), Heritage{}) {}
   ~NcclCommunicator() override;
 
   int rank() const override { return options_.rank; }
@@ -43,6 +44,8 @@ public:
   WorkPtr gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions call) override;
   WorkPtr scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions call) override;
   WorkPtr all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions call) override;
+  // As all_to_all of one array each, cut in equal parts on every rank: one call, where NCCL has it (2.28 and later).
+  WorkPtr all_to_all_equal(Buffer output, Buffer input, CallOptions call);
   // Also the host waits: every rank's earlier operations on its stream are done.
   WorkPtr barrier(CallOptions call) override { return barrier_on(nullptr, call); }
   // As barrier, behind what `stream` (a CUstream) has.
@@ -54,6 +57,7 @@ public:
   WorkPtr recv_any(Buffer data, std::uint32_t tag, CallOptions call) override;
   // One NCCL group: one Work, returned for each call.
   std::vector<WorkPtr> batch(std::vector<P2pCall> calls, CallOptions call) override;
+  // NCCL makes it from this one's connections, where it can on all ranks; else anew.
   std::shared_ptr<Communicator> split(int color, int key) override;
   // Collective over the ranks that are not in `excluded` (a new communicator of them, in the same order; this one
   // ends). Where nothing has failed and NCCL can (2.27 and later), from this communicator's connections; else anew.
@@ -62,6 +66,7 @@ public:
   // What this thread calls from here to end_group becomes one group of NCCL, which launches it together: no operation
   // waits for another of the group. Each call returns the group's Work.
   void start_group();
+  bool has_open_group();
   WorkPtr end_group(CallOptions call);
   // Forgets what this thread's open group has; nothing of it has started.
   void abandon_group();
@@ -75,6 +80,10 @@ public:
   // Registers memory with NCCL (2.19 and later), which may then move it without copies; returns a handle. Local.
   void* register_buffer(const Buffer& buffer);
   void deregister_buffer(void* handle);
+  // As register_buffer, of any memory of the GPU, symmetric: a window of NCCL (2.27 and later), which is collective
+  // over the communicator and wants memory of NCCL's own (ncclMemAlloc), equally large on all ranks.
+  void* register_memory(void* address, std::size_t bytes, bool is_symmetric);
+  void deregister_memory(void* handle, bool is_symmetric);
   // NCCL's version, which library or image, the NICs asked for and why; one sentence.
   const std::string& description() const { return description_; }
 
@@ -87,13 +96,18 @@ private:
     std::shared_ptr<nccl::NcclWork> work;
   };
 
-  // Without the ranks of `excluded` of `parent`, where there is one.
+  // What it is made of: of nothing, or of another one's connections in NCCL.
+  struct Heritage {
+    NcclCommunicator* parent = nullptr;
+    std::vector<int> excluded{};  // a shrink: the ranks that are left out
+    int color = -1, key = 0;      // a split, on which all ranks of the parent have agreed
+    bool is_split() const { return color >= 0; }
+  };
   NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options, NcclOptions nccl_options,
-                   NcclCommunicator* parent, const std::vector<int>& excluded);
+                   const Heritage& heritage);
   // Whether it is so on every rank. Collective.
   bool all_agree(bool here, Clock::time_point deadline);
-  bool shrink_from(NcclCommunicator& parent, const std::vector<int>& excluded, Clock::time_point deadline);
-  bool has_open_group();
+  bool inherit(const Heritage& heritage, Clock::time_point deadline);
   bool holds_buffers(const CallOptions& call) const { return call.async || !nccl_options_.frees_in_stream_order; }
   // `is_one_call`: `enqueue` makes one call of NCCL.
   WorkPtr run(const char* operation, std::vector<Buffer> buffers, const CallOptions& call, bool is_one_call,

@@ -1,15 +1,31 @@
 #include "holmes/nccl/nccl_work.hpp"
 
-#include <thread>
-
 #include "holmes/core/error.hpp"
+#include "holmes/core/interrupt.hpp"
 
 namespace holmes::nccl {
 namespace {
 
-// An event wakes nobody. Short operations are worth polling for, for long ones a nap costs little.
-constexpr auto spin_time = std::chrono::microseconds(50);
-constexpr auto nap = std::chrono::microseconds(50);
+// What a host that waits is woken by: the driver at the operation's end, or who fails it.
+struct Arrival {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_there = false;
+
+  void come() {
+    std::lock_guard lock(mutex);
+    is_there = true;
+    changed.notify_all();
+  }
+  // False where `until` passes first.
+  bool wait(std::optional<Clock::time_point> until) {
+    std::unique_lock lock(mutex);
+    const auto came = [this] { return is_there; };
+    if (until) return changed.wait_until(lock, *until, came);
+    changed.wait(lock, came);
+    return true;
+  }
+};
 
 [[noreturn]] void refuse_open_group() {
   throw UsageError("this operation starts when its group ends; end the group, then wait");
@@ -25,16 +41,22 @@ void NcclWork::wait(std::optional<Duration> timeout) {
         "launches it");
   if (!at.end && !is_final()) refuse_open_group();
   const auto start = Clock::now();
-  while (!is_final()) {
-    if (poll()) break;
-    const auto waited = Clock::now() - start;
-    if (timeout && waited >= *timeout) return await_final(timeout, start);  // says so
-    if (waited < spin_time)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(nap);
-  }
+  if (!poll()) await_end(at.end, timeout, start);
   Work::wait(std::nullopt);
+}
+
+// No thread polls: the watchdog looks after deadlines and errors, and what it fails wakes this one too.
+void NcclWork::await_end(const cuda::EventPtr& end, std::optional<Duration> timeout, Clock::time_point start) {
+  mark_awaited();
+  const auto arrival = std::make_shared<Arrival>();
+  device_.when_reached(end, [arrival] { arrival->come(); });
+  on_final([arrival] { arrival->come(); });
+  const auto until = timeout ? std::optional(start + *timeout) : std::nullopt;
+  while (!arrival->wait(earliest({until, SignalTimer().due()}))) {
+    if (until && Clock::now() >= *until) return await_final(timeout, start);  // says so
+    look_for_signals();
+  }
+  if (!is_final()) complete();
 }
 
 void NcclWork::wait_stream(void* stream) {
@@ -70,15 +92,22 @@ void NcclWork::mark_captured(cuda::Stream stream, cuda::EventPtr end, std::funct
 }
 
 bool NcclWork::poll() {
-  const cuda::EventPtr event = place().end;
-  if (is_final() || !event) return is_final();
+  if (is_final() || !place().end) return is_final();
   const cuda::CurrentDevice current(device_);
   const cuda::RelaxedCapture no_part_of_any_capture;
+  if (!has_ended()) return false;
+  complete();
+  return true;
+}
+
+bool NcclWork::has_ended() const {
+  if (is_final()) return true;
+  const cuda::EventPtr event = place().end;
+  if (!event) return false;
   const cuda::Driver& cuda = cuda::driver();
   const cuda::Status status = cuda.event_query(event.get());
   if (status == cuda::not_ready || status == cuda::deinitialized) return false;
   cuda.check(status, "finish an NCCL operation");
-  complete();
   return true;
 }
 

@@ -30,6 +30,8 @@ public:
   // Whether the end has been reached; completes the work then. Throws SystemError where the device reports an error.
   // False for good once the driver has shut down at the end of the process.
   bool poll();
+  // As poll, but changes nothing; in a thread whose current device this is, and whose calls break no capture.
+  bool has_ended() const;
 
 private:
   struct Place {
@@ -39,6 +41,8 @@ private:
     std::function<void()> joined{};
   };
   Place place() const;
+  // The host waits; returns where the work is final.
+  void await_end(const cuda::EventPtr& end, std::optional<Duration> timeout, Clock::time_point start);
 
   cuda::Device& device_;
   cuda::Stream caller_;

@@ -11,7 +11,11 @@
 namespace holmes::nccl {
 namespace {
 
-constexpr auto error_check_interval = std::chrono::milliseconds(50);
+// NCCL's errors and operations that are late are noticed so much later.
+constexpr auto usual_poll_interval = std::chrono::milliseconds(100);
+constexpr auto time_for_a_name = std::chrono::milliseconds(200);
+// Where memory is nobody else's until the end is seen.
+constexpr auto buffer_poll_interval = std::chrono::milliseconds(5);
 constexpr auto patience_with_nccl = std::chrono::seconds(10);  // for a thread inside NCCL
 // Before NCCL's communicator is aborted under a thread that is inside: one that peers do not keep there is out by then.
 constexpr auto time_to_leave = std::chrono::seconds(1);
@@ -27,7 +31,7 @@ Session::Session(const Api& api, cuda::Device& device, SessionOptions options)
   record_ = std::make_shared<SessionRecord>(options_.name, options_.rank, options_.size,
                                             Env::read().flight_recorder_operations);
   const cuda::CurrentDevice current(device_);
-  stream_ = device_.make_stream();
+  stream_ = device_.make_stream(options_.settings.high_priority);
 }
 
 Session::~Session() {
@@ -156,67 +160,75 @@ void Session::check_async_error() {
   if (asked != success) error = asked;
   // Of an argument that was refused its caller has been told.
   if (error == success || error == in_progress || error == invalid_argument) return;
+  // NCCL names nobody; the host-memory communicator does, where a peer is lost, as soon as it has seen it.
+  const auto now = Clock::now();
+  if (!error_seen_) error_seen_ = now;
+  if (now < *error_seen_ + time_for_a_name) return;
   fail({ErrorKind::communicator,
         place() + ": NCCL reports an error: " + api_.describe(error),
         {.rank = options_.rank, .host = options_.host}});
 }
 
-bool Session::poll() {
-  if (dead_) return false;
-  std::string late;
+void Session::finish_ended() {
+  std::vector<std::shared_ptr<NcclWork>> works;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Pending& one : pending_) works.push_back(one.work);
+  }
+  if (works.empty()) return;
+  cuda::make_current(device_);
+  // NCCL runs a communicator's operations one after the other: of those before one that has ended nothing is asked.
+  const auto has_ended = [](const std::shared_ptr<NcclWork>& work) { return work->has_ended(); };
+  std::size_t count = 0;
+  if (has_ended(works.front())) {
+    const bool is_all = works.size() == 1 || has_ended(works.back());
+    count = is_all ? works.size()
+                   : static_cast<std::size_t>(std::partition_point(works.begin() + 1, works.end() - 1, has_ended) -
+                                              works.begin());
+  }
+  // Without the lock: a work's callbacks may call the session, freeing a buffer may need Python's lock.
+  for (std::size_t i = 0; i < count; ++i) {
+    works[i]->complete();
+    if (const auto finished = take_back(works[i])) record_->finish(finished->record, true);
+  }
+}
+
+std::optional<Clock::time_point> Session::poll() {
+  if (dead_) return std::nullopt;
   try {
-    while (true) {
-      std::shared_ptr<NcclWork> first;
-      {
-        std::lock_guard lock(mutex_);
-        if (pending_.empty()) break;
-        first = pending_.front().work;
-        if (Clock::now() >= pending_.front().deadline)
-          late = std::string(pending_.front().name) + " (operation " + std::to_string(pending_.front().number) + ")";
-      }
-      // Without the lock: a work's callbacks may call the session, freeing a buffer may need Python's lock.
-      if (!first->poll()) break;
-      late.clear();
-      std::optional<Pending> finished;  // ends after the lock
-      std::lock_guard lock(mutex_);
-      if (!pending_.empty() && pending_.front().work == first) {
-        finished = std::move(pending_.front());
-        pending_.pop_front();
-        record_->finish(finished->record, true);
-      }
-    }
+    finish_ended();
   } catch (const HolmesError& error) {
     fail({error.kind(), place() + ": " + error.what(), error.context()});
-    return false;
+    return std::nullopt;
   }
+  const auto now = Clock::now();
+  auto next = now + usual_poll_interval;
+  std::string late;
   std::optional<Failure> end;
   {
     std::lock_guard lock(mutex_);
-    if (left_ && !pending_.empty() && Clock::now() >= end_expected_) end = failure_;
+    if (pending_.empty()) return std::nullopt;
+    if (left_ && now >= end_expected_) end = failure_;
+    for (const Pending& one : pending_) {
+      if (now >= one.deadline && late.empty())
+        late = std::string(one.name) + " (operation " + std::to_string(one.number) + ")";
+      next = std::min(next, one.deadline);
+      if (!one.buffers.empty() && !one.frees_in_stream_order) next = std::min(next, now + buffer_poll_interval);
+    }
   }
   if (end) {
     fail(*end);
-    return false;
+    return std::nullopt;
   }
   if (!late.empty()) {
     fail({ErrorKind::timeout,
           place() + ": " + late + " is not finished at its deadline; a peer does not take part, or a link is down",
           {.rank = options_.rank, .host = options_.host}});
-    return false;
+    return std::nullopt;
   }
-  if (const auto now = Clock::now(); now >= next_error_check_) {
-    next_error_check_ = now + error_check_interval;
-    check_async_error();
-  }
-  std::lock_guard lock(mutex_);
-  return !pending_.empty();
-}
-
-Config Session::config() const {
-  Config config = make_config(api_.version);
-  config.blocking = 1;
-  if (options_.max_ctas) config.max_ctas = *options_.max_ctas;
-  return config;
+  check_async_error();
+  if (error_seen_) next = std::min(next, *error_seen_ + time_for_a_name);
+  return dead_ ? std::nullopt : std::optional(next);
 }
 
 Result Session::make_comm(const char* what, Make make, Clock::time_point deadline) {
@@ -226,12 +238,14 @@ Result Session::make_comm(const char* what, Make make, Clock::time_point deadlin
     std::optional<Result> result;
     Comm comm = nullptr;
     bool is_left = false;
+    Settings settings;
     std::string net;
     Config config;
   };
   const auto making = std::make_shared<Making>();
+  making->settings = options_.settings;
   making->net = options_.net;
-  making->config = config();
+  making->config = config_of(making->settings, api_.version);
   if (!making->net.empty()) making->config.net_name = making->net.c_str();
   std::thread([making, make = std::move(make), &device = device_, &api = api_] {
     Result result = unhandled_cuda_error;
@@ -282,6 +296,19 @@ std::string Session::connect_shrunk(Session& parent, std::vector<int> excluded, 
   const Result result = make_comm("shrinking", make, deadline);
   if (result != success) return api_.describe(result);
   return comm_.load() == nullptr ? "NCCL made no communicator" : "";
+}
+
+std::string Session::connect_split(Session& parent, int color, int key, Clock::time_point deadline) {
+  const Comm old = parent.comm_.load();
+  if (old == nullptr) return "the communicator to split has failed";
+  const auto make = [&api = api_, inside = parent.inside_, old, color, key](Comm* made, Config* config) {
+    const std::lock_guard alone(*inside);
+    return api.comm_split(old, color, key, made, config);
+  };
+  const Result result = make_comm("splitting", make, deadline);
+  if (result != success) return api_.describe(result);
+  if (options_.settings.split_share) inside_ = parent.inside_;
+  return comm_.load() == nullptr && color >= 0 ? "NCCL made no communicator" : "";
 }
 
 std::unique_lock<std::timed_mutex> Session::enter(const char* what, Clock::time_point deadline) {
@@ -366,7 +393,9 @@ std::shared_ptr<NcclWork> Session::run(Operation operation) {
   {
     // From here on the watchdog frees this thread at the deadline.
     std::lock_guard lock(mutex_);
-    if (!is_dead()) pending_.push_back({work, std::move(operation.buffers), deadline, operation.name, number, record});
+    if (!is_dead())
+      pending_.push_back({work, std::move(operation.buffers), deadline, operation.name, number, record,
+                          operation.frees_in_stream_order});
     has_captured = !captured_.empty();
   }
   if (is_dead()) {

@@ -12,6 +12,7 @@
 #include "holmes/nccl/api.hpp"
 #include "holmes/nccl/nccl_work.hpp"
 #include "holmes/nccl/session_record.hpp"
+#include "holmes/nccl/settings.hpp"
 
 namespace holmes::nccl {
 
@@ -21,8 +22,7 @@ struct SessionOptions {
   int rank = 0;
   int size = 1;
   std::string net;  // netName; empty: NCCL's choice
-  // The most CTAs of its kernels; absent: NCCL's choice.
-  std::optional<int> max_ctas{};
+  Settings settings{};
 };
 
 struct Operation {
@@ -58,6 +58,10 @@ public:
   // the others. Returns NCCL's text where it fails on this rank, empty: done. Throws TimeoutError.
   std::string connect_shrunk(Session& parent, std::vector<int> excluded, Clock::time_point deadline);
 
+  // As connect_shrunk, of `parent`'s ranks of the same `color`, in the order of `key`; -1: of none of them. Collective
+  // over all ranks of `parent`.
+  std::string connect_split(Session& parent, int color, int key, Clock::time_point deadline);
+
   // Puts the calls that `enqueue` makes on the device, as one group. Throws the failure of a dead session; UsageError
   // where NCCL refuses the arguments.
   std::shared_ptr<NcclWork> run(Operation operation);
@@ -77,8 +81,8 @@ public:
   // Whether NCCL's communicator is gone or about to be; one that a peer has only left is not.
   bool has_failed() const { return dead_.load(std::memory_order_acquire); }
   void throw_if_dead() const;
-  // Watchdog: finishes what has ended, looks for errors. Returns whether something is pending.
-  bool poll();
+  // Watchdog: finishes what has ended, looks for errors. Returns when to call it again; absent: nothing is pending.
+  std::optional<Clock::time_point> poll();
 
 private:
   struct Pending {
@@ -88,6 +92,7 @@ private:
     const char* name;
     std::uint64_t number;
     std::uint64_t record;  // its number in the record
+    bool frees_in_stream_order;
   };
 
   // A call of NCCL that returns when all ranks take part, and the communicator that it makes.
@@ -96,6 +101,8 @@ private:
   Result make_comm(const char* what, Make make, Clock::time_point deadline);
   // Waits until no other thread is inside NCCL with this communicator.
   std::unique_lock<std::timed_mutex> enter(const char* what, Clock::time_point deadline);
+  // Finishes what has ended of what is pending.
+  void finish_ended();
   // Takes back what is pending; absent where the session has failed since.
   std::optional<Pending> take_back(const std::shared_ptr<NcclWork>& work);
   // Lets go of what this operation holds: its buffers' stream is behind it now.
@@ -103,7 +110,6 @@ private:
   // Lets go of what operations up to this one hold for the graph, and of what captures that have ended do.
   void release_captured(std::uint64_t number, std::optional<unsigned long long> living_capture);
   [[noreturn]] void fail_and_throw(ErrorKind kind, const std::string& message);
-  Config config() const;
   Result enqueue_group(const Operation& operation, Comm comm, Stream stream) const;
   void begin_behind(const std::vector<Buffer>& buffers, cuda::Stream stream) const;
   void check_async_error();
@@ -117,7 +123,8 @@ private:
   std::shared_ptr<SessionRecord> record_;
   cuda::Stream stream_ = nullptr;
   // Held by the one thread that is inside NCCL with this communicator. No other communicator waits for it.
-  const std::shared_ptr<std::timed_mutex> inside_ = std::make_shared<std::timed_mutex>();
+  // What is split from it and shares with it is one communicator to NCCL.
+  std::shared_ptr<std::timed_mutex> inside_ = std::make_shared<std::timed_mutex>();
   std::atomic<Comm> comm_{nullptr};
   std::uint64_t sequence_ = 0;  // under inside_
 
@@ -133,8 +140,8 @@ private:
     std::vector<Buffer> buffers;
   };
   std::deque<Captured> captured_;
-  Clock::time_point end_expected_{};  // where a peer has left
-  Clock::time_point next_error_check_{};
+  Clock::time_point end_expected_{};               // where a peer has left
+  std::optional<Clock::time_point> error_seen_{};  // the watchdog's: since when NCCL reports one
 };
 
 }  // namespace holmes::nccl

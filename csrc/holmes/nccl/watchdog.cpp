@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -14,11 +15,10 @@ namespace holmes::nccl {
 namespace {
 
 constexpr auto patience_at_exit = std::chrono::seconds(1);
+// After what has just begun: nobody waits for a look at it.
+constexpr auto first_look = std::chrono::milliseconds(5);
 
 void stop_watchdog();
-
-// Only callbacks and errors wait for a poll: whoever waits for an operation polls on its own.
-constexpr auto poll_interval = std::chrono::milliseconds(1);
 
 class Watchdog {
 public:
@@ -49,26 +49,29 @@ public:
 
 private:
   void run() {
+    cuda::relax_captures();
     for (;;) {
       std::vector<std::shared_ptr<Session>> alive;
       {
         std::unique_lock lock(mutex_);
+        const bool was_idle = !is_busy_;
         changed_.wait(lock, [this] { return is_busy_.load(); });
+        if (was_idle) changed_.wait_for(lock, first_look);
         is_busy_ = false;
         std::erase_if(sessions_, [](const auto& session) { return session.expired(); });
         for (const auto& session : sessions_)
           if (auto one = session.lock()) alive.push_back(std::move(one));
       }
-      bool any_pending = false;
+      std::optional<Clock::time_point> next;
       {
         const std::lock_guard round(round_);
         if (is_stopped_) return;
-        for (const auto& session : alive) any_pending |= session->poll();
+        for (const auto& session : alive) next = earliest({next, session->poll()});
         alive.clear();
       }
-      if (any_pending) {
+      if (next) {
         is_busy_ = true;
-        std::this_thread::sleep_for(poll_interval);
+        std::this_thread::sleep_until(*next);
       }
     }
   }

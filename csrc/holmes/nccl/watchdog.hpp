@@ -11,7 +11,7 @@ class Session;
 // From now on the session is polled, as long as it lives: finished operations, deadlines, NCCL's asynchronous errors.
 // Thread-safe.
 void watch(const std::shared_ptr<Session>& session);
-// Something was put on a device: poll at once.
+// Something was put on a device: look after it from now on.
 void wake_watchdog();
 
 }  // namespace holmes::nccl
