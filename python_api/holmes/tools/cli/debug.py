@@ -11,6 +11,7 @@ from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.debug.diagnose import diagnose_job
 from holmes.tools.debug.members import JobRecord, jobs_of
 from holmes.tools.debug.sources import Answers, ask_folder, ask_processes, read_folder
+from holmes.tools.debug.torch_traces import write_torch_traces
 from holmes.words import count
 from holmes_comm.errors import UsageError
 
@@ -26,6 +27,10 @@ def debug(
     ] = False,
     wait_s: Annotated[float, typer.Option(min=0.0, help="With --ask: how long they have.")] = 3.0,
     json_file: JsonFile = None,
+    torch_traces: Annotated[
+        Path | None,
+        typer.Option(help="A folder: also writes there what PyTorch's own analyser (fr_trace) reads, a file a rank."),
+    ] = None,
     all_jobs: Annotated[bool, typer.Option("--all", help="Also older jobs, not only the newest.")] = False,
 ) -> None:
     """Says why a job hangs or failed: who waits for whom, in which operation, on which NIC; one sentence per culprit.
@@ -42,6 +47,8 @@ def debug(
         raise UsageError(_nothing(places or []))
     if not all_jobs:
         jobs = jobs[:1]
+    if torch_traces is not None:
+        write_torch_traces([m.record for m in jobs[0].members if m.record is not None], torch_traces)
     found = [(job, diagnose_job(job)) for job in jobs]
     rows = [{"processes": _processes(job), "findings": [f.to_dict() for f in findings]} for job, findings in found]
 
