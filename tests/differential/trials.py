@@ -285,13 +285,14 @@ def the_groups_are_replaced(env):
 
 
 @refused(NAMED + r"(?s:.*)zero_grad")
-def a_step_after_reading_the_state(env):
-    """Reading optimizer.state is allowed (it is empty); the second step has no gradients."""
+def a_second_step_after_moving_the_state(env):
+    """Walking through optimizer.state, to move it to a device, is allowed; the second step has no gradients."""
     model = env.model(mlp)
     optimizer = env.optimizer(model, lr=0.1)
 
     def read(_):
-        assert optimizer.state[model[0].weight].get("momentum_buffer") is None
+        for state in optimizer.state.values():
+            assert state.get("momentum_buffer") is None
         optimizer.step()
 
     fit(env, model, optimizer, after_step=read)
@@ -414,3 +415,51 @@ class ClippedSGD(torch.optim.SGD):
 @refused("ClippedSGD needs whole parameters")
 def an_optimizer_that_clips_what_is_large(env):
     env.optimizer(env.model(mlp), ClippedSGD, lr=0.1)
+
+
+# --- what a second outsider tried ---
+
+
+@refused("optimizer.state was read.*state_dict")
+def moments_are_looked_up(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    fit(env, model, optimizer, after_step=lambda _: optimizer.state[model[0].weight])
+
+
+@refused("optimizer.state was written to.*state_dict")
+def moments_are_reset(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    fit(env, model, optimizer, after_step=lambda _: optimizer.state.clear())
+
+
+@program(variants=OURS_ONLY)
+def a_hook_drops_a_gradient_in_some_steps(env):
+    model, at = env.model(mlp), [0]
+    optimizer = env.optimizer(model, torch.optim.AdamW, lr=0.05, weight_decay=0.3)
+
+    def drop(parameter):
+        if at[0] % 2:
+            parameter.grad = None
+
+    model[2].weight.register_post_accumulate_grad_hook(drop)
+    fit(env, model, optimizer, 6, after_step=lambda step: at.__setitem__(0, step + 1))
+
+
+@program(variants=OURS_ONLY)
+def perturbed_through_data_and_put_back(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, torch.optim.SGD, lr=0.05)
+    for step in range(6):
+        x, y = env.batch(step)
+        optimizer.zero_grad()
+        kept = [p.data for p in model.parameters()] if step > 2 else []
+        for p, _ in zip(model.parameters(), kept, strict=False):
+            p.data = p.data * 1.01
+        loss = mse(model(x), y)
+        loss.backward()
+        for p, data in zip(model.parameters(), kept, strict=False):
+            p.data = data
+        optimizer.step()
+        env.record(loss, model)

@@ -106,3 +106,37 @@ def test_losses_are_the_single_process_ones(schedule, trained, expected):
 def test_bfloat16_on_the_wire_stays_near(trained, expected):
     torch.testing.assert_close(trained["bfloat16"], expected, rtol=5e-3, atol=0)
     assert trained["bfloat16"] != expected
+
+
+def train_by_torchs_own_schedules(rank, size, store):
+    """Every schedule of torch for several chunks, whatever order it sends micro-batches in: gradients of one process."""
+    from torch.distributed import pipelining
+
+    init(store, rank, size)
+
+    def parts(count):
+        torch.manual_seed(0)
+        return [nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double() for _ in range(count)]
+
+    inputs, targets = torch.randn(2, 16, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = {}
+    for name in ("GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"):
+        schedule = getattr(pipelining, f"Schedule{name}")
+        chunks = 1 if name in ("GPipe", "1F1B") else 2
+        whole = parts(size * chunks)
+        nn.functional.mse_loss(nn.Sequential(*whole)(inputs), targets).backward()
+        own = [chunk * size + rank for chunk in range(chunks)]
+        mine = parts(size * chunks)
+        stages = [holmes.PipelineStage(mine[k], k, size * chunks, group=dist.group.WORLD) for k in own]
+        made = schedule(stages[0] if chunks == 1 else stages, 4, loss_fn=nn.functional.mse_loss)
+        made.step(*([inputs] if rank == 0 else []), target=targets if rank == size - 1 else None)
+        pairs = [
+            (a.grad, b.grad) for k in own for a, b in zip(mine[k].parameters(), whole[k].parameters(), strict=True)
+        ]
+        found[name] = max((a - b).abs().max().item() for a, b in pairs)
+    return found
+
+
+def test_schedules_of_torch_give_the_gradients_of_one_process():
+    for found in run_ranks(train_by_torchs_own_schedules, 2):
+        assert all(error < 1e-12 for error in found.values()), found

@@ -6,6 +6,7 @@ tests of this file; a test looks at what its check found.
 
 import copy
 import io
+import logging
 import os
 import tempfile
 import time
@@ -19,6 +20,8 @@ dist = pytest.importorskip("torch.distributed")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch_ranks import init, run_ranks  # noqa: E402
 
 import holmes  # noqa: E402
@@ -694,9 +697,157 @@ def parameters_that_share_memory_are_refused(rank):
 def state_written_from_outside_is_refused(rank):
     job = Job(rank)
     plain_step(job, 0)
-    job.optimizer.state[job.model[0].weight]["exp_avg"] = torch.zeros(1)
-    raises("optimizer.state was written to", lambda: plain_step(job, 1))
+    weight = job.model[0].weight
+
+    def write():
+        job.optimizer.state[weight]["exp_avg"] = torch.zeros(1)
+
+    raises("optimizer.state was read", write)
+    raises("optimizer.state was written to", job.optimizer.state.clear)
+    raises("optimizer.state was read", lambda: job.optimizer.state.get(weight))
+    raises("get_state_dict does not know it", lambda: get_state_dict(job.model, job.optimizer))
+    job.optimizer.state = {weight: {}}
+    raises("optimizer.state was replaced", lambda: plain_step(job, 1))
     job.close()
+
+
+# What a second trial from outside found
+
+
+@check
+def a_gradient_that_a_hook_drops_on_all_ranks_is_no_gradient(rank):
+    """The parameter stays, in spite of momentum and weight decay."""
+    step_of = [0]
+
+    def drop(parameter):
+        if step_of[0] % 2:
+            parameter.grad = None
+
+    def program(job, step):
+        step_of[0] = step
+        if step == 0:
+            job.model[2].weight.register_post_accumulate_grad_hook(drop)
+        plain_step(job, step)
+
+    same(rank, program, optimizer_class=torch.optim.AdamW, lr=0.02, weight_decay=0.3)
+
+
+@check
+def weights_that_stand_in_through_data_are_put_back_before_step(rank):
+    def program(job, step):
+        job.optimizer.zero_grad()
+        kept = [parameter.data for parameter in job.model.parameters()]
+        if not job.is_plain:
+            job.optimizer.synchronize()
+        if step > 2:
+            for parameter in job.model.parameters():
+                parameter.data = parameter.data * 1.01
+        job.loss(step).backward()
+        for parameter, data in zip(job.model.parameters(), kept, strict=True):
+            parameter.data = data
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+
+    same(rank, program)
+
+
+@check
+def averaged_weights_stand_in_through_data_for_a_backward(rank):
+    averages = {}
+
+    def program(job, step):
+        plain_step(job, step)
+        average = averages.setdefault(id(job), [parameter.detach().clone() for parameter in job.model.parameters()])
+        for each, parameter in zip(average, job.model.parameters(), strict=True):
+            each.lerp_(parameter.data, 0.3)
+        kept = [parameter.data for parameter in job.model.parameters()]
+        for each, parameter in zip(average, job.model.parameters(), strict=True):
+            parameter.data = each
+        inputs = batch(50)[0].requires_grad_()
+        job.model(inputs).square().mean().backward()
+        job.optimizer.zero_grad()
+        for data, parameter in zip(kept, job.model.parameters(), strict=True):
+            parameter.data = data
+
+    same(rank, program)
+
+
+@check
+def a_step_in_inference_mode_is_a_step(rank):
+    def program(job, step):
+        job.optimizer.zero_grad()
+        job.loss(step).backward()
+        with torch.inference_mode():
+            job.optimizer.step()
+
+    same(rank, program)
+
+
+@check
+def a_child_forked_after_step_has_all_parameters(rank):
+    job = Job(rank)
+    for step in range(4):
+        plain_step(job, step)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writer, b"%r" % float(sum(parameter.sum() for parameter in job.model.parameters())))
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as answer:
+            seen = answer.read()
+        os.waitpid(child, 0)
+        assert float(seen) == float(sum(parameter.sum() for parameter in job.model.parameters()))
+    job.close()
+
+
+class SkipsBadParameters(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not parameter.grad.isfinite().all():
+                    parameter.grad = None
+        return super().step(closure)
+
+
+@check
+def what_ranks_would_do_differently_is_refused(rank):
+    raises("SkipsBadParameters needs whole parameters", lambda: Job(rank, optimizer_class=SkipsBadParameters, lr=0.1))
+    embedding = nn.Sequential(nn.Embedding(9, WIDTH, max_norm=1.0), nn.Linear(WIDTH, WIDTH))
+    raises(r"'0.weight' .*max_norm=1.*renorm", lambda: Job(rank, lambda: embedding))
+    raises("DistributedDataParallel.*ddp.module", lambda: Job(rank, lambda: DistributedDataParallel(net())))
+    scripted = torch.jit.trace(net(torch.float32), torch.zeros(1, WIDTH))
+    raises("torch.jit.*give the module", lambda: Job(rank, lambda: scripted))
+
+    frozen = net()
+    frozen[2].weight.requires_grad_(False)
+    job = Job(rank, lambda: frozen)
+    plain_step(job, 0)
+    frozen[2].weight.requires_grad_(True)
+    raises("'2.weight' was frozen", lambda: plain_step(job, 1))
+    job.close()
+
+
+@check
+def what_nobody_averages_and_what_others_watch_is_warned_of(rank):
+    def warnings_of(model, **options):
+        heard, log = [], logging.getLogger("holmes.training.overlap.parameters")
+        handler = logging.Handler()
+        handler.emit = lambda record: heard.append(record.getMessage())
+        log.addHandler(handler)
+        job = Job(rank, lambda: model, lr=0.02, **options)
+        plain_step(job, 0)
+        log.removeHandler(handler)
+        job.close()
+        return "\n".join(heard)
+
+    model = net()
+    assert "'0.weight' first, get gradients but are in no DistributedOptimizer" in warnings_of(
+        model, params=model[2:].parameters()
+    )
+    assert "memory shared with other processes" in warnings_of(net().share_memory())
+    assert warnings_of(net()) == ""
 
 
 def run_checks(rank, size, store, names):
@@ -727,3 +878,15 @@ def found():
 def test_right_numbers(found, name):
     for rank, of_rank in enumerate(found):
         assert of_rank[name] is None, f"rank {rank}: {of_rank[name]}"
+
+
+def made_too_early(rank, size, store):
+    model = net()
+    optimizer = holmes.DistributedOptimizer(model, torch.optim.SGD, lr=0.1)
+    init(store, rank, size, timeout_s=TIMEOUT_S)
+    model(batch(0)[0]).sum().backward()
+    raises("made before init_process_group.*2 ranks.*make it afterwards", optimizer.step)
+
+
+def test_an_optimizer_that_was_made_before_the_group_says_so():
+    run_ranks(made_too_early, SIZE)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -78,6 +79,29 @@ class FlatShard(torch.Tensor):
 
 
 torch.serialization.add_safe_globals([FlatShard])  # torch.load of a state_dict, with its default weights_only=True
+
+
+class StateElsewhere(defaultdict[Any, Any]):
+    """What stands for optimizer.state, which each rank's shards have. Walking through it finds nothing (some trainers
+    do that to move it to a device); to look something up, to count or to write is a RuntimeError."""
+
+    @staticmethod
+    def error(what: str) -> RuntimeError:
+        """`what` was done to it."""
+        return RuntimeError(
+            f"optimizer.state was {what}, but each rank's part of the state is elsewhere; use state_dict() and "
+            "load_state_dict() (torch.distributed.checkpoint saves and loads what state_dict() returns; its "
+            "get_state_dict does not know it), or make a new optimizer to begin with a fresh state"
+        )
+
+    def _read(self, *_: Any) -> NoReturn:
+        raise self.error("read")
+
+    def _written(self, *_: Any, **__: Any) -> NoReturn:
+        raise self.error("written to")
+
+    __len__ = __contains__ = __getitem__ = __missing__ = get = _read  # type: ignore[assignment]
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _written  # type: ignore[assignment]
 
 
 def state_tensors(shards: Sequence[ShardOptimizer], trained: Sequence[Trained]) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -61,6 +63,15 @@ def listen_to_clipping() -> None:
         clip_grad._clip_grads_with_norm_ = _heard_clipping(clips)
 
 
+def _before_fork() -> None:
+    if threading.current_thread() is threading.main_thread():
+        for listener in list(_LISTENERS):
+            listener.on_fork()
+
+
+os.register_at_fork(before=_before_fork)
+
+
 def _heard(begins: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(begins)
     def begin(*args: Any) -> int:
@@ -85,6 +96,12 @@ def _heard_clipping(clips: Callable[..., None]) -> Callable[..., None]:
 
 #: Which hooks listen to a parameter.
 _OWNERS: Any = WeakIdKeyDictionary()
+
+
+def has_optimizer(parameter: nn.Parameter) -> bool:
+    """Whether a DistributedOptimizer trains it. Local."""
+    owner = _OWNERS.get(parameter, lambda: None)()
+    return owner is not None and owner.is_listening
 
 
 class Hook:
@@ -129,6 +146,9 @@ class ModelListener(Protocol):
     def on_transform(self) -> None:
         """torch.func is about to transform something, perhaps this model."""
 
+    def on_fork(self) -> None:
+        """The process is about to fork; called in the main thread only."""
+
     def on_clip(self, parameters: Sequence[torch.Tensor]) -> None:
         """The gradients of `parameters`, perhaps of this model, are about to be clipped by their norm on this rank."""
 
@@ -154,8 +174,7 @@ class ModelHooks:
         listen_to_clipping()
         self._timeline = timeline
         for entry in trained:
-            owner = _OWNERS.get(entry.tensor, lambda: None)()
-            if owner is not None and owner.is_listening:
+            if has_optimizer(entry.tensor):
                 raise ValueError(
                     f"parameter {entry.name!r} already has a DistributedOptimizer; call that one's close() first"
                 )

@@ -15,17 +15,25 @@ import torch.distributed as dist
 from torch import nn
 
 from holmes.training.overlap.agreement import broadcast_model, check_equal_models
-from holmes.training.overlap.checkpoint import decode_settings, encode_settings, load_state_tensors, state_tensors
+from holmes.training.overlap.checkpoint import (
+    StateElsewhere,
+    decode_settings,
+    encode_settings,
+    load_state_tensors,
+    state_tensors,
+)
 from holmes.training.overlap.clipping import ClippedStep
 from holmes.training.overlap.elementwise import check_elementwise, settings_kind
-from holmes.training.overlap.hooks import ModelHooks, listen_to_compiler
+from holmes.training.overlap.hooks import ModelHooks, has_optimizer, listen_to_compiler
 from holmes.training.overlap.link import bucket_bytes_for, small_step
 from holmes.training.overlap.loss_scale import LossScale
 from holmes.training.overlap.parameters import (
     as_groups,
     as_modules,
+    check_embeddings,
     parameter_places,
     trained_parameters,
+    warn_of_left_out,
     warn_of_shared_memory,
 )
 from holmes.training.overlap.pending import PendingState
@@ -94,7 +102,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups = as_groups(self._modules, params)
         self._trained = trained_parameters(self._modules, groups, name_of)
         self._index_of = {id(t.tensor): index for index, t in enumerate(self._trained)}
-        self._untrained = [p for m in self._modules for p in m.parameters() if not p.requires_grad]
+        self._untrained = [(n, p) for m in self._modules for n, p in m.named_parameters() if not p.requires_grad]
         self._optimizer_class = optimizer_class
         self._given_arguments = arguments
         self._arguments = with_fused(optimizer_class, arguments, [t.tensor for t in self._trained])
@@ -102,10 +110,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._tried: set[str] = set()
         can_undo = self._try_settings(template.param_groups)
         super().__init__(template.param_groups, template.defaults)
-        self._template_state = self.state
+        self.state = self._no_state = StateElsewhere()
         self._given_group = group
+        self._is_alone = group is None and not dist.is_initialized()
         self._taken_groups: list[dist.ProcessGroup] = []
         self._reduce_lane, self._gather_lane = self._make_lanes(group, gather_group)
+        if self._reduce_lane.size > 1:
+            check_embeddings(self._modules, self._trained)
         check_equal_models(self._reduce_lane, self._trained)
         broadcast_model(self._reduce_lane, self._modules)
         self._loss_scale = None if loss_scale is None else LossScale(loss_scale)
@@ -168,6 +179,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # --- a step ---
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.inference_mode(False)  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Collective. Ends the step: every shard is stepped when it returns, the all-gathers are under way.
@@ -425,6 +437,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "is optimizer.grad_norm)"
             )
 
+    def on_fork(self) -> None:
+        """For the model's hooks: a child cannot wait for what is on its way here."""
+        self.synchronize()
+
     def on_compile(self) -> None:
         """For the model's hooks: what is traced must not see them either, nor what stands for gradients."""
         self.synchronize()
@@ -478,8 +494,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise RuntimeError(
                 f"the gradient of parameter {self._trained[min(changed)].name!r} was changed between backward and "
                 "step, before it was sent: what changed is this rank's own, which the mean over the ranks hides. Clip "
-                "with max_grad_norm=, scale the loss, or change gradients in "
-                "parameter.register_post_accumulate_grad_hook; zero_grad() drops them"
+                "with max_grad_norm=, scale the loss (a schedule of torch's pipelining: scale_grads=False), or change "
+                "gradients in parameter.register_post_accumulate_grad_hook; zero_grad() drops them"
             )
         cleared, replaced = runtime.reducer.disturbed()
         if replaced or cleared:
@@ -502,19 +518,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("this DistributedOptimizer was closed; make a new one for the model")
+        if self._is_alone and dist.is_initialized() and dist.get_world_size() > 1:
+            raise RuntimeError(
+                "this DistributedOptimizer was made before init_process_group, so it trains alone on each of the "
+                f"{dist.get_world_size()} ranks; make it afterwards"
+            )
 
     def _check_model(self) -> None:
         """Raises RuntimeError where the model's parameters, or the state beside them, are no longer what this steps."""
-        for parameter in self._untrained:
+        for name, parameter in self._untrained:
             if parameter.requires_grad:
                 raise RuntimeError(
-                    "a parameter that was frozen when the optimizer was made is trained now; make a new optimizer"
+                    f"parameter {name!r} was frozen when the optimizer was made and is trained now; make a new optimizer"
                 )
-        if any(self.state.values()) or self.state is not self._template_state:
-            raise RuntimeError(
-                "optimizer.state was written to, but each rank's part of the state is elsewhere; use state_dict() and "
-                "load_state_dict(), or make a new optimizer to begin with a fresh state"
-            )
+        if self.state is not self._no_state:
+            raise StateElsewhere.error("replaced")
         self._try_settings(self.param_groups)
         if _members_of(self.param_groups) != self._members:
             raise RuntimeError(
@@ -571,6 +589,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not any(has_gradient):
             return None
         warn_of_shared_memory(self._trained)
+        if self._reduce_lane.size > 1:
+            warn_of_left_out(self._modules, has_optimizer)
         if self._bucket_bytes is None:
             total_bytes = sum(t.tensor.numel() * t.tensor.itemsize for t in self._trained)
             self._bucket_bytes = bucket_bytes_for(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,16 @@ def as_modules(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
     for module in modules:
         if not isinstance(module, nn.Module):
             raise TypeError(f"model holds a {type(module).__name__}; give a torch.nn.Module or a sequence of them")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"the model is a {type(module).__name__} of torch.jit, which runs no hooks: give the module that it was "
+                "made from, and trace or script it when it is trained and the optimizer closed"
+            )
+        if any(isinstance(each, DistributedDataParallel) for each in module.modules()):
+            raise ValueError(
+                "the model is wrapped by DistributedDataParallel, which averages gradients too: give the module inside "
+                "(ddp.module)"
+            )
     return modules
 
 
@@ -112,6 +123,38 @@ def parameter_places(
     ]
 
 
+def check_embeddings(modules: Sequence[nn.Module], trained: Sequence[Trained]) -> None:
+    """Raises ValueError where a trained embedding has max_norm: its forward changes the rows of this rank's batch."""
+    names = {id(entry.tensor): entry.name for entry in trained}
+    for module in (each for root in modules for each in root.modules()):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            name = names.get(id(module.weight))
+            if name is not None:
+                raise ValueError(
+                    f"parameter {name!r} is of an embedding with max_norm={module.max_norm:g}, which changes the rows "
+                    "that a rank's own batch uses, so ranks would train different models; leave max_norm off and "
+                    "renormalise all rows after step, under no_grad: weight.copy_(weight.renorm(2, 0, max_norm))"
+                )
+
+
+def warn_of_left_out(modules: Sequence[nn.Module], is_optimized: Callable[[nn.Parameter], bool]) -> None:
+    """Warns where parameters get gradients that nobody averages. `is_optimized`: whether a parameter has such an
+    optimizer."""
+    left_out = [
+        name
+        for module in modules
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and parameter.grad is not None and not is_optimized(parameter)
+    ]
+    if left_out:
+        _log.warning(
+            "%d parameter(s) of the model, %r first, get gradients but are in no DistributedOptimizer: another "
+            "optimizer would step each rank's with its own gradients. Give them to one, or set requires_grad=False",
+            len(left_out),
+            left_out[0],
+        )
+
+
 def warn_of_shared_memory(trained: Sequence[Trained]) -> None:
     """Raises ValueError where two parameters overlap in memory, and warns where something else shares one's: parameters
     are about to move into buckets, which their views do not follow."""
@@ -136,6 +179,14 @@ def warn_of_shared_memory(trained: Sequence[Trained]) -> None:
             members
         ):  # `storage` itself, and the parameters
             shared.append(members[0][2].name)
+    seen_by_others = [entry.name for entry in trained if entry.tensor.device.type == "cpu" and entry.tensor.is_shared()]
+    if seen_by_others:
+        _log.warning(
+            "%d parameter(s), %r first, are in memory shared with other processes (share_memory()). The first step moves "
+            "parameters into buckets of this process: others no longer see them change",
+            len(seen_by_others),
+            seen_by_others[0],
+        )
     if shared:
         _log.warning(
             "the memory of %d parameter(s), %r first, is also some other tensor's (a .detach(), .data or state_dict "

@@ -38,6 +38,7 @@ class Reducer:
         self._seen = [0] * len(trained)
         self._unready = [len(storage.bucket.slots) for storage in storages]
         self._missing: set[int] = set()  # parameters without a gradient on this rank
+        self._displaced: set[int] = set()  # buckets of which a parameter's .data was replaced when they were sent
         #: The gradient that came last. It is taken with the next one: hooks of others, registered later, see it first.
         self._latest: tuple[int, bool] | None = None
         self._had_gradient: list[int] = []  # by parameter, whether any rank has one in this step
@@ -88,11 +89,11 @@ class Reducer:
         while len(self.transfers) < len(self._storages) and self._unready[len(self.transfers)] == 0:
             self._start()
 
-    def start_rest(self, *, adopts: bool = True) -> None:
-        """Collective. Backward is over: starts what is left. `adopts`: see BucketStorage.adopt."""
+    def start_rest(self, *, checks: bool = True) -> None:
+        """Collective. Backward is over: starts what is left. `checks`: raises as BucketStorage.is_in_place."""
         self.flush()
         while len(self.transfers) < len(self._storages):
-            self._start(adopts=adopts)
+            self._start(checks=checks)
 
     def agree(self, words: Sequence[int], lane: Lane) -> list[int]:
         """Collective over `lane`, after `start_rest`: which parameters had a gradient (see `unused`), and the greatest
@@ -104,6 +105,12 @@ class Reducer:
         lane.all_reduce("used parameters", flags, dist.ReduceOp.MAX).wait()
         self._had_gradient = flags.tolist()
         return self._had_gradient[len(self._trained) :]
+
+    def is_certain(self, bucket: int) -> bool:
+        """Whether `bucket`, which was sent, will step with what it has now: not where a hook took a gradient away (the
+        parameter may be unused on all ranks), nor where .data was replaced (it may be put back before `step`)."""
+        slots = self._storages[bucket].bucket.slots
+        return bucket not in self._displaced and self._missing.isdisjoint(slot.parameter for slot in slots)
 
     def unused(self, bucket: int) -> frozenset[int]:
         """Parameters of `bucket` without gradient on any rank. After `agree`."""
@@ -151,6 +158,7 @@ class Reducer:
             transfer.wait()
         self.transfers.clear()
         self._missing.clear()
+        self._displaced.clear()
         self._latest = None
         if is_stepped:
             usual = max(self.expected)
@@ -162,11 +170,11 @@ class Reducer:
             self._unready[bucket] = len(storage.bucket.slots)
         self._seen = [0] * len(self._trained)
 
-    def _start(self, *, adopts: bool = True) -> None:
+    def _start(self, *, checks: bool = True) -> None:
         bucket = len(self.transfers)
         storage = self._storages[bucket]
         self._before_use(bucket)
-        if adopts:
-            storage.adopt()
+        if checks and not storage.is_in_place():
+            self._displaced.add(bucket)
         self._missing.update(storage.close())
         self.transfers.append(self.lane.reduce_scatter(bucket, storage.gradient_shard, storage.gradients))

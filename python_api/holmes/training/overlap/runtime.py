@@ -141,8 +141,10 @@ class Runtime:
         if self._background is None:
             self._settings = settings_of(self._groups)
             self._background = BackgroundSteps(self._step_early, self.gatherer)
-        for transfer in transfers[self._background.handed_over :]:
-            self._background.hand_over(transfer)
+        for bucket in range(self._background.handed_over, len(transfers)):
+            if not self.reducer.is_certain(bucket):
+                break
+            self._background.hand_over(transfers[bucket])
 
     def undo_early(self) -> None:
         """Local. Takes back what was stepped in this backward pass: `step` will do it again."""
@@ -165,7 +167,7 @@ class Runtime:
         if self._background is not None:
             self._background.hold_gathers()
         self.gatherer.wait_all()
-        self.reducer.start_rest(adopts=not drops)
+        self.reducer.start_rest(checks=not drops)
         is_changed = not drops and self._is_changed()
         me = self.reducer.lane.rank + 1
         words = _Words(self.gatherer.started, int(is_changed), me if drops else 0)
@@ -254,13 +256,13 @@ class Runtime:
     def _is_changed(self) -> bool:
         """Whether what early steps began with has changed since: hyperparameters, parameters, or this rank undid
         them."""
-        replaced = [storage.adopt() for storage in self.storages]
+        replaced = {bucket for bucket, storage in enumerate(self.storages) if storage.adopt()}
         if self._background is None:
             return self._must_redo
         self._background.finish()  # all that was handed over has stepped
         return (
             self._must_redo
-            or any(replaced)
+            or not replaced.isdisjoint(self._fingerprints)
             or not are_equal_settings(self._settings, settings_of(self._groups))
             or any(self.storages[b].fingerprint() != before for b, before in self._fingerprints.items())
         )
@@ -282,7 +284,7 @@ class Runtime:
         self.gatherer.publish()
 
     def _step_early(self, bucket: int) -> None:
-        """In the background. What was sent then has the gradients of all its parameters: nothing is unused."""
+        """In the background, of a bucket that is certain: nothing is unused."""
         self._fingerprints[bucket] = self.storages[bucket].fingerprint()
         self._step(bucket, self.shards[bucket].gradients(self.reducer.lane.divisor, are_kept=True), (), can_undo=True)
 

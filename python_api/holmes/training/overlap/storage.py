@@ -72,17 +72,26 @@ class BucketStorage:
 
     # --- parameters ---
 
-    def adopt(self) -> bool:
-        """Takes in what a parameter's .data was replaced with. Returns whether any was.
+    def is_in_place(self) -> bool:
+        """Whether no parameter's .data was replaced. Raises RuntimeError where it was by what does not fit (another
+        dtype, shape or device)."""
+        replaced = self._replaced()
+        for index in replaced:
+            self._check(index)
+        return not replaced
 
-        Raises RuntimeError where it does not fit any more (another dtype, shape or device).
-        """
-        replaced = [i for i, place in self._places.items() if _place(self._trained[i].tensor) != place]
+    def adopt(self) -> bool:
+        """Takes in what a parameter's .data was replaced with; in `step` only, as until then the old memory, which is
+        overwritten, may be put back. Returns whether any was. Raises as `is_in_place`."""
+        replaced = self._replaced()
         for index in replaced:
             self._bind(index)
         return bool(replaced)
 
-    def _bind(self, index: int) -> None:
+    def _replaced(self) -> list[int]:
+        return [i for i, place in self._places.items() if _place(self._trained[i].tensor) != place]
+
+    def _check(self, index: int) -> None:
         name, parameter, view = self._trained[index].name, self._trained[index].tensor, self._values[index]
         for what in ("dtype", "shape", "device"):
             now, then = getattr(parameter, what), getattr(view, what)
@@ -91,6 +100,10 @@ class BucketStorage:
                     f"parameter {name!r} has {what} {now} now, but {then} when its optimizer was made, which steps it "
                     "no longer; convert the model before making the optimizer, or close() this one and make a new one"
                 )
+
+    def _bind(self, index: int) -> None:
+        self._check(index)
+        parameter, view = self._trained[index].tensor, self._values[index]
         view.copy_(parameter.detach().clone())  # which may be the same memory, with other strides
         parameter.data = view
         self._places[index] = _place(parameter)

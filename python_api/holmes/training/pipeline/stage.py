@@ -145,11 +145,11 @@ class PipelineStage(CheckedStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Nothing is left to the schedule: starts the sends."""
-        return self._send("forward", super().get_fwd_send_ops(fwd_chunk_id))
+        return self._send("forward", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Nothing is left to the schedule: starts the sends."""
-        return self._send("backward", super().get_bwd_send_ops(bwd_chunk_id))
+        return self._send("backward", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
     def await_input(self, direction: str, chunk: int) -> None:
         """Blocks until what "forward" or "backward" of a micro-batch needs is there; at once where it is."""
@@ -181,17 +181,22 @@ class PipelineStage(CheckedStage):
             self._posted.add(direction)
             source = self.stage_index + (-1 if direction == "forward" else 1)
             for each in range(len(self.args_recv_info)):
+                tag = self._tag(source, direction, each)
                 works = [
-                    dist.irecv(op.tensor, group=op.group, group_src=op.group_peer, tag=_tag(source, direction))
+                    dist.irecv(op.tensor, group=op.group, group_src=op.group_peer, tag=tag)
                     for op in self._ops(direction, each)
                 ]
                 self._receives[direction, each] = [work for work in works if work is not None]
         return []
 
-    def _send(self, direction: str, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+    def _tag(self, source_stage: int, direction: str, chunk: int) -> int:
+        """One for each micro-batch: schedules send them in other orders than that in which they are awaited."""
+        return FIRST_TAG + 2 * (chunk * self.num_stages + source_stage) + (direction == "backward")
+
+    def _send(self, direction: str, chunk: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         if not self.posts_ahead:
             return ops
-        tag = _tag(self.stage_index, direction)
+        tag = self._tag(self.stage_index, direction, chunk)
         for op in ops:
             work = dist.isend(op.tensor, group=op.group, group_dst=op.group_peer, tag=tag)
             if work is not None:
@@ -216,8 +221,3 @@ class PipelineStage(CheckedStage):
         for wait in self.waits:
             total[wait.what] += wait.end_s - wait.start_s
         return dict(total)
-
-
-def _tag(source_stage: int, direction: str) -> int:
-    """One tag for each stream of messages, whose order is kept: receives of several stages may be posted in any."""
-    return FIRST_TAG + 2 * source_stage + (direction == "backward")
