@@ -8,9 +8,8 @@
 #include <map>
 #include <tuple>
 
-#include "bindings/communicator_options.hpp"
-#include "bindings/connection_dict.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/python_values.hpp"
 #include "process_group_holmes.hpp"
 #include "store_adapter.hpp"
 
