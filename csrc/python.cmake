@@ -8,18 +8,14 @@ pybind11_add_module(_C
   bindings/bind_buffer.cpp
   bindings/bind_comm.cpp
   bindings/bind_debug.cpp
-  bindings/python_stacks.cpp
   bindings/torch_tensor.cpp
-  bindings/bind_compression.cpp
   bindings/bind_discover.cpp
-  bindings/bind_env.cpp
   bindings/bind_error.cpp
   bindings/bind_nccl.cpp
   bindings/bind_nic_choice.cpp
   bindings/bind_options.cpp
   bindings/bind_store.cpp
   bindings/bind_work.cpp
-  bindings/terminate.cpp
   bindings/device_buffer.cpp)
 target_link_libraries(_C PRIVATE holmes)
 set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib")

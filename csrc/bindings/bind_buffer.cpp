@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 
-#include "bindings/dlpack.hpp"
 #include "bindings/held_object.hpp"
 #include "bindings/torch_tensor.hpp"
 #include "holmes/core/error.hpp"

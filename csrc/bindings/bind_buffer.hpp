@@ -33,5 +33,9 @@ DType dtype_of_format(const char* what, const pybind11::handle& object, const st
 std::optional<int> gpu_of(const pybind11::handle& object);
 // As to_buffer, for a GPU's memory.
 Buffer to_device_buffer(const pybind11::handle& object, const BufferUse& use);
+// DLPack (https://dmlc.github.io/dlpack), memory of any array library: what is behind object.__dlpack__(), of the host
+// or of the GPU `use.device`. Throws UsageError naming `use.what` and the reason. A GPU's memory is asked for ready on
+// the legacy default stream.
+Buffer from_dlpack(const pybind11::handle& object, const BufferUse& use);
 
 }  // namespace holmes

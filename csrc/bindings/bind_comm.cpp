@@ -4,15 +4,13 @@
 
 #include "bindings/bind_buffer.hpp"
 #include "bindings/bindings.hpp"
-#include "bindings/connection_dict.hpp"
-#include "bindings/duration.hpp"
 #include "bindings/gil.hpp"
-#include "bindings/py_store.hpp"
+#include "bindings/python_values.hpp"
 #include "holmes/comm/communicator.hpp"
-#include "holmes/comm/compression.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/nccl/nccl_communicator.hpp"
-#include "holmes/record/record_json.hpp"
+#include "holmes/record/communicator_record.hpp"
+#include "holmes/reduce/compression.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -3,10 +3,9 @@
 
 #include "bindings/bind_buffer.hpp"
 #include "bindings/bindings.hpp"
-#include "bindings/duration.hpp"
 #include "bindings/gil.hpp"
 #include "bindings/nccl_settings.hpp"
-#include "bindings/py_store.hpp"
+#include "bindings/python_values.hpp"
 #include "holmes/nccl/nccl_communicator.hpp"
 
 namespace py = pybind11;

@@ -2,9 +2,8 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.hpp"
-#include "bindings/duration.hpp"
 #include "bindings/gil.hpp"
-#include "bindings/py_store.hpp"
+#include "bindings/python_values.hpp"
 #include "holmes/bootstrap/nic_agreement.hpp"
 #include "holmes/discover/preference.hpp"
 

@@ -1,6 +1,10 @@
-// CommunicatorOptions for Python.
+// What a communicator is made with, for Python: its options, the environment variables, Compression.
+#include <pybind11/stl.h>
+
 #include "bindings/bindings.hpp"
-#include "bindings/communicator_options.hpp"
+#include "bindings/python_values.hpp"
+#include "holmes/core/env.hpp"
+#include "holmes/reduce/compression.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -9,7 +13,7 @@ namespace holmes {
 namespace {
 
 // All fields, by name.
-py::dict to_dict(const CommunicatorOptions& options) {
+py::dict fields_of(const CommunicatorOptions& options) {
   py::dict fields;
   visit_fields([&]<typename Field>(const char* name, Field CommunicatorOptions::* field) {
     fields[name] = PythonField<Field>::get(options.*field);
@@ -31,7 +35,39 @@ CommunicatorOptions from_dict(const py::dict& fields) {
 }  // namespace
 }  // namespace holmes
 
+namespace {
+
+void bind_env(py::module_& module) {
+  using holmes::EnvVariable;
+  py::class_<EnvVariable>(module, "EnvVariable", "An environment variable that Holmes reads; texts are Markdown.")
+      .def_readonly("name", &EnvVariable::name)
+      .def_readonly("values", &EnvVariable::values)
+      .def_readonly("default", &EnvVariable::default_value)
+      .def_readonly("meaning", &EnvVariable::meaning);
+  module.def("env_variables", &holmes::env_variables, "All environment variables that Holmes reads. Local.");
+}
+
+void bind_compression(py::module_& module) {
+  using holmes::Compression;
+  py::class_<Compression, std::shared_ptr<Compression>>(
+      module, "Compression",
+      "How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps "
+      "what\n"
+      "compression left out of this rank's share and adds it the next time: use one object for each tensor then. "
+      "Thread-safe.")
+      .def(py::init<const std::string&, bool>(), "codec"_a, py::kw_only(), "error_feedback"_a = false,
+           "`codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.")
+      .def_property_readonly("codec", &Compression::codec_name, "'bf16' or 'int8'.")
+      .def_property_readonly("error_feedback", &Compression::has_error_feedback, "Whether it keeps what is left out.")
+      .def("reset", &Compression::reset,
+           "Forgets what was left out. Local. Raises UsageError while an operation uses it.");
+}
+
+}  // namespace
+
 void bind_options(py::module_& module) {
+  bind_env(module);
+  bind_compression(module);
   using holmes::CommunicatorOptions;
   py::class_<CommunicatorOptions> options(
       module, "CommunicatorOptions",
@@ -58,9 +94,9 @@ void bind_options(py::module_& module) {
       .def("__copy__", [](const CommunicatorOptions& self) { return self; })
       .def("__repr__",
            [](const CommunicatorOptions& self) {
-             py::dict shown = holmes::to_dict(self);
+             py::dict shown = holmes::fields_of(self);
              shown["secret"] = self.secret.empty() ? "" : "...";
              return "CommunicatorOptions(**" + py::repr(shown).cast<std::string>() + ")";
            })
-      .def(py::pickle([](const CommunicatorOptions& self) { return holmes::to_dict(self); }, &holmes::from_dict));
+      .def(py::pickle([](const CommunicatorOptions& self) { return holmes::fields_of(self); }, &holmes::from_dict));
 }

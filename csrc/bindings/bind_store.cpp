@@ -8,9 +8,8 @@
 #include <variant>
 
 #include "bindings/bindings.hpp"
-#include "bindings/duration.hpp"
 #include "bindings/gil.hpp"
-#include "bindings/py_store.hpp"
+#include "bindings/python_values.hpp"
 #include "holmes/bootstrap/store_exchange.hpp"
 #include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/core/error.hpp"

@@ -2,8 +2,8 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.hpp"
-#include "bindings/duration.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/python_values.hpp"
 #include "holmes/comm/communicator.hpp"
 
 namespace py = pybind11;

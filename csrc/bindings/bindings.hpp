@@ -1,16 +1,24 @@
-// The parts of the module holmes_comm._C, one per concept.
+// The parts of the module holmes_comm._C, one per concept, and what several of them take.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include "holmes/bootstrap/store.hpp"
+
 void bind_debug(pybind11::module_& module);
 void bind_comm(pybind11::module_& module);
-void bind_compression(pybind11::module_& module);
 void bind_discover(pybind11::module_& module);
-void bind_env(pybind11::module_& module);
 void bind_error(pybind11::module_& module);
 void bind_nccl(pybind11::module_& module);
 void bind_nic_choice(pybind11::module_& module);
 void bind_options(pybind11::module_& module);
 void bind_store(pybind11::module_& module);
 void bind_work(pybind11::module_& module);
+
+namespace holmes {
+
+// Any Python object with set, get and wait as a Store: torch.distributed's stores, a user's; our own are used as they
+// are. Throws UsageError where a method is missing.
+std::shared_ptr<Store> to_store(const pybind11::object& object);
+
+}  // namespace holmes

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "bindings/bind_buffer.hpp"
-#include "bindings/dlpack.hpp"
 #include "bindings/torch_tensor.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/cuda/device.hpp"

@@ -1,4 +1,4 @@
-#include "bindings/dlpack.hpp"
+#include "bindings/bind_buffer.hpp"
 
 #include <optional>
 #include <string>

@@ -1,17 +1,13 @@
 // holmes_comm._C: the engine for Python.
 #include "bindings/bindings.hpp"
-#include "bindings/terminate.hpp"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The Holmes engine: NIC discovery, stores and communicators. Use it through holmes_comm.";
-  holmes::report_terminate();
   bind_error(module);
-  bind_env(module);
+  bind_options(module);
   bind_discover(module);
   bind_store(module);
-  bind_compression(module);
   bind_work(module);
-  bind_options(module);
   bind_comm(module);
   bind_nccl(module);
   bind_nic_choice(module);

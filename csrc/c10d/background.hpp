@@ -1,12 +1,33 @@
-// run_in_background: a thread for callbacks that may block.
+// run_in_background: a thread for callbacks that may block. SerialQueue: tasks there, one after the other.
 #pragma once
 
+#include <deque>
 #include <functional>
+#include <memory>
+#include <mutex>
 
 namespace holmes::torch_backend {
 
 // Runs `task` soon, in a thread of this process that no earlier task blocks: a future's callbacks are user code (a DDP
 // communication hook may wait for another collective, or for the GIL) and must stop neither the engine nor each other.
 void run_in_background(std::function<void()> task);
+
+// Tasks run in the order of `run`, each when the one before has returned; they may block and must not throw. What was
+// queued runs also after the queue is gone. Thread-safe.
+class SerialQueue {
+public:
+  void run(std::function<void()> task);
+  bool is_idle() const;
+
+private:
+  struct State {
+    std::mutex mutex;
+    std::deque<std::function<void()>> tasks;
+    bool is_running = false;
+  };
+  static void serve(const std::shared_ptr<State>& state);
+
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
 
 }  // namespace holmes::torch_backend

@@ -8,10 +8,9 @@
 #include <map>
 #include <tuple>
 
-#include "bindings/communicator_options.hpp"
-#include "bindings/connection_dict.hpp"
 #include "bindings/gil.hpp"
 #include "bindings/nccl_settings.hpp"
+#include "bindings/python_values.hpp"
 #include "nccl_memory.hpp"
 #include "process_group_holmes.hpp"
 #include "store_adapter.hpp"

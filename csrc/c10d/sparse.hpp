@@ -8,8 +8,8 @@
 #include <mutex>
 #include <string>
 
+#include "background.hpp"
 #include "holmes/comm/communicator.hpp"
-#include "serial_queue.hpp"
 
 namespace holmes::torch_backend {
 

@@ -1,4 +1,4 @@
-#include "kernels/bucket_move_launch.hpp"
+#include "kernels/bucket_move.hpp"
 #include "kernels/launch.hpp"
 
 namespace holmes::kernels {

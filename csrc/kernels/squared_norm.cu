@@ -1,5 +1,5 @@
 #include "kernels/launch.hpp"
-#include "kernels/squared_norm_launch.hpp"
+#include "kernels/squared_norm.hpp"
 
 namespace holmes::kernels {
 namespace {

@@ -1,7 +1,7 @@
 // Communicators over emulated clusters: ranks as threads on loopback, each cluster's NICs with an address of their own.
 #pragma once
 
-#include "holmes/comm/compression.hpp"
+#include "holmes/reduce/compression.hpp"
 #include "ranks.hpp"
 
 namespace holmes::test {

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "check.hpp"
-#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/descriptors.hpp"
 #include "holmes/transport/shm/shm_channel.hpp"
 
 using namespace holmes;

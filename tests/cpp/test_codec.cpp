@@ -1,5 +1,5 @@
 // The codecs: error bounds, what is not finite, error feedback, every length around a block.
-#include "holmes/reduce/codec.hpp"
+#include "holmes/reduce/compression.hpp"
 
 #include <cmath>
 #include <limits>

@@ -2,8 +2,8 @@
 #include "holmes/engine/engine.hpp"
 
 #include "check.hpp"
-#include "holmes/core/event_fd.hpp"
-#include "holmes/engine/io_thread_pool.hpp"
+#include "holmes/core/descriptors.hpp"
+#include "holmes/engine/io_thread.hpp"
 
 using namespace holmes;
 using namespace holmes::test;

@@ -1,5 +1,5 @@
 // Which I/O thread a communicator gets, and on which processors it runs, on a recorded machine with a NUMA node.
-#include "holmes/engine/io_thread_pool.hpp"
+#include "holmes/engine/io_thread.hpp"
 
 #include <sched.h>
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "check.hpp"
-#include "kernels/bucket_move_launch.hpp"
+#include "kernels/bucket_move.hpp"
 #include "kernels/shard_sum_chunk.hpp"
-#include "kernels/squared_norm_launch.hpp"
+#include "kernels/squared_norm.hpp"
 
 using namespace holmes;
 using namespace holmes::kernels;

@@ -1,5 +1,5 @@
 // A communicator whose sockets are more than the soft limit of open files: the limit is raised, once.
-#include "holmes/core/open_files.hpp"
+#include "holmes/core/descriptors.hpp"
 
 #include <sys/resource.h>
 #include <sys/wait.h>

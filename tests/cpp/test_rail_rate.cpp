@@ -1,6 +1,6 @@
 // RailRate: what it learns from acknowledgements, with a clock of the test's own.
 #include "check.hpp"
-#include "holmes/transport/rail_rate.hpp"
+#include "holmes/transport/rail.hpp"
 
 using namespace holmes;
 using namespace holmes::test;

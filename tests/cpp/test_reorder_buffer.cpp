@@ -1,6 +1,6 @@
 // ReorderBuffer: order, duplicates, room.
 #include "check.hpp"
-#include "holmes/transport/reorder_buffer.hpp"
+#include "holmes/transport/rail_frame.hpp"
 
 using namespace holmes;
 using namespace holmes::test;

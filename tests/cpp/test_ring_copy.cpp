@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "holmes/transport/shm/ring_copy.hpp"
+#include "holmes/transport/shm/copy_tuning.hpp"
 
 using namespace holmes;
 using namespace holmes::test;

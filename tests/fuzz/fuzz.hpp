@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/descriptors.hpp"
 
 namespace holmes::fuzz {
 

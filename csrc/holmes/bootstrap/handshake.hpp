@@ -8,7 +8,7 @@
 #include <string>
 
 #include "holmes/bootstrap/sha256.hpp"
-#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/descriptors.hpp"
 #include "holmes/transport/connection.hpp"
 
 namespace holmes {

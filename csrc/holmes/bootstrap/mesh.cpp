@@ -10,9 +10,9 @@
 #include "holmes/bootstrap/mesh_builder.hpp"
 #include "holmes/bootstrap/rendezvous.hpp"
 #include "holmes/bootstrap/secret.hpp"
+#include "holmes/core/descriptors.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
-#include "holmes/core/open_files.hpp"
 #include "holmes/discover/host.hpp"
 #include "holmes/tls/openssl.hpp"
 

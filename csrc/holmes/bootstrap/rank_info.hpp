@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "holmes/bootstrap/sealed_fields.hpp"
-#include "holmes/core/failure.hpp"
+#include "holmes/core/error.hpp"
 #include "holmes/core/options.hpp"
 
 namespace holmes {

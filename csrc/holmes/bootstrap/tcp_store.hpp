@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "holmes/bootstrap/store.hpp"
-#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/descriptors.hpp"
 
 namespace holmes {
 

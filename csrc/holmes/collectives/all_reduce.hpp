@@ -4,8 +4,7 @@
 // another to end.
 #pragma once
 
-#include "holmes/collectives/block.hpp"
-#include "holmes/collectives/reducing_collective.hpp"
+#include "holmes/collectives/slice_reducer.hpp"
 
 namespace holmes {
 

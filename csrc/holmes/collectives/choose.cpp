@@ -7,7 +7,6 @@
 #include "holmes/collectives/bruck.hpp"
 #include "holmes/collectives/chain_broadcast.hpp"
 #include "holmes/collectives/exchange.hpp"
-#include "holmes/collectives/gather_reduce.hpp"
 #include "holmes/collectives/reduce_scatter.hpp"
 
 namespace holmes {

@@ -1,6 +1,7 @@
 // CmaCall: one collective's part in the vote on CMA (see CmaVote).
 #pragma once
 
+#include <algorithm>
 #include <optional>
 
 #include "holmes/group/group.hpp"
@@ -10,7 +11,20 @@ namespace holmes {
 class CmaCall {
 public:
   // Decides, and tells the channels. `agreed_bytes` as all ranks know them; 0: there is no vote, the channels decide.
-  void begin(Group& group, OpCode op, std::size_t agreed_bytes);
+  void begin(Group& group, OpCode op, std::size_t agreed_bytes) {
+    votes_ = group.all_shared_memory && CmaVote::concerns(agreed_bytes, group.size);
+    if (!votes_) return;
+    op_ = op;
+    bytes_ = agreed_bytes;
+    uses_cma_ = group.cma_vote.uses_cma(static_cast<int>(op), agreed_bytes);
+    CmaUse use = CmaUse::always;
+    for (const auto& channel : group.channels) {
+      if (!channel) continue;
+      use = std::min(use, channel->cma_use());
+      channel->set_cma(uses_cma_);
+    }
+    costs_ = group.cma_vote.costs(static_cast<int>(op), agreed_bytes, use);
+  }
   bool uses_cma() const { return uses_cma_; }
   // This rank's costs, as they travel.
   std::uint64_t costs_word() const { return costs_.word(); }

@@ -1,11 +1,38 @@
-// SliceReducer: reduces one block, slice by slice, from the contributions of all ranks. Contributions of peers are
-// either received into cache-sized staging or, where the channel can show them in place, never copied.
+// SliceReducer: reduces one block, slice by slice, from the contributions of all ranks; ReducingCollective: a
+// collective in which ranks reduce a block each.
 #pragma once
+
+#include <algorithm>
+#include <cstddef>
 
 #include "holmes/collectives/collective.hpp"
 
 namespace holmes {
 
+// One rank's part of a buffer that is cut evenly.
+struct Block {
+  std::size_t begin_bytes = 0;
+  std::size_t end_bytes = 0;
+  std::size_t bytes() const { return end_bytes - begin_bytes; }
+};
+
+// Part `index` of `parts` equal ones of whole cache lines; the last ones may be shorter or empty.
+inline Block equal_block(std::size_t total_bytes, int parts, int index) {
+  constexpr std::size_t line_bytes = 64;
+  const auto count = static_cast<std::size_t>(parts);
+  const std::size_t share = ((total_bytes + count - 1) / count + line_bytes - 1) / line_bytes * line_bytes;
+  const auto number = static_cast<std::size_t>(index);
+  return {std::min(total_bytes, number * share), std::min(total_bytes, (number + 1) * share)};
+}
+
+// The same among all ranks but the root, which has none.
+inline Block block_beside_root(std::size_t total_bytes, int size, int root, int rank) {
+  if (rank == root) return {};
+  return equal_block(total_bytes, size - 1, rank < root ? rank : rank - 1);
+}
+
+// Contributions of peers are either received into cache-sized staging or, where the channel can show them in place,
+// never copied.
 class SliceReducer {
 public:
   // As destination: results stay in staging until they are sent, see next_result.
@@ -60,6 +87,26 @@ private:
   std::size_t reduced_bytes_ = 0;
   std::vector<char> peeked_;          // by rank
   std::vector<const void*> sources_;  // of the slice being reduced, in rank order
+};
+
+class ReducingCollective : public Collective {
+protected:
+  ReducingCollective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
+                     SliceReducer reducer);
+
+  // How much of `peer`'s contribution to the own block has come. Absent: none may be taken now.
+  virtual std::optional<std::size_t> contributed_bytes(int peer) const { return received_bytes(peer); }
+  // Whether the next result has a place.
+  virtual bool has_room() const { return true; }
+  bool awaits_peek(int peer) const override;
+
+  bool compute() final;
+  bool is_computed() const final { return reducer_.is_done(); }
+
+  SliceReducer reducer_;  // of this rank's block
+
+private:
+  std::vector<std::size_t> contributed_bytes_;  // by rank
 };
 
 }  // namespace holmes

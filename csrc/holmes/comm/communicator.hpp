@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -98,5 +100,16 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
 
 // Local. Waits until nothing of `communicator` is pending, it is dead, or nothing has moved for `max_silence`.
 void drain(Communicator& communicator, Duration max_silence);
+
+// What a split makes. Collective over `comm`, which was made with `options`: the options of the communicator that this
+// rank's color gets, or nothing for color -1. `number` counts the splits of `comm`. Throws UsageError for other
+// negative colors.
+std::optional<CommunicatorOptions> split_options(Communicator& comm, const CommunicatorOptions& options, int number,
+                                                 int color, int key);
+
+// Throws UsageError naming the buffers where an output shares memory with another output or with an input. What
+// `own_output` and `own_input` (indices) name may be the same memory, all of it. Costs a few nanoseconds a buffer.
+void check_apart(const char* operation, std::span<const Buffer> outputs, std::size_t own_output,
+                 std::span<const Buffer> inputs, std::size_t own_input);
 
 }  // namespace holmes

@@ -1,13 +1,31 @@
 // The hierarchical operations, each as chains of three stages: inside the clusters, between them, inside again.
 #pragma once
 
-#include "holmes/comm/compression.hpp"
+#include <map>
+#include <memory>
+#include <mutex>
+
 #include "holmes/comm/hierarchy.hpp"
 #include "holmes/comm/host_communicator.hpp"
-#include "holmes/comm/scratch_pool.hpp"
 #include "holmes/comm/stage_scheduler.hpp"
+#include "holmes/core/types.hpp"
+#include "holmes/reduce/compression.hpp"
 
 namespace holmes {
+
+// Memory for partial results, kept from one operation to the next. Holds as many blocks as were in use at once.
+// Thread-safe.
+class ScratchPool : public std::enable_shared_from_this<ScratchPool> {
+public:
+  // Uninitialised memory that comes back when the buffer's last owner goes.
+  Buffer take(std::size_t count, DType dtype);
+
+private:
+  using Block = std::unique_ptr<std::byte[]>;
+
+  std::mutex mutex_;
+  std::multimap<std::size_t, Block> free_;  // by bytes
+};
 
 // The communicators a hierarchical one is made of. Two inside the cluster, one for each stage there, so that the order
 // of the operations on each is the same on all ranks.

@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include "holmes/bootstrap/nic_agreement.hpp"
-#include "holmes/comm/hierarchical_threshold.hpp"
-#include "holmes/comm/overlap.hpp"
-#include "holmes/comm/split.hpp"
+#include "holmes/comm/communicator.hpp"
+#include "holmes/comm/hierarchy.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
 

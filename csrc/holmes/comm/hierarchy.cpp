@@ -1,7 +1,10 @@
 #include "holmes/comm/hierarchy.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
+
+#include "holmes/core/error.hpp"
 
 namespace holmes {
 namespace {
@@ -63,6 +66,99 @@ std::vector<Run> cut_into_pieces(std::size_t count, DType dtype) {
 
 Buffer slice(const Buffer& whole, const Run& run) {
   return {whole.begin() + run.begin * size_bytes(whole.dtype), run.count, whole.dtype, whole.owner};
+}
+
+namespace {
+
+constexpr std::size_t first_bytes = 4 * 1024;
+constexpr std::size_t last_bytes = 4 * 1024 * 1024;
+constexpr std::size_t growth = 4;
+constexpr std::size_t min_sizes = 3;  // what a trend needs
+constexpr int rounds = 2;             // the better one counts: noise only adds
+constexpr auto budget = std::chrono::milliseconds(200);
+// A lead smaller than a tenth is taken for noise.
+constexpr std::int64_t lead_numerator = 9;
+constexpr std::int64_t lead_denominator = 10;
+
+struct Times {
+  std::int64_t flat_ns = 0;
+  std::int64_t hierarchical_ns = 0;
+  std::int64_t elapsed_ns = 0;
+};
+
+void reduce_to_largest(Communicator& flat, std::int64_t* values, std::size_t count, const CallOptions& call) {
+  flat.all_reduce({values, count, DType::int64, nullptr}, ReduceOp::max, call)->wait();
+}
+
+std::int64_t nanoseconds_of(const std::function<void()>& body) {
+  const auto start = Clock::now();
+  body();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+}
+
+// Where the line through the last two measurements of the hierarchical form falls below the flat one's.
+std::uint64_t crossing_bytes(const Times& before, const Times& now, std::size_t bytes) {
+  const double step_bytes = static_cast<double>(bytes - bytes / growth);
+  const double gain_ns_per_byte =
+      static_cast<double>((now.flat_ns - before.flat_ns) - (now.hierarchical_ns - before.hierarchical_ns)) / step_bytes;
+  if (gain_ns_per_byte <= 0) return never_hierarchical;
+  const double lag_ns = static_cast<double>(std::max<std::int64_t>(now.hierarchical_ns - now.flat_ns, 0));
+  const double crossing = static_cast<double>(bytes) + lag_ns / gain_ns_per_byte;
+  // Far beyond what was measured the trend says nothing.
+  constexpr double trend_factor = 64;
+  return crossing > trend_factor * static_cast<double>(bytes) ? never_hierarchical
+                                                              : static_cast<std::uint64_t>(crossing);
+}
+
+}  // namespace
+
+std::optional<std::uint64_t> agree_given_bytes(Communicator& flat, const std::optional<std::uint64_t>& given) {
+  const auto size = static_cast<std::size_t>(flat.size());
+  std::vector<std::uint64_t> all(2 * size);  // whether given, and what
+  std::vector<Buffer> outputs;
+  for (std::size_t r = 0; r < size; ++r) outputs.push_back({&all[2 * r], 2, DType::int64, nullptr});
+  std::array<std::uint64_t, 2> own = {given.has_value(), given.value_or(0)};
+  flat.all_gather(std::move(outputs), {own.data(), own.size(), DType::int64, nullptr})->wait();
+  std::optional<std::size_t> first;
+  for (std::size_t r = 0; r < size; ++r) {
+    if (!all[2 * r]) continue;
+    if (!first) first = r;
+    if (all[2 * r + 1] != all[2 * *first + 1])
+      throw UsageError("communicator '" + flat.name() + "': rank " + std::to_string(*first) +
+                       " wants operations hierarchical from " + std::to_string(all[2 * *first + 1]) +
+                       " bytes on, rank " + std::to_string(r) + " from " + std::to_string(all[2 * r + 1]) +
+                       "; give all ranks the same value (HOLMES_HIERARCHICAL_MIN_BYTES)");
+  }
+  return first ? std::optional(all[2 * *first + 1]) : std::nullopt;
+}
+
+std::uint64_t measure_hierarchical_min_bytes(Communicator& flat, const std::function<void(const Buffer&)>& hierarchical,
+                                             Duration timeout) {
+  CallOptions call;
+  call.timeout = timeout;
+  std::vector<float> values(last_bytes / sizeof(float));
+  const auto start = Clock::now();
+  std::optional<Times> before;
+  std::size_t sizes = 0;
+  for (std::size_t bytes = first_bytes;; bytes *= growth) {
+    const Buffer data{values.data(), bytes / sizeof(float), DType::float32, nullptr};
+    Times now{INT64_MAX, INT64_MAX, 0};
+    for (int round = 0; round < rounds; ++round) {
+      flat.barrier(call)->wait();
+      now.flat_ns = std::min(now.flat_ns, nanoseconds_of([&] { flat.all_reduce(data, ReduceOp::sum, call)->wait(); }));
+      flat.barrier(call)->wait();
+      now.hierarchical_ns = std::min(now.hierarchical_ns, nanoseconds_of([&] { hierarchical(data); }));
+    }
+    now.elapsed_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+    std::array<std::int64_t, 3> agreed = {now.flat_ns, now.hierarchical_ns, now.elapsed_ns};
+    reduce_to_largest(flat, agreed.data(), agreed.size(), call);
+    now = {agreed[0], agreed[1], agreed[2]};
+    ++sizes;
+    if (now.hierarchical_ns * lead_denominator < now.flat_ns * lead_numerator) return bytes;
+    const bool is_spent = std::chrono::nanoseconds(now.elapsed_ns) > budget && sizes >= min_sizes;
+    if (is_spent || bytes == last_bytes) return before ? crossing_bytes(*before, now, bytes) : never_hierarchical;
+    before = now;
+  }
 }
 
 }  // namespace holmes

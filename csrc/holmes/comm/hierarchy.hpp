@@ -1,9 +1,14 @@
-// Hierarchy: which rank is where in a group that spans clusters, and which part of a buffer is whose.
+// Hierarchy: which rank is where in a group that spans clusters, which part of a buffer is whose, and from how many
+// bytes on the hierarchical form of an operation is the faster one.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
+#include "holmes/comm/communicator.hpp"
 #include "holmes/core/types.hpp"
 
 namespace holmes {
@@ -31,8 +36,7 @@ public:
   // The ranks of this rank's index, by cluster. Only where owns_share().
   std::vector<int> counterparts() const;
 
-  // The first so many ranks of every cluster own a share of what crosses: as many as the smallest cluster has.
-  int share_count() const { return share_count_; }
+  // The first ranks of every cluster own a share of what crosses: as many as the smallest cluster has.
   bool owns_share() const { return index() < share_count_; }
   bool has_equal_clusters() const { return equal_; }
   // Whether going over the hierarchy can save anything at all.
@@ -55,5 +59,14 @@ std::vector<Run> cut_into_pieces(std::size_t count, DType dtype);
 
 // A run of a buffer, as a buffer.
 Buffer slice(const Buffer& whole, const Run& run);
+
+// Collective over `flat`: what the ranks that were given a value say. Throws UsageError on all ranks where they differ.
+std::optional<std::uint64_t> agree_given_bytes(Communicator& flat, const std::optional<std::uint64_t>& given);
+
+// Collective over `flat`: times an all_reduce of growing sizes in both forms until `hierarchical` (which is given what
+// to reduce and blocks) wins or the time for it is spent; then goes by the trend. The same on all ranks. Returns
+// never_hierarchical where it does not win.
+std::uint64_t measure_hierarchical_min_bytes(Communicator& flat, const std::function<void(const Buffer&)>& hierarchical,
+                                             Duration timeout);
 
 }  // namespace holmes

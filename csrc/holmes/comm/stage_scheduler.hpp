@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "holmes/comm/communicator.hpp"
-#include "holmes/core/failure.hpp"
+#include "holmes/core/error.hpp"
 
 namespace holmes {
 

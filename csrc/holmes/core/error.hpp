@@ -1,6 +1,8 @@
-// The error tree. Subclasses say what the caller should do; every error carries who, where and why.
+// The error tree, and Failure, an error as a value. Subclasses say what the caller should do; every error carries who,
+// where and why.
 #pragma once
 
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -97,5 +99,23 @@ std::string describe_peer(int peer, const std::string& host, const std::string& 
 
 // {0, 1, 2, 5} as "ranks 0-2, 5".
 std::string ranks_text(const std::vector<int>& ranks);
+
+// An error as a value that is kept, sent to the peers and raised.
+struct Failure {
+  ErrorKind kind = ErrorKind::communicator;
+  std::string message;
+  ErrorContext context{};
+
+  [[noreturn]] void raise() const { throw_error(kind, message, context); }
+};
+
+// What a peer did that left in order, as errors say it.
+inline constexpr const char* farewell = "destroyed its communicator";
+
+Failure failure_of(const HolmesError& error);
+// What a failed Work raises.
+std::exception_ptr error_of(const Failure& failure);
+// What every later call on communicator `name` raises.
+[[noreturn]] void throw_dead(const std::string& name, const Failure& failure);
 
 }  // namespace holmes

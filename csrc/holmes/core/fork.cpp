@@ -9,9 +9,8 @@
 #include <cerrno>
 #include <mutex>
 
+#include "holmes/core/descriptors.hpp"
 #include "holmes/core/error.hpp"
-#include "holmes/core/event_fd.hpp"
-#include "holmes/core/unique_fd.hpp"
 
 namespace holmes {
 namespace {

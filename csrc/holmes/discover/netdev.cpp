@@ -14,7 +14,7 @@
 #include <set>
 #include <sstream>
 
-#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/descriptors.hpp"
 
 namespace holmes {
 namespace {

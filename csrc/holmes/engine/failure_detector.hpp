@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "holmes/core/failure.hpp"
-#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/descriptors.hpp"
+#include "holmes/core/error.hpp"
 #include "holmes/engine/operations.hpp"
 
 namespace holmes {

@@ -1,4 +1,5 @@
-// IoThread: moves the bytes of asynchronous operations. Shared by many communicators, asleep when idle.
+// IoThread: moves the bytes of asynchronous operations. Shared by many communicators, asleep when idle. How many there
+// are in this process, on which processors, and which communicator gets which.
 #pragma once
 
 #include <poll.h>
@@ -7,10 +8,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
-#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/descriptors.hpp"
+#include "holmes/core/env.hpp"
 #include "holmes/core/work.hpp"
 
 namespace holmes {
@@ -66,5 +69,10 @@ private:
   std::vector<std::shared_ptr<Engine>> active_;
   std::vector<std::shared_ptr<Engine>> waiting_;  // of these, the ones that prepared to wait in this round
 };
+
+// The thread for one more communicator, whose first NIC is `interface` (empty: none). Communicators take turns over the
+// HOLMES_IO_THREADS threads that run on the same processors (HOLMES_IO_CPUS); threads are started when first needed and
+// never end. Thread-safe. Throws UsageError where this process may not use a processor that HOLMES_IO_CPUS names.
+IoThread& io_thread_for(const Env& env, const std::string& interface);
 
 }  // namespace holmes

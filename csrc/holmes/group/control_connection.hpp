@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "holmes/bootstrap/mesh.hpp"
-#include "holmes/core/failure.hpp"
+#include "holmes/core/error.hpp"
 
 namespace holmes {
 

@@ -1,6 +1,7 @@
 // Group: what operations see of their communicator.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,7 +34,12 @@ struct Group {
 
   int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
   // 64-byte aligned, valid for the running collective.
-  std::byte* staging_bytes(std::size_t bytes);
+  std::byte* staging_bytes(std::size_t bytes) {
+    constexpr std::size_t alignment = 64;
+    if (staging.size() < bytes + alignment) staging.resize(bytes + alignment);
+    const auto address = reinterpret_cast<std::uintptr_t>(staging.data());
+    return staging.data() + (alignment - address % alignment) % alignment;
+  }
 };
 
 }  // namespace holmes

@@ -78,4 +78,15 @@ std::optional<int> data_type_of(DType dtype);
 // bool.
 int reduction_of(ReduceOp op, DType dtype);
 
+// Scalar: a number as an element of a floating point type.
+class Scalar {
+public:
+  // Rounded to nearest even. `dtype`: floating point.
+  Scalar(double value, DType dtype);
+  void* data() { return bytes_; }
+
+private:
+  alignas(8) std::byte bytes_[8] = {};
+};
+
 }  // namespace holmes::nccl

@@ -1,8 +1,15 @@
 #include "holmes/nccl/api.hpp"
 
 #include <dlfcn.h>
+#include <link.h>
 
+#include <filesystem>
+#include <mutex>
+#include <optional>
+
+#include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/log.hpp"
 
 namespace holmes::nccl {
 namespace {
@@ -61,6 +68,74 @@ Api load_api(void* handle, const std::string& path) {
   resolve(handle, "ncclCommSplit", api.comm_split);
   resolve(handle, "ncclCommShrink", api.comm_shrink);
   return api;
+}
+
+namespace {
+
+// Paths of loaded libraries that are called libnccl.so or libnccl.so.<number>. An image of ours has another name.
+std::vector<std::string> loaded_paths() {
+  std::vector<std::string> paths;
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* found) {
+        const std::string path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
+        const std::string file = path.substr(path.rfind('/') + 1);
+        if (file == "libnccl.so" || file.starts_with("libnccl.so."))
+          static_cast<std::vector<std::string>*>(found)->push_back(path);
+        return 0;
+      },
+      &paths);
+  return paths;
+}
+
+std::string path_of(void* handle) {
+  link_map* map = nullptr;
+  if (::dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || map == nullptr) return "";
+  std::error_code error;
+  const auto path = std::filesystem::canonical(map->l_name, error);
+  return error ? map->l_name : path.string();
+}
+
+// Absent where the file cannot be loaded; `tried` then says why.
+std::optional<Library> open(const std::string& path, const std::string& found_by, std::string& tried) {
+  void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (handle == nullptr) {
+    tried += "\n  " + found_by + ": " + ::dlerror();
+    return std::nullopt;
+  }
+  Library library{path_of(handle), found_by, handle, {}};
+  library.api = load_api(handle, library.path);
+  return library;
+}
+
+Library find(const std::vector<std::string>& package_paths) {
+  std::string tried;
+  if (const auto setting = Env::read().nccl_library) {
+    if (auto library = open(*setting, "HOLMES_NCCL_LIBRARY", tried)) return *library;
+    throw UsageError("HOLMES_NCCL_LIBRARY='" + *setting + "' cannot be loaded:" + tried +
+                     "\nName a libnccl.so.2, or unset it");
+  }
+  for (const std::string& path : loaded_paths())
+    if (auto library = open(path, "already loaded", tried)) return *library;
+  for (const std::string& path : package_paths)
+    if (auto library = open(path, "Python package", tried)) return *library;
+  if (auto library = open("libnccl.so.2", "system", tried)) return *library;
+  throw UsageError("no NCCL library found; looked for:" + tried +
+                   "\nInstall one (pip install nvidia-nccl-cu12, or -cu13 for CUDA 13), or name its file with "
+                   "HOLMES_NCCL_LIBRARY");
+}
+
+}  // namespace
+
+const Library& stock_library(const std::vector<std::string>& package_paths) {
+  static std::mutex mutex;
+  static const Library* found = nullptr;
+  std::lock_guard lock(mutex);
+  if (found == nullptr) {
+    found = new Library(find(package_paths));
+    log(LogLevel::info, std::nullopt,
+        "NCCL " + version_text(found->api.version) + " from " + found->path + " (" + found->found_by + ")");
+  }
+  return *found;
 }
 
 }  // namespace holmes::nccl

@@ -1,7 +1,8 @@
-// Api: the functions of one loaded NCCL, as a table.
+// Api: the functions of one loaded NCCL, as a table. Library: the stock NCCL of this process, wherever it was found.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "holmes/nccl/abi.hpp"
 
@@ -60,5 +61,17 @@ struct Api {
 // The table of the library behind a dlopen handle. Throws UsageError naming `path`, what is missing and the oldest
 // version that will do.
 Api load_api(void* handle, const std::string& path);
+
+struct Library {
+  std::string path;      // of the file, links followed
+  std::string found_by;  // "HOLMES_NCCL_LIBRARY", "already loaded", "Python package", "system"
+  void* handle = nullptr;
+  Api api;
+};
+
+// The first of: HOLMES_NCCL_LIBRARY, a libnccl that is already loaded, `package_paths` (the files of Python packages,
+// which only Python knows), the system's. Decided at the first call that finds one; later calls return the same.
+// Throws UsageError saying where was looked and what to install. Thread-safe.
+const Library& stock_library(const std::vector<std::string>& package_paths = {});
 
 }  // namespace holmes::nccl

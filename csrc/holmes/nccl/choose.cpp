@@ -1,9 +1,125 @@
 #include "holmes/nccl/choose.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 
 namespace holmes::nccl {
+namespace {
+
+// NCCL's list syntax: "[^][=]name[:port],...". Without "=" the names are prefixes; "^" turns the meaning round.
+class NameList {
+public:
+  explicit NameList(std::string text) {
+    if (text.starts_with("^")) is_excluding_ = true, text.erase(0, 1);
+    if (text.starts_with("=")) is_exact_ = true, text.erase(0, 1);
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      const std::string entry = text.substr(begin, end - begin);
+      const std::size_t colon = entry.find(':');
+      if (!entry.empty())
+        entries_.push_back({entry.substr(0, colon), colon == std::string::npos ? "" : entry.substr(colon + 1)});
+      begin = end + 1;
+    }
+  }
+
+  bool admits(const std::string& name, const std::string& port = "") const {
+    const bool is_named = std::ranges::any_of(entries_, [&](const Entry& entry) {
+      const bool fits = is_exact_ ? name == entry.name : name.starts_with(entry.name);
+      // Behind a port there may be a rail and a plane.
+      return fits && (port.empty() || entry.port.empty() || entry.port.substr(0, entry.port.find(':')) == port);
+    });
+    return is_named != is_excluding_;
+  }
+
+private:
+  struct Entry {
+    std::string name;
+    std::string port;
+  };
+  std::vector<Entry> entries_;
+  bool is_exact_ = false;
+  bool is_excluding_ = false;
+};
+
+bool has_family(const Nic& nic, const std::optional<std::string>& family) {
+  return std::ranges::any_of(nic.addresses, [&](const IpAddress& address) {
+    return family == "AF_INET" ? address.is_ipv4() : family == "AF_INET6" ? !address.is_ipv4() : true;
+  });
+}
+
+// More than one character: NCCL takes a shorter value for none.
+std::optional<std::string> list_of(const Lookup& environment, const std::string& variable) {
+  const auto value = environment(variable);
+  return value && value->size() > 1 ? value : std::nullopt;
+}
+
+std::vector<std::string> stock_interfaces(const std::vector<Nic>& nics, const Lookup& environment) {
+  const auto family = environment("NCCL_SOCKET_FAMILY");
+  const auto listed = [&](const NameList& list) {
+    std::vector<std::string> names;
+    for (const Nic& nic : nics) {
+      const bool is_known = std::ranges::find(names, nic.netdev) != names.end();
+      if (!nic.netdev.empty() && !is_known && nic.is_netdev_up && has_family(nic, family) && list.admits(nic.netdev))
+        names.push_back(nic.netdev);
+    }
+    return names;
+  };
+  if (const auto value = list_of(environment, "NCCL_SOCKET_IFNAME")) return listed(NameList(*value));
+  for (const char* value : {"ib", "^docker,lo,virbr", "docker", "lo", "virbr"})
+    if (auto names = listed(NameList(value)); !names.empty()) return names;
+  return {};
+}
+
+}  // namespace
+
+Lookup process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr) return std::nullopt;
+    return std::string(value);
+  };
+}
+
+StockDevices stock_devices(const std::vector<Nic>& nics, const Lookup& environment) {
+  StockDevices devices{stock_interfaces(nics, environment), {}};
+  const auto disabled = environment("NCCL_IB_DISABLE");
+  if (disabled && std::strtoll(disabled->c_str(), nullptr, 0) != 0) return devices;
+  const auto value = list_of(environment, "NCCL_IB_HCA");
+  const std::optional<NameList> list = value ? std::optional<NameList>(*value) : std::nullopt;
+  for (const Nic& nic : nics) {
+    if (nic.hca.empty() || !nic.is_up || nic.kind == NicKind::vlan) continue;
+    const bool is_known = std::ranges::find(devices.hcas, nic.port_name()) != devices.hcas.end();
+    if (!is_known && (!list || list->admits(nic.hca, std::to_string(nic.port.value_or(1)))))
+      devices.hcas.push_back(nic.port_name());
+  }
+  return devices;
+}
+
+std::vector<std::string> site_settings(const Lookup& environment,
+                                       const std::function<bool(const std::string& path)>& exists) {
+  std::vector<std::string> found;
+  const auto note = [&](const char* variable, const char* effect) {
+    if (const auto value = environment(variable); value && !value->empty())
+      found.push_back(std::string(variable) + "=" + *value + " " + effect);
+  };
+  note("NCCL_NET", "chooses the transport of every communicator of the stock NCCL");
+  note("NCCL_NET_PLUGIN", "brings another transport into the stock NCCL");
+  note("NCCL_IB_DISABLE", "decides about InfiniBand and RoCE in the stock NCCL");
+  note("NCCL_IB_HCA", "chooses the HCAs of the stock NCCL");
+  note("NCCL_IB_GID_INDEX", "chooses the GID of every RoCE connection that has none of its own");
+  note("NCCL_SOCKET_IFNAME", "chooses the interfaces of the stock NCCL");
+  note("NCCL_SOCKET_FAMILY", "chooses the kind of addresses");
+  note("NCCL_COMM_ID", "fixes the rendezvous of every communicator of the stock NCCL");
+  note("NCCL_COMM_BLOCKING", "makes the stock NCCL's calls block or not");
+  note("NCCL_ENV_PLUGIN", "answers in place of the environment in the stock NCCL");
+  note("NCCL_CONF_FILE", "names a file with further settings");
+  if (exists("/etc/nccl.conf")) found.emplace_back("/etc/nccl.conf has further settings");
+  const auto home = environment("HOME");
+  if (home && exists(*home + "/.nccl.conf")) found.push_back(*home + "/.nccl.conf has further settings");
+  return found;
+}
+
 namespace {
 
 bool file_exists(const std::string& path) {

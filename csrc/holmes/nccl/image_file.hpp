@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/descriptors.hpp"
 
 namespace holmes::nccl {
 

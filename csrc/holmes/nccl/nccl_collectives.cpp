@@ -1,6 +1,6 @@
 // The operations of NcclCommunicator. What they give to NCCL is kept by value: in an open group it is called later.
+#include "holmes/nccl/abi.hpp"
 #include "holmes/nccl/nccl_communicator.hpp"
-#include "holmes/nccl/scalar.hpp"
 
 namespace holmes {
 namespace {

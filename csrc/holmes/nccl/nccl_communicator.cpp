@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <iterator>
 
-#include "holmes/comm/split.hpp"
+#include "holmes/comm/communicator.hpp"
 #include "holmes/core/env.hpp"
-#include "holmes/core/failure.hpp"
+#include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/nccl/agreement.hpp"
 #include "holmes/nccl/watchdog.hpp"

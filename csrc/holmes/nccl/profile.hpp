@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "holmes/discover/nic.hpp"
-#include "holmes/nccl/image_environment.hpp"
 
 namespace holmes::nccl {
 
@@ -33,6 +32,8 @@ struct Profile {
   std::string text() const;
 };
 
+// By name; an absent value hides the variable.
+using Variables = std::map<std::string, std::optional<std::string>, std::less<>>;
 // What an image of this profile sees in place of the process's environment.
 Variables image_variables(const Profile& profile);
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "holmes/core/failure.hpp"
+#include "holmes/core/error.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/nccl/api.hpp"
 #include "holmes/nccl/nccl_work.hpp"

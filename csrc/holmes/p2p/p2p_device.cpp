@@ -4,8 +4,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "holmes/core/descriptors.hpp"
 #include "holmes/core/error.hpp"
-#include "holmes/core/unique_fd.hpp"
 #include "holmes/p2p/p2p.hpp"
 
 namespace holmes {

@@ -1,4 +1,5 @@
-// CommunicatorRecord: what one communicator of this process has done and is waiting for, at one moment, as data.
+// CommunicatorRecord: what one communicator of this process has done and is waiting for, at one moment, as data and as
+// JSON.
 #pragma once
 
 #include <optional>
@@ -6,8 +7,9 @@
 #include <vector>
 
 #include "holmes/core/connection_info.hpp"
-#include "holmes/core/failure.hpp"
+#include "holmes/core/error.hpp"
 #include "holmes/record/flight_recorder.hpp"
+#include "holmes/record/json_writer.hpp"
 
 namespace holmes {
 
@@ -85,5 +87,8 @@ public:
   virtual CommunicatorRecord record(Clock::time_point until) = 0;
   virtual CommunicatorMetrics metrics() = 0;
 };
+
+// As JSON. Times in seconds of the monotonic clock; absent values are null.
+void append_json(JsonWriter& json, const CommunicatorRecord& record);
 
 }  // namespace holmes

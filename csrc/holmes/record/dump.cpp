@@ -11,11 +11,11 @@
 #include <mutex>
 #include <thread>
 
+#include "holmes/core/descriptors.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
 #include "holmes/core/log.hpp"
-#include "holmes/core/unique_fd.hpp"
-#include "holmes/record/record_json.hpp"
+#include "holmes/record/communicator_record.hpp"
 #include "holmes/record/registry.hpp"
 
 namespace holmes {

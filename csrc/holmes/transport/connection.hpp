@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "holmes/core/connection_info.hpp"
-#include "holmes/core/unique_fd.hpp"
+#include "holmes/core/descriptors.hpp"
 #include "holmes/tls/tls_stream.hpp"
 
 namespace holmes {

@@ -7,7 +7,7 @@
 
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/rail.hpp"
-#include "holmes/transport/reorder_buffer.hpp"
+#include "holmes/transport/rail_frame.hpp"
 
 namespace holmes {
 

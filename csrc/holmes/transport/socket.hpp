@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "holmes/core/descriptors.hpp"
 #include "holmes/core/options.hpp"
-#include "holmes/core/unique_fd.hpp"
 
 namespace holmes {
 

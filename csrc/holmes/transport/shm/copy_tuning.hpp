@@ -179,4 +179,14 @@ private:
   bool must_ = false;  // one of them, so all
 };
 
+// Copies into memory that another processor core reads and that is written again and again, as a ring's is.
+class RingCopy {
+public:
+  // memcpy; a release store after it publishes the copy. The regions must not overlap.
+  void operator()(std::byte* destination, const void* source, std::size_t bytes);
+
+private:
+  StoreChoice choice_;
+};
+
 }  // namespace holmes

@@ -9,7 +9,6 @@
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/shm/cma.hpp"
 #include "holmes/transport/shm/copy_tuning.hpp"
-#include "holmes/transport/shm/ring_copy.hpp"
 
 namespace holmes {
 

@@ -66,7 +66,7 @@ def _limit(which: int) -> int | None:
 
 
 def _open_files_limit() -> int:
-    """What the engine raises the soft limit to when it needs sockets (csrc/holmes/core/open_files.hpp)."""
+    """What the engine raises the soft limit to when it needs sockets (csrc/holmes/core/descriptors.hpp)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     raised = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
     return max(soft, raised)

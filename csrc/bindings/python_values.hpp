@@ -1,19 +1,45 @@
-// CommunicatorOptions for Python: how each type of field looks there. Shared by both modules (_C and _c10d), which know
-// a field only by the list in holmes/core/options.hpp.
+// Values of the engine as Python has them: durations, NICs, options, connections. Shared by both modules (_C and
+// _c10d).
 #pragma once
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "bindings/duration.hpp"
-#include "bindings/nic_pairs.hpp"
+#include "holmes/core/connection_info.hpp"
+#include "holmes/core/error.hpp"
 #include "holmes/core/options.hpp"
+#include "holmes/core/work.hpp"
 
 namespace holmes {
 
-// A field's type as Python has it. The same for all but the following.
+// (interface, address).
+using NicPairs = std::vector<std::pair<std::string, std::string>>;
+
+inline std::vector<NicBinding> to_bindings(const NicPairs& nics) {
+  std::vector<NicBinding> bindings;
+  for (const auto& [interface, address] : nics) bindings.push_back({interface, address});
+  return bindings;
+}
+
+// Absent: no limit.
+using TimeoutSeconds = std::optional<double>;
+
+// Throws UsageError naming `what` where the value is not above 0, or longer than a Duration can be.
+inline Duration to_duration(const char* what, double seconds) {
+  constexpr double max_seconds = 1e9;
+  if (!(seconds > 0) || seconds > max_seconds)
+    throw UsageError(std::string(what) + " is " + std::to_string(seconds) +
+                     "; it must be more than 0 and at most 1e9 seconds");
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+// Of CommunicatorOptions, whose fields are known only by the list in holmes/core/options.hpp: a field's type as Python
+// has it. The same for all but the following.
 template <typename Field>
 struct PythonField {
   using Type = Field;
@@ -84,6 +110,16 @@ inline CommunicatorOptions options_of(const pybind11::handle& object) {
     options.*field = Python::set(name, object.attr(name).cast<typename Python::Type>());
   });
   return options;
+}
+
+inline pybind11::dict to_dict(const ConnectionInfo& info) {
+  using namespace pybind11::literals;
+  return pybind11::dict(
+      "peer"_a = info.peer, "host"_a = info.host, "transport"_a = info.transport, "purpose"_a = info.purpose,
+      "interface"_a = info.interface, "local_address"_a = info.local_address, "remote_address"_a = info.remote_address,
+      "device_bound"_a = info.device_bound, "retired"_a = info.is_retired, "sent_bytes"_a = info.sent_bytes,
+      "received_bytes"_a = info.received_bytes, "retransmitted_segments"_a = info.retransmitted_segments,
+      "resent_chunks"_a = info.resent_chunks, "encryption"_a = info.encryption);
 }
 
 }  // namespace holmes

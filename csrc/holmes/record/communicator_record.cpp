@@ -1,4 +1,4 @@
-#include "holmes/record/record_json.hpp"
+#include "holmes/record/communicator_record.hpp"
 
 namespace holmes {
 namespace {

@@ -1,5 +1,6 @@
-#include "holmes/core/open_files.hpp"
+#include "holmes/core/descriptors.hpp"
 
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -11,6 +12,15 @@
 #include "holmes/core/log.hpp"
 
 namespace holmes {
+
+UniqueFd event_fd() {
+  UniqueFd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!fd)
+    throw SystemError("cannot make an event descriptor: " + errno_text(errno) + limit_text(errno),
+                      {.system_errno = errno});
+  return fd;
+}
+
 namespace {
 
 void raise_now() {
