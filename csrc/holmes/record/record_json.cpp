@@ -3,6 +3,8 @@
 namespace holmes {
 namespace {
 
+constexpr double ns_per_s = 1e9;
+
 double seconds(Clock::time_point time) { return std::chrono::duration<double>(time.time_since_epoch()).count(); }
 
 std::optional<double> seconds(const std::optional<Clock::time_point>& time) {
@@ -90,6 +92,44 @@ void append_json(JsonWriter& json, const CommunicatorRecord& record) {
     json.field("state", name(operation.state)).field("queued_s", seconds(operation.queued));
     json.field("started_s", seconds(operation.started)).field("finished_s", seconds(operation.finished)).end_object();
   }
+  json.end_array().end_object();
+}
+
+void append_json(JsonWriter& json, const Metrics& metrics) {
+  json.begin_object().key("nics").begin_array();
+  for (const auto& [key, totals] : metrics.nics)
+    json.begin_object()
+        .field("group", key.first)
+        .field("nic", key.second)
+        .field("sent_bytes", totals.sent_bytes)
+        .field("received_bytes", totals.received_bytes)
+        .field("retransmitted_segments", totals.retransmitted_segments)
+        .field("resent_chunks", totals.resent_chunks)
+        .field("connections", totals.connections)
+        .end_object();
+  json.end_array().key("operations").begin_array();
+  for (const auto& [key, totals] : metrics.operations)
+    json.begin_object()
+        .field("group", key.first)
+        .field("op", name(key.second))
+        .field("completed", totals.completed)
+        .field("failed", totals.failed)
+        .field("bytes", totals.bytes)
+        .field("seconds", static_cast<double>(totals.ns) / ns_per_s)
+        .end_object();
+  json.end_array().key("failures").begin_array();
+  for (const auto& [key, count] : metrics.failures)
+    json.begin_object().field("group", key.first).field("error", key.second).field("count", count).end_object();
+  json.end_array().key("communicators").begin_object();
+  for (const auto& [group, count] : metrics.communicators) json.field(group, count);
+  json.end_object().key("waits").begin_array();
+  for (const auto& [group, operation] : metrics.waiting)
+    json.begin_object()
+        .field("group", group)
+        .field("op", name(operation.call.op))
+        .field("sequence", operation.call.sequence)
+        .field("seconds", std::chrono::duration<double>(Clock::now() - operation.queued).count())
+        .end_object();
   json.end_array().end_object();
 }
 

@@ -75,7 +75,11 @@ void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
     if (from.completed + from.failed == 0) continue;
     all.operations[{one.name, static_cast<OpCode>(op)}] += from;
   }
-  if (is_alive && !one.name.empty()) ++all.communicators[one.name];
+  if (!is_alive || one.name.empty()) return;
+  ++all.communicators[one.name];
+  if (!one.waiting) return;
+  const auto [place, is_first] = all.waiting.emplace(one.name, *one.waiting);
+  if (!is_first && one.waiting->queued < place->second.queued) place->second = *one.waiting;
 }
 
 // Moves what `counts`, by group and something else, has of `group` to the older groups.

@@ -44,6 +44,7 @@ struct Metrics {
   std::map<std::pair<std::string, OpCode>, OperationTotals> operations;  // by group and operation
   std::map<std::pair<std::string, std::string>, std::uint64_t> failures;  // by group and kind of error
   std::map<std::string, std::uint64_t> communicators;                     // alive ones, by group
+  std::map<std::string, RecordedOperation> waiting;                       // the oldest that has not ended, by group
 };
 Metrics collect_metrics();
 
