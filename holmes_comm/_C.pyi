@@ -28,6 +28,7 @@ __all__: list[str] = [
     "are_alike",
     "best_first",
     "debug_socket_folder",
+    "discover_gpus",
     "discover_nics",
     "env_variables",
     "host_identity",
@@ -861,6 +862,11 @@ def debug_socket_folder() -> str:
     Folder in which processes of this user have the sockets that `holmes debug` asks. Local.
     """
 
+def discover_gpus(sysfs_root: str | None = None) -> list:
+    """
+    NVIDIA and AMD GPUs on this host's PCI bus, by address: dicts of pci_address, pci_path and numa_node (None where unknown). Local.
+    """
+
 def discover_nics(sysfs_root: str | None = None) -> list[Nic]:
     """
     All NICs of this host, by class and name. Local. `sysfs_root`: None means HOLMES_SYSFS_ROOT, else /sys. Raises UsageError where it is no folder.
@@ -948,9 +954,9 @@ def offer_all_nics(nics: collections.abc.Sequence[Nic], carrier: str, host: str,
     What a rank brings that selects nothing, as in C++.
     """
 
-def process_metrics() -> dict:
+def process_metrics() -> str:
     """
-    Totals since the process began: lists of dicts, by group and NIC, operation or error; see holmes_comm.metrics. Local.
+    Totals since the process began as JSON text; holmes_comm.metrics() parses it. Local.
     """
 
 def process_record(reason: str) -> str:

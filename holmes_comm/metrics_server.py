@@ -1,11 +1,14 @@
-"""The metrics of this process over HTTP, on loopback only: /metrics for Prometheus, /metrics.json."""
+"""The metrics of this process over HTTP, on loopback unless told otherwise: /metrics for Prometheus, /metrics.json."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 
 from holmes_comm.errors import UsageError
 from holmes_comm.process_metrics import metrics
@@ -14,6 +17,7 @@ __all__ = ["serve_metrics", "start_from_environment"]
 
 _log = logging.getLogger(__name__)
 _VARIABLE = "HOLMES_METRICS_PORT"
+_ADDRESS = "HOLMES_METRICS_ADDRESS"
 _started_by: int | None = None  # process that has done what the environment says
 
 
@@ -39,13 +43,25 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug(format, *args)
 
 
-def serve_metrics(port: int) -> ThreadingHTTPServer:
-    """Serves them at 127.0.0.1:`port` (0: a free one) on a thread of its own; `shutdown()` ends it. Local.
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
 
-    Raises OSError where the port is taken.
+    def __init__(self, address: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, port), _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:  # "::" is all IPv4 addresses too
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        TCPServer.server_bind(self)  # without HTTPServer's question for this address's name, which may take long
+
+
+def serve_metrics(port: int, address: str = "127.0.0.1") -> ThreadingHTTPServer:
+    """Serves them at `address`, an IP address of this host, and `port` (0: a free one) on a thread of its own. Local.
+
+    `shutdown()` ends it. Raises OSError where the port is taken or the address is no host's.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
-    server.daemon_threads = True
+    server = _Server(address, port)
     threading.Thread(target=server.serve_forever, name="holmes-metrics", daemon=True).start()
     return server
 
@@ -53,7 +69,8 @@ def serve_metrics(port: int) -> ThreadingHTTPServer:
 def start_from_environment() -> None:
     """Serves them at HOLMES_METRICS_PORT + LOCAL_RANK where that is set, once per process. Local.
 
-    A port that is taken is a warning: it must not end a job. Raises UsageError where the variable is no port.
+    A port that is taken is a warning: it must not end a job. Raises UsageError where the variable is no port, or
+    HOLMES_METRICS_ADDRESS no IP address.
     """
     global _started_by
     text = os.environ.get(_VARIABLE, "")
@@ -63,10 +80,17 @@ def start_from_environment() -> None:
         raise UsageError(
             f"{_VARIABLE}={text!r} is not allowed: it must be a port from 1 to 65535; say for example 9400"
         )
+    address = os.environ.get(_ADDRESS, "") or "127.0.0.1"
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise UsageError(
+            f"{_ADDRESS}={address!r} is not allowed: it must be an IP address of this host; say for example 0.0.0.0"
+        ) from None
     _started_by = os.getpid()
     local_rank = os.environ.get("LOCAL_RANK", "0")
     port = int(text) + (int(local_rank) if local_rank.isdigit() else 0)
     try:
-        serve_metrics(port)
+        serve_metrics(port, address)
     except (OSError, OverflowError) as error:
-        _log.warning("no metrics at 127.0.0.1:%d (%s + LOCAL_RANK): %s", port, _VARIABLE, error)
+        _log.warning("no metrics at %s port %d (%s + LOCAL_RANK): %s", address, port, _VARIABLE, error)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from holmes_comm.recorder import short_name
 
-__all__ = ["Metrics", "NicMetrics", "OperationMetrics", "metrics"]
+__all__ = ["Metrics", "NicMetrics", "OperationMetrics", "Wait", "metrics"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,16 @@ class OperationMetrics:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """The oldest operation of a group that has not ended, `seconds` after its call. `sequence`: as in errors."""
+
+    group: str
+    op: str
+    sequence: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Metrics:
     """Totals since the process began, also of communicators that have ended.
 
@@ -65,7 +75,8 @@ class Metrics:
         operations: by group and operation; empty with HOLMES_FLIGHT_RECORDER=0.
         failures: communicators that failed, by group and name of the error.
         communicators: those alive, by group.
-        labels: of this process, on every line: job rank and host.
+        labels: of this process, on every line: job rank, where it has one, and host.
+        waits: what has not ended, at most one for each group; empty with HOLMES_FLIGHT_RECORDER=0.
     """
 
     nics: tuple[NicMetrics, ...]
@@ -73,6 +84,23 @@ class Metrics:
     failures: dict[tuple[str, str], int]
     communicators: dict[str, int]
     labels: dict[str, str]
+    waits: tuple[Wait, ...] = ()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Metrics:
+        """Reads what `to_dict` made, or a flight record's totals. Raises KeyError or TypeError for anything else."""
+
+        def named(entry: Mapping[str, Any]) -> dict[str, Any]:
+            return {**entry, "group": short_name(entry["group"])}
+
+        return cls(
+            nics=tuple(NicMetrics(**named(entry)) for entry in data["nics"]),
+            operations=tuple(OperationMetrics(**named(entry)) for entry in data["operations"]),
+            failures={(short_name(entry["group"]), entry["error"]): entry["count"] for entry in data["failures"]},
+            communicators={short_name(group): count for group, count in data["communicators"].items()},
+            labels=dict(data.get("labels", {})),
+            waits=tuple(Wait(**named(entry)) for entry in data["waits"]),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As plain dicts and lists."""
@@ -117,6 +145,8 @@ class Metrics:
         yield "holmes_failures_total", "counter", "Communicators that failed.", failures
         alive = [({"group": group}, float(count)) for group, count in self.communicators.items()]
         yield "holmes_communicators", "gauge", "Communicators that are alive.", alive
+        waits = [({"group": wait.group, "op": wait.op}, wait.seconds) for wait in self.waits]
+        yield "holmes_wait_seconds", "gauge", "Since the call of the oldest operation that has not ended.", waits
 
 
 def metrics() -> Metrics:
@@ -125,17 +155,8 @@ def metrics() -> Metrics:
 
     from holmes_comm import _C
 
-    totals = _C.process_metrics()
-    labels = {"rank": os.environ["RANK"]} if os.environ.get("RANK") else {}
-    return Metrics(
-        nics=tuple(NicMetrics(**{**entry, "group": short_name(entry["group"])}) for entry in totals["nics"]),
-        operations=tuple(
-            OperationMetrics(**{**entry, "group": short_name(entry["group"])}) for entry in totals["operations"]
-        ),
-        failures={(short_name(entry["group"]), entry["error"]): entry["count"] for entry in totals["failures"]},
-        communicators={short_name(entry["group"]): entry["count"] for entry in totals["communicators"]},
-        labels=labels,
-    )
+    rank = {"rank": os.environ["RANK"]} if os.environ.get("RANK") else {}
+    return Metrics.from_dict({**json.loads(_C.process_metrics()), "labels": {**rank, "host": _C.host_name()}})
 
 
 def _escaped(label: str) -> str:

@@ -8,8 +8,10 @@
 #include "holmes/core/error.hpp"
 #include "holmes/discover/host.hpp"
 #include "holmes/discover/nic.hpp"
+#include "holmes/discover/pci.hpp"
 
 namespace py = pybind11;
+using namespace py::literals;
 using holmes::Nic;
 
 namespace {
@@ -129,6 +131,18 @@ void bind_discover(py::module_& m) {
   m.def("host_name", &holmes::host_name, "HOLMES_HOSTNAME, else the system's host name. Local.");
   m.def("host_identity", &holmes::host_identity,
         "Equal on processes that share a kernel and a network namespace, and so a loopback. Local.");
+  m.def(
+      "discover_gpus",
+      [](const std::optional<std::string>& sysfs_root) {
+        py::list gpus;
+        for (const auto& gpu : holmes::find_gpus(holmes::Sysfs(sysfs_root.value_or(holmes::default_sysfs_root()))))
+          gpus.append(py::dict("pci_address"_a = gpu.address, "pci_path"_a = gpu.path, "numa_node"_a = gpu.numa_node));
+        return gpus;
+      },
+      py::arg("sysfs_root") = py::none(),
+      "NVIDIA and AMD GPUs on this host's PCI bus, by address: dicts of pci_address, pci_path and numa_node (None "
+      "where "
+      "unknown). Local.");
   m.def(
       "discover_nics",
       [](const std::optional<std::string>& sysfs_root) {

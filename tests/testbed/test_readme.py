@@ -161,7 +161,13 @@ QUICK = "--seconds 0.02 --rounds 1"
 COMMANDS: dict[str, tuple[dict[str, str], str]] = {
     "holmes nics": ({}, ""),
     "holmes topology": ({}, ""),
+    "holmes topology topology.yaml --matrix": ({}, ""),
+    "holmes report report.html": ({}, ""),
     "holmes doctor": ({}, ""),
+    "holmes report report.html --topology topology.yaml --plan plan.yaml --bench eth.json": (
+        {"eth.json": str(ROOT / "benchmarks" / "results" / "link-2.json")},
+        "",
+    ),
     "holmes stress": ({"holmes stress": "torchrun --nproc-per-node 2 --no-python holmes stress"}, "--seconds 1"),
     "holmes testbed run -- CMD": ({"CMD": "true"}, ""),
     "holmes bench": ({}, f"--sizes 1K {QUICK} --ranks 2"),
@@ -212,6 +218,7 @@ NO_COMMANDS = {
     "holmes build-torch": f"{_MINUTES}; make wheels runs it",
     "pip install": f"{_MINUTES} and changes the environment; tests/unit/test_install.py looks at what is installed",
     "holmes stress --testbed": f"{_MINUTES}; make stress, and tests/testbed/test_stress_faults.py with fewer",
+    "holmes top": "watches a running job; tests/multirank/test_top.py has some",
     "holmes debug": "asks running processes; tests/multirank/test_debug.py has some that hang",
     "holmes store --listen": "serves until it is ended; the test of the elastic example below has one",
     "holmes plan --topology T ...": _ELIDED,

@@ -20,7 +20,7 @@ from holmes.tools.cli import load, main
 from holmes.tools.cli.command import SUBCOMMANDS
 
 #: What shows no result of its own: it runs somebody's command, serves, writes files, prints another tool's format.
-WITHOUT_JSON = {"store", "demo", "build-torch", "simulate calibrate", "plan export", "testbed run"}
+WITHOUT_JSON = {"store", "demo", "build-torch", "report", "simulate calibrate", "plan export", "testbed run"}
 SIZES = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 16, "vocabulary": 64}
 
 
@@ -60,8 +60,10 @@ def plan(tmp_path: Path) -> Path:
     "line",
     [
         "nics",
+        "nics --matrix",
         "env",
         "topology {folder}/topology.yaml",
+        "topology {folder}/topology.yaml --matrix",
         "plan show {folder}/plan.yaml",
         "plan show {folder}/plan.yaml --kind dp",
         "plan check {folder}/plan.yaml --topology {folder}/topology.yaml",
@@ -101,6 +103,10 @@ def completed(words: str) -> list[str]:
         ("holmes plan s", ["show"]),
         ("holmes plan show --r", ["--rank"]),
         ("holmes topology --js", ["--json"]),
+        ("holmes to", ["topology", "top"]),
+        ("holmes top --on", ["--once"]),
+        ("holmes debug --tr", ["--trace"]),
+        ("holmes report --be", ["--bench"]),
         ("holmes bench all_r", ["all_reduce"]),
         ("holmes bench c", ["compute"]),
         ("holmes bench compute --hid", ["--hidden"]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from ranks import run_communicators
 
 import holmes_comm
-from holmes.tools.debug import ProcessRecord, diagnose, read_folder
+from holmes.tools.debug import ProcessRecord, diagnose, read_folder, sources
 from holmes.tools.debug.sources import Silent
 from holmes_comm.metrics_server import serve_metrics
 
@@ -229,3 +231,19 @@ def test_a_process_that_was_not_asked_is_not_said_to_have_ended() -> None:
     (finding,) = diagnose([asked], [Silent(101, "h1", "unasked")])
     assert "its process 101 runs, but was not asked: name it too, or no process at all" in finding.sentence
     assert "ended" not in finding.sentence
+
+
+def test_a_process_that_takes_no_more_questions_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped one, asked so often that its queue is full; its number is another one's here."""
+    monkeypatch.setattr(sources, "_folders", lambda: [tmp_path])
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as asking:
+        listener.bind(str(tmp_path / "4194304999-h0-7.sock"))
+        listener.listen(0)
+        for _ in range(3):
+            client = asking.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(tmp_path / "4194304999-h0-7.sock"))
+        answers = sources.ask_processes()
+    assert answers.silent == (Silent(4194304999, "h0", "busy"),)
+    assert answers.notes == ()

@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -10,9 +11,10 @@ from paths import FIXTURES
 from typer.testing import CliRunner
 
 from holmes.lab.fake_sysfs import write_sysfs
+from holmes.tools.affinity import MEANINGS, affinity, placed
 from holmes.tools.cli import load
 from holmes_comm.errors import NicError, UsageError
-from holmes_comm.nics import NicSelection, discover_nics
+from holmes_comm.nics import NicSelection, discover_gpus, discover_nics
 
 MACHINES = FIXTURES / "machines"
 EXPECTED = yaml.safe_load((MACHINES / "expected.yaml").read_text())
@@ -229,3 +231,58 @@ def test_rails_are_asked_for_in_the_selection() -> None:
         NicSelection(max_rails=0)
     with pytest.raises(UsageError, match="rails:two is no number"):
         NicSelection.parse("rails:two")
+
+
+# --- GPU by NIC ---
+
+NEAR = {
+    "infiniband8": ("0000:1b:00.0", {"ib0": "PIX", "ib1": "NODE", "ib8": "NODE", "ib4": "SYS", "eno3": "NODE"}),
+    "infiniband_and_roce": ("0000:43:00.0", {"ibp65s0:1": "PHB", "ibp97s0": "NODE", "ibp1s0": "SYS"}),
+    "roce_bond_vlan": ("0000:3d:00.0", {"bond0": "PHB", "eth2": "PHB", "eth0": "NODE", "eth4": "SYS"}),
+    "cloud_ethernet": ("0001:00:00.0", {"enP2s2": "NODE"}),
+}
+
+
+@pytest.mark.parametrize("machine", NEAR)
+def test_words_of_gpus_and_nics(machine, sysfs):
+    root = sysfs(machine)
+    found, gpus = placed(discover_nics(root)), discover_gpus(root)
+    words = affinity(gpus, found)
+    gpu, expected = NEAR[machine]
+    row = dict(zip([nic.name for nic in found], words[[one["pci_address"] for one in gpus].index(gpu)], strict=True))
+    assert {name: row[name] for name in expected} == expected
+    assert not any(nic.parent for nic in found)
+    order = list(MEANINGS)
+    for nic, column in zip(found, zip(*words, strict=True), strict=True):
+        best = min(map(order.index, column))
+        nearest = {one["pci_address"] for one, word in zip(gpus, column, strict=True) if order.index(word) == best}
+        assert set(nic.nearest_gpus) <= nearest
+
+
+def test_two_switches_are_pxb_and_two_functions_of_a_device_pix():
+    def word(one, other):
+        gpu = {"pci_path": f"devices/pci0000:00/{one}", "numa_node": 0}
+        nic = SimpleNamespace(name="n", parent="", pci_path=f"devices/pci0000:00/{other}", numa_node=0, members=[])
+        return affinity([gpu], [nic])[0][0]
+
+    assert word("up/s/a/gpu", "up/s/b/t/c/nic") == "PXB"
+    assert word("up/s/a/gpu", "up/s/b/nic") == "PIX"
+    assert word("up/gpu.0", "up/nic.1") == "PIX"
+    assert word("one/gpu", "two/nic") == "PHB"
+
+
+@pytest.mark.parametrize("machine", EXPECTED)
+def test_the_matrix_fits_80_columns(machine, sysfs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    root = sysfs(machine)
+    run = CliRunner().invoke(load("tools.cli.nics:nics"), ["--matrix", "--sysfs-root", root])
+    assert run.exit_code == 0
+    assert max(map(len, run.output.splitlines())) <= 80
+    printed = CliRunner().invoke(load("tools.cli.nics:nics"), ["--matrix", "--json", "-", "--sysfs-root", root]).output
+    rows = json.loads(printed)
+    assert len(rows) == len(discover_gpus(root))
+    if rows and rows[0]["nics"]:
+        assert all(name in run.output for name in rows[0]["nics"])
+        assert all(word in run.output for row in rows for word in row["nics"].values())
+    else:
+        assert "no matrix" in run.output

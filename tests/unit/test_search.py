@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import random
 import re
 from pathlib import Path
 
 import pytest
+from exhaustive_search import every_candidate, random_case, stated_losses, topology
 from typer.testing import CliRunner
 
 from holmes.cluster.topology import Topology
-from holmes.planning.model.gpt import Transformer
 from holmes.planning.model.gpus import gpu_named
 from holmes.planning.model.presets import PRESETS, load_model
 from holmes.planning.plan import Plan
 from holmes.planning.plan.proof import check
 from holmes.planning.schedule import TRAINERS
 from holmes.planning.search import Assumptions, Wanted, machines_of, search
-from holmes.planning.search.candidate import evaluate
 from holmes.planning.search.estimate import estimate
 from holmes.planning.search.layout import Layout
 from holmes.tools.cli.plan import app
 from holmes.training.integrations.export import export_plan
-
-
-def topology(**second: object) -> Topology:
-    """Two clusters of two hosts with 4 GPUs each, joined by Ethernet; `second`: what differs in the second one."""
-
-    def host(name: str, nic_class: str, gbps: float, gpu: str) -> dict:
-        ports = [
-            {"name": "fast0", "nic_class": nic_class, "subnet": name, "speed_gbps": gbps},
-            {"name": "eth0", "nic_class": "ethernet", "subnet": "all", "speed_gbps": 25},
-        ]
-        return {"name": f"{name}{{}}", "count": 2, "ranks_per_host": 4, "gpu": gpu, "ports": ports}
-
-    options = {"name": "b", "nic_class": "roce_v2", "gbps": 100, "gpu": "A100-80GB"} | second
-    hosts = [host("a", "infiniband", 200, "A100-80GB"), host(**options)]  # type: ignore[arg-type]
-    return Topology.from_dict({"kind": "holmes topology", "version": 2, "hosts": hosts})
-
 
 GPT = load_model("gpt-3.6b")
 
@@ -190,39 +171,19 @@ def test_a_trainer_limits_the_search() -> None:
         Wanted(trainer="deepspeed", recomputation="selective")
 
 
-def random_case(seed: int) -> tuple[Topology, Transformer, int]:
-    """Two unlike clusters, networks from slow to fast, a small model."""
-    draw = random.Random(seed)
-    second = {"gbps": draw.choice([1, 10, 100]), "gpu": draw.choice(["A100-80GB", "H100", "A100-40GB"])}
-    machines = topology(**second).to_dict()
-    ranks = draw.choice([1, 2])
-    ethernet = draw.choice([0.1, 1, 25])
-    for host in machines["hosts"]:
-        host["ranks_per_host"] = ranks
-        host["ports"][-1]["speed_gbps"] = ethernet
-    hidden = draw.choice([512, 2048])
-    model = Transformer(draw.choice([8, 12]), hidden, 8, sequence=draw.choice([512, 2048]), vocabulary=32000)
-    return Topology.from_dict(machines), model, draw.choice([16, 32])
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_is_faster_and_every_stated_loss_is_that_of_the_best(seed: int) -> None:
     """Against all choices, simulated: the best, and the best with each other value of each decision."""
     machines, model, batch = random_case(seed)
     found = search(machines, model, batch)
-    every = []
-    for choice, _ in found.estimates:
-        with contextlib.suppress(ValueError):  # memory has room for parts of layers only
-            every.append(evaluate(Layout.of(found.machines, model, choice, batch)))
+    every = every_candidate(found, model, batch)
     least_s = min(candidate.step_s for candidate in every)
     assert found.best.step_s <= 1.01 * least_s
-    stated = [line for line in found.reasons() if "the best with another" in line]
+    stated = stated_losses(found)
     assert stated
-    for line in stated:
-        name = line.split()[0].replace("-", "_")
-        for value, percent in re.findall(r"[:,] (\S+) \+?(-?[\d.]+) %", line):
-            own_s = min(one.step_s for one in every if str(getattr(one.choice, name)) == value)
-            assert found.best.step_s * (1 + float(percent) / 100) <= 1.012 * own_s, (line, value, own_s)
+    for name, value, share in stated:
+        own_s = min(one.step_s for one in every if str(getattr(one.choice, name)) == value)
+        assert found.best.step_s * (1 + share) <= 1.012 * own_s, (name, value, own_s)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 4, 8])

@@ -253,7 +253,11 @@ const std::vector<Row>& table() {
         "Signal on which a process writes its flight record there."},
        read_signal},
       {{"HOLMES_METRICS_PORT", "port, 1 to 65535", "not served",
-        "Metrics over HTTP at `127.0.0.1`, this port plus `LOCAL_RANK`: `/metrics` (Prometheus), `/metrics.json`."},
+        "Metrics over HTTP at this port plus `LOCAL_RANK`: `/metrics` (Prometheus), `/metrics.json`."},
+       nullptr},
+      {{"HOLMES_METRICS_ADDRESS", "IP address of this host, `0.0.0.0` or `::`: all", "`127.0.0.1`",
+        "Where that port listens. Whoever reaches it reads names of hosts and groups, and counts; there is no "
+        "password."},
        nullptr},
       {{"XDG_RUNTIME_DIR", "folder", "`/tmp/holmes-<uid>`",
         "Each process has its private socket for `holmes debug` in `holmes/` there."},

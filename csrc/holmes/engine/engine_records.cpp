@@ -64,7 +64,8 @@ CommunicatorRecord EngineRecords::record(Clock::time_point until) {
 }
 
 CommunicatorMetrics EngineRecords::metrics() {
-  return {engine_.group().name, engine_.connections(), engine_.group().recorder->totals()};
+  return {engine_.group().name, engine_.connections(), engine_.group().recorder->totals(),
+          engine_.group().recorder->oldest_unfinished()};
 }
 
 void EngineRecords::keep_after_end() {

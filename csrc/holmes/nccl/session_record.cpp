@@ -68,6 +68,8 @@ CommunicatorRecord SessionRecord::record(Clock::time_point) {
   return record;
 }
 
-CommunicatorMetrics SessionRecord::metrics() { return {identity_.name, {}, recorder_.totals()}; }
+CommunicatorMetrics SessionRecord::metrics() {
+  return {identity_.name, {}, recorder_.totals(), recorder_.oldest_unfinished()};
+}
 
 }  // namespace holmes::nccl

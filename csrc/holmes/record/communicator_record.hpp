@@ -70,11 +70,12 @@ struct CommunicatorRecord {
   std::vector<RecordedOperation> operations;  // oldest first
 };
 
-// What ended of a communicator or will end, for metrics.
+// What a communicator has done and does, for metrics.
 struct CommunicatorMetrics {
   std::string name;  // empty: it does not count yet
   std::vector<ConnectionInfo> connections;
   std::array<OperationTotals, op_code_count> operations{};
+  std::optional<RecordedOperation> waiting{};  // the oldest that has not ended
 };
 
 // A communicator as the flight record sees it. Thread-safe.

@@ -150,7 +150,9 @@ std::string process_record_json(const std::string& reason, Duration patience, Du
   json.field("wall_s", seconds_of(wall));
   json.key("communicators").begin_array();
   for (const CommunicatorRecord& record : records) append_json(json, record);
-  json.end_array().key("stacks");
+  json.end_array().key("metrics");
+  append_json(json, collect_metrics());
+  json.key("stacks");
   const StackSource source = stack_source.load();
   json.raw(source ? source(patience) : "[]");
   json.end_object();

@@ -1,5 +1,6 @@
 #include "holmes/record/flight_recorder.hpp"
 
+#include <algorithm>
 #include <bit>
 
 namespace holmes {
@@ -125,6 +126,12 @@ std::vector<RecordedOperation> FlightRecorder::operations() const {
     found.push_back(operation);
   }
   return found;
+}
+
+std::optional<RecordedOperation> FlightRecorder::oldest_unfinished() const {
+  const auto kept = operations();
+  const auto found = std::ranges::find_if(kept, [](const auto& operation) { return !operation.finished; });
+  return found == kept.end() ? std::nullopt : std::optional(*found);
 }
 
 std::array<OperationTotals, op_code_count> FlightRecorder::totals() const {

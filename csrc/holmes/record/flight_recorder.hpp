@@ -60,6 +60,8 @@ public:
 
   // What is kept, oldest first.
   std::vector<RecordedOperation> operations() const;
+  // Of these, the first that has not ended.
+  std::optional<RecordedOperation> oldest_unfinished() const;
   std::array<OperationTotals, op_code_count> totals() const;
 
 private:

@@ -11,6 +11,7 @@
 namespace holmes {
 namespace {
 
+constexpr double ns_per_s = 1e9;
 constexpr std::size_t kept_failures = 16;
 // A long job may make any number of groups, each with a new name.
 constexpr std::size_t kept_groups = 256;
@@ -75,7 +76,11 @@ void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
     if (from.completed + from.failed == 0) continue;
     all.operations[{one.name, static_cast<OpCode>(op)}] += from;
   }
-  if (is_alive && !one.name.empty()) ++all.communicators[one.name];
+  if (!is_alive || one.name.empty()) return;
+  ++all.communicators[one.name];
+  if (!one.waiting) return;
+  const auto [place, is_first] = all.waiting.emplace(one.name, *one.waiting);
+  if (!is_first && one.waiting->queued < place->second.queued) place->second = *one.waiting;
 }
 
 // Moves what `counts`, by group and something else, has of `group` to the older groups.
@@ -180,6 +185,44 @@ Metrics collect_metrics() {
   }
   for (const auto& source : sources) add(all, source->metrics(), true);
   return all;
+}
+
+void append_json(JsonWriter& json, const Metrics& metrics) {
+  json.begin_object().key("nics").begin_array();
+  for (const auto& [key, totals] : metrics.nics)
+    json.begin_object()
+        .field("group", key.first)
+        .field("nic", key.second)
+        .field("sent_bytes", totals.sent_bytes)
+        .field("received_bytes", totals.received_bytes)
+        .field("retransmitted_segments", totals.retransmitted_segments)
+        .field("resent_chunks", totals.resent_chunks)
+        .field("connections", totals.connections)
+        .end_object();
+  json.end_array().key("operations").begin_array();
+  for (const auto& [key, totals] : metrics.operations)
+    json.begin_object()
+        .field("group", key.first)
+        .field("op", name(key.second))
+        .field("completed", totals.completed)
+        .field("failed", totals.failed)
+        .field("bytes", totals.bytes)
+        .field("seconds", static_cast<double>(totals.ns) / ns_per_s)
+        .end_object();
+  json.end_array().key("failures").begin_array();
+  for (const auto& [key, count] : metrics.failures)
+    json.begin_object().field("group", key.first).field("error", key.second).field("count", count).end_object();
+  json.end_array().key("communicators").begin_object();
+  for (const auto& [group, count] : metrics.communicators) json.field(group, count);
+  json.end_object().key("waits").begin_array();
+  for (const auto& [group, operation] : metrics.waiting)
+    json.begin_object()
+        .field("group", group)
+        .field("op", name(operation.call.op))
+        .field("sequence", operation.call.sequence)
+        .field("seconds", std::chrono::duration<double>(Clock::now() - operation.queued).count())
+        .end_object();
+  json.end_array().end_object();
 }
 
 }  // namespace holmes

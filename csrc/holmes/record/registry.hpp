@@ -44,7 +44,11 @@ struct Metrics {
   std::map<std::pair<std::string, OpCode>, OperationTotals> operations;  // by group and operation
   std::map<std::pair<std::string, std::string>, std::uint64_t> failures;  // by group and kind of error
   std::map<std::string, std::uint64_t> communicators;                     // alive ones, by group
+  std::map<std::string, RecordedOperation> waiting;                       // the oldest that has not ended, by group
 };
 Metrics collect_metrics();
+
+// Lists of objects, by group and NIC, operation or error; what has not ended with the seconds since its call.
+void append_json(JsonWriter& json, const Metrics& metrics);
 
 }  // namespace holmes

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holmes.cluster.probe.exchange import Exchange
 from holmes.cluster.probe.meter import Meeting, Meter, slot_s
 from holmes.cluster.probe.stream import Window
-from holmes.cluster.topology import ROUTED, Fabric, Host, Link, Topology, TopologyFinding, make_topology
+from holmes.cluster.topology import ROUTED, Fabric, Host, Link, Pair, Topology, TopologyFinding, make_topology
 from holmes.cluster.topology.measured import (
     PairRate,
     measured_fabrics,
@@ -62,7 +62,17 @@ def measure_topology(
     whole = {fabric.name for fabric in fabrics if len(parts_of(fabric, known[fabric.name])) > 1}
     final = [_from_links(fabric, links) if fabric.name in whole else fabric for fabric in measured]
     slow = [finding for fabric in fabrics for finding in slow_hosts(fabric, by_id, known[fabric.name])]
-    return make_topology(hosts, final, [*findings, *slow], links)
+    return make_topology(hosts, final, [*findings, *slow], links, _host_pairs(by_id, known.values()))
+
+
+def _host_pairs(hosts: Mapping[str, Host], pairs: Iterable[Iterable[PairRate]]) -> list[Pair]:
+    """Each once, though two fabrics may have it."""
+    found = {frozenset(pair.nics): pair for each in pairs for pair in each}
+    return [
+        Pair((hosts[one].name, hosts[other].name), (nic, peer), rounded(pair.gbps), rounded(pair.latency_s))
+        for pair in found.values()
+        for (one, nic), (other, peer) in [pair.nics]
+    ]
 
 
 def _from_links(fabric: Fabric, links: Sequence[Link]) -> Fabric:

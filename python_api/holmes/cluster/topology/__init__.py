@@ -14,6 +14,7 @@ from holmes.cluster.topology.parts import (
     Host,
     Link,
     NodeInventory,
+    Pair,
     Port,
     TopologyFinding,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Host",
     "Link",
     "NodeInventory",
+    "Pair",
     "Port",
     "Topology",
     "TopologyFinding",

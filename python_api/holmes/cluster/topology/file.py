@@ -15,12 +15,12 @@ from typing import Any
 from holmes import files
 from holmes.cluster.topology.fabrics import candidate_fabrics, make_fabric
 from holmes.cluster.topology.fields import Entry, numbered
-from holmes.cluster.topology.parts import NIC_CLASSES, Fabric, Host, Link, Port, TopologyFinding
+from holmes.cluster.topology.parts import NIC_CLASSES, Fabric, Host, Link, Pair, Port, TopologyFinding
 from holmes.cluster.topology.topology import Topology, make_topology
 from holmes_comm.errors import UsageError
 
 KIND, VERSION = "holmes topology", 2
-_TOP = ("kind", "version", "hosts", "fabrics", "findings", "links")
+_TOP = ("kind", "version", "hosts", "fabrics", "findings", "links", "pairs")
 _GPU = ("gpu", "gpu_memory_gib", "gpu_tflops")
 _MOST = 1_000_000  # ranks of one entry: more is a slip of the pen, and would fill the memory
 _MOST_NICS = 1024
@@ -30,6 +30,7 @@ _RATES = ("measured_gbps", "measured_min_gbps", "latency_s")
 _FABRIC = ("name", "nic_class", "subnet", "speed_gbps", "ports", "confirmed", *_RATES, "host_limited")
 _FINDING = tuple(field.name for field in dataclasses.fields(TopologyFinding))
 _LINK = tuple(field.name for field in dataclasses.fields(Link))
+_PAIR = tuple(field.name for field in dataclasses.fields(Pair))
 
 
 def to_dict(topology: Topology) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def to_dict(topology: Topology) -> dict[str, Any]:
             del entry["ranks"]
             entry = {"count": len(run), **entry, "name": template, "ranks_per_host": len(host.ranks)}
         hosts.append(entry)
-    rest = {"findings": files.plain(topology.findings), "links": files.plain(topology.links)}
+    rest = {key: files.plain(getattr(topology, key)) for key in ("findings", "links", "pairs")}
     fabrics = {} if _follow(topology) else {"fabrics": [_plain_fabric(f, names) for f in topology.fabrics]}
     return {"kind": KIND, "version": VERSION, "hosts": hosts, **fabrics, **_known(rest)}
 
@@ -74,7 +75,8 @@ def from_dict(data: Mapping[str, Any]) -> Topology:
     _unique([fabric.name for fabric in fabrics], "fabrics", "name")
     findings = [_finding(Entry(item, where, _FINDING)) for where, item in top.items("findings")]
     links = [_link(Entry(item, where, _LINK)) for where, item in top.items("links")]
-    return make_topology(hosts, fabrics, findings, links)
+    pairs = [_pair(Entry(item, where, _PAIR), by_name) for where, item in top.items("pairs")]
+    return make_topology(hosts, fabrics, findings, links, pairs)
 
 
 def _follow(topology: Topology) -> bool:
@@ -227,16 +229,36 @@ def _finding(entry: Entry) -> TopologyFinding:
 
 
 def _link(entry: Entry) -> Link:
-    clusters = [str(name) for _, name in entry.items("clusters", required=True)]
-    if len(clusters) != 2:
-        raise entry.wrong("clusters", "a list of two clusters' names")
+    rates = _rates(entry, "gbps", "latency_s", "aggregate_gbps")
+    return Link(_two(entry, "clusters"), entry.text("fabric"), pairs=entry.whole("pairs", 1), **rates)
+
+
+def _pair(entry: Entry, hosts: Mapping[str, Host]) -> Pair:
+    pair = Pair(_two(entry, "hosts"), _two(entry, "nics"), **_rates(entry, "gbps", "latency_s"))
+    for name, nic in zip(pair.hosts, pair.nics, strict=True):
+        if name not in hosts:
+            raise UsageError(f"{entry.where} names host {name!r}, which is not in hosts{_nearest(name, hosts)}")
+        if all(port.name != nic for port in hosts[name].ports):
+            have = ", ".join(port.name for port in hosts[name].ports) or "none"
+            raise UsageError(f"{entry.where} names NIC {nic!r}, but host {name} has no such NIC; it has {have}")
+    return pair
+
+
+def _two(entry: Entry, key: str) -> tuple[str, str]:
+    names = [str(name) for _, name in entry.items(key, required=True)]
+    if len(names) != 2:
+        raise entry.wrong(key, f"a list of two {key}' names")
+    return names[0], names[1]
+
+
+def _rates(entry: Entry, *keys: str) -> dict[str, float]:
     rates = {}
-    for key in ("gbps", "latency_s", "aggregate_gbps"):
+    for key in keys:
         value = entry.positive(key)
         if value is None:
             raise entry.wrong(key, "a number above 0")
         rates[key] = value
-    return Link((clusters[0], clusters[1]), entry.text("fabric"), pairs=entry.whole("pairs", 1), **rates)
+    return rates
 
 
 def _known(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -134,6 +134,16 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """What two hosts, by name, have between one NIC of each (TCP payload, the slower direction; one way)."""
+
+    hosts: tuple[str, str]
+    nics: tuple[str, str]
+    gbps: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
 class TopologyFinding:
     """Something contradictory or slow: on which host and NIC, what, and what to do. `kind` is a short word for it."""
 

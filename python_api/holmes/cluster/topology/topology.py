@@ -11,7 +11,7 @@ from typing import Any
 
 from holmes import files
 from holmes.cluster.topology.fabrics import child_fabrics, in_order
-from holmes.cluster.topology.parts import Cluster, Fabric, Host, Link, TopologyFinding
+from holmes.cluster.topology.parts import Cluster, Fabric, Host, Link, Pair, TopologyFinding
 from holmes.cluster.topology.preference import best_first
 from holmes_comm.errors import UsageError
 
@@ -28,6 +28,7 @@ class Topology:
     clusters: tuple[Cluster, ...]
     findings: tuple[TopologyFinding, ...] = ()
     links: tuple[Link, ...] = ()
+    pairs: tuple[Pair, ...] = ()  # those that were measured
 
     @cached_property
     def world_size(self) -> int:
@@ -182,6 +183,7 @@ def make_topology(
     fabrics: Sequence[Fabric],
     findings: Sequence[TopologyFinding] = (),
     links: Sequence[Link] = (),
+    pairs: Sequence[Pair] = (),
 ) -> Topology:
     """The topology of these hosts and fabrics, its clusters found."""
     return Topology(
@@ -190,6 +192,7 @@ def make_topology(
         clusters=find_clusters(hosts, fabrics),
         findings=tuple(findings),
         links=tuple(links),
+        pairs=tuple(pairs),
     )
 
 

@@ -30,6 +30,8 @@ SUBCOMMANDS = {
     "store": ("tools.cli.store:store", "Serve the store of an elastic job, which outlives its hosts."),
     "stress": ("lab.stress.cli:stress", "Communication shaped like training, every result checked."),
     "debug": ("tools.cli.debug:debug", "Why a job hangs or failed: who waits for whom, in what, on which NIC."),
+    "top": ("tools.cli.top:top", "A running job, live: each rank's groups, NICs, rates and waits."),
+    "report": ("tools.cli.report:report", "One HTML page: this machine, the topology, a plan, what bench measured."),
     "testbed": ("lab.testbed.cli:app", "Run a command on emulated nodes and clusters, without root."),
     "bench": ("tools.cli.bench:bench", "Latency and bandwidth of the collectives, per NIC."),
     "bench compute": ("tools.cli.bench_compute:compute", "How long a GPT's parts take on this machine."),

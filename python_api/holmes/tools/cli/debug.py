@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
+from holmes import files
 from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.debug.diagnose import diagnose_job
 from holmes.tools.debug.members import JobRecord, jobs_of
 from holmes.tools.debug.sources import Answers, ask_folder, ask_processes, read_folder
 from holmes.tools.debug.torch_traces import write_torch_traces
+from holmes.tools.debug.trace import chrome_trace, read_timeline
 from holmes.words import count
 from holmes_comm.errors import UsageError
 
@@ -31,14 +34,26 @@ def debug(
         Path | None,
         typer.Option(help="A folder: also writes there what PyTorch's own analyser (fr_trace) reads, a file a rank."),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write what all ranks did as one trace for Perfetto or chrome://tracing (.json)."),
+    ] = None,
+    steps: Annotated[
+        Optional[list[Path]],  # noqa: UP045 (typer reads it at run time)
+        typer.Option(help="With --trace: a file of an optimizer's tracing(), to be in it too; again for each rank."),
+    ] = None,
     all_jobs: Annotated[bool, typer.Option("--all", help="Also older jobs, not only the newest.")] = False,
 ) -> None:
     """Says why a job hangs or failed: who waits for whom, in which operation, on which NIC; one sentence per culprit.
 
     Asks running processes of this user on this machine (nothing need be set for that), or reads the files that every
-    rank writes on failure with HOLMES_FLIGHT_RECORDER_DIR. Exit code: 0 where nothing is wrong, 1 with findings, 2
-    where there is nothing to look at.
+    rank writes on failure with HOLMES_FLIGHT_RECORDER_DIR. --trace shows the newest job's last operations on a time
+    line of all ranks. Exit code: 0 where nothing is wrong, 1 with findings, 2 where there is nothing to look at.
     """
+    files.check_writable(trace)
+    if steps and trace is None:
+        raise UsageError("--steps is for --trace; name the trace's file")
+    timelines = [read_timeline(path) for path in steps or ()]
     answers = _collect(places or [], testbed, ask, wait_s)
     for note in answers.notes:
         typer.echo(f"holmes debug: {note}", err=True)
@@ -49,6 +64,8 @@ def debug(
         jobs = jobs[:1]
     if torch_traces is not None:
         write_torch_traces([m.record for m in jobs[0].members if m.record is not None], torch_traces)
+    if trace is not None:
+        files.replace(trace, json.dumps(chrome_trace(jobs[0], timelines)) + "\n")
     found = [(job, diagnose_job(job)) for job in jobs]
     rows = [{"processes": _processes(job), "findings": [f.to_dict() for f in findings]} for job, findings in found]
 

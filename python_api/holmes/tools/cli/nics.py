@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,8 +13,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from holmes.tools.affinity import MEANINGS, affinity, placed
 from holmes.tools.cli.output import JsonFile, show
-from holmes_comm.nics import Nic, discover_nics
+from holmes.words import count
+from holmes_comm.nics import Nic, discover_gpus, discover_nics
 
 _CLASS_TEXT = {
     "infiniband": "InfiniBand",
@@ -29,13 +31,26 @@ _ANY_WIDTH = 10_000
 
 
 def nics(
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="How near each GPU is to each NIC, as `nvidia-smi topo -m` says it.")
+    ] = False,
     json_file: JsonFile = None,
     sysfs_root: Annotated[
         Path | None, typer.Option(help="Read this folder instead of HOLMES_SYSFS_ROOT or /sys.")
     ] = None,
 ) -> None:
     """Lists this host's NICs: class, speed, state, addresses, GID, PCI place and nearest GPUs."""
-    found = discover_nics(None if sysfs_root is None else str(sysfs_root))
+    root = None if sysfs_root is None else str(sysfs_root)
+    found = discover_nics(root)
+    if matrix:
+        gpus, beside = discover_gpus(root), placed(found)
+        words = affinity(gpus, beside)
+        rows = [
+            {**gpu, "nics": {nic.name: word for nic, word in zip(beside, row, strict=True)}}
+            for gpu, row in zip(gpus, words, strict=True)
+        ]
+        show(json_file, rows, lambda: print_matrix(Console(), gpus, beside, words))
+        return
     show(json_file, [nic.to_dict() for nic in found], lambda: print_nics(Console(), found))
 
 
@@ -49,6 +64,42 @@ def print_nics(console: Console, found: Iterable[Nic]) -> None:
         return
     for nic in found:
         console.print(_paragraph(nic, console.width), style=None if nic.is_up else "dim", soft_wrap=True)
+
+
+def print_matrix(
+    console: Console, gpus: Sequence[Mapping[str, Any]], found: Sequence[Nic], words: Sequence[Sequence[str]]
+) -> None:
+    """Rows of GPUs, columns of NICs; where their names take too much room, they are numbered and named below."""
+    if not gpus or not found:
+        console.print(f"{count(len(gpus), 'GPU')} and {count(len(found), 'NIC')} on this host's PCI bus: no matrix")
+        return
+    short = [nic.name for nic in found]
+    lines = _matrix(gpus, short, words)
+    if max(map(len, lines)) > console.width:
+        short = [f"NIC{number}" for number in range(len(found))]
+        lines = _matrix(gpus, short, words)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print()
+    if short[0] != found[0].name:
+        named = [f"{one} {nic.name}" for one, nic in zip(short, found, strict=True)]
+        console.print(textwrap.fill(", ".join(named), console.width), highlight=False)
+    used = [word for word in MEANINGS if any(word in row for row in words)]
+    for word in used:
+        console.print(f"{word:<4} {MEANINGS[word]}", highlight=False)
+
+
+def _matrix(gpus: Sequence[Mapping[str, Any]], names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(name), *(len(row[column]) for row in words)) for column, name in enumerate(names)]
+    rows = [("GPU", "NUMA", names)]
+    rows += [
+        (_short_pci(gpu["pci_address"]), _or_dash(gpu["numa_node"]), row) for gpu, row in zip(gpus, words, strict=True)
+    ]
+    first = max(len(row[0]) for row in rows)
+    return [
+        f"{gpu:<{first}} {node:>4} " + " ".join(f"{word:<{w}}" for word, w in zip(cells, widths, strict=True)).rstrip()
+        for gpu, node, cells in rows
+    ]
 
 
 def _paragraph(nic: Nic, width: int) -> Text:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from holmes import files
 from holmes.cluster.topology import Topology, make_topology, merge_hosts
+from holmes.cluster.topology.matrix import matrix_of, print_matrix
 from holmes.cluster.topology.tables import print_topology
 from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.job_store import in_job, join_job
@@ -21,6 +22,9 @@ def topology(
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write it to this .yaml or .json file.")] = None,
     draw: Annotated[Path | None, typer.Option(help="Draw it (.svg, .png or .pdf); needs matplotlib.")] = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Host by host: the rate between each two, bad pairs marked.")
+    ] = False,
     json_file: JsonFile = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Bound of one connection attempt.")] = 3.0,
     measure_s: Annotated[
@@ -44,6 +48,10 @@ def topology(
         from holmes.cluster.topology.draw import draw_topology
 
         draw_topology(found, draw)
+    if matrix:
+        rates = matrix_of(found)
+        show(json_file, rates, lambda: print_matrix(Console(), rates))
+        return
     show(json_file, found.to_dict(), lambda: print_topology(Console(), found))
 
 

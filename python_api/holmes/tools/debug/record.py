@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holmes_comm.errors import UsageError
+from holmes_comm.process_metrics import Metrics
 from holmes_comm.recorder import short_name
 
 __all__ = ["KIND", "Failure", "Operation", "ProcessRecord", "Progress", "RankIdentity", "View"]
@@ -48,6 +49,7 @@ class Operation:
     tag: int
     state: str
     queued_s: float  # wall clock, as the following
+    started_s: float | None = None
     finished_s: float | None = None
     is_awaited: bool = False
     peers: tuple[Progress, ...] | None = None
@@ -126,7 +128,11 @@ class View:
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """All communicators of one process. `stack`: of its main thread, innermost first; empty where unknown."""
+    """All communicators of one process. `stack`: of its main thread, innermost first; empty where unknown.
+
+    `metrics`: what they have moved and done; None in records of before there were any. `to_wall_s`: the wall clock
+    less the monotonic one.
+    """
 
     host: str
     pid: int
@@ -136,6 +142,8 @@ class ProcessRecord:
     taken_s: float
     views: tuple[View, ...]
     stack: tuple[str, ...] = field(default=())
+    metrics: Metrics | None = None
+    to_wall_s: float = 0.0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProcessRecord:
@@ -156,6 +164,8 @@ class ProcessRecord:
             data["wall_s"],
             tuple(_view(entry, to_wall_s, data["wall_s"]) for entry in data["communicators"]),
             tuple(main["frames"]) if main else (),
+            Metrics.from_dict(data["metrics"]) if "metrics" in data else None,
+            to_wall_s,
         )
 
 
@@ -191,7 +201,7 @@ _FAILURE_FIELDS = ("error", "message", "peer", "host", "nic")
 
 
 def _operation(data: Mapping[str, Any], to_wall_s: float, state: str) -> Operation:
-    finished = data.get("finished_s")
+    started, finished = data.get("started_s"), data.get("finished_s")
     peers = data.get("peers")
     return Operation(
         op=data["op"],
@@ -206,6 +216,7 @@ def _operation(data: Mapping[str, Any], to_wall_s: float, state: str) -> Operati
         tag=data["tag"],
         state=state,
         queued_s=data["queued_s"] + to_wall_s,
+        started_s=None if started is None else started + to_wall_s,
         finished_s=None if finished is None else finished + to_wall_s,
         is_awaited=bool(data.get("awaited")),
         peers=None if peers is None else tuple(Progress(**entry) for entry in peers),

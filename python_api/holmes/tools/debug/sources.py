@@ -62,8 +62,10 @@ def ask_processes(pids: Collection[int] = (), *, testbed_only: bool = False) -> 
     threads = [threading.Thread(target=ask, args=(index,), daemon=True) for index in range(len(paths))]
     for thread in threads:
         thread.start()
-    for thread in threads:
+    for index, thread in enumerate(threads):
         thread.join(_ANSWER_S + 1)
+        if thread.is_alive():  # this machine is busy, too
+            found[index] = _unheard(paths[index], "busy")
     records = tuple(answer for answer in found if isinstance(answer, ProcessRecord))
     if testbed_only:
         records = tuple(record for record in records if record.is_testbed)
@@ -114,27 +116,33 @@ def _folders() -> list[Path]:
     return [folder for folder in candidates if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)]
 
 
-def _ask(path: Path, pids: Collection[int]) -> ProcessRecord | Silent | None:
+def _unheard(path: Path, state: str) -> Silent:
     number, _, rest = path.stem.partition("-")
+    return Silent(int(number), rest.rpartition("-")[0], state)
+
+
+def _ask(path: Path, pids: Collection[int]) -> ProcessRecord | Silent | None:
+    number = path.stem.partition("-")[0]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ANSWER_S)
         try:
             connection.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             return None  # left behind by a process that was killed
+        except BlockingIOError:  # it has taken none of many questions; its number elsewhere (in a testbed) is not known
+            return _unheard(path, "stopped" if _is_stopped(int(number)) else "busy")
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid = _CREDENTIALS.unpack(raw)[0]
-        host = rest.rpartition("-")[0]
         if pids and pid not in pids:
-            return Silent(int(number), host, "unasked")
+            return _unheard(path, "unasked")
         if _is_stopped(pid):
-            return Silent(int(number), host, "stopped")
+            return _unheard(path, "stopped")
         chunks = []
         try:
             while chunk := connection.recv(1 << 16):
                 chunks.append(chunk)
         except TimeoutError:
-            return Silent(int(number), host, "stopped" if _is_stopped(pid) else "busy")
+            return _unheard(path, "stopped" if _is_stopped(pid) else "busy")
     return ProcessRecord.from_dict(json.loads(b"".join(chunks))) if chunks else None
 
 

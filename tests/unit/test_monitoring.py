@@ -1,0 +1,79 @@
+"""The Grafana board and the Prometheus files of examples/monitoring: they ask for series that ranks really have."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+from paths import ROOT
+
+from holmes_comm.process_metrics import Metrics, NicMetrics, OperationMetrics, Wait
+
+FOLDER = ROOT / "examples" / "monitoring"
+NAMES = re.compile(r"holmes_\w+")
+
+
+def served() -> dict[str, set[str]]:
+    """Series and their labels, of a rank that has everything."""
+    nics = (NicMetrics("dp", "ib0", 1, 1, 1, 1, 1),)
+    operations = (OperationMetrics("dp", "all_reduce", 1, 1, 1, 1.0),)
+    failures = {("dp", "TimeoutError"): 1}
+    labels = {"rank": "0", "host": "a0"}
+    waits = (Wait("dp", "send", 3, 1.5),)
+    lines = Metrics(nics, operations, failures, {"dp": 1}, labels, waits).to_prometheus().splitlines()
+    series = [re.fullmatch(r"(\w+)\{(.*)\} \S+", line) for line in lines if not line.startswith("#")]
+    assert all(series)
+    return {found[1]: set(re.findall(r'(\w+)="', found[2])) for found in series if found}
+
+
+def expressions() -> list[str]:
+    board = json.loads((FOLDER / "grafana-board.json").read_text())
+    alerts = yaml.safe_load((FOLDER / "alerts.yml").read_text())
+    found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    found += [variable["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
+    return found + [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+
+
+def test_every_query_asks_for_series_and_labels_that_are_there() -> None:
+    series = served()
+    for expression in expressions():
+        names = set(NAMES.findall(expression))
+        assert names <= series.keys(), expression
+        labels = set().union(*(series[name] for name in names), {"job"})
+        assert set(re.findall(r"(\w+)=~?\"", expression)) <= labels, expression
+    used = {name for expression in expressions() for name in NAMES.findall(expression)}
+    assert used >= series.keys() - {"holmes_connections", "holmes_communicators", "holmes_operation_bytes_total",
+                                    "holmes_operations_failed_total"}  # fmt: skip
+
+
+def test_the_board_is_one_that_grafana_imports() -> None:
+    board: dict[str, Any] = json.loads((FOLDER / "grafana-board.json").read_text())
+    assert {"title", "uid", "panels", "templating", "schemaVersion"} <= board.keys()
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not taken & cells, panel["title"]
+        assert all(0 <= x < 24 for x, _ in cells)
+        taken |= cells
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: apt-get install prometheus")
+def test_prometheus_accepts_its_files() -> None:
+    run = subprocess.run(
+        ["promtool", "check", "config", str(FOLDER / "prometheus.yml")], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "SUCCESS: 3 rules found" in run.stdout
