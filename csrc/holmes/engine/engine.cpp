@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <utility>
 
 #include "holmes/core/error.hpp"
@@ -14,6 +15,26 @@ namespace {
 
 // Operations started by what follows another one's end (Work::on_final) are not driven inside of it.
 thread_local bool this_thread_drives = false;
+
+// For what may be left out where memory is short.
+template <typename Action>
+void where_memory_allows(const Action& action) {
+  try {
+    action();
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+}
+
+// For what has to be: once more where memory was short for a moment.
+template <typename Action>
+void at_least_again(const Action& action) {
+  try {
+    action();
+  } catch (const std::bad_alloc&) {
+    action();
+  }
+}
 
 }  // namespace
 
@@ -32,7 +53,9 @@ Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel
       if (channel && channel->needs_maintenance()) maintained_.push_back(channel.get());
 }
 
-Engine::~Engine() { records_.keep_after_end(); }
+Engine::~Engine() {
+  where_memory_allows([&] { records_.keep_after_end(); });
+}
 
 void Engine::throw_if_inherited() const {
   if (!is_inherited()) return;
@@ -80,17 +103,29 @@ bool Engine::progress_or_fail() {
   try {
     return progress_or_throw();
   } catch (const StreamClosed& closed) {
-    try {
-      detector_.throw_stream_closed(closed);
-    } catch (const HolmesError& error) {
-      fail(failure_of(error));
-    }
+    fail_where_it_throws([&] { detector_.throw_stream_closed(closed); });
   } catch (const HolmesError& error) {
     fail(failure_of(error));
   } catch (const std::exception& error) {
-    fail({ErrorKind::system, "communicator '" + group_->name + "': " + error.what(), {}});
+    fail(system_failure(error));
   }
   return true;
+}
+
+// Whatever it is, memory that is short among it, ends the communicator in order.
+template <typename Action>
+void Engine::fail_where_it_throws(const Action& action) {
+  try {
+    action();
+  } catch (const HolmesError& error) {
+    fail(failure_of(error));
+  } catch (const std::exception& error) {
+    fail(system_failure(error));
+  }
+}
+
+Failure Engine::system_failure(const std::exception& error) const {
+  return {ErrorKind::system, "communicator '" + group_->name + "': " + error.what(), {}};
 }
 
 bool Engine::progress_or_throw() {
@@ -128,7 +163,7 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
   Collective* running = operations_.running();
   const P2pEngine& p2p = operations_.p2p();
   bool block = true;
-  try {
+  fail_where_it_throws([&] {
     if (detector_.has_lost_any())  // finish_wait will say who is missed
       for (int peer = 0; peer < group_->size; ++peer) block &= !detector_.is_missed(peer);
     const auto wait_for = [&](Channel& channel, std::size_t recv_bytes, std::size_t send_bytes) {
@@ -142,13 +177,10 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
         wait_for(*group_->channels[peer], running->awaited_recv_bytes(peer), running->awaited_send_bytes(peer));
     for (const int peer : p2p.active_peers())
       wait_for(*p2p.channels()[peer], p2p.awaited_recv_bytes(peer), p2p.awaited_send_bytes(peer));
-  } catch (const HolmesError& error) {
-    fail(failure_of(error));
-    return false;
-  }
-  fds.push_back(detector_.controls_pollfd());
-  fds.push_back({wake_fd_.get(), POLLIN, 0});
-  return block;
+    fds.push_back(detector_.controls_pollfd());
+    fds.push_back({wake_fd_.get(), POLLIN, 0});
+  });
+  return block && !is_dead();
 }
 
 void Engine::finish_wait() {
@@ -161,7 +193,7 @@ void Engine::finish_wait() {
     const auto now = Clock::now();
     for (Channel* channel : maintained_) channel->maintain(now);
   }
-  try {
+  fail_where_it_throws([&] {
     detector_.check_controls();
     // A peer that is gone may have left all that is needed; look before giving up on it.
     for (int peer = 0; detector_.has_lost_any() && peer < group_->size; ++peer) {
@@ -170,19 +202,15 @@ void Engine::finish_wait() {
       }
       if (!is_dead() && detector_.is_missed(peer)) detector_.throw_peer_lost(peer, 0);
     }
-  } catch (const HolmesError& error) {
-    fail(failure_of(error));
-  }
+  });
   check_deadlines();
 }
 
 void Engine::check_deadlines() {
   if (is_dead()) return;
-  try {
-    if (const auto failure = detector_.check_deadlines()) fail(*failure);
-  } catch (const HolmesError& error) {
-    fail(failure_of(error));  // a peer told first what is wrong
-  }
+  fail_where_it_throws([&] {
+    if (const auto failure = detector_.check_deadlines()) fail(*failure);  // or throws what a peer told first
+  });
 }
 
 std::optional<Clock::time_point> Engine::next_wake() const {
@@ -233,9 +261,10 @@ void Engine::set_dead(const Failure& failure, bool is_error) {
 void Engine::fail(Failure failure) {
   if (is_dead()) return;
   if (!failure.context.rank) failure.context.rank = detector_.own_context().rank;  // for the peers, who are told
-  records_.take_state();  // what it waited for, while that can be told
-  set_dead(failure, /*is_error=*/true);
-  log(LogLevel::info, group_->rank, "communicator '" + group_->name + "' failed: " + failure.message);
+  where_memory_allows([&] { records_.take_state(); });  // what it waited for, while that can be told
+  at_least_again([&] { set_dead(failure, /*is_error=*/true); });
+  where_memory_allows(
+      [&] { log(LogLevel::info, group_->rank, "communicator '" + group_->name + "' failed: " + failure.message); });
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank) continue;
     group_->controls[peer]->send_abort(failure);
@@ -243,11 +272,13 @@ void Engine::fail(Failure failure) {
     operations_.p2p().channels()[peer]->shutdown();
   }
   if (!is_internal(group_->name)) {
-    count_failure(group_->name, failure.kind);
-    // Before anybody hears of the error: the process may end then.
-    dump_on_failure(failure.message);
+    where_memory_allows([&] {
+      count_failure(group_->name, failure.kind);
+      // Before anybody hears of the error: the process may end then.
+      dump_on_failure(failure.message);
+    });
   }
-  operations_.fail_all(error_of(failure));
+  at_least_again([&] { operations_.fail_all(error_of(failure)); });
 }
 
 Failure Engine::abort_failure(const std::string& reason) const {
@@ -297,7 +328,7 @@ void Engine::close() {
   wake();
   {
     std::unique_lock drive(drive_, std::try_to_lock);
-    if (drive) close_now();
+    if (drive) at_least_again([&] { close_now(); });
   }
   if (has_pending()) driver_.give_to_io_thread();
 }
@@ -331,11 +362,9 @@ Failure Engine::reason_of_pending() {
 void Engine::close_now() {
   close_requested_.store(false, std::memory_order_release);
   if (failure_requested_.load(std::memory_order_acquire)) fail_as_requested();
-  try {
+  fail_where_it_throws([&] {
     if (!is_dead() && operations_.has_new()) operations_.take_new();
-  } catch (const HolmesError& error) {
-    fail(failure_of(error));
-  }
+  });
   if (is_dead()) return;
   operations_.fail_watches(
       std::nullopt, error_of({ErrorKind::aborted, "communicator '" + group_->name + "' was destroyed here", {}}));

@@ -84,7 +84,12 @@ private:
   void end_watches();
   void request_failure(const Failure& failure);
   void fail_as_requested();
+  // Ends every operation with it, also where memory is short.
   void fail(Failure failure);
+  // Fails with what `action` throws.
+  template <typename Action>
+  void fail_where_it_throws(const Action& action);
+  Failure system_failure(const std::exception& error) const;
   void close_now();
   Failure reason_of_pending();
   // Nothing is submitted any more, every later call throws `failure`.

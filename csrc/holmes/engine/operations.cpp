@@ -197,28 +197,29 @@ void Operations::close() {
 
 void Operations::fail_all(const std::exception_ptr& error) {
   const auto now = Clock::now();
-  std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();
   std::deque<std::unique_ptr<Collective>> collectives;
-  collectives.swap(queue_);
   std::deque<Submission> never_taken;
+  std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();
+  // From here on nothing takes memory, which may be what is missing: nobody is left without an end.
+  collectives.swap(queue_);
   {
     std::lock_guard lock(mutex_);
     never_taken.swap(new_);
   }
-  for (Submission& submission : never_taken) {
-    if (auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission)) {
-      collectives.push_back(std::move(*collective));
-    } else {
-      auto& request = std::get<P2pEngine::Request>(submission);
-      group_.recorder->finish(request.record, false, now);
-      works.push_back(request.work);
-    }
-  }
   taken_.store(0);
   if (const auto work = std::move(misfit_)) work->fail(error);
-  for (const auto& collective : collectives) {
-    group_.recorder->finish(collective->record(), false, now);
-    collective->work().fail(error, now);
+  const auto fail_one = [&](std::uint64_t record, Work& work) {
+    group_.recorder->finish(record, false, now);
+    work.fail(error, now);
+  };
+  for (const auto& collective : collectives) fail_one(collective->record(), collective->work());
+  for (const Submission& submission : never_taken) {
+    if (const auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission)) {
+      fail_one((*collective)->record(), (*collective)->work());
+    } else {
+      const auto& request = std::get<P2pEngine::Request>(submission);
+      fail_one(request.record, *request.work);
+    }
   }
   for (const auto& work : works) work->fail(error, now);
 }

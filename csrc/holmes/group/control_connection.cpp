@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 #include "holmes/core/error.hpp"
 
@@ -23,6 +24,7 @@ struct FrameHeader {
 
 constexpr std::size_t max_payload_bytes = 8192;
 constexpr std::size_t max_text_bytes = 4096;
+constexpr std::size_t most_pieces = 7;  // of a frame's payload
 
 // Numbers of an abort frame: kind, rank, peer, errno; -1 stands for "absent" on the wire only.
 using Numbers = std::array<std::int32_t, 4>;
@@ -38,13 +40,19 @@ struct ProbeReplyHeader {
 
 }  // namespace
 
-void ControlConnection::send_frame(std::uint32_t type, const std::string& payload) noexcept {
-  const FrameHeader header{type, static_cast<std::uint32_t>(payload.size())};
-  iovec pieces[2] = {{const_cast<FrameHeader*>(&header), sizeof header},
-                     {const_cast<char*>(payload.data()), payload.size()}};
+// Takes no memory: what it tells may be that there is none.
+void ControlConnection::send_frame(std::uint32_t type, std::initializer_list<std::string_view> payload) noexcept {
+  FrameHeader header{type, 0};
+  std::array<iovec, 1 + most_pieces> pieces;
+  pieces[0] = {&header, sizeof header};
+  std::size_t count = 1;
+  for (const std::string_view piece : payload) {
+    pieces[count++] = {const_cast<char*>(piece.data()), piece.size()};
+    header.payload_bytes += static_cast<std::uint32_t>(piece.size());
+  }
   msghdr message{};
-  message.msg_iov = pieces;
-  message.msg_iovlen = 2;
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = count;
   // Not sent where the socket is full or gone: see the header.
   for (const Line& line : lines_) [[maybe_unused]]
     const ssize_t sent = line.socket.post(message);
@@ -60,17 +68,22 @@ void ControlConnection::send_probe() noexcept {
 
 void ControlConnection::send_probe_reply(const ProbeReply& reply) noexcept {
   const ProbeReplyHeader header{reply.entered, reply.unanswered.value_or(-1), 0};
-  send_frame(probe_reply_frame, std::string(reinterpret_cast<const char*>(&header), sizeof header) + reply.nic);
+  send_frame(probe_reply_frame, {{reinterpret_cast<const char*>(&header), sizeof header}, reply.nic});
 }
 
 void ControlConnection::send_abort(const Failure& failure) noexcept {
   const Numbers numbers = {static_cast<std::int32_t>(failure.kind), failure.context.rank.value_or(-1),
                            failure.context.peer.value_or(-1), failure.context.system_errno.value_or(-1)};
-  std::string payload(reinterpret_cast<const char*>(numbers.data()), sizeof numbers);
   // Strings end with a zero byte each: host, NIC, message.
-  payload +=
-      failure.context.host + '\0' + failure.context.nic + '\0' + failure.message.substr(0, max_text_bytes) + '\0';
-  send_frame(abort_frame, payload);
+  constexpr std::string_view zero{"", 1};
+  const std::string_view text = failure.message;
+  send_frame(abort_frame, {{reinterpret_cast<const char*>(numbers.data()), sizeof numbers},
+                           failure.context.host,
+                           zero,
+                           failure.context.nic,
+                           zero,
+                           text.substr(0, max_text_bytes),
+                           zero});
 }
 
 void ControlConnection::watch_with(int epoll_fd, std::uint32_t number) {

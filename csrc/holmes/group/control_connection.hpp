@@ -2,8 +2,10 @@
 // data. With rails there is one over each: every frame goes over all, so that no lost rail silences it.
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -66,7 +68,7 @@ private:
     std::string received{};
     bool is_lost = false;
   };
-  void send_frame(std::uint32_t type, const std::string& payload) noexcept;
+  void send_frame(std::uint32_t type, std::initializer_list<std::string_view> payload) noexcept;
   std::optional<Failure> drain(Line& line);
   void unwatch(const Line& line) const;
   std::optional<Failure> parse(std::string& received);

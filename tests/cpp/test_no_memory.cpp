@@ -1,0 +1,122 @@
+// One allocation fails, whichever it is, on whichever thread: every rank's operations end, with the right result or an
+// error, at once; nobody sleeps for ever and no process ends.
+#include <cstdlib>
+#include <functional>
+#include <latch>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "holmes/comm/communicator.hpp"
+#include "holmes/core/error.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::atomic<long> allocations_left{-1};  // until one fails; below 0: none does
+
+bool fails() {
+  long left = allocations_left.load(std::memory_order_relaxed);
+  while (left >= 0)
+    if (allocations_left.compare_exchange_weak(left, left - 1)) return left == 0;
+  return false;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  void* memory = fails() ? nullptr : std::malloc(bytes ? bytes : 1);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace {
+
+constexpr int ranks = 3;
+constexpr std::size_t count = 50'000;
+
+struct Outcome {
+  bool is_right = false;
+  std::string error;
+};
+
+// `begin`: called once all memory of the test's own is there.
+void work_of(Communicator& comm, Outcome& outcome, const std::function<void()>& begin) {
+  std::vector<float> sum(count, 1), message(1000, static_cast<float>(comm.rank())), received(1000), all(3000);
+  const auto buffer = [](std::vector<float>& data) {
+    return Buffer{data.data(), data.size(), DType::float32, nullptr};
+  };
+  std::vector<Buffer> outputs;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    outputs.push_back({all.data() + 1000 * rank, 1000, DType::float32, nullptr});
+  CallOptions async;
+  async.async = true;
+  std::vector<WorkPtr> works;
+  works.reserve(4);
+  outcome.error.reserve(1000);
+  begin();
+  try {
+    const int next = (comm.rank() + 1) % ranks, before = (comm.rank() + ranks - 1) % ranks;
+    works.push_back(comm.all_reduce(buffer(sum), ReduceOp::sum, async));
+    works.push_back(comm.recv(buffer(received), before, 7, async));
+    works.push_back(comm.send(buffer(message), next, 7, async));
+    works.push_back(comm.all_gather(outputs, buffer(message), async));
+    for (const auto& work : works) work->wait();
+    comm.barrier();
+    outcome.is_right = sum == std::vector<float>(count, ranks) && received == std::vector<float>(1000, before) &&
+                       all[0] == 0 && all[1500] == 1 && all[2999] == 2;
+    if (!outcome.is_right) outcome.error = "wrong numbers";
+  } catch (const std::exception& error) {
+    outcome.error = error.what();
+    comm.abort("rank has no memory");  // where the call itself threw, what came before goes on
+    for (const auto& work : works) work->await_final();
+  }
+}
+
+// Returns whether the allocation was reached.
+bool run(Transport transport, long allocation) {
+  const auto store = make_local_store();
+  std::vector<Outcome> outcomes(ranks);
+  std::latch connected(ranks), finished(ranks);
+  std::vector<std::thread> threads;
+  Clock::time_point begun;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      CommunicatorOptions options{.rank = rank, .size = ranks, .transport = transport, .timeout = 20s};
+      const auto comm = make_communicator(store, options);
+      comm->barrier();
+      work_of(*comm, outcomes[static_cast<std::size_t>(rank)], [&] {
+        connected.arrive_and_wait();
+        if (rank == 0) begun = Clock::now(), allocations_left = allocation;
+      });
+      finished.arrive_and_wait();
+    });
+  for (auto& thread : threads) thread.join();
+  const bool was_reached = allocations_left.exchange(-1) < 0;
+  CHECK(Clock::now() - begun < 10s);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    const bool is_well = outcome.is_right || (was_reached && outcome.error != "wrong numbers");
+    if (!is_well) std::fprintf(stderr, "allocation %ld, rank %d: %s\n", allocation, rank, outcome.error.c_str());
+    CHECK(is_well);
+  }
+  return was_reached;
+}
+
+}  // namespace
+
+int main() {
+  for (const Transport transport : {Transport::tcp, Transport::shm}) {
+    int failed = 0;
+    for (long allocation = 0; allocation < 300; allocation += allocation < 60 ? 1 : 7)
+      failed += run(transport, allocation) ? 1 : 0;
+    CHECK(failed > 30);
+  }
+  return test::result("test_no_memory");
+}
