@@ -109,7 +109,7 @@ def test_bfloat16_on_the_wire_stays_near(trained, expected):
 
 
 def train_by_torchs_own_schedules(rank, size, store):
-    """Every schedule of torch for several chunks, whatever order it sends micro-batches in: gradients of one process."""
+    """Whatever order a schedule sends micro-batches in: the gradients of one process."""
     from torch.distributed import pipelining
 
     init(store, rank, size)

@@ -529,7 +529,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for name, parameter in self._untrained:
             if parameter.requires_grad:
                 raise RuntimeError(
-                    f"parameter {name!r} was frozen when the optimizer was made and is trained now; make a new optimizer"
+                    f"parameter {name!r} was frozen when the optimizer was made, and is trained now: make a new "
+                    "optimizer"
                 )
         if self.state is not self._no_state:
             raise StateElsewhere.error("replaced")

@@ -35,8 +35,8 @@ def as_modules(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
             raise TypeError(f"model holds a {type(module).__name__}; give a torch.nn.Module or a sequence of them")
         if isinstance(module, torch.jit.ScriptModule):
             raise TypeError(
-                f"the model is a {type(module).__name__} of torch.jit, which runs no hooks: give the module that it was "
-                "made from, and trace or script it when it is trained and the optimizer closed"
+                f"the model is a {type(module).__name__} of torch.jit, which runs no hooks: give the module that it "
+                "was made from, and trace or script it when it is trained and the optimizer closed"
             )
         if any(isinstance(each, DistributedDataParallel) for each in module.modules()):
             raise ValueError(
@@ -182,8 +182,8 @@ def warn_of_shared_memory(trained: Sequence[Trained]) -> None:
     seen_by_others = [entry.name for entry in trained if entry.tensor.device.type == "cpu" and entry.tensor.is_shared()]
     if seen_by_others:
         _log.warning(
-            "%d parameter(s), %r first, are in memory shared with other processes (share_memory()). The first step moves "
-            "parameters into buckets of this process: others no longer see them change",
+            "%d parameter(s), %r first, are in memory shared with other processes (share_memory()). The first step "
+            "moves parameters into buckets of this process: others no longer see them change",
             len(seen_by_others),
             seen_by_others[0],
         )
