@@ -58,6 +58,98 @@ class EnvVariable:
     @property
     def values(self) -> str: ...
 
+class Compression:
+    """
+    How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps what
+    compression left out of this rank's share and adds it the next time: use one object for each tensor then. Thread-safe.
+    """
+    def __init__(self, codec: str, *, error_feedback: bool = False) -> None:
+        """
+        `codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.
+        """
+    def reset(self) -> None:
+        """
+        Forgets what was left out. Local. Raises UsageError while an operation uses it.
+        """
+    @property
+    def codec(self) -> str:
+        """
+        'bf16' or 'int8'.
+        """
+    @property
+    def error_feedback(self) -> bool:
+        """
+        Whether it keeps what is left out.
+        """
+
+class CommunicatorOptions:
+    """
+    What a communicator is made of; the fields are those of the C++ struct (holmes/core/options.hpp says what each means),
+    durations in seconds. The functions that take one overwrite what their other arguments say.
+    """
+
+    __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
+    hierarchical_min_bytes: typing.Any
+    integrity: bool | None
+    name: str
+    secret: str
+    tls: str | None
+    transport: str
+    def __copy__(self) -> CommunicatorOptions: ...
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> dict: ...
+    def __init__(self, **kwargs: typing.Any) -> None:
+        """
+        Fields by name; the others have the defaults of holmes_comm.init. Raises TypeError for a name that does not exist,
+        UsageError for a value that is not possible.
+        """
+    def __repr__(self) -> str: ...
+    def __setstate__(self, arg0: dict) -> None: ...
+    @property
+    def cluster_nics(self) -> list[tuple[str, str]]: ...
+    @cluster_nics.setter
+    def cluster_nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
+    @property
+    def clusters(self) -> list[int]: ...
+    @clusters.setter
+    def clusters(self, arg1: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    @property
+    def connect_timeout_s(self) -> float: ...
+    @connect_timeout_s.setter
+    def connect_timeout_s(self, arg1: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+    @property
+    def integrity_digest_every(self) -> int | None: ...
+    @integrity_digest_every.setter
+    def integrity_digest_every(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
+    def job_rank(self) -> int | None: ...
+    @job_rank.setter
+    def job_rank(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
+    def labels(self) -> list[int]: ...
+    @labels.setter
+    def labels(self, arg1: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    @property
+    def nics(self) -> list[tuple[str, str]]: ...
+    @nics.setter
+    def nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @rank.setter
+    def rank(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @size.setter
+    def size(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def spin_us(self) -> int | None: ...
+    @spin_us.setter
+    def spin_us(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @timeout_s.setter
+    def timeout_s(self, arg1: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+
 class Nic:
     """
     One way out of this host: a network interface with the RDMA port below it, or a port without an interface. Immutable data; absent values are None or empty.
@@ -259,30 +351,6 @@ class TcpStore(Store):
         Port it listens on or connects to.
         """
 
-class Compression:
-    """
-    How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps what
-    compression left out of this rank's share and adds it the next time: use one object for each tensor then. Thread-safe.
-    """
-    def __init__(self, codec: str, *, error_feedback: bool = False) -> None:
-        """
-        `codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.
-        """
-    def reset(self) -> None:
-        """
-        Forgets what was left out. Local. Raises UsageError while an operation uses it.
-        """
-    @property
-    def codec(self) -> str:
-        """
-        'bf16' or 'int8'.
-        """
-    @property
-    def error_feedback(self) -> bool:
-        """
-        Whether it keeps what is left out.
-        """
-
 class Work:
     """
     An asynchronous operation. It holds the operation's buffers until it is final. Thread-safe.
@@ -316,74 +384,6 @@ class Work:
         """
         'queued', 'running', 'completed' or 'failed'.
         """
-
-class CommunicatorOptions:
-    """
-    What a communicator is made of; the fields are those of the C++ struct (holmes/core/options.hpp says what each means),
-    durations in seconds. The functions that take one overwrite what their other arguments say.
-    """
-
-    __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
-    hierarchical_min_bytes: typing.Any
-    integrity: bool | None
-    name: str
-    secret: str
-    tls: str | None
-    transport: str
-    def __copy__(self) -> CommunicatorOptions: ...
-    def __eq__(self, other: typing.Any) -> bool: ...
-    def __getstate__(self) -> dict: ...
-    def __init__(self, **kwargs: typing.Any) -> None:
-        """
-        Fields by name; the others have the defaults of holmes_comm.init. Raises TypeError for a name that does not exist,
-        UsageError for a value that is not possible.
-        """
-    def __repr__(self) -> str: ...
-    def __setstate__(self, arg0: dict) -> None: ...
-    @property
-    def cluster_nics(self) -> list[tuple[str, str]]: ...
-    @cluster_nics.setter
-    def cluster_nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
-    @property
-    def clusters(self) -> list[int]: ...
-    @clusters.setter
-    def clusters(self, arg1: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
-    @property
-    def connect_timeout_s(self) -> float: ...
-    @connect_timeout_s.setter
-    def connect_timeout_s(self, arg1: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
-    @property
-    def integrity_digest_every(self) -> int | None: ...
-    @integrity_digest_every.setter
-    def integrity_digest_every(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
-    @property
-    def job_rank(self) -> int | None: ...
-    @job_rank.setter
-    def job_rank(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
-    @property
-    def labels(self) -> list[int]: ...
-    @labels.setter
-    def labels(self, arg1: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
-    @property
-    def nics(self) -> list[tuple[str, str]]: ...
-    @nics.setter
-    def nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
-    @property
-    def rank(self) -> int: ...
-    @rank.setter
-    def rank(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
-    @property
-    def size(self) -> int: ...
-    @size.setter
-    def size(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
-    @property
-    def spin_us(self) -> int | None: ...
-    @spin_us.setter
-    def spin_us(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
-    @property
-    def timeout_s(self) -> float: ...
-    @timeout_s.setter
-    def timeout_s(self, arg1: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
 
 class Communicator:
     """

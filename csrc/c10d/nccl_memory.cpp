@@ -3,7 +3,7 @@
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/cuda/device.hpp"
-#include "holmes/nccl/library.hpp"
+#include "holmes/nccl/api.hpp"
 
 namespace holmes::torch_backend {
 
