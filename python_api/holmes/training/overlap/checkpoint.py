@@ -100,8 +100,8 @@ class StateElsewhere(defaultdict[Any, Any]):
     def _written(self, *_: Any, **__: Any) -> NoReturn:
         raise self.error("written to")
 
-    __len__ = __contains__ = __getitem__ = __missing__ = get = _read  # type: ignore[assignment]
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _written  # type: ignore[assignment]
+    __len__ = __contains__ = __getitem__ = __missing__ = get = _read
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _written
 
 
 def state_tensors(shards: Sequence[ShardOptimizer], trained: Sequence[Trained]) -> dict[str, dict[str, Any]]:

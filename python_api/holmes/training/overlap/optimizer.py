@@ -179,7 +179,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # --- a step ---
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    @torch.inference_mode(False)  # type: ignore[untyped-decorator]
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Collective. Ends the step: every shard is stepped when it returns, the all-gathers are under way.

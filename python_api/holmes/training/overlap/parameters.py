@@ -179,7 +179,8 @@ def warn_of_shared_memory(trained: Sequence[Trained]) -> None:
             members
         ):  # `storage` itself, and the parameters
             shared.append(members[0][2].name)
-    seen_by_others = [entry.name for entry in trained if entry.tensor.device.type == "cpu" and entry.tensor.is_shared()]
+    cpu = [entry for entry in trained if entry.tensor.device.type == "cpu"]
+    seen_by_others = [entry.name for entry in cpu if entry.tensor.is_shared()]  # type: ignore[no-untyped-call]
     if seen_by_others:
         _log.warning(
             "%d parameter(s), %r first, are in memory shared with other processes (share_memory()). The first step "
