@@ -60,6 +60,10 @@ struct State {
   Barrier of_block;
   std::vector<Barrier> of_warps;
   std::vector<double> slots;
+  // For fibers, which look at no container: its functions are not UNSEEN.
+  Fiber* running = nullptr;
+  Barrier* warp_barriers = nullptr;
+  double* places = nullptr;
   unsigned long moves = 0;  // arrivals and ends
   ucontext_t scheduler{};
   char begin = 0, end = 0;  // addresses: of the launch and of what comes behind it
@@ -74,7 +78,7 @@ struct State {
 };
 State* state = nullptr;  // of the launch that runs
 
-UNSEEN Fiber& own() { return *state->fibers[state->current]; }
+UNSEEN Fiber& own() { return *state->running; }
 
 // From a fiber to the scheduler.
 UNSEEN void leave(bool for_good) {
@@ -98,6 +102,7 @@ UNSEEN void begin_fiber() {
   __sanitizer_finish_switch_fiber(nullptr, &state->scheduler_stack, &state->scheduler_bytes);
 #endif
   see_arrived(&state->begin);
+  see_arrived(&state->end);  // of the blocks before: "shared" memory is theirs first
   (*state->body)();
   say_arrived(&state->end);
   own().has_ended = true;
@@ -107,7 +112,7 @@ UNSEEN void begin_fiber() {
 
 UNSEEN void enter(unsigned number) {
   state->current = number;
-  Fiber& fiber = *state->fibers[number];
+  Fiber& fiber = *(state->running = state->fibers[number].get());
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&state->fake_stack, fiber.stack.get(), stack_bytes);
 #endif
@@ -166,8 +171,8 @@ UNSEEN Index this_thread() { return {state->current}; }
 UNSEEN Index this_block() { return {state->block}; }
 UNSEEN Index this_grid() { return {state->blocks}; }
 UNSEEN void meet_block() { meet(state->of_block); }
-UNSEEN void meet_warp() { meet(state->of_warps[state->current / warp_threads]); }
-UNSEEN void* slot_of(unsigned lane) { return &state->slots[state->current / warp_threads * warp_threads + lane]; }
+UNSEEN void meet_warp() { meet(state->warp_barriers[state->current / warp_threads]); }
+UNSEEN void* slot_of(unsigned lane) { return &state->places[state->current / warp_threads * warp_threads + lane]; }
 
 UNSEEN void launch(unsigned blocks, unsigned threads, const std::function<void()>& body) {
   static std::mutex one_at_a_time;
@@ -182,6 +187,8 @@ UNSEEN void launch(unsigned blocks, unsigned threads, const std::function<void()
 #if defined(__SANITIZE_THREAD__)
   all.scheduler_thread = __tsan_get_current_fiber();
 #endif
+  all.warp_barriers = all.of_warps.data();
+  all.places = all.slots.data();
   state = &all;
   say_arrived(&all.begin);
   for (all.block = 0; all.block < blocks; ++all.block) run_block();
