@@ -13,6 +13,7 @@ from typing import Any
 from holmes.lab.stress.elastic.nodes import STORE_NODE, spec_with_store
 from holmes.lab.testbed import Testbed, TestbedSession
 
+LAST_STEPS = 4  # of a generation, in which descriptors are counted
 SUPERVISOR = Path(__file__).with_name("elastic_node.py")
 # Buffered, so that each line is one write: a supervisor and its child write to the same pipe.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
@@ -191,17 +192,19 @@ class ElasticJob:
         return found
 
     def kept(self) -> dict[str, tuple[int, int]]:
-        """Node -> descriptors at the end of its first and its last generation of all nodes, of processes that lived on.
+        """Node -> descriptors in its first and its last generation of all nodes, of processes that lived on.
 
-        What a generation leaves open would be in the last, but not in the first.
+        The fewest of the last steps: what a step or an error has open for a moment does not count. What a generation
+        leaves open would be in the last, but not in the first.
         """
-        found: dict[str, list[int]] = {}
+        found: dict[tuple[str, str], dict[int, list[int]]] = {}
         members = self.members()
         for _, node, line in self.lines:
-            match = re.match(r"generation (\d+) on rank .*; (\d+) descriptors", line)
-            if match and len(members[int(match[1])]) == len(self.places):
-                found.setdefault(node, []).append(int(match[2]))
-        return {node: (counts[0], counts[-1]) for node, counts in found.items() if len(counts) > 1}
+            match = re.match(r"(\d+) descriptors of process (\d+) in generation (\d+)$", line)
+            if match and len(members[int(match[3])]) == len(self.places):
+                found.setdefault((node, match[2]), {}).setdefault(int(match[3]), []).append(int(match[1]))
+        lived = {node: list(counts.values()) for (node, _), counts in found.items() if len(counts) > 1}
+        return {node: (min(counts[0][-LAST_STEPS:]), min(counts[-1][-LAST_STEPS:])) for node, counts in lived.items()}
 
     def _failed(self) -> list[str]:
         """Nodes whose rank ended badly though nobody killed it."""

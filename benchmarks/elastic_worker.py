@@ -41,6 +41,8 @@ def run(options: dict) -> None:
 
     def train(generation: holmes.Generation) -> None:
         def after_step(step: int) -> None:
+            count = len(os.listdir("/proc/self/fd"))
+            print(f"{count} descriptors of process {os.getpid()} in generation {generation.number}", flush=True)
             hold = options["hold"].get(str(generation.number))
             deadline_s = time.monotonic() + HOLD_S
             while hold and step == hold["step"] and not Path(hold["file"]).exists() and time.monotonic() < deadline_s:

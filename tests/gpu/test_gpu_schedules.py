@@ -9,10 +9,13 @@ import pytest
 from device_trace import run_watched
 from paths import WORKERS
 
-pytestmark = pytest.mark.skipif(
-    fake_gpu.find("fake_cuda") is None,
-    reason="needs the fake NCCL: configure the build with -DHOLMES_TESTS=ON (`make test-cpp` does)",
-)
+pytestmark = [
+    pytest.mark.alone,  # measures what overlaps
+    pytest.mark.skipif(
+        fake_gpu.find("fake_cuda") is None,
+        reason="needs the fake NCCL: configure the build with -DHOLMES_TESTS=ON (`make test-cpp` does)",
+    ),
+]
 
 WORKER = WORKERS / "schedule_worker.py"
 

@@ -202,7 +202,7 @@ def test_ranks_that_wait_for_one_that_never_comes() -> None:
     waiting = [subprocess.Popen([sys.executable, "-c", program, str(server.port), str(rank)]) for rank in (0, 1)]
     try:
         end = time.monotonic() + PATIENCE_S
-        while not (found := diagnose(ask_processes([one.pid for one in waiting]).records)) or found[0].waiting == (0,):
+        while not (found := diagnose(ask_processes([one.pid for one in waiting]).records)) or len(found[0].waiting) < 2:
             assert time.monotonic() < end, found
             time.sleep(0.1)
     finally:

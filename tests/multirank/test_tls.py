@@ -104,9 +104,12 @@ def _captured(port_filter: Callable[[], set[int]]) -> Iterator[list[bytes]]:
     stop = threading.Event()
 
     def capture() -> None:
-        while not stop.is_set():
-            with contextlib.suppress(TimeoutError):
+        while True:  # to the last frame that waits
+            try:
                 frames.append(sniffer.recv(1 << 17))
+            except TimeoutError:
+                if stop.is_set():
+                    return
 
     thread = threading.Thread(target=capture)
     thread.start()

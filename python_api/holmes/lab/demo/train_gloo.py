@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import torch
 import torch.distributed as dist
 
@@ -42,6 +45,8 @@ def main() -> None:
     recorder.train(step)
     dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of Gloo that are still there at the interpreter's end may end it by SIGABRT
 
 
 if __name__ == "__main__":
