@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,7 +87,11 @@ def cause(ranks: Ranks, scenario: str, kind: str, operation: str, waiting: int) 
     def is_there(found: list[Cause]) -> bool:
         causes = [finding for finding in found if finding.is_cause]
         return any(
-            f.kind == kind and f.operation == operation and scenario in f.group and len(f.waiting) >= waiting
+            f.kind == kind
+            and f.operation == operation
+            and scenario in f.group
+            and len(f.waiting) >= waiting
+            and all(scenario in group for group in re.findall(r"of group (\S+)", f.sentence))  # none of the one before
             for f in causes
         )
 

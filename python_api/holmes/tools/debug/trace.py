@@ -63,12 +63,14 @@ def _process(member: Member, tracks: Mapping[str, list[Event]], start: float) ->
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
     tid = 0
     for title, events in sorted(tracks.items(), key=lambda item: (not item[0].startswith("step: "), item[0])):
-        for number, nested in enumerate(_apart(events)):
+        # As they are written: wall-clock time in microseconds is too coarse to tell what overlaps.
+        placed = [{**event, "ts": round(event["ts"] - start, 3)} for event in events]
+        for number, nested in enumerate(_apart(placed)):
             tid += 1
             yield _name("thread_name", pid, tid, title if number == 0 else f"{title} ({number + 1})")
             yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
             for event in nested:
-                yield {**event, "pid": pid, "tid": tid, "ts": round(event["ts"] - start, 3)}
+                yield {**event, "pid": pid, "tid": tid}
 
 
 def _name(kind: str, pid: int, tid: int, text: str) -> Event:
