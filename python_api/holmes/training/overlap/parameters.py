@@ -133,7 +133,8 @@ def check_embeddings(modules: Sequence[nn.Module], trained: Sequence[Trained]) -
                 raise ValueError(
                     f"parameter {name!r} is of an embedding with max_norm={module.max_norm:g}, which changes the rows "
                     "that a rank's own batch uses, so ranks would train different models; leave max_norm off and "
-                    "renormalise all rows after step, under no_grad: weight.copy_(weight.renorm(2, 0, max_norm))"
+                    "renormalise all rows after step, under no_grad: "
+                    f"weight.copy_(weight.renorm({module.norm_type:g}, 0, {module.max_norm:g}))"
                 )
 
 
