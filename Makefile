@@ -121,8 +121,8 @@ figures: build
 # --- prove ---
 test: test-cpp test-python
 
-# Most tests wait more than they compute: two beside each other, where there are two processors.
-TEST_JOBS ?= 2
+# Most tests wait more than they compute: twice as many beside each other as the two processors of a small machine.
+TEST_JOBS ?= 4
 # In the same build tree as the modules, so that the library is compiled once.
 test-cpp: build $(VENV)/.nccl
 	$(BIN)/cmake -S . -B $(BUILD) -DHOLMES_TESTS=ON >/dev/null
