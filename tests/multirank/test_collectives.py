@@ -333,6 +333,25 @@ def test_receive_posted_while_its_message_arrives_for_another_one(transport: str
     run_communicators(2, body, transport=transport, timeout_s=20.0)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_messages_of_no_size_have_a_limit_too(transport, count, monkeypatch):
+    """Each takes memory that is not its payload's."""
+    monkeypatch.setenv("HOLMES_UNEXPECTED_BYTES", str(1 << 20))
+
+    def body(comm):
+        if comm.rank == 0:
+            with pytest.raises(errors.HolmesError):
+                for _ in range(50_000):
+                    comm.send(np.zeros(count, "uint8"), 1, tag=1)
+                comm.barrier()
+            return
+        with pytest.raises(errors.MismatchError, match="sent [01] bytes.*HOLMES_UNEXPECTED_BYTES"):
+            comm.recv(np.zeros(1), 0, tag=9)
+
+    run_communicators(2, body, transport=transport)
+
+
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_messages_nobody_asked_for_have_a_limit(transport, monkeypatch):
     """Rank 1 waits for another tag while messages of 1 MiB come that it has posted no receive for."""

@@ -208,8 +208,8 @@ const std::vector<Row>& table() {
         "go on ([rails](rails.md))."},
        seconds(&Env::rail_timeout)},
       {{"HOLMES_UNEXPECTED_BYTES", "bytes, 0 to 2^40", "268435456",
-        "So much of messages that arrived before their receives were posted a communicator keeps in memory; more is an "
-        "error."},
+        "So much of messages that arrived before their receives were posted a communicator keeps in memory, each "
+        "counted as 128 bytes at least; more is an error."},
        number(&Env::unexpected_bytes, 0, std::uint64_t{1} << 40)},
       {{"HOLMES_TCP_CONGESTION", "a name in `net.ipv4.tcp_allowed_congestion_control`",
         "the system's; reno between ranks of one kernel", "Congestion control of every data socket."},

@@ -48,7 +48,7 @@ void P2pEngine::submit(Request request) {
       if (it->header.tag != request.tag) continue;
       Unexpected message = std::move(*it);
       peers_[peer].unexpected.erase(it);
-      unexpected_bytes_ -= message.header.bytes;
+      unexpected_bytes_ -= held_bytes(message.header);
       check_sizes(request, peer, message.header);
       if (request.buffer.device) {
         auto staged = stage_recv(peer, request);
@@ -64,7 +64,7 @@ void P2pEngine::submit(Request request) {
     Peer& state = peers_[peer];
     if (state.header_bytes == sizeof(Header) && !state.target && state.header.tag == request.tag) {
       check_sizes(request, peer, state.header);
-      unexpected_bytes_ -= state.header.bytes;
+      unexpected_bytes_ -= held_bytes(state.header);
       state.target = std::move(request);
       if (state.target->buffer.device) return;  // lands when all of it is here
       std::copy_n(state.stray.begin(), state.payload_bytes, state.target->buffer.begin());
@@ -273,16 +273,22 @@ void P2pEngine::match(int peer) {
   };
   if (take(state.receives) || take(any_receives_)) return;
   // unexpected_bytes_ never is above the limit.
-  if (state.header.bytes > max_unexpected_bytes_ - unexpected_bytes_)
+  if (held_bytes(state.header) > max_unexpected_bytes_ - unexpected_bytes_)
     throw MismatchError(
         "communicator '" + group_.name + "': " + control.describe() + " sent " + std::to_string(state.header.bytes) +
             " bytes with tag " + std::to_string(state.header.tag) + ", for which rank " + std::to_string(group_.rank) +
             " has posted no receive, and " + std::to_string(unexpected_bytes_) +
-            " bytes of such messages wait already (" + std::to_string(max_unexpected_bytes_) +
+            " bytes of such messages, of at least 128 each, wait already (" + std::to_string(max_unexpected_bytes_) +
             " bytes are kept); post receives in the order of the sends, or raise HOLMES_UNEXPECTED_BYTES",
         context);
   state.stray.resize(state.header.bytes);
-  unexpected_bytes_ += state.header.bytes;
+  unexpected_bytes_ += held_bytes(state.header);
+}
+
+// Empty messages take memory too.
+std::uint64_t P2pEngine::held_bytes(const Header& header) {
+  constexpr std::uint64_t least_bytes = 128;
+  return std::max(header.bytes, least_bytes);
 }
 
 void P2pEngine::check_sizes(const Request& request, int peer, const Header& header) const {

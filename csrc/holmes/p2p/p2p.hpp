@@ -133,6 +133,8 @@ private:
   std::unique_ptr<cuda::StagedRecv> stage_recv(int peer, const Request& request);
   void fill_sends(Peer& state);
   bool land(int peer);
+  // What a message that no receive is posted for takes in memory.
+  static std::uint64_t held_bytes(const Header& header);
   void check_sizes(const Request& request, int peer, const Header& header) const;
   void finish(Request& request, int source);
   // visit(request, done_bytes, staged): the last is null where the message is in host memory.
@@ -147,7 +149,7 @@ private:
   std::size_t pending_ = 0;
   std::size_t watches_ = 0;  // of these
   int wake_fd_;
-  std::uint64_t unexpected_bytes_ = 0;  // of messages that no receive is posted for, as they are or will be in memory
+  std::uint64_t unexpected_bytes_ = 0;  // held, or about to be
   std::uint64_t max_unexpected_bytes_;
 };
 
