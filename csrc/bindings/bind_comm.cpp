@@ -2,6 +2,8 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings/bind_buffer.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/gil.hpp"
@@ -105,6 +107,23 @@ std::vector<Buffer> per_rank(const py::handle& object, int size, const BufferUse
     throw UsageError(std::string(use.what) + ": split sizes are for one buffer, and this is a list of them; leave " +
                      "them out, the buffers' own sizes count");
   return list_buffers(object, use);
+}
+
+// What one call of a batch receives no other one of it reads or writes: they have no order.
+void refuse_shared_memory(std::vector<P2pCall> calls) {
+  std::erase_if(calls, [](const P2pCall& call) { return call.buffer.bytes() == 0; });
+  std::ranges::sort(calls, {}, [](const P2pCall& call) { return call.buffer.begin(); });
+  const std::byte *end = nullptr, *received_end = nullptr;  // of those before
+  for (const P2pCall& call : calls) {
+    if (call.buffer.begin() < (call.is_send ? received_end : end))
+      throw UsageError(
+          "batch: a tensor that is received into shares memory with another one of the batch, and calls of a batch "
+          "have "
+          "no order; give each receive memory of its own, or make two batches");
+    const std::byte* const own_end = call.buffer.begin() + call.buffer.bytes();
+    end = std::max(end, own_end);
+    if (!call.is_send) received_end = std::max(received_end, own_end);
+  }
 }
 
 // Of a message; the largest is the library's own.
@@ -347,13 +366,16 @@ void bind_communicator(py::module_& module) {
                              to_buffer(tensor, {"batch: tensor", kind == "recv", true, self.device(), true}), peer,
                              checked_tag(tag)});
             }
+            refuse_shared_memory(p2p);
             const GilRelease no_gil;
             return self.batch(std::move(p2p), call_options(true, timeout_s));
           },
           "calls"_a, "timeout_s"_a = py::none(),
           "Starts sends and receives at once: `calls` is a list of ('send' or 'recv', tensor, peer, tag). Returns a "
           "Work for each.\n"
-          "No order between them, so a ring of ranks that all send first does not deadlock.")
+          "No order between them, so a ring of ranks that all send first does not deadlock. Raises UsageError where "
+          "what "
+          "one\ncall receives shares memory with another one's.")
       .def(
           "split",
           [](Communicator& self, int color, int key) {

@@ -54,10 +54,34 @@ def test_torch_tensors_on_another_device_or_layout_are_refused() -> None:
     run_communicators(2, body)
 
 
+def test_a_batch_whose_calls_share_memory_is_refused() -> None:
+    def body(comm):
+        memory, other = np.zeros(8), 1 - comm.rank
+        send, recv = ("send", "recv")
+        for calls in (
+            [(recv, memory[:5], other, 0), (recv, memory[4:], other, 1)],
+            [(recv, memory[:5], other, 0), (send, memory[4:], other, 0)],
+            [(send, memory, other, 0), (recv, memory[3:4], other, 0)],
+            [(send, memory, other, 0), (send, memory[:1], other, 1), (recv, memory[3:4], other, 0)],
+        ):
+            refused(comm, "batch: a tensor that is received into shares memory", lambda calls=calls: comm.batch(calls))
+        # Sends may, and neighbours do not.
+        into = np.zeros(16)
+        for work in comm.batch(
+            [(send, memory, other, 0), (send, memory, other, 1), (recv, into[:8], other, 0), (recv, into[8:], other, 1)]
+        ):
+            work.wait()
+
+    run_communicators(2, body)
+
+
 def test_impossible_rank_and_transport() -> None:
     store = holmes_comm.LocalStore()
     with pytest.raises(holmes_comm.UsageError, match="rank 3 of 2 is not possible"):
         holmes_comm._C.make_communicator(store, holmes_comm.CommunicatorOptions(rank=3, size=2))
+    for rank, size in [(0, 0), (0, -1), (-1, 2), (1, 1)]:
+        with pytest.raises(holmes_comm.UsageError, match=f"rank {rank} of {size} is not possible; size must be"):
+            holmes_comm.init(store, rank, size)
     with pytest.raises(holmes_comm.UsageError, match="transport 'udp' does not exist; use one of: auto, tcp, shm"):
         holmes_comm.CommunicatorOptions(transport="udp")
 
