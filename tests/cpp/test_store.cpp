@@ -1,5 +1,6 @@
 // The stores, and the environment variables and secrets they go with.
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -162,6 +163,14 @@ void test_given_secret() {
   CHECK(given_secret("", env) == "from file");
   ::unlink(path);
   CHECK(contains(message_of<UsageError>([&] { given_secret("", env); }), path));
+  // Nothing that is read for ever.
+  CHECK(::mkfifo(path, 0600) == 0);
+  CHECK(contains(message_of<UsageError>([&] { given_secret("", env); }), "regular file of 1 to 65536 bytes"));
+  ::unlink(path);
+  for (const char* other : {"/dev/zero", "/proc/self", "/proc/self/exe"}) {
+    env.secret_file = other;
+    CHECK(contains(message_of<UsageError>([&] { given_secret("", env); }), other));
+  }
   env.secret = "from variable";
   CHECK(given_secret("", env) == "from variable");
   CHECK(given_secret("option", env) == "option");

@@ -3,6 +3,7 @@
 #include <sys/random.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <mutex>
@@ -39,6 +40,20 @@ namespace {
 
 constexpr std::size_t least_secret_bytes = 16;
 
+constexpr std::size_t most_secret_bytes = 64 * 1024;
+
+// Without the last line's end; empty where it cannot be had. Nothing but a regular file: a FIFO nobody writes into, or
+// a device, would be read for ever.
+std::string content_of(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) > most_secret_bytes)
+    return "";
+  std::ifstream file(path, std::ios::binary);
+  std::string content{std::istreambuf_iterator<char>(file), {}};
+  if (content.ends_with('\n')) content.pop_back();
+  return file.is_open() && !file.bad() ? content : "";
+}
+
 std::string judged(const std::string& secret) {
   static std::once_flag warned;
   if (secret.size() < least_secret_bytes) {
@@ -58,14 +73,11 @@ std::optional<std::string> given_secret(const std::string& option, const Env& en
   if (!option.empty()) return judged(option);
   if (env.secret) return judged(*env.secret);
   if (!env.secret_file) return std::nullopt;
-  std::ifstream file(*env.secret_file, std::ios::binary);
-  std::string secret{std::istreambuf_iterator<char>(file), {}};
-  if (secret.ends_with('\n')) secret.pop_back();
-  if (!file.is_open() || file.bad() || secret.empty()) {
-    throw UsageError(
-        "HOLMES_SECRET_FILE='" + *env.secret_file +
-        "' cannot be used: it must be a readable file that is not empty; write the secret into it or unset the "
-        "variable");
+  const std::string secret = content_of(*env.secret_file);
+  if (secret.empty()) {
+    throw UsageError("HOLMES_SECRET_FILE='" + *env.secret_file +
+                     "' cannot be used: it must be a readable regular file of 1 to " +
+                     std::to_string(most_secret_bytes) + " bytes; write the secret into one or unset the variable");
   }
   return judged(secret);
 }

@@ -5,6 +5,7 @@
 #include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/fields.hpp"
+#include "holmes/core/options.hpp"
 #include "holmes/record/registry.hpp"
 #include "holmes/record/watcher.hpp"
 
@@ -106,6 +107,7 @@ std::vector<Sealed> collect(const Meeting& meeting, const Sealed& own, Clock::ti
 }  // namespace
 
 Sealed meet(const Meeting& meeting, const Bring& bring, const Conclude& conclude) {
+  check_place(meeting.rank, meeting.size);
   const auto deadline = Clock::now() + meeting.timeout;
   const auto waiting = show_waiting(meeting);
   const std::string own_key = key_of(meeting, meeting.rank);

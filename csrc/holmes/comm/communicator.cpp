@@ -54,9 +54,7 @@ void drain(Communicator& communicator, Duration max_silence) {
 
 // A group on NICs of its own, or one that spans clusters.
 std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
-  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    throw UsageError("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
-                     " is not possible; size must be at least 1 and rank from 0 to size - 1");
+  check_place(options.rank, options.size);
   if (!options.tls) options.tls = tls_mode_from_name(Env::read().tls);
   if (!options.integrity) options.integrity = Env::read().integrity;
   if (!options.integrity_digest_every) options.integrity_digest_every = Env::read().integrity_digest_every;

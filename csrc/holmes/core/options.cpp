@@ -4,6 +4,12 @@
 
 namespace holmes {
 
+void check_place(int rank, int size) {
+  if (size < 1 || rank < 0 || rank >= size)
+    throw UsageError("rank " + std::to_string(rank) + " of " + std::to_string(size) +
+                     " is not possible; size must be at least 1 and rank from 0 to size - 1");
+}
+
 Transport transport_from_name(const std::string& name) {
   if (name == "auto") return Transport::automatic;
   if (name == "tcp") return Transport::tcp;

@@ -32,6 +32,9 @@ enum class Transport {
   shm,        // shared memory only; refused where ranks are on different hosts
 };
 
+// Throws UsageError where there is no rank `rank` in a group of `size`.
+void check_place(int rank, int size);
+
 // "auto", "tcp" or "shm". Throws UsageError for any other name.
 Transport transport_from_name(const std::string& name);
 std::string name(Transport transport);
