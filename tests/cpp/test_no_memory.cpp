@@ -1,5 +1,10 @@
-// One allocation fails, whichever it is, on whichever thread: every rank's operations end, with the right result or an
-// error, at once; nobody sleeps for ever and no process ends.
+// One allocation fails, whichever it is, on whichever thread, or twenty in a row do: every rank's operations end, with
+// the right result or an error, at once; nobody sleeps for ever and no process ends. Each time in a process of its own,
+// where nothing has its room yet.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <latch>
@@ -17,12 +22,14 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::atomic<long> allocations_left{-1};  // until one fails; below 0: none does
+constexpr long none = -1'000'000;
+std::atomic<long> allocations_left{none};  // until they fail
+std::atomic<long> failing{1};              // in a row
 
 bool fails() {
   long left = allocations_left.load(std::memory_order_relaxed);
-  while (left >= 0)
-    if (allocations_left.compare_exchange_weak(left, left - 1)) return left == 0;
+  while (left > -failing)
+    if (allocations_left.compare_exchange_weak(left, left - 1)) return left <= 0;
   return false;
 }
 
@@ -64,6 +71,7 @@ void work_of(Communicator& comm, Outcome& outcome, const std::function<void()>& 
   std::vector<WorkPtr> works;
   works.reserve(4);
   outcome.error.reserve(1000);
+  const std::string reason = "rank has no memory";
   begin();
   try {
     const int next = (comm.rank() + 1) % ranks, before = (comm.rank() + ranks - 1) % ranks;
@@ -78,7 +86,7 @@ void work_of(Communicator& comm, Outcome& outcome, const std::function<void()>& 
     if (!outcome.is_right) outcome.error = "wrong numbers";
   } catch (const std::exception& error) {
     outcome.error = error.what();
-    comm.abort("rank has no memory");  // where the call itself threw, what came before goes on
+    comm.abort(reason);  // where the call itself threw, what came before goes on
     for (const auto& work : works) work->await_final();
   }
 }
@@ -94,7 +102,6 @@ bool run(Transport transport, long allocation) {
     threads.emplace_back([&, rank] {
       CommunicatorOptions options{.rank = rank, .size = ranks, .transport = transport, .timeout = 20s};
       const auto comm = make_communicator(store, options);
-      comm->barrier();
       work_of(*comm, outcomes[static_cast<std::size_t>(rank)], [&] {
         connected.arrive_and_wait();
         if (rank == 0) begun = Clock::now(), allocations_left = allocation;
@@ -102,7 +109,7 @@ bool run(Transport transport, long allocation) {
       finished.arrive_and_wait();
     });
   for (auto& thread : threads) thread.join();
-  const bool was_reached = allocations_left.exchange(-1) < 0;
+  const bool was_reached = allocations_left.exchange(none) < 0;
   CHECK(Clock::now() - begun < 10s);
   for (int rank = 0; rank < ranks; ++rank) {
     const Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
@@ -113,14 +120,53 @@ bool run(Transport transport, long allocation) {
   return was_reached;
 }
 
+// As run, in a process of its own, where the allocation and the next ones fail, `in_row` in all.
+bool run_apart(Transport transport, long allocation, long in_row) {
+  constexpr int reached = 0, not_reached = 2, failed = 1;
+  constexpr unsigned patience_s = 60;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(patience_s);
+    failures = 0;  // of the others
+    failing = in_row;
+    const bool was_reached = run(transport, allocation);
+    std::exit(failures != 0 ? failed : was_reached ? reached : not_reached);
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+  const bool has_exited = WIFEXITED(status);
+  const int code = has_exited ? WEXITSTATUS(status) : failed;
+  if (code == reached || code == not_reached) return code == reached;
+  std::fprintf(stderr, "%s, allocation %ld and %ld after it: ", transport == Transport::tcp ? "tcp" : "shm", allocation,
+               in_row - 1);
+  if (has_exited)
+    std::fprintf(stderr, "exit status %d\n", code);
+  else if (WTERMSIG(status) == SIGALRM)
+    std::fprintf(stderr, "still waiting after %u s\n", patience_s);
+  else
+    std::fprintf(stderr, "ended by signal %d\n", WTERMSIG(status));
+  ++failures;
+  return true;
+}
+
+// Sanitizers make each process take ten times as long.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr long stride = 4;
+#else
+constexpr long stride = 1;
+#endif
+
 }  // namespace
 
 int main() {
   for (const Transport transport : {Transport::tcp, Transport::shm}) {
-    int failed = 0;
-    for (long allocation = 0; allocation < 300; allocation += allocation < 60 ? 1 : 7)
-      failed += run(transport, allocation) ? 1 : 0;
-    CHECK(failed > 30);
+    for (const long in_row : {1, 20}) {
+      int failed = 0;
+      for (long allocation = 0; allocation < 300;
+           allocation += stride * (allocation < 80 ? 1 : 7) * (in_row > 1 ? 3 : 1))
+        failed += run_apart(transport, allocation, in_row) ? 1 : 0;
+      CHECK(failed > 8);
+    }
   }
   return test::result("test_no_memory");
 }

@@ -259,10 +259,10 @@ HostCommunicator::Call HostCommunicator::begin_alike(const CallOptions& options)
 WorkPtr HostCommunicator::finish_alike(Call call, const Signature& signature, std::unique_ptr<Collective> collective,
                                        std::vector<Buffer> result) {
   if (!call.compared) return finish(std::move(call), std::move(collective));
-  engine_->submit(std::move(collective));
   call.work = std::move(call.compared);
   auto digest =
       std::make_unique<Digest>(engine_->group(), signature, call.work, call.deadline, std::move(result), own_place_);
+  engine_->submit(std::move(collective));  // once nothing that takes memory is left to make
   return finish(std::move(call), std::move(digest));
 }
 

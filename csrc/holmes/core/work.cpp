@@ -6,6 +6,7 @@
 #include "holmes/core/error.hpp"
 #include "holmes/core/interrupt.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
 
 namespace holmes {
 
@@ -119,7 +120,9 @@ void Work::finish(WorkState state, std::exception_ptr error, Clock::time_point n
     try {
       callback();
     } catch (const std::exception& problem) {  // the others are due all the same
-      log(LogLevel::error, std::nullopt, std::string("what follows an operation's end failed: ") + problem.what());
+      where_memory_allows([&] {
+        log(LogLevel::error, std::nullopt, std::string("what follows an operation's end failed: ") + problem.what());
+      });
     }
   }
 }

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <new>
 #include <utility>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
 #include "holmes/record/dump.hpp"
 #include "holmes/record/registry.hpp"
 
@@ -16,24 +16,24 @@ namespace {
 // Operations started by what follows another one's end (Work::on_final) are not driven inside of it.
 thread_local bool this_thread_drives = false;
 
-// For what may be left out where memory is short.
-template <typename Action>
-void where_memory_allows(const Action& action) {
-  try {
-    action();
-  } catch (const std::bad_alloc&) {
-    return;
-  }
+// The failure that `make` returns; where memory stays short, one of this kind that says so.
+template <typename Make>
+Failure failure_or(ErrorKind kind, const Make& make) {
+  return made_or(make, [kind] { return Failure{kind, "out of memory", {}}; });  // so few letters take none
 }
 
-// For what has to be: once more where memory was short for a moment.
-template <typename Action>
-void at_least_again(const Action& action) {
-  try {
-    action();
-  } catch (const std::bad_alloc&) {
-    action();
-  }
+// What the works of `failure` raise.
+std::exception_ptr raised(const Failure& failure) {
+  const auto make = [&]() -> std::exception_ptr {
+    try {
+      failure.raise();
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (...) {
+      return std::current_exception();
+    }
+  };
+  return made_or(make, [] { return std::make_exception_ptr(std::bad_alloc()); });
 }
 
 }  // namespace
@@ -46,6 +46,7 @@ Engine::Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel
       detector_(*group_, operations_, std::move(own_place)),
       records_(*this),
       io_thread_(io_thread),
+      io_place_(io_thread),
       driver_(*this, spin, io_thread),
       sockets_(std::move(sockets)) {
   for (const auto* channels : {&std::as_const(group_->channels), &operations_.p2p().channels()})
@@ -104,10 +105,8 @@ bool Engine::progress_or_fail() {
     return progress_or_throw();
   } catch (const StreamClosed& closed) {
     fail_where_it_throws([&] { detector_.throw_stream_closed(closed); });
-  } catch (const HolmesError& error) {
-    fail(failure_of(error));
-  } catch (const std::exception& error) {
-    fail(system_failure(error));
+  } catch (const std::exception&) {
+    fail(current_failure());
   }
   return true;
 }
@@ -117,15 +116,26 @@ template <typename Action>
 void Engine::fail_where_it_throws(const Action& action) {
   try {
     action();
-  } catch (const HolmesError& error) {
-    fail(failure_of(error));
-  } catch (const std::exception& error) {
-    fail(system_failure(error));
+  } catch (const StreamClosed&) {
+    fail(current_failure());
+  } catch (const std::exception&) {
+    fail(current_failure());
   }
 }
 
-Failure Engine::system_failure(const std::exception& error) const {
-  return {ErrorKind::system, "communicator '" + group_->name + "': " + error.what(), {}};
+Failure Engine::current_failure() const {
+  return failure_or(ErrorKind::system, [this]() -> Failure {
+    try {
+      throw;
+    } catch (const HolmesError& error) {
+      return failure_of(error);
+    } catch (const std::exception& error) {
+      return {ErrorKind::system, "communicator '" + group_->name + "': " + error.what(), {}};
+    } catch (const StreamClosed&) {
+      return {ErrorKind::peer_lost, "communicator '" + group_->name + "': a stream was closed",
+              detector_.own_context()};
+    }
+  });
 }
 
 bool Engine::progress_or_throw() {
@@ -189,11 +199,8 @@ void Engine::finish_wait() {
   for (Channel* channel : waited_) channel->finish_wait();
   waited_.clear();
   if (is_dead()) return;
-  if (!maintained_.empty()) {
-    const auto now = Clock::now();
-    for (Channel* channel : maintained_) channel->maintain(now);
-  }
   fail_where_it_throws([&] {
+    for (Channel* channel : maintained_) channel->maintain(Clock::now());
     detector_.check_controls();
     // A peer that is gone may have left all that is needed; look before giving up on it.
     for (int peer = 0; detector_.has_lost_any() && peer < group_->size; ++peer) {
@@ -229,8 +236,10 @@ std::optional<Clock::time_point> Engine::maintain() {
   if (has_pending()) {
     next = now + busy_pause;  // who drives the operation looks after the channels
   } else if (!is_dead()) {
-    for (Channel* channel : maintained_) channel->maintain(now);
-    next = next_wake();
+    fail_where_it_throws([&] {
+      for (Channel* channel : maintained_) channel->maintain(now);
+      next = next_wake();
+    });
   }
   is_watched_ = next.has_value();
   return next;
@@ -248,10 +257,10 @@ void Engine::wake() const {
   [[maybe_unused]] const ssize_t bytes = ::write(wake_fd_.get(), &one, sizeof one);
 }
 
-void Engine::set_dead(const Failure& failure, bool is_error) {
+void Engine::set_dead(Failure failure, bool is_error) {
   {
     std::lock_guard lock(mutex_);
-    failure_ = failure;
+    std::swap(failure_, failure);
     has_failed_ = is_error;
     dead_.store(true, std::memory_order_release);
   }
@@ -261,24 +270,26 @@ void Engine::set_dead(const Failure& failure, bool is_error) {
 void Engine::fail(Failure failure) {
   if (is_dead()) return;
   if (!failure.context.rank) failure.context.rank = detector_.own_context().rank;  // for the peers, who are told
-  where_memory_allows([&] { records_.take_state(); });  // what it waited for, while that can be told
-  at_least_again([&] { set_dead(failure, /*is_error=*/true); });
+  const std::exception_ptr error = raised(failure);
+  records_.take_state();  // what it waited for, while that can be told
+  set_dead(failure_or(failure.kind, [&] { return failure; }), /*is_error=*/true);
   where_memory_allows(
       [&] { log(LogLevel::info, group_->rank, "communicator '" + group_->name + "' failed: " + failure.message); });
+  tell_peers(failure);
+  if (!is_internal(group_->name)) {
+    where_memory_allows([&] { count_failure(group_->name, failure.kind); });
+    dump_on_failure(failure.message);  // before anybody hears of the error: the process may end then
+  }
+  operations_.fail_all(error);
+}
+
+void Engine::tell_peers(const Failure& failure) {
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank) continue;
     group_->controls[peer]->send_abort(failure);
     group_->channels[peer]->shutdown();
     operations_.p2p().channels()[peer]->shutdown();
   }
-  if (!is_internal(group_->name)) {
-    where_memory_allows([&] {
-      count_failure(group_->name, failure.kind);
-      // Before anybody hears of the error: the process may end then.
-      dump_on_failure(failure.message);
-    });
-  }
-  at_least_again([&] { operations_.fail_all(error_of(failure)); });
 }
 
 Failure Engine::abort_failure(const std::string& reason) const {
@@ -287,10 +298,10 @@ Failure Engine::abort_failure(const std::string& reason) const {
           detector_.own_context()};
 }
 
-void Engine::request_failure(const Failure& failure) {
+void Engine::request_failure(Failure failure) {
   {
     std::lock_guard lock(mutex_);
-    if (!requested_failure_) requested_failure_ = failure;
+    if (!requested_failure_) requested_failure_ = std::move(failure);
     failure_requested_.store(true, std::memory_order_release);
   }
   wake();
@@ -303,12 +314,12 @@ void Engine::fail_as_requested() {
     failure.swap(requested_failure_);
     failure_requested_.store(false);
   }
-  if (failure) fail(*failure);
+  if (failure) fail(std::move(*failure));
 }
 
 void Engine::abort(const std::string& reason) {
   if (is_dead() || is_inherited()) return;
-  request_failure(abort_failure(reason));
+  request_failure(failure_or(ErrorKind::aborted, [&] { return abort_failure(reason); }));
   {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) progress();
@@ -318,7 +329,7 @@ void Engine::abort(const std::string& reason) {
 
 void Engine::fail_in_background(const Failure& failure) {
   if (is_dead() || is_inherited()) return;
-  request_failure(failure);
+  request_failure(failure_or(failure.kind, [&] { return failure; }));
   driver_.give_to_io_thread();
 }
 
@@ -328,7 +339,7 @@ void Engine::close() {
   wake();
   {
     std::unique_lock drive(drive_, std::try_to_lock);
-    if (drive) at_least_again([&] { close_now(); });
+    if (drive) close_now();
   }
   if (has_pending()) driver_.give_to_io_thread();
 }
@@ -339,9 +350,12 @@ void Engine::end_watches() {
     if (peer == group_->rank || !detector_.has_left_in_order(peer)) continue;
     const P2pEngine& p2p = operations_.p2p();
     if (p2p.channels()[peer]->tells_end() && !p2p.has_ended(peer)) continue;
-    const std::string text =
-        "communicator '" + group_->name + "': " + group_->controls[peer]->describe() + " " + farewell;
-    operations_.fail_watches(peer, error_of({ErrorKind::aborted, text, detector_.context_of(peer)}));
+    const Failure failure = failure_or(ErrorKind::aborted, [&] {
+      const std::string text =
+          "communicator '" + group_->name + "': " + group_->controls[peer]->describe() + " " + farewell;
+      return Failure{ErrorKind::aborted, text, detector_.context_of(peer)};
+    });
+    operations_.fail_watches(peer, raised(failure));
   }
 }
 
@@ -351,12 +365,15 @@ Failure Engine::reason_of_pending() {
   try {
     detector_.check_controls();
     if (const auto peer = detector_.vanished_peer()) detector_.throw_peer_lost(*peer, 0);
-  } catch (const HolmesError& error) {
-    return failure_of(error);
+  } catch (const std::exception&) {
+    return current_failure();
   }
-  return {ErrorKind::aborted,
-          "communicator '" + group_->name + "' was destroyed by " + detector_.own_place() + " with operations pending",
-          detector_.own_context()};
+  return failure_or(ErrorKind::aborted, [&] {
+    return Failure{
+        ErrorKind::aborted,
+        "communicator '" + group_->name + "' was destroyed by " + detector_.own_place() + " with operations pending",
+        detector_.own_context()};
+  });
 }
 
 void Engine::close_now() {
@@ -366,18 +383,21 @@ void Engine::close_now() {
     if (!is_dead() && operations_.has_new()) operations_.take_new();
   });
   if (is_dead()) return;
-  operations_.fail_watches(
-      std::nullopt, error_of({ErrorKind::aborted, "communicator '" + group_->name + "' was destroyed here", {}}));
+  const Failure destroyed = failure_or(ErrorKind::aborted, [&] {
+    return Failure{ErrorKind::aborted, "communicator '" + group_->name + "' was destroyed here", {}};
+  });
+  operations_.fail_watches(std::nullopt, raised(destroyed));
   if (has_pending()) {
     fail(reason_of_pending());
     return;
   }
-  set_dead({ErrorKind::usage, "it was destroyed", {}}, /*is_error=*/false);
+  const auto unusable = [] { return Failure{ErrorKind::usage, "it was destroyed", {}}; };
+  set_dead(failure_or(ErrorKind::usage, unusable), /*is_error=*/false);
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank) continue;
     group_->controls[peer]->send_bye();
     // Unread bytes would turn the orderly end into a reset.
-    [[maybe_unused]] const auto ignored = group_->controls[peer]->drain();
+    where_memory_allows([&] { [[maybe_unused]] const auto ignored = group_->controls[peer]->drain(); });
     group_->channels[peer]->shutdown();
     operations_.p2p().channels()[peer]->shutdown();
   }

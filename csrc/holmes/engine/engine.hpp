@@ -82,18 +82,20 @@ private:
   bool progress_or_fail();
   bool progress_or_throw();
   void end_watches();
-  void request_failure(const Failure& failure);
+  // What ends an operation, or all of them, throws nothing and is done where memory is short too.
+  void request_failure(Failure failure);
   void fail_as_requested();
-  // Ends every operation with it, also where memory is short.
   void fail(Failure failure);
+  void tell_peers(const Failure& failure);
   // Fails with what `action` throws.
   template <typename Action>
   void fail_where_it_throws(const Action& action);
-  Failure system_failure(const std::exception& error) const;
+  // Of the exception that is being handled.
+  Failure current_failure() const;
   void close_now();
   Failure reason_of_pending();
   // Nothing is submitted any more, every later call throws `failure`.
-  void set_dead(const Failure& failure, bool is_error);
+  void set_dead(Failure failure, bool is_error);
 
   std::unique_ptr<Group> group_;
   UniqueFd wake_fd_;
@@ -101,6 +103,7 @@ private:
   FailureDetector detector_;
   EngineRecords records_;
   IoThread& io_thread_;
+  IoThread::Place io_place_;
   Driver driver_;
   std::uint64_t epoch_ = fork_epoch();
   UninheritedSockets sockets_;

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "holmes/core/no_memory.hpp"
 #include "holmes/engine/engine.hpp"
 #include "holmes/record/registry.hpp"
 
@@ -20,9 +21,10 @@ void EngineRecords::set_identities(std::uint64_t id, std::vector<PeerIdentity> r
 }
 
 void EngineRecords::take_state() {
-  DriverState state = engine_.state();
+  std::optional<DriverState> state;
+  where_memory_allows([&] { state = engine_.state(); });
   std::lock_guard lock(mutex_);
-  state_ = std::move(state);
+  state_.swap(state);
   requested_.store(false, std::memory_order_release);
 }
 

@@ -24,7 +24,7 @@ public:
   CommunicatorMetrics metrics() override;
 
   bool is_requested() const { return requested_.load(std::memory_order_acquire); }
-  // Driver. The state as it is now.
+  // Driver. The state as it is now; none where memory is short.
   void take_state();
   // The engine is being destroyed: what remains of it.
   void keep_after_end();

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <iterator>
 #include <map>
 
 #include "holmes/core/cpu_list.hpp"
@@ -14,6 +15,7 @@
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
 #include "holmes/discover/nic.hpp"
 #include "holmes/engine/engine.hpp"
 
@@ -45,25 +47,62 @@ IoThread::IoThread(int number, const std::vector<int>& cpus)
   if (!timer_fd_)
     throw SystemError("cannot make a timer descriptor: " + errno_text(errno) + limit_text(errno),
                       {.system_errno = errno});
+  const std::string name = "holmes-io-" + std::to_string(number);
+  fds_.reserve(2);  // its own descriptors
   std::thread thread([this] { run(); });
-  ::pthread_setname_np(thread.native_handle(), ("holmes-io-" + std::to_string(number)).c_str());
+  ::pthread_setname_np(thread.native_handle(), name.c_str());
   if (!cpus.empty()) {
     cpu_set_t wanted;
     CPU_ZERO(&wanted);
     for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &wanted);
     // A processor that went offline since it was checked: the thread runs wherever it may.
     if (const int error = ::pthread_setaffinity_np(thread.native_handle(), sizeof wanted, &wanted))
-      log(LogLevel::warn, std::nullopt,
-          "I/O thread " + std::to_string(number) + " cannot run on processors " + cpu_list_text(cpus) + ": " +
-              errno_text(error));
+      where_memory_allows([&] {
+        log(LogLevel::warn, std::nullopt,
+            "I/O thread " + std::to_string(number) + " cannot run on processors " + cpu_list_text(cpus) + ": " +
+                errno_text(error));
+      });
   }
   thread.detach();
+}
+
+void IoThread::Lists::reserve(std::size_t engines) {
+  maintained.reserve(engines);
+  active.reserve(engines);
+  waiting.reserve(engines);
+}
+
+void IoThread::Lists::take(Lists& old) {
+  std::ranges::move(old.maintained, std::back_inserter(maintained));
+  std::ranges::move(old.active, std::back_inserter(active));
+  std::ranges::move(old.waiting, std::back_inserter(waiting));
+}
+
+// The thread's own lists may be in use: it changes to larger ones when it next looks.
+void IoThread::make_room() {
+  std::lock_guard lock(mutex_);
+  const std::size_t needed = engines_.load() + 1;
+  if (needed > room_) {
+    const std::size_t room = std::max<std::size_t>(2 * room_, 8);
+    Lists larger;
+    larger.reserve(room);
+    added_.reserve(room);
+    offers_.reserve(room);
+    watched_.reserve(room);
+    larger_ = std::move(larger);
+    room_ = room;
+  }
+  engines_.fetch_add(1);
+}
+
+void IoThread::add_once(std::shared_ptr<Engine> engine) {
+  if (std::ranges::find(added_, engine) == added_.end()) added_.push_back(std::move(engine));
 }
 
 void IoThread::add(std::shared_ptr<Engine> engine) {
   {
     std::lock_guard lock(mutex_);
-    added_.push_back(std::move(engine));
+    add_once(std::move(engine));
   }
   wake();
 }
@@ -71,7 +110,11 @@ void IoThread::add(std::shared_ptr<Engine> engine) {
 void IoThread::offer(std::shared_ptr<Engine> engine, Duration patience) {
   const auto due = Clock::now() + patience;
   std::lock_guard lock(mutex_);
-  offers_.push_back({std::move(engine), due});
+  const auto earlier = std::ranges::find(offers_, engine, &Offer::engine);
+  if (earlier == offers_.end())
+    offers_.push_back({std::move(engine), due});
+  else
+    earlier->due = std::min(earlier->due, due);
   if (due < timer_at_) set_timer(due);
 }
 
@@ -93,10 +136,23 @@ void IoThread::take_offers() {
       return false;
     }
     offer.engine->driver().offer_expired();
-    added_.push_back(std::move(offer.engine));
+    add_once(std::move(offer.engine));
     return true;
   });
   set_timer(next);
+}
+
+void IoThread::take_new() {
+  if (larger_) {
+    larger_->take(own_);
+    own_ = std::move(*larger_);
+    larger_.reset();
+  }
+  for (auto& engine : added_)
+    if (std::ranges::find(own_.active, engine) == own_.active.end()) own_.active.push_back(std::move(engine));
+  added_.clear();
+  for (auto& engine : watched_) own_.maintained.push_back({std::move(engine)});
+  watched_.clear();
 }
 
 void IoThread::set_timer(Clock::time_point at) {
@@ -123,7 +179,7 @@ void IoThread::maintain(std::optional<Clock::time_point>& wake_at) {
   // Whoever drives an engine looks after it.
   constexpr auto busy_pause = std::chrono::milliseconds(100);
   const auto now = Clock::now();
-  for (auto& [engine, at] : maintained_) {
+  for (auto& [engine, at] : own_.maintained) {
     if (now >= at) {
       std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
       const auto next = drive ? engine->maintain() : now + busy_pause;
@@ -136,46 +192,41 @@ void IoThread::maintain(std::optional<Clock::time_point>& wake_at) {
     }
     if (!wake_at || at < *wake_at) wake_at = at;
   }
-  std::erase_if(maintained_, [](const Maintained& maintained) { return maintained.engine == nullptr; });
+  std::erase_if(own_.maintained, [](const Maintained& maintained) { return maintained.engine == nullptr; });
 }
 
 void IoThread::run() {
-  std::vector<pollfd> fds;
   bool has_rung = false;
   while (true) {
     {
       std::lock_guard lock(mutex_);
       if (has_rung || Clock::now() >= timer_at_) take_offers();
       has_rung = false;
-      for (auto& engine : added_)
-        if (std::find(active_.begin(), active_.end(), engine) == active_.end()) active_.push_back(std::move(engine));
-      added_.clear();
-      for (auto& engine : watched_) maintained_.push_back({std::move(engine)});
-      watched_.clear();
+      take_new();
     }
-    fds.clear();
+    fds_.clear();
+    fds_.push_back({wake_fd_.get(), POLLIN, 0});
+    fds_.push_back({timer_fd_.get(), POLLIN, 0});
     std::optional<Clock::time_point> wake_at;
-    waiting_.clear();
+    own_.waiting.clear();
     maintain(wake_at);
-    if (round(fds, wake_at)) {
-      fds.push_back({wake_fd_.get(), POLLIN, 0});
-      fds.push_back({timer_fd_.get(), POLLIN, 0});
-      poll_until(fds, wake_at);
-      if (fds[fds.size() - 2].revents) clear(wake_fd_);
-      has_rung = fds.back().revents != 0;
+    if (round(wake_at)) {
+      poll_until(fds_, wake_at);
+      if (fds_[0].revents) clear(wake_fd_);
+      has_rung = fds_[1].revents != 0;
       if (has_rung) clear(timer_fd_);
     }
-    for (const auto& engine : waiting_) {
+    for (const auto& engine : own_.waiting) {
       std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
       if (drive) engine->finish_wait();
     }
   }
 }
 
-// Moves every active engine once. Returns whether to block on `fds` until `wake_at`.
-bool IoThread::round(std::vector<pollfd>& fds, std::optional<Clock::time_point>& wake_at) {
+// Moves every active engine once. Returns whether to block on `fds_` until `wake_at`.
+bool IoThread::round(std::optional<Clock::time_point>& wake_at) {
   bool block = true;
-  for (auto& engine : active_) {
+  for (auto& engine : own_.active) {
     std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
     // Driven by the thread that waits for it, which gives it back here when it leaves work behind. It may be asleep,
     // and has to look at what another thread submitted.
@@ -187,8 +238,8 @@ bool IoThread::round(std::vector<pollfd>& fds, std::optional<Clock::time_point>&
     if (engine->progress()) {
       block = false;
     } else if (engine->has_pending()) {
-      block &= engine->prepare_wait(fds);
-      waiting_.push_back(engine);
+      block &= engine->prepare_wait(fds_);
+      own_.waiting.push_back(engine);
       const auto next = engine->next_wake();
       if (next && (!wake_at || *next < *wake_at)) wake_at = next;
     }
@@ -197,7 +248,7 @@ bool IoThread::round(std::vector<pollfd>& fds, std::optional<Clock::time_point>&
     drive.unlock();
     if (!pending) engine.reset();
   }
-  std::erase(active_, nullptr);
+  std::erase(own_.active, nullptr);
   return block;
 }
 
@@ -206,6 +257,7 @@ namespace {
 // Those of `cpus` a thread of this process can run on. A thread of its own asks: the caller's affinity stays as it is.
 std::vector<int> usable_cpus(const std::vector<int>& cpus) {
   std::vector<int> usable;
+  usable.reserve(cpus.size());  // nothing is thrown in that thread
   std::thread([&] {
     cpu_set_t wanted;
     CPU_ZERO(&wanted);
@@ -277,7 +329,10 @@ IoThread& io_thread_for(const Env& env, const std::string& interface) {
   std::lock_guard lock(own.mutex);
   Pool::ThreadSet& set = own.thread_sets[cpus];
   const std::size_t index = set.communicators % static_cast<std::size_t>(env.io_threads);
-  if (index >= set.threads.size()) set.threads.push_back(new IoThread(own.threads++, cpus));
+  if (index >= set.threads.size()) {
+    set.threads.reserve(index + 1);  // before there is a thread that nobody knows
+    set.threads.push_back(new IoThread(own.threads++, cpus));
+  }
   ++set.communicators;
   return *set.threads[index];
 }

@@ -6,6 +6,16 @@
 #include "holmes/core/error.hpp"
 
 namespace holmes {
+namespace {
+
+// As reserve, but many small steps take no more time than a large one.
+template <typename Element>
+void make_room(std::vector<Element>& elements, std::size_t more) {
+  const std::size_t needed = elements.size() + more;
+  if (needed > elements.capacity()) elements.reserve(std::max(needed, 2 * elements.capacity()));
+}
+
+}  // namespace
 
 Operations::Operations(Group& group, std::vector<std::unique_ptr<Channel>> p2p_channels, int wake_fd)
     : group_(group), p2p_(group, std::move(p2p_channels), wake_fd) {}
@@ -13,6 +23,7 @@ Operations::Operations(Group& group, std::vector<std::unique_ptr<Channel>> p2p_c
 bool Operations::submit(std::unique_ptr<Collective>& collective) {
   std::lock_guard lock(mutex_);
   if (is_closed_) return false;
+  make_room(new_, 1);
   collective->set_sequence(next_sequence_++);
   record_call(*collective, WorkState::queued);
   new_.emplace_back(std::move(collective));
@@ -23,6 +34,7 @@ bool Operations::submit(std::unique_ptr<Collective>& collective) {
 bool Operations::submit(std::vector<P2pEngine::Request>& requests) {
   std::lock_guard lock(mutex_);
   if (is_closed_) return false;
+  make_room(new_, requests.size());
   for (auto& request : requests) {
     record_call(request);
     new_.emplace_back(std::move(request));
@@ -32,14 +44,13 @@ bool Operations::submit(std::vector<P2pEngine::Request>& requests) {
 }
 
 bool Operations::submit_own(std::unique_ptr<Collective>& collective) {
-  {
-    std::lock_guard lock(mutex_);
-    if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return false;
-    collective->set_sequence(next_sequence_++);
-    record_call(*collective, queue_.empty() ? WorkState::running : WorkState::queued);
-    taken_.fetch_add(1);
-  }
-  queue_.push_back(std::move(collective));
+  std::lock_guard lock(mutex_);
+  if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return false;
+  const WorkState state = queue_.empty() ? WorkState::running : WorkState::queued;
+  queue_.push_back(std::move(collective));  // it may throw, and then nothing was called
+  queue_.back()->set_sequence(next_sequence_++);
+  record_call(*queue_.back(), state);
+  taken_.fetch_add(1);
   return true;
 }
 
@@ -59,16 +70,15 @@ std::uint64_t Operations::entered() const {
 }
 
 void Operations::take_new() {
-  std::deque<Submission> taken;
   {
     std::lock_guard lock(mutex_);
-    taken.swap(new_);
-    taken_.fetch_add(static_cast<int>(taken.size()));
+    taking_.swap(new_);
+    taken_.fetch_add(static_cast<int>(taking_.size()));
     has_new_.store(false, std::memory_order_release);
   }
-  for (auto it = taken.begin(); it != taken.end(); ++it) {
-    auto* collective = std::get_if<std::unique_ptr<Collective>>(&*it);
-    auto* request = std::get_if<P2pEngine::Request>(&*it);
+  for (auto next = taking_.begin(); next != taking_.end(); ++next) {
+    auto* collective = std::get_if<std::unique_ptr<Collective>>(&*next);
+    auto* request = std::get_if<P2pEngine::Request>(&*next);
     const auto work = request ? request->work : nullptr;
     const std::uint64_t record = request ? request->record : 0;
     try {
@@ -82,10 +92,7 @@ void Operations::take_new() {
       taken_.fetch_sub(static_cast<int>(before + 1 - p2p_.pending()));
     } catch (...) {
       // What was not taken yet fails with the rest, whatever it was: memory may be short.
-      {
-        std::lock_guard lock(mutex_);
-        std::move(collective ? it : std::next(it), taken.end(), std::front_inserter(new_));
-      }
+      taking_.erase(taking_.begin(), collective ? next : std::next(next));
       if (request) {
         group_.recorder->finish(record, false, Clock::now());
         misfit_ = work;
@@ -93,6 +100,7 @@ void Operations::take_new() {
       throw;
     }
   }
+  taking_.clear();
 }
 
 bool Operations::advance() {
@@ -164,14 +172,12 @@ DriverState Operations::state(const std::vector<char>& lost) const {
     state.messages.push_back(p2p_.messages(peer));
     state.messages.back().is_lost = lost[static_cast<std::size_t>(peer)] != 0;
   }
-  std::lock_guard lock(mutex_);
-  // Submitted, but the driver is too busy to look at it.
-  for (const Submission& submission : new_) {
+  const auto append = [&](const Submission& submission) {
     const auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission);
     const auto* request = std::get_if<P2pEngine::Request>(&submission);
-    if (request && request->tag == internal_tag) continue;
+    if (request && request->tag == internal_tag) return;
     ++state.pending_count;
-    if (!room()) continue;
+    if (!room()) return;
     const Work& work = collective ? (*collective)->work() : *request->work;
     state.pending.push_back({collective ? (*collective)->record() : request->record,
                              collective ? (*collective)->recorded_call() : request->recorded_call(),
@@ -179,14 +185,18 @@ DriverState Operations::state(const std::vector<char>& lost) const {
                              work.is_awaited(),
                              work.submitted(),
                              {}});
-  }
+  };
+  std::ranges::for_each(taking_, append);
+  std::lock_guard lock(mutex_);
+  // Submitted, but the driver is too busy to look at it.
+  std::ranges::for_each(new_, append);
   return state;
 }
 
 void Operations::fail_watches(std::optional<int> peer, const std::exception_ptr& error) {
-  const auto works = p2p_.take_watches(peer);
-  taken_.fetch_sub(static_cast<int>(works.size()));
-  for (const auto& work : works) work->fail(error, Clock::now());
+  const auto watches = p2p_.take_watches(peer);
+  taken_.fetch_sub(static_cast<int>(watches.size()));
+  for (const auto& watch : watches) watch.work->fail(error, Clock::now());
 }
 
 void Operations::close() {
@@ -197,14 +207,12 @@ void Operations::close() {
 
 void Operations::fail_all(const std::exception_ptr& error) {
   const auto now = Clock::now();
-  std::deque<std::unique_ptr<Collective>> collectives;
-  std::deque<Submission> never_taken;
-  std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();
-  // From here on nothing takes memory, which may be what is missing: nobody is left without an end.
-  collectives.swap(queue_);
+  const std::vector<std::shared_ptr<Work>> works = p2p_.take_pending();
+  std::vector<Submission> never_taken[2];
+  never_taken[0].swap(taking_);
   {
     std::lock_guard lock(mutex_);
-    never_taken.swap(new_);
+    never_taken[1].swap(new_);
   }
   taken_.store(0);
   if (const auto work = std::move(misfit_)) work->fail(error);
@@ -212,13 +220,19 @@ void Operations::fail_all(const std::exception_ptr& error) {
     group_.recorder->finish(record, false, now);
     work.fail(error, now);
   };
-  for (const auto& collective : collectives) fail_one(collective->record(), collective->work());
-  for (const Submission& submission : never_taken) {
-    if (const auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission)) {
-      fail_one((*collective)->record(), (*collective)->work());
-    } else {
-      const auto& request = std::get<P2pEngine::Request>(submission);
-      fail_one(request.record, *request.work);
+  while (!queue_.empty()) {
+    const std::unique_ptr<Collective> collective = std::move(queue_.front());
+    queue_.pop_front();
+    fail_one(collective->record(), collective->work());
+  }
+  for (const auto& submissions : never_taken) {
+    for (const Submission& submission : submissions) {
+      if (const auto* collective = std::get_if<std::unique_ptr<Collective>>(&submission)) {
+        fail_one((*collective)->record(), (*collective)->work());
+      } else {
+        const auto& request = std::get<P2pEngine::Request>(submission);
+        fail_one(request.record, *request.work);
+      }
     }
   }
   for (const auto& work : works) work->fail(error, now);

@@ -22,7 +22,7 @@ public:
   Operations(Group& group, std::vector<std::unique_ptr<Channel>> p2p_channels, int wake_fd);
 
   // --- any thread ---
-  // Takes what it is given; false where it is closed.
+  // Takes what it is given; false where it is closed. All of it or, where it throws, nothing.
   bool submit(std::unique_ptr<Collective>& collective);
   bool submit(std::vector<P2pEngine::Request>& requests);
   // Whether there is something that the driver has not taken yet / that is not finished.
@@ -51,7 +51,7 @@ public:
   DriverState state(const std::vector<char>& lost) const;
   // Ends the watches of `peer` (absent: of all), see P2pEngine::take_watches.
   void fail_watches(std::optional<int> peer, const std::exception_ptr& error);
-  // Nothing can be submitted any more, and what is pending stays so until fail_all.
+  // Nothing can be submitted any more, and what is pending stays so until fail_all. Neither takes memory.
   void close();
   void fail_all(const std::exception_ptr& error);
 
@@ -66,11 +66,12 @@ private:
   P2pEngine p2p_;
   std::deque<std::unique_ptr<Collective>> queue_;  // the front one runs
   bool front_started_ = false;
-  Clock::time_point last_end_{};  // of a collective
-  std::shared_ptr<Work> misfit_;  // what take_new threw about
+  Clock::time_point last_end_{};    // of a collective
+  std::vector<Submission> taking_;  // what take_new has not got to, where that threw
+  std::shared_ptr<Work> misfit_;    // what take_new threw about
 
   mutable std::mutex mutex_;  // protects what follows
-  std::deque<Submission> new_;
+  std::vector<Submission> new_;
   std::uint64_t next_sequence_ = 0;
   std::uint64_t next_p2p_ = 0;
   bool is_closed_ = false;

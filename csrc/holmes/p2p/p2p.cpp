@@ -28,6 +28,7 @@ void P2pEngine::activate(int peer) {
 }
 
 void P2pEngine::submit(Request request) {
+  if (taken_out_.capacity() <= pending_) taken_out_.reserve(2 * pending_ + 1);
   request.work->mark_running();
   ++pending_;
   if (request.is_send) {
@@ -241,7 +242,10 @@ void P2pEngine::end_message(int peer) {
     state.unexpected.push_back({state.header, std::move(state.stray)});
   } else if (state.target->buffer.device) {
     if (!state.staged) state.staged = stage_recv(peer, *state.target);
-    state.landing.push_back({std::move(*state.target), std::move(state.staged), std::move(state.stray)});
+    Landing& landing = state.landing.emplace_back();  // it may throw, and then the target is still there
+    landing.request = std::move(*state.target);
+    landing.staged = std::move(state.staged);
+    landing.payload = std::move(state.stray);
   } else {
     finish(*state.target, peer);
   }
@@ -362,13 +366,13 @@ std::size_t P2pEngine::append_pending(std::vector<PendingOperation>& pending) co
 }
 
 std::vector<std::shared_ptr<Work>> P2pEngine::take_pending() {
-  std::vector<std::shared_ptr<Work>> works;
+  std::vector<std::shared_ptr<Work>> works = std::move(taken_out_);
   const auto now = Clock::now();
   for_each_pending([&](const Request& request, std::size_t, const auto*) {
     group_.recorder->finish(request.record, false, now);
     works.push_back(request.work);
   });
-  for (Peer& peer : peers_) peer = {};
+  for (Peer& peer : peers_) peer.clear();
   active_.clear();
   any_receives_.clear();
   pending_ = 0;
@@ -380,19 +384,34 @@ bool P2pEngine::Peer::only_watches() const {
   return std::ranges::all_of(receives, [](const Request& request) { return request.tag == internal_tag; });
 }
 
-std::vector<std::shared_ptr<Work>> P2pEngine::take_watches(std::optional<int> peer) {
-  std::vector<std::shared_ptr<Work>> works;
+void P2pEngine::Peer::clear() {
+  sends.clear();
+  receives.clear();
+  unexpected.clear();
+  ahead = {};
+  ahead_begin = ahead_end = 0;
+  target.reset();
+  staged.reset();
+  stray = {};
+  header_bytes = payload_bytes = 0;
+  landing.clear();
+  send_rings.clear();
+  recv_rings.clear();
+}
+
+std::list<P2pEngine::Request> P2pEngine::take_watches(std::optional<int> peer) {
+  std::list<Request> watches;
   for (int other = 0; other < group_.size && watches_ > 0; ++other) {
     if (peer && *peer != other) continue;
-    std::erase_if(peers_[other].receives, [&](const Request& request) {
-      if (request.tag != internal_tag) return false;
-      works.push_back(request.work);
-      return true;
-    });
+    auto& receives = peers_[other].receives;
+    for (auto next = receives.begin(); next != receives.end();) {
+      const auto one = next++;
+      if (one->tag == internal_tag) watches.splice(watches.end(), receives, one);
+    }
   }
-  watches_ -= works.size();
-  pending_ -= works.size();
-  return works;
+  watches_ -= watches.size();
+  pending_ -= watches.size();
+  return watches;
 }
 
 std::optional<Clock::time_point> P2pEngine::next_deadline() const {

@@ -37,7 +37,7 @@ public:
   bool advance();
   bool is_idle() const { return pending_ == 0; }
   std::size_t pending() const { return pending_; }
-  // The works that are not final, taken out (to fail them).
+  // The works that are not final, taken out (to fail them). Takes no memory; nothing can be submitted any more.
   std::vector<std::shared_ptr<Work>> take_pending();
   std::optional<Clock::time_point> next_deadline() const;
   // "recv of 4096 bytes from rank 2 (host b0) on NIC eth0, tag 0: nothing received": what is not finished by `now`.
@@ -61,8 +61,8 @@ public:
 
   // A watch is a receive with the internal tag, of a message that nobody sends: it ends when its peer does.
   std::size_t watches() const { return watches_; }
-  // The works of the watches, taken out (to fail them); `peer` absent: of all peers.
-  std::vector<std::shared_ptr<Work>> take_watches(std::optional<int> peer);
+  // The watches, taken out (to fail them); `peer` absent: of all peers. Takes no memory.
+  std::list<Request> take_watches(std::optional<int> peer);
   const std::vector<std::unique_ptr<Channel>>& channels() const { return channels_; }
 
 private:
@@ -118,6 +118,8 @@ private:
     bool is_arriving() const { return header_bytes > 0; }
     bool is_idle() const { return sends.empty() && receives.empty() && landing.empty() && !is_arriving(); }
     bool only_watches() const;
+    // Lets go of what is pending.
+    void clear();
   };
 
   void activate(int peer);
@@ -147,7 +149,8 @@ private:
   std::list<Request> any_receives_;
   std::vector<int> active_;
   std::size_t pending_ = 0;
-  std::size_t watches_ = 0;  // of these
+  std::size_t watches_ = 0;                       // of these
+  std::vector<std::shared_ptr<Work>> taken_out_;  // empty, with room for all that is pending
   int wake_fd_;
   std::uint64_t unexpected_bytes_ = 0;  // held, or about to be
   std::uint64_t max_unexpected_bytes_;

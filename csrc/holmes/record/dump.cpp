@@ -15,6 +15,7 @@
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
 #include "holmes/record/communicator_record.hpp"
 #include "holmes/record/registry.hpp"
 
@@ -112,19 +113,21 @@ void write_in_time(const std::string& folder, std::string record, bool asks_othe
                                   std::to_string(folder_patience.count()) + " ms; choose one on a disk of this host",
                               {.system_errno = ETIMEDOUT});
   if (Writing* const earlier = hung.load(); earlier != nullptr && !answered(*earlier)) throw no_answer;
-  auto* const writing = new Writing();  // stays where the thread does
+  auto made = std::make_unique<Writing>();
+  Writing* const writing = made.get();
   std::thread([=, record = std::move(record)] {
     std::string problem;
     try {
       write_record(folder, record, asks_others);
     } catch (const std::exception& error) {
-      problem = error.what();
+      problem = made_or([&] { return std::string(error.what()); }, [] { return std::string("out of memory"); });
     }
     const std::lock_guard lock(writing->mutex);
     writing->problem = std::move(problem);
     writing->is_done = true;
     writing->changed.notify_all();
   }).detach();
+  made.release();  // stays where the thread does
   std::unique_lock lock(writing->mutex);
   if (!writing->changed.wait_for(lock, folder_patience, [&] { return writing->is_done; })) {
     hung.store(writing);
@@ -197,7 +200,7 @@ void write_once(const std::string& asked_by, Duration patience, Duration settle,
     own.done = answered;
     log(LogLevel::info, std::nullopt, "flight record written to " + *folder + " (" + reason + ")");
   } catch (const std::exception& error) {
-    log(LogLevel::warn, std::nullopt, std::string("no flight record: ") + error.what());
+    where_memory_allows([&] { log(LogLevel::warn, std::nullopt, std::string("no flight record: ") + error.what()); });
   }
 }
 
@@ -206,15 +209,17 @@ void write_once(const std::string& asked_by, Duration patience, Duration settle,
 void dump(const std::string& reason) noexcept { write_once(reason, record_patience, record_settle, false); }
 
 void dump_on_failure(const std::string& message) noexcept {
-  const auto folder = dump_folder();
-  if (!folder) return;
-  const std::string failure = "failure: " + message;
-  {
-    Dumps& own = dumps();
-    std::lock_guard lock(own.mutex);
-    own.failure = failure;
-  }
-  write_once(failure, failure_patience, Duration::zero(), true);
+  where_memory_allows([&] {
+    const auto folder = dump_folder();
+    if (!folder) return;
+    const std::string failure = "failure: " + message;
+    {
+      Dumps& own = dumps();
+      std::lock_guard lock(own.mutex);
+      own.failure = failure;
+    }
+    write_once(failure, failure_patience, Duration::zero(), true);
+  });
 }
 
 void set_stack_source(StackSource source) { stack_source.store(source); }
