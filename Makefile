@@ -29,10 +29,11 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-trainers test-launchers test-cuda-fake bench-cuda-fake soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
+.PHONY: help build demo test test-cpp test-python test-torch test-trainers test-launchers test-cuda-fake bench-cuda-fake soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
+	@echo "make test-torch  other versions of torch: the backend beside Gloo, and its tests (VERSIONS='2.9.1 2.15.0', gigabytes)"
 	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan, torchft and the examples (installs them)"
 	@echo "make test-launchers  srun, mpirun, mpiexec, Ray Train start two ranks each (installs them where it can)"
 	@echo "make test-cuda-fake  torch's CUDA build, and its ProcessGroupNCCL beside Holmes, on a fake CUDA runtime (installs gigabytes)"
@@ -135,6 +136,13 @@ test-python: build $(VENV)/.nccl
 # Real launchers on this machine; HOLMES_TEST_CRDS=FOLDER checks the manifests too (docs/launchers.md).
 test-launchers: $(VENV)/.launchers
 	$(BIN)/python -m pytest tests/launchers $(PYTEST_ARGS)
+
+# Other versions of torch, each in an environment of its own that is removed afterwards (KEEP=1 leaves it):
+# make test-torch VERSIONS="2.9.1 2.15.0" TORCH_TEST_ARGS="--save"
+VERSIONS ?= $(TORCH)
+TORCH_TEST_ARGS ?=
+test-torch: build
+	$(BIN)/python tools/torch_versions.py $(VERSIONS) $(if $(KEEP),--keep) $(TORCH_TEST_ARGS)
 
 test-trainers: $(VENV)/.trainers-$(TORCHTITAN)-$(TORCHFT)
 	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)

@@ -13,7 +13,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-# Libraries whose symbols carry no version, by the names' beginnings; the first one that fits.
+# Libraries whose symbols carry no version, by the names' beginnings; the first one that fits. Where torch names another
+# number of one, that one.
 UNVERSIONED = [
     ("nccl", "libnccl.so.2"),
     ("cuFile", "libcufile.so.0"),
@@ -50,6 +51,7 @@ def versions_of(library: Path) -> dict[str, str]:
 def main(torch_lib: Path, out: Path) -> None:
     needed: set[str] = set()
     symbols: dict[str, dict[str, str]] = defaultdict(dict)  # library -> symbol -> version, empty: none
+    unversioned: dict[str, set[str]] = defaultdict(set)
     for library in sorted(torch_lib.glob("*.so")):
         needed |= set(re.findall(r"NEEDED\s+(\S+)", output("objdump", "-p", str(library))))
         versions = versions_of(library)
@@ -60,7 +62,11 @@ def main(torch_lib: Path, out: Path) -> None:
             else:
                 owner = next((owner for begin, owner in UNVERSIONED if re.match(begin + "[A-Z_]", symbol)), None)
                 if owner:
-                    symbols[owner][symbol] = ""
+                    unversioned[owner].add(symbol)
+    for owner, names_without in unversioned.items():
+        base = owner.rpartition(".")[0] + "."
+        named = next((name for name in sorted(needed) if name.startswith(base)), owner)
+        symbols[named] |= dict.fromkeys(names_without, "")
     out.mkdir(parents=True, exist_ok=True)
     names = sorted(name for name in needed | set(symbols) if OURS.match(name))
     for name in names:
