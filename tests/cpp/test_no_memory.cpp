@@ -91,8 +91,24 @@ void work_of(Communicator& comm, Outcome& outcome, const std::function<void()>& 
   }
 }
 
+enum class Kind { tcp, shm, clusters };
+
+const char* name(Kind kind) { return kind == Kind::tcp ? "tcp" : kind == Kind::shm ? "shm" : "clusters"; }
+
+CommunicatorOptions options_of(Kind kind, int rank) {
+  if (kind == Kind::clusters) {
+    CommunicatorOptions options{.rank = rank, .size = ranks, .transport = Transport::tcp, .timeout = 20s};
+    options.nics = options.cluster_nics = {{"lo", "127.0.0.1"}};
+    options.clusters = {0, 0, 1};
+    options.hierarchical_min_bytes = 0;
+    return options;
+  }
+  const Transport transport = kind == Kind::tcp ? Transport::tcp : Transport::shm;
+  return {.rank = rank, .size = ranks, .transport = transport, .timeout = 20s};
+}
+
 // Returns whether the allocation was reached.
-bool run(Transport transport, long allocation) {
+bool run(Kind kind, long allocation) {
   const auto store = make_local_store();
   std::vector<Outcome> outcomes(ranks);
   std::latch connected(ranks), finished(ranks);
@@ -100,8 +116,7 @@ bool run(Transport transport, long allocation) {
   Clock::time_point begun;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      CommunicatorOptions options{.rank = rank, .size = ranks, .transport = transport, .timeout = 20s};
-      const auto comm = make_communicator(store, options);
+      const auto comm = make_communicator(store, options_of(kind, rank));
       work_of(*comm, outcomes[static_cast<std::size_t>(rank)], [&] {
         connected.arrive_and_wait();
         if (rank == 0) begun = Clock::now(), allocations_left = allocation;
@@ -121,15 +136,15 @@ bool run(Transport transport, long allocation) {
 }
 
 // As run, in a process of its own, where the allocation and the next ones fail, `in_row` in all.
-bool run_apart(Transport transport, long allocation, long in_row) {
+bool run_apart(Kind kind, long allocation, long in_row) {
   constexpr int reached = 0, not_reached = 2, failed = 1;
-  constexpr unsigned patience_s = 60;
+  constexpr unsigned patience_s = 30;
   const pid_t child = ::fork();
   if (child == 0) {
     ::alarm(patience_s);
     failures = 0;  // of the others
     failing = in_row;
-    const bool was_reached = run(transport, allocation);
+    const bool was_reached = run(kind, allocation);
     std::exit(failures != 0 ? failed : was_reached ? reached : not_reached);
   }
   int status = 0;
@@ -137,8 +152,7 @@ bool run_apart(Transport transport, long allocation, long in_row) {
   const bool has_exited = WIFEXITED(status);
   const int code = has_exited ? WEXITSTATUS(status) : failed;
   if (code == reached || code == not_reached) return code == reached;
-  std::fprintf(stderr, "%s, allocation %ld and %ld after it: ", transport == Transport::tcp ? "tcp" : "shm", allocation,
-               in_row - 1);
+  std::fprintf(stderr, "%s, allocation %ld and %ld after it: ", name(kind), allocation, in_row - 1);
   if (has_exited)
     std::fprintf(stderr, "exit status %d\n", code);
   else if (WTERMSIG(status) == SIGALRM)
@@ -159,12 +173,12 @@ constexpr long stride = 1;
 }  // namespace
 
 int main() {
-  for (const Transport transport : {Transport::tcp, Transport::shm}) {
+  for (const Kind kind : {Kind::tcp, Kind::shm, Kind::clusters}) {
     for (const long in_row : {1, 20}) {
       int failed = 0;
       for (long allocation = 0; allocation < 300;
            allocation += stride * (allocation < 80 ? 1 : 7) * (in_row > 1 ? 3 : 1))
-        failed += run_apart(transport, allocation, in_row) ? 1 : 0;
+        failed += run_apart(kind, allocation, in_row) ? 1 : 0;
       CHECK(failed > 8);
     }
   }

@@ -45,8 +45,8 @@ struct CompressedShare {
 }  // namespace
 
 void HierarchicalParts::fail(const Failure& failure) const {
-  for (const auto& part : {flat, scatter, cross, gather})
-    if (part) part->fail(failure);
+  for (const auto* part : {&flat, &scatter, &cross, &gather})
+    if (*part) (*part)->fail(failure);
 }
 
 CallOptions HierarchicalChains::call() const {

@@ -7,6 +7,7 @@
 #include "holmes/comm/hierarchy.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
 
 namespace holmes {
 namespace {
@@ -113,10 +114,12 @@ void HierarchicalCommunicator::choose_min_bytes() {
 
 HierarchicalCommunicator::~HierarchicalCommunicator() {
   // A failure of the flat part is the reason why all of them end.
-  if (const auto failure = parts_->flat->failure()) {
-    scheduler_->fail(*failure);
+  if (auto failure = parts_->flat->failure()) {
+    scheduler_->fail(std::move(*failure));
   } else if (scheduler_->has_pending()) {
-    scheduler_->fail(parts_->flat->abort_failure("it was destroyed with operations pending"));
+    scheduler_->fail(failure_or(ErrorKind::aborted, [this] {
+      return parts_->flat->abort_failure("it was destroyed with operations pending");
+    }));
   }
 }
 

@@ -2,22 +2,26 @@
 
 #include <atomic>
 
+#include "holmes/core/no_memory.hpp"
+
 namespace holmes {
 namespace {
 
 // `title`: of the operation it happened in; empty where the error names it.
 Failure failure_of(const std::exception_ptr& error, const std::string& title) {
-  Failure failure;
-  try {
-    std::rethrow_exception(error);
-  } catch (const HolmesError& known) {
-    failure = holmes::failure_of(known);
-  } catch (const std::exception& other) {
-    failure = {ErrorKind::system, other.what(), {}};
-  }
-  // One that a peer reported may say it already.
-  if (!title.empty() && failure.message.find(title) == std::string::npos) failure.message += "; part of " + title;
-  return failure;
+  return failure_or(ErrorKind::system, [&] {
+    Failure failure;
+    try {
+      std::rethrow_exception(error);
+    } catch (const HolmesError& known) {
+      failure = holmes::failure_of(known);
+    } catch (const std::exception& other) {
+      failure = {ErrorKind::system, other.what(), {}};
+    }
+    // One that a peer reported may say it already.
+    if (!title.empty() && failure.message.find(title) == std::string::npos) failure.message += "; part of " + title;
+    return failure;
+  });
 }
 
 }  // namespace
@@ -37,13 +41,59 @@ struct StageScheduler::Task {
   std::size_t stage = 0;
 };
 
+template <typename Action>
+void StageScheduler::fail_where_it_throws(const std::string& title, const Action& action) {
+  try {
+    action();
+  } catch (const std::exception&) {
+    fail(failure_of(std::current_exception(), title));
+  }
+}
+
+// Ends a begun step when all works are final: runs `then` where they succeeded; a failed one fails everything.
+template <typename Then>
+void StageScheduler::await(const std::vector<WorkPtr>& works, const std::shared_ptr<Operation>& operation,
+                           const std::string& title, const Then& then) {
+  struct Join {
+    Join(std::size_t parts, const Then& next) : missing(parts), then(next) {}
+    std::atomic<std::size_t> missing;
+    Then then;
+  };
+  const auto join =
+      made_or([&] { return std::make_shared<Join>(works.size() + 1, then); }, [] { return std::shared_ptr<Join>(); });
+  if (!join) {
+    fail(failure_of(std::make_exception_ptr(std::bad_alloc()), title));
+    return end_step(operation);
+  }
+  const auto arrive = [self = shared_from_this(), operation, join] {
+    if (join->missing.fetch_sub(1) != 1) return;
+    if (!self->has_failed()) self->fail_where_it_throws(operation->title, join->then);
+    self->end_step(operation);
+  };
+  for (const auto& work : works) {
+    const auto is_awaited = [&] {
+      work->on_final([self = shared_from_this(), arrive, work, title] {
+        if (work->state() == WorkState::failed) self->fail(failure_of(work->error(), title));
+        arrive();
+      });
+      return true;
+    };
+    if (made_or(is_awaited, [] { return false; })) continue;
+    fail(failure_of(std::make_exception_ptr(std::bad_alloc()), title));
+    arrive();
+  }
+  arrive();
+}
+
 WorkPtr StageScheduler::start(std::string title, const Step& announce, std::vector<Chain> chains, WorkPtr work) {
   auto operation = std::make_shared<Operation>();
   operation->title = std::move(title);
   operation->work = std::move(work);
   operation->missing = chains.size() + 1;
   operation->work->mark_running();
+  // Once it is announced, nothing that takes memory is left to make.
   std::vector<std::shared_ptr<Task>> tasks;
+  for (Chain& chain : chains) tasks.push_back(std::make_shared<Task>(Task{std::move(chain), operation}));
   std::vector<WorkPtr> announcement;
   {
     const std::lock_guard starting(starting_);
@@ -51,24 +101,25 @@ WorkPtr StageScheduler::start(std::string title, const Step& announce, std::vect
       const std::lock_guard lock(mutex_);
       if (failure_) throw_error(failure_->kind, failure_->message, failure_->context);
     }
+    std::set<std::shared_ptr<Operation>> room{operation};
     announcement = announce();
     const std::lock_guard lock(mutex_);
-    pending_.insert(operation);
+    pending_.merge(room);
     ++operation->running;  // the announcement
-    for (Chain& chain : chains)
-      tasks.push_back(std::make_shared<Task>(Task{std::move(chain), operation, tickets_++, 0}));
+    for (const auto& task : tasks) task->ticket = tickets_++;
   }
-  for (const auto& task : tasks) enter(task);
+  for (const auto& task : tasks) fail_where_it_throws(operation->title, [&] { enter(task); });
   await(announcement, operation, "", [self = shared_from_this(), operation] { self->finish_part(operation); });
   return operation->work;
 }
 
 // The task waits for its turn in its stage; whoever is in the stage already runs what became ready meanwhile.
 void StageScheduler::enter(const std::shared_ptr<Task>& task) {
+  std::map<std::uint64_t, std::shared_ptr<Task>> room{{task->ticket, task}};
   std::unique_lock lock(mutex_);
   if (failure_) return;
   Stage& stage = stages_[task->stage];
-  stage.ready.emplace(task->ticket, task);
+  stage.ready.merge(room);
   if (stage.is_running) return;
   stage.is_running = true;
   while (!failure_ && !stage.ready.empty() && stage.ready.begin()->first == stage.next) {
@@ -87,11 +138,9 @@ void StageScheduler::run(const std::shared_ptr<Task>& task) {
   const auto& operation = task->operation;
   if (!begin_step(operation)) return;
   std::vector<WorkPtr> works;
-  try {
+  fail_where_it_throws(operation->title, [&] {
     if (const Step step = std::move(task->steps[task->stage])) works = step();
-  } catch (...) {
-    fail(failure_of(std::current_exception(), operation->title));
-  }
+  });
   await(works, operation, operation->title, [self = shared_from_this(), task] {
     if (++task->stage < stage_count) {
       self->enter(task);
@@ -108,35 +157,12 @@ bool StageScheduler::begin_step(const std::shared_ptr<Operation>& operation) {
   return true;
 }
 
-// Ends a begun step when all works are final: runs `then` where they succeeded; a failed one fails everything.
-void StageScheduler::await(const std::vector<WorkPtr>& works, const std::shared_ptr<Operation>& operation,
-                           const std::string& title, std::function<void()> then) {
-  struct Join {
-    std::atomic<std::size_t> missing;
-    std::function<void()> then;
-  };
-  const std::shared_ptr<Join> join(new Join{works.size() + 1, std::move(then)});
-  const auto arrive = [self = shared_from_this(), operation, join] {
-    if (join->missing.fetch_sub(1) != 1) return;
-    if (!self->has_failed()) join->then();
-    self->end_step(operation);
-  };
-  for (const auto& work : works)
-    work->on_final([self = shared_from_this(), arrive, work, title] {
-      if (work->state() == WorkState::failed) self->fail(failure_of(work->error(), title));
-      arrive();
-    });
-  arrive();
-}
-
 void StageScheduler::end_step(const std::shared_ptr<Operation>& operation) {
-  std::optional<Failure> failure;
   {
     const std::lock_guard lock(mutex_);
     if (--operation->running > 0 || !failure_ || pending_.erase(operation) == 0) return;
-    failure = failure_;
   }
-  operation->work->fail(error_of(*failure));
+  operation->work->fail(error_of(*failure_));  // which stays as it is
 }
 
 void StageScheduler::finish_part(const std::shared_ptr<Operation>& operation) {
@@ -148,21 +174,22 @@ void StageScheduler::finish_part(const std::shared_ptr<Operation>& operation) {
   operation->work->complete();
 }
 
-void StageScheduler::fail(const Failure& failure) {
+void StageScheduler::fail(Failure failure) {
   // Buffers and callbacks are released outside the lock: their owners may do anything.
-  std::vector<std::shared_ptr<Operation>> idle;
+  std::set<std::shared_ptr<Operation>> idle;
   std::array<std::map<std::uint64_t, std::shared_ptr<Task>>, stage_count> dropped;
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
-    failure_ = failure;
-    for (const auto& operation : pending_)
-      if (operation->running == 0) idle.push_back(operation);
-    for (const auto& operation : idle) pending_.erase(operation);
+    failure_ = std::move(failure);
+    for (auto next = pending_.begin(); next != pending_.end();) {
+      const auto one = next++;
+      if ((*one)->running == 0) idle.insert(pending_.extract(one));
+    }
     for (std::size_t i = 0; i < stage_count; ++i) dropped[i].swap(stages_[i].ready);
   }
-  on_failure_(failure);  // ends what runs; end_step does the rest
-  for (const auto& operation : idle) operation->work->fail(error_of(failure));
+  on_failure_(*failure_);  // ends what runs; end_step does the rest
+  for (const auto& operation : idle) operation->work->fail(error_of(*failure_));
 }
 
 bool StageScheduler::has_failed() const {

@@ -36,8 +36,8 @@ public:
   WorkPtr start(std::string title, const Step& announce, std::vector<Chain> chains,
                 WorkPtr work = std::make_shared<Work>());
 
-  // Ends everything: pending and later operations raise `failure`.
-  void fail(const Failure& failure);
+  // Ends everything, also where memory is short: pending and later operations raise `failure`.
+  void fail(Failure failure);
   bool has_failed() const;
   // Throws what ended it, for the communicator of this name.
   void throw_if_failed(const std::string& name) const;
@@ -54,9 +54,13 @@ private:
 
   void enter(const std::shared_ptr<Task>& task);
   void run(const std::shared_ptr<Task>& task);
+  // With what `action` throws.
+  template <typename Action>
+  void fail_where_it_throws(const std::string& title, const Action& action);
   bool begin_step(const std::shared_ptr<Operation>& operation);
+  template <typename Then>
   void await(const std::vector<WorkPtr>& works, const std::shared_ptr<Operation>& operation, const std::string& title,
-             std::function<void()> then);
+             const Then& then);
   void end_step(const std::shared_ptr<Operation>& operation);
   void finish_part(const std::shared_ptr<Operation>& operation);
 

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "holmes/core/clock.hpp"
+#include "holmes/core/error.hpp"
 
 namespace holmes {
 
@@ -34,6 +35,12 @@ auto made_or(const Make& make, const Spare& spare) {
     }
     std::this_thread::sleep_for(pause);
   }
+}
+
+// The failure that `make` returns; where memory stays short, one of this kind that says so.
+template <typename Make>
+Failure failure_or(ErrorKind kind, const Make& make) {
+  return made_or(make, [kind] { return Failure{kind, "out of memory", {}}; });  // so few letters take none
 }
 
 }  // namespace holmes

@@ -16,12 +16,6 @@ namespace {
 // Operations started by what follows another one's end (Work::on_final) are not driven inside of it.
 thread_local bool this_thread_drives = false;
 
-// The failure that `make` returns; where memory stays short, one of this kind that says so.
-template <typename Make>
-Failure failure_or(ErrorKind kind, const Make& make) {
-  return made_or(make, [kind] { return Failure{kind, "out of memory", {}}; });  // so few letters take none
-}
-
 // What the works of `failure` raise.
 std::exception_ptr raised(const Failure& failure) {
   const auto make = [&]() -> std::exception_ptr {
@@ -73,8 +67,10 @@ void Engine::throw_if_dead() const {
 
 std::optional<Failure> Engine::failure() const {
   if (!is_dead() || is_inherited()) return std::nullopt;
-  std::lock_guard lock(mutex_);
-  return failure_;
+  return failure_or(ErrorKind::communicator, [this] {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  });
 }
 
 void Engine::submit(std::unique_ptr<Collective> collective) {
@@ -293,9 +289,11 @@ void Engine::tell_peers(const Failure& failure) {
 }
 
 Failure Engine::abort_failure(const std::string& reason) const {
-  return {ErrorKind::aborted,
-          "communicator '" + group_->name + "' was aborted by " + detector_.own_place() + ": " + reason,
-          detector_.own_context()};
+  return failure_or(ErrorKind::aborted, [&] {
+    return Failure{ErrorKind::aborted,
+                   "communicator '" + group_->name + "' was aborted by " + detector_.own_place() + ": " + reason,
+                   detector_.own_context()};
+  });
 }
 
 void Engine::request_failure(Failure failure) {
@@ -319,7 +317,7 @@ void Engine::fail_as_requested() {
 
 void Engine::abort(const std::string& reason) {
   if (is_dead() || is_inherited()) return;
-  request_failure(failure_or(ErrorKind::aborted, [&] { return abort_failure(reason); }));
+  request_failure(abort_failure(reason));
   {
     std::unique_lock drive(drive_, std::try_to_lock);
     if (drive) progress();
