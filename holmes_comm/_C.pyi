@@ -472,7 +472,8 @@ class Communicator:
     ) -> list[Work]:
         """
         Starts sends and receives at once: `calls` is a list of ('send' or 'recv', tensor, peer, tag). Returns a Work for each.
-        No order between them, so a ring of ranks that all send first does not deadlock.
+        No order between them, so a ring of ranks that all send first does not deadlock. Raises UsageError where what one
+        call receives shares memory with another one's.
         """
     def broadcast(
         self,
