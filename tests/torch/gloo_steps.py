@@ -21,6 +21,7 @@ GLOO_REFUSES = {
     "all_gather_uneven": "Gloo's pieces are of one size",
     "broadcast_wide_types": "Gloo has no such types",
     "split_group": "torch splits groups of backends that can, which Gloo's cannot",
+    "destroy_and_init_again": "in a store that was used before Gloo may find the addresses of the group before",
 }
 #: The same, of versions of torch older than the one named.
 GLOO_REFUSES_BEFORE = {

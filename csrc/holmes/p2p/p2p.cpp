@@ -282,7 +282,7 @@ void P2pEngine::match(int peer) {
         "communicator '" + group_.name + "': " + control.describe() + " sent " + std::to_string(state.header.bytes) +
             " bytes with tag " + std::to_string(state.header.tag) + ", for which rank " + std::to_string(group_.rank) +
             " has posted no receive, and " + std::to_string(unexpected_bytes_) +
-            " bytes of such messages, of at least 128 each, wait already (" + std::to_string(max_unexpected_bytes_) +
+            " bytes of such messages wait already (" + std::to_string(max_unexpected_bytes_) +
             " bytes are kept); post receives in the order of the sends, or raise HOLMES_UNEXPECTED_BYTES",
         context);
   state.stray.resize(state.header.bytes);
