@@ -29,7 +29,7 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-torch test-trainers test-launchers test-cuda-fake bench-cuda-fake soak stress lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
+.PHONY: help build demo test test-cpp test-python test-torch test-trainers test-launchers test-cuda-fake bench-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-cuda-fake  their calls, memory and host time side by side (BENCH_ARGS='--save')"
 	@echo "make soak      random training programs against plain torch (SOAK_ARGS='--minutes 60 --seed 1')"
 	@echo "make stress    injected faults on emulated nodes for some minutes (STRESS_ARGS='--minutes 60 --seed 3')"
+	@echo "make stress-address  the same under the address sanitizer (STRESS_ARGS='--minutes 120')"
 	@echo "make lint fmt  check / fix formatting, style and types"
 	@echo "make bench     collectives beside Gloo (BENCH_ARGS='all_reduce -b 1M -e 64M')"
 	@echo "make bench-compare BASE=COMMIT   this tree against another commit; fails on a regression"
@@ -131,7 +132,8 @@ test-cpp: build $(VENV)/.nccl
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --timeout 120
 
 test-python: build $(VENV)/.nccl
-	$(BIN)/python -m pytest --ignore tests/trainers --ignore tests/launchers -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --ignore tests/trainers --ignore tests/launchers -n $(TEST_JOBS) \
+	  --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Real launchers on this machine; HOLMES_TEST_CRDS=FOLDER checks the manifests too (docs/launchers.md).
 test-launchers: $(VENV)/.launchers
@@ -191,6 +193,18 @@ soak: build
 # One hour, as docs/stress.md has it: make stress STRESS_ARGS='--minutes 60'
 stress: build
 	$(BIN)/holmes stress --testbed --faults all --save build/stress $(STRESS_ARGS)
+
+# The same processes with library, module and backend under the address sanitizer, in a folder of their own. It needs more
+# address space than the faults of memory leave it. What it prints is of a process that it ends: a fault nobody injected.
+ADDRESS := build/address
+ADDRESS_ENV := LD_PRELOAD="$(shell $(or $(CXX),c++) -print-file-name=libasan.so) $(shell $(or $(CXX),c++) -print-file-name=libstdc++.so)" \
+  ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 PYTHONPATH=$(CURDIR)/$(ADDRESS)
+$(ADDRESS)/.built: $(VENV)/.built
+	HOLMES_CMAKE_ARGS="-DHOLMES_SANITIZE=address -DHOLMES_CUDA=OFF" $(PIP) --no-deps --no-build-isolation --upgrade --target $(ADDRESS) .
+	@touch $@
+stress-address: $(ADDRESS)/.built
+	$(ADDRESS_ENV) $(BIN)/python -m holmes stress --testbed --faults all,-memory,-memory-at-setup \
+	  --save $(ADDRESS)/stress $(STRESS_ARGS)
 
 # Address and undefined in one build: they see different things and bear each other.
 sanitize: $(VENV)/.requirements $(VENV)/.nccl

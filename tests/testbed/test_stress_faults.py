@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from namespaces import needs_namespaces
 
+from holmes.lab.stress.cli_faults import names_of
 from holmes.lab.stress.faults import FaultSettings
 from holmes.lab.stress.faults.catalogue import Injection
 from holmes.lab.stress.faults.check import Episode, check_episode
@@ -23,7 +24,7 @@ from holmes.lab.stress.faults.messages import GroupReport
 from holmes.lab.stress.faults.preloaded import FalseClock
 from holmes.lab.stress.faults.reports import passed_on, report_of
 from holmes.lab.stress.result import WrongResultError
-from holmes_comm import AbortedError, PeerLostError
+from holmes_comm import AbortedError, PeerLostError, UsageError
 
 RIGHT = GroupReport("dp", (0, 2), 9, 99, 100.5, "PeerLostError", "PeerLostError", culprit=2, reporter=0, nic="ib0")
 
@@ -129,6 +130,22 @@ def test_a_false_clock_moves_the_wall_clock_alone(tmp_path: Path) -> None:
     finally:
         process.stdin.close()
         process.wait(10)
+
+
+def test_names_and_names_left_out() -> None:
+    known = ("stop", "kill", "memory")
+    assert names_of("all", known, "fault") == ("kill", "memory", "stop")
+    assert names_of("stop, kill,stop", known, "fault") == ("stop", "kill")
+    assert names_of("all,-memory", known, "fault") == ("kill", "stop")
+    for text, says in (
+        ("kil", "no fault kil; there are kill, memory, stop"),
+        ("all,-kil", "no fault -kil"),
+        ("kill,-kill", "leaves no fault"),
+        ("-kill", "leaves no fault"),
+        (",", "leaves no fault"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            names_of(text, known, "fault")
 
 
 def test_settings_that_are_not_possible() -> None:

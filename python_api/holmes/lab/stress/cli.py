@@ -47,7 +47,7 @@ def stress(
     ] = 4.0,
     join_timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for all ranks to come.")] = 60.0,
     testbed: Annotated[bool, typer.Option(help="On emulated nodes, with --faults, --partitions or --peers.")] = False,
-    faults: Annotated[str, typer.Option(help='Injected faults: "all", or names as kill,stop.')] = "",
+    faults: Annotated[str, typer.Option(help='Injected faults: "all", names as kill,stop, or all,-kill.')] = "",
     partitions: Annotated[
         bool, typer.Option(help="An elastic job while its nodes and its store are split in every way.")
     ] = False,

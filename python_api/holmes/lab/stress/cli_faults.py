@@ -24,13 +24,18 @@ from holmes_comm.errors import UsageError
 
 
 def names_of(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """Names from "all" or "kill,stop". Raises ValueError naming an unknown one and those there are."""
-    if text == "all":
-        return tuple(sorted(known))
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in known]
+    """Names from "kill,stop", from "all", or from "all,-kill": a name behind a minus is left out.
+
+    Raises UsageError naming an unknown one and those there are, and where none is left.
+    """
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    unknown = [word for word in words if word != "all" and word.removeprefix("-") not in known]
     if unknown:
         raise UsageError(f"there is no {what} {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    chosen = sorted(known) if "all" in words else [word for word in words if not word.startswith("-")]
+    names = tuple(name for name in chosen if f"-{name}" not in words)
+    if not names:
+        raise UsageError(f'"{text}" leaves no {what}; name some, as {sorted(known)[0]}, or "all"')
     return names
 
 
