@@ -1,5 +1,6 @@
 """Programs that tests start (tests/workers) import what is in tests/helpers, and say where they are when they crash.
-Tests that are marked `alone` have the machine to themselves, however many workers `pytest -n` has."""
+Under `pytest -n` a file's tests stay together (--dist loadgroup), those that wait most come first, and tests that are
+marked `alone` come last and have the machine to themselves."""
 
 import fcntl
 import os
@@ -9,9 +10,27 @@ from pathlib import Path
 import pytest
 
 _FOLDER = Path(__file__).parent
+_WAIT_MOST = ("testbed", "torch", "multirank", "differential", "other folders")
 _before = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join([*_before, str(_FOLDER / "helpers")])
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        alone = item.get_closest_marker("alone") is not None
+        item.add_marker(pytest.mark.xdist_group("alone" if alone else str(item.path.relative_to(_FOLDER))))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("alone"):
+        return len(_WAIT_MOST)
+    folder = item.path.relative_to(_FOLDER).parts[0]
+    return _WAIT_MOST.index(folder) if folder in _WAIT_MOST else len(_WAIT_MOST) - 1
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # waits before pytest-timeout's clock runs
