@@ -195,7 +195,8 @@ stress: build
 	$(BIN)/holmes stress --testbed --faults all --save build/stress $(STRESS_ARGS)
 
 # The same processes with library, module and backend under the address sanitizer, in a folder of their own. It needs more
-# address space than the faults of memory leave it. What it prints is of a process that it ends: a fault nobody injected.
+# address space than the faults of memory leave it. Run in that folder: Python looks in its own first, and this one has
+# Holmes too.
 ADDRESS := build/address
 ADDRESS_ENV := LD_PRELOAD="$(shell $(or $(CXX),c++) -print-file-name=libasan.so) $(shell $(or $(CXX),c++) -print-file-name=libstdc++.so)" \
   ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 PYTHONPATH=$(CURDIR)/$(ADDRESS)
@@ -203,8 +204,8 @@ $(ADDRESS)/.built: $(VENV)/.built
 	HOLMES_CMAKE_ARGS="-DHOLMES_SANITIZE=address -DHOLMES_CUDA=OFF" $(PIP) --no-deps --no-build-isolation --upgrade --target $(ADDRESS) .
 	@touch $@
 stress-address: $(ADDRESS)/.built
-	$(ADDRESS_ENV) $(BIN)/python -m holmes stress --testbed --faults all,-memory,-memory-at-setup \
-	  --save $(ADDRESS)/stress $(STRESS_ARGS)
+	cd $(ADDRESS) && $(ADDRESS_ENV) $(CURDIR)/$(BIN)/python -m holmes stress --testbed \
+	  --faults all,-memory,-memory-at-setup --save $(CURDIR)/build/stress-address $(STRESS_ARGS)
 
 # Address and undefined in one build: they see different things and bear each other.
 sanitize: $(VENV)/.requirements $(VENV)/.nccl
