@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -24,7 +25,11 @@ from holmes.training.integrations import (
     hosts_in_order,
     renumbered,
     start_in_plan_order,
+    torchtitan_module_fqns,
 )
+from holmes.training.integrations.flagscale import flagscale_overrides
+from holmes.training.integrations.launch_files import write_launch_files
+from holmes.training.integrations.torchtitan import torchtitan_arguments
 
 
 def test_renumbered_is_the_same_plan():
@@ -137,6 +142,112 @@ def test_command_line(tmp_path):
     run = CliRunner().invoke(cli_plan.app, ["export", str(file), "--to", "deepspeed"])
     assert run.exit_code == 2
     assert "schedule is 'zb-h1'" in run.stderr
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "deepspeed", "torchtitan", "flagscale"])
+def test_a_folder_to_start_from(tmp_path, trainer):
+    file, folder = tmp_path / "plan.yaml", tmp_path / "job"
+    plan = replace(
+        make(tensor=2, pipeline=2, layers_per_stage=[4, 3], micro_batch=2, global_batch=16), recomputation="full"
+    )
+    plan.save(file)
+    run = CliRunner().invoke(cli_plan.app, ["export", str(file), "--to", trainer, "--output", str(folder)])
+    assert run.exit_code == 0, run.output
+    assert sorted(run.stdout.split()) == sorted(map(str, folder.iterdir()))
+    script = folder / "launch.sh"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)
+    lines = (folder / "hostfile").read_text().splitlines()
+    assert [line.split()[:2] for line in lines] == [[host, f"slots={ranks}"] for host, ranks in hosts_in_order(plan)]
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    told = {
+        "megatron": lambda: texts["arguments.txt"].split() == shlex.split(export_plan(plan, "megatron")),
+        "deepspeed": lambda: (
+            json.loads(texts["deepspeed.json"]) == json.loads(export_plan(plan, "deepspeed"))["config"]
+            and texts["parallelism.json"] == export_plan(plan, "deepspeed")
+        ),
+        "torchtitan": lambda: texts["arguments.txt"].splitlines() == torchtitan_arguments(renumbered(plan)),
+        "flagscale": lambda: texts["arguments.txt"].splitlines() == flagscale_overrides(plan),
+    }
+    assert told[trainer]()
+    assert Plan.load(folder / "plan.yaml") == renumbered(plan)  # as the script numbers ranks
+
+
+def test_torchtitan_is_told_its_batch_and_recomputation():
+    """`--module` and what follows are torchtitan 0.3.0's; a subcommand must stand last."""
+    plan = replace(renumbered(make(tensor=2, pipeline=2, micro_batch=2, global_batch=16)), recomputation="full")
+    words = torchtitan_arguments(plan)
+    assert words[-1] == "activation-checkpoint:full"
+    options = dict(pair for pair in zip(words, words[1:], strict=False) if pair[0].startswith("--"))
+    assert options["--parallelism.tensor_parallel_degree"] == "2"
+    assert options["--parallelism.pipeline_parallel_microbatch_size"] == "2"
+    assert options["--training.local_batch_size"] == "8"  # of each of two replicas; the pipeline splits it
+    assert options["--training.global_batch_size"] == "16"
+    first = words.index("--parallelism.module_fqns_per_model_part") + 1
+    assert [part.split(",") for part in words[first : first + 2]] == torchtitan_module_fqns(plan)
+    one = renumbered(make(tensor=2, pipeline=1, span_clusters=True, micro_batch=2, global_batch=16))
+    words = torchtitan_arguments(one)
+    assert words[words.index("--training.local_batch_size") + 1] == "2"  # accumulated over the others
+
+
+def test_flagscale_is_told_all_that_heterogeneous_training_needs():
+    """Without the current device type its checks fail, and it has no other rendezvous than torchrun's static one."""
+    plan = make(tensor=2, pipeline=2, micro_batch=2, global_batch=16)
+    hetero = flagscale_config(plan)["hetero"]
+    assert hetero["hetero_current_device_type"] in hetero["hetero_device_types"]
+    told = dict(word.removeprefix("++").split("=", 1) for word in flagscale_overrides(plan))
+    assert told["experiment.runner.rdzv_backend"] == '"static"'
+    assert told["train.system.hetero.hetero_process_meshes"] == "[2,1,1,2,1,2,1,1,2,1]"
+    assert told["train.model.num_layers"] == "7"
+    assert told["train.model.global_batch_size"] == "16"
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_the_script_starts_each_host_with_what_the_plan_says(tmp_path, node):
+    plan = make(tensor=2, pipeline=2, micro_batch=2, global_batch=16)
+    write_launch_files(plan, "megatron", tmp_path / "job")
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    torchrun.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NODE_RANK": str(node)}
+    command = [tmp_path / "job/launch.sh", "train.py", "--lr", "1e-4 x"]
+    words = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    first = hosts_in_order(plan)[0][0]
+    start = ["--nnodes", "4", "--node-rank", str(node), "--nproc-per-node", "2", "--master-addr", first]
+    own = ["train.py", "--lr", "1e-4 x"]
+    assert words == [*start, "--master-port", "29500", *own, *shlex.split(export_plan(plan, "megatron"))]
+    lost = subprocess.run(command, env={"PATH": environment["PATH"]}, capture_output=True, text=True)
+    assert (lost.returncode, lost.stdout) == (2, "")
+    assert "is none of the plan's hosts" in lost.stderr
+    assert "set NODE_RANK" in lost.stderr
+
+
+def test_flagscale_starts_all_hosts_by_the_host_file(tmp_path):
+    plan = make(tensor=2, pipeline=2, micro_batch=2, global_batch=16)
+    folder = tmp_path / "a job"
+    write_launch_files(plan, "flagscale", folder)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    python.chmod(0o755)
+    command = [folder / "launch.sh", "run.py", "--config-path", "conf", "--config-name", "train", "action=run"]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    host_file = f"++experiment.runner.hostfile='{folder}/hostfile'"
+    assert words == [*map(str, command[1:]), *flagscale_overrides(plan), host_file]
+    assert (folder / "hostfile").read_text() == flagscale_hostfile(plan)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    file = tmp_path / "plan.yaml"
+    make(tensor=2, pipeline=2).save(file)
+    for to, folder, words in (
+        ("megatron", file, "cannot be written"),
+        ("megatron", tmp_path / "none/job", "cannot be written"),
+        ("json", tmp_path / "job", "cannot start 'json'"),
+    ):
+        run = CliRunner().invoke(cli_plan.app, ["export", str(file), "--to", to, "--output", str(folder)])
+        assert run.exit_code == 2, run.output
+        assert words in run.stderr
 
 
 def test_no_framework_is_imported_before_it_is_needed():

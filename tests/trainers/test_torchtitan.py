@@ -1,5 +1,7 @@
 """torchtitan's configuration from a plan: its own classes read it, its own meshes are the planned groups."""
 
+from dataclasses import dataclass, field, replace
+
 import pytest
 from plans import fake_job, make
 
@@ -8,11 +10,15 @@ pytest.importorskip("torchtitan", reason="needs torchtitan: make test-trainers",
 pytest.importorskip("spmd_types", reason="needs spmd_types, which torchtitan imports: make test-trainers")
 
 import torch.distributed as dist
+import tyro
 from torch import nn
-from torchtitan.config.configs import ParallelismConfig
+from torchtitan.config.configs import ParallelismConfig, TrainingConfig
+from torchtitan.config.manager import ConfigManager, custom_registry
 from torchtitan.distributed import parallel_dims, pipeline_parallel
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointingConfig, FullAC, SelectiveAC
 
 from holmes.training.integrations import NotExpressible, renumbered, torchtitan_module_fqns, torchtitan_parallelism
+from holmes.training.integrations.torchtitan import torchtitan_arguments
 
 
 class Decoder(nn.Module):
@@ -64,6 +70,26 @@ def test_torchtitan_splits_the_model_as_planned(chunks):
         assert [int(name) for name in split.layers] == list(expected)
         assert (split.tok_embeddings is not None) == (part == 0)
         assert (split.lm_head is not None) == (part == len(parts) - 1)
+
+
+@dataclass
+class Told:
+    """The parts of torchtitan's Trainer.Config that a plan sets."""
+
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    activation_checkpoint: ActivationCheckpointingConfig = field(default_factory=SelectiveAC.Config)
+
+
+@pytest.mark.parametrize(("recomputation", "kind"), [("full", FullAC.Config), ("none", type(None))])
+def test_its_command_line_reads_the_arguments(recomputation, kind):
+    plan = renumbered(make(tensor=2, pipeline=2, micro_batch=2, global_batch=16))
+    ConfigManager()  # registers how lists are read
+    words = torchtitan_arguments(replace(plan, recomputation=recomputation))
+    told = tyro.cli(Told, args=words, registry=custom_registry)
+    assert told.parallelism == ParallelismConfig(**torchtitan_parallelism(plan))
+    assert (told.training.local_batch_size, told.training.global_batch_size) == (8, 16)
+    assert isinstance(told.activation_checkpoint, kind)
 
 
 def test_names_of_another_model():

@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from ranks import run_communicators
+from typer.testing import CliRunner
 
 import holmes_comm
+from holmes.tools.cli import debug as cli_debug
 from holmes.tools.debug import ProcessRecord, diagnose, read_folder, sources
 from holmes.tools.debug.sources import Silent
 from holmes_comm.metrics_server import serve_metrics
@@ -247,3 +250,17 @@ def test_a_process_that_takes_no_more_questions_has_not_ended(tmp_path: Path, mo
         answers = sources.ask_processes()
     assert answers.silent == (Silent(4194304999, "h0", "busy"),)
     assert answers.notes == ()
+
+
+def test_every_job_that_runs_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hung = [process(0, view(0, 2, [], name="dp0")), process(1, view(1, 2, [], name="dp0"))]
+    other = [process(0, view(0, 2, [], name="eval")), process(1, view(1, 2, [], name="eval"))]
+    answers = sources.Answers((*hung, *other))
+    monkeypatch.setattr(cli_debug, "ask_processes", lambda pids, testbed_only: answers)
+    monkeypatch.setattr(cli_debug, "read_folder", lambda folder: answers)
+    app = typer.Typer()
+    app.command()(cli_debug.debug)
+    said = "2 processes on 2 hosts, 2 told; 1 communicator"
+    for places, jobs in (([], 2), (["100", "101"], 2), ([str(tmp_path)], 1), ([str(tmp_path), "--all"], 2)):
+        run = CliRunner().invoke(app, places)
+        assert run.output.count(said) == jobs, run.output

@@ -42,7 +42,7 @@ def debug(
         Optional[list[Path]],  # noqa: UP045 (typer reads it at run time)
         typer.Option(help="With --trace: a file of an optimizer's tracing(), to be in it too; again for each rank."),
     ] = None,
-    all_jobs: Annotated[bool, typer.Option("--all", help="Also older jobs, not only the newest.")] = False,
+    all_jobs: Annotated[bool, typer.Option("--all", help="Of a folder also older jobs, not only the newest.")] = False,
 ) -> None:
     """Says why a job hangs or failed: who waits for whom, in which operation, on which NIC; one sentence per culprit.
 
@@ -60,7 +60,7 @@ def debug(
     jobs = jobs_of(answers.records, answers.silent)
     if not jobs:
         raise UsageError(_nothing(places or []))
-    if not all_jobs:
+    if not all_jobs and _is_folder(places or []):  # what answered itself is running
         jobs = jobs[:1]
     if torch_traces is not None:
         write_torch_traces([m.record for m in jobs[0].members if m.record is not None], torch_traces)
@@ -89,8 +89,12 @@ def _nothing(places: list[str]) -> str:
     )
 
 
+def _is_folder(places: list[str]) -> bool:
+    return not all(place.isdigit() for place in places)
+
+
 def _collect(places: list[str], testbed: bool, ask: bool, wait_s: float) -> Answers:
-    if all(place.isdigit() for place in places):
+    if not _is_folder(places):
         if ask:
             raise UsageError("--ask is for a folder (HOLMES_FLIGHT_RECORDER_DIR); name it")
         return ask_processes([int(place) for place in places], testbed_only=testbed)

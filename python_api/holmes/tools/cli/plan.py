@@ -18,6 +18,7 @@ from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.cli.plan_search import explain, search
 from holmes.tools.cli.refusal import RefusingCommand, RefusingGroup
 from holmes.training.integrations.export import FORMATS, export_plan
+from holmes.training.integrations.launch_files import write_launch_files
 from holmes.training.integrations.start_order import hosts_in_order
 from holmes.words import count, from_text
 from holmes_comm.errors import UsageError
@@ -104,13 +105,23 @@ def _groups_in(path: Path) -> Plan | GroupLists:
 def export(
     plan: Annotated[Path, typer.Argument(help="A saved plan, .yaml or .json.")],
     to: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A folder: write launch script, host file and the trainer's settings."),
+    ] = None,
 ) -> None:
     """Print a plan as Megatron-LM arguments, DeepSpeed or torchtitan settings, or FlagScale's YAML.
+
+    With --output a folder with all that starts it: launch.sh, which numbers ranks in the plan's order, and what it
+    reads.
 
     They hold for ranks numbered in the plan's order; where ranks are numbered otherwise, standard error says in which
     order to start hosts for that.
     """
     loaded = Plan.load(plan)
+    if output is not None:
+        typer.echo("\n".join(map(str, write_launch_files(loaded, to, output))))
+        return
     text = export_plan(loaded, to)
     hosts = [] if to == "json" or loaded.order == tuple(range(loaded.world_size)) else hosts_in_order(loaded)
     if hosts:

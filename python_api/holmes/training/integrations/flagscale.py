@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holmes.cluster.topology import Cluster
@@ -37,12 +39,38 @@ def flagscale_config(plan: Plan) -> dict[str, Any]:
             "hetero_pipeline_layer_split": list(plan.layers_per_stage),
             "hetero_process_meshes": [size for mesh in meshes for size in mesh],
             "hetero_device_types": [_type(cluster) for cluster, _ in stages],
+            "hetero_current_device_type": _type(stages[0][0]),  # FlagScale puts each host's own there
         },
     }
     system |= {name.replace("-", "_"): value for name, value in assumed(plan).items()}
     if plan.expert > 1:
         system["hetero"]["expert_tensor_parallel_size_per_process_mesh"] = [plan.expert_tensor] * len(meshes)
     return system
+
+
+def flagscale_overrides(plan: Plan) -> list[str]:
+    """What FlagScale's run.py is told beside its own configuration, in Hydra's words (`++train.system.x=1`). Local.
+
+    Raises NotExpressible as `flagscale_config`.
+    """
+    model = {
+        "num_layers": sum(plan.layers_per_stage),
+        "micro_batch_size": plan.micro_batch,
+        "global_batch_size": plan.global_batch,
+    }
+    sections = {
+        "train": {"system": flagscale_config(plan), "model": model},
+        "experiment": {"runner": {"rdzv_backend": "static"}},  # the only one that heterogeneous training has
+    }
+    return [f"++{name}={json.dumps(value, separators=(',', ':'))}" for name, value in _leaves(sections, "")]
+
+
+def _leaves(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield prefix + name, value
 
 
 def flagscale_hostfile(plan: Plan) -> str:

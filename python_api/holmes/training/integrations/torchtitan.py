@@ -65,3 +65,25 @@ def torchtitan_parallelism(plan: Plan, **names: Any) -> dict[str, Any]:
         if plan.micro_batch is not None:
             config["pipeline_parallel_microbatch_size"] = plan.micro_batch
     return config
+
+
+def torchtitan_arguments(plan: Plan, **names: Any) -> list[str]:
+    """The last arguments of `torchtitan.train` (0.3.0): what the plan assumes, each word of its own.
+
+    They must stand last: recomputation is a subcommand of its command line. Raises as `torchtitan_parallelism`.
+    """
+    sections: dict[str, dict[str, Any]] = {"parallelism": torchtitan_parallelism(plan, **names)}
+    if plan.micro_batch is not None and plan.global_batch is not None:
+        # A pipeline's micro-batches are parts of the local batch; without one, each is accumulated.
+        local = plan.global_batch // plan.data if plan.pipeline > 1 else plan.micro_batch
+        sections["training"] = {"local_batch_size": local, "global_batch_size": plan.global_batch}
+    words: list[str] = []
+    for section, options in sections.items():
+        for name, value in options.items():
+            words += [f"--{section}.{name}", *_values(value)]
+    return words if plan.recomputation is None else [*words, f"activation-checkpoint:{plan.recomputation}"]
+
+
+def _values(value: Any) -> list[str]:
+    """Of a list of lists each one is a word with commas."""
+    return [",".join(part) for part in value] if isinstance(value, list) else [str(value)]
