@@ -36,6 +36,16 @@ inline RankInfo record_of_other(std::uint16_t port) {
   return record;
 }
 
+// What rank 0 does with the records of `size` ranks, once all are there. Returns what it wrote.
+inline std::string pass_on_records(Store& store, int size) {
+  FieldWriter writer;
+  writer.add(encode_success());
+  for (int rank = 0; rank < size; ++rank) writer.add(store.get("world/rank/" + std::to_string(rank), 5s));
+  const std::string records = writer.take();
+  store.set("world/records", records);
+  return records;
+}
+
 struct Outcome {
   std::optional<Mesh> mesh;
   std::optional<ErrorKind> kind;

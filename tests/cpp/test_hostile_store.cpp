@@ -68,6 +68,17 @@ RewritingStore::Rewrite change_sealed(std::size_t position, const std::string& f
   };
 }
 
+// The same for one rank's record among those that rank 0 passes on.
+RewritingStore::Rewrite change_passed_on(int writer, const RewritingStore::Rewrite& rewrite) {
+  return [=](const std::string& bytes) {
+    auto fields = fields_of(bytes);
+    const auto at = static_cast<std::size_t>(writer) + 1;
+    if (at >= fields.size()) return bytes;  // why rank 0 could not
+    fields[at] = rewrite(fields[at]);
+    return bytes_of(fields);
+  };
+}
+
 CommunicatorOptions encrypted(const std::string& given) {
   CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 5s, .secret = given};
   options.tls = TlsMode::all;
@@ -81,25 +92,49 @@ std::size_t sealed_count() {
   return fields_of(fields_of(store->get("world/rank/1", 1s)).back()).size() / 2;
 }
 
-// Every field of every record for all who read it, and one for one rank alone.
+// One field of a record changed, where rank 0 reads it or in what it passes on to all others, or to rank `only`.
+void test_field_of_a_record(int writer, std::size_t field, bool passed_on, int only = -1) {
+  const auto rewrite = change_sealed(field);
+  const auto store = make_local_store();
+  RewritingStore hostile(store, passed_on ? "world/records" : "world/rank/" + std::to_string(writer),
+                         passed_on ? change_passed_on(writer, rewrite) : rewrite);
+  const auto outcomes = run_ranks(ranks, encrypted(secret), nullptr, store, [&](int rank) -> Store& {
+    return only < 0 || rank == only ? static_cast<Store&>(hostile) : *store;
+  });
+  check_all_fail(outcomes, ErrorKind::protocol,
+                 {"rank " + std::to_string(writer) + " wrote into the store was changed there: the field '"});
+}
+
 void test_each_field_of_a_record() {
   constexpr std::size_t tls = 6;
   const std::size_t count = sealed_count();
   CHECK(count == 19);
   for (int writer = 0; writer < ranks; ++writer) {
-    for (std::size_t field = 0; field < count; ++field) {
-      for (const int only : {-1, 0, 2}) {
-        if (only >= 0 && field != tls) continue;  // takes a second
-        const std::string key = "world/rank/" + std::to_string(writer);
-        const auto store = make_local_store();
-        RewritingStore hostile(store, key, change_sealed(field));
-        const auto outcomes = run_ranks(ranks, encrypted(secret), nullptr, store, [&](int rank) -> Store& {
-          return only < 0 || rank == only ? static_cast<Store&>(hostile) : *store;
-        });
-        check_all_fail(outcomes, ErrorKind::protocol,
-                       {"rank " + std::to_string(writer) + " wrote into the store was changed there: the field '"});
-      }
-    }
+    for (std::size_t field = 0; field < count; ++field) test_field_of_a_record(writer, field, false);
+    std::vector<std::jthread> cases;  // rank 0 hears of it after a second
+    for (std::size_t field = 0; field < count; ++field)
+      cases.emplace_back([=] { test_field_of_a_record(writer, field, true); });
+    cases.emplace_back([=] { test_field_of_a_record(writer, tls, true, 2); });
+    cases.emplace_back([=] { test_field_of_a_record(writer, tls, false, 0); });
+  }
+}
+
+// Records left out, said twice or followed by another.
+void test_what_is_passed_on() {
+  const std::vector<std::function<void(std::vector<std::string>&)>> changes = {
+      [](auto& fields) { fields.pop_back(); }, [](auto& fields) { fields.push_back(fields.back()); },
+      [](auto& fields) { fields.at(2) = fields.at(3); }, [](auto& fields) { fields.front() = "x"; },
+      [](auto& fields) { fields.clear(); }};
+  for (const auto& change : changes) {
+    const auto store = make_local_store();
+    RewritingStore hostile(store, "world/records", [&](const std::string& bytes) {
+      auto fields = fields_of(bytes);
+      change(fields);
+      return bytes_of(fields);
+    });
+    const auto outcomes =
+        run_ranks(ranks, encrypted(secret), nullptr, store, [&](int) -> Store& { return hostile; });
+    for (const auto& outcome : outcomes) CHECK(!outcome.mesh && outcome.kind == ErrorKind::protocol);
   }
 }
 
@@ -124,7 +159,9 @@ void test_tls_is_not_switched_off() {
     std::shared_ptr<Store> view = store;
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string key = "world/rank/" + std::to_string(rank);
-      view = std::make_shared<RewritingStore>(view, key, change_sealed(tls, given.empty() ? key : ""));
+      const auto rewrite = change_sealed(tls, given.empty() ? key : "");
+      view = std::make_shared<RewritingStore>(view, key, rewrite);
+      view = std::make_shared<RewritingStore>(view, "world/records", change_passed_on(rank, rewrite));
     }
     const auto outcomes = run_ranks(ranks, encrypted(given), nullptr, view);
     check_all_fail(outcomes, ErrorKind::protocol, {"the field 'tls'"});
@@ -135,7 +172,7 @@ void test_tls_is_not_switched_off() {
 void test_different_records_do_not_connect() {
   constexpr std::size_t host = 0;
   const auto store = make_local_store();
-  RewritingStore hostile(store, "world/rank/1", change_sealed(host, "world/rank/1"));
+  RewritingStore hostile(store, "world/records", change_passed_on(1, change_sealed(host, "world/rank/1")));
   const auto outcomes = run_ranks(ranks, encrypted(""), nullptr, store, [&](int rank) -> Store& {
     return rank == 2 ? static_cast<Store&>(hostile) : *store;
   });
@@ -194,6 +231,7 @@ void test_the_choice_of_nics() {
 int main(int argc, char** argv) {
   return run_tests("test_hostile_store",
                    {{"each_field_of_a_record", test_each_field_of_a_record},
+                    {"what_is_passed_on", test_what_is_passed_on},
                     {"the_header_of_a_record", test_the_header_of_a_record},
                     {"tls_is_not_switched_off", test_tls_is_not_switched_off},
                     {"different_records_do_not_connect", test_different_records_do_not_connect},

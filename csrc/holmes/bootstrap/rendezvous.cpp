@@ -48,22 +48,56 @@ void Rendezvous::publish(const RankInfo& record, const std::string& secret) {
 }
 
 std::vector<RankInfo> Rendezvous::gather() {
+  std::vector<std::string> all;
+  if (options_.rank != 0) all = take_all();
   std::vector<RankInfo> records;
-  FieldWriter all;
+  FieldWriter passed_on;
+  passed_on.add(encode_success());
   for (int rank = 0; rank < options_.size; ++rank) {
-    const auto bytes = await(rank_key(rank));
-    if (!bytes) throw_missing(rank);
-    all.add(*bytes);
-    const std::string* written = rank == options_.rank ? &published_.value() : nullptr;
-    try {
-      records.push_back(decode_rank(*bytes, "rank " + std::to_string(rank), seal_of(rank), written));
-    } catch (const ProtocolError& error) {
-      if (error.context().peer) throw;  // of a rank that failed
-      throw ProtocolError(error.what(), {.rank = options_.rank, .peer = rank});
+    if (options_.rank == 0) {
+      auto bytes = await(rank_key(rank));
+      if (!bytes) throw_missing(rank);
+      all.push_back(std::move(*bytes));
     }
+    records.push_back(decode(rank, all[static_cast<std::size_t>(rank)]));
+    passed_on.add(all[static_cast<std::size_t>(rank)]);
   }
-  digest_ = sha256(all.take());
+  const std::string value = passed_on.take();
+  digest_ = sha256(value);
+  if (options_.rank == 0) {
+    store_.set(key("records"), value);
+    passed_on_ = true;
+  }
   return records;
+}
+
+std::vector<std::string> Rendezvous::take_all() {
+  const auto bytes = await(key("records"));
+  if (!bytes) {
+    for (int rank = 0; rank < options_.size && Clock::now() < deadline_ + outcome_grace / 2; ++rank) {
+      if (!get(rank_key(rank), 1ms)) throw_missing(rank);
+    }
+    throw TimeoutError("rank 0 of communicator '" + options_.name + "' did not pass on how to reach the others within " +
+                           seconds_text(options_.connect_timeout) + "; check that it still runs",
+                       {.rank = options_.rank, .peer = 0});
+  }
+  const std::string writer = "rank 0";
+  FieldReader reader(*bytes, writer);
+  if (const auto failure = decode_outcome(reader.text(), writer)) failure->raise();
+  std::vector<std::string> all;
+  for (int rank = 0; rank < options_.size; ++rank) all.push_back(reader.text());
+  if (!reader.at_end()) reader.refuse();
+  return all;
+}
+
+RankInfo Rendezvous::decode(int rank, const std::string& bytes) const {
+  const std::string* written = rank == options_.rank ? &published_.value() : nullptr;
+  try {
+    return decode_rank(bytes, "rank " + std::to_string(rank), seal_of(rank), written);
+  } catch (const ProtocolError& error) {
+    if (error.context().peer) throw;  // of a rank that failed
+    throw ProtocolError(error.what(), {.rank = options_.rank, .peer = rank});
+  }
 }
 
 void Rendezvous::look_for_alarm() {
@@ -74,6 +108,11 @@ void Rendezvous::look_for_alarm() {
 
 void Rendezvous::raise_alarm(const Failure& own) {
   if (!published_) store_.set(rank_key(options_.rank), encode(own));
+  if (options_.rank == 0 && !passed_on_) {
+    FieldWriter writer;
+    writer.add(encode(own));
+    store_.set(key("records"), writer.take());
+  }
   store_.set(key("alarm"), encode(own));
   store_.set(ok_key(options_.rank), encode(own));
 }

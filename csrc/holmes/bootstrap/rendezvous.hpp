@@ -12,11 +12,12 @@
 namespace holmes {
 
 // Keys, below the communicator's name:
-//   rank/<r>  how to reach rank r, or why it failed
+//   rank/<r>  how to reach rank r, or why it failed; rank 0 reads these
+//   records   by rank 0: all of them, as they were written, or why it could not; all others read this
 //   alarm     a failure of some rank: end the set-up
 //   ok/<r>    how the set-up ended on rank r
 //   decision   by rank 0: success of all, or the failure that all raise
-// A rank sets at most four keys and reads one per rank (rank 0: two). One thread.
+// A rank sets at most four keys and reads two; rank 0 sets two more and reads two per rank. One thread.
 class Rendezvous {
 public:
   Rendezvous(Store& store, const CommunicatorOptions& options, Clock::time_point deadline)
@@ -25,7 +26,8 @@ public:
   // `secret`: what the ranks were given, or nothing.
   void publish(const RankInfo& record, const std::string& secret);
   // All ranks' records. Throws the failure of a rank that wrote one, TimeoutError naming the ranks that never came,
-  // ProtocolError naming the field where a record, also the own, is not what its rank wrote.
+  // ProtocolError naming the field where a record, also the own, is not what its rank wrote. Rank 0 passes them on, but
+  // each is sealed by its own rank.
   std::vector<RankInfo> gather();
   // Of all records as they were gathered: whoever saw others has another one.
   const Digest& digest() const { return digest_; }
@@ -43,6 +45,9 @@ private:
   std::string ok_key(int rank) const { return key("ok/" + std::to_string(rank)); }
   std::optional<std::string> get(const std::string& name, Duration timeout);
   std::optional<std::string> await(const std::string& name);
+  std::vector<std::string> read_all();
+  std::vector<std::string> take_all();
+  RankInfo decode(int rank, const std::string& bytes) const;
   [[noreturn]] void throw_missing(int first);
   std::optional<Failure> collect(const std::optional<Failure>& own);
   bool is_missing(int rank) const;
@@ -52,6 +57,7 @@ private:
   Clock::time_point deadline_;
   std::string secret_;
   std::optional<std::string> published_;
+  bool passed_on_ = false;  // rank 0: the records
   Digest digest_{};
   std::vector<int> missing_;  // ranks that did not show up
 };
