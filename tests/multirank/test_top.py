@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 from paths import WORKERS
+from rich.console import Console
 
 from holmes.tools.top.rates import rows_of
 from holmes.tools.top.sources import Sample, source_of
+from holmes.tools.top.table import table_of
 from holmes_comm.process_metrics import Metrics, NicMetrics, OperationMetrics, Wait
 
 pytestmark = pytest.mark.alone  # asks all processes of this user
@@ -131,3 +133,15 @@ def test_rates_are_differences_and_groups_that_ended_are_left_out() -> None:
     assert (dp.retransmitted, dp.all_retransmitted, dp.waits_in) == (3, 7, "")
     assert (gpu.group, gpu.nic, gpu.sent_gbps, gpu.waits_in, gpu.waits_s) == ("gpu", None, None, "recv #4", 3.5)
     assert rows_of([], [now])[0].sent_gbps == 0  # there is no time to divide by
+
+
+@pytest.mark.parametrize("gbps", [0.00123, 0.00999, 0.0123, 1.0, 999.7, 12345.0])
+def test_a_rate_fits_its_column(gbps: float, capsys: pytest.CaptureFixture[str]) -> None:
+    bits = int(gbps * 1e9)
+    rows = rows_of([sample(10.0, 0, 0, 0)], [sample(18.0, bits, 0, 0)])
+    Console(width=80).print(table_of(rows, 8.0, 80))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "ib0" in line]
+    sent, received = line.split()[4:6]
+    assert float(sent) == pytest.approx(gbps, rel=0.05)
+    assert float(received) == pytest.approx(2 * gbps, rel=0.05)
+    assert "e" not in sent + received

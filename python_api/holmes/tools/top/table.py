@@ -59,10 +59,12 @@ def table_of(rows: Sequence[Row], every_s: float, width: int, most_rows: int | N
 
 
 def _rate(value: float | None) -> str:
-    """Three digits, also of small ones."""
+    """Three digits, two of small ones: six characters at most."""
     if value is None:
         return ""
-    return f"{value:.3g}" if 1e-3 <= value < 1000 else "0" if value < 1e-3 else f"{value:.0f}"
+    if value < 1e-3:
+        return "0"
+    return f"{value:.0f}" if value >= 100 else f"{value:.{2 if value < 0.01 else 3}g}"
 
 
 def _wait(row: Row) -> Text:
