@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,7 +71,43 @@ def test_the_board_is_one_that_grafana_imports() -> None:
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: apt-get install prometheus")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="needs promtool: apt-get install prometheus"
+)
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("values", "alerts"),
+    [
+        ("_x8 1+0x60", {"1m45s": 0, "2m": 1, "6m30s": 1, "7m15s": 0}),  # the first failure, and no other
+        ("1+0x40 2+0x60", {"9m": 0, "10m30s": 1, "16m": 0}),  # a later one
+        ("_x60", {"5m": 0}),
+    ],
+)
+def test_a_groups_first_failure_is_an_alert_and_so_is_a_later_one(
+    values: str, alerts: dict[str, int], tmp_path: Path
+) -> None:
+    """A series of failures is not there before the first one: its labels name the error."""
+    none = Metrics((), (), {}, {"dp": 1}, {"rank": "0", "host": "a0"}).to_prometheus()
+    assert not re.search(r"^holmes_failures_total\{", none, re.MULTILINE)
+    labels = {"group": "dp", "error": "TimeoutError", "rank": "0", "host": "a0"}
+    said = "group dp of rank 0 failed: TimeoutError; run `holmes debug`"
+    alert = {"exp_labels": labels, "exp_annotations": {"summary": said}}
+    series = "holmes_failures_total{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+    rules = [
+        {"eval_time": time, "alertname": "HolmesCommunicatorFailed", "exp_alerts": [alert] * count}
+        for time, count in alerts.items()
+    ]
+    test = {"interval": "15s", "input_series": [{"series": series, "values": values}], "alert_rule_test": rules}
+    file = tmp_path / "alerts_test.yml"
+    rules_of = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "15s", "tests": [test]}
+    file.write_text(yaml.safe_dump(rules_of))
+    run = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@needs_promtool
 def test_prometheus_accepts_its_files() -> None:
     run = subprocess.run(
         ["promtool", "check", "config", str(FOLDER / "prometheus.yml")], capture_output=True, text=True
