@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -178,7 +179,7 @@ def test_torchtitan_is_told_its_batch_and_recomputation():
     plan = replace(renumbered(make(tensor=2, pipeline=2, micro_batch=2, global_batch=16)), recomputation="full")
     words = torchtitan_arguments(plan)
     assert words[-1] == "activation-checkpoint:full"
-    options = dict(pair for pair in zip(words, words[1:], strict=False) if pair[0].startswith("--"))
+    options = dict(pair for pair in pairwise(words) if pair[0].startswith("--"))
     assert options["--parallelism.tensor_parallel_degree"] == "2"
     assert options["--parallelism.pipeline_parallel_microbatch_size"] == "2"
     assert options["--training.local_batch_size"] == "8"  # of each of two replicas; the pipeline splits it

@@ -1,4 +1,4 @@
-"""A Plan as a folder to start from: launch script, host file, the trainer's settings (`holmes plan export --output`)."""
+"""A Plan as a folder to start from: launch script, host file, settings (`holmes plan export --output`)."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def launch_files(plan: Plan, trainer: str) -> dict[str, str]:
 
 
 def write_launch_files(plan: Plan, trainer: str, folder: Path) -> list[Path]:
-    """Writes `launch_files` into the folder, which is made where its parent is there, and the plan as ranks are numbered
-    then; the script is executable."""
+    """Writes `launch_files` into the folder, which is made where its parent is there, and the plan as ranks are
+    numbered then; the script is executable."""
     texts = launch_files(plan, trainer)
     try:
         folder.mkdir(exist_ok=True)
@@ -127,7 +127,7 @@ _STARTS: dict[str, _Start] = {
     "flagscale": _Start(
         "run.py --config-path FOLDER --config-name NAME [ARGUMENT ...]",
         _words(flagscale_overrides),
-        "\"${arguments[@]}\" \"++experiment.runner.hostfile='$here/hostfile'\"",
+        '"${arguments[@]}" "++experiment.runner.hostfile=\'$here/hostfile\'"',
         is_own=True,
     ),
 }
