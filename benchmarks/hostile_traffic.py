@@ -47,6 +47,19 @@ def say(address: Address, message: bytes) -> bytes:
         return b""
 
 
+def received(connection: socket.socket, count: int) -> bytes:
+    """So many bytes, or fewer where the other side ends the connection before."""
+    parts = b""
+    while len(parts) < count and (part := connection.recv(count - len(parts))):
+        parts += part
+    return parts
+
+
+def proof(secret: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    """What the store's "client" or "server" says to prove the secret."""
+    return hmac.new(secret, b"holmes store " + role + client_nonce + server_nonce, hashlib.sha256).digest()
+
+
 def scan(address: Address) -> None:
     """Everything a port scanner says, and random bytes."""
     for garbage in (*GARBAGE, os.urandom(4096)):
@@ -71,8 +84,7 @@ def wrong_secret(address: Address) -> bytes:
         connection.sendall(request(b"h", 16, 0, body=nonce))
         reply = connection.recv(1024)
         server_nonce = reply[5:21]
-        proof = hmac.new(b"a guess", b"holmes store client" + nonce + server_nonce, hashlib.sha256).digest()
-        connection.sendall(request(b"p", 32, 0, body=proof))
+        connection.sendall(request(b"p", 32, 0, body=proof(b"a guess", b"client", nonce, server_nonce)))
         try:
             return connection.recv(1024)
         except OSError:
@@ -95,8 +107,8 @@ def replay(address: Address, recorded: bytes) -> bytes:
 def recorded_handshake(secret: bytes) -> bytes:
     """Both messages of a rank's handshake with a store that had other random bytes, then a request."""
     nonce, server_nonce = os.urandom(16), os.urandom(16)
-    proof = hmac.new(secret, b"holmes store client" + nonce + server_nonce, hashlib.sha256).digest()
-    return request(b"h", 16, 0, body=nonce) + request(b"p", 32, 0, body=proof) + request(b"g", 1, 0, 0, b"k")
+    own = proof(secret, b"client", nonce, server_nonce)
+    return request(b"h", 16, 0, body=nonce) + request(b"p", 32, 0, body=own) + request(b"g", 1, 0, 0, b"k")
 
 
 def flood(address: Address, count: int, keep: int = 200) -> Counter[str]:

@@ -2,9 +2,9 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
+#include <exception>
+#include <list>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 namespace holmes::torch_backend {
@@ -13,9 +13,11 @@ namespace {
 // Grows when a task comes and nobody is free; a thread that finds nothing to do for a while ends.
 class Pool {
 public:
-  void run(std::function<void()> task) {
+  // Takes the one task of this list.
+  void run(std::list<std::function<void()>> task) {
     std::unique_lock lock(mutex_);
-    tasks_.push_back(std::move(task));
+    const auto place = task.begin();
+    tasks_.splice(tasks_.end(), task);
     if (tasks_.size() <= idle_) {
       filled_.notify_one();
       return;
@@ -23,12 +25,11 @@ public:
     try {
       std::thread([this] { serve(); }).detach();
       ++threads_;
-    } catch (const std::system_error&) {  // no more threads: one of ours takes it, or this one
+    } catch (const std::exception&) {  // no more threads, or no memory for one: one of ours takes it, or this one
       if (threads_ > 0) return;
-      task = std::move(tasks_.back());
-      tasks_.pop_back();
+      task.splice(task.begin(), tasks_, place);
       lock.unlock();
-      task();
+      task.front()();
     }
   }
 
@@ -38,11 +39,11 @@ private:
     std::unique_lock lock(mutex_);
     for (;;) {
       while (!tasks_.empty()) {
-        auto task = std::move(tasks_.front());
-        tasks_.pop_front();
+        std::list<std::function<void()>> task;
+        task.splice(task.begin(), tasks_, tasks_.begin());
         lock.unlock();
-        task();
-        task = nullptr;  // what it holds may need the GIL to go
+        task.front()();
+        task.clear();  // what it holds may need the GIL to go
         lock.lock();
       }
       ++idle_;
@@ -57,26 +58,40 @@ private:
 
   std::mutex mutex_;
   std::condition_variable filled_;
-  std::deque<std::function<void()>> tasks_;
+  std::list<std::function<void()>> tasks_;
   std::size_t threads_ = 0;
   std::size_t idle_ = 0;  // of these
 };
 
 }  // namespace
 
-void run_in_background(std::function<void()> task) {
-  static auto& pool = *new Pool;  // its threads may outlive static destruction
-  pool.run(std::move(task));
+namespace {
+
+Pool& pool() {
+  static auto& made = *new Pool;  // its threads may outlive static destruction
+  return made;
 }
 
+}  // namespace
+
+void run_in_background(std::function<void()> task) { BackgroundTask(std::move(task)).run(); }
+
+BackgroundTask::BackgroundTask(std::function<void()> task) {
+  pool();  // made here, where that may fail
+  place_.push_back(std::move(task));
+}
+
+void BackgroundTask::run() { pool().run(std::move(place_)); }
+
 void SerialQueue::run(std::function<void()> task) {
+  BackgroundTask server([state = state_] { serve(state); });
   {
     const std::lock_guard lock(state_->mutex);
     state_->tasks.push_back(std::move(task));
     if (state_->is_running) return;
     state_->is_running = true;
   }
-  run_in_background([state = state_] { serve(state); });
+  server.run();
 }
 
 bool SerialQueue::is_idle() const {

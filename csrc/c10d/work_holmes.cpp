@@ -8,6 +8,8 @@
 
 #include "background.hpp"
 #include "device_stream.hpp"
+#include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
 #include "torch_error.hpp"
 
 namespace holmes::torch_backend {
@@ -148,19 +150,41 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHolmes::getFuture() {
   }
   if (all_final()) {
     finish_future();
-  } else {
+    return future_;
+  }
+  try {
     auto self = c10::intrusive_ptr<WorkHolmes>::unsafe_reclaim_from_nonowning(this);
-    on_all_final([self] { run_in_background([self] { self->finish_future(); }); });
+    // Made now: where memory is short when the operation ends, the future is completed all the same.
+    auto task = std::make_shared<BackgroundTask>([self] { self->finish_future(); });
+    on_all_final([task] { task->run(); });
+  } catch (const std::exception&) {  // the task will not run; another thread may have the future already
+    end_future(std::current_exception(), {});
   }
   return future_;
 }
 
 void WorkHolmes::finish_future() {
-  if (auto error = exception()) {
-    future_->setError(error);
-  } else {
-    deliver();
-    future_->markCompleted(c10::IValue(outputs_));
+  std::exception_ptr error;
+  c10::IValue outputs;
+  try {
+    error = exception();
+    if (!error) deliver(), outputs = c10::IValue(outputs_);
+  } catch (const std::exception&) {  // no memory for what the future is to hold
+    error = std::current_exception();
+  }
+  end_future(error, std::move(outputs));
+}
+
+void WorkHolmes::end_future(const std::exception_ptr& error, c10::IValue outputs) {
+  try {
+    if (error)
+      future_->setError(error);
+    else
+      future_->markCompleted(std::move(outputs));
+  } catch (const std::exception& problem) {  // of a callback: the future is complete before they run
+    where_memory_allows([&] {
+      log(LogLevel::error, std::nullopt, std::string("what follows an operation's future failed: ") + problem.what());
+    });
   }
 }
 

@@ -56,7 +56,9 @@ private:
   c10::intrusive_ptr<c10::ivalue::Future> device_future();
   // Copies staged results to their tensors, once; on a GPU on the current stream.
   void deliver();
+  // Completes the future, whatever happens: with the outputs, or with the error that there was on the way to them.
   void finish_future();
+  void end_future(const std::exception_ptr& error, c10::IValue outputs);
   void on_all_final(std::function<void()> callback);
 
   std::uint64_t sequence_ = 0;

@@ -103,6 +103,20 @@ void test_reflection() {
   CHECK(contains(connecting.failure(), "proof of the secret is wrong"));
 }
 
+// Who listens says nothing that depends on the secret to a peer that has not proved it.
+void test_the_listener_proves_last() {
+  Wire wire;
+  Hello hello;
+  hello.rank = 1;
+  auto listening = Handshake::listening(0, secret, anybody);
+  say(wire.right.get(), hello.encode());
+  CHECK(listening.step(wire.left.get()) == Handshake::Step::waiting);
+  CHECK(received(wire.right.get()).size() == hello_bytes);
+  say(wire.right.get(), std::string(32, 'x'));
+  CHECK(listening.step(wire.left.get()) == Handshake::Step::failed);
+  CHECK(received(wire.right.get()).empty());
+}
+
 // Keys of two connections have nothing in common.
 void test_keys_differ() { CHECK(record().key != record().key); }
 
@@ -111,6 +125,7 @@ void test_keys_differ() { CHECK(record().key != record().key); }
 int main() {
   test_replay();
   test_reflection();
+  test_the_listener_proves_last();
   test_keys_differ();
   return result("test_handshake");
 }

@@ -132,8 +132,7 @@ void test_what_is_passed_on() {
       change(fields);
       return bytes_of(fields);
     });
-    const auto outcomes =
-        run_ranks(ranks, encrypted(secret), nullptr, store, [&](int) -> Store& { return hostile; });
+    const auto outcomes = run_ranks(ranks, encrypted(secret), nullptr, store, [&](int) -> Store& { return hostile; });
     for (const auto& outcome : outcomes) CHECK(!outcome.mesh && outcome.kind == ErrorKind::protocol);
   }
 }

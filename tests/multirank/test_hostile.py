@@ -102,6 +102,41 @@ def test_a_store_with_a_secret_serves_nobody_without_it() -> None:
         holmes_comm.TcpStore("127.0.0.1", plain.port, secret=SECRET)
 
 
+def test_a_store_says_nothing_that_guesses_can_be_tried_against() -> None:
+    """Before the client's proof is right, what it says is as long as random bytes alone, and depends on no secret."""
+    server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True, secret=SECRET)
+    nonce = os.urandom(16)
+    answer = hostile.say(("127.0.0.1", server.port), hostile.request(b"h", 16, 0, body=nonce))
+    assert len(answer) == 5 + 16
+    assert answer[:5] == b"o" + struct.pack("<I", 16)
+    with socket.create_connection(("127.0.0.1", server.port), 5.0) as connection:
+        connection.sendall(hostile.request(b"h", 16, 0, body=nonce))
+        own = hostile.received(connection, 5 + 16)[5:]
+        connection.sendall(hostile.request(b"p", 32, 0, body=hostile.proof(SECRET.encode(), b"client", nonce, own)))
+        assert hostile.received(connection, 5 + 32)[5:] == hostile.proof(SECRET.encode(), b"server", nonce, own)
+
+
+def test_who_serves_in_the_stores_place_is_found_out() -> None:
+    """It takes any proof, and has none of its own."""
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                for body_bytes, said in ((16, bytes(16)), (32, bytes(32))):
+                    heard.append(hostile.received(connection, 21 + body_bytes))
+                    connection.sendall(b"o" + struct.pack("<I", len(said)) + said)
+                connection.recv(1)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        with pytest.raises(holmes_comm.ProtocolError, match="did not prove the job's secret"):
+            holmes_comm.TcpStore("127.0.0.1", listener.getsockname()[1], secret=SECRET)
+        server.join(10.0)
+    assert [message[4:5] for message in heard] == [b"h", b"p"]
+
+
 def test_unfinished_requests_cost_the_store_neither_memory_nor_its_clients() -> None:
     server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
     part = hostile.request(b"s", 1, 16 << 20, body=b"k" + bytes(14 << 20))

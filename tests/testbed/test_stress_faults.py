@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from namespaces import needs_namespaces
+from ranks import run_threads
 
+import holmes_comm
 from holmes.lab.stress.cli_faults import names_of
 from holmes.lab.stress.faults import FaultSettings
 from holmes.lab.stress.faults.catalogue import Injection
@@ -23,8 +27,11 @@ from holmes.lab.stress.faults.leaks import problems
 from holmes.lab.stress.faults.messages import GroupReport
 from holmes.lab.stress.faults.preloaded import FalseClock
 from holmes.lab.stress.faults.reports import passed_on, report_of
+from holmes.lab.stress.faults.tamper import tampered
 from holmes.lab.stress.result import WrongResultError
-from holmes_comm import AbortedError, PeerLostError, UsageError
+from holmes_comm import AbortedError, PeerLostError, ProtocolError, UsageError
+
+FIELDS = 19  # of a rank's record with one rail
 
 RIGHT = GroupReport("dp", (0, 2), 9, 99, 100.5, "PeerLostError", "PeerLostError", culprit=2, reporter=0, nic="ib0")
 
@@ -148,12 +155,42 @@ def test_names_and_names_left_out() -> None:
             names_of(text, known, "fault")
 
 
+def test_a_record_that_the_store_rewrites_is_named_with_its_field(tmp_path: Path) -> None:
+    """Every field of it, as `rewritten-record` does; nothing else that goes through the store is touched."""
+    said = set()
+    for field in range(FIELDS):
+        store = FolderStore(tmp_path / str(field))
+
+        def body(rank: int, store: Any = store, field: int = field) -> str:
+            says = "what rank 1 wrote into the store was changed there"
+            changed = tampered(store, {"rewritten": field} if rank == 1 else {})
+            with changed as seen, pytest.raises(ProtocolError, match=says) as caught:
+                holmes_comm.init(seen, rank, 2, transport="tcp", name="rewritten", connect_timeout_s=10.0)
+            return re.search(r"the field '([^']+)'", str(caught.value))[1]  # type: ignore[index]
+
+        of_ranks = set(run_threads(2, body))
+        assert len(of_ranks) == 1
+        said |= of_ranks
+    assert len(said) == FIELDS
+    assert {"host", "tls", "rail 0 address"} < said
+
+
 def test_settings_that_are_not_possible() -> None:
     with pytest.raises(ValueError, match="no fault is chosen"):
         FaultSettings(())
     with pytest.raises(ValueError, match="mixed"):
         FaultSettings(("kill",), mixed=2)
     assert FaultSettings(("kill", "stop"), seed=4).order() == FaultSettings(("stop", "kill"), seed=4).order()
+
+
+@needs_namespaces
+def test_a_rewritten_record_is_reported_by_name(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holmes", "stress", "--testbed", "--faults", "rewritten-record", "--seed", "5"]
+    command += ["--episode", "0", "--save", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())["holmes"]
+    assert (found["episodes"], found["problems"], found["leaks"]) == (1, {}, [])
 
 
 @needs_namespaces

@@ -2,8 +2,12 @@
 
 import logging
 import os
+import pickle
+import random
+import re
 import resource
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -197,6 +201,26 @@ def test_an_interrupt_at_a_checkpoint_is_one_where_it_came_only(tmp_path):
     assert own == "KeyboardInterrupt"
 
 
+def flip_bit(path, bit):
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def break_one(checkpoint, damage):
+    """`bit`: one of the weight's, all elements of which are 10."""
+    if damage == "bit":
+        tens = torch.full((4,), 10.0).numpy().tobytes()
+        (victim,) = (path for path in checkpoint.glob("*.distcp") if tens in path.read_bytes())
+        flip_bit(victim, 8 * victim.read_bytes().index(tens) + 5)
+        return
+    victim = next(checkpoint.glob("*.distcp")) if damage != "metadata" else checkpoint / ".metadata"
+    if damage == "gone":
+        victim.unlink()
+        return
+    victim.write_bytes(victim.read_bytes()[:-200])
+
+
 def a_corrupt_one(rank, size, store, folder, damage):
     init(store, rank, size)
     first = generation_of(rank, size, folder, 1)
@@ -209,8 +233,7 @@ def a_corrupt_one(rank, size, store, folder, damage):
     dist.barrier()
     latest = Checkpoints(folder).latest()
     if rank == 0:
-        victim = next(latest.glob("*.distcp")) if damage != "metadata" else latest / ".metadata"
-        victim.unlink() if damage == "gone" else victim.write_bytes(victim.read_bytes()[:-200])
+        break_one(latest, damage)
     dist.barrier()
     lines = []
     handler = logging.Handler()
@@ -230,11 +253,64 @@ def a_corrupt_one(rank, size, store, folder, damage):
     return next(line for line in lines if "goes on from" in line), str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["data", "metadata", "gone"])
+@pytest.mark.parametrize("damage", ["data", "metadata", "gone", "bit"])
 def test_a_checkpoint_that_cannot_be_read_is_passed_over_with_a_warning(tmp_path, damage):
     for warning, error in run_ranks(a_corrupt_one, 2, tmp_path, damage):
         assert "step-00000010-generation-0001 could not be read: rank " in warning
         assert "goes on from" in warning
         assert "step-00000005-generation-0001, because" in warning
         assert "remove the folder's checkpoints" in error
+        if damage == "bit":
+            assert re.search(r"'model\.weight' in __\d_0\.distcp \(bytes \d+ to \d+\) has CRC-32 ", warning)
     assert names(tmp_path)[-1] == "step-00000010-generation-0001.unreadable"
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint of one process, and what loads it into zeros."""
+    model = nn.Linear(8, 8)
+    checkpoints = Checkpoints(tmp_path)
+    path = checkpoints.save({"model": model.state_dict(), "step": 5}, 5, 1, True)
+
+    def load():
+        state = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}, "step": 0}
+        checkpoints.load(state, path)
+        assert state["step"] == 5
+        assert all(torch.equal(value, state["model"][name]) for name, value in model.state_dict().items())
+
+    return path, load
+
+
+def test_any_flipped_bit_of_what_was_written_is_found_and_its_file_named(saved):
+    path, load = saved
+    load()
+    (file,) = path.glob("*.distcp")
+    choice = random.Random(1)
+    for _ in range(200):
+        bit = choice.randrange(8 * file.stat().st_size)
+        flip_bit(file, bit)
+        with pytest.raises(CheckpointError, match=r"ChangedBytes: '[a-z.]+' in __0_0\.distcp .* has CRC-32"):
+            load()
+        flip_bit(file, bit)
+    load()
+
+
+def test_a_layout_or_manifest_that_was_changed_is_found(saved):
+    path, load = saved
+    metadata_file = path / ".metadata"
+    written = metadata_file.read_bytes()
+    metadata = pickle.loads(written)
+    weight = metadata.state_dict_metadata["model.weight"]
+    (whole,) = weight.chunks
+    metadata.state_dict_metadata["model.weight"] = replace(weight, chunks=[replace(whole, sizes=torch.Size([4, 8]))])
+    metadata_file.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"layout in \.metadata is not the one"):
+        load()
+    metadata_file.write_bytes(written)
+    manifest = path / "checksums.json"
+    manifest.write_text(manifest.read_text().replace("model.weight", "model.weighs"))
+    with pytest.raises(CheckpointError, match=r"'model.weight' .* is in \.metadata and not in checksums\.json"):
+        load()
+    manifest.unlink()
+    with pytest.raises(CheckpointError, match=r"checksums\.json"):
+        load()

@@ -1,5 +1,7 @@
 """A job's store on a real etcd 3: members lost while a job trains, answers lost on the way, no quorum, wrong logins."""
 
+import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -196,6 +198,37 @@ def test_what_does_not_answer_is_named_within_the_deadline(tmp_path):
         assert "more than half of its members must run" in refusal(etcd.address, StoreLostError)
         etcd.stop(2)
         assert f"127.0.0.1:{etcd.ports[2]}: no answer" in refusal(etcd.address, StoreLostError)
+
+
+def dripping(at_once):
+    """A member that answers so many bytes at once and the rest one by one, for longer than anybody waits."""
+
+    class Dripping(BaseHTTPRequestHandler):
+        def do_POST(self):
+            answer = b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n{".ljust(250)
+            with contextlib.suppress(OSError):  # nobody waits any more
+                self.wfile.write(answer[:at_once])
+                for byte in answer[at_once:]:
+                    time.sleep(0.05)
+                    self.wfile.write(bytes([byte]))
+
+        def log_message(self, *args):
+            pass
+
+    return ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
+
+
+@pytest.mark.parametrize("at_once", [0, 50], ids=["head", "body"])
+def test_an_answer_that_drips_counts_as_none_at_the_deadline(store, etcd, at_once):
+    with dripping(at_once) as member:
+        threading.Thread(target=member.serve_forever, daemon=True).start()
+        address = f"etcd://127.0.0.1:{member.server_port}"
+        assert f"127.0.0.1:{member.server_port}: no answer" in refusal(address, StoreLostError)
+        for order in itertools.permutations([str(member.server_port), str(etcd.ports[0])]):
+            both = client("etcd://" + ",".join(f"127.0.0.1:{port}" for port in order))
+            both.set("key", "value")
+            assert both.get("key") == b"value"
+        member.shutdown()
 
 
 def test_a_wrong_login_is_refused_in_a_sentence_that_does_not_show_it(tmp_path):

@@ -25,6 +25,7 @@ from holmes.training.recovery.errors import (  # noqa: E402
     GenerationFailed,
     LeftOutError,
     ReplacedError,
+    StoreContentError,
     StoreLostError,
     TooFewRanksError,
 )
@@ -377,6 +378,56 @@ def test_a_lost_store_is_named_and_training_stops(peers):
         peer.rendezvous.end(1, "failed")
     with pytest.raises(StoreLostError, match="holmes store --port 1"):
         Rendezvous("127.0.0.1:1", 0.3)
+
+
+A_MEMBER = '{"identity": %s, "place": 0, "node": "n0", "node_ranks": 1}'
+GARBAGE = [
+    ("run", "two", "a whole number", lambda rendezvous: rendezvous.enter_run(0)),
+    ("/1/floor", "-1", "a whole number", lambda rendezvous: rendezvous.enter_run(0)),
+    ("latest", b"\xff\xfe", "text in UTF-8", next_generation),
+    ("lease_s", "soon", "a number of seconds", lambda rendezvous: rendezvous.settle_seconds("lease_s", 5)),
+    ("1/ended", b"\xc3", "text in UTF-8", lambda rendezvous: rendezvous.ended(1)),
+    ("1/decided", "[]", "a list of members in JSON", lambda rendezvous: rendezvous.decision(1)),
+    ("1/decided", '["x"]', "a list of members in JSON", lambda rendezvous: rendezvous.decision(1)),
+    ("1/decided", "7", "a list of members in JSON", lambda rendezvous: rendezvous.decision(1)),
+    ("1/decided", "[" * 100_000, "a list of members in JSON", lambda rendezvous: rendezvous.decision(1)),
+    ("1/joined/1", A_MEMBER % '"x"', "a member in JSON", lambda rendezvous: rendezvous.joined(1)),
+    ("1/joined/1", '{"identity": 1}', "a member in JSON", lambda rendezvous: rendezvous.joined(1)),
+    ("waiting/1", A_MEMBER % "-1", "a member in JSON", lambda rendezvous: rendezvous.waiting()),
+    ("1/blamed/1", '{"n0": "n1"}', "a pair of hosts in JSON", lambda rendezvous: rendezvous.culprit(1)),
+    ("left_out/1", '["n0"]', "a host and a reason in JSON", lambda rendezvous: rendezvous.left_out()),
+    ("waiting/count", "many", "a whole number", lambda rendezvous: rendezvous.waiting()),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "rule", "call"), GARBAGE)
+def test_garbage_in_the_store_is_named_with_its_key_and_the_rule(address, key, value, rule, call):
+    rendezvous = Rendezvous(address, 10)
+    full_key = f"{rendezvous.prefix}/{key}"
+    if key.endswith("/1"):
+        rendezvous.store.add(f"{full_key[:-1]}count", 1)
+    rendezvous.store.set(full_key, value)
+    if key.endswith("/count") and not address.startswith("etcd"):  # torch's TCPStore closes the connection at it
+        with pytest.raises(StoreLostError, match=r"does not answer \(add\)"):
+            call(rendezvous)
+        return
+    with pytest.raises(StoreContentError) as caught:
+        call(rendezvous)
+    said = str(caught.value)
+    assert f"under the key '{full_key}', which must be {rule}" in said
+    assert f"the job's store at {address} holds {value[:80]!r}" in said
+    assert len(said) < 1000
+
+
+def test_garbage_in_the_store_ends_the_watch_by_name(peers):
+    (peer,) = peers(0, rules=Rules(1, lease_s=0.8))
+    peer.agree()
+    peer.rendezvous.store.set(f"{peer.rendezvous.prefix}/waiting/1", "nobody")
+    peer.rendezvous.store.add(f"{peer.rendezvous.prefix}/waiting/count", 1)
+    wait_until(peer.failed.is_set)
+    assert "holds 'nobody' under the key 'holmes/recovery/waiting/1'" in peer.watch.failure()
+    with pytest.raises(StoreContentError, match="must be a member in JSON"):
+        peer.watch.raise_if_lost()
 
 
 def test_a_stopped_store_is_named():

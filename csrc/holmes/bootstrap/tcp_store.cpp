@@ -152,10 +152,8 @@ void TcpStore::introduce(int fd, Clock::time_point deadline) const {
   const std::string fix = "; give every process of the job the same HOLMES_SECRET or HOLMES_SECRET_FILE";
   const auto ask = [&](Request request) {
     auto reply = exchange(fd, request, deadline);
-    if (reply.error == 0) return reply;
-    throw UnreachableError(
-        where() + " is lost: " + errno_text(reply.error) + "; check that the process that serves it runs",
-        {.system_errno = reply.error});
+    if (reply.error != 0) throw_lost(reply.error);
+    return reply;
   };
   if (secret_.empty()) {  // any request: who never sends one is dropped soon
     if (ask({.operation = op_wait, .key = "", .value = ""}).status == status_refused)
@@ -165,13 +163,28 @@ void TcpStore::introduce(int fd, Clock::time_point deadline) const {
   const auto own_nonce = random_bytes(nonce_bytes);
   auto reply = ask({.operation = op_hello, .key = own_nonce, .value = ""});
   if (reply.status == status_refused) throw ProtocolError(where() + " was given no secret, but this process was" + fix);
-  const auto their_nonce = reply.value.substr(0, nonce_bytes);
-  const bool is_proof = !reply.is_wrong && reply.status == status_ok && reply.value.size() > nonce_bytes &&
-                        equal_texts(reply.value.substr(nonce_bytes), proof(secret_, true, own_nonce, their_nonce));
-  if (!is_proof) throw ProtocolError(where() + " has another secret than this process" + fix);
-  reply = ask({.operation = op_prove, .key = proof(secret_, false, own_nonce, their_nonce), .value = ""});
-  if (reply.is_wrong || reply.status != status_ok)
-    throw ProtocolError(where() + " refused this process's proof of the secret" + fix);
+  if (reply.is_wrong || reply.status != status_ok || reply.value.size() != nonce_bytes) throw_no_store();
+  const auto their_nonce = reply.value;
+  reply = exchange(fd, {.operation = op_prove, .key = proof(secret_, false, own_nonce, their_nonce), .value = ""},
+                   deadline);
+  // It says nothing to who does not know its secret.
+  if (reply.error == ECONNRESET || reply.error == EPIPE)
+    throw ProtocolError(where() + " has another secret than this process: it dropped the connection at the proof" +
+                        fix);
+  if (reply.error != 0) throw_lost(reply.error);
+  if (reply.is_wrong || !equal_texts(reply.value, proof(secret_, true, own_nonce, their_nonce)))
+    throw ProtocolError(where() +
+                        " did not prove the job's secret: something else listens there in its place; check the address "
+                        "and who serves that port");
+}
+
+void TcpStore::throw_lost(int error) const {
+  throw UnreachableError(where() + " is lost: " + errno_text(error) + "; check that the process that serves it runs",
+                         {.system_errno = error});
+}
+
+void TcpStore::throw_no_store() const {
+  throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
 }
 
 std::string TcpStore::call(char operation, const std::string& key, const std::string& value, Duration timeout) {
@@ -193,12 +206,8 @@ std::string TcpStore::call(char operation, const std::string& key, const std::st
   const auto wait_ms = std::chrono::ceil<std::chrono::milliseconds>(wait).count();
   auto reply = exchange(fd.get(), {operation, key, value, static_cast<std::uint64_t>(wait_ms)},
                         Clock::now() + wait + reply_grace);
-  if (reply.error != 0) {
-    throw UnreachableError(
-        where() + " is lost: " + errno_text(reply.error) + "; check that the process that serves it runs",
-        {.system_errno = reply.error});
-  }
-  if (reply.is_wrong) throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
+  if (reply.error != 0) throw_lost(reply.error);
+  if (reply.is_wrong) throw_no_store();
   {
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(fd));
@@ -211,7 +220,7 @@ std::string TcpStore::call(char operation, const std::string& key, const std::st
     case status_full:
       throw UsageError("the store is full: key '" + key + "' does not fit; store less");
     default:
-      throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
+      throw_no_store();
   }
 }
 

@@ -41,6 +41,8 @@ private:
   UniqueFd connect(Duration timeout);
   // Proves the secret, in both directions, or says at least something.
   void introduce(int fd, Clock::time_point deadline) const;
+  [[noreturn]] void throw_lost(int error) const;
+  [[noreturn]] void throw_no_store() const;
   std::string where() const { return "the store at " + host_ + ":" + std::to_string(port_); }
 
   std::string host_;

@@ -289,14 +289,15 @@ bool TcpStoreServer::authenticate(Client& client, const Request& request) {
     }
     const auto own_nonce = random_bytes(nonce_bytes);
     client.expected_proof = proof(secret_, false, request.key, own_nonce);
-    reply(client, status_ok, own_nonce + proof(secret_, true, request.key, own_nonce));
+    client.own_proof = proof(secret_, true, request.key, own_nonce);
+    reply(client, status_ok, own_nonce);
     client.deadline = Clock::now() + request_timeout;
     return true;
   }
   if (client.expected_proof.empty() || !equal_texts(request.key, client.expected_proof)) return false;
   client.expected_proof.clear();
   client.is_known = true;
-  reply(client, status_ok);
+  reply(client, status_ok, client.own_proof);
   return true;
 }
 

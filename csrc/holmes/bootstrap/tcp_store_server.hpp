@@ -17,7 +17,8 @@ namespace holmes {
 // A request: magic (4 bytes), operation (1), length of the key (4), of the value (4), milliseconds to wait (8), key,
 // value. A reply: status (1), length of the value (4), value. Numbers are little endian.
 // Where there is a secret, a connection begins with `hello` (key: 16 random bytes of the client; reply: 16 of the
-// server and its proof) and `prove` (key: the client's proof); nothing else is served before.
+// server) and `prove` (key: the client's proof; reply: the server's); nothing else is served before. The client's proof
+// comes first, so that who only connects gets nothing that depends on the secret and could be compared with guesses.
 namespace store_protocol {
 inline constexpr std::string_view magic = "HST1";
 inline constexpr std::size_t request_header_bytes = 21;
@@ -64,7 +65,7 @@ private:
     bool wants_value = false;
     Clock::time_point deadline = Clock::time_point::max();  // of that request; else to finish one, or to take the reply
     bool is_known = false;  // has sent a request that makes sense and, where there is a secret, proved it
-    std::string expected_proof;
+    std::string expected_proof, own_proof;  // after its hello
   };
 
   void run();

@@ -13,6 +13,7 @@ from holmes.training.recovery.errors import (
     LeftOutError,
     NoProgressError,
     ReplacedError,
+    StoreContentError,
     StoreLostError,
     TooFewRanksError,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Regroup",
     "ReplacedError",
     "Rules",
+    "StoreContentError",
     "StoreLostError",
     "TooFewRanksError",
     "run_elastic",

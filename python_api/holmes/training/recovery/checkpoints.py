@@ -124,26 +124,12 @@ class Checkpoints:
         """
         import torch.distributed.checkpoint as dcp
 
-        class Writer(dcp.FileSystemWriter):
-            def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-                if is_coordinator:
-                    may_write()
-                super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-
-            def write_data(self, *args: Any, **kwargs: Any) -> Any:
-                try:
-                    return super().write_data(*args, **kwargs)
-                except RuntimeError as error:  # torch's zip writer meets another one when it is left; no rank but this
-                    raise _system_error(error) or error from None  # would hear of the first
-
-            def finish(self, *args: Any, **kwargs: Any) -> None:
-                may_write()
-                super().finish(*args, **kwargs)
+        from holmes.training.recovery.storage import CheckedWriter
 
         path = self.folder / f"step-{step:08d}-generation-{generation:04d}"
         try:
             with _quiet(), _named(f"{path} could not be written", who):
-                dcp.save(state, storage_writer=Writer(path))
+                dcp.save(state, storage_writer=CheckedWriter(path, may_write))
         except (CheckpointError, FencedError, GenerationFailed):
             if is_first_rank and not (path / ".metadata").exists():
                 shutil.rmtree(path, ignore_errors=True)  # it may be what fills the disk, and nobody else removes it
@@ -169,18 +155,15 @@ class Checkpoints:
     def load(self, state: dict[str, Any], path: str | Path, who: Callable[[int], str] = "rank {}".format) -> None:
         """Collective over the default group. Fills `state` in place, from any layout.
 
-        Raises CheckpointError on all ranks where one cannot read it; part of `state` is filled then.
+        Raises CheckpointError on all ranks where one cannot read it, or finds that bytes of what it reads have changed;
+        part of `state` may be filled then.
         """
         import torch.distributed.checkpoint as dcp
 
+        from holmes.training.recovery.storage import CheckedReader
+
         with _quiet(), _named(f"{path} could not be read", who):
-            dcp.load(state, checkpoint_id=path)
-
-
-def _system_error(error: BaseException | None) -> OSError | None:
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
+            dcp.load(state, storage_reader=CheckedReader(path))
 
 
 @contextmanager

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from holmes_comm.errors import CommunicatorError, JobError
+
+_SHOWN = 80  # characters of a value, in messages
 
 
 class GenerationFailed(CommunicatorError):
@@ -11,6 +15,23 @@ class GenerationFailed(CommunicatorError):
 
 class StoreLostError(JobError):
     """The store of the job does not answer any more; start it and the job again, from the last checkpoint."""
+
+
+class StoreContentError(StoreLostError):
+    """A key of the job's store holds what no process of the job wrote; the message names key, value and rule."""
+
+    @classmethod
+    def of(cls, address: object, key: str, value: str | bytes, rule: str, why: Exception) -> StoreContentError:
+        """What the store at `address` holds under `key` must be `rule`."""
+        if isinstance(value, bytes):
+            with contextlib.suppress(UnicodeDecodeError):
+                value = value.decode()
+        shown = repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r} and more"
+        return cls(
+            f"the job's store at {address} holds {shown} under the key '{key}', which must be {rule} "
+            f"({type(why).__name__}: {why}); somebody else writes into this store, or it or its memory is broken: "
+            "start the job again, from the last checkpoint, on a store that only its ranks reach"
+        )
 
 
 class CheckpointError(JobError):

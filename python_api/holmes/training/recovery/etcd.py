@@ -9,19 +9,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
+import io
 import json
 import secrets
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import torch.distributed as dist
 
+from holmes.training.recovery.errors import StoreContentError
 from holmes.training.recovery.store import parse_host_port, wait_by_asking
 from holmes_comm.errors import UsageError
 
@@ -77,8 +81,44 @@ class _GatewayError(Exception):
         self.code = code
 
 
+class _Timed(io.RawIOBase):
+    """What comes from `connection`, as `raw` reads it, until the deadline: not so long for each byte."""
+
+    def __init__(self, raw: io.RawIOBase, connection: socket.socket, deadline_s: float) -> None:
+        self._raw, self._connection, self._deadline_s = raw, connection, deadline_s
+
+    def readable(self) -> bool:
+        """As io.RawIOBase."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """As io.RawIOBase."""
+        self._connection.settimeout(_left_s(self._deadline_s))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        """As io.RawIOBase."""
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """A response that must be there as a whole at the deadline."""
+
+    def __init__(self, sock: socket.socket, *args: Any, deadline_s: float, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, deadline_s))
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
 class _Gateway:
-    """Requests to whichever member answers. Thread safe, one request at a time."""
+    """Requests to whichever member answers, as a whole and in time. Thread safe, one request at a time."""
 
     def __init__(self, address: EtcdAddress) -> None:
         self.address = address
@@ -102,7 +142,7 @@ class _Gateway:
                     time.sleep(min(_PAUSE_S, left_s))
                 endpoint = self.address.endpoints[self._current]
                 try:
-                    return self._ask(endpoint, path, body, min(_ATTEMPT_S, left_s))
+                    return self._ask(endpoint, path, body, time.monotonic() + min(_ATTEMPT_S, left_s))
                 except UsageError:
                     raise
                 except _GatewayError as error:
@@ -121,11 +161,11 @@ class _Gateway:
             "reach each other, and this host must reach one of them"
         )
 
-    def _ask(self, endpoint: tuple[str, int], path: str, body: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _ask(self, endpoint: tuple[str, int], path: str, body: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
         if self.address.user and not self._token:
-            self._log_in(endpoint, timeout_s)
+            self._log_in(endpoint, deadline_s)
         try:
-            return self._post(endpoint, path, body, timeout_s)
+            return self._post(endpoint, path, body, deadline_s)
         except _GatewayError as error:
             if error.code == _PERMISSION_DENIED:
                 raise UsageError(
@@ -139,17 +179,17 @@ class _Gateway:
                 ) from None
             if error.code != _UNAUTHENTICATED or not self.address.user:
                 raise
-            self._log_in(endpoint, timeout_s)  # a token is good for minutes, and for what members have in memory
-            return self._post(endpoint, path, body, timeout_s)
+            self._log_in(endpoint, deadline_s)  # a token is good for minutes, and for what members have in memory
+            return self._post(endpoint, path, body, deadline_s)
 
     def _login(self) -> str:
         return f"the user {self.address.user!r}" if self.address.user else "who gives no user"
 
-    def _log_in(self, endpoint: tuple[str, int], timeout_s: float) -> None:
+    def _log_in(self, endpoint: tuple[str, int], deadline_s: float) -> None:
         self._token = ""
         login = {"name": self.address.user, "password": self.address.password}
         try:
-            self._token = str(self._post(endpoint, "auth/authenticate", login, timeout_s)["token"])
+            self._token = str(self._post(endpoint, "auth/authenticate", login, deadline_s)["token"])
         except _GatewayError as error:
             if error.code in _TRY_AGAIN:
                 raise
@@ -160,8 +200,9 @@ class _Gateway:
             )
             raise UsageError(f"etcd at {self.address} refuses {self._login()}: {error}; {fix}") from None
 
-    def _post(self, endpoint: tuple[str, int], path: str, body: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        connection = self._connect(endpoint, timeout_s)
+    def _post(self, endpoint: tuple[str, int], path: str, body: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+        connection = self._connect(endpoint, deadline_s)
+        connection.response_class = partial(_TimedResponse, deadline_s=deadline_s)  # type: ignore[assignment]
         headers = {"Content-Type": "application/json", **({"Authorization": self._token} if self._token else {})}
         connection.request("POST", f"/v3/{path}", json.dumps(body), headers)
         response = connection.getresponse()
@@ -175,14 +216,16 @@ class _Gateway:
             raise _GatewayError(int(answer.get("code", 2)), str(text or f"HTTP {response.status}"))
         return answer
 
-    def _connect(self, endpoint: tuple[str, int], timeout_s: float) -> http.client.HTTPConnection:
+    def _connect(self, endpoint: tuple[str, int], deadline_s: float) -> http.client.HTTPConnection:
         if self._connection is None:
+            timeout_s = _left_s(deadline_s)
             if self._context is not None:
                 self._connection = http.client.HTTPSConnection(*endpoint, timeout=timeout_s, context=self._context)
             else:
                 self._connection = http.client.HTTPConnection(*endpoint, timeout=timeout_s)
-        elif self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout_s)
+        if self._connection.sock is None:
+            self._connection.connect()
+        self._connection.sock.settimeout(_left_s(deadline_s))
         return self._connection
 
     def _disconnect(self) -> None:
@@ -251,19 +294,25 @@ class EtcdStore(dist.Store):
     def add(self, key: str, amount: int) -> int:
         """As dist.Store."""
         if amount == 0:
-            return int(self._values([key])[0] or 0)
+            return self._count(key, self._values([key])[0])
         with self._adding:
             self._additions += 1
             keys = [key, self._own_key]
             value, last = self._values(keys)
             while True:
-                result = int(value or 0) + amount
+                result = self._count(key, value) + amount
                 mine = f"{self._additions} {result}".encode()
                 unchanged = [_has(key, value), _has(self._own_key, last)]
                 current = self._put(unchanged, [(key, str(result)), (self._own_key, mine)])
                 if current is None or current[1] == mine:  # by an earlier attempt, of which no answer came
                     return result
                 value, last = current
+
+    def _count(self, key: str, value: bytes | None) -> int:
+        try:
+            return int(value or 0)
+        except ValueError as error:
+            raise StoreContentError.of(self.address, key, value or b"", "a whole number", error) from None
 
     def delete_key(self, key: str) -> bool:
         """As dist.Store."""

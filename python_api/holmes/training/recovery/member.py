@@ -30,8 +30,18 @@ class Member:
 
     @classmethod
     def from_json(cls, text: str) -> Member:
-        """The inverse."""
-        return cls(**json.loads(text))
+        """The inverse. Raises ValueError where this is no member."""
+        if not isinstance(text, str):
+            raise ValueError("no text")
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.keys() != cls.__dataclass_fields__.keys():
+            raise ValueError(f"no object of {', '.join(cls.__dataclass_fields__)}")
+        if not isinstance(fields["node"], str):
+            raise ValueError("node is no text")
+        for name in ("identity", "place", "node_ranks"):
+            if type(fields[name]) is not int or fields[name] < 0:
+                raise ValueError(f"{name} is no whole number")
+        return cls(**fields)
 
     def __str__(self) -> str:
         """For messages."""

@@ -11,21 +11,23 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from holmes.training.recovery.connect import connect_store
-from holmes.training.recovery.errors import StoreLostError
+from holmes.training.recovery.errors import StoreContentError, StoreLostError
 from holmes.training.recovery.member import Member
 
 _PREFIX = "holmes/recovery"
 LEFT = "left at a boundary"  # why a generation ended that did not fail
 GONE = b"gone"  # the last beat of a process that has ended in order
 _OPEN = "?"  # value of a key that nobody has decided yet
+T = TypeVar("T")
 
 
 class Rendezvous:
-    """One connection to the store; one thread at a time. Every method raises StoreLostError where it does not answer.
+    """One connection to the store; one thread at a time. Every method raises StoreLostError where it does not answer,
+    and StoreContentError where what it holds is nothing that a process of the job wrote.
 
     Each takes at most `timeout_s`. `address`: of the store, see `connect_store`. `job`: jobs of different names do not
     see each other.
@@ -44,17 +46,20 @@ class Rendezvous:
         From then on `job` names the run, `token` is its random identity and `floor` the number that its generations
         come after: whoever enters first says so, from `floor`.
         """
-        run = int(self.settle("run", "1"))
+        run = self._number("run", self.settle("run", "1"))
         if self._get(f"{run}/finished") is not None:
-            run = int(self._call("compare_set", "run", str(run), str(run + 1)))
+            run = self._number("run", self._call("compare_set", "run", str(run), str(run + 1)))
         self.run, self.job = run, f"{self.job}/{run}"
         self.token = self.settle("token", secrets.token_hex(8))
-        self.floor = int(self.settle("floor", str(floor)))
+        self.floor = self._number("floor", self.settle("floor", str(floor)))
 
     def settle(self, name: str, value: str) -> str:
         """The value that whoever came first gave to this name."""
-        text: str = self._call("compare_set", name, "", value).decode()
-        return text
+        return self._text(name, self._call("compare_set", name, "", value))
+
+    def settle_seconds(self, name: str, value: float) -> float:
+        """As `settle`, of a duration."""
+        return self._parsed(name, self.settle(name, repr(float(value))), "a number of seconds", float)
 
     # --- who is there ---
 
@@ -87,7 +92,7 @@ class Rendezvous:
 
     def latest(self) -> int:
         """The number of the latest generation that was decided; `floor`: none yet."""
-        return int(self.settle("latest", str(self.floor)))
+        return self._number("latest", self.settle("latest", str(self.floor)))
 
     def join(self, generation: int, member: Member) -> None:
         """Says that this process is there for a generation that is yet to be decided."""
@@ -102,7 +107,7 @@ class Rendezvous:
         text = json.dumps([member.to_json() for member in members])
         decided = self.settle(f"{generation}/decided", text)
         self._call("compare_set", "latest", str(generation - 1), str(generation))
-        return _members_of(decided)
+        return self._decided(generation, decided)
 
     def decision(self, generation: int) -> tuple[Member, ...] | None:
         """Who is in a generation, in the order of ranks; None while that is open."""
@@ -111,7 +116,7 @@ class Rendezvous:
             return None
         # Whoever decided may have been stopped before it said so.
         self._call("compare_set", "latest", str(generation - 1), str(generation))
-        return _members_of(text)
+        return self._decided(generation, text)
 
     def end(self, generation: int, reason: str) -> str:
         """Ends a generation; the first reason counts, and is returned."""
@@ -137,7 +142,7 @@ class Rendezvous:
 
     def culprit(self, generation: int) -> str | None:
         """The host that processes of the most other hosts lost in this generation; None where two are equal in that."""
-        accusations = {tuple(json.loads(text)) for text in self._texts(f"{generation}/blamed")}
+        accusations = set(self._entries(f"{generation}/blamed", "a pair of hosts in JSON", _pair_of))
         counts = Counter(node for by, node in accusations if by != node).most_common(2)
         is_clear = counts and (len(counts) == 1 or counts[0][1] > counts[1][1])
         return counts[0][0] if is_clear else None
@@ -148,7 +153,7 @@ class Rendezvous:
 
     def left_out(self) -> dict[str, str]:
         """These hosts, and why."""
-        return dict(json.loads(text) for text in self._texts("left_out"))
+        return dict(self._entries("left_out", "a host and a reason in JSON", _pair_of))
 
     # --- keys ---
 
@@ -162,14 +167,21 @@ class Rendezvous:
         self._call("set", f"{name}/{place}", text)
 
     def _members(self, name: str) -> list[Member]:
-        return [Member.from_json(text) for text in self._texts(name)]
+        return self._entries(name, "a member in JSON", Member.from_json)
 
-    def _texts(self, name: str) -> list[str]:
+    def _decided(self, generation: int, text: str) -> tuple[Member, ...]:
+        return self._parsed(f"{generation}/decided", text, "a list of members in JSON", _members_of)
+
+    def _entries(self, name: str, rule: str, parse: Callable[[str], T]) -> list[T]:
+        """What was appended, but for what is not there yet."""
         count = self._call("add", f"{name}/count", 0)
         keys = [f"{name}/{place}" for place in range(1, count + 1)]
-        if not keys:
-            return []
-        return [text.decode() for text in self._multi_get(keys) if text != _OPEN.encode()]
+        values = self._multi_get(keys) if keys else []
+        return [
+            self._parsed(key, self._text(key, value), rule, parse)
+            for key, value in zip(keys, values, strict=True)
+            if value != _OPEN.encode()
+        ]
 
     def _multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Never waits: what is not set yet, because its writer was stopped or killed just before, is "?"."""
@@ -182,17 +194,47 @@ class Rendezvous:
     def _get(self, key: str) -> str | None:
         if not self._call("check", [key]):
             return None
-        text: str = self._call("get", key).decode()
-        return text
+        return self._text(key, self._call("get", key))
+
+    def _number(self, key: str, value: str | bytes) -> int:
+        return self._parsed(key, self._text(key, value), "a whole number", _whole)
+
+    def _text(self, key: str, value: str | bytes) -> str:
+        return value if isinstance(value, str) else self._parsed(key, value, "text in UTF-8", bytes.decode)
+
+    def _parsed(self, key: str, value: Any, rule: str, parse: Callable[[Any], T]) -> T:
+        """What `parse` makes of a value; it may raise ValueError."""
+        try:
+            return parse(value)
+        except (ValueError, RecursionError) as error:
+            raise StoreContentError.of(self.address, f"{self.prefix}/{key}", value, rule, error) from None
 
     def _call(self, operation: str, key: Any, *values: Any) -> Any:
         keys = [f"{self.prefix}/{name}" for name in key] if isinstance(key, list) else f"{self.prefix}/{key}"
         try:
             return getattr(self.store, operation)(keys, *values)
+        except StoreContentError:
+            raise
         except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
             self.is_lost = True
             raise StoreLostError(f"the job's store at {self.address} does not answer ({operation}): {error}") from error
 
 
 def _members_of(text: str) -> tuple[Member, ...]:
-    return tuple(Member.from_json(entry) for entry in json.loads(text))
+    entries = json.loads(text)
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("no list, or nobody in it")
+    return tuple(Member.from_json(entry) for entry in entries)
+
+
+def _pair_of(text: str) -> tuple[str, str]:
+    pair = json.loads(text)
+    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
+        raise ValueError("no list of two texts")
+    return pair[0], pair[1]
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("other characters than digits")
+    return int(text)

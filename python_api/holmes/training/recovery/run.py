@@ -66,8 +66,8 @@ def run_elastic(
         recover_from: exceptions to recover from, beside CommunicatorError and torch's own distributed errors.
 
     Returns what `train` returned; None where the job ended without this process being in it. Raises what `train`
-    raises, StoreLostError, TooFewRanksError, ReplacedError, LeftOutError, NoProgressError, CheckpointError,
-    FencedError.
+    raises, StoreLostError, StoreContentError, TooFewRanksError, ReplacedError, LeftOutError, NoProgressError,
+    CheckpointError, FencedError.
     """
     if every_steps < 1:
         raise UsageError(f"every_steps={every_steps} must be at least 1")
@@ -93,9 +93,11 @@ def run_elastic(
     answer_s = 6 * rules.lease_s  # a store that is slower than a lease fails a generation, one that is silent the job
     rendezvous = Rendezvous(address, rules.join_timeout_s, answer_s, folder.identity())
     rendezvous.enter_run(folder.newest_generation())
-    lease = rendezvous.settle("lease_s", repr(float(rules.lease_s)))
-    if float(lease) != rules.lease_s:
-        raise UsageError(f"Rules.lease_s is {rules.lease_s} here and {lease} on another rank; it must be equal on all")
+    lease_s = rendezvous.settle_seconds("lease_s", rules.lease_s)
+    if lease_s != rules.lease_s:
+        raise UsageError(
+            f"Rules.lease_s is {rules.lease_s} here and {lease_s} on another rank; it must be equal on all"
+        )
     me = Member(rendezvous.new_identity(), own_place, node, node_ranks)
     watched = Rendezvous(address, rules.join_timeout_s, answer_s, rendezvous.job)
     watch = Watch(watched, me, heartbeat_s, dead_after_s, rules.whole_nodes, rules.lease_s, rules.hung_after_s)

@@ -29,8 +29,9 @@ class Watch:
     `rendezvous`: a connection of its own. A look every `heartbeat_s`; one that finds the generation running renews this
     rank's lease, from when the look began. Without that for `lease_s`, because the store is lost, cut off or slow, or
     this process was stopped, the generation fails here: a thread of its own sees to it, as a look may hang. Where the
-    store is lost, `lost_store` says so. Where this rank does not leave a generation `hung_after_s` after that failed,
-    it hangs: the thread writes all stacks to stderr and ends the process with HUNG_STATUS, for the launcher.
+    store is lost, or holds what nobody of the job wrote, `lost_store` says so. Where this rank does not leave a
+    generation `hung_after_s` after that failed, it hangs: the thread writes all stacks to stderr and ends the process
+    with HUNG_STATUS, for the launcher.
     """
 
     def __init__(

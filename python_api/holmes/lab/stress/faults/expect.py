@@ -16,7 +16,8 @@ class Expectation:
     """One fault's. `must_fail`: True: every survivor reports it; False: nobody fails; None: either.
 
     causes: classes of the error that name it rightly. is_named: whether an error that rank `reporter` saw and that
-    names rank `culprit` names it. nic: interface that must be named, empty: none. at_setup: the groups cannot be made.
+    names rank `culprit` names it. nic: interface that must be named, empty: none. says: words that the message must
+    have. at_setup: the groups cannot be made.
     warns: (reporter's node, interface) of the warnings that must appear: a rail was lost.
     """
 
@@ -24,12 +25,13 @@ class Expectation:
     causes: frozenset[str] = LOST
     is_named: Callable[[int, int], bool] = lambda reporter, culprit: False
     nics: frozenset[str] = frozenset()
+    says: str = ""
     at_setup: bool = False
     warns: tuple[tuple[str, str], ...] = ()
 
     def accepts(self, report: GroupReport) -> bool:
         """Whether this error names the fault rightly."""
-        if report.cause not in self.causes or report.culprit is None:
+        if report.cause not in self.causes or report.culprit is None or self.says not in report.message:
             return False
         return self.is_named(report.reporter, report.culprit) and (not self.nics or report.nic in self.nics)
 

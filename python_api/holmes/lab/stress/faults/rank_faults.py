@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from dataclasses import replace
 
 from holmes.lab.stress.faults.catalogue import Injection, fault
 from holmes.lab.stress.faults.expect import LOST, SURVIVED, Expectation, about
@@ -12,6 +13,7 @@ from holmes.lab.stress.faults.scene import Scene
 
 _JUMPS_S = (2 * 86400, -2 * 86400, 3 * 3600, -3600, 30, -30)
 _PAUSES = 4  # of a slow reader
+_RECORD_FIELDS = 60  # more than a record has; they are counted through
 _PAUSE_S, _WORK_S = (0.3, 0.8), 0.25
 
 
@@ -214,6 +216,15 @@ def old_version(scene: Scene, choice: random.Random) -> Injection | None:
     expect = about(frozenset({rank}), frozenset({"ProtocolError"}), at_setup=True)
     what = f"rank {rank} on {scene.nodes[rank]} speaks the version before"
     return Injection("old-version", what, expect, tamper={rank: {"old_version": True}})
+
+
+@fault("rewritten-record", "the store changes a field of a rank's record while the groups are made", at_setup=True)
+def rewritten_record(scene: Scene, choice: random.Random) -> Injection | None:
+    """ProtocolError on every rank, naming the one whose record it is, and the field."""
+    rank, field = choice.choice(scene.free_ranks()), choice.randrange(_RECORD_FIELDS)
+    expect = replace(about(frozenset({rank}), frozenset({"ProtocolError"}), at_setup=True), says="the field '")
+    what = f"the store changes field {field} of what rank {rank} on {scene.nodes[rank]} writes"
+    return Injection("rewritten-record", what, expect, tamper={rank: {"rewritten": field}})
 
 
 @fault(

@@ -27,7 +27,8 @@ def tampered(store: Any, tamper: Mapping[str, Any]) -> Iterator[Any]:
     descriptors: none but a few are left. of_1024: the process may have 1024 for the rest of its life, and so many are
     left. memory: so many bytes more than now. killed_on: it is killed on that call of the set-up, or later. file_size:
     files, and memory shared as such, end at 64 KiB. full_shm: a small, full disk lies on /dev/shm. old_version: this
-    rank's records say that it speaks the version before.
+    rank's records say that it speaks the version before. rewritten: so many-th field of this rank's record is another
+    one for all who read it, of as many as there are.
     """
     with contextlib.ExitStack() as undo:
         if "descriptors" in tamper:
@@ -48,6 +49,8 @@ def tampered(store: Any, tamper: Mapping[str, Any]) -> Iterator[Any]:
             undo.callback(subprocess.run, ["umount", _SHM], check=True)
             with contextlib.suppress(OSError):  # full
                 Path(_SHM, "filler").write_bytes(bytes(4 * _SMALL_BYTES))
+        if "rewritten" in tamper:
+            store = _RewrittenRecord(store, tamper["rewritten"])
         yield _OldVersion(store) if "old_version" in tamper else store
 
 
@@ -155,3 +158,40 @@ class _OldVersion:
             at = len(_VERSION_FIELD)
             data = _VERSION_FIELD + b"%d" % (int(data[at : at + 1]) - 1) + data[at + 1 :]
         self._store.set(key, data)
+
+
+class _RewrittenRecord:
+    """A store that changes one field of the record that this rank writes, as who can write the store may."""
+
+    def __init__(self, store: Any, field: int) -> None:
+        self._store, self._field = store, field
+        self.get, self.check, self.wait = store.get, store.check, store.wait
+
+    def set(self, key: str, value: bytes | str) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._store.set(key, rewritten(data, self._field) if data.startswith(_VERSION_FIELD) else data)
+
+
+def rewritten(record: bytes, field: int) -> bytes:
+    """A rank's record with another value in one of its fields, each of which its seal follows; others as they are."""
+    *header, content = _fields_of(record)
+    if header[2:3] != [b"rank"]:
+        return record
+    fields = _fields_of(content)
+    at = 2 * (field % (len(fields) // 2))
+    fields[at] = (b"0" if fields[at] != b"0" else b"1") if fields[at].isdigit() else fields[at] + b"x"
+    return _bytes_of([*header, _bytes_of(fields)])
+
+
+def _fields_of(record: bytes) -> list[bytes]:
+    """As `FieldWriter` of the engine writes them: the length, a colon, the bytes."""
+    fields = []
+    while record:
+        length, _, rest = record.partition(b":")
+        fields.append(rest[: int(length)])
+        record = rest[int(length) :]
+    return fields
+
+
+def _bytes_of(fields: list[bytes]) -> bytes:
+    return b"".join(b"%d:%s" % (len(field), field) for field in fields)
