@@ -56,10 +56,10 @@ __all__ = [
 NAME = "holmes"
 _CONNECT_TIMEOUT = timedelta(seconds=60)
 _RETURN_S = 0.1
-#: Of torch 2.13 and later: torchcomms then makes groups in place of the backends that torch knows.
+#: Of torch 2.13 and later.
 _TORCHCOMMS = (
-    "TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 (torch.distributed.config.use_torchcomms) gives every group to torchcomms, "
-    f"which has no backend '{NAME}'; unset it"
+    "TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 (torch.distributed.config.use_torchcomms) has torchcomms make and split groups "
+    f"in place of '{NAME}'; unset it"
 )
 _choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
 _options: dict[str, GroupOptions] = {}  # by the name of the group
@@ -406,10 +406,19 @@ def _new_process_group_helper(
     """As torch's, which makes every group; refuses a switch of torch that would never call Holmes."""
     import torch.distributed as dist
 
-    is_replaced = getattr(dist.distributed_c10d, "_use_torchcomms_enabled", lambda: False)
-    if NAME in re.split("[:,]", str(backend).lower()) and is_replaced():
+    # torch 2.13 gives torchcomms every group, later ones those that it says it can make.
+    takes = getattr(dist.distributed_c10d, "_torchcomms_handles_backend", lambda name: True)
+    if NAME in re.split("[:,]", str(backend).lower()) and _is_torchcomms_on() and takes(NAME):
         raise UsageError(_TORCHCOMMS)
     return original(size, rank, ranks, backend, *args, **kw)
+
+
+def _is_torchcomms_on() -> bool:
+    """Whether torchcomms is here and torch is told to use it."""
+    import torch.distributed as dist
+
+    is_on = getattr(dist.distributed_c10d, "_use_torchcomms_enabled", None)
+    return is_on is not None and bool(is_on())
 
 
 def _split_group(
@@ -428,7 +437,8 @@ def _split_group(
     if _find_backend(parent_pg) is None:
         return original(parent_pg, split_ranks, timeout, pg_options, *args, **kwargs)
     is_bound = getattr(dist.distributed_c10d._get_default_group(), "bound_device_id", None) is not None
-    if not is_bound and getattr(getattr(dist, "config", None), "use_torchcomms", False):
+    is_asked_for = getattr(getattr(dist, "config", None), "use_torchcomms", False)
+    if _is_torchcomms_on() or (is_asked_for and not is_bound):
         raise UsageError(_TORCHCOMMS)
     # All ranks of the parent are here, and all take part where NCCL splits.
     _splitting.is_on, _splitting.is_out = True, False

@@ -18,6 +18,7 @@ from holmes_comm import errors  # noqa: E402
 from holmes_comm.nics import NicSelection  # noqa: E402
 from holmes_comm.torch_backend import connections, nic_reason  # noqa: E402
 
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 LOOPBACK = NicSelection(nic_class="loopback", transport="tcp")
 
 
@@ -179,25 +180,46 @@ TORCHCOMMS = """
 import torch, torch.distributed as dist
 try:
     dist.init_process_group("cpu:holmes", store=dist.HashStore(), rank=0, world_size=1)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=dist.new_group([0]))
+    print("made", dist.get_backend(), total.item())
+    dist.split_group(split_ranks=[[0]])
 except Exception as error:
     print(type(error).__name__, error)
 """
 
 
-def test_the_switch_to_torchcomms_is_named_where_it_takes_the_group(tmp_path):
-    package = tmp_path / "torchcomms"
+def with_torchcomms(folder, built):
+    """What TORCHCOMMS prints beside a torchcomms with these backends."""
+    package = folder / "torchcomms"
     package.mkdir()
     (package / "__init__.py").write_text(
         "def new_comm(backend, *args, **kw):\n    raise RuntimeError('no ' + backend)\n"
+        f"def is_backend_built(backend):\n    return backend in {built}\n"  # torch 2.14 asks
     )
-    (package / "_comms.py").write_text("class _BackendWrapper: pass\n")
+    (package / "_comms.py").write_text(
+        "class _BackendWrapper: pass\ndef _is_backend_registered(backend):\n    return False\n"
+    )
     (package / "hooks.py").write_text("class FlightRecorderHook: pass\n")
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
     env = {**os.environ, "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "PYTHONPATH": path}
     run = subprocess.run([sys.executable, "-c", TORCHCOMMS], capture_output=True, text=True, env=env, check=True)
+    return run.stdout.splitlines()
+
+
+def test_the_switch_to_torchcomms_is_named_where_it_takes_the_group(tmp_path):
     if not hasattr(dist, "config"):
         pytest.skip("needs torch 2.13, which has the switch")
-    assert run.stdout.startswith("UsageError TORCH_DISTRIBUTED_USE_TORCHCOMMS=1"), run.stdout
+    (said,) = with_torchcomms(tmp_path, ["holmes"])
+    assert said.startswith("UsageError TORCH_DISTRIBUTED_USE_TORCHCOMMS=1")
+
+
+def test_torchcomms_leaves_us_the_groups_that_it_cannot_make(tmp_path):
+    if VERSION < (2, 14):
+        pytest.skip("needs torch 2.14, which asks torchcomms what it has")
+    made, split = with_torchcomms(tmp_path, [])
+    assert made == "made cpu:holmes 1.0"
+    assert split.startswith("UsageError TORCH_DISTRIBUTED_USE_TORCHCOMMS=1")
 
 
 def destroy_with_operations_under_way(rank, size, store, backend):
