@@ -177,6 +177,7 @@ COMMANDS: dict[str, tuple[dict[str, str], str]] = {
     "holmes plan show plan.yaml --rank 5": ({}, ""),
     "holmes plan explain plan.yaml": ({"plan.yaml": "searched.yaml"}, ""),
     "holmes plan export plan.yaml --to megatron": ({}, ""),
+    "holmes plan export plan.yaml --to megatron --output job": ({}, ""),
     "holmes plan --topology topology.yaml --model llama-3-70b --global-batch 1024 --output plan.yaml": (
         {"plan.yaml": "new.yaml"},
         "--tensor 8 --pipeline 4 --micro-batch 1 --recomputation full --schedule 1f1b --simulated 1",
@@ -214,6 +215,7 @@ _MINUTES = "takes minutes"
 NO_COMMANDS = {
     "make demo": f"{_MINUTES}; CI and tests/testbed/test_demo.py run the demo",
     "make test": "runs this test",
+    "make stress-address": f"{_MINUTES}; make stress, with an engine that is built with the sanitizer",
     "make wheels": f"{_MINUTES}; it tries itself what it has made",
     "holmes build-torch": f"{_MINUTES}; make wheels runs it",
     "pip install": f"{_MINUTES} and changes the environment; tests/unit/test_install.py looks at what is installed",
