@@ -88,7 +88,7 @@ class CheckedWriter(dcp.FileSystemWriter):
         checked.set_result([self._checked(result) for result in written])
         return checked
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
         """As torch's: the checkpoint is complete then."""
         self._may_write()
         items = [
