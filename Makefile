@@ -198,9 +198,10 @@ stress: build
 # address space than the faults of memory leave it. Run in that folder: Python looks in its own first, and this one has
 # Holmes too.
 ADDRESS := build/address
-ADDRESS_ENV := LD_PRELOAD="$(shell $(or $(CXX),c++) -print-file-name=libasan.so) $(shell $(or $(CXX),c++) -print-file-name=libstdc++.so)" \
+# `=`: the compiler is asked where this is used, not by every make.
+ADDRESS_ENV = LD_PRELOAD="$(shell $(or $(CXX),c++) -print-file-name=libasan.so) $(shell $(or $(CXX),c++) -print-file-name=libstdc++.so)" \
   ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 PYTHONPATH=$(CURDIR)/$(ADDRESS)
-$(ADDRESS)/.built: $(VENV)/.built
+$(ADDRESS)/.built: $(VENV)/.built $(shell find holmes_comm python_api -name '*.py')
 	HOLMES_CMAKE_ARGS="-DHOLMES_SANITIZE=address -DHOLMES_CUDA=OFF" $(PIP) --no-deps --no-build-isolation --upgrade --target $(ADDRESS) .
 	@touch $@
 stress-address: $(ADDRESS)/.built

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _FOLDER = Path(__file__).parent
-_WAIT_MOST = ("testbed", "torch", "multirank", "differential", "other folders")
+_ORDER = ("testbed", "torch", "multirank", "differential", "other folders", "alone")
 _before = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join([*_before, str(_FOLDER / "helpers")])
@@ -21,16 +21,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not hasattr(config, "workerinput"):
         return
     for item in items:
-        alone = item.get_closest_marker("alone") is not None
-        item.add_marker(pytest.mark.xdist_group("alone" if alone else str(item.path.relative_to(_FOLDER))))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=_turn)
 
 
+def _group(item: pytest.Item) -> str:
+    return "alone" if item.get_closest_marker("alone") else item.path.relative_to(_FOLDER).as_posix()
+
+
 def _turn(item: pytest.Item) -> int:
-    if item.get_closest_marker("alone"):
-        return len(_WAIT_MOST)
-    folder = item.path.relative_to(_FOLDER).parts[0]
-    return _WAIT_MOST.index(folder) if folder in _WAIT_MOST else len(_WAIT_MOST) - 1
+    folder = _group(item).split("/")[0]
+    return _ORDER.index(folder if folder in _ORDER else "other folders")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # waits before pytest-timeout's clock runs

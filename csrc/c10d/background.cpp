@@ -63,10 +63,6 @@ private:
   std::size_t idle_ = 0;  // of these
 };
 
-}  // namespace
-
-namespace {
-
 Pool& pool() {
   static auto& made = *new Pool;  // its threads may outlive static destruction
   return made;

@@ -137,7 +137,7 @@ class Attempt:
         try:
             return self.rendezvous.end(self.decision.number, reason)
         except StoreLostError as error:
-            raise StoreLostError(f"{self.watch.failure() or reason}; {error}") from error
+            raise type(error)(f"{self.watch.failure() or reason}; {error}") from error
 
     def _is_recoverable(self, error: Exception) -> bool:
         if isinstance(error, (CheckpointError, FencedError)):  # all ranks have it, and would have it again

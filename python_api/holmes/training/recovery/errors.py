@@ -14,7 +14,7 @@ class GenerationFailed(CommunicatorError):
 
 
 class StoreLostError(JobError):
-    """The store of the job does not answer any more; start it and the job again, from the last checkpoint."""
+    """The store of the job does not answer any more, or not as one; start both again, from the last checkpoint."""
 
 
 class StoreContentError(StoreLostError):
