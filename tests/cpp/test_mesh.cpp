@@ -189,6 +189,18 @@ void test_missing_rank() {
   CHECK(Clock::now() - started < 4s);
 }
 
+// It said where it listens, and died before it passed on what the others said.
+void test_rank_0_died() {
+  const auto started = Clock::now();
+  auto store = make_local_store();
+  store->set("world/rank/0", encode(record_of_other(1), {"", "world/rank/0"}));
+  const auto died = run_ranks(
+      3, {.transport = Transport::tcp, .connect_timeout = 2s}, [](auto& options) { return options.rank != 0; }, store);
+  check_all_fail(died, ErrorKind::timeout, {"rank 0 (host b1)", "did not pass on", "2 s"}, 0);
+  for (const int rank : {1, 2}) CHECK(died[static_cast<std::size_t>(rank)].context.host == "b1");
+  CHECK(Clock::now() - started < 5s);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -199,6 +211,7 @@ int main(int argc, char** argv) {
                     {"wrong_arguments", test_wrong_arguments},
                     {"nics_of_pairs", test_nics_of_pairs},
                     {"wrong_clusters", test_wrong_clusters},
-                    {"missing_rank", test_missing_rank}},
+                    {"missing_rank", test_missing_rank},
+                    {"rank_0_died", test_rank_0_died}},
                    argc, argv);
 }

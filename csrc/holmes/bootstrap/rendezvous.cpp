@@ -77,10 +77,12 @@ std::vector<std::string> Rendezvous::take_all() {
     for (int rank = 0; rank < options_.size && Clock::now() < deadline_ + outcome_grace / 2; ++rank) {
       if (!get(rank_key(rank), 1ms)) throw_missing(rank);
     }
-    throw TimeoutError("rank 0 of communicator '" + options_.name +
+    const auto first = get(rank_key(0), 1ms);
+    const std::string host = first ? decode(0, *first).host : "";
+    throw TimeoutError("rank 0" + (host.empty() ? "" : " (host " + host + ")") + " of communicator '" + options_.name +
                            "' did not pass on how to reach the others within " +
                            seconds_text(options_.connect_timeout) + "; check that it still runs",
-                       {.rank = options_.rank, .peer = 0});
+                       {.rank = options_.rank, .peer = 0, .host = host});
   }
   const std::string writer = "rank 0";
   FieldReader reader(*bytes, writer);
