@@ -30,6 +30,18 @@ def test_unreachable_peer_is_named_by_rank_host_nic_and_address() -> None:
 
 
 @needs_namespaces
+def test_the_rank_that_reaches_nobody_is_named_on_all_ranks() -> None:
+    worker = [sys.executable, str(WORKERS / "cut_off_worker.py")]
+    result = testbed.Testbed("two-clusters").run(worker, timeout_s=120)
+    told = [[json.loads(line) for line in lines if line.startswith("{")] for lines in result.outputs.values()]
+    assert len(told) == 4
+    for outcomes in told:
+        assert [outcome["error"] for outcome in outcomes] == ["UnreachableError"] * 4, outcomes
+        assert [outcome["peer"] for outcome in outcomes] == [0, 1, 2, 3], outcomes
+        assert [outcome["host"] for outcome in outcomes] == ["a0", "a1", "b0", "b1"], outcomes
+
+
+@needs_namespaces
 def test_a_rank_down_the_chain_names_the_path_that_is_cut(tmp_path: Path) -> None:
     """Rank 3 waits for 2, which waits for 1 and answers for itself: between these two nothing gets through."""
     worker = [sys.executable, str(WORKERS / "chain_worker.py"), str(tmp_path / "go")]

@@ -23,7 +23,7 @@ from torch_ranks import run_ranks  # noqa: E402
 
 from holmes.training.recovery import Rules  # noqa: E402
 from holmes.training.recovery.rendezvous import Rendezvous  # noqa: E402
-from holmes_comm.errors import HolmesError, PeerLostError  # noqa: E402
+from holmes_comm.errors import HolmesError, PeerLostError, UnreachableError  # noqa: E402
 
 
 def run(store, folder, until, after_step=lambda generation, step: None, **options):
@@ -177,7 +177,8 @@ def half_dead(rank, size, _, address, folder):
             if generation.world_size == size:
                 dist.barrier()  # all find out by themselves, nobody because its generation is over
                 lost = 0 if rank == 2 else 2
-                raise PeerLostError(f"rank {lost} (host n{lost}) on NIC eth0 is lost", peer=lost, host=f"n{lost}")
+                kind = PeerLostError if generation.number == 1 else UnreachableError  # as where groups are made
+                raise kind(f"rank {lost} (host n{lost}) on NIC eth0 is lost", peer=lost, host=f"n{lost}")
         return "trained"
 
     try:

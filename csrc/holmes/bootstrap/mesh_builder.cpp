@@ -165,9 +165,14 @@ Mesh MeshBuilder::connect(const std::vector<RankInfo>& records, const std::strin
   SignalTimer signals;
   while (missing_ > 0) {
     const auto now = Clock::now();
-    if (now >= deadline) throw_incomplete();
+    if (now >= deadline) throw_incomplete(options_.connect_timeout);
     if (now >= look_around_at_) {
-      look_around();
+      try {
+        look_around();
+      } catch (const UnreachableError& heard) {  // what all ranks miss shows who is cut off: Rendezvous::collect
+        if (!heard.context().peer) throw;        // the store is lost
+        throw_incomplete(options_.connect_timeout - (deadline - now));
+      }
       look_around_at_ = Clock::now() + look_around_interval;
     }
     poll_once(*earliest({deadline, signals.due()}));
@@ -459,7 +464,8 @@ void MeshBuilder::throw_no_tls(int peer, int rail, const std::string& failure) c
       {.rank = options_.rank, .peer = peer, .host = mesh_.hosts[static_cast<std::size_t>(peer)], .nic = nic.interface});
 }
 
-void MeshBuilder::throw_incomplete() const {
+void MeshBuilder::throw_incomplete(Duration waited) const {
+  const auto within = " within " + seconds_text(waited);
   // An own attempt knows more than a connection that did not come; a failed one more than one under way.
   const Attempt* best = nullptr;
   for (const auto& attempt : attempts_) {
@@ -468,7 +474,7 @@ void MeshBuilder::throw_incomplete() const {
   if (best != nullptr) {
     auto attempt_text = best->last_failure.empty() ? "no answer" : best->last_failure;
     Attempt copy{.peer = best->peer, .purpose = best->purpose, .rail = best->rail, .over_unix = best->over_unix};
-    copy.last_failure = attempt_text + " within " + seconds_text(options_.connect_timeout);
+    copy.last_failure = attempt_text + within;
     copy.last_errno = best->last_failure.empty() ? ETIMEDOUT : best->last_errno;
     give_up(copy);
   }
@@ -487,7 +493,7 @@ void MeshBuilder::throw_incomplete() const {
               mesh_.hosts[static_cast<std::size_t>(options_.rank)] + ") over " +
               (shm ? "a Unix socket"
                    : "NIC " + nic.interface + ": " + record.rails[rail].address + " -> " + nic.address) +
-              " within " + seconds_text(options_.connect_timeout) +
+              within +
               "; check that it still runs, that this NIC has a route to that address and no firewall is in the way, or "
               "choose a NIC that all ranks of the communicator share",
           {.rank = options_.rank, .peer = peer, .host = record.host, .nic = shm ? "" : nic.interface});

@@ -82,7 +82,8 @@ private:
   std::string check_hello(const Hello& hello, const Listener& listener) const;
   void advance(Stranger& stranger);
   void drop(Stranger& stranger, const std::string& reason);
-  [[noreturn]] void throw_incomplete() const;
+  // Names a connection that does not stand, `waited` after the set-up began.
+  [[noreturn]] void throw_incomplete(Duration waited) const;
 
   // Whether connections to `peer` are encrypted.
   bool encrypts(int peer) const;

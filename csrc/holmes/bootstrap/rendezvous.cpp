@@ -1,6 +1,8 @@
 #include "holmes/bootstrap/rendezvous.hpp"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "holmes/core/log.hpp"
 
@@ -18,8 +20,9 @@ constexpr Duration decision_grace = 1500ms;
 constexpr Duration outcome_wait = 3s;
 constexpr Duration decision_wait = 5s;
 
-// Causes before consequences: the failure that all ranks raise is the one that comes first here.
-int order_of(const Failure& failure) {
+// Causes before consequences: the failure that all ranks raise is the one that comes first here. `cut_off`: a rank that
+// reaches nobody; it is told of as the others see it.
+int order_of(const Failure& failure, std::optional<int> cut_off) {
   switch (failure.kind) {
     case ErrorKind::usage:
     case ErrorKind::nic:
@@ -30,12 +33,34 @@ int order_of(const Failure& failure) {
     case ErrorKind::system:
       return 2;
     case ErrorKind::unreachable:
-      return failure.context.system_errno ? 3 : 4;
+      return (cut_off && failure.context.peer == cut_off ? 3 : 5) + (failure.context.system_errno ? 0 : 1);
     case ErrorKind::timeout:
-      return 6;
+      return 8;
     default:
-      return 5;
+      return 7;
   }
+}
+
+// The rank that most of the paths which are cut lead to, where one stands out: it is cut off itself.
+std::optional<int> cut_off_rank(const std::vector<Failure>& failures) {
+  std::set<std::pair<int, int>> paths;
+  for (const auto& failure : failures) {
+    const auto rank = failure.context.rank, peer = failure.context.peer;
+    if (failure.kind == ErrorKind::unreachable && rank && peer) paths.insert(std::minmax(*rank, *peer));
+  }
+  std::map<int, int> counts;
+  for (const auto& [low, high] : paths) ++counts[low], ++counts[high];
+  const auto most = std::ranges::max_element(counts, {}, [](const auto& entry) { return entry.second; });
+  const auto is_as_many = [&](const auto& entry) { return entry.second == most->second; };
+  if (most == counts.end() || std::ranges::count_if(counts, is_as_many) > 1) return std::nullopt;
+  return most->first;
+}
+
+std::optional<Failure> cause_of(const std::vector<Failure>& failures) {
+  const auto cut_off = cut_off_rank(failures);
+  const auto cause =
+      std::ranges::min_element(failures, {}, [&](const Failure& failure) { return order_of(failure, cut_off); });
+  return cause == failures.end() ? std::nullopt : std::optional(*cause);
 }
 
 }  // namespace
@@ -199,8 +224,7 @@ std::optional<Failure> Rendezvous::collect(const std::optional<Failure>& own) {
       add(failure_of(error));
     }
   }
-  const auto cause = std::ranges::min_element(failures, {}, order_of);
-  return cause == failures.end() ? std::nullopt : std::optional(*cause);
+  return cause_of(failures);
 }
 
 }  // namespace holmes

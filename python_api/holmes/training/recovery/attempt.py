@@ -25,7 +25,14 @@ from holmes.training.recovery.rebuild import abort_groups, drop_groups, start_gr
 from holmes.training.recovery.rendezvous import LEFT, Rendezvous
 from holmes.training.recovery.store import InterruptibleStore
 from holmes.training.recovery.watch import Watch
-from holmes_comm.errors import CommunicatorError, HolmesError, NicError, PeerLostError, TimeoutError
+from holmes_comm.errors import (
+    CommunicatorError,
+    HolmesError,
+    NicError,
+    PeerLostError,
+    TimeoutError,
+    UnreachableError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -164,9 +171,9 @@ def _reason(error: BaseException) -> str:
 
 
 def _blamed_host(error: BaseException) -> str | None:
-    """The host that this error says is lost, or the one that did not come in time."""
+    """The host that this error says is lost or cut off, or the one that did not come in time."""
     for cause in _chain(error):
-        if isinstance(cause, (PeerLostError, TimeoutError)) and cause.peer is not None:
+        if isinstance(cause, (PeerLostError, TimeoutError, UnreachableError)) and cause.peer is not None:
             return cause.host or None
     return None
 
