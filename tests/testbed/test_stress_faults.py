@@ -26,10 +26,11 @@ from holmes.lab.stress.faults.folder_store import FolderStore
 from holmes.lab.stress.faults.leaks import problems
 from holmes.lab.stress.faults.messages import GroupReport
 from holmes.lab.stress.faults.preloaded import FalseClock
-from holmes.lab.stress.faults.reports import passed_on, report_of
+from holmes.lab.stress.faults.reports import first_cause, passed_on, report_of
 from holmes.lab.stress.faults.tamper import tampered
 from holmes.lab.stress.result import WrongResultError
 from holmes_comm import AbortedError, PeerLostError, ProtocolError, UsageError
+from holmes_comm import TimeoutError as HolmesTimeoutError
 
 FIELDS = 19  # of a rank's record with one rail
 
@@ -89,6 +90,19 @@ def test_what_was_told_is_passed_on_with_its_first_reporter() -> None:
     railed = report_of(PeerLostError("it is lost", rank=0, peer=1, host="b0", nic="ib0,ib1"), "dp", (3, 6), 3)
     assert report_of(AbortedError(passed_on(railed)), "tp", (1, 3), 1).nic == "ib0,ib1"
     assert report_of(WrongResultError("element 3"), "dp", (0, 1), 0).cause == "WrongResult"
+
+
+def test_a_rank_that_waits_itself_is_asked_for_whom(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    waits = report_of(HolmesTimeoutError("rank 1 did not show up", rank=0, peer=1), "tp", (5, 4), 5)
+    late = report_of(HolmesTimeoutError("rank 2 did not show up", rank=1, peer=2), "pp", (1, 3, 5, 7), 3)
+    threading.Timer(0.1, first_cause, (store, waits, 5)).start()
+    heard = first_cause(store, late, 3)
+    assert (heard.cause, heard.culprit, heard.reporter, heard.kind) == ("TimeoutError", 4, 5, "pp")
+    lost = report_of(PeerLostError("it is lost", rank=0, peer=1), "tp", (3, 6), 3)
+    assert first_cause(store, lost, 3) == lost
+    silent = report_of(HolmesTimeoutError("rank 1 did not show up", rank=0, peer=1), "tp", (5, 4), 1)
+    assert first_cause(store, silent, 1) == silent
 
 
 def test_growth_is_a_leak_and_a_level_is_not() -> None:

@@ -20,7 +20,7 @@ for cut_off in range(size):
         holmes_comm._C.make_communicator(store, options)
         print(json.dumps({"error": None}), flush=True)
     except holmes_comm.HolmesError as error:
-        facts = {"error": type(error).__name__, "peer": error.peer, "host": error.host, "message": str(error)}
-        print(json.dumps(facts), flush=True)
+        facts = {"rank": error.rank, "peer": error.peer, "host": error.host}
+        print(json.dumps({"error": type(error).__name__, "message": str(error)} | facts), flush=True)
 store.set(f"done{rank}", b"1")
 store.wait([f"done{other}" for other in range(size)], 20.0)

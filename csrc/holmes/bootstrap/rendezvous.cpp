@@ -20,8 +20,11 @@ constexpr Duration decision_grace = 1500ms;
 constexpr Duration outcome_wait = 3s;
 constexpr Duration decision_wait = 5s;
 
-// Causes before consequences: the failure that all ranks raise is the one that comes first here. `cut_off`: a rank that
-// reaches nobody; it is told of as the others see it.
+bool leads_to(const Failure& failure, std::optional<int> rank) {
+  return rank && (failure.context.rank == rank || failure.context.peer == rank);
+}
+
+// Causes before consequences: the failure that all ranks raise is the one that comes first here.
 int order_of(const Failure& failure, std::optional<int> cut_off) {
   switch (failure.kind) {
     case ErrorKind::usage:
@@ -33,7 +36,7 @@ int order_of(const Failure& failure, std::optional<int> cut_off) {
     case ErrorKind::system:
       return 2;
     case ErrorKind::unreachable:
-      return (cut_off && failure.context.peer == cut_off ? 3 : 5) + (failure.context.system_errno ? 0 : 1);
+      return (leads_to(failure, cut_off) ? 3 : 5) + (failure.context.system_errno ? 0 : 1);
     case ErrorKind::timeout:
       return 8;
     default:
@@ -56,11 +59,21 @@ std::optional<int> cut_off_rank(const std::vector<Failure>& failures) {
   return most->first;
 }
 
+// What all ranks raise. Where it is the failure of a rank that is cut off itself: about that one, not the one it tried.
 std::optional<Failure> cause_of(const std::vector<Failure>& failures) {
   const auto cut_off = cut_off_rank(failures);
-  const auto cause =
+  const auto first =
       std::ranges::min_element(failures, {}, [&](const Failure& failure) { return order_of(failure, cut_off); });
-  return cause == failures.end() ? std::nullopt : std::optional(*cause);
+  if (first == failures.end()) return std::nullopt;
+  Failure cause = *first;
+  const auto seen = std::ranges::find_if(failures, [&](const auto& other) { return other.context.peer == cut_off; });
+  if (cause.kind != ErrorKind::unreachable || !cut_off || cause.context.rank != cut_off || seen == failures.end())
+    return cause;
+  cause.context.peer.reset();
+  cause.context.host = seen->context.host;
+  cause.message = "rank " + std::to_string(*cut_off) + " (host " + cause.context.host +
+                  ") is cut off from more than one rank: " + cause.message;
+  return cause;
 }
 
 }  // namespace

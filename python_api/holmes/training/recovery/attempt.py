@@ -173,7 +173,9 @@ def _reason(error: BaseException) -> str:
 def _blamed_host(error: BaseException) -> str | None:
     """The host that this error says is lost or cut off, or the one that did not come in time."""
     for cause in _chain(error):
-        if isinstance(cause, (PeerLostError, TimeoutError, UnreachableError)) and cause.peer is not None:
+        if isinstance(cause, UnreachableError) and (cause.peer, cause.rank) != (None, None):  # not that of a store
+            return cause.host or None
+        if isinstance(cause, (PeerLostError, TimeoutError)) and cause.peer is not None:
             return cause.host or None
     return None
 

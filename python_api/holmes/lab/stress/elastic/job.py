@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from holmes.lab.stress.elastic.settings import EPISODE_S, RANKS
+from holmes.lab.stress.faults.messages import STACKS_SIGNAL
 
 _LAST_LINES = 40
 _POLL_S, _READ_S = 0.02, 1.0
+_RESTART_S = 40.0  # one that is started again has at least so long to find out that the job is done
 _SERVE = """
 import sys
 from holmes.training.recovery.store import serve_store
@@ -88,6 +90,7 @@ class Rank:
 
     def __init__(self, place: int, folder: Path, store: str, environment: Mapping[str, str]) -> None:
         self.place = place
+        self.started_s = time.monotonic()
         self.events: list[dict[str, Any]] = []
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
         names = {"RANK": str(place), "WORLD_SIZE": str(RANKS), "HOLMES_HOSTNAME": f"n{place}", "OMP_NUM_THREADS": "1"}
@@ -119,6 +122,14 @@ class Rank:
         """A signal."""
         self.process.send_signal(number)
 
+    def last_words(self) -> str:
+        """Of one that hangs: since when it runs, what it said last, and its threads' stacks."""
+        age_s, said = time.monotonic() - self.started_s, list(self.last)[-5:]
+        self.send(STACKS_SIGNAL)
+        time.sleep(_READ_S)
+        stacks = list(self.last)[-_LAST_LINES:]
+        return f"after {age_s:.0f} s; it said last: {' / '.join(said)}; its stacks: {' / '.join(stacks)}"
+
     def wait(self, until_s: float) -> bool:
         """Whether it has ended by then (time.monotonic)."""
         try:
@@ -149,6 +160,7 @@ class ElasticJob:
         self.all: list[Rank] = []
         self.ranks: dict[int, Rank] = {}
         self._until_s = time.monotonic() + EPISODE_S
+        self._last_s = self._until_s + EPISODE_S  # however often a rank is started again
         for place in range(RANKS):
             self.start(place)
 
@@ -192,8 +204,9 @@ class ElasticJob:
             for place, rank in list(self.ranks.items()):
                 if restarts and rank.process.poll() not in (None, 0):
                     self.start(place)
+                    self._until_s = max(self._until_s, min(time.monotonic() + _RESTART_S, self._last_s))
             return all(rank.process.poll() is not None for rank in self.ranks.values())
 
         self.wait_for(ended)
         late = [rank for rank in self.ranks.values() if not rank.wait(time.monotonic() + _READ_S)]
-        return [f"rank {rank.place} hangs; it said last: {' / '.join(list(rank.last)[-5:])}" for rank in late]
+        return [f"rank {rank.place} hangs {rank.last_words()}" for rank in late]

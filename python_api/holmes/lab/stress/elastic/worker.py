@@ -7,6 +7,7 @@ Trains numbers that depend on the steps alone, whoever takes part, and tells eac
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import math
@@ -20,6 +21,7 @@ from torch import nn
 import holmes
 from holmes.lab.stress.elastic.expected import DECAY, gradient
 from holmes.lab.stress.elastic.settings import EVERY_STEPS, STEP_S, JobSettings
+from holmes.lab.stress.faults.messages import STACKS_SIGNAL
 from holmes.training.recovery import Rules
 from holmes_comm.errors import HolmesError
 
@@ -58,6 +60,7 @@ def train(run: holmes.Generation, settings: JobSettings) -> float:
 
 def main() -> int:
     """Exit status 0 where the job is done, 3 where an error of the library ended this rank."""
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)  # where is one that hangs
     torch.set_num_threads(1)
     settings = JobSettings.from_json(sys.argv[3]) if len(sys.argv) > 3 else JobSettings()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)

@@ -11,7 +11,7 @@ from typing import Any
 from holmes.lab.stress.faults.messages import GroupReport
 from holmes.lab.stress.result import WrongResultError
 from holmes.lab.stress.run import GroupRun
-from holmes_comm import AbortedError, HolmesError, JobError, NicError
+from holmes_comm import AbortedError, HolmesError, JobError, NicError, UnreachableError
 
 ALARM = "alarm"
 _TOLD = (
@@ -24,6 +24,9 @@ _TOLD_RE = re.compile(
 
 
 _POLL_S = 0.005
+#: Of two ranks, one waits for the other and that one for a third: how much later it may give up (1.5 s: its group's
+#: rank 0 is lost and cannot say how the set-up ended).
+_SAME_TIME_S = 2.0
 
 
 class Alarm(BaseException):
@@ -63,6 +66,18 @@ class AlarmedStore:
             time.sleep(_POLL_S)
 
 
+def first_cause(store: Any, failed: GroupReport, rank: int) -> GroupReport:
+    """Where the rank that `failed` waited for waits itself, in a group that `rank` is not in: what that one says."""
+    store.set(f"failed/{rank}", passed_on(failed))
+    end_s = time.monotonic() + _SAME_TIME_S
+    while failed.cause == "TimeoutError" and failed.culprit not in (None, rank) and time.monotonic() < end_s:
+        if store.check([f"failed/{failed.culprit}"]):
+            told = store.get(f"failed/{failed.culprit}").decode()
+            return report_of(Alarm(told), failed.kind, failed.ranks, rank, reported_s=failed.reported_s)
+        time.sleep(_POLL_S)
+    return failed
+
+
 def report_of_run(run: GroupRun, rank: int) -> GroupReport:
     """What a group's loop came to on `rank`."""
     loop, hangs = run.loop, run.thread.is_alive()
@@ -91,7 +106,7 @@ def report_of(error: BaseException, kind: str, ranks: tuple[int, ...], rank: int
             culprit = rank
         if isinstance(error, HolmesError):
             place |= {"host": error.host, "nic": error.nic}
-            says_of_itself = error.peer is None and isinstance(error, (JobError, NicError))
+            says_of_itself = error.peer is None and isinstance(error, (JobError, NicError, UnreachableError))
             culprit = _at(ranks, error.rank if says_of_itself else error.peer)
             seen_by = _at(ranks, error.rank)
             reporter = rank if seen_by is None else seen_by

@@ -23,7 +23,15 @@ from holmes.cluster.topology.file import from_dict, to_dict
 from holmes.lab.stress.faults.folder_store import FolderStore
 from holmes.lab.stress.faults.leaks import settled_use
 from holmes.lab.stress.faults.messages import STACKS_SIGNAL, GroupReport, tell
-from holmes.lab.stress.faults.reports import ALARM, Alarm, AlarmedStore, passed_on, report_of, report_of_run
+from holmes.lab.stress.faults.reports import (
+    ALARM,
+    Alarm,
+    AlarmedStore,
+    first_cause,
+    passed_on,
+    report_of,
+    report_of_run,
+)
 from holmes.lab.stress.faults.tamper import little_memory, make_records_hang, tampered
 from holmes.lab.stress.groups import groups_of, make_communicator, make_plan
 from holmes.lab.stress.loops import Loop
@@ -90,6 +98,7 @@ class Worker:
                     break
                 made.append((kind, row, group, communicator))
         if failed is not None:
+            failed = first_cause(store, failed, self._rank)
             if not store.check([ALARM]):
                 store.set(ALARM, passed_on(failed))  # those who wait for this rank in other groups
             for *_, communicator in made:
