@@ -129,7 +129,7 @@ TEST_JOBS ?= 4
 test-cpp: build $(VENV)/.nccl
 	$(BIN)/cmake -S . -B $(BUILD) -DHOLMES_TESTS=ON >/dev/null
 	$(BIN)/cmake --build $(BUILD)
-	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --timeout 120
+	$(BIN)/ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure --timeout 120
 
 test-python: build $(VENV)/.nccl
 	$(BIN)/python -m pytest --ignore tests/trainers --ignore tests/launchers -n $(TEST_JOBS) \
@@ -214,7 +214,7 @@ sanitize: $(VENV)/.requirements $(VENV)/.nccl
 	  dir=build/sanitize-$${sanitizer%%,*}; \
 	  $(BIN)/cmake -S . -B $$dir -GNinja -DHOLMES_TESTS=ON -DHOLMES_CUDA=OFF -DHOLMES_SANITIZE=$$sanitizer >/dev/null && \
 	  $(BIN)/cmake --build $$dir && \
-	  $(BIN)/ctest --test-dir $$dir --output-on-failure --timeout 300 || exit 1; \
+	  $(BIN)/ctest --test-dir $$dir -j 2 --output-on-failure --timeout 300 || exit 1; \
 	done
 
 # Everything that reads what a peer or a stranger sent, each FUZZ_SECONDS, two at a time. clang's libFuzzer is used where
