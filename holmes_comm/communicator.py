@@ -6,6 +6,8 @@ import copy
 import itertools
 import os
 import sys
+import threading
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +25,17 @@ if TYPE_CHECKING:
 __all__ = ["init"]
 
 _names = itertools.count()
+
+
+@dataclass
+class _JobStore:
+    lock: Any = field(default_factory=threading.Lock)
+    store: Any = None
+
+
+#: The store that a launcher's variables name, for as long as the process lives: rank 0 serves it, and the ranks make
+#: and end their communicators at different times. By process (not of a fork), host, port, secret and rank.
+_job_stores: dict[tuple[int, str, int, str, int], _JobStore] = {}
 _DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed
 _DEFAULT_CONNECT_TIMEOUT_S = 60.0
 
@@ -54,7 +67,7 @@ def init(
     Args:
         store: any object with ``set(key, bytes)``, ``get(key)`` and ``wait``: a :class:`TcpStore`, a
             :class:`LocalStore`, a torch.distributed store. None: a TcpStore where the launcher says
-            (MASTER_ADDR:MASTER_PORT), which rank 0 serves.
+            (MASTER_ADDR:MASTER_PORT), which rank 0 serves until its process ends; all communicators meet there.
         rank: this process's rank; None: the launcher's (torchrun, srun, mpirun, mpiexec; :mod:`holmes_comm.launch`).
         size: number of ranks; None: the launcher's.
         nics: which NICs to use; None: HOLMES_NICS, else the fastest NIC that all ranks share.
@@ -174,6 +187,24 @@ def _place(argument: str, given: int | None, launch: Launch | None) -> int:
 def _job_store(launch: Launch | None, rank: int, timeout_s: float, secret: str) -> Any:
     if launch is None:
         raise UsageError("store is not given and no launcher says where one is; pass store= or start with torchrun")
+    job = _job_stores.setdefault((os.getpid(), *launch.store_address(), secret, rank), _JobStore())
+    with job.lock:
+        if not _is_alive(job.store):
+            job.store = _open_job_store(launch, rank, timeout_s, secret)
+        return job.store
+
+
+def _is_alive(store: Any) -> bool:
+    if store is None:
+        return False
+    try:
+        store.set("holmes/alive", b"yes")
+    except Exception:  # whatever this store says: a new one is tried, and tells why it cannot be made
+        return False
+    return True
+
+
+def _open_job_store(launch: Launch, rank: int, timeout_s: float, secret: str) -> Any:
     host, port = launch.store_address()
     if launch.launcher == "torchrun" and launch.is_served:  # torch's own, which speaks torch's protocol
         from torch.distributed import PrefixStore, TCPStore

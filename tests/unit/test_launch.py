@@ -145,6 +145,11 @@ import os, sys, numpy, holmes_comm
 comm = holmes_comm.init(transport="tcp", connect_timeout_s=30)
 total = numpy.array([comm.rank + 1.0])
 comm.all_reduce(total)
+other = holmes_comm.init(transport="tcp", connect_timeout_s=30)  # a second one beside it
+other.barrier()
+del comm, other
+comm = holmes_comm.init(transport="tcp", connect_timeout_s=30)  # and one after all others have ended
+comm.barrier()
 sys.stdout.write(f"{comm.rank} {comm.size} {total[0]}\\n")
 """
 
