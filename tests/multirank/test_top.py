@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from paths import WORKERS
+from ports import free_ports
 from rich.console import Console
 
 from holmes.tools.top.rates import rows_of
@@ -25,17 +25,10 @@ from holmes_comm.process_metrics import Metrics, NicMetrics, OperationMetrics, W
 pytestmark = pytest.mark.alone  # asks all processes of this user
 
 
-def free_port() -> int:
-    """Of two in a row."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @contextmanager
 def job(**more: str) -> Iterator[list[subprocess.Popen[str]]]:
     """Two ranks that exchange, once they have begun."""
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), **more}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(WORKERS / "busy_worker.py")],
@@ -65,7 +58,7 @@ def top(*arguments: str) -> str:
 
 
 def test_rates_of_a_running_job_by_sockets_and_by_pages(tmp_path: Path) -> None:
-    port = free_port()
+    port = free_ports(2)[0]
     with job(HOLMES_METRICS_PORT=str(port)) as ranks:
         time.sleep(0.3)
         pids = [str(rank.pid) for rank in ranks]
@@ -107,7 +100,7 @@ def test_who_waits_and_who_is_silent() -> None:
 
 
 def test_an_address_that_does_not_answer_is_shown_as_such() -> None:
-    port = free_port()
+    port = free_ports(2)[0]
     with job(HOLMES_METRICS_PORT=str(port)) as ranks:
         source = source_of([f"127.0.0.1:{port}-{port + 1}"])
         before = source()[0]
