@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shlex
-import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +23,7 @@ from holmes.tools.bench import (
     parse_bytes,
     run_rank,
 )
-from holmes.tools.cli.output import JsonFile
+from holmes.tools.cli.output import JsonFile, columns
 from holmes.tools.cli.refusal import missing_module
 from holmes_comm.errors import UsageError
 
@@ -125,7 +123,7 @@ def bench(
         shlex.join(["holmes", *sys.argv[1:]]),
         str(json_file) if json_file else None,
         str(plot_path) if plot_path else None,
-        shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None,
+        columns(),
     )
     try:
         if own_rank() is not None:

@@ -26,7 +26,7 @@ from holmes.planning.simulate import (
 )
 from holmes.planning.simulate import simulate as run
 from holmes.planning.simulate.job import SYNCHRONIZATIONS
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, say, show
 from holmes_comm.errors import UsageError
 
 
@@ -110,7 +110,7 @@ def simulate(
         "link_bytes": result.link_bytes,
         "devices": result.devices,
     }
-    show(json_file, found, lambda: typer.echo(f"{speed}\n{result.describe()}"))
+    show(json_file, found, lambda: say(f"{speed}\n{result.describe()}", "  "))
     if trace is not None:
         save_trace(result, trace)
     if plot is not None:
