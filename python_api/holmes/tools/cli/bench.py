@@ -80,7 +80,7 @@ def bench(
     rounds: Annotated[int, typer.Option(help="How often the peers take turns.")] = 5,
     seconds: Annotated[float, typer.Option(help="Timed work for each peer, operation and size.")] = 1.0,
     warmup: Annotated[int, typer.Option(help="Untimed calls for each peer, operation and size, at least.")] = 5,
-    timeout_s: Annotated[float, typer.Option(help="Deadline of one operation in seconds.")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Deadline of one operation in seconds.")] = 300.0,
     json_file: JsonFile = None,
     plot_path: Annotated[
         Optional[Path],  # noqa: UP045

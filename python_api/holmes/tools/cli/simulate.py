@@ -138,7 +138,7 @@ def calibrate(
         Path | None, typer.Option(help="A `holmes bench compute --json` file: times of the model's parts.")
     ] = None,
     compute_tflops: Annotated[
-        float | None, typer.Option(help="Instead of --compute: TFLOP/s that one GPU reaches inside a layer.")
+        float | None, typer.Option(min=1e-6, help="Instead of --compute: TFLOP/s that one GPU reaches inside a layer.")
     ] = None,
     shared_cores: Annotated[
         bool, typer.Option(help="All ranks share this machine's cores, as emulated nodes do; else each has its own.")
