@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
 
 import pytest
+from ports import free_ports
 
 needs_etcd = pytest.mark.skipif(
     shutil.which("etcd") is None, reason="needs etcd 3 (apt-get install etcd-server); the tests start it themselves"
@@ -23,7 +23,7 @@ class Etcd:
 
     def __init__(self, folder, members=1, scheme="http", options=()):
         self._folder, self._scheme, self._options = folder, scheme, tuple(options)
-        ports = _free_ports(2 * members)
+        ports = free_ports(2 * members)
         self.ports, self._peer_ports = ports[:members], ports[members:]
         self.processes = [None] * members
         for number in range(members):
@@ -110,9 +110,3 @@ class Etcd:
         ]
         for path, body in steps:
             assert self.ask(0, f"auth/{path}", body) is not None, path
-
-
-def _free_ports(count):
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]

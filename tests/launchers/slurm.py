@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from ports import free_ports
 
 CONFIGURATION = """
 ClusterName=test
@@ -44,15 +45,6 @@ def is_here() -> bool:
     """Whether Debian's slurm-wlm and munge are installed and may be started: slurmd wants root."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     return os.geteuid() == 0 and all(shutil.which(name, path=path) for name in ("munged", "slurmctld", "slurmd"))
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 @contextmanager

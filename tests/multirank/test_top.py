@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from paths import WORKERS
+from ports import free_port
 from rich.console import Console
 
 from holmes.tools.top.rates import rows_of
@@ -23,13 +23,6 @@ from holmes.tools.top.table import table_of
 from holmes_comm.process_metrics import Metrics, NicMetrics, OperationMetrics, Wait
 
 pytestmark = pytest.mark.alone  # asks all processes of this user
-
-
-def free_port() -> int:
-    """Of two in a row."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextmanager
@@ -140,7 +133,9 @@ def test_a_rate_fits_its_column(gbps: float, capsys: pytest.CaptureFixture[str])
     bits = int(gbps * 1e9)
     rows = rows_of([sample(10.0, 0, 0, 0)], [sample(18.0, bits, 0, 0)])
     Console(width=80).print(table_of(rows, 8.0, 80))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "ib0" in line]
+    _, header, *lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if "ib0" in line]
+    assert header.split() == ["rank", "host", "group", "NIC", "out", "in", "op/s", "retr", "in", "operation"]
     sent, received = line.split()[4:6]
     assert float(sent) == pytest.approx(gbps, rel=0.05)
     assert float(received) == pytest.approx(2 * gbps, rel=0.05)
