@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 
 import fake_gpu
 import pytest
 from paths import WORKERS
+from ports import free_port
 
 pytestmark = pytest.mark.skipif(
     fake_gpu.find("fake_cuda") is None,
@@ -83,8 +83,7 @@ time.sleep(5)
 
 
 def test_killed_peer_is_named_while_copies_are_under_way() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, str(WORKERS / "gpu_p2p_rank.py"), str(rank), str(port)],

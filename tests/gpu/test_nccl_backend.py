@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import fake_gpu
 import pytest
 from paths import WORKERS
+from ports import free_port
 
 pytestmark = pytest.mark.skipif(
     fake_gpu.find("fake_cuda") is None,
@@ -73,8 +73,7 @@ def test_oldest_and_newest(case: str, version: int) -> None:
 
 
 def test_killed_rank_ends_the_others() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     worker = str(WORKER.with_name("nccl_rank.py"))
     ranks = [
         subprocess.Popen(

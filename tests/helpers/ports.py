@@ -23,3 +23,8 @@ def free_ports(count: int) -> list[int]:
                 continue
             return list(range(first, first + count))
     raise AssertionError(f"no {count} free ports in a row")
+
+
+def free_port() -> int:
+    """One of them."""
+    return free_ports(1)[0]

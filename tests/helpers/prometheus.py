@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 from paths import ROOT, WORKERS
-from ports import free_ports
+from ports import free_port
 
 FOLDER = ROOT / "examples" / "monitoring"
 WHAT_BRINGS_IT = "needs prometheus: apt-get install prometheus"
@@ -51,7 +51,7 @@ def legend(pattern: str, labels: dict[str, str]) -> str:
 @contextmanager
 def scraped_ranks(first_port: int) -> Iterator[None]:
     """A job of two ranks (scraped_worker.py) that serve their metrics on ports in a row."""
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"HOLMES_METRICS_PORT": str(first_port)}
     started = [
         subprocess.Popen(
@@ -110,7 +110,7 @@ def scraping(folder: Path, ports: Sequence[int], every_s: int = 1) -> Iterator[S
     (job,) = config["scrape_configs"]
     job["static_configs"] = [{"targets": [f"127.0.0.1:{port}" for port in ports]}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    listens = f"127.0.0.1:{free_ports(1)[0]}"
+    listens = f"127.0.0.1:{free_port()}"
     command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     with (folder / "prometheus.log").open("w") as log:
         process = subprocess.Popen([*command, f"--web.listen-address={listens}"], stdout=log, stderr=log)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from paths import WORKERS
-from ports import free_ports
+from ports import free_port, free_ports
 from rich.console import Console
 
 from holmes.tools.top.rates import rows_of
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.alone  # asks all processes of this user
 @contextmanager
 def job(**more: str) -> Iterator[list[subprocess.Popen[str]]]:
     """Two ranks that exchange, once they have begun."""
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), **more}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(WORKERS / "busy_worker.py")],
@@ -133,7 +133,9 @@ def test_a_rate_fits_its_column(gbps: float, capsys: pytest.CaptureFixture[str])
     bits = int(gbps * 1e9)
     rows = rows_of([sample(10.0, 0, 0, 0)], [sample(18.0, bits, 0, 0)])
     Console(width=80).print(table_of(rows, 8.0, 80))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "ib0" in line]
+    _, header, *lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if "ib0" in line]
+    assert header.split() == ["rank", "host", "group", "NIC", "out", "in", "op/s", "retr", "in", "operation"]
     sent, received = line.split()[4:6]
     assert float(sent) == pytest.approx(gbps, rel=0.05)
     assert float(received) == pytest.approx(2 * gbps, rel=0.05)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ports import free_port
 from rich.console import Console
 from topologies import two_clusters
 
@@ -33,8 +33,7 @@ SHUFFLE = 7  # places the ranks on nodes b1, a1, a0, b0
 
 def launch_on_loopback(command: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
     """Four ranks as processes of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     job = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with contextlib.ExitStack() as stack:
         ranks = []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from exhaustive_search import every_candidate, random_case, stated_losses, topology
+from rich.console import Console
 from typer.testing import CliRunner
 
 from holmes.cluster.topology import Topology
@@ -19,7 +20,9 @@ from holmes.planning.schedule import TRAINERS
 from holmes.planning.search import Assumptions, Wanted, machines_of, search
 from holmes.planning.search.estimate import estimate
 from holmes.planning.search.layout import Layout
+from holmes.planning.search.reasons import SHOWN
 from holmes.tools.cli.plan import app
+from holmes.tools.cli.plan_search import print_search
 from holmes.training.integrations.export import export_plan
 
 GPT = load_model("gpt-3.6b")
@@ -147,6 +150,28 @@ def test_the_command_saves_and_explains(tmp_path: Path) -> None:
     failed = CliRunner().invoke(app, [*arguments, "7", "--tensor", "1", "--pipeline", "2"])
     assert failed.exit_code == 2
     assert "the nearest is global_batch=" in failed.output
+
+
+def test_rows_that_differ_in_the_order_of_clusters_only_say_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU a host, where the order matters little: else two rows look the same but for the step."""
+    found = search(*random_case(3), simulated=4)
+    anyhow = [dataclasses.replace(candidate.choice, order=()) for candidate in found.candidates[:SHOWN]]
+    assert len(set(anyhow)) < len(anyhow)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_search(Console(), found)
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.strip("│").split("│") for line in lines if line.startswith("│")]
+    header = [name.strip() for name in lines[2].strip("┃").split("┃")]
+    ways = [tuple(row[header.index(name)] for name in header if name not in _MEASURED) for row in rows]
+    assert len(set(ways)) == len(ways) == SHOWN
+    assert "order A: cluster 0 > cluster 1" in lines
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= 80
+
+
+_MEASURED = ("step", "slower", "bubble", "exposed", "mem")
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

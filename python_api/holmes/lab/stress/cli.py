@@ -25,19 +25,21 @@ _MAX_BYTES, _FAULT_BYTES = "4M", "256K"
 
 
 def stress(
-    seconds: Annotated[float, typer.Option(help="How long new operations (episodes) are started.")] = 20.0,
-    minutes: Annotated[float | None, typer.Option(help="The same, in minutes.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.001, help="How long new operations (episodes) are started.")] = 20.0,
+    minutes: Annotated[float | None, typer.Option(min=0.001, help="The same, in minutes.")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of sizes, types and data, to see a failure again. Default: a random one.")
+        int | None, typer.Option(min=0, help="Of sizes, types and data, to see a failure again. Default: a random one.")
     ] = None,
     max_bytes: Annotated[
         str, typer.Option(help="Largest buffer: 64K, 4M (units of 1024); with faults 256K.")
     ] = _MAX_BYTES,
-    tensor: Annotated[int, typer.Option(help="Ranks of a tensor group; 0: two where hosts have an even number.")] = 0,
-    pipeline: Annotated[int, typer.Option(help="Stages; 0: one for each cluster.")] = 0,
-    first_round: Annotated[int, typer.Option(help="Begin with this round of each group.")] = 0,
+    tensor: Annotated[
+        int, typer.Option(min=0, help="Ranks of a tensor group; 0: two where hosts have an even number.")
+    ] = 0,
+    pipeline: Annotated[int, typer.Option(min=0, help="Stages; 0: one for each cluster.")] = 0,
+    first_round: Annotated[int, typer.Option(min=0, help="Begin with this round of each group.")] = 0,
     timeout_s: Annotated[
-        float | None, typer.Option(help="Deadline of one operation; default 60, with faults 5.")
+        float | None, typer.Option(min=0.001, help="Deadline of one operation; default 60, with faults 5.")
     ] = None,
     slack_s: Annotated[
         float, typer.Option(min=0.1, help="With faults: how much later than its deadline a report may come.")
@@ -53,7 +55,7 @@ def stress(
     ] = False,
     peers: Annotated[str, typer.Option(help='Other libraries under faults: "all", or gloo,openmpi.')] = "",
     episode: Annotated[
-        int | None, typer.Option(help="With faults or partitions: this episode of the seed only.")
+        int | None, typer.Option(min=0, help="With faults or partitions: this episode of the seed only.")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="With faults or partitions: write SAVE.json and SAVE.md.")] = None,
     json_file: JsonFile = None,

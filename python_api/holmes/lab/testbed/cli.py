@@ -39,10 +39,14 @@ def run(
     spec: Annotated[str, typer.Option("--spec", "-s", help=_SPEC_HELP, autocompletion=_complete_spec)] = "two-clusters",
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
     shuffle_ranks: Annotated[
-        int | None, typer.Option(metavar="SEED", help="Place the ranks over the nodes in this random order.")
+        int | None, typer.Option(min=0, metavar="SEED", help="Place the ranks over the nodes in this random order.")
     ] = None,
-    timeout_s: Annotated[float | None, typer.Option(help="End everything after this time, with exit code 124.")] = None,
-    grace_s: Annotated[float, typer.Option(help="How long other ranks may go on after one has failed.")] = 10.0,
+    timeout_s: Annotated[
+        float | None, typer.Option(min=0.001, help="End everything after this time, with exit code 124.")
+    ] = None,
+    grace_s: Annotated[
+        float, typer.Option(min=0.0, help="How long other ranks may go on after one has failed.")
+    ] = 10.0,
     log_dir: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Also write each rank's lines, as they are, to FOLDER/RANK.log."),

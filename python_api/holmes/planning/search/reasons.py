@@ -42,9 +42,7 @@ def reasons_of(
 def describe(machines: Machines, candidate: Candidate) -> str:
     """A candidate in one line."""
     exposed = ", ".join(f"{kind} {time_s:.3g} s" for kind, time_s in candidate.exposed_s.items() if time_s > 0)
-    order = ""
-    if len(machines.clusters) > 1:
-        order = f", clusters {' > '.join(machines.clusters[i].name for i in candidate.choice.order)}"
+    order = f", clusters {order_text(machines, candidate.choice.order)}" if len(machines.clusters) > 1 else ""
     counts = sorted(set(candidate.layers_per_stage))
     layers = f"{counts[0]} layers a stage" if len(counts) == 1 else f"layers {list(candidate.layers_per_stage)}"
     return (
@@ -56,23 +54,29 @@ def describe(machines: Machines, candidate: Candidate) -> str:
     )
 
 
-def _alternatives(candidates: Sequence[Candidate]) -> list[str]:
-    """What each decision gains: the best with every other value, where it loses so little that somebody may take it.
+def order_text(machines: Machines, order: tuple[int, ...]) -> str:
+    """Names of the clusters, first stage first."""
+    return " > ".join(machines.clusters[i].name for i in order)
 
-    The best of what loses more was not looked for.
-    """
-    best = candidates[0]
-    lines = []
+
+def stated(candidates: Sequence[Candidate], name: str) -> dict[object, Candidate]:
+    """What a decision gains: the best with each other value, of those that cost so little more that somebody may take
+    them; `candidates`: best first. The best of what costs more was not looked for."""
+    found: dict[object, Candidate] = {}
+    for candidate in candidates:
+        if candidate.step_s > _STATED * candidates[0].step_s or len(found) > _NAMED:
+            break
+        found.setdefault(getattr(candidate.choice, name), candidate)
+    return {value: candidate for value, candidate in found.items() if candidate is not candidates[0]}
+
+
+def _alternatives(candidates: Sequence[Candidate]) -> list[str]:
+    best, lines = candidates[0], []
     for name in DECISIONS:
-        mine = getattr(best.choice, name)
-        others: dict[object, str] = {}
-        for candidate in candidates:
-            if candidate.step_s > _STATED * best.step_s:
-                break
-            others.setdefault(getattr(candidate.choice, name), _more(candidate.step_s, best.step_s))
-        texts = [f"{value} {text}" for value, text in others.items() if value != mine]
+        texts = [f"{value} {_more(other.step_s, best.step_s)}" for value, other in stated(candidates, name).items()]
         if texts:
-            lines.append(f"{name.replace('_', '-')} {mine}; the best with another: {', '.join(texts[:_NAMED])}")
+            mine = getattr(best.choice, name)
+            lines.append(f"{name.replace('_', '-')} {mine}; the best with another: {', '.join(texts)}")
     return lines
 
 

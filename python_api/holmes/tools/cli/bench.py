@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shlex
-import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +23,7 @@ from holmes.tools.bench import (
     parse_bytes,
     run_rank,
 )
-from holmes.tools.cli.output import JsonFile
+from holmes.tools.cli.output import JsonFile, columns
 from holmes.tools.cli.refusal import missing_module
 from holmes_comm.errors import UsageError
 
@@ -82,7 +80,7 @@ def bench(
     rounds: Annotated[int, typer.Option(help="How often the peers take turns.")] = 5,
     seconds: Annotated[float, typer.Option(help="Timed work for each peer, operation and size.")] = 1.0,
     warmup: Annotated[int, typer.Option(help="Untimed calls for each peer, operation and size, at least.")] = 5,
-    timeout_s: Annotated[float, typer.Option(help="Deadline of one operation in seconds.")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Deadline of one operation in seconds.")] = 300.0,
     json_file: JsonFile = None,
     plot_path: Annotated[
         Optional[Path],  # noqa: UP045
@@ -125,7 +123,7 @@ def bench(
         shlex.join(["holmes", *sys.argv[1:]]),
         str(json_file) if json_file else None,
         str(plot_path) if plot_path else None,
-        shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None,
+        columns(),
     )
     try:
         if own_rank() is not None:

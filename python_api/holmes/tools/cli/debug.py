@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from holmes import files
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, say, show
 from holmes.tools.debug.diagnose import diagnose_job
 from holmes.tools.debug.members import JobRecord, jobs_of
 from holmes.tools.debug.sources import Answers, ask_folder, ask_processes, read_folder
@@ -121,6 +121,6 @@ def _print(job: JobRecord, sentences: list[tuple[bool, str]]) -> None:
         f"{count(len(job.communicators), 'communicator')}"
     )
     for is_cause, sentence in sentences:
-        typer.echo(f"{'  ' if is_cause else '  follows: '}{sentence}")
+        say(f"{'  ' if is_cause else '  follows: '}{sentence}")
     if not sentences:
         typer.echo("  nobody waits and nothing has failed")

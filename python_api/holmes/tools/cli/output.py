@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -14,6 +18,27 @@ from holmes_comm.errors import UsageError
 
 #: The file's name that stands for standard output.
 STDOUT = Path("-")
+
+
+def columns() -> int | None:
+    """Of the terminal, or as COLUMNS says; None: nobody reads at a width, and lines stay whole for other programs."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
+
+
+def say(text: str, indent: str = "") -> None:
+    """Prints sentences, a line each; where they are wider than the terminal they go on below, behind `indent`."""
+    width = columns()
+    for line in text.splitlines():
+        start = line[: len(line) - len(line.lstrip())]
+        wrapped = textwrap.wrap(
+            line.strip(),
+            width or sys.maxsize,
+            initial_indent=start,
+            subsequent_indent=start + indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        typer.echo("\n".join(wrapped))
 
 
 def _checked(path: Path | None) -> Path | None:

@@ -14,7 +14,7 @@ from holmes.cluster.topology import Topology
 from holmes.planning.plan.file import KIND
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import GroupLists, Proof, check
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, say, show
 from holmes.tools.cli.plan_search import explain, search
 from holmes.tools.cli.refusal import RefusingCommand, RefusingGroup
 from holmes.training.integrations.export import FORMATS, export_plan
@@ -49,7 +49,7 @@ def show_plan(
     listed = [
         {"kind": group.kind, "ranks": group.ranks, "nics": group.nics, "reason": group.reason} for group in groups
     ]
-    show(json_file, {"groups": listed} if kind or rank is not None else loaded.to_dict(), lambda: typer.echo(text))
+    show(json_file, {"groups": listed} if kind or rank is not None else loaded.to_dict(), lambda: say(text, "  "))
 
 
 @app.command("check", cls=RefusingCommand)
@@ -81,7 +81,7 @@ def print_proof(console: Console, proof: Proof) -> None:
         table.add_row(row.kind, count, row.networks.replace(", ", "\n"), str(row.crossing), row.rule, state)
     console.print(table, markup=False)
     lines = proof.describe().splitlines()[len(proof.rows) :]
-    console.print("\n".join(lines or ["Every group keeps to its rule."]), highlight=False, markup=False, soft_wrap=True)
+    say("\n".join(lines or ["Every group keeps to its rule."]), "  ")
 
 
 def _groups_in(path: Path) -> Plan | GroupLists:

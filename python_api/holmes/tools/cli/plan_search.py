@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +18,8 @@ from holmes.planning.schedule import TRAINERS
 from holmes.planning.search import Assumptions, SearchResult, Wanted
 from holmes.planning.search import search as run_search
 from holmes.planning.search.candidate import Candidate
-from holmes.planning.search.reasons import SHOWN, describe
-from holmes.tools.cli.output import JsonFile, show
+from holmes.planning.search.reasons import SHOWN, describe, order_text
+from holmes.tools.cli.output import JsonFile, say, show
 from holmes_comm.errors import UsageError
 
 
@@ -77,7 +78,29 @@ def search(
     if output is not None:
         plan.save(output)
     candidates = [_row(candidate) for candidate in found.candidates]
-    show(json_file, {"candidates": candidates, "plan": plan.to_dict()}, lambda: _print(Console(), found))
+    show(json_file, {"candidates": candidates, "plan": plan.to_dict()}, lambda: print_search(Console(), found))
+
+
+_WORDS = ("schedule", "recompute", "order")
+
+
+def _cells(candidate: Candidate, best: Candidate, order: str) -> dict[str, str]:
+    """A row of the table by column; `order`: the letter of its order of the clusters."""
+    choice = candidate.choice
+    return {
+        "step": f"{candidate.step_s:.4g}",
+        "slower": f"{candidate.step_s / best.step_s - 1:.1%}",
+        "tp": str(choice.tensor),
+        "dp": str(choice.data),
+        "pp": str(choice.pipeline),
+        "mb": str(choice.micro_batch),
+        "schedule": choice.schedule + (f" {choice.chunks}" if choice.chunks > 1 else ""),
+        "recompute": choice.recomputation,
+        "order": order,
+        "bubble": f"{candidate.bubble_share:.1%}",
+        "exposed": f"{sum(candidate.exposed_s.values()):.3g}",
+        "mem": f"{candidate.memory_bytes / candidate.memory_limit_bytes:.0%}",
+    }
 
 
 def _row(candidate: Candidate) -> dict[str, Any]:
@@ -104,47 +127,29 @@ def explain(
         raise UsageError(f"{plan} keeps no reasons: it was not made by `holmes plan`; `holmes plan show` describes it")
     first = loaded.describe().splitlines()[0]
     text = "\n".join([first, *(f"- {line}" for line in loaded.reasons)])
-    show(json_file, {"plan": first, "reasons": loaded.reasons}, lambda: typer.echo(text))
+    show(json_file, {"plan": first, "reasons": loaded.reasons}, lambda: say(text, "  "))
 
 
-def _print(console: Console, found: SearchResult) -> None:
-    table = Table(title="Simulated, best first", title_justify="left", padding=(0, 0), collapse_padding=True)
-    for column in (
-        "step",
-        "slower",
-        "TFLOP/s",
-        "tp",
-        "dp",
-        "pp",
-        "mb",
-        "schedule",
-        "recompute",
-        "bubble",
-        "exposed",
-        "mem",
-    ):
-        table.add_column(column, justify="left" if column in ("schedule", "recompute") else "right", no_wrap=True)
-    best = found.best
-    for candidate in found.candidates[:SHOWN]:
-        choice = candidate.choice
-        chunks = f" {choice.chunks}" if choice.chunks > 1 else ""
-        table.add_row(
-            f"{candidate.step_s:.4g} s",
-            f"{candidate.step_s / best.step_s - 1:.1%}",
-            f"{candidate.tflops_per_gpu:.4g}",
-            str(choice.tensor),
-            str(choice.data),
-            str(choice.pipeline),
-            str(choice.micro_batch),
-            f"{choice.schedule}{chunks}",
-            choice.recomputation,
-            f"{candidate.bubble_share:.1%}",
-            f"{sum(candidate.exposed_s.values()):.3g} s",
-            f"{candidate.memory_bytes / candidate.memory_limit_bytes:.0%}",
-        )
+def print_search(console: Console, found: SearchResult) -> None:
+    """The simulated candidates as a table, the best one, and why."""
+    best, shown = found.best, found.candidates[:SHOWN]
+    orders = list(dict.fromkeys(candidate.choice.order for candidate in shown))
+    letters = dict(zip(orders, string.ascii_uppercase, strict=False))
+    rows = [_cells(candidate, best, letters[candidate.choice.order]) for candidate in shown]
+    left_out = {"order"} if len(orders) == 1 else set()
+    table = Table(
+        title="Simulated, best first, times in seconds", title_justify="left", padding=(0, 0), collapse_padding=True
+    )
+    for column in rows[0]:
+        if column not in left_out:
+            table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell for column, cell in row.items() if column not in left_out))
     console.print(table, markup=False)
+    for order, letter in letters.items():
+        if "order" not in left_out:
+            say(f"order {letter}: {order_text(found.machines, order)}", "  ")
     runners_up = min(len(found.candidates), SHOWN) - 1
     lines = found.reasons()
-    console.print(describe(found.machines, best), highlight=False, markup=False, soft_wrap=True)
-    for line in lines[2 + runners_up :]:
-        console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)
+    for line in [describe(found.machines, best), *(f"- {line}" for line in lines[2 + runners_up :])]:
+        say(line, "  ")

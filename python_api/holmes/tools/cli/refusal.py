@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -14,6 +15,8 @@ _REFUSED = (ValueError, OSError, RuntimeError, ArithmeticError, MemoryError, Mod
 _FRAMES = re.compile(
     r"\s*(Exception raised from .*|\(most recent call first\).*|C\+\+ CapturedTraceback:.*)", re.DOTALL
 )
+#: The largest number of any option, of whatever: seconds are 68 years then.
+MOST = 2**31 - 1
 #: Modules that an extra of the installation brings, and that extra.
 _EXTRAS = {"torch": "torch", "matplotlib": "plot"}
 
@@ -45,7 +48,28 @@ def refuse(name: str, error: BaseException) -> None:
     typer.echo(f"{name}: {sentence(error)}", err=True)
 
 
+def check_number(name: str, value: float) -> None:
+    """Raises BadParameter for what no option means: nan, and what is beyond all that is counted here."""
+    if isinstance(value, float) and math.isnan(value):
+        raise typer.BadParameter(f"{name}=nan is no number that can be counted with")
+    if not -MOST <= value <= MOST:
+        raise typer.BadParameter(f"{name}={value} is beyond {MOST}, the most of any option")
+
+
 class _Refusing:
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        rest = super().parse_args(ctx, args)  # type: ignore[misc]
+        for param in self.params:  # type: ignore[attr-defined]
+            values = ctx.params.get(param.name)
+            for value in values if isinstance(values, (list, tuple)) else [values]:
+                if isinstance(value, (int, float)):
+                    try:
+                        check_number(param.name, value)
+                    except typer.BadParameter as error:
+                        error.ctx = ctx  # whose help says more
+                        raise
+        return rest
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)  # type: ignore[misc]

@@ -26,7 +26,7 @@ from holmes.planning.simulate import (
 )
 from holmes.planning.simulate import simulate as run
 from holmes.planning.simulate.job import SYNCHRONIZATIONS
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, say, show
 from holmes_comm.errors import UsageError
 
 
@@ -110,7 +110,7 @@ def simulate(
         "link_bytes": result.link_bytes,
         "devices": result.devices,
     }
-    show(json_file, found, lambda: typer.echo(f"{speed}\n{result.describe()}"))
+    show(json_file, found, lambda: say(f"{speed}\n{result.describe()}", "  "))
     if trace is not None:
         save_trace(result, trace)
     if plot is not None:
@@ -138,7 +138,7 @@ def calibrate(
         Path | None, typer.Option(help="A `holmes bench compute --json` file: times of the model's parts.")
     ] = None,
     compute_tflops: Annotated[
-        float | None, typer.Option(help="Instead of --compute: TFLOP/s that one GPU reaches inside a layer.")
+        float | None, typer.Option(min=1e-6, help="Instead of --compute: TFLOP/s that one GPU reaches inside a layer.")
     ] = None,
     shared_cores: Annotated[
         bool, typer.Option(help="All ranks share this machine's cores, as emulated nodes do; else each has its own.")

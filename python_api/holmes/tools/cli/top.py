@@ -35,11 +35,11 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Two looks, one table, and the end.")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """A running job, live: each rank's groups and NICs, their rates, what was sent again, and who waits in what.
+    """A running job, live: each rank's groups and NICs, their rates and retransmissions, and who waits in what.
 
     Nothing need be set for ranks on this machine. Those of other hosts serve their metrics (HOLMES_METRICS_PORT and
-    HOLMES_METRICS_ADDRESS). `out` and `in` are Gbit/s, `again` is TCP segments sent again, `in operation` the oldest
-    one that has not ended. --json implies --once. Ctrl-C ends it. Exit code 2 where nobody answers.
+    HOLMES_METRICS_ADDRESS). `out` and `in` are Gbit/s, `retr` is TCP segments retransmitted, `in operation` the
+    oldest one that has not ended. --json implies --once. Ctrl-C ends it. Exit code 2 where nobody answers.
     """
     source = source_of(places or [], testbed)
     before = source()

@@ -32,7 +32,7 @@ def table_of(rows: Sequence[Row], every_s: float, width: int, most_rows: int | N
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for header, most in (("rank", 4), ("host", 9 + more // 4), ("group", 12 + more // 3), ("NIC", 8 + more // 8)):
         table.add_column(header, justify="right" if header == "rank" else "left", no_wrap=True, max_width=most)
-    for header, most in (("out", 6), ("in", 6), ("op/s", 6), ("again", 5)):
+    for header, most in (("out", 6), ("in", 6), ("op/s", 6), ("retr", 5)):
         table.add_column(header, justify="right", no_wrap=True, max_width=most)
     table.add_column("in operation", no_wrap=True, max_width=17 + more // 4)
     last: tuple[int, str] | None = None
