@@ -50,6 +50,10 @@ def test_rates_and_the_bad_pair() -> None:
     (bad,) = ours.bad
     assert bad.hosts == ("c0h0", "c0h2")
     assert "60 Gbit/s, 0.32 of the others' 190 on infiniband" in bad.why
+    one_of_two = measured(topology_of([[1, 1, 1], [1, 1]]), 120.0, c0h0_c0h2=50.0, c0h0_c0h1=190.0)
+    assert [bad.why.split("of ")[1] for bad in matrix_of(one_of_two).bad] == [
+        "the others' 155 on infiniband 10.0.0.0/16"
+    ]
     lines = printed(found)
     assert max(map(len, lines)) <= 80
     assert lines[1].split() == ["c0h0", "c0h1", "c0h2", "c1h0", "c1h1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from holmes.cluster.topology.fabrics import candidate_fabrics
 from holmes.cluster.topology.measured import SLOW_SHARE
-from holmes.cluster.topology.parts import Fabric, Host
+from holmes.cluster.topology.parts import Fabric, Host, Pair
 from holmes.cluster.topology.topology import Topology
 from holmes.words import count
 
@@ -105,6 +106,8 @@ def _nics(fabric: Fabric, one: Host, other: Host) -> frozenset[tuple[str, str]]:
 
 
 def _bad_pairs(topology: Topology, measured: Measured) -> Iterator[BadPair]:
+    slow: dict[str, list[Pair]] = {}
+    good: dict[str, list[float]] = {}
     for pair in topology.pairs:
         one, other = (topology.host_named(name) for name in pair.hosts)
         shared = topology.fabrics_between((one.host_id, other.host_id))
@@ -112,7 +115,14 @@ def _bad_pairs(topology: Topology, measured: Measured) -> Iterator[BadPair]:
         fabric = next((fabric for fabric in shared if _nics(fabric, one, other) == nics), None)
         typical = fabric.measured_gbps if fabric else None
         if fabric and typical and pair.gbps < SLOW_SHARE * typical:
-            share = f"{pair.gbps / typical:.2g} of the others' {typical:.3g} on {fabric.name}"
+            slow.setdefault(fabric.name, []).append(pair)
+        elif fabric:
+            good.setdefault(fabric.name, []).append(pair.gbps)
+    fabrics = {fabric.name: fabric for fabric in topology.fabrics}
+    for name, pairs in slow.items():
+        others = statistics.median(good.get(name) or [fabrics[name].measured_gbps or 0.0])
+        for pair in pairs:
+            share = f"{pair.gbps / others:.2g} of the others' {others:.3g} on {name}"
             yield BadPair(pair.hosts, f"{pair.gbps:.3g} Gbit/s, {share}")
     if not any(fabric.confirmed for fabric in topology.fabrics) or len(topology.hosts) > _EACH_HOST:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def plan_section(plan: Plan, topology: Topology | None) -> str:
         wrong = proof.describe().splitlines()[len(proof.rows) :]
         proven = table(("kind", "groups", "networks", "crossing", "must be", "proof"), rows) + paragraphs(wrong, "bad")
     return (
-        f"<pre>{escape(plan.describe())}</pre>"
+        f"<pre>{escape(replace(plan, reasons=()).describe())}</pre>"
         + section("Proof that groups keep to their networks", proven)
         + section("Why", paragraphs(plan.reasons))
     )
