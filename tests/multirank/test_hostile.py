@@ -85,6 +85,20 @@ def test_hostile_traffic_leaves_a_running_job_alone() -> None:
     assert results[0][0] == results[0][1] > 1
 
 
+@pytest.mark.parametrize("weak", ["a guess", "a" * 64])
+def test_a_weak_secret_is_refused_everywhere(weak: str) -> None:
+    store = holmes_comm.LocalStore()
+
+    def body(rank: int) -> None:
+        with pytest.raises(holmes_comm.UsageError, match=r"at least 16, 5 of them different.*openssl rand -hex 32"):
+            holmes_comm.init(store, rank, 2, transport="tcp", name="weak", secret=weak, connect_timeout_s=20.0)
+
+    run_threads(2, body)
+    for is_server in (True, False):
+        with pytest.raises(holmes_comm.UsageError, match="openssl rand -hex 32"):
+            holmes_comm.TcpStore("127.0.0.1", 0, is_server=is_server, secret=weak)
+
+
 def test_a_store_with_a_secret_serves_nobody_without_it() -> None:
     server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True, secret=SECRET)
     server.set("key", b"value")
@@ -95,7 +109,7 @@ def test_a_store_with_a_secret_serves_nobody_without_it() -> None:
     with pytest.raises(holmes_comm.ProtocolError, match="HOLMES_SECRET"):
         holmes_comm.TcpStore(*address)
     with pytest.raises(holmes_comm.ProtocolError, match="another secret"):
-        holmes_comm.TcpStore(*address, secret="a guess")
+        holmes_comm.TcpStore(*address, secret="a stranger's guess")
     assert holmes_comm.TcpStore(*address, secret=SECRET).get("key", 5.0) == b"value"
     plain = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
     with pytest.raises(holmes_comm.ProtocolError, match="was given no secret"):
