@@ -44,11 +44,13 @@ def test_hostile_traffic_leaves_a_running_job_alone() -> None:
     before = _listening_ports()
     server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True, secret=SECRET)
     address = ("127.0.0.1", server.port)
+    is_set_up = threading.Barrier(3)
     stop = threading.Event()
 
     def rank_body(rank: int) -> int:
         store = server if rank == 0 else holmes_comm.TcpStore(*address, secret=SECRET)
         comm = holmes_comm.init(store, rank, 2, transport="tcp", name="hostile", secret=SECRET, timeout_s=60.0)
+        is_set_up.wait(30.0)
         operations = 0
         expected = np.arange(1 << 18, dtype="float32") * 2 + 1
         go_on = np.ones(1)
@@ -65,7 +67,7 @@ def test_hostile_traffic_leaves_a_running_job_alone() -> None:
     results: list[Any] = []
     job = threading.Thread(target=lambda: results.append(run_threads(2, rank_body)), daemon=True)
     job.start()
-    server.wait("holmes/hostile/decision", 30.0)  # the set-up is over
+    is_set_up.wait(30.0)
     try:
         # What the mesh listened on is closed: nothing but the store is open.
         assert _listening_ports() - before == {server.port}
