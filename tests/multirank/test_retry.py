@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.ranks import run_threads
 
 import holmes_comm
-from helpers.ranks import run_threads
 
 
 class WatchedStore:
@@ -78,7 +78,7 @@ def test_all_try_again(where: str, failures: int) -> None:
 
     def body(rank: int) -> float:
         for _ in range(failures):
-            with pytest.raises(holmes_comm.HolmesError, match="nosuch0|integrity"):
+            with pytest.raises(holmes_comm.HolmesError, match=r"nosuch0|integrity"):
                 connect(store, rank, 2, **wrong(rank))
         return sum_of(connect(store, rank, 2))
 

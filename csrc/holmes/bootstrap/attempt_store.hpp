@@ -11,9 +11,9 @@ namespace holmes {
 
 // A view of `base` for one try of setting up the communicator `name` on one rank. Rank 0 begins each try under a token
 // of its own, the others join the last one that it has begun. No rank of this process joins one twice: who tries again
-// before rank 0 does waits for it, up to `patience` (HOLMES_CONNECT_TIMEOUT goes first), and throws TimeoutError. So who
-// had not come to a try that failed hears of the failure or, where rank 0 tries again by then, is part of that. The first
-// call is one thread's.
+// before rank 0 does waits for it, up to `patience` (HOLMES_CONNECT_TIMEOUT goes first), and throws TimeoutError. So
+// who had not come to a try that failed hears of the failure or, where rank 0 tries again by then, is part of that. The
+// first call is one thread's.
 class AttemptStore final : public Store {
 public:
   AttemptStore(std::shared_ptr<Store> base, std::string name, int rank, Duration patience);

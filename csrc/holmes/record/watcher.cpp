@@ -204,7 +204,8 @@ public:
     std::thread thread([this] { run(); });
     ::pthread_setname_np(thread.native_handle(), "holmes-watch");
     thread.detach();
-    // Last: the handler writes to the descriptor for as long as the process lives, and where there is no thread it closes.
+    // Last: the handler writes to the descriptor for as long as the process lives, and where there is no thread it
+    // closes.
     if (signalled_ && env.flight_recorder_signal != 0) handle_signal(env.flight_recorder_signal, signalled_.get());
   }
 
