@@ -9,6 +9,7 @@ import datetime
 import typing
 
 __all__: list[str] = [
+    "AttemptStore",
     "Communicator",
     "CommunicatorOptions",
     "Compression",
@@ -325,6 +326,19 @@ class PrefixStore(Store):
     A view of a store in which every key has a prefix.
     """
     def __init__(self, prefix: str, store: typing.Any) -> None: ...
+
+class AttemptStore(Store):
+    """
+    A view of a store for one try of setting up the communicator `name` on `rank`, apart from what earlier tries
+    under that name left there. Others than rank 0 wait up to `timeout_s` seconds until that begins one.
+    """
+    def __init__(
+        self,
+        store: typing.Any,
+        name: str,
+        rank: typing.SupportsInt | typing.SupportsIndex,
+        timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> None: ...
 
 class TcpStore(Store):
     """

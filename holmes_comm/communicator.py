@@ -72,7 +72,8 @@ def init(
         size: number of ranks; None: the launcher's.
         nics: which NICs to use; None: HOLMES_NICS, else the fastest NIC that all ranks share.
         transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" or "shm"; None: what ``nics`` says.
-        name: appears in errors; must be the same on all ranks and unique in the store. None: counted.
+        name: appears in errors; must be the same on all ranks and unique in the store. None: counted. Where the set-up
+            failed, all ranks may try again under it, in any order.
         timeout_s: deadline of an operation in seconds unless its call gives one.
         connect_timeout_s: deadline of the set-up in seconds.
         secret: per-job secret, the same on all ranks; empty: HOLMES_SECRET, else made by rank 0 and shared by the
@@ -116,6 +117,7 @@ def init(
     made_of = copy.copy(options) if options is not None else _C.CommunicatorOptions()
     made_of.rank, made_of.size, made_of.name = rank, size, f"holmes/{name}"
     made_of.timeout_s, made_of.connect_timeout_s, made_of.secret = timeout_s, connect_timeout_s, secret
+    store = _C.AttemptStore(store, made_of.name, rank, connect_timeout_s)
     if backend == "nccl":
         if cluster is not None or cluster_nics is not None or hierarchical_min_bytes is not None:
             raise UsageError("backend='nccl' has no clusters; make one communicator for each cluster")

@@ -10,6 +10,7 @@
 #include "bindings/bindings.hpp"
 #include "bindings/gil.hpp"
 #include "bindings/python_values.hpp"
+#include "holmes/bootstrap/attempt_store.hpp"
 #include "holmes/bootstrap/store_exchange.hpp"
 #include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/core/error.hpp"
@@ -220,6 +221,15 @@ void bind(py::module_& module) {
              return std::make_shared<PrefixStore>(prefix, to_store(store));
            }),
            "prefix"_a, "store"_a);
+  py::class_<AttemptStore, Store, std::shared_ptr<AttemptStore>>(
+      module, "AttemptStore",
+      "A view of a store for one try of setting up the communicator `name` on `rank`, apart from what earlier tries\n"
+      "under that name left there. Others than rank 0 wait up to `timeout_s` seconds until that begins one.")
+      .def(py::init([](const py::object& store, std::string name, int rank, double timeout_s) {
+             return std::make_shared<AttemptStore>(to_store(store), std::move(name), rank,
+                                                   to_duration("timeout_s", timeout_s));
+           }),
+           "store"_a, "name"_a, "rank"_a, "timeout_s"_a);
   py::class_<TcpStore, Store, std::shared_ptr<TcpStore>>(
       module, "TcpStore",
       "A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the "

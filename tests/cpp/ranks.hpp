@@ -50,7 +50,7 @@ inline void run_communicators(int size, Transport transport, const std::function
     options.transport = transport;
     options.timeout = timeout;
     options.tls = tls;
-    options.secret = "secret";
+    options.secret = "the secret of the job";
     options.connect_timeout = std::chrono::seconds(20);
     for (int rail = 1; rail <= rails && transport == Transport::tcp; ++rail)
       options.nics.push_back({"lo", "127.0.0." + std::to_string(rail)});

@@ -1,11 +1,16 @@
 // CRC32C, and the channel that compares by it: every bit that changes on its way is found, on sockets and in shared
 // memory, before the last byte of what it was in is given on; and a communicator says on which host and NIC.
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -22,6 +27,35 @@
 using namespace holmes;
 using namespace holmes::test;
 using namespace std::chrono_literals;
+
+namespace {
+
+// Of all direct copies of this process.
+std::atomic<std::uint64_t> direct_copies{0};
+constexpr std::int64_t no_flip = -1;
+std::atomic<std::int64_t> bits_to_flip{no_flip};  // so many bits further on one is flipped
+std::mutex flipping;                              // one copy at a time counts them down
+
+}  // namespace
+
+// In place of the C library's: counts, and flips a bit of what a direct copy brings. The last piece is a token, which
+// says whose memory it is.
+ssize_t process_vm_readv(pid_t pid, const iovec* local, unsigned long local_count, const iovec* remote,
+                         unsigned long remote_count, unsigned long flags) noexcept {
+  const ssize_t got = ::syscall(SYS_process_vm_readv, pid, local, local_count, remote, remote_count, flags);
+  ++direct_copies;
+  const std::lock_guard lock(flipping);
+  for (unsigned long i = 0; i + 1 < local_count; ++i) {
+    const auto bits = static_cast<std::int64_t>(8 * local[i].iov_len);
+    if (const std::int64_t bit = bits_to_flip; bit >= 0 && bit < bits) {
+      static_cast<std::byte*>(local[i].iov_base)[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+      bits_to_flip = no_flip;
+    } else if (bit >= 0) {
+      bits_to_flip = bit - bits;
+    }
+  }
+  return got;
+}
 
 namespace {
 
@@ -142,8 +176,8 @@ std::unique_ptr<Ends> checked_ends(int kind, std::optional<std::uint64_t> flip) 
   return ends;
 }
 
-// Messages of all sizes, each in two pieces, all of them right.
-void transfer(Ends& ends, std::size_t total, unsigned seed) {
+// Messages of all sizes from `least` on, each in two pieces, all of them right.
+void transfer(Ends& ends, std::size_t total, unsigned seed, std::size_t least = 1) {
   auto source = pattern(total, seed);
   std::vector<std::byte> arrived(total);
   std::mt19937 random(seed + 1);
@@ -151,7 +185,7 @@ void transfer(Ends& ends, std::size_t total, unsigned seed) {
   const auto end_of_time = Clock::now() + 20s;
   while (begin < total) {
     const std::size_t longest = std::size_t{1} << (4 + random() % 16);  // drawn first: operands have no order in C++
-    const std::size_t bytes = std::min<std::size_t>(total - begin, 1 + random() % longest);
+    const std::size_t bytes = std::min<std::size_t>(total - begin, std::max(least, 1 + random() % longest));
     const std::size_t cut = random() % bytes;
     std::size_t sent = 0, received = 0;
     while (sent < bytes || received < bytes) {
@@ -181,7 +215,7 @@ void check_unchanged() {
   }
 }
 
-// In payload and headers, of frames and of rails. (By CMA nothing lies anywhere on its way.)
+// In payload and headers, of frames and of rails.
 void check_flips(int flips) {
   int changed = 0, found = 0;
   std::mt19937 random(4);
@@ -201,6 +235,90 @@ void check_flips(int flips) {
     changed += ends->has_flipped ? 1 : 0;
   }
   CHECK(changed >= flips * 9 / 10 && found == changed);
+}
+
+// In what is copied directly out of the sender's memory.
+void check_direct_flips(int flips) {
+  int changed = 0, found = 0;
+  std::mt19937 random(6);
+  for (int i = 0; i < flips; ++i) {
+    constexpr std::size_t total = 400'000;
+    const auto ends = checked_ends(3, std::nullopt);
+    bits_to_flip = static_cast<std::int64_t>(random() % (total / 2 * 8));
+    try {
+      transfer(*ends, total, 7 + static_cast<unsigned>(i), total);
+    } catch (const IntegrityError& error) {
+      CHECK(error.context().peer.has_value() && error.context().nic == "shm");
+      ++found;
+    }
+    changed += bits_to_flip.exchange(no_flip) == no_flip ? 1 : 0;
+  }
+  CHECK(changed >= flips * 9 / 10 && found == changed);
+}
+
+// How many direct copies two ranks of this host make in `body`, with integrity on. With `errors` each one's failure is
+// what is expected.
+std::uint64_t direct_copies_of(const std::function<void(Communicator&)>& body,
+                               std::array<std::string, 2>* errors = nullptr) {
+  const auto store = make_local_store();
+  const std::uint64_t before = direct_copies;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.emplace_back([&, rank] {
+      CommunicatorOptions options{.rank = rank, .size = 2, .transport = Transport::shm, .timeout = 20s};
+      options.integrity = true;
+      const auto comm = make_communicator(store, options);
+      try {
+        body(*comm);
+        CHECK(errors == nullptr);
+      } catch (const IntegrityError& error) {
+        CHECK(errors != nullptr);
+        if (errors != nullptr) (*errors)[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  for (auto& rank : ranks) rank.join();
+  return direct_copies - before;
+}
+
+constexpr std::size_t large_count = 2 << 20;
+
+void collectives_of(Communicator& comm) {
+  std::vector<float> data(large_count, 1), all(2 * large_count);
+  const auto part = [](std::vector<float>& values, std::size_t begin, std::size_t count) {
+    return Buffer{values.data() + begin, count, DType::float32, nullptr};
+  };
+  for (int i = 0; i < 3; ++i) {
+    comm.all_reduce(part(data, 0, large_count), ReduceOp::max, {})->wait();
+    comm.broadcast(part(data, 0, large_count), 0, {})->wait();
+    comm.all_gather({part(all, 0, large_count), part(all, large_count, large_count)}, part(data, 0, large_count), {})
+        ->wait();
+  }
+  CHECK(data.front() == 1 && data.back() == 1 && all.front() == 1 && all.back() == 1);
+}
+
+void message_of_ranks(Communicator& comm) {
+  std::vector<float> data(large_count, static_cast<float>(comm.rank()));
+  const Buffer buffer{data.data(), data.size(), DType::float32, nullptr};
+  (comm.rank() == 0 ? comm.send(buffer, 1, 0, {}) : comm.recv(buffer, 0, 0, {}))->wait();
+  comm.barrier();
+  CHECK(data.front() == 0 && data.back() == 0);
+}
+
+// Collectives and messages may copy directly with integrity on too: what such a copy brings is compared with what was
+// sent, and one flipped bit of it fails both ranks.
+void check_direct_copies_of_communicators() {
+  ::setenv("HOLMES_CMA", "always", 1);
+  for (const auto& body : {collectives_of, message_of_ranks}) {
+    CHECK(direct_copies_of(body) > 0);
+    std::array<std::string, 2> errors;
+    bits_to_flip = 1'000'000;
+    direct_copies_of(body, &errors);
+    CHECK(bits_to_flip.exchange(no_flip) == no_flip);
+    for (const auto& error : errors) CHECK(contains(error, "does not have the CRC32C that it was sent with"));
+  }
+  ::setenv("HOLMES_CMA", "0", 1);
+  CHECK(direct_copies_of(collectives_of) == 0);
+  ::unsetenv("HOLMES_CMA");
 }
 
 void check_words() {
@@ -234,6 +352,8 @@ int main() {
   check_crc();
   check_unchanged();
   check_flips(1000);
+  check_direct_flips(1000);
+  check_direct_copies_of_communicators();
   check_words();
   check_agreement();
   return test::result("test_integrity");

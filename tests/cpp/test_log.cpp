@@ -1,4 +1,4 @@
-// What strangers can make a process write: a bounded number of lines a minute. And the warning of a weak secret, once.
+// What strangers can make a process write: a bounded number of lines a minute.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
 
@@ -56,20 +55,9 @@ void test_a_flood_of_strangers() {
   CHECK(last == 1);
 }
 
-void test_a_weak_secret() {
-  const auto lines = lines_of([] {
-    CHECK(given_secret("0123456789abcdef", {}) == "0123456789abcdef");  // 16 bytes do
-    CHECK(given_secret("", {}) == std::nullopt);
-    for (int i = 0; i < 3; ++i) CHECK(given_secret("a word", {}) == "a word");
-  });
-  CHECK(lines.size() == 1 && contains(lines.front(), "the job's secret has 6 bytes"));
-  CHECK(lines.size() == 1 && lines.front().find("a word") == std::string::npos);
-}
-
 }  // namespace
 
 int main() {
   test_a_flood_of_strangers();
-  test_a_weak_secret();
   return test::result("test_log");
 }

@@ -42,17 +42,17 @@ void test_many_ranks() {
 void test_secrets() {
   const auto started = Clock::now();
   for (const auto transport : {Transport::tcp, Transport::automatic}) {
-    auto good = run_ranks(3, {.transport = transport, .secret = "open sesame"});
+    auto good = run_ranks(3, {.transport = transport, .secret = "open sesame, open sesame"});
     check_pairs(good, transport != Transport::tcp, 1);
-    auto wrong =
-        run_ranks(3, {.transport = transport, .connect_timeout = 20s, .secret = "open sesame"}, [](auto& options) {
-          if (options.rank == 2) options.secret = "open barley";
-          return true;
-        });
+    auto wrong = run_ranks(3, {.transport = transport, .connect_timeout = 20s, .secret = "open sesame, open sesame"},
+                           [](auto& options) {
+                             if (options.rank == 2) options.secret = "open barley, open barley";
+                             return true;
+                           });
     check_all_fail(wrong, ErrorKind::protocol, {"rank 2", "secrets differ", "HOLMES_SECRET"});
   }
   const auto one = run_ranks(2, {}, [](auto& options) {
-    if (options.rank == 1) options.secret = "alone";
+    if (options.rank == 1) options.secret = "known to this rank alone";
     return true;
   });
   check_all_fail(one, ErrorKind::usage, {"rank 1", "only one of them was given a secret"});

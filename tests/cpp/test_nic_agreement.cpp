@@ -77,8 +77,8 @@ void check_meeting() {
 void check_communicator() {
   const auto store = make_local_store();
   run_ranks(2, [&](int rank) {
-    const auto communicator =
-        make_communicator(store, {.rank = rank, .size = 2, .transport = Transport::tcp, .secret = "secret"});
+    const auto communicator = make_communicator(
+        store, {.rank = rank, .size = 2, .transport = Transport::tcp, .secret = "the secret of the job"});
     for (const ConnectionInfo& connection : communicator->connections()) CHECK(connection.interface == "lo");
     communicator->barrier()->wait();
   });

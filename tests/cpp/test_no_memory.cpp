@@ -1,11 +1,15 @@
 // One allocation fails, whichever it is, on whichever thread, or twenty in a row do: every rank's operations end, with
 // the right result or an error, at once; nobody sleeps for ever and no process ends. Each time in a process of its own,
 // where nothing has its room yet.
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <latch>
 #include <new>
@@ -14,7 +18,10 @@
 
 #include "check.hpp"
 #include "holmes/comm/communicator.hpp"
+#include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/record/dump.hpp"
+#include "holmes/record/watcher.hpp"
 
 using namespace holmes;
 using namespace holmes::test;
@@ -163,6 +170,64 @@ bool run_apart(Kind kind, long allocation, long in_row) {
   return true;
 }
 
+// Of this process's watcher.
+sockaddr_un debug_address() {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  for (const auto& entry : std::filesystem::directory_iterator(debug_socket_folder()))
+    entry.path().string().copy(address.sun_path, sizeof(address.sun_path) - 1);
+  return address;
+}
+
+// How many bytes it says to who asks.
+std::size_t asked(const sockaddr_un& address) {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const timeval patience{10, 0};
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  std::size_t said = 0;
+  char buffer[4096];
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+    for (ssize_t got = 0; (got = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) said += static_cast<std::size_t>(got);
+  ::close(fd);
+  return said;
+}
+
+// The thread that answers for the process outlives a time without memory, whatever it does then.
+void watcher_without_memory() {
+  char folder[] = "/tmp/holmes-test-watcher-XXXXXX";
+  CHECK(::mkdtemp(folder) != nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    ::setenv("XDG_RUNTIME_DIR", folder, 1);
+    failures = 0;
+    Env env = Env::read();
+    env.flight_recorder_folder = std::string(folder) + "/dumps";
+    env.flight_recorder_signal = SIGUSR2;
+    set_dump_folder(env.flight_recorder_folder);  // has its memory then
+    failing = -none - 1;                          // all
+    allocations_left = 0;
+    start_watcher(env);  // cannot, and does without
+    allocations_left = none;
+    start_watcher(env);
+    const sockaddr_un address = debug_address();
+    CHECK(asked(address) > 100);
+    allocations_left = 0;
+    for (int i = 0; i < 3; ++i) {
+      asked(address);
+      ::kill(::getpid(), SIGUSR2);
+    }
+    asked(address);
+    allocations_left = none;
+    CHECK(asked(address) > 100);
+    std::filesystem::remove_all(folder);
+    std::exit(failures != 0 ? 1 : 0);
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 // Sanitizers make each process take ten times as long.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr long stride = 4;
@@ -173,6 +238,7 @@ constexpr long stride = 1;
 }  // namespace
 
 int main() {
+  watcher_without_memory();
   for (const Kind kind : {Kind::tcp, Kind::shm, Kind::clusters}) {
     for (const long in_row : {1, 20}) {
       int reached = 0, tried = 0;

@@ -159,8 +159,8 @@ void test_given_secret() {
   const UniqueFd fd(::mkstemp(path));
   env.secret_file = path;
   CHECK(contains(message_of<UsageError>([&] { given_secret("", env); }), path));
-  std::ofstream(path) << "from file\n";
-  CHECK(given_secret("", env) == "from file");
+  std::ofstream(path) << "a secret from a file\n";
+  CHECK(given_secret("", env) == "a secret from a file");
   ::unlink(path);
   CHECK(contains(message_of<UsageError>([&] { given_secret("", env); }), path));
   // Nothing that is read for ever.
@@ -171,9 +171,33 @@ void test_given_secret() {
     env.secret_file = other;
     CHECK(contains(message_of<UsageError>([&] { given_secret("", env); }), other));
   }
-  env.secret = "from variable";
-  CHECK(given_secret("", env) == "from variable");
-  CHECK(given_secret("option", env) == "option");
+  env.secret = "a secret from a variable";
+  CHECK(given_secret("", env) == "a secret from a variable");
+  CHECK(given_secret("a secret from an option", env) == "a secret from an option");
+}
+
+// Nowhere is one taken that can be found by trying, and none is shown.
+void test_a_weak_secret() {
+  CHECK(given_secret("0123456789abcdef", {}) == "0123456789abcdef");  // 16 bytes do
+  const auto refused = [](const std::string& option, const Env& env) {
+    const auto text = message_of<UsageError>([&] { given_secret(option, env); });
+    CHECK(contains(text, "at least 16, 5 of them different") && contains(text, "'openssl rand -hex 32'"));
+    CHECK(text.find("swordfish") == std::string::npos);
+    return text;
+  };
+  CHECK(contains(refused("swordfish", {}), "the option 'secret' has 9 bytes"));
+  refused(std::string(64, 'a'), {});
+  refused("abcdabcdabcdabcdabcd", {});
+  Env env;
+  env.secret = "swordfish";
+  CHECK(contains(refused("", env), "HOLMES_SECRET has 9 bytes"));
+  env.secret.reset();
+  char path[] = "/tmp/holmes-test-secret-XXXXXX";
+  const UniqueFd fd(::mkstemp(path));
+  std::ofstream(path) << "swordfish\n";
+  env.secret_file = path;
+  CHECK(contains(refused("", env), "HOLMES_SECRET_FILE='" + std::string(path) + "' has 9 bytes"));
+  ::unlink(path);
 }
 
 }  // namespace
@@ -185,5 +209,6 @@ int main() {
   test_tcp_strangers();
   test_env();
   test_given_secret();
+  test_a_weak_secret();
   return result("test_store");
 }

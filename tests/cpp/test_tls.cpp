@@ -20,6 +20,8 @@ using namespace holmes::test;
 
 namespace {
 
+const std::string secret = "the secret of the job";
+
 struct Ends {
   UniqueFd left_fd, right_fd;
   std::unique_ptr<TlsStream> left, right;
@@ -152,7 +154,7 @@ void test_wrong_key() {
 
 void test_mesh() {
   for (const std::size_t rails : {1, 3}) {
-    CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 20s, .secret = "s"};
+    CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 20s, .secret = secret};
     options.tls = TlsMode::all;
     for (std::size_t i = 0; i < rails; ++i) options.nics.push_back({"lo", "127.0.0." + std::to_string(i + 1)});
     const auto outcomes = run_ranks(3, options);
@@ -166,7 +168,7 @@ void test_mesh() {
     }
   }
   // Only what joins clusters.
-  CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 20s, .secret = "s"};
+  CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 20s, .secret = secret};
   options.tls = TlsMode::clusters;
   options.clusters = {0, 0, 1};
   const auto outcomes = run_ranks(3, options);
@@ -179,7 +181,7 @@ void test_mesh() {
 }
 
 void test_refusals() {
-  CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 5s, .secret = "s"};
+  CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 5s, .secret = secret};
   check_all_fail(run_ranks(3, options,
                            [](auto& own) {
                              own.tls = own.rank == 2 ? TlsMode::off : TlsMode::all;
@@ -198,7 +200,7 @@ void test_refusals() {
 // Runs first: one that is loaded stays.
 void test_no_openssl() {
   ::setenv("HOLMES_SSL_LIBRARY", "/nowhere/libssl.so.3", 1);
-  CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 5s, .secret = "s"};
+  CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 5s, .secret = secret};
   options.tls = TlsMode::all;
   check_all_fail(run_ranks(2, options), ErrorKind::usage, {"no OpenSSL", "/nowhere", "HOLMES_SSL_LIBRARY"});
   ::unsetenv("HOLMES_SSL_LIBRARY");
@@ -211,9 +213,9 @@ void test_stripped() {
   RankInfo record = record_of_other(SocketAddress::local_of(listener.fd.get())->port());
   record.tls = TlsMode::all;
   record.has_secret = true;
-  store->set("world/rank/0", encode(record, {"s", "world/rank/0"}));
+  store->set("world/rank/0", encode(record, {secret, "world/rank/0"}));
   std::jthread peer([&](const std::stop_token& stop) {
-    const std::string known = group_secret("s", sha256(pass_on_records(*store, 2)));
+    const std::string known = group_secret(secret, sha256(pass_on_records(*store, 2)));
     std::vector<UniqueFd> kept;
     while (!stop.stop_requested()) {
       auto fd = accept_one(listener.fd.get());
@@ -233,7 +235,7 @@ void test_stripped() {
       kept.push_back(std::move(fd));
     }
   });
-  CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 5s, .secret = "s"};
+  CommunicatorOptions options{.transport = Transport::tcp, .connect_timeout = 5s, .secret = secret};
   options.tls = TlsMode::all;
   const auto outcomes = run_ranks(2, options, [](auto& own) { return own.rank == 1; }, store);
   check_all_fail(outcomes, ErrorKind::protocol, {"rank 0 (host b1)", "TLS", "HOLMES_TLS"}, 0);

@@ -44,11 +44,13 @@ def test_hostile_traffic_leaves_a_running_job_alone() -> None:
     before = _listening_ports()
     server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True, secret=SECRET)
     address = ("127.0.0.1", server.port)
+    is_set_up = threading.Barrier(3)
     stop = threading.Event()
 
     def rank_body(rank: int) -> int:
         store = server if rank == 0 else holmes_comm.TcpStore(*address, secret=SECRET)
         comm = holmes_comm.init(store, rank, 2, transport="tcp", name="hostile", secret=SECRET, timeout_s=60.0)
+        is_set_up.wait(30.0)
         operations = 0
         expected = np.arange(1 << 18, dtype="float32") * 2 + 1
         go_on = np.ones(1)
@@ -65,7 +67,7 @@ def test_hostile_traffic_leaves_a_running_job_alone() -> None:
     results: list[Any] = []
     job = threading.Thread(target=lambda: results.append(run_threads(2, rank_body)), daemon=True)
     job.start()
-    server.wait("holmes/hostile/decision", 30.0)  # the set-up is over
+    is_set_up.wait(30.0)
     try:
         # What the mesh listened on is closed: nothing but the store is open.
         assert _listening_ports() - before == {server.port}
@@ -85,6 +87,20 @@ def test_hostile_traffic_leaves_a_running_job_alone() -> None:
     assert results[0][0] == results[0][1] > 1
 
 
+@pytest.mark.parametrize("weak", ["a guess", "a" * 64])
+def test_a_weak_secret_is_refused_everywhere(weak: str) -> None:
+    store = holmes_comm.LocalStore()
+
+    def body(rank: int) -> None:
+        with pytest.raises(holmes_comm.UsageError, match=r"at least 16, 5 of them different.*openssl rand -hex 32"):
+            holmes_comm.init(store, rank, 2, transport="tcp", name="weak", secret=weak, connect_timeout_s=20.0)
+
+    run_threads(2, body)
+    for is_server in (True, False):
+        with pytest.raises(holmes_comm.UsageError, match="openssl rand -hex 32"):
+            holmes_comm.TcpStore("127.0.0.1", 0, is_server=is_server, secret=weak)
+
+
 def test_a_store_with_a_secret_serves_nobody_without_it() -> None:
     server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True, secret=SECRET)
     server.set("key", b"value")
@@ -95,7 +111,7 @@ def test_a_store_with_a_secret_serves_nobody_without_it() -> None:
     with pytest.raises(holmes_comm.ProtocolError, match="HOLMES_SECRET"):
         holmes_comm.TcpStore(*address)
     with pytest.raises(holmes_comm.ProtocolError, match="another secret"):
-        holmes_comm.TcpStore(*address, secret="a guess")
+        holmes_comm.TcpStore(*address, secret="a stranger's guess")
     assert holmes_comm.TcpStore(*address, secret=SECRET).get("key", 5.0) == b"value"
     plain = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
     with pytest.raises(holmes_comm.ProtocolError, match="was given no secret"):

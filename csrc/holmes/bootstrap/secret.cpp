@@ -6,10 +6,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <mutex>
+#include <set>
 
 #include "holmes/core/error.hpp"
-#include "holmes/core/log.hpp"
 
 namespace holmes {
 
@@ -39,6 +38,8 @@ std::string to_hex(const std::string& bytes) {
 namespace {
 
 constexpr std::size_t least_secret_bytes = 16;
+// What is random has more: of 16 hexadecimal digits one in a million has fewer.
+constexpr std::size_t least_different_bytes = 5;
 
 constexpr std::size_t most_secret_bytes = 64 * 1024;
 
@@ -54,24 +55,22 @@ std::string content_of(const std::string& path) {
   return file.is_open() && !file.bad() ? content : "";
 }
 
-std::string judged(const std::string& secret) {
-  static std::once_flag warned;
-  if (secret.size() < least_secret_bytes) {
-    std::call_once(warned, [&] {
-      log(LogLevel::warn, std::nullopt,
-          "the job's secret has " + std::to_string(secret.size()) +
-              " bytes: who reads the store or a handshake can find it by trying; use 32 random ones, for example of "
-              "'openssl rand -hex 32'");
-    });
-  }
-  return secret;
+// Refuses what can be found by trying. `source`: who gave it.
+std::string judged(const std::string& secret, const std::string& source) {
+  const std::size_t different = std::set<char>(secret.begin(), secret.end()).size();
+  if (secret.size() >= least_secret_bytes && different >= least_different_bytes) return secret;
+  throw UsageError("the job's secret in " + source + " has " + std::to_string(secret.size()) + " bytes, " +
+                   std::to_string(different) + " of them different; it must have at least " +
+                   std::to_string(least_secret_bytes) + ", " + std::to_string(least_different_bytes) +
+                   " of them different, as who reads the store or a handshake can try for it; use 32 random bytes, "
+                   "for example of 'openssl rand -hex 32'");
 }
 
 }  // namespace
 
 std::optional<std::string> given_secret(const std::string& option, const Env& env) {
-  if (!option.empty()) return judged(option);
-  if (env.secret) return judged(*env.secret);
+  if (!option.empty()) return judged(option, "the option 'secret'");
+  if (env.secret) return judged(*env.secret, "HOLMES_SECRET");
   if (!env.secret_file) return std::nullopt;
   const std::string secret = content_of(*env.secret_file);
   if (secret.empty()) {
@@ -79,7 +78,7 @@ std::optional<std::string> given_secret(const std::string& option, const Env& en
                      "' cannot be used: it must be a readable regular file of 1 to " +
                      std::to_string(most_secret_bytes) + " bytes; write the secret into one or unset the variable");
   }
-  return judged(secret);
+  return judged(secret, "HOLMES_SECRET_FILE='" + *env.secret_file + "'");
 }
 
 }  // namespace holmes

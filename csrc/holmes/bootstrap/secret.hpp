@@ -15,7 +15,8 @@ std::string random_bytes(std::size_t count);
 std::string to_hex(const std::string& bytes);
 
 // The secret this rank was given: `option`, else HOLMES_SECRET, else the file HOLMES_SECRET_FILE names. Nothing where
-// none of them is set. Throws UsageError where the file cannot be read or is empty.
+// none of them is set. Throws UsageError where the file cannot be read or is empty, or the secret is short or of too
+// few different bytes.
 std::optional<std::string> given_secret(const std::string& option, const Env& env);
 
 }  // namespace holmes

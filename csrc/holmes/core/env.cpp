@@ -176,7 +176,7 @@ const std::vector<Row>& table() {
         "system forbids it (another PID namespace, a container's seccomp profile, `kernel.yama.ptrace_scope`) shared "
         "memory carries everything."},
        choice(&Env::cma, {{"auto", CmaUse::measured}, {"always", CmaUse::always}, {"0", CmaUse::never}})},
-      {{"HOLMES_SECRET", "text", "the content of `HOLMES_SECRET_FILE`",
+      {{"HOLMES_SECRET", "text, at least 16 bytes", "the content of `HOLMES_SECRET_FILE`",
         "The job's secret, the same on all ranks and clients of a `TcpStore`; who cannot prove it is dropped "
         "([security](security.md))."},
        text(&Env::secret)},
@@ -188,8 +188,8 @@ const std::vector<Row>& table() {
         "([security](security.md))."},
        choice(&Env::tls, {{"off", "off"}, {"clusters", "clusters"}, {"all", "all"}})},
       {{"HOLMES_INTEGRITY", "`0`, `1`", "`0`",
-        "`1`: what arrives over TCP and shared memory is compared with what was sent, by CRC32C "
-        "([security](security.md))."},
+        "`1`: what arrives over TCP and shared memory, also by direct copies (`HOLMES_CMA`), is compared with what was "
+        "sent, by CRC32C ([security](security.md))."},
        choice(&Env::integrity, {{"0", false}, {"1", true}})},
       {{"HOLMES_INTEGRITY_DIGEST_EVERY", "operations, 0 to 1000000000", "0",
         "Of so many all_reduce, all_gather and broadcast of a communicator one has its result compared over the ranks; "

@@ -174,6 +174,12 @@ std::optional<std::string> dump_folder() {
   return own.folder;
 }
 
+bool has_dump_folder() {
+  Dumps& own = dumps();
+  std::lock_guard lock(own.mutex);
+  return own.folder.has_value();
+}
+
 std::string request_file(const std::string& folder) { return folder + "/request"; }
 
 namespace {

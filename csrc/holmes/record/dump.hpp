@@ -18,6 +18,7 @@ inline constexpr auto record_settle = std::chrono::milliseconds(300);
 // Where dumps go; the last call counts.
 void set_dump_folder(const std::optional<std::string>& folder);
 std::optional<std::string> dump_folder();
+bool has_dump_folder();  // takes no memory
 // A file in that folder; whoever changes it asks all processes that have the same folder for their dumps.
 std::string request_file(const std::string& folder);
 

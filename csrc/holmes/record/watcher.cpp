@@ -18,6 +18,7 @@
 #include <ctime>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -28,6 +29,7 @@
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
 #include "holmes/record/dump.hpp"
 
 namespace holmes {
@@ -178,12 +180,16 @@ void handle_signal(int number, int fd) {
 
 std::string answer() { return process_record_json("asked for", record_patience, record_settle); }
 
-// When the request file was last changed; {} where there is none.
-timespec request_time() {
-  const auto folder = dump_folder();
-  struct stat info{};
-  if (!folder || ::stat(request_file(*folder).c_str(), &info) != 0) return {};
-  return info.st_mtim;
+// When the request file was last changed; {} where there is none. Nothing where memory is short for a moment.
+std::optional<timespec> request_time() {
+  std::optional<timespec> found;
+  where_memory_allows([&] {
+    const auto folder = dump_folder();
+    struct stat info{};
+    const bool is_there = folder && ::stat(request_file(*folder).c_str(), &info) == 0;
+    found = is_there ? info.st_mtim : timespec{};
+  });
+  return found;
 }
 
 class Watcher {
@@ -194,11 +200,13 @@ public:
     } catch (const HolmesError& error) {
       log(LogLevel::info, std::nullopt, std::string("holmes debug cannot ask this process: ") + error.what());
     }
-    if (signalled_ && env.flight_recorder_signal != 0) handle_signal(env.flight_recorder_signal, signalled_.get());
-    last_request_ = request_time();
+    last_request_ = request_time().value_or(timespec{});
     std::thread thread([this] { run(); });
     ::pthread_setname_np(thread.native_handle(), "holmes-watch");
     thread.detach();
+    // Last: the handler writes to the descriptor for as long as the process lives, and where there is no thread it
+    // closes.
+    if (signalled_ && env.flight_recorder_signal != 0) handle_signal(env.flight_recorder_signal, signalled_.get());
   }
 
   std::uint64_t epoch() const { return epoch_; }
@@ -215,16 +223,16 @@ private:
     ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
     while (true) {
       pollfd fds[2] = {{signalled_.get(), POLLIN, 0}, {socket_ ? socket_->fd() : -1, POLLIN, 0}};
-      ::poll(fds, 2, dump_folder() ? request_poll_ms : -1);
+      ::poll(fds, 2, has_dump_folder() ? request_poll_ms : -1);
       if (fds[0].revents) {
         std::uint64_t ignored;
         [[maybe_unused]] const ssize_t bytes = ::read(signalled_.get(), &ignored, sizeof ignored);
         dump("signal");
       }
       if (fds[1].revents) serve();
-      const timespec request = request_time();
-      if (request.tv_sec != last_request_.tv_sec || request.tv_nsec != last_request_.tv_nsec) {
-        last_request_ = request;
+      const auto request = request_time();
+      if (request && (request->tv_sec != last_request_.tv_sec || request->tv_nsec != last_request_.tv_nsec)) {
+        last_request_ = *request;
         dump("asked for");
       }
     }
@@ -234,7 +242,9 @@ private:
     try {
       socket_->serve(answer);
     } catch (const std::exception& error) {
-      log(LogLevel::warn, std::nullopt, std::string("no flight record for holmes debug: ") + error.what());
+      where_memory_allows([&] {
+        log(LogLevel::warn, std::nullopt, std::string("no flight record for holmes debug: ") + error.what());
+      });
     }
   }
 
@@ -265,7 +275,15 @@ void start_watcher(const Env& env) {
   // A lock could be held for ever in a forked child; two threads may be here only when a process begins.
   static std::atomic<std::uint64_t> begun_epoch{UINT64_MAX};
   if (begun_epoch.exchange(fork_epoch()) == fork_epoch()) return;
-  current.store(new Watcher(env));
+  try {
+    current.store(new Watcher(env));
+  } catch (const std::exception& error) {  // neither memory nor a thread is left: the next communicator tries again
+    begun_epoch.store(UINT64_MAX);
+    where_memory_allows([&] {
+      log(LogLevel::warn, std::nullopt, std::string("holmes debug cannot ask this process: ") + error.what());
+    });
+    return;
+  }
   static const int registered = std::atexit([] {
     if (const Watcher* own = current.load()) own->remove_name();
   });
