@@ -29,7 +29,7 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-torch test-trainers test-launchers test-cuda-fake bench-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
+.PHONY: help build demo test test-cpp test-python test-torch test-trainers test-launchers test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
@@ -38,6 +38,7 @@ help:
 	@echo "make test-launchers  srun, mpirun, mpiexec, Ray Train start two ranks each (installs them where it can)"
 	@echo "make test-cuda-fake  torch's CUDA build, and its ProcessGroupNCCL beside Holmes, on a fake CUDA runtime (installs gigabytes)"
 	@echo "make bench-cuda-fake  their calls, memory and host time side by side (BENCH_ARGS='--save')"
+	@echo "make suite-cuda-fake  PyTorch's own DistributedTest over both (SUITE_ARGS='--save -k broadcast')"
 	@echo "make soak      random training programs against plain torch (SOAK_ARGS='--minutes 60 --seed 1')"
 	@echo "make stress    injected faults on emulated nodes for some minutes (STRESS_ARGS='--minutes 60 --seed 3')"
 	@echo "make stress-address  the same under the address sanitizer (STRESS_ARGS='--minutes 120')"
@@ -129,7 +130,7 @@ TEST_JOBS ?= 4
 test-cpp: build $(VENV)/.nccl
 	$(BIN)/cmake -S . -B $(BUILD) -DHOLMES_TESTS=ON >/dev/null
 	$(BIN)/cmake --build $(BUILD)
-	$(BIN)/ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure --timeout 120
+	$(BIN)/ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure --timeout 300
 
 test-python: build $(VENV)/.nccl
 	$(BIN)/python -m pytest --ignore tests/trainers --ignore tests/launchers -n $(TEST_JOBS) \
@@ -186,6 +187,9 @@ test-cuda-fake: $(CUDA_VENV)/.holmes
 
 bench-cuda-fake: $(CUDA_VENV)/.holmes
 	$(CUDA_ENV) $(CUDA_BIN)/python benchmarks/gpu_beside_nccl.py $(BENCH_ARGS)
+
+suite-cuda-fake: $(CUDA_VENV)/.holmes
+	$(CUDA_ENV) $(CUDA_BIN)/python benchmarks/gpu_pytorch_suite.py $(SUITE_ARGS)
 
 soak: build
 	$(BIN)/python tests/differential/soak.py $(SOAK_ARGS)

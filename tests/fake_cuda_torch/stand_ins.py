@@ -1,7 +1,7 @@
 """Writes what torch's CUDA build needs of NVIDIA's libraries as C sources: `python stand_ins.py TORCH_LIB OUT`.
 
 For each library one source in which every function that torch asks for is weak and, when called, ends the process with
-its name: nothing is silently wrong. What the fakes define beside it wins. A version script gives the symbols the
+its name: nothing is silently wrong. The profiler's say that they cannot be used, which torch then tells. What the fakes define beside it wins. A version script gives the symbols the
 versions that torch wants. Prints the libraries' names.
 """
 
@@ -23,6 +23,7 @@ UNVERSIONED = [
     ("cupti", "libcupti.so.13"),
     ("cu", "libcuda.so.1"),
 ]
+CUPTI_ERROR_NOT_INITIALIZED = 15
 OURS = re.compile(r"lib(cu|nvrtc|nvshmem|nccl|nvJitLink)")
 HEAD = """#include <stdio.h>
 #include <stdlib.h>
@@ -70,8 +71,12 @@ def main(torch_lib: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     names = sorted(name for name in needed | set(symbols) if OURS.match(name))
     for name in names:
+        is_profiler = name.startswith("libcupti")
         functions = [
-            f'__attribute__((weak)) void {symbol}(void) {{ end("{symbol}"); }}\n' for symbol in sorted(symbols[name])
+            f"__attribute__((weak)) int {symbol}(void) {{ return {CUPTI_ERROR_NOT_INITIALIZED}; }}\n"
+            if is_profiler
+            else f'__attribute__((weak)) void {symbol}(void) {{ end("{symbol}"); }}\n'
+            for symbol in sorted(symbols[name])
         ]
         (out / f"{name}.c").write_text(HEAD + "".join(functions))
         by_version: dict[str, list[str]] = defaultdict(list)
