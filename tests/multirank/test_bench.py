@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -340,3 +341,24 @@ def test_ctrl_c_leaves_what_was_measured_in_the_file(tmp_path):
     sizes = [row["size_bytes"] for row in json.loads(path.read_text())["rows"]]
     assert sizes[:2] == [1024, 2048]
     assert len(sizes) < 7
+
+
+def test_sigterm_to_the_command_alone_leaves_what_was_measured(tmp_path):
+    """As a batch system sends it. The picture is drawn at the end only."""
+    pytest.importorskip("matplotlib", reason="draws")
+    path, picture = tmp_path / "result.json", tmp_path / "picture.svg"
+    command = [sys.executable, "-m", "holmes", "bench", "all_reduce", "--ranks", "2", "--peers", "none"]
+    command += ["--sizes", "1K,2K,4K,8K,16K,32K,64K", "--seconds", "2", "--rounds", "1"]
+    run = subprocess.Popen([*command, "--json", str(path), "--plot", str(picture)], stderr=subprocess.PIPE, text=True)
+    give_up_s = time.monotonic() + 60
+    while not path.exists():
+        assert run.poll() is None
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in said, said
+    sizes = [row["size_bytes"] for row in json.loads(path.read_text())["rows"]]
+    assert 0 < len(sizes) < 7
+    assert picture.exists()

@@ -170,3 +170,21 @@ def test_a_killed_rank_ends_the_run_on_all_others_by_name() -> None:
     assert "AbortedError" not in failures[0]  # causes first
     assert "PeerLostError" in "\n".join(line for lines in result.outputs.values() for line in lines)
     assert [process.returncode for process in job.processes] == [1, 1, 1, -signal.SIGKILL]
+
+
+@needs_namespaces
+def test_sigterm_ends_a_run_with_what_was_done_till_then() -> None:
+    pytest.importorskip("torch", reason="`holmes stress` meets through torch's store")
+    with Testbed("two-clusters").session() as session:
+        job = session.launch([*STRESS, "--seconds", "90", "--json", "-"])
+        job.processes[0].wait_for_line("all correct so far", 60)
+        for process in job.processes:
+            process.kill(signal.SIGTERM)
+        result = job.wait(60, grace_s=20)
+    assert [process.returncode for process in job.processes] == [128 + signal.SIGTERM] * 4, result.outputs
+    lines = result.outputs[0]
+    found = json.loads("\n".join(lines[lines.index("{") :]))
+    assert found["interrupted"]
+    assert found["summary"][1:] == ["interrupted before its time was over", "all correct"]
+    assert all(group["operations"] > 0 for rank in found["ranks"] for group in rank["groups"])
+    assert not any("Traceback" in line for lines in result.outputs.values() for line in lines)

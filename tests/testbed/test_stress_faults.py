@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -222,6 +223,27 @@ def test_a_killed_rank_is_reported_by_name_and_its_episode_comes_again(tmp_path:
     assert (kill["right"], kill["reported"], kill["reports"]) == (1, 1, 7)
     assert found["operations_checked"] > 0
     assert "| kill: " in (tmp_path / "out.md").read_text()
+
+
+@needs_namespaces
+def test_sigterm_leaves_the_table_of_the_episodes_till_then(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holmes", "stress", "--testbed", "--faults", "kill", "--seed", "11"]
+    command += ["--seconds", "600", "--save", str(tmp_path / "out")]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stderr is not None
+    said = ""
+    while "episode 0 ok" not in said:
+        assert run.poll() is None, said
+        said += run.stderr.readline()
+    run.send_signal(signal.SIGTERM)
+    table, more = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM, more
+    assert "Traceback" not in more, more
+    assert "| kill: " in table
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["interrupted"]
+    assert found["holmes"]["episodes"] >= 1
+    assert found["holmes"]["leaks"] == []
 
 
 @needs_namespaces

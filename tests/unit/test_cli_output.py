@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -73,6 +74,21 @@ def test_json_goes_to_a_file_or_alone_to_standard_output(
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads(run("--json", "-"))
     assert printed == run()
     assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_fills_80_columns_and_no_more(
+    name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    lines = [line.rstrip() for line in capfd.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    first_box = next(number for number, line in enumerate(lines) if line.startswith("╭"))
+    for line, below in itertools.pairwise(lines[:first_box]):
+        if line and below:  # of one paragraph: its next word found no room
+            assert len(line) + 1 + len(below.split()[0]) > 79, line
 
 
 def completed(words: str) -> list[str]:

@@ -16,11 +16,13 @@ from holmes.lab.stress.run import gather_results
 from holmes.lab.stress.summary import print_result, progress_line, rates, summary
 from holmes.tools.bench import parse_bytes
 from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.interrupt import ending_early
 from holmes.tools.job_store import in_job, join_job
 from holmes_comm.errors import UsageError
 
 _EVERY_S = 5.0  # between lines of progress
 _AFTER_FAILURE_S = 10.0
+_AFTER_INTERRUPT_S = 2.0
 _MAX_BYTES, _FAULT_BYTES = "4M", "256K"
 
 
@@ -66,8 +68,9 @@ def stress(
     At once and for so long: data-parallel reduce-scatter and all-gather, pipeline send and receive, tensor all-reduce,
     each in its own groups, with random sizes and types. Run it as a job (torchrun, `holmes testbed run`). Rank 0
     prints. With --testbed and --faults it makes its own nodes and ranks, breaks them again and again, and checks that
-    every survivor says what is broken (docs/stress.md). Exit code: 0 where all was correct, 1 where anything failed, 2
-    where it cannot start.
+    every survivor says what is broken (docs/stress.md). Ctrl-C and SIGTERM end it early, with the result till then.
+    Exit code: 0 where all was correct, 1 where anything failed, 2 where it cannot start, 130 after Ctrl-C, 143 after
+    SIGTERM.
     """
     most_bytes = parse_bytes(max_bytes)
     if minutes is not None:
@@ -80,10 +83,12 @@ def stress(
             "save": save,
             "timeout_s": timeout_s,
         }
-        if partitions:
-            raise typer.Exit(_with_partitions(faults, peers, lease_s=lease_s, json_file=json_file, **options))
-        options["slack_s"] = slack_s
-        raise typer.Exit(_with_faults(faults, peers, max_bytes=max_bytes, json_file=json_file, **options))
+        with ending_early() as interrupt:
+            if partitions:
+                code = _with_partitions(faults, peers, lease_s=lease_s, json_file=json_file, **options)
+            else:
+                code = _with_faults(faults, peers, max_bytes=max_bytes, slack_s=slack_s, json_file=json_file, **options)
+        raise typer.Exit(interrupt.exit_code if interrupt.has_come else code)
     if faults or peers or partitions:
         raise UsageError(
             "--faults, --partitions and --peers need --testbed: faults are injected on emulated nodes only"
@@ -93,7 +98,7 @@ def stress(
             "it needs several ranks; on this machine alone: torchrun --nproc-per-node 4 --no-python holmes stress, "
             "or holmes testbed run -- holmes stress"
         )
-    with join_job("holmes/stress", join_timeout_s) as job:
+    with join_job("holmes/stress", join_timeout_s) as job, ending_early() as interrupt:
         own = seed if seed is not None else random.SystemRandom().randrange(2**31)
         if job.rank == 0:
             job.store.set("holmes/stress/seed", str(own))
@@ -108,7 +113,7 @@ def stress(
             timeout_s or 60.0,
             corrupt=corrupt,
         )
-        if job.rank == 0:  # now: Ctrl-C ends it without a summary
+        if job.rank == 0:  # now: SIGKILL ends it without a summary
             typer.echo(f"holmes stress: seed {agreed} (again: --seed {agreed})", err=True)
         progress = _Progress(settings) if job.rank == 0 else None
         mine, topology = run_stress(job.store, job.rank, job.size, "holmes/stress", settings, progress)
@@ -117,11 +122,12 @@ def stress(
             _print_own(mine)  # now: rank 0 may be gone
         # After a failure all others have been told; without one they may be in their last round.
         wait_s = _AFTER_FAILURE_S if failed else settings.round_limit_s
+        wait_s = _AFTER_INTERRUPT_S if mine.is_interrupted else wait_s
         result = gather_results(job.store, job.size, "holmes/stress", mine, topology, wait_s)
         if result is not None:
             _print(result, settings, json_file)
             failed = result.exit_code != 0
-    raise typer.Exit(int(failed))
+    raise typer.Exit(interrupt.exit_code if interrupt.has_come else int(failed))
 
 
 def _with_faults(faults: str, peers: str, **options: Any) -> int:
@@ -153,7 +159,7 @@ def _print_own(mine: RankResult) -> None:
 def _print(result: StressResult, settings: Settings, json_file: Path | None) -> None:
     ranks = [rank.to_dict() for rank in result.ranks]
     found = {"seed": settings.seed, "exit_code": result.exit_code, "missing": result.missing, "rates": rates(result)}
-    found |= {"summary": summary(result, settings), "ranks": ranks}
+    found |= {"interrupted": result.is_interrupted, "summary": summary(result, settings), "ranks": ranks}
     show(json_file, found, lambda: print_result(Console(), result, settings))
 
 

@@ -18,7 +18,7 @@ import holmes_comm
 from holmes import files
 from holmes.lab.stress.elastic import ELASTIC_FAULTS, run_elastic_faults, run_partitions
 from holmes.lab.stress.faults import FAULTS, FaultSettings, run_faults
-from holmes.lab.stress.faults.peers import PEERS, peer_markdown, run_peers
+from holmes.lab.stress.faults.peers import PEERS, PeerRow, peer_markdown, run_peers
 from holmes.tools.cli.output import show
 from holmes_comm.errors import UsageError
 
@@ -54,8 +54,8 @@ def stress_with_faults(
 ) -> int:
     """Runs the faults of groups, then those of elastic jobs, then the peers; prints the tables.
 
-    Saves them as `save`.json and `save`.md. Returns the exit code: 0 where all was as it must be. Raises ValueError,
-    TestbedError.
+    Saves them as `save`.json and `save`.md. Returns the exit code: 0 where all was as it must be. KeyboardInterrupt
+    ends it early, with the tables till then. Raises ValueError, TestbedError.
     """
 
     def say(line: str) -> None:
@@ -63,7 +63,7 @@ def stress_with_faults(
 
     _check_save(save)
     found: dict[str, Any] = {"machine": describe_machine()}
-    markdown, code = "", 0
+    markdown, code, is_interrupted = "", 0, False
     names = names_of(faults, [*FAULTS, *ELASTIC_FAULTS], "fault") if faults else ()
     elastic = [name for name in names if name in ELASTIC_FAULTS]
     of_groups = tuple(name for name in names if name in FAULTS)
@@ -82,17 +82,22 @@ def stress_with_faults(
         )
         say(f"seed {settings.seed}; {len(settings.faults)} faults for {settings.seconds:.0f} s")
         result = run_faults(settings, say)
-        found["holmes"], code = result.summary(), result.exit_code
+        found["holmes"], code, is_interrupted = result.summary(), result.exit_code, result.is_interrupted
         markdown += result.markdown()
-    if elastic:
+    if elastic and not is_interrupted:
         say(f"seed {seed}; {len(elastic)} faults of elastic jobs for {elastic_s:.0f} s")
         jobs = run_elastic_faults(elastic, elastic_s, seed, episode, say)
-        found["elastic"], code = jobs.summary(), code or jobs.exit_code
+        found["elastic"], code, is_interrupted = jobs.summary(), code or jobs.exit_code, jobs.is_interrupted
         markdown += "\n" + jobs.markdown()
-    if peers:
-        rows = run_peers(names_of(peers, PEERS, "peer"), say)
+    if peers and not is_interrupted:
+        rows: list[PeerRow] = []
+        try:
+            rows.extend(run_peers(names_of(peers, PEERS, "peer"), say))
+        except KeyboardInterrupt:
+            is_interrupted = True
         found["peers"] = [row.to_dict() for row in rows]
         markdown += "\n" + peer_markdown(rows)
+    found["interrupted"] = is_interrupted
     _save(save, found, markdown)
     show(json_file, found, lambda: typer.echo(markdown))
     return code
@@ -119,7 +124,7 @@ def stress_with_partitions(
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     say(f"seed {seed}")
     result = run_partitions(seconds, seed, say, episode, lease_s)
-    found = {"machine": describe_machine(), "partitions": result.summary()}
+    found = {"machine": describe_machine(), "partitions": result.summary(), "interrupted": result.is_interrupted}
     _save(save, found, result.markdown())
     show(json_file, found, lambda: typer.echo(result.markdown()))
     return result.exit_code

@@ -39,12 +39,14 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class RankResult:
-    """All groups of one rank, which is on `host`; `failure`: what went wrong outside of a group's operations."""
+    """All groups of one rank, which is on `host`; `failure`: what went wrong outside of a group's operations;
+    `is_interrupted`: Ctrl-C or SIGTERM came before its time was over."""
 
     rank: int
     host: str
     groups: tuple[GroupResult, ...] = ()
     failure: str = ""
+    is_interrupted: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -64,6 +66,11 @@ class StressResult:
     ranks: tuple[RankResult, ...]
     missing: tuple[int, ...] = ()
     nic_classes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it is of a part of its time only."""
+        return any(rank.is_interrupted for rank in self.ranks)
 
     @property
     def failures(self) -> list[tuple[RankResult, GroupResult]]:

@@ -23,6 +23,7 @@ from holmes_comm import Communicator, HolmesError
 
 _SLACK_S = 10.0  # beyond all deadlines
 _PROGRESS_S = 1.0
+_STOP_S = 1.0
 
 #: Called with the seconds gone and the loops, about once a second.
 OnProgress = Callable[[float, list[Loop]], None]
@@ -33,7 +34,8 @@ def run_stress(
 ) -> tuple[RankResult, Topology]:
     """Collective over `size` ranks, with equal settings. This rank's result, also after failures, and the topology.
 
-    `name` must be new in the store. Ends within `settings.seconds`, the set-up and one round more. Raises
+    `name` must be new in the store. Ends within `settings.seconds`, the set-up and one round more; on KeyboardInterrupt
+    after the round that is under way, for all ranks of this one's groups, with what was done till then. Raises
     ValueError where the sizes do not fit the topology, HolmesError where groups cannot be made.
     """
     topology = discover_topology(store, rank, size, f"{name}/topology", measure_s=0.0)
@@ -50,13 +52,36 @@ def run_stress(
 
     for run in runs:
         run.start(start_s + settings.seconds, abort_all)
+    is_interrupted = False
+    try:
+        _join(runs, start_s, settings, on_progress)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        _stop(runs)
+    results = tuple(run.result() for run in runs)
+    return RankResult(rank, topology.host_of(rank).name, results, is_interrupted=is_interrupted), topology
+
+
+def _join(runs: list[GroupRun], start_s: float, settings: Settings, on_progress: OnProgress | None) -> None:
     hard_end_s = start_s + settings.seconds + settings.round_limit_s + _SLACK_S
     while any(run.thread.is_alive() for run in runs) and time.monotonic() < hard_end_s:
         next((run for run in runs if run.thread.is_alive()), runs[0]).thread.join(_PROGRESS_S)
         if on_progress is not None:
             on_progress(time.monotonic() - start_s, [run.loop for run in runs])
-    results = tuple(run.result() for run in runs)
-    return RankResult(rank, topology.host_of(rank).name, results), topology
+
+
+def _stop(runs: list[GroupRun]) -> None:
+    """Ends the rounds with those who still answer, soon: who sent the signal will not wait long."""
+    for run in runs:
+        run.loop.stop()
+    end_s = time.monotonic() + _STOP_S
+    for run in runs:
+        run.thread.join(max(end_s - time.monotonic(), 0.0))
+    for run in runs:
+        if run.thread.is_alive():
+            run.communicator.abort("the stress run was interrupted")
+    for run in runs:
+        run.thread.join(_PROGRESS_S)
 
 
 class GroupRun:

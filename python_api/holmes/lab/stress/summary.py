@@ -68,6 +68,8 @@ def summary(result: StressResult, settings: Settings) -> list[str]:
         ", ".join(f"{kind} {count}" for kind, count in sorted(operations.items())) or "none: every group has one rank"
     )
     lines = [f"operations checked: {total}; {checked / 1e6:.0f} MB of results; seed {settings.seed}"]
+    if result.is_interrupted:
+        lines.append("interrupted before its time was over")
     if result.exit_code == 0:
         return [*lines, "all correct"]
     failures = result.failures

@@ -62,7 +62,7 @@ def launch(settings: Settings, ranks: int, output: Output) -> int:
     try:
         return _wait(processes)
     except KeyboardInterrupt:
-        _await_end(processes)  # the terminal has told them too, and rank 0 still has something to write
+        _end_early(processes)
         raise
     finally:
         _stop(processes)
@@ -105,7 +105,11 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
         time.sleep(_POLL_S)
 
 
-def _await_end(processes: list[subprocess.Popen[bytes]]) -> None:
+def _end_early(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Tells those that the terminal has not told, and waits: rank 0 still has something to write."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
     deadline_s = time.monotonic() + _STOP_S
     while time.monotonic() < deadline_s and any(process.poll() is None for process in processes):
         time.sleep(_POLL_S)

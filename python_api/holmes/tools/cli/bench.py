@@ -25,6 +25,7 @@ from holmes.tools.bench import (
 )
 from holmes.tools.cli.output import JsonFile, columns
 from holmes.tools.cli.refusal import missing_module
+from holmes.tools.interrupt import ending_early
 from holmes_comm.errors import UsageError
 
 
@@ -94,7 +95,8 @@ def bench(
     first call that differ from numpy's. cpu is the cores that all ranks keep busy, B/cpu the bytes of all ranks per
     second of processor time, foreign the cores that other processes kept busy meanwhile. /gloo and the like say how
     many times faster than that peer, as the median over rounds that ran in turns; with * over another path. A terminal
-    too narrow for all columns has the most important ones; --json has all.
+    too narrow for all columns has the most important ones; --json has all. Ctrl-C and SIGTERM end it early: --json and
+    --plot have what was measured till then.
     """
     settings = Settings(
         operations=tuple(operations or OPERATIONS),
@@ -126,12 +128,13 @@ def bench(
         columns(),
     )
     try:
-        if own_rank() is not None:
-            status = 0 if run_rank(settings, output) else 1
-        elif testbed is not None:
-            status = _launch_on_testbed(settings, output, testbed, nproc_per_node, congestion_control)
-        else:
-            status = launch(settings, ranks, output)
+        with ending_early():
+            if own_rank() is not None:
+                status = 0 if run_rank(settings, output) else 1
+            elif testbed is not None:
+                status = _launch_on_testbed(settings, output, testbed, nproc_per_node, congestion_control)
+            else:
+                status = launch(settings, ranks, output)
     except PeerError as error:
         typer.echo(f"holmes bench: {error}", err=True)
         status = 1

@@ -12,6 +12,7 @@ import typer
 from holmes.tools.bench.compute import ComputeSettings, run_compute
 from holmes.tools.bench.tables import compute_document
 from holmes.tools.cli.output import STDOUT, JsonFile, show
+from holmes.tools.interrupt import ending_early
 from holmes_comm.errors import JobError, UsageError
 
 
@@ -42,13 +43,23 @@ def compute(
     if is_shown:
         typer.echo(f"#{'ranks':>6} {'part':>10} {'forward':>12} {'backward':>12}")
         typer.echo(f"#{'':>6} {'':>10} {'(us)':>12} {'(us)':>12}")
+    rows: list[dict[str, Any]] = []
+
+    def on_row(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if is_shown:
+            _show(row)
+
     try:
-        rows = run_compute(settings, _show if is_shown else lambda row: None)
+        with ending_early():
+            run_compute(settings, on_row)
     except JobError as error:
         typer.echo(f"holmes bench compute: {error}", err=True)
         raise typer.Exit(1) from None
-    command = shlex.join(["holmes", *sys.argv[1:]])
-    show(json_file, compute_document(command, dataclasses.asdict(settings), rows), lambda: None)
+    finally:  # also where Ctrl-C ends it
+        if rows:
+            command = shlex.join(["holmes", *sys.argv[1:]])
+            show(json_file, compute_document(command, dataclasses.asdict(settings), rows), lambda: None)
 
 
 def _show(row: dict[str, Any]) -> None:

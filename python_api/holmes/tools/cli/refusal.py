@@ -57,6 +57,12 @@ def check_number(name: str, value: float) -> None:
 
 
 class _Refusing:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # A docstring's lines are for the source: a paragraph flows into the terminal's width.
+        paragraphs = re.split(r"\n\s*\n", options.get("help") or "")
+        options["help"] = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        super().__init__(*args, **options)
+
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         rest = super().parse_args(ctx, args)  # type: ignore[misc]
         for param in self.params:  # type: ignore[attr-defined]

@@ -56,5 +56,7 @@ def partition(folder: Path, choice: random.Random) -> tuple[str, list[str]]:
     """The block with the store goes on where it is large enough, nobody else does (`--partitions`: all of them)."""
     seed, number = choice.randrange(2**31), choice.randrange(3 * len(list(set_partitions((*NODES, STORE_NODE)))))
     result = run_partitions(0.0, seed, lambda line: None, number)
+    if result.is_interrupted:
+        raise KeyboardInterrupt
     problems = [text for texts in result.problems.values() for text in texts]
     return f"{', '.join(result.tried)} (--partitions --seed {seed} --episode {number})", problems

@@ -66,11 +66,15 @@ def describe(partition: Partition) -> str:
     return " | ".join(names)
 
 
+_TOLD_OTHERWISE = ("tried", "ended", "problems", "is_interrupted")
+
+
 @dataclass
 class PartitionResult:
     """`tried`: by partition, how often; `went_on`, `stopped`: in how many a block trained on, or rightly none did.
 
-    `problems`: what was wrong, by the number of the split; `generations`, `steps`: that were trained.
+    `problems`: what was wrong, by the number of the split; `generations`, `steps`: that were trained;
+    `is_interrupted`: Ctrl-C or SIGTERM came before its time was over.
     """
 
     seed: int
@@ -84,6 +88,7 @@ class PartitionResult:
     seconds: float = 0.0
     worst_stall_s: float = 0.0
     problems: dict[int, list[str]] = field(default_factory=dict)
+    is_interrupted: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -93,7 +98,7 @@ class PartitionResult:
     def summary(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            **{key: value for key, value in vars(self).items() if key not in ("tried", "ended", "problems")},
+            **{name: value for name, value in vars(self).items() if name not in _TOLD_OTHERWISE},
             "partitions": dict(self.tried),
             "ended": dict(self.ended),
             "problems": {str(number): lines for number, lines in self.problems.items()},
@@ -122,7 +127,8 @@ def run_partitions(
 
     One job lives through all 52 of a round; the next has another `min_ranks`. `only`: this split of the seed alone.
     `lease_s`: of Rules, and how long a rank may be silent; more for a machine that is shared with others.
-    Raises TestbedError where there can be no testbed.
+    KeyboardInterrupt between the building and the end of a job ends it early, with the result till then. Raises
+    TestbedError where there can be no testbed.
     """
     result = PartitionResult(seed)
     began_s = time.monotonic()
@@ -135,13 +141,16 @@ def run_partitions(
             numbers = range(only, only + 1) if only in numbers else range(0)
         if numbers:
             with _Run(seed, _LEAST[job_number % len(_LEAST)], lease_s, result, say) as run:
-                for number in numbers:
-                    if only is None and time.monotonic() - began_s >= seconds:
-                        break
-                    run.split(number, order[number % len(order)], time.monotonic() - began_s)
+                try:
+                    for number in numbers:
+                        if only is None and time.monotonic() - began_s >= seconds:
+                            break
+                        run.split(number, order[number % len(order)], time.monotonic() - began_s)
+                except KeyboardInterrupt:
+                    result.is_interrupted = True
                 run.finish()
         result.seconds = time.monotonic() - began_s
-        is_done = bool(numbers) if only is not None else result.seconds >= seconds
+        is_done = result.is_interrupted or (bool(numbers) if only is not None else result.seconds >= seconds)
         job_number += 1
     return result
 

@@ -18,13 +18,15 @@ _SHOWN = 3  # problems of an episode
 
 @dataclass
 class ElasticResult:
-    """By fault: how many jobs, how many of them as unbroken. `problems`: by episode. `left_out`: and why."""
+    """By fault: how many jobs, how many of them as unbroken. `problems`: by episode. `left_out`: and why.
+    `is_interrupted`: Ctrl-C or SIGTERM came before its time was over."""
 
     seed: int
     tried: dict[str, int] = field(default_factory=dict)
     right: dict[str, int] = field(default_factory=dict)
     problems: dict[int, list[str]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    is_interrupted: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -50,8 +52,25 @@ class ElasticResult:
 def run_elastic_faults(
     names: Sequence[str], seconds: float, seed: int, episode: int | None, say: Callable[[str], None]
 ) -> ElasticResult:
-    """One job after the other, each fault once before any comes again; `say` gets a line for each."""
-    result, order = ElasticResult(seed), sorted(names)
+    """One job after the other, each fault once before any comes again; `say` gets a line for each. KeyboardInterrupt
+    ends it early, with the result till then."""
+    result = ElasticResult(seed)
+    try:
+        _run_all(names, seconds, seed, episode, result, say)
+    except KeyboardInterrupt:
+        result.is_interrupted = True
+    return result
+
+
+def _run_all(
+    names: Sequence[str],
+    seconds: float,
+    seed: int,
+    episode: int | None,
+    result: ElasticResult,
+    say: Callable[[str], None],
+) -> None:
+    order = sorted(names)
     random.Random(seed).shuffle(order)
     began_s = time.monotonic()
     number = 0 if episode is None else episode
@@ -78,4 +97,3 @@ def run_elastic_faults(
             result.problems[number] = problems
             say(f"  again: holmes stress --testbed --faults {','.join(sorted(names))} --seed {seed} --episode {number}")
         number += 1
-    return result

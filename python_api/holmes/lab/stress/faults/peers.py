@@ -8,7 +8,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,14 @@ class PeerRow:
         return asdict(self)
 
 
-def run_peers(names: Sequence[str], say: Say) -> list[PeerRow]:
+def run_peers(names: Sequence[str], say: Say) -> Iterator[PeerRow]:
     """Every library under every fault, one after the other, four ranks on four nodes. Raises TestbedError."""
-    rows = []
     for name in names:
         for fault in PEER_FAULTS:
             row = _run(name, fault)
-            rows.append(row)
             times = f", the last after {max(row.report_s):.1f} s" if row.report_s else ""
             say(f"{name} under {fault}: {row.reported} of {row.survivors} reported{times}, {row.named} named it")
-    return rows
+            yield row
 
 
 def _run(name: str, fault: str) -> PeerRow:

@@ -22,7 +22,10 @@ _SHOWN = 3  # problems of an episode
 
 
 def run_faults(settings: FaultSettings, say: Say) -> SoakResult:
-    """Runs the episodes; `say` gets a line for each. Raises TestbedError, ValueError for an unknown fault."""
+    """Runs the episodes; `say` gets a line for each. KeyboardInterrupt ends it early, with the result till then.
+
+    Raises TestbedError, ValueError for an unknown fault.
+    """
     unknown = sorted(set(settings.faults) - set(FAULTS))
     if unknown:
         raise UsageError(f"there is no fault {', '.join(unknown)}; there are {', '.join(sorted(FAULTS))}")
@@ -34,7 +37,10 @@ def run_faults(settings: FaultSettings, say: Say) -> SoakResult:
                 if name in settings.faults:
                     result.left_out[name] = why
                     say(f"{name} is left out: it {why}")
-            _run_all(settings, driver, result, say)
+            try:
+                _run_all(settings, driver, result, say)
+            except KeyboardInterrupt:
+                result.is_interrupted = True
             for process, uses in driver.uses.items():
                 result.leaks += problems(process, uses)
             result.uses = {process: list(uses) for process, uses in driver.uses.items()}

@@ -38,7 +38,8 @@ class Row:
 
 @dataclass
 class SoakResult:
-    """All episodes of a run. `problems`: by episode; `uses`: what each process held after each episode."""
+    """All episodes of a run. `problems`: by episode; `uses`: what each process held after each episode;
+    `is_interrupted`: Ctrl-C or SIGTERM came before its time was over."""
 
     settings: FaultSettings
     rows: dict[str, Row] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class SoakResult:
     operations: int = 0
     checked_bytes: int = 0
     seconds: float = 0.0
+    is_interrupted: bool = False
 
     def add(self, episode: Episode, checked: EpisodeResult, seconds: float) -> None:
         """Counts one episode."""
