@@ -29,13 +29,14 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-torch test-trainers test-launchers test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
+.PHONY: help build demo test test-cpp test-python test-torch test-trainers test-launchers test-distributed test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
 	@echo "make test-torch  other versions of torch: the backend beside Gloo, and its tests (VERSIONS='2.9.1 2.15.0', gigabytes)"
 	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan, torchft and the examples (installs them)"
 	@echo "make test-launchers  srun, mpirun, mpiexec, Ray Train start two ranks each (installs them where it can)"
+	@echo "make test-distributed  PyTorch's own DistributedTest over Holmes in place of Gloo (RANKS=3)"
 	@echo "make test-cuda-fake  torch's CUDA build, and its ProcessGroupNCCL beside Holmes, on a fake CUDA runtime (installs gigabytes)"
 	@echo "make bench-cuda-fake  their calls, memory and host time side by side (BENCH_ARGS='--save')"
 	@echo "make suite-cuda-fake  PyTorch's own DistributedTest over both (SUITE_ARGS='--save -k broadcast')"
@@ -133,12 +134,21 @@ test-cpp: build $(VENV)/.nccl
 	$(BIN)/ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure --timeout 300
 
 test-python: build $(VENV)/.nccl
-	$(BIN)/python -m pytest --ignore tests/trainers --ignore tests/launchers -n $(TEST_JOBS) \
+	$(BIN)/python -m pytest --ignore tests/trainers --ignore tests/launchers --ignore tests/pytorch -n $(TEST_JOBS) \
 	  --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Real launchers on this machine; HOLMES_TEST_CRDS=FOLDER checks the manifests too (docs/launchers.md).
 test-launchers: $(VENV)/.launchers
 	$(BIN)/python -m pytest tests/launchers $(PYTEST_ARGS)
+
+# PyTorch's own suite, as installed; expecttest is what it needs beside torch. RANKS=2 and RANKS=4 run other tests of it.
+RANKS ?= 3
+$(VENV)/.expecttest: $(VENV)/.created
+	@$(PIP) expecttest
+	@touch $@
+
+test-distributed: build $(VENV)/.expecttest
+	HOLMES_REPLACES=gloo BACKEND=gloo WORLD_SIZE=$(RANKS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/pytorch -n $(TEST_JOBS) $(PYTEST_ARGS)
 
 # Other versions of torch, each in an environment of its own that is removed afterwards (KEEP=1 leaves it):
 # make test-torch VERSIONS="2.9.1 2.15.0" TORCH_TEST_ARGS="--save"

@@ -15,11 +15,13 @@ import atexit
 import contextlib
 import copy
 import functools
+import hashlib
 import re
 import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -63,6 +65,7 @@ _TORCHCOMMS = (
 )
 _choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
 _options: dict[str, GroupOptions] = {}  # by the name of the group
+_splits: weakref.WeakKeyDictionary[ProcessGroup, int] = weakref.WeakKeyDictionary()  # how often each was split
 _splitting = threading.local()  # is_on: this thread is in split_group; is_out: its part of it is not NCCL's
 
 
@@ -443,14 +446,39 @@ def _split_group(
     # All ranks of the parent are here, and all take part where NCCL splits.
     _splitting.is_on, _splitting.is_out = True, False
     try:
-        if pg_options is None or isinstance(pg_options, Backend.Options):
-            group = original(parent_pg, split_ranks, timeout, pg_options, *args, **kwargs)
-        else:
-            asked = _group_options_of(pg_options)
-            with group_options_from(lambda ranks: asked):
-                group = original(parent_pg, split_ranks, timeout, None, *args, **kwargs)
+        with _names_of_splits(parent_pg):
+            if pg_options is None or isinstance(pg_options, Backend.Options):
+                group = original(parent_pg, split_ranks, timeout, pg_options, *args, **kwargs)
+            else:
+                asked = _group_options_of(pg_options)
+                with group_options_from(lambda ranks: asked):
+                    group = original(parent_pg, split_ranks, timeout, None, *args, **kwargs)
         if group is dist.GroupMember.NON_GROUP_MEMBER or group is None or _splitting.is_out:
             _backend(parent_pg).stay_out_of_split()
     finally:
         _splitting.is_on = False
     return group
+
+
+@contextlib.contextmanager
+def _names_of_splits(parent: ProcessGroup | None) -> Iterator[None]:
+    """Around a split of a group that not all ranks are in, so that the names of the job's later groups stay the same.
+
+    torch 2.15 takes the name of a split, and of every group after it, from a count of groups on this rank: after a
+    split of some ranks only, the next group of all has two names and waits for itself, over any backend
+    (docs/upstream.md). Here the parent's ranks count its splits by themselves.
+    """
+    import torch.distributed as dist
+
+    if parent is None or parent.size() == dist.get_world_size():
+        yield
+        return
+    world: Any = dist.distributed_c10d._world
+    count = world.group_count
+    _splits[parent] = _splits.get(parent, 0) + 1
+    name = hashlib.sha256(f"{parent.group_name}/{_splits[parent]}".encode())
+    world.group_count = int(name.hexdigest(), 16)  # torch hashes it with the ranks
+    try:
+        yield
+    finally:
+        world.group_count = count

@@ -19,6 +19,9 @@ from holmes_comm.nics import NicSelection  # noqa: E402
 from holmes_comm.torch_backend import connections, nic_reason  # noqa: E402
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+#: split_group of torch 2.14 and later leaves ranks in the order given, and a rank outside gets this.
+KEEPS_ORDER = VERSION >= (2, 14)
+OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER if VERSION >= (2, 14) else None
 LOOPBACK = NicSelection(nic_class="loopback", transport="tcp")
 
 
@@ -116,15 +119,18 @@ def split(rank, size, store):
     bind_to_the_cpu()
     halves = dist.split_group(split_ranks=[[0, 1], [3, 2]])  # the ranks in any order
     inherited = {row["transport"] for row in connections(halves)}
-    assert dist.get_process_group_ranks(halves) == [rank // 2 * 2, rank // 2 * 2 + 1]
+    ranks = [0, 1] if rank < 2 else sorted([3, 2], reverse=KEEPS_ORDER)
+    assert dist.get_process_group_ranks(halves) == ranks
+    assert halves.rank() == ranks.index(rank)
     sums = [summed(halves, rank)]
     middle = dist.split_group(split_ranks=[[1, 2]], pg_options=LOOPBACK, timeout=timedelta(seconds=7))
-    assert (middle is None) == (rank in (0, 3))
-    if middle is not None:
+    assert (middle is OUTSIDE) == (rank in (0, 3))
+    if middle is not OUTSIDE:
         assert {row["interface"] for row in connections(middle)} == {"lo"}
         sums.append(summed(middle, rank))
         one = dist.split_group(middle, [[0], [1]])  # of ranks of the parent
         sums.append(summed(one, rank))
+        assert dist.split_group(middle, [[0], [1]]).group_name != one.group_name
         assert middle._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     sums += [summed(mesh.get_group(name), rank) for name in ("dp", "tp")]
@@ -135,7 +141,7 @@ def split(rank, size, store):
     assert both[0] is both[1]
     assert dist.group.WORLD.group_name == name  # torch writes into the options that it gets
     assert dist.group.WORLD._get_backend(torch.device("cpu")).options.group_name == name
-    for group in (one, middle) if middle is not None else ():
+    for group in (one, middle) if middle is not OUTSIDE else ():
         dist.destroy_process_group(group)
     return sums, inherited
 

@@ -20,6 +20,10 @@ _INDIVISIBLE = "CheckpointFunctionBackward"
 
 Gradients = tuple[torch.Tensor | None, ...]
 
+#: Where a backward pass begins: a stage of torch 2.15 that has sent an output keeps its gradient edge only, and
+#: nothing where it needs no gradient.
+Root = torch.Tensor | GradientEdge | None
+
 
 class WeightPass:
     """The gradients of parameters that a backward pass has left out."""
@@ -58,18 +62,19 @@ class WeightPass:
 
 
 def backward_inputs(
-    outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None, inputs: Sequence[Any]
+    outputs: Sequence[Root], gradients: Sequence[torch.Tensor | None] | None, inputs: Sequence[Any]
 ) -> tuple[Gradients, WeightPass]:
     """The gradients of `inputs`, None for those that need none, and what is left to do for the parameters.
 
-    `gradients`: of the `outputs`; None: they are a loss. An output without a gradient is left out. Both passes together
-    are `torch.autograd.backward(outputs, gradients)`, also where no input needs a gradient, where parameters do not lie
-    beside the way to an input, and where layers share them. A graph that cannot be divided (reentrant checkpointing) is
-    run as a whole here.
+    `gradients`: of the `outputs`; None: they are a loss, as tensors. An output without a gradient is left out. Both
+    passes together are `torch.autograd.backward(outputs, gradients)`, also where no input needs a gradient, where
+    parameters do not lie beside the way to an input, and where layers share them. A graph that cannot be divided
+    (reentrant checkpointing) is run as a whole here.
     """
-    given = [torch.ones_like(output) for output in outputs] if gradients is None else gradients
-    pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if o.requires_grad and g is not None]
-    edges = [get_gradient_edge(output) for output, _ in pairs]
+    given = map(torch.ones_like, outputs) if gradients is None else gradients  # type: ignore[arg-type]
+    found_edges = [(_edge_of(output), gradient) for output, gradient in zip(outputs, given, strict=True)]
+    pairs = [(edge, gradient) for edge, gradient in found_edges if edge is not None and gradient is not None]
+    edges = [edge for edge, _ in pairs]
     values = [gradient for _, gradient in pairs]
     wanted = [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
     roots, ends = [edge.node for edge in edges], [get_gradient_edge(each).node for each in wanted]
@@ -105,8 +110,14 @@ def divided_backward(
     return gradients + (None,) * (len(given) - received), weights
 
 
-def _check_divisible(stage_index: int, outputs: Sequence[torch.Tensor]) -> None:
-    roots = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
+def _edge_of(output: Root) -> GradientEdge | None:
+    if isinstance(output, torch.Tensor):
+        return get_gradient_edge(output) if output.requires_grad else None
+    return output
+
+
+def _check_divisible(stage_index: int, outputs: Sequence[Root]) -> None:
+    roots = [edge.node for edge in map(_edge_of, outputs) if edge is not None]
     if _is_indivisible(children_of(roots, ())):
         raise UsageError(
             f"stage {stage_index} is wrapped by DistributedDataParallel and uses reentrant checkpointing, whose "
@@ -119,11 +130,12 @@ def _is_indivisible(nodes: Iterable[Node]) -> bool:
     return any(node.name() == _INDIVISIBLE for node in nodes)
 
 
-def _release(tensors: Sequence[torch.Tensor]) -> None:
+def _release(outputs: Sequence[Root]) -> None:
     """Parts outputs that somebody keeps from their graph, so that its memory is free once the parameters' pass ran."""
-    for tensor in tensors:
-        if tensor.grad_fn is not None and not tensor._is_view():  # a view cannot be parted in place
-            tensor.detach_()
+    for output in outputs:
+        # A view cannot be parted in place.
+        if isinstance(output, torch.Tensor) and output.grad_fn is not None and not output._is_view():
+            output.detach_()
 
 
 @contextmanager
@@ -137,7 +149,8 @@ def _synchronized(module: nn.Module, outputs: Any, is_last: bool) -> Iterator[No
         find_tensors: Any = nn.parallel.distributed._find_tensors
         module.reducer.prepare_for_backward(list(find_tensors(outputs)))  # as torch's stage does
     elif isinstance(module, FSDPModule):
-        module.set_is_last_backward(False)
+        if not hasattr(module, "set_manual_backward_finalization"):  # which torch's stage has called then
+            module.set_is_last_backward(False)
         module.set_reshard_after_backward(False)
         module.set_requires_gradient_sync(False)
     yield

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage as TorchPipelineStage
+from torch.distributed.pipelining.stage import _normalize_model_output_as_tuple
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,7 +37,7 @@ class CheckedStage(TorchPipelineStage):
         self._use_meta(fwd_chunk_id)
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if not self.is_last:
-            self._check_outputs(fwd_chunk_id, self.fwd_cache[fwd_chunk_id][0])
+            self._check_outputs(fwd_chunk_id, _normalize_model_output_as_tuple(output))
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +70,7 @@ class CheckedStage(TorchPipelineStage):
                     "sizes may change between the steps of holmes.pipeline_schedule, not of torch's schedules, and "
                     "with the first stage's inputs only; example tensors must be as a micro-batch is"
                 )
-            if self.has_backward and output.requires_grad and self.grad_recv_info[chunk][index].buffer is None:
+            if self.has_backward and output.requires_grad and self.grad_recv_info[chunk][index].tensor_meta is None:
                 raise UsageError(
                     f"output {index} of stage {self.stage_index} requires a gradient, but none is sent for it, as the "
                     "schedule began with one that required none; after a change of requires_grad make a new schedule "
