@@ -1,8 +1,8 @@
 """Writes what torch's CUDA build needs of NVIDIA's libraries as C sources: `python stand_ins.py TORCH_LIB OUT`.
 
 For each library one source in which every function that torch asks for is weak and, when called, ends the process with
-its name: nothing is silently wrong. The profiler's say that they cannot be used, which torch then tells. What the fakes define beside it wins. A version script gives the symbols the
-versions that torch wants. Prints the libraries' names.
+its name: nothing is silently wrong. The profiler's say that they cannot be used, which torch then tells. What the fakes
+define beside it wins. A version script gives the symbols the versions that torch wants. Prints the libraries' names.
 """
 
 from __future__ import annotations

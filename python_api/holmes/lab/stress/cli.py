@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from holmes.interrupt import ending_early
 from holmes.lab.stress import RankResult, Settings, StressResult, run_stress
 from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.run import gather_results
 from holmes.lab.stress.summary import print_result, progress_line, rates, summary
 from holmes.tools.bench import parse_bytes
 from holmes.tools.cli.output import JsonFile, show
-from holmes.tools.interrupt import ending_early
 from holmes.tools.job_store import in_job, join_job
 from holmes_comm.errors import UsageError
 

@@ -2,9 +2,9 @@
 
 import sys
 
+from holmes.interrupt import ending_early
 from holmes.tools.bench.rank import run_rank
 from holmes.tools.bench.settings import Output, Settings
-from holmes.tools.interrupt import ending_early
 
 if __name__ == "__main__":
     settings, output = sys.argv[1:]

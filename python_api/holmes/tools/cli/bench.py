@@ -12,6 +12,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from holmes import files
+from holmes.interrupt import ending_early
 from holmes.tools.bench import (
     OPERATIONS,
     PEERS,
@@ -25,7 +26,6 @@ from holmes.tools.bench import (
 )
 from holmes.tools.cli.output import JsonFile, columns
 from holmes.tools.cli.refusal import missing_module
-from holmes.tools.interrupt import ending_early
 from holmes_comm.errors import UsageError
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from holmes.interrupt import ending_early
 from holmes.tools.bench.compute import ComputeSettings, run_compute
 from holmes.tools.bench.tables import compute_document
 from holmes.tools.cli.output import STDOUT, JsonFile, show
-from holmes.tools.interrupt import ending_early
 from holmes_comm.errors import JobError, UsageError
 
 
