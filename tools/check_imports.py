@@ -16,7 +16,8 @@ from pathlib import Path
 ORDER = [
     "holmes_comm",
     "holmes.words",
-    "holmes.files", "holmes.interrupt",
+    "holmes.files",
+    "holmes.interrupt",
     "holmes.cluster.topology",
     "holmes.cluster.probe",
     "holmes.cluster",
