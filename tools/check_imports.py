@@ -39,7 +39,6 @@ ORDER = [
     "holmes",
     "holmes.tools.job_store",
     "holmes.tools.affinity",
-    "holmes.tools.interrupt",
     "holmes.tools.bench",
     "holmes.tools.doctor",
     "holmes.tools.debug",

@@ -279,6 +279,9 @@ def point_to_point(rank, size, store):
     for work in dist.batch_isend_irecv(ring):
         work.wait()
     assert set(gpu.result(other)) == {float((rank - 1) % size)}
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, other, rank), dist.P2POp(dist.isend, mine, rank)]):
+        work.wait()
+    assert set(gpu.result(other)) == {float(rank)}
     data = [gpu.full(5, rank + 1.0) for _ in range(3)]
     with dist.distributed_c10d._coalescing_manager(device=mine.device, async_ops=True) as block:
         for one in data:

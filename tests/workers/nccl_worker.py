@@ -149,6 +149,13 @@ def case_collectives():
         for work in works:
             work.wait()
         assert set(other.values) == {(rank - 1) % size}
+        # To all, itself too, as NCCL lets a group do.
+        outputs = [Array(np.zeros(10, "int64"), rank) for _ in range(size)]
+        inputs = [Array(np.full(10, 10 * rank + peer), rank) for peer in range(size)]
+        block = [("send", one, peer, 0) for peer, one in enumerate(inputs)]
+        for work in comm.batch(block + [("recv", one, peer, 0) for peer, one in enumerate(outputs)]):
+            work.wait()
+        assert [set(one.values) for one in outputs] == [{10 * peer + rank} for peer in range(size)]
         if rank == 0:
             comm.send(mine, 1, async_op=True).wait()
         elif rank == 1:

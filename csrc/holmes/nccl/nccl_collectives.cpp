@@ -269,6 +269,7 @@ WorkPtr NcclCommunicator::recv_any(Buffer, std::uint32_t, CallOptions) {
 
 std::vector<WorkPtr> NcclCommunicator::batch(std::vector<P2pCall> calls, CallOptions call) {
   std::vector<std::pair<int, Buffer>> sends, recvs;
+  int to_itself = 0;  // sends less receives
   const std::size_t count = calls.size();
   if (count == 0) return {};
   const char* operation = count > 1 ? "batch" : calls.front().is_send ? "send" : "recv";
@@ -276,11 +277,14 @@ std::vector<WorkPtr> NcclCommunicator::batch(std::vector<P2pCall> calls, CallOpt
     if (one.tag != 0)
       throw UsageError(std::string(operation) + ": tag " + std::to_string(one.tag) +
                        " is not possible, NCCL has no tags: messages of a pair match in order; leave it out");
-    if (one.peer == options_.rank)
-      throw UsageError(std::string(operation) + ": rank " + std::to_string(one.peer) + " of communicator '" +
-                       options_.name + "' cannot send to or receive from itself; copy the buffer instead");
+    if (one.peer == options_.rank) to_itself += one.is_send ? 1 : -1;
     (one.is_send ? sends : recvs).emplace_back(one.peer, std::move(one.buffer));
   }
+  // NCCL copies where one group has both; of an open group, whose end is still to come, it says so itself.
+  if (to_itself != 0 && !has_open_group())
+    throw UsageError(std::string(operation) + ": rank " + std::to_string(options_.rank) + " of communicator '" +
+                     options_.name + "' cannot send to or receive from itself but with both in one batch; copy the " +
+                     "buffer instead");
   const WorkPtr work = exchange(operation, std::move(sends), std::move(recvs), call);
   return std::vector<WorkPtr>(count, work);
 }
