@@ -1,9 +1,14 @@
 """Pipelines over Holmes groups: every schedule of a plan trains as one process does; bfloat16 across clusters only."""
 
+import importlib
+import re
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
+pytest.importorskip("holmes.training.pipeline", exc_type=ImportError)  # says which torch it needs
 
 from single_process import single_process_losses  # noqa: E402
 from topologies import topology_of  # noqa: E402
@@ -140,3 +145,11 @@ def train_by_torchs_own_schedules(rank, size, store):
 def test_schedules_of_torch_give_the_gradients_of_one_process():
     for found in run_ranks(train_by_torchs_own_schedules, 2):
         assert all(error < 1e-12 for error in found.values()), found
+
+
+def test_a_torch_without_stage_metadata_is_told(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("holmes.training.pipeline")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("torch.distributed.pipelining._utils._StageMeta")
+    with pytest.raises(ImportError, match=rf"torch {re.escape(torch.__version__)} has no metadata .* need torch 2.13"):
+        importlib.import_module("holmes.training.pipeline")

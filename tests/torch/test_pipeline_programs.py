@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 pipelining = pytest.importorskip("torch.distributed.pipelining")
+pytest.importorskip("holmes.training.pipeline", exc_type=ImportError)  # says which torch it needs
 
 from pipeline_programs import PARTS, PROGRAMS, STEPS, Chain, Record, differences, sgd, train_alone  # noqa: E402
 from topologies import topology_of  # noqa: E402

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 pipelining = pytest.importorskip("torch.distributed.pipelining")
+pytest.importorskip("holmes.training.pipeline", exc_type=ImportError)  # says which torch it needs
 
 from pipeline_programs import PROGRAMS, STEPS, WIDTH, Program, Record, differences, parts_of, sgd, train_alone  # noqa: E402
 from test_pipeline_programs import SCHEDULES, Pipeline, make_plan  # noqa: E402
