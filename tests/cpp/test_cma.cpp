@@ -61,7 +61,7 @@ constexpr std::size_t stream_bytes = 24 * 1024 * 1024;
 // turns.
 void check_stream(CmaUse cma, CmaUse receiver_cma, std::span<std::byte> source, std::optional<CopyWay> way = {}) {
   Pair pair(cma, receiver_cma);
-  pair.sender->set_way(way);
+  pair.sender->set_way(way, false);
   const std::size_t total = source.size();
   std::vector<std::byte> arrived(total);
   std::mt19937 random(2);
@@ -213,9 +213,10 @@ void check_abort() {
 }
 
 // What is in a shared buffer is read where it is; once more where it was not consumed.
-void check_in_place() {
+void check_in_place(bool bypass_cache) {
   Pair pair(CmaUse::measured);
-  pair.sender->set_way(CopyWay::in_place);
+  pair.receiver->set_way(std::nullopt, bypass_cache);
+  pair.sender->set_way(CopyWay::in_place, false);
   SharedBuffer shared(large_bytes);
   std::ranges::copy(pattern(large_bytes, 8), shared.data());
   const iovec out[] = {{shared.data(), large_bytes}};
@@ -239,7 +240,7 @@ void check_in_place() {
 // A peer that cannot map a buffer gets it through the ring, and ordinary memory as ever.
 void check_in_place_refusal() {
   Pair pair(CmaUse::always);
-  pair.sender->set_way(CopyWay::in_place);
+  pair.sender->set_way(CopyWay::in_place, false);
   SharedBuffer shared(large_bytes);
   std::ranges::copy(pattern(large_bytes, 9), shared.data());
   CHECK(!pair.sender->was_refused_in_place());
@@ -261,7 +262,7 @@ void check_in_place_refusal() {
 
 void check_held_abort() {
   Pair pair(CmaUse::always);
-  pair.sender->set_way(CopyWay::in_place);
+  pair.sender->set_way(CopyWay::in_place, false);
   SharedBuffer shared(large_bytes);
   const iovec out[] = {{shared.data(), large_bytes}};
   CHECK(pair.sender->try_send(out) == 0);
@@ -323,7 +324,8 @@ int main() {
   const std::span<std::byte> shared_data(shared.data(), shared.bytes());
   for (const CmaUse receiver_cma : {CmaUse::never, CmaUse::measured, CmaUse::always})
     check_stream(CmaUse::measured, receiver_cma, shared_data, CopyWay::in_place);
-  check_in_place();
+  check_in_place(/*bypass_cache=*/false);
+  check_in_place(/*bypass_cache=*/true);
   check_in_place_refusal();
   check_held_abort();
   check_completion();

@@ -65,7 +65,7 @@ def until_the_other_is_lost(comm: Any, array: Any) -> None:
 def main() -> None:
     store = holmes_comm.TcpStore("127.0.0.1", port)
     comm = holmes_comm.init(store, rank, 2, timeout_s=30.0)
-    array = holmes_comm.empty(4_000_000, "float32")
+    array = holmes_comm.empty(5_000_000, "float32")  # written past the caches
     if what == "killed":
         until_the_other_is_lost(comm, array)
     elif what == "forks":

@@ -18,9 +18,6 @@
 
 namespace holmes {
 
-// Outputs of at least this size are written past the cache, which could not hold them anyway (measured: +10 to 20 %).
-inline constexpr std::size_t cache_bypass_bytes = 16 * 1024 * 1024;
-
 // Whether all of it is in one shared buffer, or it is empty.
 inline bool is_shared(const Buffer& data) {
   return data.bytes() == 0 || SharedBuffer::place_of(data.data, data.bytes()).id != 0;

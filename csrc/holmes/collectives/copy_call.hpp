@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "holmes/group/group.hpp"
+#include "holmes/reduce/copy.hpp"
 
 namespace holmes {
 
@@ -49,7 +50,7 @@ public:
       const CopyVote::Costs costs = (rank == group.rank ? ballot_ : ballot_of(rank)).costs(memory_);
       total = total ? *total + costs : costs;
       if (rank == group.rank) continue;
-      group.channels[rank]->set_way(std::nullopt);
+      group.channels[rank]->set_way(std::nullopt, /*bypass_cache=*/false);
       was_refused |= group.channels[rank]->was_refused_in_place();
     }
     const auto now = Clock::now();
@@ -73,7 +74,7 @@ private:
     memory_ = memory;
     way_ = group.copy_vote.way(static_cast<int>(op_), bytes_, memory);
     for (const auto& channel : group.channels)
-      if (channel) channel->set_way(way_);
+      if (channel) channel->set_way(way_, bytes_ >= cache_bypass_bytes);
   }
 
   bool votes_ = false;

@@ -57,8 +57,9 @@ public:
   virtual CmaUse cma_use() const { return CmaUse::never; }
   // Whether ranks may read shared buffers in place.
   virtual bool may_read_in_place() const { return false; }
-  // How pieces go from now on; absent: as the channel measures.
-  virtual void set_way(std::optional<CopyWay> /*way*/) {}
+  // How pieces go from now on; absent: as the channel measures. `bypass_cache`: copies of what is read in place are
+  // written past the cache.
+  virtual void set_way(std::optional<CopyWay> /*way*/, bool /*bypass_cache*/) {}
   // Whether the peer could not read a shared buffer since this was asked last.
   virtual bool was_refused_in_place() { return false; }
 

@@ -87,7 +87,7 @@ std::size_t CmaReceiver::copy(std::uint64_t position, std::span<const iovec> pie
     const std::byte* from = in_place(position, total);
     if (!from) return refuse_busy(position);
     for (const iovec& piece : std::span(local.data(), count)) {
-      copy_cached(piece.iov_base, from, piece.iov_len);
+      copy_stream(piece.iov_base, from, piece.iov_len, bypasses_cache_);
       from += piece.iov_len;
     }
     return total;

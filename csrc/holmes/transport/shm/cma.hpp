@@ -82,6 +82,8 @@ public:
   // Copies up to `bytes` of them into `pieces`, in order, and returns how many: 0 where the region is withdrawn, or
   // cannot be read (which the sender is told). The sender may not go on before `advance`.
   std::size_t copy(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes);
+  // Whether copies out of shared buffers are written past the cache from now on.
+  void set_bypass(bool bypass_cache) { bypasses_cache_ = bypass_cache; }
   // `bytes` of them where they are, in a shared buffer: nullptr where there are not so many, or not in one that this
   // process can map. The sender may not go on before `advance`; until then the same can be asked again.
   const std::byte* hold(std::uint64_t position, std::size_t bytes);
@@ -98,6 +100,7 @@ private:
 
   CmaRegion& shared_;
   PeerBuffers buffers_;
+  bool bypasses_cache_ = false;
 };
 
 }  // namespace holmes

@@ -61,7 +61,10 @@ public:
   std::size_t lead_bytes() override;
   CmaUse cma_use() const override { return tuning_.use(); }
   bool may_read_in_place() const override { return may_pull_; }
-  void set_way(std::optional<CopyWay> way) override { tuning_.set(way); }
+  void set_way(std::optional<CopyWay> way, bool bypass_cache) override {
+    tuning_.set(way);
+    seen_.set_bypass(bypass_cache);
+  }
   bool was_refused_in_place() override { return std::exchange(was_refused_in_place_, false); }
   std::size_t max_peek_bytes() const override { return segment_->ring_bytes(); }
   const std::byte* try_peek(std::size_t bytes) override;
