@@ -221,6 +221,7 @@ void check_in_place(bool bypass_cache) {
   std::ranges::copy(pattern(large_bytes, 8), shared.data());
   const iovec out[] = {{shared.data(), large_bytes}};
   CHECK(pair.sender->try_send(out) == 0);
+  CHECK(would_sleep(*pair.sender, false, true));  // it stays there until the receiver comes, however late
   const std::byte* data = pair.receiver->try_peek(1000);
   CHECK(data && std::memcmp(data, shared.data(), 1000) == 0);
   CHECK(pair.receiver->try_peek(1000) == data);

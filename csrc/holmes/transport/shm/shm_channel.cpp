@@ -199,9 +199,10 @@ void ShmChannel::look_at_cma() {
 }
 
 // Where nobody has come for it: a ring takes at least so much of it that a small message is sent without the receiver.
+// What is read in place is no message, and the receiver gets through it without this side.
 void ShmChannel::withdraw_cma() {
   look_at_cma();
-  if (shown_.is_open() && shown_.withdraw())
+  if (shown_.is_open() && !shown_.is_in_place() && shown_.withdraw())
     ring_only_ = std::min<std::size_t>(shown_.end() - produced_, segment_->ring_bytes());
 }
 
