@@ -14,6 +14,7 @@ pybind11_add_module(_C
   bindings/bind_nccl.cpp
   bindings/bind_nic_choice.cpp
   bindings/bind_options.cpp
+  bindings/bind_shared_buffer.cpp
   bindings/bind_store.cpp
   bindings/bind_work.cpp
   bindings/device_buffer.cpp)

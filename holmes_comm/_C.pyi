@@ -21,6 +21,7 @@ __all__: list[str] = [
     "Nic",
     "NicOffer",
     "PrefixStore",
+    "SharedBuffer",
     "SharedNetwork",
     "Store",
     "TcpStore",
@@ -363,6 +364,15 @@ class TcpStore(Store):
     def port(self) -> int:
         """
         Port it listens on or connects to.
+        """
+
+class SharedBuffer:
+    """
+    Memory that the other ranks of this host read where it is (the buffer protocol gives it as bytes). Use it through holmes_comm.empty.
+    """
+    def __init__(self, bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Zeros. Local. Raises UsageError for 0 bytes, SystemError where there is no memory or descriptor.
         """
 
 class Work:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from holmes_comm.nics import Nic, NicSelection, discover_nics
     from holmes_comm.process_metrics import Metrics, metrics
     from holmes_comm.recorder import flight_record
+    from holmes_comm.shared import empty
 
 __all__ = [
     "AbortedError",
@@ -81,6 +82,7 @@ __all__ = [
     "UsageError",
     "Work",
     "discover_nics",
+    "empty",
     "flight_record",
     "init",
     "metrics",
@@ -108,6 +110,7 @@ _HOMES = {
     "nics": ("Nic", "NicSelection", "discover_nics"),
     "process_metrics": ("Metrics", "metrics"),
     "recorder": ("flight_record",),
+    "shared": ("empty",),
 }
 
 

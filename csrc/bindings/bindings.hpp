@@ -12,6 +12,7 @@ void bind_error(pybind11::module_& module);
 void bind_nccl(pybind11::module_& module);
 void bind_nic_choice(pybind11::module_& module);
 void bind_options(pybind11::module_& module);
+void bind_shared_buffer(pybind11::module_& module);
 void bind_store(pybind11::module_& module);
 void bind_work(pybind11::module_& module);
 

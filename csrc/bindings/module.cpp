@@ -7,6 +7,7 @@ PYBIND11_MODULE(_C, module) {
   bind_options(module);
   bind_discover(module);
   bind_store(module);
+  bind_shared_buffer(module);
   bind_work(module);
   bind_comm(module);
   bind_nccl(module);

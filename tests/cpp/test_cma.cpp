@@ -3,8 +3,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
+#include <span>
 
 #include "check.hpp"
 #include "holmes/core/descriptors.hpp"
@@ -44,7 +46,7 @@ std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
   return data;
 }
 
-iovec piece(std::vector<std::byte>& data, std::size_t from, std::size_t bytes) { return {data.data() + from, bytes}; }
+iovec piece(std::span<std::byte> data, std::size_t from, std::size_t bytes) { return {data.data() + from, bytes}; }
 
 bool would_sleep(Channel& channel, bool for_recv, bool for_send) {
   std::vector<pollfd> fds;
@@ -53,11 +55,14 @@ bool would_sleep(Channel& channel, bool for_recv, bool for_send) {
   return sleeps;
 }
 
-// Pieces of all sizes, received in other ones, copied or peeked at, through the ring and by CMA in turns.
-void check_stream(CmaUse cma, CmaUse receiver_cma) {
+constexpr std::size_t stream_bytes = 24 * 1024 * 1024;
+
+// Pieces of all sizes, received in other ones, copied or peeked at, through the ring and out of the sender's memory in
+// turns.
+void check_stream(CmaUse cma, CmaUse receiver_cma, std::span<std::byte> source, std::optional<CopyWay> way = {}) {
   Pair pair(cma, receiver_cma);
-  constexpr std::size_t total = 24 * 1024 * 1024;
-  auto source = pattern(total, 1);
+  pair.sender->set_way(way, false);
+  const std::size_t total = source.size();
   std::vector<std::byte> arrived(total);
   std::mt19937 random(2);
   const auto any_bytes = [&](std::size_t left) {
@@ -66,7 +71,7 @@ void check_stream(CmaUse cma, CmaUse receiver_cma) {
   };
   std::size_t sent = 0, received = 0, piece_end = 0, peek_bytes = 0, idle = 0;
   bool saw_region = false;
-  while (received < total && idle < 1000) {
+  while ((received < total || sent < total) && idle < 1000) {
     if (sent == piece_end) piece_end = sent + any_bytes(total - sent);
     std::size_t moved = 0;
     if (sent < piece_end) {
@@ -97,7 +102,7 @@ void check_stream(CmaUse cma, CmaUse receiver_cma) {
     idle = moved ? 0 : idle + 1;
   }
   CHECK(received == total);
-  CHECK(arrived == source);
+  CHECK(std::ranges::equal(arrived, source));
   CHECK(pair.sender->sent_bytes() == total && pair.receiver->received_bytes() == total);
   CHECK(saw_region == (cma != CmaUse::never));
 }
@@ -207,6 +212,72 @@ void check_abort() {
   CHECK(pair.receiver->received_bytes() == 0);
 }
 
+// What is in a shared buffer is read where it is; once more where it was not consumed.
+void check_in_place(bool bypass_cache) {
+  Pair pair(CmaUse::measured);
+  pair.receiver->set_way(std::nullopt, bypass_cache);
+  pair.sender->set_way(CopyWay::in_place, false);
+  SharedBuffer shared(large_bytes);
+  std::ranges::copy(pattern(large_bytes, 8), shared.data());
+  const iovec out[] = {{shared.data(), large_bytes}};
+  CHECK(pair.sender->try_send(out) == 0);
+  CHECK(would_sleep(*pair.sender, false, true));  // it stays there until the receiver comes, however late
+  const std::byte* data = pair.receiver->try_peek(1000);
+  CHECK(data && std::memcmp(data, shared.data(), 1000) == 0);
+  CHECK(pair.receiver->try_peek(1000) == data);
+  shared.data()[999] ^= std::byte{1};  // no copy: what is written here is seen there
+  CHECK(data && data[999] == shared.data()[999]);
+  CHECK(would_sleep(*pair.sender, false, true));  // the receiver is at it: it is not withdrawn
+  pair.receiver->consume(1000);
+  std::vector<std::byte> rest(large_bytes - 1000);
+  for (std::size_t received = 0, calls = 0; received < rest.size() && calls < 100; ++calls) {
+    const iovec into[] = {piece(rest, received, rest.size() - received)};
+    received += pair.receiver->try_recv(into);
+  }
+  CHECK(std::memcmp(rest.data(), shared.data() + 1000, rest.size()) == 0);
+  CHECK(pair.sender->try_send(out) == large_bytes);
+}
+
+// A peer that cannot map a buffer gets it through the ring, and ordinary memory as ever.
+void check_in_place_refusal() {
+  Pair pair(CmaUse::always);
+  pair.sender->set_way(CopyWay::in_place, false);
+  SharedBuffer shared(large_bytes);
+  std::ranges::copy(pattern(large_bytes, 9), shared.data());
+  CHECK(!pair.sender->was_refused_in_place());
+  std::vector<std::byte> arrived(large_bytes);
+  std::size_t sent = 0, received = 0, idle = 0;
+  while (received < large_bytes && ++idle < 1000) {
+    const iovec out[] = {{shared.data() + sent, large_bytes - sent}};
+    sent += sent < large_bytes ? pair.sender->try_send(out) : 0;
+    if (idle == 1) pair.segment->ring(0).cma.place.id += 2;  // of another one, that is gone
+    const iovec in[] = {piece(arrived, received, large_bytes - received)};
+    received += pair.receiver->try_recv(in);
+  }
+  CHECK(std::memcmp(arrived.data(), shared.data(), large_bytes) == 0);
+  CHECK(pair.sender->was_refused_in_place());
+  CHECK(!pair.sender->was_refused_in_place());  // since it was asked last
+  CHECK(pair.sender->may_read_in_place());
+  CHECK(pair.sender->cma_use() == CmaUse::always);
+}
+
+void check_held_abort() {
+  Pair pair(CmaUse::always);
+  pair.sender->set_way(CopyWay::in_place, false);
+  SharedBuffer shared(large_bytes);
+  const iovec out[] = {{shared.data(), large_bytes}};
+  CHECK(pair.sender->try_send(out) == 0);
+  CHECK(pair.receiver->try_peek(1000) != nullptr);
+  pair.sender->shutdown();
+  bool is_closed = false;
+  try {
+    pair.receiver->consume(1000);
+  } catch (const StreamClosed& closed) {
+    is_closed = closed.peer == 0;
+  }
+  CHECK(is_closed);
+}
+
 void check_choice() {
   constexpr std::size_t piece_bytes = 1024 * 1024;
   CmaChoice choice(CmaUse::measured, piece_bytes);
@@ -224,8 +295,8 @@ void check_choice() {
   CHECK(!choice.uses_cma(piece_bytes, {}));  // nothing is known
   CHECK(share_of_cma() > 0.9);               // half the cost
   CHECK(choice.prefers_cma());
-  CHECK(!choice.uses_cma(1000, {}));            // a short one
-  CHECK(!choice.uses_cma(piece_bytes, false));  // not wanted
+  CHECK(!choice.uses_cma(1000, {}));                    // a short one
+  CHECK(!choice.uses_cma(piece_bytes, CopyWay::ring));  // not wanted
   CmaChoice dear(CmaUse::measured, piece_bytes);
   int shown = 0;
   for (int i = 0; i < 1000; ++i) {
@@ -236,7 +307,7 @@ void check_choice() {
   CHECK(shown > 0 && shown < 60);
   CHECK(!dear.prefers_cma());
   CmaChoice never(CmaUse::never, piece_bytes);
-  CHECK(!never.uses_cma(piece_bytes, true));
+  CHECK(!never.uses_cma(piece_bytes, CopyWay::cma));
   CopyCost cost;
   cost.add(1000, 1e-6);
   cost.add(1000, 1);  // interrupted
@@ -246,8 +317,18 @@ void check_choice() {
 }  // namespace
 
 int main() {
-  for (const CmaUse cma : {CmaUse::never, CmaUse::measured, CmaUse::always}) check_stream(cma, cma);
-  check_stream(CmaUse::always, CmaUse::never);
+  auto source = pattern(stream_bytes, 1);
+  SharedBuffer shared(stream_bytes);
+  std::ranges::copy(source, shared.data());
+  for (const CmaUse cma : {CmaUse::never, CmaUse::measured, CmaUse::always}) check_stream(cma, cma, source);
+  check_stream(CmaUse::always, CmaUse::never, source);
+  const std::span<std::byte> shared_data(shared.data(), shared.bytes());
+  for (const CmaUse receiver_cma : {CmaUse::never, CmaUse::measured, CmaUse::always})
+    check_stream(CmaUse::measured, receiver_cma, shared_data, CopyWay::in_place);
+  check_in_place(/*bypass_cache=*/false);
+  check_in_place(/*bypass_cache=*/true);
+  check_in_place_refusal();
+  check_held_abort();
   check_completion();
   check_withdrawal();
   check_doorbells();

@@ -29,7 +29,7 @@ PUBLIC = {
     AbortedError Communicator CommunicatorError Compression GroupOptions HolmesError IntegrityError JobError LocalStore
     Metrics MismatchError NcclCommunicator NcclGroup NcclProfile Nic NicError NicSelection PeerLostError PrefixStore
     ProtocolError Store SystemError TcpStore TimeoutError UnreachableError UsageError Work discover_nics
-    flight_record init metrics
+    empty flight_record init metrics
     """,
 }
 

@@ -23,7 +23,7 @@ AllReduce::Position AllReduce::position(std::size_t contributions, std::size_t r
   // The stream: contribution slices 0 .. lag-1, then pairs (result slice k, contribution slice k + lag), and when the
   // contributions have ended, the rest of the results.
   const std::size_t slice = group_.slice_bytes;
-  const std::size_t head = uses_cma() ? contributions : std::min(contributions, lag * slice);
+  const std::size_t head = copy_way() != CopyWay::ring ? contributions : std::min(contributions, lag * slice);
   if (done_bytes < head) return {done_bytes, 0, true, head - done_bytes};
   if (head == contributions) return {contributions, done_bytes - head, false, head + results - done_bytes};
   // Whole pairs, as long as both kinds fill a slice.

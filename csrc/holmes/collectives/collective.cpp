@@ -16,13 +16,13 @@ Collective::Collective(Group& group, Signature signature, std::shared_ptr<Work> 
 
 void Collective::prepare() {
   prepared_ = true;
-  cma_.begin(group_, signature_.op, agreed_bytes());
+  copies_.begin(group_, signature_.op, agreed_bytes(), [this] { return sends_shared(); });
   flows_.resize(static_cast<std::size_t>(group_.size));
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;
     Flow& flow = flows_[peer];
     flow.out =
-        make_header(signature_, group_.slice_bytes, send_total_bytes(peer), recv_total_bytes(peer), cma_.costs_word());
+        make_header(signature_, group_.slice_bytes, send_total_bytes(peer), recv_total_bytes(peer), copies_.ballot());
     if (sends_to(peer)) flow.out_total = header_bytes + send_total_bytes(peer);
     if (receives_from(peer)) flow.in_total = header_bytes + recv_total_bytes(peer);
     open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
@@ -69,7 +69,7 @@ bool Collective::all_headers_received() const {
 }
 
 void Collective::end() {
-  cma_.end(group_, [this](int peer) { return flows_[peer].in.cma_costs; });
+  copies_.end(group_, [this](int peer) -> const CopyVote::Ballot& { return flows_[peer].in.ballot; });
 }
 
 bool Collective::advance() {
@@ -78,8 +78,9 @@ bool Collective::advance() {
   // Each rank starts with another peer, so that not all send to the same one.
   for (int step = 1; step < group_.size; ++step) moved |= send_to((group_.rank + step) % group_.size);
   for (int step = 1; step < group_.size; ++step) moved |= recv_from((group_.rank + group_.size - step) % group_.size);
+  if (copies_.awaits_arrivals() && all_headers_received())
+    copies_.all_arrived(group_, [this](int peer) -> const CopyVote::Ballot& { return flows_[peer].in.ballot; });
   moved |= compute();
-  if (cma_.awaits_arrivals() && all_headers_received()) cma_.all_arrived();
   if (pace_.is_kept() && moved) update_pace();
   return moved;
 }
@@ -104,7 +105,7 @@ bool Collective::send_to(int peer) {
   } else {
     done = flow.out_bytes - header_bytes;
   }
-  if (flow.out_total > header_bytes) {
+  if (flow.out_total > header_bytes && copies_.is_decided()) {
     pieces[count] = next_send(peer, done);
     pieces[count].iov_len = std::min(pieces[count].iov_len, pace_.sendable_bytes(flow.out_bytes));
     if (pieces[count].iov_len) ++count;
@@ -123,7 +124,7 @@ bool Collective::recv_from(int peer) {
   std::size_t count = 0;
   const std::size_t before = flow.in_bytes;
   if (before < header_bytes) pieces[count++] = {reinterpret_cast<std::byte*>(&flow.in) + before, header_bytes - before};
-  if (flow.in_total > header_bytes) {
+  if (flow.in_total > header_bytes && copies_.is_decided()) {
     pieces[count] = next_recv(peer, before < header_bytes ? 0 : before - header_bytes);
     if (pieces[count].iov_len) ++count;
   }
@@ -157,7 +158,9 @@ void Collective::count_received(int peer, std::size_t bytes) {
 std::size_t Collective::awaited_recv_bytes(int peer) {
   const Flow& flow = flows_[peer];
   if (flow.in_bytes == flow.in_total) return 0;
-  if (flow.in_bytes < header_bytes || awaits_peek(peer)) return 1;
+  if (flow.in_bytes < header_bytes) return 1;
+  if (!copies_.is_decided()) return 0;
+  if (awaits_peek(peer)) return 1;
   return next_recv(peer, flow.in_bytes - header_bytes).iov_len;
 }
 
@@ -165,6 +168,7 @@ std::size_t Collective::awaited_send_bytes(int peer) {
   const Flow& flow = flows_[peer];
   if (flow.out_bytes == flow.out_total || !may_send(peer)) return 0;
   if (flow.out_bytes < header_bytes) return 1;
+  if (!copies_.is_decided()) return 0;
   return std::min(next_send(peer, flow.out_bytes - header_bytes).iov_len, pace_.sendable_bytes(flow.out_bytes));
 }
 

@@ -7,18 +7,21 @@
 #include <string>
 #include <vector>
 
-#include "holmes/collectives/cma_call.hpp"
 #include "holmes/collectives/collective_header.hpp"
+#include "holmes/collectives/copy_call.hpp"
 #include "holmes/collectives/pace.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
 #include "holmes/group/group.hpp"
 #include "holmes/record/communicator_record.hpp"
+#include "holmes/transport/shm/shared_buffer.hpp"
 
 namespace holmes {
 
-// Outputs of at least this size are written past the cache, which could not hold them anyway (measured: +10 to 20 %).
-inline constexpr std::size_t cache_bypass_bytes = 16 * 1024 * 1024;
+// Whether all of it is in one shared buffer, or it is empty.
+inline bool is_shared(const Buffer& data) {
+  return data.bytes() == 0 || SharedBuffer::place_of(data.data, data.bytes()).id != 0;
+}
 
 class Collective {
 public:
@@ -78,9 +81,12 @@ protected:
   virtual bool compute() { return false; }
   // Whether local work is finished too.
   virtual bool is_computed() const { return true; }
-  // Bytes of the operation, as all ranks know them alike; 0: they do not. Then channels decide about CMA, as they do
-  // where not all of them are shared memory.
+  // Bytes of the operation, as all ranks know them alike; 0: they do not. Then channels decide how pieces are copied,
+  // as they do where not all of them are shared memory.
   virtual std::size_t agreed_bytes() const { return 0; }
+  // Whether all that this rank sends is in shared buffers (see SharedBuffer), or it sends nothing. Asked where there
+  // are agreed bytes.
+  virtual bool sends_shared() const { return false; }
   // Whether compute() waits to peek at bytes of `peer`.
   virtual bool awaits_peek(int /*peer*/) const { return false; }
 
@@ -88,8 +94,8 @@ protected:
   std::size_t sent_bytes(int peer) const;
   void count_received(int peer, std::size_t bytes);  // for peeked bytes
   bool header_received(int peer) const;
-  // Whether it goes by CMA as all ranks decided; known once it has been advanced.
-  bool uses_cma() const { return cma_.uses_cma(); }
+  // How it is copied, as all ranks decided; known once payload is asked for.
+  CopyWay copy_way() const { return copies_.way(); }
 
   Group& group_;
   Signature signature_;
@@ -117,7 +123,7 @@ private:
   std::vector<Flow> flows_;
   int open_flows_ = 0;  // directions that are not finished
   bool prepared_ = false;
-  CmaCall cma_;
+  CopyCall copies_;
   Pace pace_;
 };
 

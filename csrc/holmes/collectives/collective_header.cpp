@@ -37,7 +37,7 @@ std::string describe(const Signature& signature, const std::string& communicator
 }
 
 CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes, std::uint64_t payload_bytes,
-                             std::uint64_t expected_bytes, std::uint64_t cma_costs) {
+                             std::uint64_t expected_bytes, const CopyVote::Ballot& ballot) {
   return {header_magic,
           signature.op,
           signature.dtype,
@@ -49,8 +49,7 @@ CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes
           payload_bytes,
           expected_bytes,
           signature.announced_bytes,
-          cma_costs,
-          {}};
+          ballot};
 }
 
 void check_header(const CollectiveHeader& mine, const CollectiveHeader& theirs, const Group& group, int peer) {

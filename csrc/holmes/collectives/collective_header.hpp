@@ -42,13 +42,13 @@ struct CollectiveHeader {
   std::uint64_t payload_bytes;   // that follow
   std::uint64_t expected_bytes;  // that the sender of this header expects back
   std::uint64_t announced_bytes;
-  std::uint64_t cma_costs;   // see CmaVote
-  std::uint64_t padding[1];  // to a cache line: what follows in a shared-memory ring stays aligned
+  CopyVote::Ballot ballot;
 };
+// A cache line: what follows in a shared-memory ring stays aligned.
 static_assert(sizeof(CollectiveHeader) == 64);
 
 CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes, std::uint64_t payload_bytes,
-                             std::uint64_t expected_bytes, std::uint64_t cma_costs);
+                             std::uint64_t expected_bytes, const CopyVote::Ballot& ballot);
 // Throws MismatchError where `peer` called something else, ProtocolError where that is no header.
 void check_header(const CollectiveHeader& mine, const CollectiveHeader& theirs, const Group& group, int peer);
 

@@ -1,5 +1,7 @@
 #include "holmes/collectives/exchange.hpp"
 
+#include <algorithm>
+
 #include "holmes/reduce/copy.hpp"
 #include "holmes/reduce/reduce.hpp"
 
@@ -14,6 +16,11 @@ std::size_t Exchange::agreed_bytes() const {
   if (signature_.op == OpCode::all_gather) return total_bytes(recvs_);
   if (signature_.op == OpCode::broadcast) return signature_.count * size_bytes(signature_.dtype);
   return 0;
+}
+
+bool Exchange::sends_shared() const {
+  return std::ranges::all_of(sends_, is_shared) &&
+         (signature_.op != OpCode::broadcast || std::ranges::all_of(recvs_, is_shared));
 }
 
 iovec Exchange::next_send(int peer, std::size_t done_bytes) {

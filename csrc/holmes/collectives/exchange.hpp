@@ -15,6 +15,8 @@ public:
 protected:
   Pacing pacing() const override { return Pacing::by_received; }
   std::size_t agreed_bytes() const override;
+  // Of a broadcast: what comes, too, as those who only receive are not to wait for what the root's memory is.
+  bool sends_shared() const override;
   std::size_t send_total_bytes(int peer) const override { return sends_[peer].bytes(); }
   std::size_t recv_total_bytes(int peer) const override { return recvs_[peer].bytes(); }
   iovec next_send(int peer, std::size_t done_bytes) override;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "holmes/reduce/copy.hpp"
+
 namespace holmes {
 
 ReduceScatter::ReduceScatter(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,

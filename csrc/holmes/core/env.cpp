@@ -174,7 +174,7 @@ const std::vector<Row>& table() {
         "Ranks of one host copy larger pieces out of each other's memory (`process_vm_readv`): where they measure that "
         "it takes less time than shared memory (collectives: all ranks together), for all pieces, never. Where the "
         "system forbids it (another PID namespace, a container's seccomp profile, `kernel.yama.ptrace_scope`) shared "
-        "memory carries everything."},
+        "memory carries everything, also what is in arrays of `holmes_comm.empty`, which else is read where it is."},
        choice(&Env::cma, {{"auto", CmaUse::measured}, {"always", CmaUse::always}, {"0", CmaUse::never}})},
       {{"HOLMES_SECRET", "text, at least 16 bytes", "the content of `HOLMES_SECRET_FILE`",
         "The job's secret, the same on all ranks and clients of a `TcpStore`; who cannot prove it is dropped "

@@ -29,7 +29,6 @@ Registry& registry();
 void before_fork() { registry().mutex.lock(); }
 void after_fork_in_parent() { registry().mutex.unlock(); }
 void after_fork_in_child() {
-  epoch.fetch_add(1);
   for (const UninheritedSockets* entry : registry().entries) entry->let_go(registry().nothing.get());
   registry().mutex.unlock();
 }
@@ -46,7 +45,11 @@ Registry& registry() {
 
 }  // namespace
 
-std::uint64_t fork_epoch() { return epoch.load(std::memory_order_relaxed); }
+std::uint64_t fork_epoch() {
+  // Counted from the first time that somebody asks: nobody knows of an earlier fork.
+  [[maybe_unused]] static const int counted = ::pthread_atfork(nullptr, nullptr, [] { epoch.fetch_add(1); });
+  return epoch.load(std::memory_order_relaxed);
+}
 
 UninheritedSockets::UninheritedSockets(std::vector<int> fds) : fds_(std::move(fds)) {
   Registry& known = registry();

@@ -27,7 +27,7 @@ struct Group {
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
   // By rank, as all ranks agreed: the first rank with which it shares memory, itself where there is none before.
   std::vector<int> memory_leaders;
-  CmaVote cma_vote;
+  CopyVote copy_vote;
   std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
   std::vector<std::byte> staging;     // memory for the one collective that runs; grows, never shrinks
   std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);

@@ -5,6 +5,9 @@
 
 namespace holmes {
 
+// Outputs of at least this size are written past the cache, which could not hold them anyway (measured: +10 to 20 %).
+inline constexpr std::size_t cache_bypass_bytes = 16 * 1024 * 1024;
+
 // memcpy. With `non_temporal` the stores go around the cache, which pays off when the whole operation's output is much
 // larger than the cache (measured: from about 8 to 16 MiB) and hurts below: the caller knows the total. The regions
 // must not overlap. Non-temporal stores are fenced before return, so a later release store publishes them as usual.

@@ -25,6 +25,12 @@ struct StreamClosed {
   int system_errno = 0;  // 0: orderly end of stream
 };
 
+// How pieces travel between two ranks of one host: through a ring in shared memory; by a copy out of the sender's
+// memory (CMA, see CmaRegion); or what is in a shared buffer (see SharedBuffer) read where it is, all else through the
+// ring.
+enum class CopyWay : std::uint8_t { ring, cma, in_place };
+inline constexpr int copy_way_count = 3;
+
 // Two ranks that exchange much go at one pace, this far apart at most (measured: 128 KiB costs throughput on loopback,
 // 512 KiB lets flows that share a link drift apart).
 inline constexpr std::size_t min_lead_bytes = 256 * 1024;
@@ -47,10 +53,15 @@ public:
   // How far this side may send ahead of what the peer has sent, so that no path runs dry while both go at one pace.
   virtual std::size_t lead_bytes() { return min_lead_bytes; }
 
-  // Whether pieces can go by CMA (see CmaRegion).
+  // Whether pieces can go by CMA.
   virtual CmaUse cma_use() const { return CmaUse::never; }
-  // Whether they do from now on; absent: as the channel measures.
-  virtual void set_cma(std::optional<bool> /*on*/) {}
+  // Whether ranks may read shared buffers in place.
+  virtual bool may_read_in_place() const { return false; }
+  // How pieces go from now on; absent: as the channel measures. `bypass_cache`: copies of what is read in place are
+  // written past the cache.
+  virtual void set_way(std::optional<CopyWay> /*way*/, bool /*bypass_cache*/) {}
+  // Whether the peer could not read a shared buffer since this was asked last.
+  virtual bool was_refused_in_place() { return false; }
 
   // Largest number of bytes try_peek can give; 0 where the transport has none.
   virtual std::size_t max_peek_bytes() const { return 0; }

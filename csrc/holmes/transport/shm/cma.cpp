@@ -7,6 +7,8 @@
 #include <chrono>
 #include <random>
 
+#include "holmes/reduce/copy.hpp"
+
 namespace holmes {
 namespace {
 
@@ -32,11 +34,15 @@ CmaSender::CmaSender(CmaRegion& shared) : shared_(shared) {
   shared_.token_address = reinterpret_cast<std::uint64_t>(&own_token());
 }
 
-void CmaSender::open(std::uint64_t position, const void* data, std::size_t bytes) {
+void CmaSender::open(std::uint64_t position, const void* data, std::size_t bytes, BufferPlace place) {
   begin_ = position;
   end_ = position + bytes;
   shared_.base = reinterpret_cast<std::uint64_t>(data) - position;
   shared_.end = end_;
+  shared_.place = place;
+  shared_.place.offset -= position;
+  is_in_place_ = place.id != 0;
+  is_refused_ = false;
   is_open_ = true;
   shared_.state.store(word(position, CmaRegion::open), std::memory_order_seq_cst);
 }
@@ -44,7 +50,7 @@ void CmaSender::open(std::uint64_t position, const void* data, std::size_t bytes
 std::uint64_t CmaSender::position() {
   const std::uint64_t state = shared_.state.load(std::memory_order_seq_cst);
   const std::uint64_t position = state >> what_bits;
-  is_refused_ |= (state & what_mask) == CmaRegion::refused;
+  is_refused_ = (state & what_mask) == CmaRegion::refused;
   if (is_refused_ || position == end_) {
     shared_.state.store(CmaRegion::shut, std::memory_order_relaxed);
     is_open_ = false;
@@ -77,6 +83,15 @@ std::size_t CmaReceiver::copy(std::uint64_t position, std::span<const iovec> pie
     local[count] = {piece.iov_base, std::min(piece.iov_len, bytes - total)};
     total += local[count++].iov_len;
   }
+  if (shared_.place.id != 0) {
+    const std::byte* from = in_place(position, total);
+    if (!from) return refuse_busy(position);
+    for (const iovec& piece : std::span(local.data(), count)) {
+      copy_stream(piece.iov_base, from, piece.iov_len, bypasses_cache_);
+      from += piece.iov_len;
+    }
+    return total;
+  }
   // The token comes last: all before it was the sender's, too.
   std::uint64_t token = 0;
   local[count++] = {&token, sizeof token};
@@ -84,8 +99,29 @@ std::size_t CmaReceiver::copy(std::uint64_t position, std::span<const iovec> pie
                           {reinterpret_cast<void*>(shared_.token_address), sizeof token}};
   const ssize_t copied = ::process_vm_readv(shared_.pid, local.data(), count, remote, 2, 0);
   if (copied == static_cast<ssize_t>(total + sizeof token) && token == shared_.token) return total;
+  return refuse_busy(position);
+}
+
+std::size_t CmaReceiver::refuse_busy(std::uint64_t position) {
   shared_.state.store(word(position, CmaRegion::refused), std::memory_order_seq_cst);
   return 0;
+}
+
+const std::byte* CmaReceiver::hold(std::uint64_t position, std::size_t bytes) {
+  std::uint64_t expected = word(position, CmaRegion::open);
+  if (!shared_.state.compare_exchange_strong(expected, word(position, CmaRegion::busy)) &&
+      expected != word(position, CmaRegion::busy))
+    return nullptr;
+  const std::byte* data = bytes <= shared_.end - position ? in_place(position, bytes) : nullptr;
+  if (!data) shared_.state.store(word(position, CmaRegion::open), std::memory_order_seq_cst);
+  return data;
+}
+
+const std::byte* CmaReceiver::in_place(std::uint64_t position, std::size_t bytes) {
+  BufferPlace place = shared_.place;
+  if (place.id == 0) return nullptr;
+  place.offset += position;
+  return buffers_.find(shared_.pid, place, bytes);
 }
 
 void CmaReceiver::refuse(std::uint64_t position) {

@@ -1,5 +1,6 @@
 // CMA, cross memory attach: a part of a stream that the receiver copies out of the sender's memory itself
-// (process_vm_readv), in place of a copy into a ring by the one and out of it by the other.
+// (process_vm_readv; a shared buffer it reads where it is), in place of a copy into a ring by the one and out of it by
+// the other.
 #pragma once
 
 #include <sys/uio.h>
@@ -8,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+
+#include "holmes/transport/shm/shared_buffer.hpp"
 
 namespace holmes {
 
@@ -20,6 +23,9 @@ struct CmaRegion {
   // Written before it opens. The byte at `position` of the stream is at `base + position` in the sender.
   std::atomic<std::uint64_t> base;
   std::atomic<std::uint64_t> end;
+  // Where the region is in a shared buffer, if it is to be read there; the byte at `position` at `offset + position` of
+  // the buffer's data.
+  BufferPlace place;
   // Who the sender is: its process number, and a word of its memory that no other process has there.
   std::int32_t pid;
   std::uint64_t token;
@@ -42,11 +48,14 @@ public:
 
   bool is_open() const { return is_open_; }
   bool is_refused() const { return is_refused_; }
-  // Shows the receiver `bytes` bytes at `data`, which begin at `position` of the stream. They may change only once the
-  // receiver is past them, or the region is withdrawn.
-  void open(std::uint64_t position, const void* data, std::size_t bytes);
+  // Shows the receiver `bytes` bytes at `data`, which begin at `position` of the stream: where they are in a shared
+  // buffer, or, without a place, by CMA. They may change only once the receiver is past them, or the region is
+  // withdrawn.
+  void open(std::uint64_t position, const void* data, std::size_t bytes, BufferPlace place = {});
+  // Whether the region that was opened last is one in a shared buffer.
+  bool is_in_place() const { return is_in_place_; }
   // How far the receiver is. Shuts the region where it is at the end, or cannot read (it refused: EPERM, another PID
-  // namespace, memory of a device); the bytes behind the position then go another way.
+  // namespace, memory of a device, no address space); the bytes behind the position then go another way.
   std::uint64_t position();
   std::uint64_t end() const { return end_; }
   // Shuts it where the receiver has copied nothing yet. Returns whether it did.
@@ -57,7 +66,8 @@ private:
   std::uint64_t begin_ = 0;
   std::uint64_t end_ = 0;
   bool is_open_ = false;
-  bool is_refused_ = false;
+  bool is_in_place_ = false;
+  bool is_refused_ = false;  // the region that was opened last
 };
 
 // The receiver's side. One thread at a time.
@@ -72,13 +82,25 @@ public:
   // Copies up to `bytes` of them into `pieces`, in order, and returns how many: 0 where the region is withdrawn, or
   // cannot be read (which the sender is told). The sender may not go on before `advance`.
   std::size_t copy(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes);
+  // Whether copies out of shared buffers are written past the cache from now on.
+  void set_bypass(bool bypass_cache) { bypasses_cache_ = bypass_cache; }
+  // `bytes` of them where they are, in a shared buffer: nullptr where there are not so many, or not in one that this
+  // process can map. The sender may not go on before `advance`; until then the same can be asked again.
+  const std::byte* hold(std::uint64_t position, std::size_t bytes);
   // Tells the sender that CMA is of no use here.
   void refuse(std::uint64_t position);
   // The copied bytes are taken. Returns whether the region ends there.
   bool advance(std::uint64_t position);
 
 private:
+  // Of the region that this side keeps busy. Returns 0.
+  std::size_t refuse_busy(std::uint64_t position);
+  // `bytes` at `position` in the shared buffer that the region is in; nullptr where there is none.
+  const std::byte* in_place(std::uint64_t position, std::size_t bytes);
+
   CmaRegion& shared_;
+  PeerBuffers buffers_;
+  bool bypasses_cache_ = false;
 };
 
 }  // namespace holmes

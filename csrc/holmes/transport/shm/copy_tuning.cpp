@@ -47,17 +47,37 @@ const void* end_of(std::span<const iovec> pieces, std::size_t bytes) {
 }
 
 // --- of a collective ---
-// Of so many calls of a size, some go the other way. The first one finds the caches filled by the better way and does
+// Of so many calls of a size, some go another way. The first one finds the caches filled by the better way and does
 // not count, nor does the very first of all.
-constexpr unsigned calls_per_trial = 128;
+constexpr unsigned calls_per_cycle = 128;
 constexpr unsigned trial_begin = 4;
+constexpr unsigned calls_of_trial = 4;
 constexpr unsigned uncounted_calls = 1;
 // By so much the other way has to be faster, of a collective.
 constexpr double vote_worth = 0.95;
 constexpr float infinite = std::numeric_limits<float>::infinity();
 
-// Where in a trial a call is that so many came before; large numbers are outside.
-unsigned place_in_trial(unsigned calls) { return calls % calls_per_trial - trial_begin; }
+constexpr std::array all_ways{CopyWay::ring, CopyWay::cma, CopyWay::in_place};
+
+// Which trial a call is of that so many came before, and its place in it; absent: of none. At first every other way has
+// one, later one of them in turns.
+struct Trial {
+  unsigned cycle;
+  unsigned number;
+  unsigned call;
+};
+std::optional<Trial> trial_of(unsigned calls) {
+  const unsigned since = calls % calls_per_cycle - trial_begin;  // large: before the first
+  const Trial trial{calls / calls_per_cycle, since / (2 * calls_of_trial), since % (2 * calls_of_trial)};
+  if (trial.number + 1 >= copy_way_count || trial.call >= calls_of_trial) return std::nullopt;
+  return trial;
+}
+
+// A float by its upper half, rounded; infinity and 0 stay what they are.
+std::uint16_t to_half(float value) {
+  return static_cast<std::uint16_t>((std::bit_cast<std::uint32_t>(value) + 0x8000) >> 16);
+}
+float from_half(std::uint16_t half) { return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16); }
 
 float sum(float a, float b) { return a == 0 || b == 0 ? std::max(a, b) == infinite ? infinite : 0 : a + b; }
 
@@ -82,9 +102,9 @@ void CopyCost::add(std::size_t bytes, double seconds) {
   average_ = average_ == 0 ? cost : average_ + cost_weight * (std::min(cost, max_growth * average_) - average_);
 }
 
-bool CmaChoice::uses_cma(std::size_t bytes, std::optional<bool> set) const {
+bool CmaChoice::uses_cma(std::size_t bytes, std::optional<CopyWay> set) const {
   if (bytes < min_cma_bytes || use_ == CmaUse::never) return false;
-  return set.value_or(use_ == CmaUse::always || is_better_ != is_trial_);
+  return set ? *set == CopyWay::cma : use_ == CmaUse::always || is_better_ != is_trial_;
 }
 
 void CmaChoice::sent(std::size_t bytes, const WayCosts& costs) {
@@ -105,8 +125,8 @@ ChannelTuning::ChannelTuning(CmaUse use, std::size_t ring_bytes, bool is_p2p, Cm
                              const CmaRegion::Costs* theirs)
     : mine_(mine), theirs_(theirs), choices_{{use, ring_bytes}, {use, ring_bytes}}, is_p2p_(is_p2p) {}
 
-bool ChannelTuning::prefers_cma() const {
-  return set_.value_or(std::ranges::any_of(choices_, &CmaChoice::prefers_cma));
+bool ChannelTuning::prefers_sender_memory() const {
+  return set_ ? *set_ != CopyWay::ring : std::ranges::any_of(choices_, &CmaChoice::prefers_cma);
 }
 
 void ChannelTuning::give_up() {
@@ -156,51 +176,79 @@ void ChannelTuning::add_cost(Traffic traffic, bool by_cma, std::size_t bytes, do
   (by_cma ? shared.cma : shared.ring).store(cost.s_per_byte(), std::memory_order_relaxed);
 }
 
-CmaVote::Costs CmaVote::Costs::from(std::uint64_t word) {
-  return {std::bit_cast<float>(static_cast<std::uint32_t>(word >> 32)),
-          std::bit_cast<float>(static_cast<std::uint32_t>(word))};
+CopyVote::Costs CopyVote::Costs::operator+(const Costs& other) const {
+  Costs total;
+  for (std::size_t way = 0; way < of.size(); ++way) total.of[way] = sum(of[way], other.of[way]);
+  return total;
 }
 
-std::uint64_t CmaVote::Costs::word() const {
-  return static_cast<std::uint64_t>(std::bit_cast<std::uint32_t>(ring)) << 32 | std::bit_cast<std::uint32_t>(cma);
+CopyVote::Costs CopyVote::Ballot::costs(Memory memory) const {
+  if (memory == ordinary) return {{ordinary_ring, ordinary_cma, infinite}};
+  Costs costs;
+  for (std::size_t way = 0; way < of_shared.size(); ++way) costs.of[way] = from_half(of_shared[way]);
+  return costs;
 }
 
-CmaVote::Costs CmaVote::Costs::operator+(const Costs& other) const {
-  return {sum(ring, other.ring), sum(cma, other.cma)};
-}
-
-bool CmaVote::concerns(std::size_t bytes, int ranks) {
+bool CopyVote::concerns(std::size_t bytes, int ranks) {
   return ranks > 1 && bytes / static_cast<std::size_t>(ranks) >= min_cma_bytes;
 }
 
-CmaVote::Key CmaVote::key(int operation, std::size_t bytes) { return {operation, std::bit_width(bytes)}; }
+CopyVote::Key CopyVote::key(int operation, std::size_t bytes, Memory memory) {
+  return {operation, static_cast<int>(std::bit_width(bytes)), memory};
+}
 
-const CmaVote::Size& CmaVote::size(int operation, std::size_t bytes) const {
+const CopyVote::Size& CopyVote::size(const Key& key) const {
   static const Size unknown;
-  const auto found = sizes_.find(key(operation, bytes));
+  const auto found = sizes_.find(key);
   return found == sizes_.end() ? unknown : found->second;
 }
 
-bool CmaVote::uses_cma(int operation, std::size_t bytes) const {
-  const Size& state = size(operation, bytes);
-  const bool is_trial = place_in_trial(state.calls) < uncounted_calls + trial_samples;
-  return can_ && (must_ || state.prefers_cma != is_trial);
+CopyWay CopyVote::preferred(const Size& size, Memory memory) const {
+  const auto is_allowed = [&](CopyWay way) { return allowed_[memory][static_cast<std::size_t>(way)]; };
+  // What is read in place is copied once less: mostly that is faster.
+  const CopyWay wanted = size.preferred.value_or(memory == shared ? CopyWay::in_place : CopyWay::ring);
+  for (const CopyWay way : {wanted, CopyWay::ring, CopyWay::in_place, CopyWay::cma})
+    if (is_allowed(way)) return way;
+  return CopyWay::ring;  // ranks that may not do what others must
 }
 
-CmaVote::Costs CmaVote::costs(int operation, std::size_t bytes, CmaUse use) const {
-  if (use == CmaUse::never) return {.ring = 0, .cma = infinite};
-  if (use == CmaUse::always) return {.ring = infinite, .cma = 0};
-  const Size& state = size(operation, bytes);
-  return {state.ring.s_per_byte(), state.cma.s_per_byte()};
+CopyWay CopyVote::way(const Size& size, Memory memory) const {
+  const CopyWay best = preferred(size, memory);
+  if (!allowed_[memory][static_cast<std::size_t>(CopyWay::ring)]) return best;
+  const auto trial = trial_of(size.calls);
+  if (!trial) return best;
+  std::array<CopyWay, copy_way_count> others;
+  unsigned count = 0;
+  for (const CopyWay way : all_ways)
+    if (way != best && allowed_[memory][static_cast<std::size_t>(way)]) others[count++] = way;
+  if (trial->cycle > 0 && count > 0) return trial->number == 0 ? others[trial->cycle % count] : best;
+  return trial->number < count ? others[trial->number] : best;
 }
 
-void CmaVote::ended(int operation, std::size_t bytes, double seconds, const Costs& total) {
-  Size& state = sizes_[key(operation, bytes)];
-  CopyCost& cost = uses_cma(operation, bytes) ? state.cma : state.ring;
-  const unsigned call = place_in_trial(state.calls);
-  if (call < uncounted_calls + trial_samples) {
-    if (call >= uncounted_calls) state.trial[call - uncounted_calls] = seconds / static_cast<double>(bytes);
-    if (call + 1 == uncounted_calls + trial_samples) {
+CopyWay CopyVote::way(int operation, std::size_t bytes, Memory memory) const {
+  return way(size(key(operation, bytes, memory)), memory);
+}
+
+CopyVote::Ballot CopyVote::ballot(int operation, std::size_t bytes, bool is_shared, const Abilities& abilities) const {
+  const auto limited = [&](Memory memory, CopyWay way) -> float {
+    if (way == CopyWay::in_place && (!abilities.in_place || refused_calls_left_ > 0)) return infinite;
+    if (way == CopyWay::cma && abilities.cma == CmaUse::never) return infinite;
+    if (way == CopyWay::cma && abilities.cma == CmaUse::always) return 0;
+    if (way == CopyWay::ring && abilities.cma == CmaUse::always) return infinite;
+    return size(key(operation, bytes, memory)).costs[static_cast<std::size_t>(way)].s_per_byte();
+  };
+  Ballot ballot{limited(ordinary, CopyWay::ring), limited(ordinary, CopyWay::cma), {}, is_shared};
+  for (const CopyWay way : all_ways) ballot.of_shared[static_cast<std::size_t>(way)] = to_half(limited(shared, way));
+  return ballot;
+}
+
+void CopyVote::ended(int operation, std::size_t bytes, Memory memory, double seconds, const Costs& total) {
+  Size& state = sizes_[key(operation, bytes, memory)];
+  CopyCost& cost = state.costs[static_cast<std::size_t>(way(state, memory))];
+  if (const auto trial = trial_of(state.calls)) {
+    if (trial->call >= uncounted_calls)
+      state.trial[trial->call - uncounted_calls] = seconds / static_cast<double>(bytes);
+    if (trial->call + 1 == calls_of_trial) {
       std::ranges::sort(state.trial);
       cost.add(1, state.trial[trial_samples / 2]);
     }
@@ -208,11 +256,14 @@ void CmaVote::ended(int operation, std::size_t bytes, double seconds, const Cost
     cost.add(bytes, seconds);
   }
   ++state.calls;
-  can_ = total.cma != infinite;
-  must_ = total.ring == infinite;
-  const auto is_better = [](float other, float present) { return other < static_cast<float>(vote_worth) * present; };
-  if (total.ring > 0 && total.cma > 0)
-    state.prefers_cma = state.prefers_cma ? !is_better(total.ring, total.cma) : is_better(total.cma, total.ring);
+  if (refused_calls_left_ > 0) --refused_calls_left_;
+  for (const CopyWay way : all_ways) allowed_[memory][static_cast<std::size_t>(way)] = total[way] != infinite;
+  CopyWay best = preferred(state, memory);
+  for (const CopyWay way : all_ways) {
+    if (total[way] == 0 || total[way] >= static_cast<float>(vote_worth) * total[best]) continue;
+    best = way;
+    state.preferred = way;
+  }
 }
 
 namespace {

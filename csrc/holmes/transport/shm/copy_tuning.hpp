@@ -6,15 +6,16 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <span>
-#include <utility>
 
 #include "holmes/core/env.hpp"
 #include "holmes/core/work.hpp"
+#include "holmes/transport/channel.hpp"
 #include "holmes/transport/shm/cma.hpp"
 
 namespace holmes {
@@ -71,8 +72,8 @@ public:
   CmaChoice(CmaUse use, std::size_t ring_bytes) : use_(use), trial_bytes_(8 * ring_bytes), left_(trial_bytes_) {}
 
   CmaUse use() const { return use_; }
-  // Whether a piece of `bytes` goes by CMA; `set`: whether any does.
-  bool uses_cma(std::size_t bytes, std::optional<bool> set) const;
+  // Whether a piece of `bytes` goes by CMA; `set`: how all go.
+  bool uses_cma(std::size_t bytes, std::optional<CopyWay> set) const;
   // So many were sent. The costs count where a stretch ends.
   void sent(std::size_t bytes, const WayCosts& costs);
   // Trials aside.
@@ -98,9 +99,11 @@ public:
 
   CmaUse use() const { return choices_[both_ways].use(); }
   // For all pieces from now on; absent: as measured here.
-  void set(std::optional<bool> cma) { set_ = cma; }
+  void set(std::optional<CopyWay> way) { set_ = way; }
+  bool reads_in_place() const { return set_ == CopyWay::in_place; }
   bool uses_cma(std::size_t bytes) const { return choices_[traffic()].uses_cma(bytes, set_); }
-  bool prefers_cma() const;
+  // Whether pieces are mostly copied out of the sender's memory, or read there.
+  bool prefers_sender_memory() const;
   // The receiver cannot read this process's memory.
   void give_up();
 
@@ -124,7 +127,7 @@ private:
   CmaRegion::Costs* mine_;
   const CmaRegion::Costs* theirs_;
   CmaChoice choices_[traffic_count];
-  std::optional<bool> set_;
+  std::optional<CopyWay> set_;
   CopyCost write_cost_;
   CopyCost ring_costs_[traffic_count], cma_costs_[traffic_count];  // of receiving
   // Of messages: how often something comes between two pieces of one that goes, and the last piece of each way.
@@ -138,45 +141,78 @@ private:
   Clock::time_point received_at_{};
 };
 
-// Whether a collective goes by CMA or through rings. What it took both ways is measured, by operation and size; all
-// ranks tell each other and decide alike.
-class CmaVote {
+// How a collective's pieces go between ranks that all share memory. What it took each way is measured, by operation,
+// size and where its data is; all ranks tell each other and decide alike.
+class CopyVote {
 public:
-  // What calls take a rank, or all of them added up, seconds per byte; 0: unknown. Infinite: not this way.
+  // Where what ranks send is: all of it in shared buffers, on every rank (see SharedBuffer), or not.
+  enum Memory { ordinary, shared };
+  static constexpr int memory_count = 2;
+
+  // What calls take a rank, or all of them added up, by CopyWay, seconds per byte; 0: unknown. Infinite: not this way.
   struct Costs {
-    float ring = 0;
-    float cma = 0;
-    static Costs from(std::uint64_t word);
-    std::uint64_t word() const;
+    std::array<float, copy_way_count> of{};
+    float& operator[](CopyWay way) { return of[static_cast<std::size_t>(way)]; }
+    float operator[](CopyWay way) const { return of[static_cast<std::size_t>(way)]; }
     // 0 and infinite ones stay what they are.
     Costs operator+(const Costs& other) const;
+  };
+
+  // What a rank tells the others, as it travels.
+  struct Ballot {
+    float ordinary_ring;
+    float ordinary_cma;
+    // The upper halves of floats, by CopyWay.
+    std::array<std::uint16_t, copy_way_count> of_shared;
+    std::uint16_t is_shared;  // whether what this rank sends is
+    Costs costs(Memory memory) const;
+  };
+  static_assert(sizeof(Ballot) == 16);
+
+  // What a rank's channels can, all of them.
+  struct Abilities {
+    CmaUse cma = CmaUse::measured;
+    bool in_place = true;
   };
 
   // Whether a rank's share of so many bytes is worth a vote.
   static bool concerns(std::size_t bytes, int ranks);
 
-  // Whether the next call of `operation` (any number) with `bytes` goes by CMA.
-  bool uses_cma(int operation, std::size_t bytes) const;
-  // What this rank tells the others in it. `use`: of its channels.
-  Costs costs(int operation, std::size_t bytes, CmaUse use) const;
+  // How the next call of `operation` (any number) with `bytes` goes.
+  CopyWay way(int operation, std::size_t bytes, Memory memory) const;
+  // What this rank tells the others in it.
+  Ballot ballot(int operation, std::size_t bytes, bool is_shared, const Abilities& abilities) const;
   // It ended, `seconds` after all ranks were there. `total`: of the costs of all ranks, in the same order everywhere.
-  void ended(int operation, std::size_t bytes, double seconds, const Costs& total);
+  void ended(int operation, std::size_t bytes, Memory memory, double seconds, const Costs& total);
+  // A peer could not read a shared buffer of this rank: none is shown to the group for many calls. (It may lack a
+  // descriptor now and have one later.)
+  void was_refused_in_place() { refused_calls_left_ = calls_per_refusal; }
 
 private:
   static constexpr std::size_t trial_samples = 3;
+  static constexpr unsigned calls_per_refusal = 1000;
   struct Size {
     unsigned calls = 0;
-    bool prefers_cma = false;
-    CopyCost ring, cma;
+    std::optional<CopyWay> preferred{};  // absent: the one to begin with
+    std::array<CopyCost, copy_way_count> costs;
     std::array<double, trial_samples> trial{};  // seconds per byte, of the calls of this trial
   };
-  using Key = std::pair<int, int>;  // operation, number of bits of its size
-  static Key key(int operation, std::size_t bytes);
-  const Size& size(int operation, std::size_t bytes) const;
+  struct Key {
+    int operation;
+    int size_bits;
+    Memory memory;
+    auto operator<=>(const Key&) const = default;
+  };
+  using Ways = std::array<bool, copy_way_count>;
+  static Key key(int operation, std::size_t bytes, Memory memory);
+  const Size& size(const Key& key) const;
+  CopyWay way(const Size& size, Memory memory) const;
+  CopyWay preferred(const Size& size, Memory memory) const;
 
   std::map<Key, Size> sizes_;
-  bool can_ = false;   // all ranks, as told last
-  bool must_ = false;  // one of them, so all
+  // Those that all ranks can, as told last.
+  std::array<Ways, memory_count> allowed_{{{true, false, false}, {true, false, false}}};
+  unsigned refused_calls_left_ = 0;
 };
 
 // Copies into memory that another processor core reads and that is written again and again, as a ring's is.

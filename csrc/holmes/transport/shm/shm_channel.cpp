@@ -23,7 +23,10 @@ constexpr int ring_count = 4;
 constexpr std::size_t max_call_bytes = 64 * 1024;
 // The same by CMA, where a call costs a system call too.
 constexpr std::size_t max_pull_bytes = 256 * 1024;
-// A region as long as a message would make each trial as long (see CmaChoice).
+// What is read in place takes no system call, but both sides look at each other's words.
+constexpr std::size_t min_in_place_bytes = 16 * 1024;
+// A region as long as a message would make each trial as long (see CmaChoice). In place there are none, and the two
+// sides wait for each other less often.
 constexpr std::size_t max_region_bytes = 2 * 1024 * 1024;
 std::size_t page_bytes() {
   static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -122,7 +125,7 @@ std::size_t ShmChannel::writable_bytes() {
 // Who copies out of memory needs no room in a ring, but goes more slowly in short steps.
 std::size_t ShmChannel::lead_bytes() {
   constexpr std::size_t cma_lead_bytes = 1024 * 1024;
-  return tuning_.prefers_cma() ? cma_lead_bytes : segment_->ring_bytes() / 2;
+  return tuning_.prefers_sender_memory() ? cma_lead_bytes : segment_->ring_bytes() / 2;
 }
 
 std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
@@ -148,8 +151,10 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   std::size_t room = std::min(writable_bytes(), max_call_bytes);
   std::size_t total = 0;
   const iovec* to_show = nullptr;
+  BufferPlace place;
   for (const iovec& piece : pieces) {
-    if (ring_only_ == 0 && tuning_.uses_cma(piece.iov_len)) {
+    if (ring_only_ == 0) place = place_to_show(piece);
+    if (ring_only_ == 0 && (place.id != 0 || tuning_.uses_cma(piece.iov_len))) {
       to_show = &piece;
       break;
     }
@@ -162,19 +167,31 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
     room -= bytes;
     if (bytes < piece.iov_len) break;
   }
-  const std::size_t shown_bytes = to_show ? std::min(to_show->iov_len, max_region_bytes) : 0;
+  const std::size_t most_bytes = place.id != 0 ? SIZE_MAX : max_region_bytes;
+  const std::size_t shown_bytes = to_show ? std::min(to_show->iov_len, most_bytes) : 0;
   tuning_.offered(to_show ? shown_bytes : total);
   produced_ += total;
   ring_only_ -= std::min(ring_only_, total);
   if (total > 0) out_.produced.store(produced_, std::memory_order_seq_cst);
-  if (to_show) shown_.open(produced_, to_show->iov_base, shown_bytes);
+  if (to_show) shown_.open(produced_, to_show->iov_base, shown_bytes, place);
   if (total > 0 || to_show) wake_reader();
   return total;
 }
 
+// Of a piece that the receiver is to read in place; an id of 0: of none such.
+BufferPlace ShmChannel::place_to_show(const iovec& piece) const {
+  const bool is_shown = tuning_.reads_in_place() && may_pull_ && !was_refused_in_place_;
+  if (!is_shown || piece.iov_len < min_in_place_bytes) return {};
+  return SharedBuffer::place_of(piece.iov_base, piece.iov_len);
+}
+
 void ShmChannel::look_at_cma() {
   const std::uint64_t position = shown_.position();
-  if (shown_.is_refused()) tuning_.give_up();
+  if (shown_.is_refused() && shown_.is_in_place()) {
+    was_refused_in_place_ = true;
+  } else if (shown_.is_refused()) {
+    tuning_.give_up();
+  }
   if (position == produced_) return;
   unreported_ += position - produced_;
   produced_ = position;
@@ -182,9 +199,10 @@ void ShmChannel::look_at_cma() {
 }
 
 // Where nobody has come for it: a ring takes at least so much of it that a small message is sent without the receiver.
+// What is read in place is no message, and the receiver gets through it without this side.
 void ShmChannel::withdraw_cma() {
   look_at_cma();
-  if (shown_.is_open() && shown_.withdraw())
+  if (shown_.is_open() && !shown_.is_in_place() && shown_.withdraw())
     ring_only_ = std::min<std::size_t>(shown_.end() - produced_, segment_->ring_bytes());
 }
 
@@ -248,17 +266,27 @@ std::size_t ShmChannel::pull(std::span<const iovec> pieces, std::size_t bytes) {
     wake_writer();  // which has to send it another way
     return 0;
   }
-  // What was copied after the peer gave up may be anything: it closes before it lets go of the memory.
+  took(pulled);
+  return pulled;
+}
+
+// Out of the peer's memory. What was read after the peer gave up may be anything: it closes before it lets go of the
+// memory.
+void ShmChannel::took(std::size_t bytes) {
   if (in_.closed.load(std::memory_order_seq_cst)) throw StreamClosed{peer(), 0};
-  consumed_ += pulled;
+  consumed_ += bytes;
   in_.consumed.store(consumed_, std::memory_order_seq_cst);
   if (seen_.advance(consumed_)) wake_writer();
-  return pulled;
 }
 
 const std::byte* ShmChannel::try_peek(std::size_t bytes) {
   const std::size_t readable = readable_bytes();
   if (stage_.bytes() == 0 && readable >= bytes) return in_data_ + (consumed_ & (segment_->ring_bytes() - 1));
+  if (stage_.bytes() == 0 && readable == 0 && may_pull_) {
+    const std::byte* held = seen_.hold(consumed_, bytes);
+    is_held_ = held != nullptr;
+    if (held) return held;
+  }
   if (stage_.bytes() > 0 || seen_.available(consumed_ + readable) > 0) stage(bytes);
   if (stage_.bytes() > 0 && stage_.bytes() >= bytes) return stage_.memory.get() + stage_.begin;
   if (in_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
@@ -283,7 +311,9 @@ void ShmChannel::stage(std::size_t bytes) {
 }
 
 void ShmChannel::consume(std::size_t bytes) {
-  if (stage_.bytes() > 0) {
+  if (std::exchange(is_held_, false)) {
+    took(bytes);
+  } else if (stage_.bytes() > 0) {
     stage_.begin += bytes;
   } else {
     take(bytes);

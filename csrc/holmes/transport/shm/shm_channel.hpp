@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/shm/cma.hpp"
@@ -59,7 +60,12 @@ public:
   std::size_t try_recv(std::span<const iovec> pieces) override;
   std::size_t lead_bytes() override;
   CmaUse cma_use() const override { return tuning_.use(); }
-  void set_cma(std::optional<bool> on) override { tuning_.set(on); }
+  bool may_read_in_place() const override { return may_pull_; }
+  void set_way(std::optional<CopyWay> way, bool bypass_cache) override {
+    tuning_.set(way);
+    seen_.set_bypass(bypass_cache);
+  }
+  bool was_refused_in_place() override { return std::exchange(was_refused_in_place_, false); }
   std::size_t max_peek_bytes() const override { return segment_->ring_bytes(); }
   const std::byte* try_peek(std::size_t bytes) override;
   void consume(std::size_t bytes) override;
@@ -84,11 +90,13 @@ private:
   std::size_t readable_bytes() const;
   std::size_t writable_bytes();
   std::size_t send_new(std::span<const iovec> pieces);
+  BufferPlace place_to_show(const iovec& piece) const;
   void look_at_cma();
   void withdraw_cma();
   void wake_reader();
   std::size_t recv_from_ring(std::span<const iovec> pieces);
   std::size_t pull(std::span<const iovec> pieces, std::size_t bytes);
+  void took(std::size_t bytes);
   void stage(std::size_t bytes);
   void take(std::size_t bytes);
   void wake_writer();
@@ -104,7 +112,9 @@ private:
   bool may_pull_;
   ChannelTuning tuning_;
   std::size_t unreported_ = 0;  // bytes of the CMA region that are gone, but that no call of try_send has returned yet
-  std::size_t ring_only_ = 0;   // bytes that the receiver did not come for: they go into the ring
+  bool was_refused_in_place_ = false;
+  bool is_held_ = false;       // what try_peek gave is in the peer's memory
+  std::size_t ring_only_ = 0;  // bytes that the receiver did not come for: they go into the ring
   Stage stage_;
   // Own copies of what only this side writes. Bytes that go by CMA are counted too; they have no place in the ring.
   std::uint64_t produced_ = 0;

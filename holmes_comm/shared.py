@@ -1,0 +1,74 @@
+"""Arrays in memory that the other ranks of a host read where it is."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from holmes_comm import _C
+from holmes_comm.errors import SystemError, UsageError
+
+__all__ = ["empty"]
+
+
+def empty(shape: int | Sequence[int], dtype: Any) -> Any:
+    """A new array of zeros in shared memory: a torch tensor where `dtype` is torch's, else a numpy array. Local.
+
+    Operations between ranks of one host read such arrays in place, where ordinary memory is copied twice or by system
+    calls: worth it from some MiB on (docs/algorithms.md has figures). The results are the same. It takes one file
+    descriptor and whole pages, so make few large ones and take parts of them (`reshape`, slices, `view`). The memory is
+    given back with the last array that shares it. In a forked child it is the child's own once it is written there, and
+    shows what the parent writes until then. Where the system gives no shared memory or descriptor the array is in
+    ordinary memory.
+
+    Raises UsageError for a shape or dtype that is none, SystemError where there is no memory of either kind.
+    """
+    sizes = _sizes(shape)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        count, item_bytes = math.prod(sizes), torch.empty(0, dtype=dtype).element_size()
+        if count == 0:
+            return torch.empty(sizes, dtype=dtype)
+        return torch.frombuffer(_memory(count * item_bytes), dtype=dtype).reshape(sizes)
+
+    import numpy as np
+
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise UsageError(
+            f"empty: dtype {dtype!r} is none of numpy's or torch's; give one, numpy.float32 say"
+        ) from error
+    if kind.hasobject or dtype is None:
+        raise UsageError(
+            f"empty: dtype {dtype!r} cannot be shared between processes; give one of numbers, numpy.float32 say"
+        )
+    if math.prod(sizes) * kind.itemsize == 0:
+        return np.empty(sizes, dtype=kind)
+    return np.frombuffer(_memory(math.prod(sizes) * kind.itemsize), dtype=kind).reshape(sizes)
+
+
+def _memory(size_bytes: int) -> Any:
+    """Zeros that can be written, shared where the system gives that."""
+    try:
+        return _C.SharedBuffer(size_bytes)
+    except SystemError as no_segment:
+        try:
+            return bytearray(size_bytes)
+        except MemoryError:
+            raise no_segment from None
+
+
+def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(size) for size in ([shape] if hasattr(shape, "__index__") else shape))
+    except TypeError as error:
+        raise UsageError(f"empty: shape {shape!r} is none; give a whole number or a sequence of them") from error
+    if any(size < 0 for size in sizes):
+        raise UsageError(f"empty: shape {shape!r} has a negative size; give sizes of 0 or more")
+    if math.prod(sizes) > sys.maxsize // 64:
+        raise UsageError(f"empty: shape {shape!r} has more elements than any memory; give smaller sizes")
+    return sizes
