@@ -350,13 +350,16 @@ def test_sigterm_to_the_command_alone_leaves_what_was_measured(tmp_path):
     command = [sys.executable, "-m", "holmes", "bench", "all_reduce", "--ranks", "2", "--peers", "none"]
     command += ["--sizes", "1K,2K,4K,8K,16K,32K,64K", "--seconds", "2", "--rounds", "1"]
     run = subprocess.Popen([*command, "--json", str(path), "--plot", str(picture)], stderr=subprocess.PIPE, text=True)
-    give_up_s = time.monotonic() + 60
-    while not path.exists():
-        assert run.poll() is None
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
-    run.send_signal(signal.SIGTERM)
-    _, said = run.communicate(timeout=60)
+    try:
+        give_up_s = time.monotonic() + 120
+        while not path.exists():
+            assert run.poll() is None
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        run.send_signal(signal.SIGTERM)
+        _, said = run.communicate(timeout=60)
+    finally:
+        run.kill()
     assert run.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in said, said
     sizes = [row["size_bytes"] for row in json.loads(path.read_text())["rows"]]

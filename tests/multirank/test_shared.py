@@ -190,7 +190,7 @@ def test_one_work_after_another_without_waiting(monkeypatch: pytest.MonkeyPatch)
     run_communicators(3, body, transport="auto")
 
 
-@pytest.mark.parametrize("options", [{"cluster": "ab"}, {"tls": "all", "secret": "of the tests"}])
+@pytest.mark.parametrize("options", [{"cluster": "ab"}, {"tls": "all", "secret": "a secret of these tests"}])
 def test_over_clusters_and_encrypted(options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLMES_CMA", "always")
     store = holmes_comm.LocalStore()
@@ -286,6 +286,7 @@ def test_ordinary_memory_where_there_is_no_descriptor() -> None:
 
 
 def test_memory_and_descriptors_come_back() -> None:
+    gc.collect()  # what tests before this one left
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2000):
         holmes_comm.empty(100, "float32")[0] = 1
