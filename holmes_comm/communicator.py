@@ -192,7 +192,8 @@ def _job_store(launch: Launch | None, rank: int, timeout_s: float, secret: str) 
     job = _job_stores.setdefault((os.getpid(), *launch.store_address(), secret, rank), _JobStore())
     with job.lock:
         if not _is_alive(job.store):
-            job.store = _open_job_store(launch, rank, timeout_s, secret)
+            forks = len({key[0] for key in _job_stores if key[1:] == (*launch.store_address(), secret, rank)}) - 1
+            job.store = _open_job_store(launch, rank, timeout_s, secret, forks)
         return job.store
 
 
@@ -206,7 +207,8 @@ def _is_alive(store: Any) -> bool:
     return True
 
 
-def _open_job_store(launch: Launch, rank: int, timeout_s: float, secret: str) -> Any:
+def _open_job_store(launch: Launch, rank: int, timeout_s: float, secret: str, forks: int) -> Any:
+    """`forks`: processes this one was forked from that have it open: the first serves, each generation has its keys."""
     host, port = launch.store_address()
     if launch.launcher == "torchrun" and launch.is_served:  # torch's own, which speaks torch's protocol
         from torch.distributed import PrefixStore, TCPStore
@@ -214,4 +216,6 @@ def _open_job_store(launch: Launch, rank: int, timeout_s: float, secret: str) ->
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
         return PrefixStore(f"holmes/attempt_{attempt}", store)
-    return _C.TcpStore(host, port, is_server=rank == 0, timeout_s=timeout_s, secret=secret)
+    is_server = rank == 0 and forks == 0
+    tcp = _C.TcpStore(host, port, is_server=is_server, timeout_s=timeout_s, secret=secret)
+    return _C.PrefixStore(f"fork{forks}", tcp) if forks else tcp

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from holmes_comm import _C
-from holmes_comm.errors import SystemError, UsageError
+from holmes_comm.errors import HolmesError, SystemError, UsageError
 
 __all__ = ["empty"]
 
@@ -27,6 +27,15 @@ def empty(shape: int | Sequence[int], dtype: Any) -> Any:
     Raises UsageError for a shape or dtype that is none, SystemError where there is no memory of either kind.
     """
     sizes = _sizes(shape)
+    try:
+        return _array(sizes, dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, HolmesError):
+            raise
+        raise UsageError(f"empty: no array of shape {shape!r} and dtype {dtype!r} can be made: {error}") from error
+
+
+def _array(sizes: tuple[int, ...], dtype: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         count, item_bytes = math.prod(sizes), torch.empty(0, dtype=dtype).element_size()
@@ -42,7 +51,7 @@ def empty(shape: int | Sequence[int], dtype: Any) -> Any:
         raise UsageError(
             f"empty: dtype {dtype!r} is none of numpy's or torch's; give one, numpy.float32 say"
         ) from error
-    if kind.hasobject or dtype is None:
+    if kind.hasobject or kind.subdtype or kind.names or kind.kind in "SUMm" or dtype is None:
         raise UsageError(
             f"empty: dtype {dtype!r} cannot be shared between processes; give one of numbers, numpy.float32 say"
         )
@@ -64,6 +73,8 @@ def _memory(size_bytes: int) -> Any:
 
 def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
     try:
+        if isinstance(shape, (Set, Mapping, str, bytes, bytearray)):
+            raise TypeError("it has no order of whole numbers")
         sizes = tuple(operator.index(size) for size in ([shape] if hasattr(shape, "__index__") else shape))
     except TypeError as error:
         raise UsageError(f"empty: shape {shape!r} is none; give a whole number or a sequence of them") from error

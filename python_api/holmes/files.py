@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -54,6 +55,8 @@ def replace(path: str | Path, text: str) -> None:
 
 def load(path: str | Path) -> dict[str, Any]:
     """The mapping in a .yaml, .yml or .json file. Raises ValueError naming the file where it holds none."""
+    if not Path(path).exists():
+        raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
     path = _checked(path)
     try:
         text = path.read_text(encoding="utf-8")

@@ -254,6 +254,11 @@ def test_made_of_what_numpy_and_torch_take() -> None:
         (3, "no such", "dtype 'no such' is none of"),
         (3, object, "cannot be shared"),
         (3, None, "dtype None"),
+        (3, "S3", "cannot be shared"),
+        ((4, 6), (np.float32, (2,)), "cannot be shared"),
+        ((1,) * 70, np.float32, "no array of shape"),
+        ({2, 3}, np.float32, "shape {2, 3} is none"),
+        (b"ab", np.float32, "shape b'ab' is none"),
     ],
 )
 def test_wrong_inputs(shape, dtype, words: str) -> None:
@@ -283,6 +288,20 @@ else:
 def test_ordinary_memory_where_there_is_no_descriptor() -> None:
     pytest.importorskip("torch")
     subprocess.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], check=True, timeout=60)
+
+
+LAST_DESCRIPTORS = """
+import resource
+import numpy, holmes_comm
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+arrays = [holmes_comm.empty(10, "float32") for _ in range(400)]
+open("/dev/null").close()
+comm = holmes_comm.init(holmes_comm.LocalStore(), 0, 1)
+"""
+
+
+def test_arrays_leave_the_process_some_descriptors() -> None:
+    subprocess.run([sys.executable, "-c", LAST_DESCRIPTORS], check=True, timeout=60)
 
 
 def test_memory_and_descriptors_come_back() -> None:

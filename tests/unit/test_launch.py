@@ -150,6 +150,11 @@ other.barrier()
 del comm, other
 comm = holmes_comm.init(transport="tcp", connect_timeout_s=30)  # and one after all others have ended
 comm.barrier()
+if (child := os.fork()) == 0:  # the children of all ranks meet as well
+    inner = holmes_comm.init(transport="tcp", connect_timeout_s=30)
+    inner.barrier()
+    os._exit(0 if inner.size == comm.size else 1)
+assert os.waitpid(child, 0)[1] == 0
 sys.stdout.write(f"{comm.rank} {comm.size} {total[0]}\\n")
 """
 

@@ -85,7 +85,7 @@ def test_a_file_that_is_no_measurement_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(json.dumps({"rows": [{"operation": "all_reduce"}]}))
     code, said = run(str(tmp_path / "report.html"), "--bench", str(tmp_path / "b.json"))
     assert code == 2
-    assert "b.json is no file of `holmes bench --json`: KeyError 'peer'" in said
+    assert "b.json is no file of `holmes bench --json`: it has no 'peer'" in said
     assert not (tmp_path / "report.html").exists()
 
 

@@ -239,7 +239,11 @@ bool TcpStoreServer::receive(Client& client) {
     client.input = {};
     if (handle(client, std::move(*parsed.request))) return true;
   }
-  if (parsed.is_wrong || parsed.request) {
+  if (parsed.request) {
+    log_drop(client, "it did not prove the job's secret; give every rank the same HOLMES_SECRET or HOLMES_SECRET_FILE");
+    return false;
+  }
+  if (parsed.is_wrong) {
     log_drop(client, "what it sent is no request");
     return false;
   }

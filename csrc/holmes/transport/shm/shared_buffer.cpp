@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -129,6 +130,13 @@ std::uint64_t random_id() {
   return (static_cast<std::uint64_t>(random()) << 32 | random()) | 1;  // never 0
 }
 
+// Whether the process can still open some files beside this one, the last of which an array should not take.
+bool leaves_descriptors(int fd) {
+  constexpr rlim_t kept = 64;
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) != 0 || static_cast<rlim_t>(fd) + kept < limit.rlim_cur;
+}
+
 SystemError no_buffer(std::size_t bytes, int error) {
   return SystemError("cannot make a shared buffer of " + std::to_string(bytes) + " bytes: " + errno_text(error) +
                          limit_text(error) +
@@ -145,6 +153,7 @@ SharedBuffer::SharedBuffer(std::size_t bytes) : bytes_(bytes), id_(random_id()),
     throw no_buffer(bytes, ENOMEM);
   raise_open_files_limit();
   fd_.reset(::memfd_create("holmes-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd_ && !leaves_descriptors(fd_.get())) throw no_buffer(bytes, EMFILE);
   const std::size_t all = file_bytes(bytes);
   // Sealed: whoever reads it in place is not to be ended by SIGBUS.
   if (!fd_ || ::ftruncate(fd_.get(), static_cast<off_t>(all)) != 0 ||

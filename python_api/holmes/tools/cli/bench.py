@@ -28,6 +28,8 @@ from holmes.tools.cli.output import JsonFile, columns
 from holmes.tools.cli.refusal import missing_module
 from holmes_comm.errors import UsageError
 
+_MOST_RANKS = 1024
+
 
 def bench(
     operations: Annotated[
@@ -116,8 +118,8 @@ def bench(
         warmup=warmup,
         timeout_s=timeout_s,
     )
-    if ranks < 1:
-        raise UsageError(f"ranks is {ranks}; at least one is needed")
+    if not 1 <= ranks <= _MOST_RANKS:
+        raise UsageError(f"ranks is {ranks}; it must be 1 to {_MOST_RANKS}: each is a process of this machine")
     if congestion_control is not None and testbed is None:
         raise UsageError("--congestion-control changes emulated nodes only; give --testbed, for example one-node")
     files.check_picture(plot_path)

@@ -148,8 +148,10 @@ def bench_section(document: Mapping[str, Any], path: Path) -> str:
         drawn = ""
         if any(row[2] for row in rows):
             drawn = _drawn(lambda file: tables.draw(file, dict(document)), "Bandwidth and time against size")
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is no file of `holmes bench --json`: {type(error).__name__} {error}") from None
+    except KeyError as error:
+        raise UsageError(f"{path} is no file of `holmes bench --json`: it has no {error}") from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path} is no file of `holmes bench --json`: {error}") from None
     headers = ("operation", "peer", "bytes", "time (us)", "p99 (us)", "busbw (GB/s)", "wrong")
     return paragraphs([told], "dim") + drawn + table(headers, rows)
 
