@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 from collections.abc import Mapping
@@ -55,8 +54,7 @@ def replace(path: str | Path, text: str) -> None:
 
 def load(path: str | Path) -> dict[str, Any]:
     """The mapping in a .yaml, .yml or .json file. Raises ValueError naming the file where it holds none."""
-    if not Path(path).exists():
-        raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
+    os.stat(path)  # that it is not there is said before what its name should end in
     path = _checked(path)
     try:
         text = path.read_text(encoding="utf-8")
