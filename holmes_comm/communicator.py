@@ -34,8 +34,8 @@ class _JobStore:
 
 
 #: The store that a launcher's variables name, for as long as the process lives: rank 0 serves it, and the ranks make
-#: and end their communicators at different times. By process (not of a fork), host, port, secret and rank.
-_job_stores: dict[tuple[int, str, int, str, int], _JobStore] = {}
+#: and end their communicators at different times. By process (not of a fork), and host, port, secret and rank.
+_job_stores: dict[tuple[int, tuple[str, int, str, int]], _JobStore] = {}
 _DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed
 _DEFAULT_CONNECT_TIMEOUT_S = 60.0
 
@@ -189,10 +189,11 @@ def _place(argument: str, given: int | None, launch: Launch | None) -> int:
 def _job_store(launch: Launch | None, rank: int, timeout_s: float, secret: str) -> Any:
     if launch is None:
         raise UsageError("store is not given and no launcher says where one is; pass store= or start with torchrun")
-    job = _job_stores.setdefault((os.getpid(), *launch.store_address(), secret, rank), _JobStore())
+    place = (*launch.store_address(), secret, rank)
+    job = _job_stores.setdefault((os.getpid(), place), _JobStore())
     with job.lock:
         if not _is_alive(job.store):
-            forks = len({key[0] for key in _job_stores if key[1:] == (*launch.store_address(), secret, rank)}) - 1
+            forks = sum(other == place for _, other in list(_job_stores)) - 1
             job.store = _open_job_store(launch, rank, timeout_s, secret, forks)
         return job.store
 
@@ -210,12 +211,13 @@ def _is_alive(store: Any) -> bool:
 def _open_job_store(launch: Launch, rank: int, timeout_s: float, secret: str, forks: int) -> Any:
     """`forks`: processes this one was forked from that have it open: the first serves, each generation has its keys."""
     host, port = launch.store_address()
+    fork = f"fork{forks}" if forks else ""
     if launch.launcher == "torchrun" and launch.is_served:  # torch's own, which speaks torch's protocol
         from torch.distributed import PrefixStore, TCPStore
 
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
-        return PrefixStore(f"holmes/attempt_{attempt}", store)
+        return PrefixStore(f"holmes/attempt_{attempt}{fork}", store)
     is_server = rank == 0 and forks == 0
     tcp = _C.TcpStore(host, port, is_server=is_server, timeout_s=timeout_s, secret=secret)
-    return _C.PrefixStore(f"fork{forks}", tcp) if forks else tcp
+    return _C.PrefixStore(fork, tcp) if fork else tcp

@@ -1,7 +1,6 @@
 #include "holmes/core/fork.hpp"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,38 +9,23 @@
 #include <mutex>
 
 #include "holmes/core/descriptors.hpp"
-#include "holmes/core/error.hpp"
 
 namespace holmes {
 namespace {
 
 std::atomic<std::uint64_t> epoch{0};
 
-// fork waits until the list is whole; the child walks it without allocating.
 struct Registry {
   std::mutex mutex;
   std::vector<const UninheritedSockets*> entries;
   UniqueFd nothing = event_fd();
+  // Without allocating.
+  void after_fork_in_child() {
+    for (const UninheritedSockets* entry : entries) entry->let_go(nothing.get());
+  }
 };
 
-Registry& registry();
-
-void before_fork() { registry().mutex.lock(); }
-void after_fork_in_parent() { registry().mutex.unlock(); }
-void after_fork_in_child() {
-  for (const UninheritedSockets* entry : registry().entries) entry->let_go(registry().nothing.get());
-  registry().mutex.unlock();
-}
-
-// Never destroyed: the handlers stay.
-Registry& registry() {
-  static Registry* const made = new Registry();
-  // Only once the registry stands, which the handlers use.
-  static const int registered = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-  if (registered != 0)
-    throw SystemError("cannot register a fork handler: " + errno_text(registered), {.system_errno = registered});
-  return *made;
-}
+Registry& registry() { return fork_registry<Registry>(); }
 
 }  // namespace
 

@@ -1,13 +1,33 @@
 // Fork: what a forked child (a DataLoader's worker, say) inherits of this process's communicators, and lets go of.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <vector>
+
+#include "holmes/core/error.hpp"
 
 namespace holmes {
 
 // Differs between a process and the children it forks.
 std::uint64_t fork_epoch();
+
+// The one Registry of this process, never destroyed: its fork handlers stay. A fork waits for its `mutex`, so that it
+// is whole in the child, where `after_fork_in_child()` runs, with the mutex held, before fork returns. Throws
+// SystemError.
+template <typename Registry>
+Registry& fork_registry() {
+  static Registry* const made = new Registry();
+  static const int registered = ::pthread_atfork([] { made->mutex.lock(); }, [] { made->mutex.unlock(); },
+                                                 [] {
+                                                   made->after_fork_in_child();
+                                                   made->mutex.unlock();
+                                                 });
+  if (registered != 0)
+    throw SystemError("cannot register a fork handler: " + errno_text(registered), {.system_errno = registered});
+  return *made;
+}
 
 // Sockets that only the process that opened them may keep open: while a child held them too, the peers of a killed
 // process would not learn of its end. In a forked child each number leads to nothing from the start; it stays taken, so

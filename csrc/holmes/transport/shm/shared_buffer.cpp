@@ -92,38 +92,22 @@ struct Registry {
   std::mutex mutex;
   std::map<std::uintptr_t, Entry> entries;
   std::atomic<std::size_t> count{0};  // read without the lock: most processes have none
+
+  // What the child writes is its own from now on, as in all other memory. (Where the system does not grant memory for
+  // that, it may only read.)
+  void after_fork_in_child() {
+    for (const auto& [begin, entry] : entries) {
+      void* const base = reinterpret_cast<void*>(begin);
+      const std::size_t bytes = file_bytes(entry.bytes);
+      constexpr int flags = MAP_PRIVATE | MAP_FIXED;
+      if (::mmap(base, bytes, PROT_READ | PROT_WRITE, flags, entry.fd, 0) == MAP_FAILED)
+        ::mmap(base, bytes, PROT_READ, flags, entry.fd, 0);
+    }
+  }
 };
 
-Registry& registry();
-
-// In a forked child: what it writes is its own from now on, as in all other memory. (Where the system does not grant
-// memory for that, it may only read.)
-void keep_writes_apart() {
-  for (const auto& [begin, entry] : registry().entries) {
-    void* const base = reinterpret_cast<void*>(begin);
-    const std::size_t bytes = file_bytes(entry.bytes);
-    constexpr int flags = MAP_PRIVATE | MAP_FIXED;
-    if (::mmap(base, bytes, PROT_READ | PROT_WRITE, flags, entry.fd, 0) == MAP_FAILED)
-      ::mmap(base, bytes, PROT_READ, flags, entry.fd, 0);
-  }
-}
-
-void before_fork() { registry().mutex.lock(); }
-void after_fork_in_parent() { registry().mutex.unlock(); }
-void after_fork_in_child() {
-  keep_writes_apart();
-  registry().mutex.unlock();
-}
-
-// Never destroyed: buffers may outlive static destruction. A fork waits for the lock, so that the child can take it.
-Registry& registry() {
-  static Registry* const made = new Registry();
-  // Only once the registry stands, which the handlers use.
-  static const int registered = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-  if (registered != 0)
-    throw SystemError("cannot register a fork handler: " + errno_text(registered), {.system_errno = registered});
-  return *made;
-}
+// Buffers may outlive static destruction.
+Registry& registry() { return fork_registry<Registry>(); }
 
 std::uint64_t random_id() {
   std::random_device random;
