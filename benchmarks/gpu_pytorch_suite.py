@@ -9,25 +9,23 @@ it is not said here why.
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.metadata
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import unittest
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+from pytorch_suite import forked_from, limit_tests
 
 RESULTS = Path(__file__).parent / "results" / "gpu-pytorch-suite.md"
 BACKENDS = ("nccl", "holmes")
 SIZE = 3
-LIMIT_S = 60
 #: How a kernel without a stand-in ends a test (tests/fake_cuda_torch).
 NO_KERNEL = ("NO_BINARY_FOR_GPU", "no kernel image", "device kernel image")
 #: What passes over ProcessGroupNCCL only, and why.
@@ -39,7 +37,6 @@ OTHERWISE = {
     "goes on, ProcessGroupNCCL 'caught collective operation timeout'",
     "test_monitored_barrier_allreduce_hang_wait_all_ranks": "the same words",
 }
-SUITE = "torch.testing._internal.distributed.distributed_test"
 
 
 def replace_nccl() -> None:
@@ -47,44 +44,32 @@ def replace_nccl() -> None:
     import holmes_comm.torch_backend
     from holmes_comm import replace_gloo
 
-    os.environ["HOLMES_REPLACES"] = "gloo"
-    named = replace_gloo.replaced
-    replace_gloo.replaced = lambda backend: named(backend.replace("nccl", "gloo") if backend else "gloo")
+    os.environ["HOLMES_REPLACES"] = "gloo"  # what installs it; replaced is "nccl" alone
+    replace_gloo.replaced = lambda backend: backend and str(backend).replace("nccl", "holmes")
     replace_gloo.install()
     holmes_comm.torch_backend.register()
 
 
-def in_environment(environment: dict[str, str], target: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """In a process that was forked from a server, which has the environment of its start."""
-    os.environ.clear()
-    os.environ.update(environment)
-    module = importlib.import_module(SUITE)
-    module.INIT_METHOD = environment["INIT_METHOD"]  # read when it was imported
-    rank = args[0]
+def prepare(rank: int) -> None:
+    """In a process of a test: a host of its own for NCCL, and "holmes" for "nccl" in the second pass."""
     os.environ["NCCL_HOSTID"] = f"rank{rank}"
-    if environment["SUITE_OVER"] == "holmes":
+    if os.environ["SUITE_OVER"] == "holmes":
         replace_nccl()
-    target(*args, **kwargs)
 
 
-def process(target: Callable[..., None], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forked from a server that has imported torch, not yet its tests: these ask for GPUs, which no fork can use."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
-    return context.Process(target=in_environment, name=name, args=(dict(os.environ), target, *args), kwargs=kwargs)
-
+#: Not yet the tests: they ask for GPUs, which no fork can use.
+PRELOADED = ("torch", "torch.distributed", "torch._dynamo")
 
 if "SUITE_OVER" in os.environ:  # torch's module reads the environment where it is imported
-    from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
     class Suite(TestDistBackend, DistributedTest._DistTestBase):
         """torch's; here, so that its processes find it."""
 
         def setUp(self) -> None:
-            """As torch's, by `process`."""
+            """As torch's, forked."""
             super().setUp()
-            self._start_processes(process)
+            self._start_processes(forked_from(PRELOADED, prepare))
 
 
 def outcome_of(result: unittest.TestResult) -> tuple[str, str]:
@@ -101,8 +86,7 @@ def outcome_of(result: unittest.TestResult) -> tuple[str, str]:
 
 def run_over(pattern: str) -> None:
     """All tests, in an environment that says over what; a line of JSON each."""
-    common_distributed.TIMEOUT_DEFAULT = LIMIT_S
-    common_distributed.TIMEOUT_OVERRIDE.clear()
+    limit_tests()
     for name in sorted(name for name in dir(Suite) if name.startswith("test_") and pattern in name):
         result = unittest.TestResult()
         unittest.TestSuite([Suite(name)]).run(result)
