@@ -165,7 +165,7 @@ void check_every_so_many() {
 
 void check_right_results() {
   for (const Transport transport : {Transport::tcp, Transport::shm})
-    for (const Operation& operation : {all_reduce, small_all_reduce, all_gather, broadcast})
+    for (const Operation operation : {all_reduce, small_all_reduce, all_gather, broadcast})
       for (const bool is_async : {false, true})
         for (const auto& outcome : run(3, {}, options_of(transport, 1), is_async, operation))
           CHECK(outcome.done == 12 && !outcome.is_dead);
