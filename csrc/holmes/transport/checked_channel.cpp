@@ -10,6 +10,16 @@ namespace {
 
 // Of a frame at most: what one system call moves, half of it here, so that it is still in the cache when it leaves.
 constexpr std::size_t max_payload_bytes = 256 * 1024;
+// A piece of at most so many bytes, in front of more, is an operation's header.
+constexpr std::size_t max_operation_header_bytes = 256;
+
+// Where it can be peeked at, it is to be in the ring as a whole, and another one behind it. (What is copied out of the
+// sender's memory takes no room there.)
+std::size_t most_payload_bytes(const Channel& channel) {
+  const std::size_t peek_bytes = channel.max_peek_bytes();
+  if (peek_bytes == 0 || channel.cma_use() != CmaUse::never) return max_payload_bytes;
+  return std::min(max_payload_bytes, peek_bytes / 2);
+}
 
 std::uint32_t crc_of(const CheckedHeader& header) {
   return crc32c(0, reinterpret_cast<const std::byte*>(&header), offsetof(CheckedHeader, header_crc));
@@ -48,12 +58,29 @@ CheckedChannel::CheckedChannel(std::unique_ptr<Channel> inner, std::string commu
       inner_(std::move(inner)),
       communicator_(std::move(communicator)),
       own_place_(std::move(own_place)),
-      peer_label_(peer_label) {}
+      peer_label_(peer_label),
+      most_bytes_(most_payload_bytes(*inner_)) {}
+
+// Of the next one. Where the receiver may peek, frames end at multiples of the most that one takes behind an
+// operation's header, which has one of its own where there is more than one takes: so a slice is a part of one frame.
+std::size_t CheckedChannel::frame_bytes(std::span<const iovec> pieces) {
+  std::size_t first = 0;
+  std::size_t total = 0;
+  for (const iovec& piece : pieces) {
+    if (first == 0) first = piece.iov_len;
+    total += piece.iov_len;
+  }
+  if (max_peek_bytes() == 0) return std::min(total, most_bytes_);
+  const bool has_operation_header = first <= max_operation_header_bytes;
+  const bool is_header_alone = has_operation_header && total > most_bytes_;
+  if (has_operation_header) out_since_header_ = 0;
+  const std::size_t bytes = is_header_alone ? first : std::min(total, most_bytes_ - out_since_header_ % most_bytes_);
+  out_since_header_ += has_operation_header ? bytes - first : bytes;
+  return bytes;
+}
 
 void CheckedChannel::begin_frame(std::span<const iovec> pieces) {
-  std::size_t total = 0;
-  for (const iovec& piece : pieces) total += piece.iov_len;
-  out_.bytes = static_cast<std::uint32_t>(std::min(total, max_payload_bytes));
+  out_.bytes = static_cast<std::uint32_t>(frame_bytes(pieces));
   out_.payload_crc = crc_of_front(0, pieces, out_.bytes);
   out_.header_crc = crc_of(out_);
   out_header_bytes_ = out_payload_bytes_ = 0;
@@ -75,13 +102,24 @@ std::size_t CheckedChannel::try_send(std::span<const iovec> pieces) {
   return sent - of_header;
 }
 
+bool CheckedChannel::has_header() {
+  if (in_header_bytes_ == sizeof in_) return true;
+  const iovec rest = rest_of(in_, in_header_bytes_);
+  in_header_bytes_ += inner_->try_recv({&rest, 1});
+  if (in_header_bytes_ < sizeof in_) return false;
+  check_header();
+  return true;
+}
+
 std::size_t CheckedChannel::try_recv(std::span<const iovec> pieces) {
-  if (in_header_bytes_ < sizeof in_) {
-    const iovec rest = rest_of(in_, in_header_bytes_);
-    in_header_bytes_ += inner_->try_recv({&rest, 1});
-    if (in_header_bytes_ < sizeof in_) return 0;
-    check_header();
-  }
+  const std::size_t received = stage_.bytes() > 0 ? stage_.take(pieces) : recv_frame(pieces);
+  count_received(received);
+  return received;
+}
+
+// Of one frame.
+std::size_t CheckedChannel::recv_frame(std::span<const iovec> pieces) {
+  if (!has_header()) return 0;
   list_.clear();
   const std::size_t frame_left = in_.bytes - in_payload_bytes_;
   const std::size_t wanted = append_front(list_, pieces, frame_left);
@@ -91,18 +129,56 @@ std::size_t CheckedChannel::try_recv(std::span<const iovec> pieces) {
   if (wanted == frame_left) list_.push_back(rest_of(next, 0));
   const std::size_t received = inner_->try_recv(list_);
   const std::size_t payload = std::min(received, wanted);
-  in_crc_ = crc_of_front(in_crc_, list_, payload);
+  if (!is_compared_) in_crc_ = crc_of_front(in_crc_, list_, payload);
   in_payload_bytes_ += payload;
   if (in_payload_bytes_ == in_.bytes) {
     check_payload();
-    ++in_sequence_;
-    in_ = next;
-    in_header_bytes_ = received - payload;
-    in_payload_bytes_ = in_crc_ = 0;
-    if (in_header_bytes_ == sizeof in_) check_header();
+    end_frame(next, received - payload);
   }
-  count_received(payload);
   return payload;
+}
+
+const std::byte* CheckedChannel::try_peek(std::size_t bytes) {
+  if (stage_.bytes() == 0) {
+    if (!has_header()) return nullptr;
+    const std::size_t left = in_.bytes - in_payload_bytes_;
+    if (left >= bytes && left <= max_peek_bytes()) return compare_in_place() ? inner_->try_peek(bytes) : nullptr;
+  }
+  stage_.fill(bytes, max_peek_bytes(), [this](iovec room) { return recv_frame({&room, 1}); });
+  return stage_.bytes() >= bytes ? stage_.data() : nullptr;
+}
+
+// Whether the rest of the frame is there, and as it was sent.
+bool CheckedChannel::compare_in_place() {
+  if (is_compared_) return true;
+  const std::size_t left = in_.bytes - in_payload_bytes_;
+  const std::byte* data = inner_->try_peek(left);
+  if (!data) return false;
+  in_crc_ = crc32c(in_crc_, data, left);
+  check_payload();
+  is_compared_ = true;
+  return true;
+}
+
+void CheckedChannel::consume(std::size_t bytes) {
+  if (stage_.bytes() > 0) {
+    stage_.drop(bytes);
+  } else {
+    inner_->consume(bytes);
+    in_payload_bytes_ += bytes;
+    if (in_payload_bytes_ == in_.bytes) end_frame({}, 0);
+  }
+  count_received(bytes);
+}
+
+// `next_bytes` of the `next` header came with it.
+void CheckedChannel::end_frame(const CheckedHeader& next, std::size_t next_bytes) {
+  ++in_sequence_;
+  in_ = next;
+  in_header_bytes_ = next_bytes;
+  in_payload_bytes_ = in_crc_ = 0;
+  is_compared_ = false;
+  if (in_header_bytes_ == sizeof in_) check_header();
 }
 
 void CheckedChannel::check_header() const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "holmes/transport/channel.hpp"
+#include "holmes/transport/stage.hpp"
 
 namespace holmes {
 
@@ -34,6 +35,10 @@ public:
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
   std::size_t lead_bytes() override { return inner_->lead_bytes(); }
+  std::size_t max_peek_bytes() const override { return inner_->max_peek_bytes(); }
+  // A part of one frame stays where the inner channel has it, once the whole frame was compared there.
+  const std::byte* try_peek(std::size_t bytes) override;
+  void consume(std::size_t bytes) override;
   bool tells_end() const override { return inner_->tells_end(); }
   bool is_unanswered() const override { return inner_->is_unanswered(); }
   void set_low_water(std::size_t bytes) override { inner_->set_low_water(bytes); }
@@ -49,6 +54,11 @@ public:
 
 private:
   void begin_frame(std::span<const iovec> pieces);
+  std::size_t frame_bytes(std::span<const iovec> pieces);
+  bool has_header();
+  std::size_t recv_frame(std::span<const iovec> pieces);
+  bool compare_in_place();
+  void end_frame(const CheckedHeader& next, std::size_t next_bytes);
   void check_header() const;
   void check_payload() const;
   [[noreturn]] void throw_changed(const std::string& what) const;
@@ -58,16 +68,20 @@ private:
   std::string own_place_;
   int peer_label_;
 
+  std::size_t most_bytes_;  // of a frame's payload
   // The frame that leaves: how much of header and payload is gone. All: the next one begins.
   CheckedHeader out_;
   std::size_t out_header_bytes_ = sizeof(CheckedHeader);
   std::size_t out_payload_bytes_ = 0;
+  std::size_t out_since_header_ = 0;  // bytes behind the last piece that had a frame of its own
   // The frame that arrives.
   CheckedHeader in_;
   std::size_t in_header_bytes_ = 0;
   std::size_t in_payload_bytes_ = 0;
   std::uint32_t in_crc_ = 0;
+  bool is_compared_ = false;  // in place, before all of it is taken
   std::uint64_t in_sequence_ = 0;
+  Stage stage_;              // what was peeked at over more than one frame
   std::vector<iovec> list_;  // of the call that is made
 };
 

@@ -8,7 +8,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <new>
 #include <string_view>
 #include <utility>
 
@@ -213,12 +212,7 @@ void ShmChannel::wake_reader() {
 std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
   std::size_t total = 0;
   if (stage_.bytes() > 0) {
-    for (const iovec& piece : pieces) {
-      const std::size_t bytes = std::min(piece.iov_len, stage_.bytes());
-      copy_cached(piece.iov_base, stage_.memory.get() + stage_.begin, bytes);
-      stage_.begin += bytes;
-      total += bytes;
-    }
+    total = stage_.take(pieces);
     count_received(total);
     return total;
   }
@@ -288,33 +282,24 @@ const std::byte* ShmChannel::try_peek(std::size_t bytes) {
     if (held) return held;
   }
   if (stage_.bytes() > 0 || seen_.available(consumed_ + readable) > 0) stage(bytes);
-  if (stage_.bytes() > 0 && stage_.bytes() >= bytes) return stage_.memory.get() + stage_.begin;
+  if (stage_.bytes() > 0 && stage_.bytes() >= bytes) return stage_.data();
   if (in_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
   return nullptr;
 }
 
 // Takes all that is there, up to `bytes`, out of the ring and by CMA: the peer can go on only then.
 void ShmChannel::stage(std::size_t bytes) {
-  if (!stage_.memory)
-    stage_.memory.reset(
-        static_cast<std::byte*>(std::aligned_alloc(ShmSegment::cache_line_bytes, segment_->ring_bytes())));
-  if (!stage_.memory) throw std::bad_alloc();
-  if (stage_.begin > 0) std::memmove(stage_.memory.get(), stage_.memory.get() + stage_.begin, stage_.bytes());
-  stage_.end -= std::exchange(stage_.begin, 0);
-  while (stage_.end < bytes) {
-    const iovec room{stage_.memory.get() + stage_.end, bytes - stage_.end};
-    std::size_t received = recv_from_ring({&room, 1});
-    if (received == 0) received = pull({&room, 1}, room.iov_len);
-    if (received == 0) break;
-    stage_.end += received;
-  }
+  stage_.fill(bytes, max_peek_bytes(), [this](iovec room) {
+    const std::size_t received = recv_from_ring({&room, 1});
+    return received > 0 ? received : pull({&room, 1}, room.iov_len);
+  });
 }
 
 void ShmChannel::consume(std::size_t bytes) {
   if (std::exchange(is_held_, false)) {
     took(bytes);
   } else if (stage_.bytes() > 0) {
-    stage_.begin += bytes;
+    stage_.drop(bytes);
   } else {
     take(bytes);
   }

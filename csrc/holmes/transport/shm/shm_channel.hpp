@@ -2,7 +2,6 @@
 // sender's memory costs less than one into a ring and one out of it, larger pieces are shown to the receiver instead.
 #pragma once
 
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/shm/cma.hpp"
 #include "holmes/transport/shm/copy_tuning.hpp"
+#include "holmes/transport/stage.hpp"
 
 namespace holmes {
 
@@ -76,17 +76,6 @@ public:
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
 private:
-  // What was received ahead of `consume`, where it is not in the ring in one piece.
-  struct Stage {
-    struct Free {
-      void operator()(std::byte* memory) const { std::free(memory); }
-    };
-    std::unique_ptr<std::byte, Free> memory;  // aligned to a cache line; max_peek_bytes, once there is any
-    std::size_t begin = 0;
-    std::size_t end = 0;
-    std::size_t bytes() const { return end - begin; }
-  };
-
   std::size_t readable_bytes() const;
   std::size_t writable_bytes();
   std::size_t send_new(std::span<const iovec> pieces);
@@ -115,7 +104,7 @@ private:
   bool was_refused_in_place_ = false;
   bool is_held_ = false;       // what try_peek gave is in the peer's memory
   std::size_t ring_only_ = 0;  // bytes that the receiver did not come for: they go into the ring
-  Stage stage_;
+  Stage stage_;                // what was peeked at and is not in the ring in one piece
   // Own copies of what only this side writes. Bytes that go by CMA are counted too; they have no place in the ring.
   std::uint64_t produced_ = 0;
   std::uint64_t consumed_ = 0;         // also what is staged
