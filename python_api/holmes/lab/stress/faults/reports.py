@@ -24,9 +24,10 @@ _TOLD_RE = re.compile(
 
 
 _POLL_S = 0.005
-#: Of two ranks, one waits for the other and that one for a third: how much later it may give up (1.5 s: its group's
-#: rank 0 is lost and cannot say how the set-up ended).
-_SAME_TIME_S = 2.0
+#: Of two ranks, one waits for the other and that one for a third: how much later it may give up. It may have begun to
+#: wait seconds later on a busy machine, and waits 1.5 s more where its group's rank 0 is lost and cannot say how the
+#: set-up ended.
+_SAME_TIME_S = 6.0
 
 
 class Alarm(BaseException):
