@@ -29,7 +29,7 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-torch test-trainers test-launchers test-distributed test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels docs clean
+.PHONY: help build demo test test-cpp test-python test-torch test-trainers test-launchers test-distributed test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels release docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
@@ -52,6 +52,7 @@ help:
 	@echo "make fuzz-python   random operations against numpy, a minute (FUZZ_ARGS='--minutes 60 --seed 1000')"
 	@echo "make stubs     regenerate holmes_comm/_C.pyi and docs/environment.md"
 	@echo "make wheels    what is released, into dist/, tried as a user would (TORCHES='2.12.1 2.13.0', WHEEL_CUDA=OFF)"
+	@echo "make release   make wheels, and the demo from the source archive and from the wheel, each in an environment of its own"
 	@echo "make docs      the documentation as a site, build/site/index.html, every link checked"
 	@echo "make build     environment and in-place build;  make clean removes both"
 
@@ -256,7 +257,11 @@ stubs: build
 
 # This Python's; PYTHON=python3.12 makes another's.
 wheels: build
-	$(BIN)/python tools/make_wheels.py --torch $(TORCHES) --cuda $(WHEEL_CUDA)
+	$(BIN)/python tools/make_wheels.py --torch $(TORCHES) --cuda $(WHEEL_CUDA) $(WHEEL_ARGS)
+
+# The same, and the demo from each archive in an environment of its own.
+release: WHEEL_ARGS += --demo
+release: wheels
 
 $(VENV)/.docs: requirements-docs.txt $(VENV)/.created
 	@echo "installing requirements-docs.txt"

