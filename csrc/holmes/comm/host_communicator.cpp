@@ -470,6 +470,15 @@ WorkPtr HostCommunicator::recv(Buffer data, int peer, std::uint32_t tag, CallOpt
   return finish_p2p({request(false, std::move(data), peer, tag, options)}, options).front();
 }
 
+WorkPtr HostCommunicator::recv_up_to(Buffer data, int peer, std::uint32_t tag,
+                                     std::shared_ptr<std::size_t> received_bytes, CallOptions options) {
+  if (data.device)
+    throw UsageError("recv_up_to: a message into a GPU's memory has the size that both sides say; use recv");
+  auto made = request(false, std::move(data), peer, tag, options);
+  made.received_bytes = std::move(received_bytes);
+  return finish_p2p({std::move(made)}, options).front();
+}
+
 WorkPtr HostCommunicator::recv_any(Buffer data, std::uint32_t tag, CallOptions options) {
   return finish_p2p({request(false, std::move(data), std::nullopt, tag, options)}, options).front();
 }

@@ -38,6 +38,11 @@ public:
   std::vector<ConnectionInfo> connections() const override { return engine_->connections(); }
   std::vector<CommunicatorRecord> flight_record() const override;
 
+  // As recv, into host memory, of a message that may be shorter than `data`. `received_bytes` holds its size once the
+  // work is completed.
+  WorkPtr recv_up_to(Buffer data, int peer, std::uint32_t tag, std::shared_ptr<std::size_t> received_bytes,
+                     CallOptions call);
+
   // --- for communicators made of others ---
   // Collective without payload: MismatchError where the ranks' signatures (but for the sequence number, which is set
   // here) differ.

@@ -58,7 +58,7 @@ void P2pEngine::submit(Request request) {
         return;
       }
       std::copy(message.payload.begin(), message.payload.end(), request.buffer.begin());
-      finish(request, peer);
+      finish(request, peer, message.payload.size());
       return;
     }
     // Or be arriving, taken up on behalf of another receive.
@@ -123,7 +123,7 @@ bool P2pEngine::send_to(int peer) {
       return moved;
     }
     ++peers_[peer].sent_messages;
-    finish(sending.request, -1);
+    finish(sending.request);
     sends.pop_front();
   }
   return moved;
@@ -247,7 +247,7 @@ void P2pEngine::end_message(int peer) {
     landing.staged = std::move(state.staged);
     landing.payload = std::move(state.stray);
   } else {
-    finish(*state.target, peer);
+    finish(*state.target, peer, state.header.bytes);
   }
   state.target.reset();
   state.staged.reset();
@@ -296,7 +296,10 @@ std::uint64_t P2pEngine::held_bytes(const Header& header) {
 }
 
 void P2pEngine::check_sizes(const Request& request, int peer, const Header& header) const {
-  if (header.bytes == request.buffer.bytes() && header.dtype == request.buffer.dtype) return;
+  const std::size_t most_bytes = request.buffer.bytes();
+  const bool takes_less = request.received_bytes != nullptr;
+  const bool fits = takes_less ? header.bytes <= most_bytes : header.bytes == most_bytes;
+  if (fits && header.dtype == request.buffer.dtype) return;
   const ControlConnection& control = *group_.controls[peer];
   const auto describe = [](std::uint64_t bytes, DType dtype) {
     const bool known = static_cast<int>(dtype) < dtype_count;
@@ -305,14 +308,20 @@ void P2pEngine::check_sizes(const Request& request, int peer, const Header& head
   throw MismatchError(
       "communicator '" + group_.name + "': " + control.describe() + " sent " + describe(header.bytes, header.dtype) +
           " with tag " + std::to_string(header.tag) + ", but the receive of rank " + std::to_string(group_.rank) +
-          " takes " + describe(request.buffer.bytes(), request.buffer.dtype) +
-          "; dtype and count of a send and its receive must be equal",
+          " takes " + (takes_less ? "at most " : "") + describe(most_bytes, request.buffer.dtype) +
+          (takes_less ? "; give it a larger buffer, of the send's dtype"
+                      : "; dtype and count of a send and its receive must be equal"),
       {.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}});
 }
 
-void P2pEngine::finish(Request& request, int source) {
+void P2pEngine::finish(Request& request, int source, std::size_t bytes) {
+  request.work->set_source_rank(source);
+  if (request.received_bytes) *request.received_bytes = bytes;
+  finish(request);
+}
+
+void P2pEngine::finish(Request& request) {
   --pending_;
-  if (!request.is_send) request.work->set_source_rank(source);
   const auto now = Clock::now();
   group_.recorder->finish(request.record, true, now);
   request.work->complete(now);

@@ -27,6 +27,9 @@ public:
     std::uint64_t record = 0;    // its number in the flight recorder
     RecordedCall recorded_call() const;
     cuda::EventPtr begin{};  // of a GPU's memory: its copies come after this
+    // Of a receive into host memory that takes a shorter message too: where to write the message's bytes, before `work`
+    // is final.
+    std::shared_ptr<std::size_t> received_bytes{};
   };
 
   // `wake_fd`: an event descriptor that makes the driver call `advance` again.
@@ -138,7 +141,9 @@ private:
   // What a message that no receive is posted for takes in memory.
   static std::uint64_t held_bytes(const Header& header);
   void check_sizes(const Request& request, int peer, const Header& header) const;
-  void finish(Request& request, int source);
+  void finish(Request& request);
+  // A receive, of a message of so many bytes.
+  void finish(Request& request, int source, std::size_t bytes);
   // visit(request, done_bytes, staged): the last is null where the message is in host memory.
   template <typename Visit>
   void for_each_pending(Visit visit) const;

@@ -55,7 +55,7 @@ bool P2pEngine::land(int peer) {
       continue;
     }
     state.recv_rings[*it->request.buffer.device]->collect();
-    finish(it->request, peer);
+    finish(it->request, peer, it->request.buffer.bytes());
     it = state.landing.erase(it);
     moved = true;
   }
