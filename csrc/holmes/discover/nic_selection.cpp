@@ -1,0 +1,234 @@
+#include "holmes/discover/nic_selection.hpp"
+
+#include <arpa/inet.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+#include "holmes/core/env.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr int max_rails_of_a_pair = 64;  // what a communicator can connect
+
+// What each class of a selection covers.
+const std::vector<std::pair<std::string, std::vector<NicClass>>>& classes() {
+  static const std::vector<std::pair<std::string, std::vector<NicClass>>> table = {
+      {"infiniband", {NicClass::infiniband}}, {"roce", {NicClass::roce_v2, NicClass::roce_v1}},
+      {"roce_v2", {NicClass::roce_v2}},       {"roce_v1", {NicClass::roce_v1}},
+      {"ethernet", {NicClass::ethernet}},     {"loopback", {NicClass::loopback}}};
+  return table;
+}
+
+const std::vector<NicClass>* class_of(const std::string& name) {
+  const auto found = std::ranges::find(classes(), name, [](const auto& entry) { return entry.first; });
+  return found == classes().end() ? nullptr : &found->second;
+}
+
+std::string joined(const std::vector<std::string>& words, const std::string& between) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
+std::string in_quotes(const std::string& text) { return "'" + text + "'"; }
+
+std::string stripped(const std::string& text) {
+  const auto first = text.find_first_not_of(" \t");
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+int number_of(const std::string& key, const std::string& value, const std::string& text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error == std::errc{} && end == value.data() + value.size() && number >= 0) return number;
+  throw UsageError("NIC selection " + in_quotes(text) + ": " + key + ":" + value + " is no number; write it as '" +
+                   key + ":2'");
+}
+
+// Whether `subnet` is an address, with or without the length of a prefix, and nothing of it lies behind that.
+bool is_network(const std::string& subnet) {
+  const auto slash = subnet.find('/');
+  const std::string base = subnet.substr(0, slash);
+  unsigned char bytes[16];
+  const bool is_ipv6 = base.find(':') != std::string::npos;
+  if (::inet_pton(is_ipv6 ? AF_INET6 : AF_INET, base.c_str(), bytes) != 1) return false;
+  const int longest = is_ipv6 ? 128 : 32;
+  int length = longest;
+  if (slash != std::string::npos) {
+    const std::string digits = subnet.substr(slash + 1);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), length);
+    if (error != std::errc{} || end != digits.data() + digits.size() || length < 0 || length > longest) return false;
+  }
+  IpNetwork as_given = network_of({base, longest});
+  as_given.prefix_length = length;
+  return network_of({base, length}) == as_given;
+}
+
+void check(const NicSelection& selection) {
+  if (!selection.nic_class.empty() && class_of(selection.nic_class) == nullptr) {
+    std::vector<std::string> known;
+    for (const auto& [name, covered] : classes()) known.push_back(name);
+    throw UsageError("NIC class " + in_quotes(selection.nic_class) + " does not exist; use one of " +
+                     joined(known, ", "));
+  }
+  const int rails = selection.max_rails.value_or(1);
+  if (rails < 1 || rails > max_rails_of_a_pair)
+    throw UsageError("max_rails=" + std::to_string(rails) + " is not possible; it must be from 1 to " +
+                     std::to_string(max_rails_of_a_pair));
+  if (selection.streams < 1 || selection.streams > max_rails_of_a_pair / rails)
+    throw UsageError("streams=" + std::to_string(selection.streams) + " is not possible; it must be from 1 to " +
+                     std::to_string(max_rails_of_a_pair / rails) + " (rails times streams: at most " +
+                     std::to_string(max_rails_of_a_pair) + ")");
+  if (!selection.subnet.empty() && !is_network(selection.subnet))
+    throw UsageError("subnet " + in_quotes(selection.subnet) + " is no network; write it as '10.1.0.0/16'");
+}
+
+// "ib0 = mlx5_0:1 (infiniband, active, 10.1.0.1/24)".
+std::string summary(const Nic& nic) {
+  std::string text = nic.name;
+  if (const auto port = nic.port_name(); !port.empty() && port != nic.name) text += " = " + port;
+  const bool is_half_up = nic.is_up && !nic.is_netdev_up && !nic.netdev.empty();
+  text += " (" + std::string(to_string(nic.nic_class)) + ", " + nic.state;
+  if (is_half_up) text += ", " + nic.netdev + " is down";
+  if (!nic.addresses.empty())
+    text += ", " + nic.addresses.front().address + "/" + std::to_string(nic.addresses.front().prefix_length);
+  return text + ")";
+}
+
+std::string summaries(const std::vector<Nic>& nics) {
+  std::vector<std::string> texts;
+  for (const Nic& nic : nics) texts.push_back(summary(nic));
+  return joined(texts, "; ");
+}
+
+// A VLAN shares its parent's port: the port's name means the parent.
+bool has_name(const Nic& nic, const std::string& pattern) {
+  std::vector<std::string> own{nic.name, nic.netdev};
+  if (nic.kind != NicKind::vlan) own.insert(own.end(), {nic.hca, nic.port_name()});
+  return std::ranges::any_of(
+      own, [&](const std::string& name) { return !name.empty() && ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+}
+
+std::string why_down(const Nic& nic) {
+  if (nic.netdev.empty()) return "has no network interface (load IPoIB or the Ethernet driver)";
+  const std::string port = nic.port_name().empty() || nic.is_up
+                               ? ""
+                               : "port " + nic.port_name() + " is in state " + in_quotes(nic.state) + "; ";
+  return "is down (" + port + "check its cable, bring it up with `ip link set " + nic.netdev + " up`)";
+}
+
+std::string why_unaddressed(const Nic& nic) {
+  return "has no address but link-local ones (give it one with `ip address add ... dev " + nic.netdev + "`)";
+}
+
+// Narrows the NICs of one host down, and says what is missing where nothing is left of what was asked for.
+class Narrowing {
+public:
+  Narrowing(const NicSelection& selection, const std::vector<Nic>& nics) : selection_(selection), nics_(nics) {
+    for (const Nic& nic : nics)
+      if (nic.nic_class != NicClass::loopback || selection.restricts()) left_.push_back(&nic);
+  }
+
+  // Keeps what `wanted` is true of; `problem` says of those that went why.
+  template <class Wanted, class Problem>
+  void keep(const Wanted& wanted, const Problem& problem) {
+    const auto before = left_;
+    std::erase_if(left_, [&](const Nic* nic) { return !wanted(*nic); });
+    if (!left_.empty() || !selection_.restricts()) return;
+    throw NicError(problem(before) + ". This host has: " + (nics_.empty() ? "no NIC at all" : summaries(nics_)) +
+                       ". Fix: choose an interface that is up and has an address, with NicSelection(...) or "
+                       "HOLMES_NICS (`holmes nics` lists them)",
+                   {.host = host_name(), .nic = selection_.names.empty() ? "" : selection_.names.front()});
+  }
+  const std::vector<const Nic*>& left() const { return left_; }
+
+private:
+  const NicSelection& selection_;
+  const std::vector<Nic>& nics_;
+  std::vector<const Nic*> left_;
+};
+
+template <class Why>
+std::string each(const std::vector<const Nic*>& nics, const Why& why) {
+  std::vector<std::string> texts;
+  for (const Nic* nic : nics) texts.push_back("NIC " + nic->name + " " + why(*nic));
+  return texts.empty() ? "no NIC is there" : joined(texts, ", ");
+}
+
+}  // namespace
+
+NicSelection NicSelection::parse(const std::string& text) {
+  NicSelection selection;
+  std::map<std::string, std::string> named;
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const auto end = std::min(text.find(',', begin), text.size());
+    const std::string word = stripped(text.substr(begin, end - begin));
+    begin = end + 1;
+    if (word.empty() || word == "fastest") continue;
+    const auto colon = word.find(':');
+    const std::string key = word.substr(0, colon);
+    if (colon == std::string::npos || (key != "class" && key != "subnet" && key != "rails" && key != "streams")) {
+      selection.names.push_back(word);
+      continue;
+    }
+    const std::string value = word.substr(colon + 1);
+    const auto [at, is_new] = named.emplace(key, value);
+    if (!is_new && at->second != value)
+      throw UsageError("NIC selection " + in_quotes(text) + " has two of " + in_quotes(key) + ": " +
+                       in_quotes(at->second) + " and " + in_quotes(value) + "; keep one");
+  }
+  selection.nic_class = named["class"];
+  selection.subnet = named["subnet"];
+  if (named.contains("rails")) selection.max_rails = number_of("rails", named["rails"], text);
+  if (named.contains("streams")) selection.streams = number_of("streams", named["streams"], text);
+  check(selection);
+  return selection;
+}
+
+NicSelection NicSelection::from_env() {
+  const char* text = std::getenv("HOLMES_NICS");
+  return parse(text ? text : "");
+}
+
+NicOffer NicSelection::offer(const std::vector<Nic>& nics) const {
+  std::vector<std::string> wanted_names;
+  for (const std::string& name : names) wanted_names.push_back(in_quotes(name));
+  const std::string called = names.empty() ? "" : " called " + joined(wanted_names, " or ");
+  Narrowing narrowing(*this, nics);
+  if (!names.empty())
+    narrowing.keep(
+        [&](const Nic& nic) {
+          return std::ranges::any_of(names, [&](const auto& name) { return has_name(nic, name); });
+        },
+        [&](const auto&) { return "no NIC is" + called; });
+  if (!nic_class.empty())
+    narrowing.keep([&](const Nic& nic) { return std::ranges::count(*class_of(nic_class), nic.nic_class) > 0; },
+                   [&](const auto&) { return "no NIC" + called + " is of class " + in_quotes(nic_class); });
+  narrowing.keep([](const Nic& nic) { return nic.is_netdev_up; },
+                 [](const auto& down) { return each(down, why_down); });
+  narrowing.keep([&](const Nic& nic) { return !socket_candidates(nic, subnet).empty(); },
+                 [&](const auto& without) {
+                   if (subnet.empty()) return each(without, why_unaddressed);
+                   return "no NIC" + called + " that is up has an address in subnet " + subnet;
+                 });
+  NicOffer offer;
+  offer.restricts = restricts();
+  offer.max_rails = max_rails;
+  offer.streams = streams;
+  offer.inventory = summaries(nics);
+  for (const Nic* nic : narrowing.left())
+    std::ranges::move(socket_candidates(*nic, subnet), std::back_inserter(offer.candidates));
+  const auto loopback = std::ranges::find_if(
+      nics, [](const Nic& nic) { return nic.nic_class == NicClass::loopback && !nic.addresses.empty(); });
+  if (loopback != nics.end()) offer.loopback = {loopback->name, loopback->addresses.front().address};
+  return offer;
+}
+
+}  // namespace holmes
