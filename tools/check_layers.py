@@ -27,7 +27,7 @@ CPP_LAYERS = [
     ["holmes/engine"],
     ["holmes/comm"],
     ["holmes/nccl"],
-    ["bindings"],
+    ["bindings", "nccl_net"],
     ["c10d"],
 ]
 

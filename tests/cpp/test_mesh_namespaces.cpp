@@ -1,33 +1,14 @@
 // connect_mesh between emulated hosts: network namespaces joined by veth pairs, made without root.
-#include <sched.h>
-
-#include <cstdlib>
-#include <filesystem>
-
 #include "mesh_ranks.hpp"
+#include "namespaces.hpp"
 
 using namespace holmes;
 using namespace holmes::test;
 
 namespace {
 
-void run(const std::string& command) {
-  if (std::system(command.c_str()) != 0) std::fprintf(stderr, "'%s' failed\n", command.c_str()), ++failures;
-}
-
-// A network namespace of its own, as a descriptor; the calling process must be root in its user namespace.
-int make_namespace() {
-  int fd = -1;
-  std::thread([&fd] {
-    CHECK(::unshare(CLONE_NEWNET) == 0);
-    fd = ::open("/proc/thread-self/ns/net", O_RDONLY);  // inherited by the commands that run() starts
-    run("ip link set lo up");
-  }).join();
-  return fd;
-}
-
 // Two emulated hosts, joined by a veth pair; node 1 has another NIC that leads to a third host only. Runs in a user
-// namespace: see test_namespaces.
+// namespace.
 void test_in_namespace() {
   const int nodes[] = {make_namespace(), make_namespace(), make_namespace()};
   const auto enter = [&](int node) { CHECK(::setns(nodes[node], CLONE_NEWNET) == 0); };
@@ -111,14 +92,7 @@ void test_in_namespace() {
   for (const int node : nodes) ::close(node);
 }
 
-// Re-runs this program in a user namespace.
-void test_namespaces() {
-  if (std::system("unshare -Urn ip link set lo up 2>/dev/null") != 0) {
-    std::puts("namespaces: skipped, this system does not permit user namespaces (or has no ip command)");
-    return;
-  }
-  run("unshare -Urn " + std::filesystem::read_symlink("/proc/self/exe").string() + " in_namespace");
-}
+void test_namespaces() { run_in_user_namespace("in_namespace"); }
 
 }  // namespace
 

@@ -1,0 +1,175 @@
+#include "nccl_net/network.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include "holmes/bootstrap/nic_agreement.hpp"
+#include "holmes/bootstrap/secret.hpp"
+#include "holmes/bootstrap/sha256.hpp"
+#include "holmes/discover/host.hpp"
+
+namespace holmes::nccl_net {
+namespace {
+
+constexpr Duration default_connect_timeout = std::chrono::seconds(60);
+// NCCL has no deadline for a message; a peer that is gone ends it.
+constexpr Duration no_deadline = std::chrono::hours(24 * 3650);
+constexpr int receiver = 0, sender = 1;
+constexpr int usual_speed_mbps = 10'000;  // of a NIC that does not tell, as NCCL has it
+
+std::string variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text ? text : "";
+}
+
+std::string text_of(const Digest& digest) { return to_hex({digest.begin(), digest.end()}); }
+
+// Of the processes of a job, where its launcher says so: what messages call the two ranks.
+std::optional<int> job_rank_from(const std::string& text) {
+  int rank = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error != std::errc{} || end != text.data() + text.size() || rank < 0) return std::nullopt;
+  return rank;
+}
+
+// Each tells the other its rank in the job. Empty where one of them has none.
+std::vector<int> exchange_labels(Store& store, const std::string& name, int rank, Duration timeout) {
+  const auto key = [&](int of) { return name + "/job_rank/" + std::to_string(of); };
+  const std::string own = variable("RANK");
+  store.set(key(rank), own);
+  const auto mine = job_rank_from(own);
+  const auto other = job_rank_from(store.get(key(1 - rank), timeout));
+  if (!mine || !other || *mine == *other) return {};
+  return rank == receiver ? std::vector{*mine, *other} : std::vector{*other, *mine};
+}
+
+std::shared_ptr<TcpStore> serve(const std::string& address, const std::string& secret) {
+  const auto range = Env::read().port_range;
+  for (std::uint32_t port = range ? range->first : 0; range && port < range->second; ++port) {
+    try {
+      return std::make_shared<TcpStore>(address, static_cast<std::uint16_t>(port), true, default_connect_timeout,
+                                        secret);
+    } catch (const SystemError&) {  // taken; the last one says so
+    }
+  }
+  return std::make_shared<TcpStore>(address, range ? range->second : std::uint16_t{0}, true, default_connect_timeout,
+                                    secret);
+}
+
+}  // namespace
+
+Network& Network::get() {
+  static std::mutex mutex;
+  static Network* made = nullptr;
+  std::lock_guard lock(mutex);
+  if (made == nullptr) made = new Network();
+  return *made;
+}
+
+Network::Network()
+    : selection_(NicSelection::from_env()),
+      transport_(transport_from_name(variable("HOLMES_TRANSPORT").empty() ? "auto" : variable("HOLMES_TRANSPORT"))),
+      cluster_(variable("HOLMES_CLUSTER")),
+      token_(random_bytes(sizeof(Handle::token))) {
+  const Env env = Env::read();  // every wrong value is told now
+  tls_mode_from_name(env.tls);
+  job_secret_ = given_secret("", env);
+  connect_timeout_ = env.connect_timeout.value_or(default_connect_timeout);
+  const auto nics = discover_nics();
+  NicOffer offer = selection_.offer(nics);
+  // The rule, as if all peers had the same NICs.
+  offer.restricts = true;
+  offer.host = host_name();
+  std::vector<NicAddress> rails = choose_nics({offer}, Carrier::tcp).sockets.front();
+  if (rails.empty() && offer.loopback) rails = {*offer.loopback};
+  if (rails.empty())
+    throw NicError("host " + offer.host + " has no NIC that is up and has an address (it has: " + offer.inventory +
+                       "); bring one up",
+                   {.host = offer.host});
+  double gbps = 0;
+  for (const NicAddress& rail : rails) {
+    nics_text_ += (nics_text_.empty() ? "" : ", ") + rail.nic + " " + rail.address;
+    const auto nic = std::ranges::find(nics, rail.nic, &Nic::name);
+    gbps += nic->speed_gbps.value_or(usual_speed_mbps / 1000.0);
+    if (pci_path_.empty() && !nic->pci_path.empty()) pci_path_ = default_sysfs_root() + "/" + nic->pci_path;
+  }
+  speed_mbps_ = static_cast<int>(std::lround(gbps * 1000));
+  address_ = rails.front().address;
+  if (address_.size() >= sizeof(Handle::address))
+    throw NicError("address " + address_ + " is longer than NCCL's handles have room for", {.nic = rails.front().nic});
+}
+
+std::string Network::secret_for(const Handle& handle) const {
+  const std::string what = "holmes nccl-net" + std::string(handle.token.data(), handle.token.size());
+  return text_of(hmac_sha256(job_secret_.value_or("no secret of the job"), what));
+}
+
+std::shared_ptr<Store> Network::served_store() {
+  std::lock_guard lock(mutex_);
+  return store_;
+}
+
+Handle Network::make_handle() {
+  Handle handle;
+  std::ranges::copy(token_, handle.token.begin());
+  std::ranges::copy(address_, handle.address.begin());
+  std::lock_guard lock(mutex_);
+  if (!store_) store_ = serve(address_, secret_for(handle));
+  handle.port = store_->port();
+  handle.listener = ++listeners_;
+  return handle;
+}
+
+Pair Network::accept(const Handle& own) { return meet(served_store(), receiver, own); }
+
+Pair Network::connect(const Handle& of_peer) {
+  if (of_peer.magic != Handle::right_magic || of_peer.address.back() != '\0')
+    throw ProtocolError(
+        "what NCCL brought from the peer is no handle of this plugin; set NCCL_NET_PLUGIN=holmes, and install the same "
+        "version of Holmes, on every host");
+  const auto store = std::make_shared<TcpStore>(of_peer.address.data(), static_cast<std::uint16_t>(of_peer.port), false,
+                                                connect_timeout_, secret_for(of_peer));
+  return meet(store, sender, of_peer);
+}
+
+// A host that cannot bring its NICs says so to the peer.
+NicOffer Network::make_offer() const {
+  NicOffer offer;
+  try {
+    offer = selection_.offer(discover_nics());
+  } catch (const HolmesError& error) {
+    offer.failure = error.kind();
+    offer.failure_text = error.what();
+    offer.failure_context = error.context();
+  }
+  offer.host = host_name();
+  offer.place = host_identity();
+  offer.cluster = cluster_;
+  return offer;
+}
+
+Pair Network::meet(const std::shared_ptr<Store>& store, int rank, const Handle& handle) {
+  CommunicatorOptions options;
+  options.rank = rank;
+  options.size = 2;
+  options.name = "nccl-net/" + to_hex({handle.token.data(), 4}) + "/" + std::to_string(handle.listener);
+  options.secret = secret_for(handle);
+  options.transport = transport_;
+  options.timeout = no_deadline;
+  options.connect_timeout = connect_timeout_;
+  options.labels = exchange_labels(*store, options.name, rank, connect_timeout_);
+  const Meeting meeting{*store,       options.name + "/nics", "choosing the NICs", rank,
+                        options.size, connect_timeout_,       options.secret};
+  const NicAgreement agreement = agree_nics(meeting, make_offer(), Carrier::tcp);
+  for (const auto& [nic, address] : agreement.sockets) options.nics.push_back({nic, address});
+  if (!cluster_.empty()) options.clusters = {0, agreement.clusters[0] == agreement.clusters[1] ? 0 : 1};
+  log_nics(options, agreement.reason);
+  Pair pair;
+  if (!options.labels.empty()) pair.peer_rank = options.labels[static_cast<std::size_t>(1 - rank)];
+  pair.communicator = std::dynamic_pointer_cast<HostCommunicator>(make_communicator(store, std::move(options)));
+  return pair;
+}
+
+}  // namespace holmes::nccl_net

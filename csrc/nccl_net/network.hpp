@@ -1,0 +1,79 @@
+// Network: what a process needs once to carry NCCL's traffic: its NICs, its secret, and the store at which the two ends
+// of a connection meet.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "holmes/bootstrap/tcp_store.hpp"
+#include "holmes/comm/host_communicator.hpp"
+#include "holmes/discover/nic_selection.hpp"
+#include "nccl_net/abi.hpp"
+
+namespace holmes::nccl_net {
+
+// What the receiving side gives to the sending one, through NCCL. Both run the same version of Holmes on machines of
+// one byte order.
+struct Handle {
+  static constexpr std::uint32_t right_magic = 0x314e4d48;  // "HMN1"
+  std::uint32_t magic = right_magic;
+  std::uint32_t port = 0;          // of the store
+  std::uint64_t listener = 0;      // its number in the receiving process
+  std::array<char, 32> token{};    // of that process, random; the store serves only who has it
+  std::array<char, 64> address{};  // of the store; ends with a zero
+  std::uint64_t pending = 0;       // the sending side's own note: the set-up that is under way
+};
+static_assert(sizeof(Handle) <= handle_bytes);
+
+// Two processes, connected: a communicator of two, in which the receiving side is rank 0.
+struct Pair {
+  std::shared_ptr<HostCommunicator> communicator;
+  std::optional<int> peer_rank;  // in the job, where both know theirs
+};
+
+// Thread-safe.
+class Network {
+public:
+  // The one of this process, made by the first call that succeeds and never destroyed. Throws where a variable or a NIC
+  // selection is wrong, or what is selected is not there.
+  static Network& get();
+
+  // "eth0 10.1.0.1, eth1 10.2.0.1".
+  const std::string& nics_text() const { return nics_text_; }
+  int speed_mbps() const { return speed_mbps_; }
+  // In sysfs, of the first NIC; null where it has none.
+  const char* pci_path() const { return pci_path_.empty() ? nullptr : pci_path_.c_str(); }
+
+  // For a new listener. Serves the store from the first one on.
+  Handle make_handle();
+  // The two ends of one connection. Both block.
+  Pair accept(const Handle& own);
+  Pair connect(const Handle& of_peer);
+
+private:
+  Network();
+  std::shared_ptr<Store> served_store();
+  Pair meet(const std::shared_ptr<Store>& store, int rank, const Handle& handle);
+  // Of the process with this token: only who has the token, and the job's secret where there is one, can make it.
+  std::string secret_for(const Handle& handle) const;
+  NicOffer make_offer() const;
+
+  NicSelection selection_;
+  Transport transport_;
+  std::string cluster_;
+  std::optional<std::string> job_secret_;
+  Duration connect_timeout_;
+  std::string nics_text_, pci_path_, address_;
+  int speed_mbps_ = 0;
+  const std::string token_;
+
+  std::mutex mutex_;
+  std::shared_ptr<TcpStore> store_;
+  std::uint64_t listeners_ = 0;
+};
+
+}  // namespace holmes::nccl_net
