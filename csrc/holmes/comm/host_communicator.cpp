@@ -182,6 +182,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const auto rails = std::make_shared<RailsContext>();
   rails->communicator = options_.name;
   rails->own_rank = options_.rank;
+  rails->labels = options_.labels;
   rails->timeout = env.rail_timeout;
 
   auto group = std::make_unique<Group>();

@@ -258,10 +258,10 @@ void RailsChannel::check_crc(Rail& rail) const {
   const FrameHeader& header = rail.incoming().header;
   if (header.magic != FrameHeader::right_magic || header.crc == header.right_crc()) return;
   throw IntegrityError("communicator '" + context_->communicator + "': a frame's header has changed on its way from " +
-                           describe_peer(peer(), rail.info().host, rail.info().interface) + " to rank " +
-                           std::to_string(context_->own_rank) + integrity_advice,
-                       {.rank = context_->own_rank,
-                        .peer = peer(),
+                           describe_peer(context_->label(peer()), rail.info().host, rail.info().interface) +
+                           " to rank " + std::to_string(context_->label(context_->own_rank)) + integrity_advice,
+                       {.rank = context_->label(context_->own_rank),
+                        .peer = context_->label(peer()),
                         .host = rail.info().host,
                         .nic = rail.info().interface,
                         .system_errno = {}});
@@ -273,12 +273,16 @@ void RailsChannel::check_header(const FrameHeader& header) const {
   const bool is_data = header.kind == FrameKind::data && header.bytes > 0 && header.bytes <= max_chunk_bytes;
   const bool fits = due_bytes_ == 0 || header.sequence != received_.next() || header.bytes == due_bytes_;
   if (header.magic == FrameHeader::right_magic && (is_retire || (is_data && fits))) return;
-  throw ProtocolError("communicator '" + context_->communicator + "': rank " + std::to_string(peer()) +
+  throw ProtocolError("communicator '" + context_->communicator + "': rank " + std::to_string(context_->label(peer())) +
                           " sent a frame of kind " + std::to_string(static_cast<int>(header.kind)) + ", " +
                           std::to_string(header.bytes) + " bytes, number " + std::to_string(header.sequence) +
                           " where chunk " + std::to_string(received_.next()) +
                           " is due; all processes must run the same version",
-                      {.rank = context_->own_rank, .peer = peer(), .host = {}, .nic = {}, .system_errno = {}});
+                      {.rank = context_->label(context_->own_rank),
+                       .peer = context_->label(peer()),
+                       .host = {},
+                       .nic = {},
+                       .system_errno = {}});
 }
 
 // Straight into the caller's memory, less what another rail has brought of this chunk already.
@@ -446,11 +450,11 @@ void RailsChannel::warn_of(const Rail& rail, const std::string& reason, std::siz
   std::string others;
   for (const auto& other : rails_)
     if (other->is_living()) others += (others.empty() ? "" : ", ") + other->info().interface;
-  log(LogLevel::warn, context_->own_rank,
-      "communicator '" + context_->communicator + "' lost the connection to rank " + std::to_string(peer()) +
-          " (host " + info.host + ") over NIC " + info.interface + " (" + info.local_address + " -> " +
-          info.remote_address + "): " + reason + "; it goes on over " + others + ", " + std::to_string(chunks) +
-          " chunks are sent again. Make a new communicator to use the NIC again");
+  log(LogLevel::warn, context_->label(context_->own_rank),
+      "communicator '" + context_->communicator + "' lost the connection to rank " +
+          std::to_string(context_->label(peer())) + " (host " + info.host + ") over NIC " + info.interface + " (" +
+          info.local_address + " -> " + info.remote_address + "): " + reason + "; it goes on over " + others + ", " +
+          std::to_string(chunks) + " chunks are sent again. Make a new communicator to use the NIC again");
 }
 
 }  // namespace holmes

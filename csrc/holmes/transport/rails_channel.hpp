@@ -15,10 +15,13 @@ namespace holmes {
 struct RailsContext {
   std::string communicator;
   int own_rank = 0;
+  std::vector<int> labels;  // number of each rank in messages, by rank; empty: its own
   // Without an acknowledgement for so long, a rail is lost.
   Clock::duration timeout = std::chrono::seconds(2);
   std::mutex mutex;                                 // protects what follows
   std::set<std::pair<int, std::string>> warned_of;  // peer and interface
+
+  int label(int rank) const { return labels.empty() ? rank : labels[static_cast<std::size_t>(rank)]; }
 };
 
 // The stream travels in numbered chunks. The next chunk goes to the rail that will have delivered it first, by the rate
