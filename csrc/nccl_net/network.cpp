@@ -4,8 +4,10 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <set>
 
 #include "holmes/bootstrap/nic_agreement.hpp"
+#include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/bootstrap/sha256.hpp"
 #include "holmes/discover/host.hpp"
@@ -44,6 +46,34 @@ std::vector<int> exchange_labels(Store& store, const std::string& name, int rank
   if (!mine || !other || *mine == *other) return {};
   return rank == receiver ? std::vector{*mine, *other} : std::vector{*other, *mine};
 }
+
+// The store of one connection's set-up, seen by the process that serves it. What it held of it is given up when nobody
+// reads it any more: a job may make many thousand connections.
+class SetupStore final : public Store {
+public:
+  explicit SetupStore(std::shared_ptr<Store> served) : served_(std::move(served)) {}
+
+  void set(const std::string& key, const std::string& value) override { served_->set(noted(key), value); }
+  std::string get(const std::string& key, Duration timeout) override { return served_->get(noted(key), timeout); }
+  void wait(const std::string& key, Duration timeout) override { served_->wait(noted(key), timeout); }
+
+  void give_up() {
+    std::lock_guard lock(mutex_);
+    for (const std::string& key : keys_) served_->set(key, "");
+    keys_.clear();
+  }
+
+private:
+  const std::string& noted(const std::string& key) {
+    std::lock_guard lock(mutex_);
+    keys_.insert(key);
+    return key;
+  }
+
+  const std::shared_ptr<Store> served_;
+  std::mutex mutex_;
+  std::set<std::string> keys_;
+};
 
 std::shared_ptr<TcpStore> serve(const std::string& address, const std::string& secret) {
   const auto range = Env::read().port_range;
@@ -97,6 +127,7 @@ Network::Network()
   }
   speed_mbps_ = static_cast<int>(std::lround(gbps * 1000));
   address_ = rails.front().address;
+  nic_ = rails.front().nic;
   if (address_.size() >= sizeof(Handle::address))
     throw NicError("address " + address_ + " is longer than NCCL's handles have room for", {.nic = rails.front().nic});
 }
@@ -122,7 +153,12 @@ Handle Network::make_handle() {
   return handle;
 }
 
-Pair Network::accept(const Handle& own) { return meet(served_store(), receiver, own); }
+Pair Network::accept(const Handle& own) {
+  const auto store = std::make_shared<SetupStore>(served_store());
+  Pair pair = meet(store, receiver, own);
+  store->give_up();  // the sender has entered the communicator's first operation: it has read everything
+  return pair;
+}
 
 Pair Network::connect(const Handle& of_peer) {
   if (of_peer.magic != Handle::right_magic || of_peer.address.back() != '\0')
@@ -132,6 +168,20 @@ Pair Network::connect(const Handle& of_peer) {
   const auto store = std::make_shared<TcpStore>(of_peer.address.data(), static_cast<std::uint16_t>(of_peer.port), false,
                                                 connect_timeout_, secret_for(of_peer));
   return meet(store, sender, of_peer);
+}
+
+// What the peer is called, see exchange_labels.
+std::vector<int> Network::await_peer(Store& store, const std::string& name, int rank, const Handle& handle) const {
+  try {
+    return exchange_labels(store, name, rank, connect_timeout_);
+  } catch (const TimeoutError&) {
+    const std::string peer = rank == receiver ? "sending" : "receiving";
+    throw TimeoutError("host " + host_name() + " on NIC " + nics_text_ + ": the " + peer + " process has not come to " +
+                           handle.address.data() + ":" + std::to_string(handle.port) + " within " +
+                           seconds_text(connect_timeout_) +
+                           "; check that it still runs and that its host reaches that address",
+                       {.host = host_name(), .nic = nic_});
+  }
 }
 
 // A host that cannot bring its NICs says so to the peer.
@@ -159,7 +209,7 @@ Pair Network::meet(const std::shared_ptr<Store>& store, int rank, const Handle& 
   options.transport = transport_;
   options.timeout = no_deadline;
   options.connect_timeout = connect_timeout_;
-  options.labels = exchange_labels(*store, options.name, rank, connect_timeout_);
+  options.labels = await_peer(*store, options.name, rank, handle);
   const Meeting meeting{*store,       options.name + "/nics", "choosing the NICs", rank,
                         options.size, connect_timeout_,       options.secret};
   const NicAgreement agreement = agree_nics(meeting, make_offer(), Carrier::tcp);

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/comm/host_communicator.hpp"
@@ -61,13 +62,14 @@ private:
   // Of the process with this token: only who has the token, and the job's secret where there is one, can make it.
   std::string secret_for(const Handle& handle) const;
   NicOffer make_offer() const;
+  std::vector<int> await_peer(Store& store, const std::string& name, int rank, const Handle& handle) const;
 
   NicSelection selection_;
   Transport transport_;
   std::string cluster_;
   std::optional<std::string> job_secret_;
   Duration connect_timeout_;
-  std::string nics_text_, pci_path_, address_;
+  std::string nics_text_, pci_path_, nic_, address_;
   int speed_mbps_ = 0;
   const std::string token_;
 

@@ -1,6 +1,7 @@
 // What NCCL looks for in libnccl-net-holmes.so: a table of functions for each version of its interface, all of them
 // over the same Network, Listener and Connection.
 #include <atomic>
+#include <cstring>
 #include <new>
 
 #include "nccl_net/abi.hpp"
@@ -121,7 +122,7 @@ Result listen(int device, void* handle, void** listener) {
   return guarded([&] {
     check_device(device);
     auto made = std::make_unique<Listener>(Network::get());
-    *static_cast<Handle*>(handle) = made->handle();
+    std::memcpy(handle, &made->handle(), sizeof(Handle));
     *listener = made.release();
   });
 }
@@ -134,10 +135,25 @@ void hand_over(std::unique_ptr<Connection> made, void** place) {
   *place = made.release();
 }
 
+// A copy of NCCL's handle, which may lie at any address; what is noted in it goes back there.
+class HandleCopy {
+public:
+  explicit HandleCopy(void* of_nccl) : of_nccl_(of_nccl) { std::memcpy(&handle, of_nccl, sizeof handle); }
+  ~HandleCopy() { std::memcpy(of_nccl_, &handle, sizeof handle); }
+  HandleCopy(const HandleCopy&) = delete;
+  HandleCopy& operator=(const HandleCopy&) = delete;
+
+  Handle handle;
+
+private:
+  void* of_nccl_;
+};
+
 Result connect_to(int device, void* handle, void** connection) {
   return guarded([&] {
     check_device(device);
-    hand_over(connect(Network::get(), *static_cast<Handle*>(handle)), connection);
+    HandleCopy copy(handle);
+    hand_over(connect(Network::get(), copy.handle), connection);
   });
 }
 

@@ -16,6 +16,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -201,6 +202,12 @@ Net load(int version) {
 
 // --- a rank: what NCCL's threads do ---
 
+// NCCL keeps a handle where it likes.
+struct OddHandle {
+  char before = 0;
+  char bytes[handle_bytes] = {};
+};
+
 constexpr int slot_count = 8;  // of a channel, NCCL_STEPS
 
 // A message's bytes, different for every one.
@@ -231,18 +238,18 @@ public:
   // `channels` in each direction.
   Result connect(int channels, std::size_t slot_bytes) {
     slot_bytes_ = slot_bytes;
-    std::vector<std::array<char, handle_bytes>> handles(static_cast<std::size_t>(channels));
+    std::vector<OddHandle> handles(static_cast<std::size_t>(channels));
     std::vector<void*> listeners(handles.size());
     for (std::size_t i = 0; i < handles.size(); ++i)
-      if (const Result result = net_.listen(0, handles[i].data(), &listeners[i]); result != success) return result;
-    for (auto& handle : handles) exchange(handle.data(), handle_bytes);
+      if (const Result result = net_.listen(0, handles[i].bytes, &listeners[i]); result != success) return result;
+    for (auto& handle : handles) exchange(handle.bytes, handle_bytes);
     sends_.resize(handles.size());
     receives_.resize(handles.size());
     for (bool all = false; !all;) {
       all = true;
       for (std::size_t i = 0; i < handles.size(); ++i) {
         if (!sends_[i].connection)
-          if (const Result result = net_.connect(0, handles[i].data(), &sends_[i].connection); result != success)
+          if (const Result result = net_.connect(0, handles[i].bytes, &sends_[i].connection); result != success)
             return close_listeners(listeners), result;
         if (!receives_[i].connection)
           if (const Result result = net_.middle.accept(listeners[i], &receives_[i].connection, nullptr);
@@ -413,10 +420,31 @@ void rails(Rank& rank) {
   CHECK(log_has("10.1.0.") && log_has("10.2.0."));
 }
 
+// What this process writes to stderr from now on.
+class OwnStderr {
+public:
+  OwnStderr() : before_(::dup(STDERR_FILENO)), file_(::memfd_create("stderr", 0)) { ::dup2(file_, STDERR_FILENO); }
+  ~OwnStderr() {
+    ::dup2(before_, STDERR_FILENO);
+    ::close(before_), ::close(file_);
+  }
+  std::string text() const {
+    std::string bytes(1 << 16, '\0');
+    const ssize_t got = ::pread(file_, bytes.data(), bytes.size(), 0);
+    bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    ::dup2(before_, STDERR_FILENO);
+    return bytes;
+  }
+
+private:
+  const int before_, file_;
+};
+
 // One of two NICs goes away while messages are under way.
 void lost_nic(Rank& rank) {
   rank.init();
   CHECK(rank.connect(2, 1 << 20) == success);
+  const OwnStderr warnings;
   bool is_down = false;
   const auto result = rank.transfer(80, [&](int number) {
     if (number < 20 || rank.rank() != 0 || is_down) return true;
@@ -427,6 +455,7 @@ void lost_nic(Rank& rank) {
   CHECK(result == success);
   rank.barrier();
   rank.close();
+  CHECK(contains(warnings.text(), " lost the connection to rank " + std::to_string(1 - rank.rank()) + " (host "));
 }
 
 void encrypted(Rank& rank) {
@@ -455,7 +484,8 @@ void nobody_comes(Rank& rank) {
   void* connection = nullptr;
   while (result == success && Clock::now() - started < 30s)
     result = rank.net().middle.accept(listener, &connection, nullptr);
-  CHECK(result == remote_error && log_has("WARN"));
+  CHECK(result == remote_error);
+  CHECK(log_has("on NIC ") && log_has(": the sending process has not come to ") && log_has(" within 1 s; check that"));
   CHECK(rank.net().end.close_listener(listener) == success);
   rank.barrier();
 }
