@@ -8,7 +8,7 @@ PACKAGE_DIR = Path(__file__).resolve().parent
 FOLDERS = {
     "cmake": ("lib/cmake/Holmes", "folder of HolmesConfig.cmake, for -DHolmes_DIR="),
     "include": ("include", "folder of the C++ headers"),
-    "lib": ("lib", "folder of libholmes.so"),
+    "lib": ("lib", "folder of libholmes.so and of NCCL's network plugin"),
 }
 
 
