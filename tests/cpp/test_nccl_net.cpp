@@ -290,6 +290,9 @@ public:
     return success;
   }
 
+  // Full slots from now on, whose bytes nobody looks at.
+  void measure() { checks_ = false; }
+
   void close() {
     for (Channel& channel : sends_)
       if (channel.connection) CHECK(net_.end.close_send(channel.connection) == success);
@@ -331,18 +334,19 @@ private:
     Channel& channel = sends_[static_cast<std::size_t>(number)];
     if (channel.posted < messages && channel.posted - channel.done < slot_count) {
       auto& slot = channel.slots[static_cast<std::size_t>(channel.posted % slot_count)];
-      const std::size_t bytes = size_of(slot_bytes_, number, channel.posted);
-      fill(slot, bytes, number + 100 * rank_, channel.posted);
+      const std::size_t bytes = size(number, channel.posted);
+      if (checks_) fill(slot, bytes, number + 100 * rank_, channel.posted);
       void* request = nullptr;
       if (const Result result = net_.send(channel.connection, slot.data(), bytes, rank_, &request); result != success)
         return result;
       if (request) channel.requests.push_back(request), ++channel.posted;
     }
     if (!channel.requests.empty()) {
-      int done = 0, size = 0;
-      if (const Result result = net_.end.test(channel.requests.front(), &done, &size); result != success) return result;
+      int done = 0, moved = 0;
+      if (const Result result = net_.end.test(channel.requests.front(), &done, &moved); result != success)
+        return result;
       if (done) {
-        CHECK(static_cast<std::size_t>(size) == size_of(slot_bytes_, number, channel.done));
+        CHECK(static_cast<std::size_t>(moved) == size(number, channel.done));
         channel.requests.pop_front(), ++channel.done;
       }
     }
@@ -355,10 +359,10 @@ private:
     while (channel.posted < messages && channel.posted - channel.done < slot_count) {
       auto& slot = channel.slots[static_cast<std::size_t>(channel.posted % slot_count)];
       void* data = slot.data();
-      std::size_t size = slot_bytes_;
+      std::size_t most = slot_bytes_;
       int tag = 1 - rank_;
       void* request = nullptr;
-      if (const Result result = net_.receive(channel.connection, 1, &data, &size, &tag, &request); result != success)
+      if (const Result result = net_.receive(channel.connection, 1, &data, &most, &tag, &request); result != success)
         return result;
       if (!request) break;
       channel.requests.push_back(request), ++channel.posted;
@@ -377,8 +381,13 @@ private:
     return success;
   }
 
+  std::size_t size(int channel, int number) const {
+    return checks_ ? size_of(slot_bytes_, channel, number) : slot_bytes_;
+  }
+
   void check_message(const Channel& channel, int number, std::size_t bytes) const {
-    CHECK(bytes == size_of(slot_bytes_, number, channel.done));
+    CHECK(bytes == size(number, channel.done));
+    if (!checks_) return;
     std::vector<unsigned char> expected(slot_bytes_);
     fill(expected, bytes, number + 100 * (1 - rank_), channel.done);
     const auto& slot = channel.slots[static_cast<std::size_t>(channel.done % slot_count)];
@@ -390,6 +399,7 @@ private:
   const int bootstrap_;
   std::size_t slot_bytes_ = 0;
   bool stopped_ = false;
+  bool checks_ = true;
   std::vector<Channel> sends_, receives_;
 };
 
@@ -574,6 +584,29 @@ void refusals(Rank& rank) {
   rank.close();
 }
 
+// Not a test: how fast messages go from rank 1 to rank 0, by size and number of channels.
+void bandwidth(Rank& rank) {
+  constexpr std::size_t total_bytes = std::size_t{1} << 30;
+  rank.init();
+  rank.measure();
+  for (const int channels : {1, 2, 4, 8}) {
+    for (std::size_t bytes = 64 << 10; bytes <= (4 << 20); bytes *= 4) {
+      CHECK(rank.connect(channels, bytes) == success);
+      CHECK(rank.transfer(2 * slot_count, nullptr, false) == success);
+      rank.barrier();
+      const auto started = Clock::now();
+      const int messages = static_cast<int>(total_bytes / bytes) / channels;
+      CHECK(rank.transfer(2 * slot_count + messages, nullptr, false) == success);
+      rank.barrier();
+      const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
+      if (rank.rank() == 0)
+        std::printf("%d channels, messages of %zu KiB: %.2f GB/s\n", channels, bytes >> 10,
+                    static_cast<double>(total_bytes) / seconds / 1e9);
+      rank.close();
+    }
+  }
+}
+
 using Life = void (*)(Rank&);
 const std::map<std::string, Life> lives = {{"exchange_much", exchange_much},
                                            {"exchange_twice", exchange_twice},
@@ -586,7 +619,8 @@ const std::map<std::string, Life> lives = {{"exchange_much", exchange_much},
                                            {"killed_in_both_directions", killed_in_both_directions},
                                            {"killed_sender", killed_sender},
                                            {"closed_under_way", closed_under_way},
-                                           {"refusals", refusals}};
+                                           {"refusals", refusals},
+                                           {"bandwidth", bandwidth}};
 
 // --- two processes ---
 
@@ -768,6 +802,10 @@ int main(int argc, char** argv) {
   if (argc > 1 && std::string(argv[1]) == "in_namespace") {
     test_in_namespace();
     return result("test_nccl_net in_namespace");
+  }
+  if (argc > 1 && std::string(argv[1]) == "bandwidth") {
+    run_pair("bandwidth", 12);  // HOLMES_NICS and the like come from the environment
+    return result("test_nccl_net bandwidth");
   }
   const std::pair<const char*, void (*)()> tests[] = {{"versions", test_versions},
                                                       {"exchange", test_exchange},
