@@ -20,6 +20,7 @@ __all__: list[str] = [
     "NcclProfile",
     "Nic",
     "NicOffer",
+    "NicSelection",
     "PrefixStore",
     "SharedBuffer",
     "SharedNetwork",
@@ -35,6 +36,7 @@ __all__: list[str] = [
     "env_variables",
     "host_identity",
     "host_name",
+    "in_words",
     "log_nics",
     "make_communicator",
     "make_nccl_communicator",
@@ -769,6 +771,50 @@ class NcclCommunicator(Communicator):
         NCCL's version, which library or image, the NICs and why.
         """
 
+class NicSelection:
+    """
+    holmes_comm.NicSelection, but for its transport.
+    """
+    @staticmethod
+    def parse(text: str) -> NicSelection:
+        """
+        As HOLMES_NICS says it. Raises UsageError. Local.
+        """
+    def __init__(
+        self,
+        names: collections.abc.Sequence[str],
+        nic_class: str,
+        fastest: bool,
+        subnet: str,
+        max_rails: typing.SupportsInt | typing.SupportsIndex | None,
+        streams: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        Raises UsageError on a value that a field cannot have.
+        """
+    def matching(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]: ...
+    def resolve(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]: ...
+    @property
+    def fastest(self) -> bool: ...
+    @property
+    def max_rails(self) -> int | None: ...
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def nic_class(self) -> str:
+        """
+        Empty: any.
+        """
+    @property
+    def restricts(self) -> bool: ...
+    @property
+    def streams(self) -> int: ...
+    @property
+    def subnet(self) -> str:
+        """
+        Empty: any.
+        """
+
 class NicOffer:
     """
     What one rank brings to the choice of a group's NICs.
@@ -910,6 +956,11 @@ def host_identity() -> str:
 def host_name() -> str:
     """
     HOLMES_HOSTNAME, else the system's host name. Local.
+    """
+
+def in_words(nics: collections.abc.Sequence[Nic]) -> str:
+    """
+    What NICs a host has, for messages. Local.
     """
 
 def log_nics(options: CommunicatorOptions, reason: str) -> None:

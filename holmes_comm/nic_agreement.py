@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from holmes_comm import _C, errors
 from holmes_comm._C import host_identity, host_name
 from holmes_comm.errors import SystemError
-from holmes_comm.nic_selection import NicSelection, summarize
+from holmes_comm.nic_selection import NicSelection
 
 Carrier = Literal["tcp", "nccl"]
 RDMA_CLASSES = ("infiniband", "roce", "roce_v1", "roce_v2")
@@ -118,7 +118,7 @@ def _fill(offer: _C.NicOffer, nics: list[_C.Nic], selection: NicSelection, carri
     if loopback is not None:
         offer.set_loopback(loopback.name, loopback.address or "")
     offer.restricts = selection.restricts
-    offer.inventory = "; ".join(map(summarize, nics))
+    offer.inventory = _C.in_words(nics)
 
 
 def _rdma_ports(nics: list[_C.Nic], selection: NicSelection) -> list[_C.Nic]:

@@ -62,15 +62,6 @@ py::dict to_dict(const Nic& nic) {
   return result;
 }
 
-// A copy whose first address is `address`, the one to bind.
-Nic with_address(Nic nic, const std::string& address) {
-  const auto found = std::ranges::find(nic.addresses, address, &holmes::IpAddress::address);
-  if (found == nic.addresses.end())
-    throw holmes::UsageError("NIC " + nic.name + " does not have the address '" + address + "'");
-  std::rotate(nic.addresses.begin(), found, found + 1);
-  return nic;
-}
-
 std::string repr(const Nic& nic) {
   std::string text = "<Nic " + nic.name + ": " + to_string(nic.nic_class);
   if (!nic.hca.empty() && nic.port_name() != nic.name) text += " " + nic.port_name();
@@ -124,7 +115,7 @@ void bind_discover(py::module_& m) {
       .def_readonly("vlan_id", &Nic::vlan_id, "VLAN id.")
       .def_readonly("physical_function", &Nic::physical_function,
                     "PCI address of a virtual function's parent, if shown.")
-      .def("with_address", &with_address, py::arg("address"),
+      .def("with_address", &Nic::with_address, py::arg("address"),
            "A copy whose first address is `address` (without prefix length). Raises UsageError if it has no such one.")
       .def("to_dict", &to_dict, "All attributes as plain data, ready for JSON.")
       .def("__repr__", &repr);

@@ -5,6 +5,7 @@
 #include "bindings/gil.hpp"
 #include "bindings/python_values.hpp"
 #include "holmes/bootstrap/nic_agreement.hpp"
+#include "holmes/discover/nic_selection.hpp"
 #include "holmes/discover/preference.hpp"
 
 namespace py = pybind11;
@@ -61,6 +62,31 @@ void bind_nic_choice(py::module_& module) {
   using namespace holmes;
   module.def("log_nics", &log_nics, "options"_a, "reason"_a,
              "With HOLMES_LOG=info, a line: which rank of the group this is, its NICs, and why. Local.");
+  py::class_<NicSelection>(module, "NicSelection", "holmes_comm.NicSelection, but for its transport.")
+      .def(py::init([](std::vector<std::string> names, std::string nic_class, bool fastest, std::string subnet,
+                       std::optional<int> max_rails, int streams) {
+             NicSelection selection{.names = std::move(names),
+                                    .nic_class = std::move(nic_class),
+                                    .subnet = std::move(subnet),
+                                    .max_rails = max_rails,
+                                    .streams = streams,
+                                    .fastest = fastest};
+             selection.check();
+             return selection;
+           }),
+           "names"_a, "nic_class"_a, "fastest"_a, "subnet"_a, "max_rails"_a, "streams"_a,
+           "Raises UsageError on a value that a field cannot have.")
+      .def_static("parse", &NicSelection::parse, "text"_a, "As HOLMES_NICS says it. Raises UsageError. Local.")
+      .def_readonly("names", &NicSelection::names)
+      .def_readonly("nic_class", &NicSelection::nic_class, "Empty: any.")
+      .def_readonly("fastest", &NicSelection::fastest)
+      .def_readonly("subnet", &NicSelection::subnet, "Empty: any.")
+      .def_readonly("max_rails", &NicSelection::max_rails)
+      .def_readonly("streams", &NicSelection::streams)
+      .def_property_readonly("restricts", &NicSelection::restricts)
+      .def("matching", &NicSelection::matching, "nics"_a)
+      .def("resolve", &NicSelection::resolve, "nics"_a);
+  module.def("in_words", &in_words, "nics"_a, "What NICs a host has, for messages. Local.");
   py::class_<NicOffer>(module, "NicOffer", "What one rank brings to the choice of a group's NICs.")
       .def(py::init([](std::string host, std::string place) {
              NicOffer offer;

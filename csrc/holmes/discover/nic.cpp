@@ -7,6 +7,7 @@
 #include <set>
 #include <tuple>
 
+#include "holmes/core/error.hpp"
 #include "holmes/discover/pci.hpp"
 
 namespace holmes {
@@ -172,6 +173,14 @@ std::optional<Nic> find_nic(const std::string& name, const std::string& sysfs_ro
   for (const auto& nic : nics)
     if (nic.kind != NicKind::vlan && !nic.hca.empty() && (nic.hca == name || nic.port_name() == name)) return nic;
   return std::nullopt;
+}
+
+Nic Nic::with_address(const std::string& address) const {
+  Nic nic = *this;
+  const auto found = std::ranges::find(nic.addresses, address, &IpAddress::address);
+  if (found == nic.addresses.end()) throw UsageError("NIC " + name + " does not have the address '" + address + "'");
+  std::rotate(nic.addresses.begin(), found, found + 1);
+  return nic;
 }
 
 }  // namespace holmes

@@ -44,6 +44,8 @@ struct Nic {
   std::optional<int> vlan_id;
   std::string physical_function;  // PCI address of a virtual function's physical function, where shown
 
+  // A copy whose first address is `address`, the one to bind. Throws UsageError where it has no such one.
+  Nic with_address(const std::string& address) const;
   std::string port_name() const { return hca.empty() ? "" : hca + ":" + std::to_string(port.value_or(1)); }
 };
 

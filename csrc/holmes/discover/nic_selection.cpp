@@ -70,26 +70,6 @@ bool is_network(const std::string& subnet) {
   return network_of({base, length}) == as_given;
 }
 
-void check(const NicSelection& selection) {
-  if (!selection.nic_class.empty() && class_of(selection.nic_class) == nullptr) {
-    std::vector<std::string> known;
-    for (const auto& [name, covered] : classes()) known.push_back(name);
-    throw UsageError("NIC class " + in_quotes(selection.nic_class) + " does not exist; use one of " +
-                     joined(known, ", "));
-  }
-  const int rails = selection.max_rails.value_or(1);
-  if (rails < 1 || rails > max_rails_of_a_pair)
-    throw UsageError("max_rails=" + std::to_string(rails) + " is not possible; it must be from 1 to " +
-                     std::to_string(max_rails_of_a_pair));
-  if (selection.streams < 1 || selection.streams > max_rails_of_a_pair / rails)
-    throw UsageError("streams=" + std::to_string(selection.streams) + " is not possible; it must be from 1 to " +
-                     std::to_string(max_rails_of_a_pair / rails) + " (rails times streams: at most " +
-                     std::to_string(max_rails_of_a_pair) + ")");
-  if (!selection.subnet.empty() && !is_network(selection.subnet))
-    throw UsageError("subnet " + in_quotes(selection.subnet) + " is no network; write it as '10.1.0.0/16'");
-}
-
-// "ib0 = mlx5_0:1 (infiniband, active, 10.1.0.1/24)".
 std::string summary(const Nic& nic) {
   std::string text = nic.name;
   if (const auto port = nic.port_name(); !port.empty() && port != nic.name) text += " = " + port;
@@ -101,18 +81,13 @@ std::string summary(const Nic& nic) {
   return text + ")";
 }
 
-std::string summaries(const std::vector<Nic>& nics) {
-  std::vector<std::string> texts;
-  for (const Nic& nic : nics) texts.push_back(summary(nic));
-  return joined(texts, "; ");
-}
-
 // A VLAN shares its parent's port: the port's name means the parent.
 bool has_name(const Nic& nic, const std::string& pattern) {
   std::vector<std::string> own{nic.name, nic.netdev};
   if (nic.kind != NicKind::vlan) own.insert(own.end(), {nic.hca, nic.port_name()});
-  return std::ranges::any_of(
-      own, [&](const std::string& name) { return !name.empty() && ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+  return std::ranges::any_of(own, [&](const std::string& name) {
+    return !name.empty() && ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+  });
 }
 
 std::string why_down(const Nic& nic) {
@@ -127,38 +102,34 @@ std::string why_unaddressed(const Nic& nic) {
   return "has no address but link-local ones (give it one with `ip address add ... dev " + nic.netdev + "`)";
 }
 
-// Narrows the NICs of one host down, and says what is missing where nothing is left of what was asked for.
-class Narrowing {
-public:
-  Narrowing(const NicSelection& selection, const std::vector<Nic>& nics) : selection_(selection), nics_(nics) {
-    for (const Nic& nic : nics)
-      if (nic.nic_class != NicClass::loopback || selection.restricts()) left_.push_back(&nic);
-  }
-
-  // Keeps what `wanted` is true of; `problem` says of those that went why.
-  template <class Wanted, class Problem>
-  void keep(const Wanted& wanted, const Problem& problem) {
-    const auto before = left_;
-    std::erase_if(left_, [&](const Nic* nic) { return !wanted(*nic); });
-    if (!left_.empty() || !selection_.restricts()) return;
-    throw NicError(problem(before) + ". This host has: " + (nics_.empty() ? "no NIC at all" : summaries(nics_)) +
-                       ". Fix: choose an interface that is up and has an address, with NicSelection(...) or "
-                       "HOLMES_NICS (`holmes nics` lists them)",
-                   {.host = host_name(), .nic = selection_.names.empty() ? "" : selection_.names.front()});
-  }
-  const std::vector<const Nic*>& left() const { return left_; }
-
-private:
-  const NicSelection& selection_;
-  const std::vector<Nic>& nics_;
-  std::vector<const Nic*> left_;
-};
-
-template <class Why>
-std::string each(const std::vector<const Nic*>& nics, const Why& why) {
+std::string each(const std::vector<Nic>& nics, std::string (*why)(const Nic&)) {
   std::vector<std::string> texts;
-  for (const Nic* nic : nics) texts.push_back("NIC " + nic->name + " " + why(*nic));
+  for (const Nic& nic : nics) texts.push_back("NIC " + nic.name + " " + why(nic));
   return texts.empty() ? "no NIC is there" : joined(texts, ", ");
+}
+
+// Where nothing is `left` of what was asked for: says what is wrong with the `rejected` ones, and what there is.
+void require(const std::vector<Nic>& left, const NicSelection& selection, const std::vector<Nic>& nics,
+             const std::string& problem, const std::vector<Nic>& rejected = {}) {
+  if (!left.empty() || !selection.restricts()) return;
+  const std::string first = selection.names.empty() ? "" : selection.names.front();
+  throw NicError(problem + ". This host has: " + (nics.empty() ? "no NIC at all" : in_words(nics)) +
+                     ". Fix: choose an interface that is up and has an address, with NicSelection(...) or HOLMES_NICS "
+                     "(`holmes nics` lists them)",
+                 {.host = host_name(), .nic = rejected.empty() ? first : rejected.front().name});
+}
+
+template <class Wanted>
+std::vector<Nic> kept(const std::vector<Nic>& nics, const Wanted& wanted) {
+  std::vector<Nic> left;
+  std::ranges::copy_if(nics, std::back_inserter(left), wanted);
+  return left;
+}
+
+std::string called(const NicSelection& selection) {
+  std::vector<std::string> names;
+  for (const std::string& name : selection.names) names.push_back(in_quotes(name));
+  return names.empty() ? "" : " called " + joined(names, " or ");
 }
 
 }  // namespace
@@ -171,6 +142,7 @@ NicSelection NicSelection::parse(const std::string& text) {
     const auto end = std::min(text.find(',', begin), text.size());
     const std::string word = stripped(text.substr(begin, end - begin));
     begin = end + 1;
+    selection.fastest |= word == "fastest";
     if (word.empty() || word == "fastest") continue;
     const auto colon = word.find(':');
     const std::string key = word.substr(0, colon);
@@ -188,7 +160,7 @@ NicSelection NicSelection::parse(const std::string& text) {
   selection.subnet = named["subnet"];
   if (named.contains("rails")) selection.max_rails = number_of("rails", named["rails"], text);
   if (named.contains("streams")) selection.streams = number_of("streams", named["streams"], text);
-  check(selection);
+  selection.check();
   return selection;
 }
 
@@ -197,38 +169,73 @@ NicSelection NicSelection::from_env() {
   return parse(text ? text : "");
 }
 
+void NicSelection::check() const {
+  if (!nic_class.empty() && class_of(nic_class) == nullptr) {
+    std::vector<std::string> known;
+    for (const auto& [name, covered] : classes()) known.push_back(name);
+    throw UsageError("NIC class " + in_quotes(nic_class) + " does not exist; use one of " + joined(known, ", "));
+  }
+  const int rails = max_rails.value_or(1);
+  if (rails < 1 || rails > max_rails_of_a_pair)
+    throw UsageError("max_rails=" + std::to_string(rails) + " is not possible; it must be from 1 to " +
+                     std::to_string(max_rails_of_a_pair));
+  if (streams < 1 || streams > max_rails_of_a_pair / rails)
+    throw UsageError("streams=" + std::to_string(streams) + " is not possible; it must be from 1 to " +
+                     std::to_string(max_rails_of_a_pair / rails) + " (rails times streams: at most " +
+                     std::to_string(max_rails_of_a_pair) + ")");
+  if (std::ranges::count(names, "") > 0) throw UsageError("names has an empty name; leave it out");
+  if (!subnet.empty() && !is_network(subnet))
+    throw UsageError("subnet " + in_quotes(subnet) + " is no network; write it as '10.1.0.0/16'");
+}
+
+std::vector<Nic> NicSelection::matching(const std::vector<Nic>& nics) const {
+  auto found = kept(nics, [&](const Nic& nic) { return nic.nic_class != NicClass::loopback || restricts(); });
+  if (!names.empty()) {
+    found = kept(found, [&](const Nic& nic) {
+      return std::ranges::any_of(names, [&](const std::string& name) { return has_name(nic, name); });
+    });
+    require(found, *this, nics, "no NIC is" + called(*this));
+  }
+  if (!nic_class.empty()) {
+    found = kept(found, [&](const Nic& nic) { return std::ranges::count(*class_of(nic_class), nic.nic_class) > 0; });
+    require(found, *this, nics, "no NIC" + called(*this) + " is of class " + in_quotes(nic_class));
+  }
+  return found;
+}
+
+std::vector<Nic> NicSelection::resolve(const std::vector<Nic>& nics) const {
+  const auto found = matching(nics);
+  const auto up = kept(found, [](const Nic& nic) { return nic.is_netdev_up; });
+  require(up, *this, nics, each(found, why_down), found);
+  std::vector<Nic> usable;
+  for (const Nic& nic : up)
+    if (const auto candidates = socket_candidates(nic, subnet); !candidates.empty())
+      usable.push_back(nic.with_address(candidates.front().address.address));
+  require(usable, *this, nics,
+          subnet.empty() ? each(up, why_unaddressed)
+                         : "no NIC" + called(*this) + " that is up has an address in subnet " + subnet,
+          up);
+  return usable;
+}
+
 NicOffer NicSelection::offer(const std::vector<Nic>& nics) const {
-  std::vector<std::string> wanted_names;
-  for (const std::string& name : names) wanted_names.push_back(in_quotes(name));
-  const std::string called = names.empty() ? "" : " called " + joined(wanted_names, " or ");
-  Narrowing narrowing(*this, nics);
-  if (!names.empty())
-    narrowing.keep(
-        [&](const Nic& nic) {
-          return std::ranges::any_of(names, [&](const auto& name) { return has_name(nic, name); });
-        },
-        [&](const auto&) { return "no NIC is" + called; });
-  if (!nic_class.empty())
-    narrowing.keep([&](const Nic& nic) { return std::ranges::count(*class_of(nic_class), nic.nic_class) > 0; },
-                   [&](const auto&) { return "no NIC" + called + " is of class " + in_quotes(nic_class); });
-  narrowing.keep([](const Nic& nic) { return nic.is_netdev_up; },
-                 [](const auto& down) { return each(down, why_down); });
-  narrowing.keep([&](const Nic& nic) { return !socket_candidates(nic, subnet).empty(); },
-                 [&](const auto& without) {
-                   if (subnet.empty()) return each(without, why_unaddressed);
-                   return "no NIC" + called + " that is up has an address in subnet " + subnet;
-                 });
   NicOffer offer;
   offer.restricts = restricts();
   offer.max_rails = max_rails;
   offer.streams = streams;
-  offer.inventory = summaries(nics);
-  for (const Nic* nic : narrowing.left())
-    std::ranges::move(socket_candidates(*nic, subnet), std::back_inserter(offer.candidates));
+  offer.inventory = in_words(nics);
+  for (const Nic& nic : resolve(nics))
+    std::ranges::move(socket_candidates(nic, subnet), std::back_inserter(offer.candidates));
   const auto loopback = std::ranges::find_if(
       nics, [](const Nic& nic) { return nic.nic_class == NicClass::loopback && !nic.addresses.empty(); });
   if (loopback != nics.end()) offer.loopback = {loopback->name, loopback->addresses.front().address};
   return offer;
+}
+
+std::string in_words(const std::vector<Nic>& nics) {
+  std::vector<std::string> texts;
+  for (const Nic& nic : nics) texts.push_back(summary(nic));
+  return joined(texts, "; ");
 }
 
 }  // namespace holmes
