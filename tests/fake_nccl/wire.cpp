@@ -98,26 +98,38 @@ void serve_root(int listener) {
   ::close(listener);
 }
 
+// Whether a list of NCCL's syntax, "[^][=]name,...", admits this interface; names are prefixes without "=".
+bool admits(std::string list, const std::string& interface) {
+  const bool is_excluding = list.starts_with("^");
+  if (is_excluding) list.erase(0, 1);
+  const bool is_exact = list.starts_with("=");
+  if (is_exact) list.erase(0, 1);
+  bool is_named = false;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    const std::string name = list.substr(begin, end - begin);
+    is_named = is_named || (is_exact ? interface == name : !name.empty() && interface.starts_with(name));
+    begin = end + 1;
+  }
+  return is_named != is_excluding;
+}
+
 }  // namespace
 
+// As NCCL: the first one that the list admits; without a list InfiniBand's, else any but a container's and loopback.
 sockaddr_in interface_address() {
   const char* value = std::getenv("NCCL_SOCKET_IFNAME");
-  std::string list = value == nullptr ? "=lo" : value;
-  const bool exact = list.starts_with("=");
-  if (exact) list.erase(0, 1);
+  const std::vector<std::string> lists =
+      value == nullptr ? std::vector<std::string>{"ib", "^docker,lo,virbr", "docker", "lo"}
+                       : std::vector<std::string>{value};
   sockaddr_in address{};
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) return address;
-  for (std::size_t begin = 0; begin <= list.size() && address.sin_family == 0;) {
-    const std::size_t end = std::min(list.find(',', begin), list.size());
-    const std::string name = list.substr(begin, end - begin);
+  for (const std::string& list : lists)
     for (const ifaddrs* one = all; one != nullptr && address.sin_family == 0; one = one->ifa_next) {
       if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET || !(one->ifa_flags & IFF_RUNNING)) continue;
-      if (exact ? name == one->ifa_name : std::string(one->ifa_name).starts_with(name))
-        std::memcpy(&address, one->ifa_addr, sizeof(address));
+      if (admits(list, one->ifa_name)) std::memcpy(&address, one->ifa_addr, sizeof(address));
     }
-    begin = end + 1;
-  }
   ::freeifaddrs(all);
   address.sin_port = 0;
   return address;
