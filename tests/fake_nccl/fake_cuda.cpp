@@ -277,6 +277,8 @@ std::uint64_t fake_cuda_trace(void* stream, int device, const std::string& what)
   return fake_trace_add(&queue_of(stream), device, what);
 }
 void fake_cuda_access(void* stream, const void* begin, std::size_t bytes, bool writes, const char* what) {
+  if (bytes > 0 && !fake_cuda_is_allocated(reinterpret_cast<unsigned long long>(begin), bytes))
+    fake_cuda_misuse((std::string(what) + " reaches beyond the GPU's allocated memory").c_str());
   Queue& queue = queue_of(stream);
   if (queue.capture)
     queue.accesses.push_back({begin, bytes, writes, what});

@@ -9,7 +9,7 @@
 // Runs `task` on the stream (null: the default one of this thread's device), in its order.
 void fake_cuda_enqueue(void* stream, std::function<void()> task);
 // What is put on the stream next reads or writes these bytes of the device; `what` says what it is. Ends the process
-// where nothing orders it behind an earlier access (access_order.hpp).
+// where it is not all allocated, and where nothing orders it behind an earlier access (access_order.hpp).
 void fake_cuda_access(void* stream, const void* begin, std::size_t bytes, bool writes, const char* what);
 // To be called where the host learns that what the stream has now is done: what it does next is ordered behind that.
 std::function<void()> fake_cuda_notice(void* stream);

@@ -7,6 +7,7 @@
 //   async_error  as stream_hang, and the communicator has an asynchronous error
 //   abort_hang   ncclCommAbort does not return            shrink_fail  ncclCommShrink fails
 //   refuse       ncclAllReduce finds an invalid argument           split_fail   ncclCommSplit fails
+//   refuse_kept  as refuse, and meanwhile it is the communicator's asynchronous error too
 //
 // NCCL_FAKE_NAME and NCCL_FAKE_US (fake_comm.hpp) are for traces of the devices; each image has its own.
 //
@@ -451,7 +452,8 @@ int ncclCommInitRank(ncclComm** comm, int size, UniqueId id, int rank) {
 int ncclCommGetAsyncError(ncclComm* comm, int* error) {
   const FakeCall call("ncclCommGetAsyncError");
   if (comm == nullptr || error == nullptr) return invalid_argument;
-  *error = comm->state;
+  if (fake_cuda_has_shut_down()) fake_cuda_misuse("NCCL was called after the driver's end");
+  *error = has_fault(*comm, "refuse_kept") ? invalid_argument : comm->state.load();
   return success;
 }
 
@@ -532,7 +534,8 @@ int ncclRedOpDestroy(int, ncclComm*) { return success; }
 int ncclAllReduce(const void* send, void* recv, std::size_t count, int type, int op, ncclComm* comm, void* stream) {
   const FakeCall call("ncclAllReduce");
   if (comm == nullptr || is_bad(type, op)) return fail(invalid_argument, "fake: all_reduce");
-  if (has_fault(*comm, "refuse")) return refuse(comm, "fake: an invalid argument as asked");
+  if (has_fault(*comm, "refuse") || has_fault(*comm, "refuse_kept"))
+    return refuse(comm, "fake: an invalid argument as asked");
   if (has_fault(*comm, "call_hang")) {
     const Inside inside(comm);
     sleep_until(comm->stop);
