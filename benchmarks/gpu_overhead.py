@@ -68,7 +68,7 @@ class RawNccl:
         self.check(self.library.ncclAllReduce(address, address, count, FLOAT32, SUM, self.comm, stream))
 
 
-def measure(store: Any, rank: int, size: int, sizes_bytes: list[int]) -> dict[str, Any]:
+def measure(store: Any, rank: int, size: int, sizes_bytes: list[int], rounds: int) -> dict[str, Any]:
     from holmes_comm import _C
     from holmes_comm.nccl_agreement import nccl_package_paths
 
@@ -89,7 +89,7 @@ def measure(store: Any, rank: int, size: int, sizes_bytes: list[int]) -> dict[st
             "ours": functools.partial(comm.all_reduce, block.array),
         }
         times: dict[str, list[tuple[float, float]]] = {"raw": [], "ours": []}
-        for turn in range(WARMUPS + ROUNDS):
+        for turn in range(WARMUPS + rounds):
             for name, call in calls.items():
                 comm.barrier()
                 start = time.perf_counter()
@@ -129,13 +129,15 @@ def judge(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dry-run", action="store_true", help="on the tests' fakes; judges nothing")
     parser.add_argument("--json", help="file for the result")
     arguments = parser.parse_args()
     if arguments.dry_run:
         use_fakes()
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")  # the raw communicator's, in every rank
-    result = launch(measure, arguments.ranks, DRY_SIZES_BYTES if arguments.dry_run else SIZES_BYTES)[0]
+    sizes_bytes = DRY_SIZES_BYTES if arguments.dry_run else SIZES_BYTES
+    result = launch(measure, arguments.ranks, sizes_bytes, arguments.rounds)[0]
     print(f"all_reduce, {arguments.ranks} ranks on one GPU: {result['description']}")
     print("| size | raw call | our call | overhead (median, best) | raw operation | ours | ratio |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
