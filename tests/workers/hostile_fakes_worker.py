@@ -202,6 +202,27 @@ def case_order() -> None:
         cuda.cuMemsetD8Async(ctypes.c_ulonglong(data.address), 0, ctypes.c_size_t(80), ctypes.c_void_p(stream))
 
 
+def case_order_in_graph() -> None:
+    """So do two branches of a graph, which are joined at its end, when it is launched."""
+    use_device(0)
+    first, second = make_stream(), make_stream()
+    data, event = Array(np.ones(10), 0), ctypes.c_void_p()
+    cuda.cuEventCreate(ctypes.byref(event), 0)
+
+    def let_wait(stream: int, other: int) -> None:
+        cuda.cuEventRecord(event, ctypes.c_void_p(other))
+        cuda.cuStreamWaitEvent(ctypes.c_void_p(stream), event, 0)
+
+    capture(first)
+    let_wait(second, first)
+    for stream in (first, second):
+        cuda.cuMemsetD8Async(ctypes.c_ulonglong(data.address), 0, ctypes.c_size_t(80), ctypes.c_void_p(stream))
+    let_wait(first, second)
+    graph = end_capture(first)
+    print("captured", flush=True)
+    launch(graph, first)
+
+
 if __name__ == "__main__":
     globals()[f"case_{sys.argv[1]}"]()
     print("passed", flush=True)
