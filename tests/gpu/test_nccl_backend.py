@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,14 +21,14 @@ pytestmark = pytest.mark.skipif(
 
 WORKER = WORKERS / "nccl_worker.py"
 DEVICE_WORKER = WORKER.with_name("nccl_device_worker.py")
+COMPILER = os.environ.get("CXX") or shutil.which("c++")
 FAULTS = ["init_fail", "init_hang", "stream_hang", "async_error", "call_hang", "abort", "abort_hang", "rebuild"]
 
 
-def run_case(case: str, version: int, worker: Path = WORKER) -> None:
+def run_case(case: str, version: int, worker: Path = WORKER, **variables: str) -> None:
     command = [sys.executable, str(worker), case]
-    process = subprocess.run(
-        command, env=fake_gpu.environment(version), capture_output=True, text=True, timeout=120, check=False
-    )
+    environment = fake_gpu.environment(version) | variables
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
 
 
@@ -70,6 +72,14 @@ def test_device_features(case: str, version: int) -> None:
 @pytest.mark.parametrize("case", ["streams", "images", "leave", "site_transport", *FAULTS])
 def test_oldest_and_newest(case: str, version: int) -> None:
     run_case(case, version)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler for what is preloaded (apt-get install g++)")
+def test_no_operation_sleeps(tmp_path: Path) -> None:
+    library = tmp_path / "counted_sleeps.so"
+    source = WORKERS.parent / "helpers" / "counted_sleeps.cpp"
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    run_case("no_sleep", fake_gpu.VERSIONS[-1], DEVICE_WORKER, LD_PRELOAD=str(library))
 
 
 def test_killed_rank_ends_the_others() -> None:

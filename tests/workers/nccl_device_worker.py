@@ -225,28 +225,33 @@ def case_small_gpu():
 
 
 def case_graph_lives():
-    """A graph that is not destroyed keeps its communicator's end waiting, and nobody else."""
+    """Graphs that are not destroyed keep the ends of their communicators waiting, by force too, and nobody else."""
 
     def body(rank, store):
         comms = [make(store, rank, 2, name=f"l{i}", nccl_variables={"NCCL_HOLMES_NUMBER": str(i)}) for i in range(2)]
         comms.append(make(store, rank, 2, name="l2", nccl_variables={"NCCL_HOLMES_NUMBER": "0"}))
+        comms.append(make(store, rank, 2, name="l3", nccl_variables={"NCCL_HOLMES_NUMBER": "0"}))
         stream = make_stream()
         data = Array(np.ones(20), rank, stream)
         for comm in comms:
             comm.all_reduce(data)
         synchronize(stream)
-        capture(stream)
-        comms[0].all_reduce(data)
-        graph = end_capture(stream)
+        graphs = []
+        for comm in comms[:2]:
+            capture(stream)
+            comm.all_reduce(data)
+            graphs.append(end_capture(stream))
         barrier.wait()
         comms.pop(0)
+        comms.pop(0).abort("it has a living graph")
         barrier.wait()
         start = time.monotonic()
         for comm in comms:
             comm.all_reduce(data, async_op=True).wait()
             comm.barrier()
         assert time.monotonic() - start < 1.0
-        destroy(graph)
+        for graph in graphs:
+            destroy(graph)
 
     store = holmes_comm.LocalStore()
     barrier = threading.Barrier(2)
@@ -464,6 +469,38 @@ def case_calls():
         assert time.monotonic() - begin > 0.15
         calls = take_calls()
         assert sum(number for name, number in calls.items() if not name.startswith("cuCtx")) <= 6, calls
+
+    run(2, body)
+
+
+def case_no_sleep():
+    """No operation, and no wait for one, has its thread sleep: what it waits for wakes it. Sleeps are counted by what
+    is preloaded (counted_sleeps.cpp)."""
+    sleeps = ctypes.CDLL(None).counted_sleeps
+
+    def body(comm):
+        rank, stream = comm.rank, make_stream()
+        before = sleeps()
+        time.sleep(0.001)
+        assert sleeps() > before, "sleeps are not counted"
+        data, whole = Array(np.ones(10), rank, stream), Array(np.zeros(20), rank, stream)
+        comm.all_reduce(data)
+        before = sleeps()
+        for is_async in (False, True):
+            keep_busy(stream, 100)
+            works = [comm.all_reduce(data, async_op=is_async), comm.all_gather(whole, data, async_op=is_async)]
+            works.append(comm.reduce_scatter(data, whole, async_op=is_async))
+            with comm.group(async_op=is_async) as group:
+                for _ in range(4):
+                    comm.all_reduce(data)
+            works.append(group.work if is_async else None)
+            works += [comm.send(data, 1, async_op=is_async) if rank == 0 else comm.recv(data, 0, async_op=is_async)]
+            for work in works:
+                if is_async:
+                    work.wait_stream(stream)
+                    work.wait()
+        comm.barrier()
+        assert sleeps() == before, sleeps() - before
 
     run(2, body)
 
