@@ -382,6 +382,15 @@ def errors(rank, size, store):
         (lambda: dist.send(gpu.full(3, 0.0), 1 - rank, tag=3), "no tags"),
         (lambda: dist.all_reduce(gpu.tensor(torch.ones(3, dtype=torch.int16))), "int16"),
         (lambda: dist.recv(gpu.full(3, 0.0)), "name the source"),
+        # Counts that do not fit would have NCCL write past the output.
+        (lambda: dist.all_gather_into_tensor(gpu.full(6, 0.0), gpu.full(4, 1.0)), "must be equal"),
+        (lambda: dist.all_gather([gpu.full(3, 0.0) for _ in range(size)], gpu.full(4, 1.0)), "must be equal"),
+        (lambda: dist.reduce_scatter_tensor(gpu.full(3, 0.0), gpu.full(8, 1.0)), "must be equal"),
+        (lambda: dist.gather(gpu.full(4, 1.0), [gpu.full(3, 0.0) for _ in range(size)], rank), "must be equal"),
+        (lambda: dist.scatter(gpu.full(3, 0.0), [gpu.full(4, 1.0) for _ in range(size)], rank), "must be equal"),
+        (lambda: dist.all_to_all_single(gpu.full(6, 0.0), gpu.full(8, 1.0)), "must be equal"),
+        (lambda: dist.all_to_all_single(gpu.full(6, 0.0), gpu.full(6, 1.0), [3, 3], [3, 4]), "sum to the number"),
+        (lambda: dist.all_to_all([gpu.full(3, 0.0) for _ in range(size)], [gpu.full(4, 1.0)] * size), "must be equal"),
     ]
     for call, text in cases:
         error = refusal(call)
