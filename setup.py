@@ -60,7 +60,7 @@ class CMakeBuild(build_ext):
         status = {"NINJA_STATUS": "[%f of %t, %e s] ", **os.environ}
         subprocess.run(["cmake", "--build", str(build_dir)], check=True, env=status)
         # What an older version installed must neither stay nor be overwritten while a process has it mapped.
-        for stale in ("lib", "include", "c10d"):
+        for stale in ("bin", "lib", "include", "c10d"):
             shutil.rmtree(package_dir / stale, ignore_errors=True)
         for module in package_dir.glob("_*.so"):
             module.unlink()

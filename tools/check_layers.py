@@ -29,6 +29,7 @@ CPP_LAYERS = [
     ["holmes/nccl"],
     ["bindings", "nccl_net"],
     ["c10d"],
+    ["line"],
 ]
 
 

@@ -24,3 +24,14 @@ needs_namespaces = pytest.mark.skipif(
 def child_env() -> dict[str, str]:
     """For a `holmes` started as a program: it finds the same packages as this process."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
+
+
+def unprivileged_python() -> list[str]:
+    """The command of a Python that user nobody can run and that finds Holmes; skips the test where there is none."""
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c", 'exec "$@"', "sh"]
+    # This process's Python may lie in root's home.
+    for python in (sys.executable, "/usr/bin/python3"):
+        probe = [*nobody, python, "-m", "holmes", "testbed", "specs"]
+        if subprocess.run(probe, check=False, env=child_env(), cwd="/", capture_output=True).returncode == 0:
+            return [*nobody, python]
+    pytest.skip("user nobody can read no Python that has Holmes' dependencies")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import child_env, needs_namespaces
+from namespaces import child_env, needs_namespaces, unprivileged_python
 
 from holmes.lab.testbed import SpecError, Testbed, TestbedError
 from holmes.lab.testbed.launch import TestbedSession
@@ -341,15 +341,8 @@ def test_death_of_the_first_process_is_reported() -> None:
 @needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite already runs unprivileged")
 def test_works_for_an_unprivileged_user() -> None:
-    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c", 'exec "$@"', "sh"]
-    # This process's Python may lie in root's home.
-    for python in (PYTHON, "/usr/bin/python3"):
-        probe = [*nobody, python, "-m", "holmes", "testbed", "specs"]
-        if subprocess.run(probe, check=False, env=child_env(), cwd="/", capture_output=True).returncode == 0:
-            break
-    else:
-        pytest.skip("user nobody can read no Python that has Holmes' dependencies")
-    command = [*nobody, python, "-m", "holmes", "testbed", "run", "--spec", "pair", "--", "sh", "-c", "hostname; id -u"]
+    run = [*unprivileged_python(), "-m", "holmes", "testbed", "run"]
+    command = [*run, "--spec", "pair", "--", "sh", "-c", "hostname; id -u"]
     done = subprocess.run(command, env=child_env(), cwd="/", capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[a0/rank 0] 0", "[a0/rank 0] a0", "[a1/rank 1] 0", "[a1/rank 1] a1"]

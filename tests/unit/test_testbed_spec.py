@@ -78,6 +78,21 @@ def test_names_and_rates_may_differ_per_node(tmp_path: Path) -> None:
         (("clusters", "a", "nics"), [{"name": "ib0", "network": "ib"}], "needs an hca"),
         (("clusters", "a", "nics"), [{"name": "eth0", "network": "wan"}], "network is 'wan'; networks are eth, ib"),
         (("clusters", "a", "nics"), [{"name": "a" * 16, "network": "eth"}], "1 to 15 characters"),
+        (("networks", "eth", "delay_ms"), -1, "networks.eth.delay_ms is -1; it must be a number from 0 to 10000"),
+        (("networks", "eth", "delay_ms"), "20", "delay_ms is '20'; it must be a number from 0 to 10000"),
+        (("networks", "eth", "delay_ms"), float("nan"), "delay_ms is nan; it must be a number from 0 to 10000"),
+        (("networks", "eth", "jitter_ms"), 3, r"eth.jitter_ms is 3, more than delay_ms \(0\).*make delay_ms larger"),
+        (("networks", "eth", "loss_percent"), 100, "eth.loss_percent is 100; it must be a number from 0 to 99"),
+        (("networks", "eth", "reorder_percent"), 1, "eth.reorder_percent is 1, but without a delay.*give delay_ms"),
+        (("networks", "eth", "queue_bytes"), 1000, "eth.queue_bytes is 1000; it must be an integer of 65536 or more"),
+        (("networks", "eth", "receive_gbps"), 0, "eth.receive_gbps is 0; it must be a number above 0"),
+        (("networks", "eth", "uplink"), 1, "networks.eth.uplink is 1; it must be a mapping"),
+        (("networks", "eth", "uplink"), {"loss": 1}, "eth.uplink has an unknown key 'loss'; allowed are rate_gbps"),
+        (("networks", "eth", "uplink"), {"queue_bytes": 1 << 20}, "uplink.queue_bytes is 1048576, but nothing waits"),
+        (("networks", "wan"), {"class": "ethernet", "uplink_gbps": 1, "uplink": {}}, "write the rate as uplink.rate_"),
+        (("networks", "wan"), {"class": "ethernet", "queue_ms": 1, "queue_bytes": 99999}, "both queue_ms and queue_b"),
+        (("clusters", "a", "nodes"), {"n0": {"eth0": {"jitter_ms": 1}}}, "nodes.n0.eth0.jitter_ms is 1, more than"),
+        (("seed",), -1, "seed is -1; it must be an integer from 0 to 4294967295"),
         (("clusters", "b"), {"nodes": 1, "nics": [{"name": "x", "network": "e"}]}, "network is 'e'"),
     ],
 )
@@ -89,6 +104,29 @@ def test_bad_spec_is_refused(path: tuple[str, ...], value: object, message: str)
     place[path[-1]] = value
     with pytest.raises(SpecError, match=message):
         parse_spec("bad", data)
+
+
+def test_a_nic_has_its_networks_link_but_for_what_it_states() -> None:
+    data = json.loads(json.dumps(_SMALL))
+    data["networks"]["eth"] |= {"delay_ms": 20, "jitter_ms": 2, "loss_percent": 0.01, "queue_bytes": 100_000}
+    data["clusters"]["a"]["nodes"]["n1"]["eth0"] = {"delay_ms": 5, "queue_ms": 10, "receive_gbps": 0.5}
+    spec = parse_spec("far", data)
+    as_network, own = spec.node("n0").nic("eth0"), spec.node("n1").nic("eth0")
+    assert (as_network.delay_ms, as_network.queue_bytes, as_network.receives_gbps) == (20, 100_000, 1)
+    assert (own.delay_ms, own.jitter_ms, own.loss_percent, own.rate_gbps) == (5, 2, 0.01, 1)
+    assert (own.queue_bytes, own.queue_ms, own.receives_gbps) == (None, 10, 0.5)
+
+
+def test_uplink_gbps_is_an_uplink_with_a_rate() -> None:
+    data = json.loads(json.dumps(_SMALL))
+    data["networks"]["eth"] |= {"uplink_gbps": 0.1, "queue_ms": 5}
+    short = parse_spec("up", data)
+    del data["networks"]["eth"]["uplink_gbps"]
+    data["networks"]["eth"]["uplink"] = {"rate_gbps": 0.1}
+    assert parse_spec("up", data) == short
+    uplink = short.networks["eth"].uplink
+    assert uplink is not None
+    assert (uplink.rate_gbps, uplink.queue_ms, uplink.is_plain) == (0.1, 5, True)
 
 
 def test_nodes_without_a_common_network_are_refused() -> None:

@@ -4,6 +4,10 @@ A node is a network, a hostname and an IPC namespace, kept by bind mounts (the n
 it). Its processes add a mount namespace, for a /sys that shows the node's own NICs and a /dev/shm of its own. A fabric
 is a bridge without address in the namespace around the nodes, so nothing routes between fabrics; where clusters have
 uplinks, each has a bridge of its own, and the fabric's joins these.
+
+Rates are the kernel's (tbf). Delay, loss and order are not, as few kernels have netem: such a link is a wire that is
+cut. What comes from the far end still passes; what goes there `holmes-line` reads on one side of the cut and puts,
+later, onto the other (see `lanes`).
 """
 
 from __future__ import annotations
@@ -11,14 +15,17 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from holmes.lab.testbed.spec import Nic, Node, Spec, SpecError
+from holmes.lab.testbed.spec import Link, Nic, Node, Spec, SpecError
 from holmes.tools.debug.sources import testbed_runtime_folder
 
 _ROOT = PurePosixPath("/run/holmes")
+#: What `holmes-line` reads, inside the testbed.
+LANES_FILE = _ROOT / "lanes"
 # A token bucket must hold one interrupt's worth of data, and one TCP super-packet at a high rate; a larger bucket would
 # let short messages through faster than the link.
 _BURST_S = 0.001
@@ -29,6 +36,13 @@ _SUPER_PACKET_SHARE = 0.9
 _MAX_SUPER_PACKET_BYTES = 65536
 # Super-packets that already wait when a bucket becomes smaller than they are would stop the link for good.
 _CHANGED_BURST_BYTES = round(_MAX_SUPER_PACKET_BYTES / _SUPER_PACKET_SHARE)
+# `most_frame_bytes` of csrc/line/packet_socket.hpp.
+_MAX_LINE_BYTES = 16384
+# A queue holds at least so many super-packets, else each of them would be a step of its length.
+_LEAST_SUPER_PACKETS = 4
+# What a lane may hold beyond what its delay and rate need, and what it may hold where there is no rate.
+_SPARE_LANE_BYTES = 16 << 20
+_MOST_LANE_BYTES = 256 << 20
 
 _SET_HOSTNAME = "import socket, sys; socket.sethostname(sys.argv[1])"
 # Packets of one connection are received on one processor, as a NIC's queues do it. Else whichever processor empties a
@@ -47,6 +61,35 @@ class Step:
     purpose: str
     argv: Sequence[str]
     stdin: str = ""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What comes in at `port` goes to `bridge` as `link` says; `name`: of the NIC or the uplink that sends it."""
+
+    name: str
+    port: str
+    bridge: str
+    link: Link
+
+    @property
+    def out(self) -> str:
+        """The device onto which it is put: the near end of a wire to the bridge."""
+        return f"l{self.port}"
+
+    def line(self, seed: int) -> str:
+        """Its line in the file that `holmes-line` reads."""
+        link = self.link
+        rate_gbps = link.rate_gbps
+        most_bytes = _MOST_LANE_BYTES
+        if rate_gbps is not None:
+            needed_s = (link.delay_ms + link.jitter_ms) / 1000
+            most_bytes = min(most_bytes, _SPARE_LANE_BYTES + round(2 * rate_gbps * 1e9 / 8 * needed_s))
+        return (
+            f"{self.name} {self.port} {self.out} {zlib.crc32(f'{seed} {self.name}'.encode())} delay_ms={link.delay_ms} "
+            f"jitter_ms={link.jitter_ms} loss_percent={link.loss_percent} reorder_percent={link.reorder_percent} "
+            f"most_bytes={most_bytes}"
+        )
 
 
 def node_dir(node: str) -> PurePosixPath:
@@ -82,13 +125,18 @@ def build(spec: Spec) -> list[Step]:
     """All commands that make the testbed, in order."""
     bridges = [line for index in range(len(spec.networks)) for line in _bridges(spec, index)]
     links = [line for node in spec.nodes for line in _links(spec, node)]
-    shapes = [_shape(_port(spec, node, nic), nic, spec) for node in spec.nodes for nic in node.nics if nic.rate_gbps]
+    shapes = [
+        _limit(_port(spec, node, nic), nic.receives_gbps, nic)
+        for node in spec.nodes
+        for nic in node.nics
+        if nic.receives_gbps
+    ]
     shapes += [line for index in range(len(spec.networks)) for line in _uplink_shapes(spec, index)]
     return [
         Step("let packets keep their order", ["sh", "-c", _keep_order(spec)]),
         *(Step(f"make node {node.name}", ["sh", "-ec", _node_script(spec, node.name)]) for node in spec.nodes),
         Step("write the nodes' /etc/hosts", ["sh", "-ec", _hosts_script()], _hosts(spec)),
-        Step("make the links", ["ip", "-batch", "-"], "\n".join(bridges + links)),
+        Step("make the links", ["ip", "-batch", "-"], "\n".join(bridges + links + _cuts(spec))),
         *(
             Step(f"configure the NICs of node {node.name}", ["sh", "-ec", _node_network_script(spec, node)])
             for node in spec.nodes
@@ -104,10 +152,9 @@ def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
     where = spec.node(node)
     link = where.nic(nic)
     purpose, tc = f"set the rate of {node}'s {nic}", ["tc", "-batch", "-"]
-    queue_ms = spec.networks[link.network].queue_ms
 
     def limit(device: str) -> str:
-        return _limit(device, rate_gbps, queue_ms, max(_burst_bytes(rate_gbps), _CHANGED_BURST_BYTES))
+        return _limit(device, rate_gbps, link, _CHANGED_BURST_BYTES)
 
     return [
         Step(purpose, tc, limit(_port(spec, where, link))),
@@ -115,15 +162,26 @@ def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
         Step(
             purpose,
             ["nsenter", f"--net=/run/netns/{node}", "ip", "-batch", "-"],
-            f"link set dev {nic} gso_max_size {_super_packet_bytes(rate_gbps)}",
+            f"link set dev {nic} gso_max_size {_super_packet_bytes(spec, link, rate_gbps)}",
         ),
     ]
 
 
+def lanes(spec: Spec) -> list[Lane]:
+    """What `holmes-line` has to carry: all that is sent over a link that is not plain."""
+    return [lane for lane in _all_lanes(spec) if not lane.link.is_plain]
+
+
+def write_lanes(spec: Spec, carried: Sequence[Lane]) -> Step:
+    """The command that writes the file of `holmes-line`."""
+    text = "".join(f"{lane.line(spec.seed)}\n" for lane in carried)
+    return Step("write what the links are like", ["sh", "-c", f"cat > {LANES_FILE}"], text)
+
+
 def _keep_order(spec: Spec) -> str:
-    is_limited = any(nic.rate_gbps for node in spec.nodes for nic in node.nics) or any(
-        network.uplink_gbps for network in spec.networks.values()
-    )
+    links: list[Link] = [nic for node in spec.nodes for nic in node.nics]
+    links += [network.uplink for network in spec.networks.values() if network.uplink]
+    is_limited = any(link.rate_gbps or link.receive_gbps or not link.is_plain for link in links)
     return _KEEP_ORDER.format(_processors()) if is_limited else ":"
 
 
@@ -143,7 +201,7 @@ def _bridges(spec: Spec, index: int) -> list[str]:
     """One for a network; where clusters have uplinks, one for each too, joined to it by a link."""
     network = list(spec.networks.values())[index]
     names = [f"br{index}"]
-    if network.uplink_gbps:
+    if network.uplink:
         names += [f"br{index}-{cluster}" for cluster in range(len(spec.clusters))]
     lines = []
     for name in names:
@@ -160,52 +218,100 @@ def _bridges(spec: Spec, index: int) -> list[str]:
 
 def _uplinks(spec: Spec, index: int) -> list[tuple[str, str]]:
     """Both ends of each cluster's uplink: in its bridge and in the network's."""
-    if not list(spec.networks.values())[index].uplink_gbps:
+    if not list(spec.networks.values())[index].uplink:
         return []
     return [(f"up{index}-{cluster}", f"core{index}-{cluster}") for cluster in range(len(spec.clusters))]
 
 
 def _uplink_shapes(spec: Spec, index: int) -> list[str]:
-    network = list(spec.networks.values())[index]
-    if not network.uplink_gbps:
-        return []
-    ends = [end for uplink in _uplinks(spec, index) for end in uplink]
-    burst_bytes = _burst_bytes(network.uplink_gbps)
-    return [_limit(end, network.uplink_gbps, network.queue_ms, burst_bytes) for end in ends]
+    uplink = list(spec.networks.values())[index].uplink
+    shapes = []
+    for ours, core in _uplinks(spec, index):
+        assert uplink is not None, "there are no ends of what is not there"
+        shapes += [_limit(ours, uplink.rate_gbps, uplink)] if uplink.rate_gbps else []
+        shapes += [_limit(core, uplink.receives_gbps, uplink)] if uplink.receives_gbps else []
+    return shapes
 
 
-def _links(spec: Spec, node: Node) -> list[str]:
-    networks = list(spec.networks)
-    cluster = [other.name for other in spec.clusters].index(node.cluster)
+def _all_lanes(spec: Spec) -> list[Lane]:
+    found = [
+        Lane(f"{node.name}.{nic.name}", _port(spec, node, nic), _bridge_of(spec, node, nic), nic)
+        for node in spec.nodes
+        for nic in node.nics
+    ]
+    for index, network in enumerate(spec.networks.values()):
+        for cluster, (_, core) in zip(spec.clusters, _uplinks(spec, index), strict=False):
+            assert network.uplink is not None, "there are no ends of what is not there"
+            found.append(Lane(f"{network.name}/{cluster.name}", core, f"br{index}", network.uplink))
+    return found
+
+
+def _cuts(spec: Spec) -> list[str]:
+    """Cuts the wires of all lanes: between a port and its bridge come a bridge that passes one way only, and a wire."""
+    mtu = max(nic.mtu for node in spec.nodes for nic in node.nics)
     lines = []
-    for nic in node.nics:
-        port = _port(spec, node, nic)
-        bridge = f"br{networks.index(nic.network)}"
-        if spec.networks[nic.network].uplink_gbps:
-            bridge += f"-{cluster}"
+    for lane in lanes(spec):
+        middle, far = f"m{lane.port}", f"b{lane.port}"
         lines += [
-            f"link add name {port} mtu {nic.mtu} type veth peer name {nic.name} mtu {nic.mtu} netns {node.name}",
-            f"link set dev {port} master {bridge} up",
+            f"link add name {middle} type bridge mcast_snooping 0",
+            f"link set dev {middle} mtu {mtu} up",
+            f"link add name {lane.out} mtu {mtu} type veth peer name {far} mtu {mtu}",
+            f"link set dev {lane.out} master {middle}",
+            f"link set dev {lane.out} type bridge_slave learning off flood off mcast_flood off bcast_flood off",
+            f"link set dev {lane.port} master {middle}",
+            f"link set dev {lane.port} type bridge_slave learning off",
+            f"link set dev {lane.out} up",
+            f"link set dev {far} master {lane.bridge} up",
         ]
     return lines
 
 
-def _shape(device: str, nic: Nic, spec: Spec) -> str:
-    assert nic.rate_gbps is not None, "an unlimited link has no shape"
-    return _limit(device, nic.rate_gbps, spec.networks[nic.network].queue_ms, _burst_bytes(nic.rate_gbps))
+def _links(spec: Spec, node: Node) -> list[str]:
+    lines = []
+    for nic in node.nics:
+        port = _port(spec, node, nic)
+        lines += [
+            f"link add name {port} mtu {nic.mtu} type veth peer name {nic.name} mtu {nic.mtu} netns {node.name}",
+            f"link set dev {port} master {_bridge_of(spec, node, nic)} up",
+        ]
+    return lines
 
 
-def _limit(device: str, rate_gbps: float, queue_ms: float, burst_bytes: int) -> str:
-    rate_bits_per_s, queue_us = round(rate_gbps * 1e9), round(queue_ms * 1000)
-    return f"qdisc replace dev {device} root tbf rate {rate_bits_per_s}bit burst {burst_bytes} latency {queue_us}us"
+def _bridge_of(spec: Spec, node: Node, nic: Nic) -> str:
+    bridge = f"br{list(spec.networks).index(nic.network)}"
+    if spec.networks[nic.network].uplink:
+        bridge += f"-{[other.name for other in spec.clusters].index(node.cluster)}"
+    return bridge
 
 
-def _burst_bytes(rate_gbps: float) -> int:
-    return max(round(rate_gbps * 1e9 / 8 * _BURST_S), _MIN_BURST_BYTES)
+def _limit(device: str, rate_gbps: float | None, link: Link, least_burst_bytes: int = 0) -> str:
+    assert rate_gbps is not None, "an unlimited link has no shape"
+    burst_bytes = max(_burst_bytes(rate_gbps, link.queue_bytes), least_burst_bytes)
+    queue = f"latency {round(link.queue_ms * 1000)}us"
+    if link.queue_bytes is not None:
+        queue = f"limit {link.queue_bytes}"
+    return f"qdisc replace dev {device} root tbf rate {round(rate_gbps * 1e9)}bit burst {burst_bytes} {queue}"
 
 
-def _super_packet_bytes(rate_gbps: float) -> int:
-    return min(round(_burst_bytes(rate_gbps) * _SUPER_PACKET_SHARE), _MAX_SUPER_PACKET_BYTES)
+def _burst_bytes(rate_gbps: float, queue_bytes: int | None) -> int:
+    most_bytes = round(rate_gbps * 1e9 / 8 * _BURST_S)
+    if queue_bytes is not None:
+        most_bytes = min(most_bytes, queue_bytes // _LEAST_SUPER_PACKETS)
+    return max(most_bytes, _MIN_BURST_BYTES)
+
+
+def _super_packet_bytes(spec: Spec, nic: Nic, rate_gbps: float | None) -> int:
+    """The most that a NIC may be given as one piece."""
+    most_bytes = _MAX_LINE_BYTES if _has_lanes(spec, nic.network) else _MAX_SUPER_PACKET_BYTES
+    if rate_gbps is not None:
+        most_bytes = min(most_bytes, round(_burst_bytes(rate_gbps, nic.queue_bytes) * _SUPER_PACKET_SHARE))
+    return most_bytes
+
+
+def _has_lanes(spec: Spec, network: str) -> bool:
+    uplink = spec.networks[network].uplink
+    links: list[Link] = [nic for node in spec.nodes for nic in node.nics if nic.network == network]
+    return any(not link.is_plain for link in [*links, *([uplink] if uplink else [])])
 
 
 def _node_script(spec: Spec, name: str) -> str:
@@ -247,9 +353,10 @@ def _node_network_script(spec: Spec, node: Node) -> str:
     tc = []
     for nic in node.nics:
         ip += [f"address add {nic.address} broadcast + dev {nic.name}", f"link set dev {nic.name} up"]
+        if nic.rate_gbps or _has_lanes(spec, nic.network):
+            ip.append(f"link set dev {nic.name} gso_max_size {_super_packet_bytes(spec, nic, nic.rate_gbps)}")
         if nic.rate_gbps:
-            ip.append(f"link set dev {nic.name} gso_max_size {_super_packet_bytes(nic.rate_gbps)}")
-            tc.append(_shape(nic.name, nic, spec))
+            tc.append(_limit(nic.name, nic.rate_gbps, nic))
     # Namespaces inherit the host's forwarding, which container engines switch on. A read-only /proc/sys is fine where
     # there is nothing to change.
     settings = "for f in /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv6/conf/all/forwarding; do\n"

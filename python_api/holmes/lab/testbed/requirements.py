@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import holmes_comm
 from holmes.lab.testbed.spec import TestbedError
 
 _PACKAGES = {
@@ -39,6 +40,16 @@ def find_tools() -> dict[str, str]:
             "Install them, for example with: sudo apt install iproute2 util-linux mount"
         )
     return {tool: path for tool, path in found.items() if path is not None}
+
+
+def find_line_program() -> str:
+    """Returns the path of `holmes-line`. Raises TestbedError where the installation has none."""
+    program = Path(holmes_comm.__file__).parent / "bin" / "holmes-line"
+    if not program.is_file():
+        raise TestbedError(
+            f"links with delay or loss need {program}, which this installation lacks: install Holmes again"
+        )
+    return str(program)
 
 
 def explain_refusal(reason: str) -> str:

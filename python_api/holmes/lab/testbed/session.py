@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from holmes.lab.testbed import fabric, sysfs
-from holmes.lab.testbed.requirements import explain_refusal, find_tools
+from holmes.lab.testbed.requirements import explain_refusal, find_line_program, find_tools
 from holmes.lab.testbed.spec import Spec, TestbedError
 
 _START_S = 20.0  # namespaces come up in milliseconds; a machine under load may need longer
@@ -92,6 +92,7 @@ class Session:
         self._tools: dict[str, str] = {}
         self._agent: subprocess.Popen[bytes] | None = None
         self._readers: list[threading.Thread] = []
+        self._line: Process | None = None
 
     def __enter__(self) -> Session:
         """Builds the testbed. Raises TestbedError with what to do where a tool is missing or the kernel refuses."""
@@ -119,6 +120,7 @@ class Session:
             for step in fabric.build(self.spec):
                 self._run(step)
             self._run(sysfs.write_all(self.spec))
+            self._start_lines()
         except BaseException:
             self.close()
             raise
@@ -219,6 +221,15 @@ class Session:
                 self._condition.wait(left_s)
         return True
 
+    def _start_lines(self) -> None:
+        """Starts what delays and loses packets, where the spec has such links; it ends with the testbed."""
+        lanes = fabric.lanes(self.spec)
+        if not lanes:
+            return
+        self._run(fabric.write_lanes(self.spec, lanes))
+        self._line = self.spawn(None, [find_line_program(), str(fabric.LANES_FILE)])
+        self._line.wait_for_line("ready", _START_S)
+
     def _run(self, step: fabric.Step) -> None:
         process = self.spawn(None, step.argv, stdin=step.stdin)
         if process.wait(_START_S) != 0:
@@ -264,6 +275,10 @@ class Session:
                 elif kind == "exit":
                     process.returncode, process.ended_s = event["returncode"], time.monotonic()
                     del self._processes[process._number]
+                    if process is self._line:
+                        self._failure = TestbedError(
+                            f"the links have ended: {'; '.join(process.lines) or process.returncode}"
+                        )
             self._condition.notify_all()
 
     def _read_errors(self) -> None:

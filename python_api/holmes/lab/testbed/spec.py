@@ -2,10 +2,21 @@
 
     description: one line                     # optional
     congestion_control: reno                  # optional; without it, the kernel's default
+    seed: 7                                   # optional; which packets are lost or late, see below
     networks:                                 # one bridge each; no route between them
       ib:  {class: infiniband, rate_gbps: 1}  # every link's rate, each direction (default: unlimited); mtu (default
       eth: {class: ethernet, rate_gbps: 0.1}  # 1500) and queue_ms (default 50: what a full link holds) are optional;
-                                              # uplink_gbps: what a cluster has to the others (default: no limit)
+                                              # uplink: what a cluster has to the others (default: no limit)
+      wan:                                    # (class: ethernet; any of these may be left out)
+        class: ethernet
+        rate_gbps: 1                          # what a NIC sends ...
+        receive_gbps: 0.5                     # ... and receives, where that is another rate
+        queue_bytes: 1000000                  # instead of queue_ms: what waits at a full link; more is lost
+        delay_ms: 20                          # what is sent arrives so much later: a ping takes twice that
+        jitter_ms: 2                          # the delay differs by up to this, evenly; packets keep their order
+        loss_percent: 0.01                    # of the packets, as in `tc ... netem loss 0.01%`
+        reorder_percent: 0.1                  # of the packets: not delayed, so ahead of those that are
+        uplink: {rate_gbps: 1, delay_ms: 10}  # all of these keys; uplink_gbps: 1 is short for {rate_gbps: 1}
     clusters:
       a:
         nodes: 2                              # a0, a1; or names with overrides, as in b
@@ -19,7 +30,9 @@
           b1: {ib0: {name: ibp12s0, hca: mlx5_4}}   # any NIC field may differ on one node; with another class
         nics: [...]                                 # its sysfs says what the wire is not
 
-A NIC takes class, rate_gbps and mtu from its network unless it states its own. One network must join all nodes. A
+A NIC takes class, mtu and what its link is like (rate_gbps to reorder_percent) from its network unless it states its
+own. Which packets are lost or late follows from `seed` and the order in which they come. One network must join all
+nodes. A
 network with `addresses_of: ib` is another wire with addresses of ib's subnet, as where two sites chose the same one.
 """
 
@@ -27,7 +40,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -53,33 +66,66 @@ NIC_CLASSES = ("infiniband", "roce_v2", "roce_v1", "ethernet")
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _NIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 _MIN_MTU, _MAX_MTU = 576, 9000
+_MAX_DELAY_MS = 10_000.0
+_MAX_PERCENT = 99.0
+#: Some of TCP's super-packets, or the first would fill the queue and the second be lost.
+_MIN_QUEUE_BYTES = 65536
 
 
-@dataclass(frozen=True)
-class NetworkSpec:
-    """One fabric: all NICs on it reach each other, and nothing else does.
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What a NIC's link, or a cluster's uplink, is like.
 
-    `uplink_gbps` limits, in each direction, what each cluster exchanges with the others over it; `addresses_of` names
-    the network whose subnet its addresses are of (None: its own).
+    `rate_gbps` limits what is sent, and what is received unless `receive_gbps` does (None: nothing does); `queue_bytes`
+    or else `queue_ms` is what waits for a rate. `delay_ms`, `jitter_ms`, `loss_percent` and `reorder_percent` are of
+    what is sent.
+    """
+
+    rate_gbps: float | None = None
+    receive_gbps: float | None = None
+    queue_ms: float = 50.0
+    queue_bytes: int | None = None
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    loss_percent: float = 0.0
+    reorder_percent: float = 0.0
+
+    @property
+    def receives_gbps(self) -> float | None:
+        """The rate of what is received."""
+        return self.rate_gbps if self.receive_gbps is None else self.receive_gbps
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that is sent arrives at once."""
+        return not (self.delay_ms or self.loss_percent)
+
+
+_LINK_KEYS = tuple(field.name for field in fields(Link))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSpec(Link):
+    """One fabric: all NICs on it reach each other, and nothing else does. Its link is what its NICs have by default.
+
+    `uplink` is what each cluster has to the others over it (None: no limit); `addresses_of` names the network whose
+    subnet its addresses are of (None: its own).
     """
 
     name: str
     nic_class: str
-    rate_gbps: float | None
     mtu: int = 1500
-    queue_ms: float = 50.0
-    uplink_gbps: float | None = None
+    uplink: Link | None = None
     addresses_of: str | None = None
 
 
-@dataclass(frozen=True)
-class Nic:
-    """One NIC of one node. `rate_gbps` limits each direction (None: nothing does); `hca` is the RDMA device, if any."""
+@dataclass(frozen=True, kw_only=True)
+class Nic(Link):
+    """One NIC of one node, and its link; `hca` is the RDMA device, if any."""
 
     name: str
     network: str
     nic_class: str
-    rate_gbps: float | None
     mtu: int
     hca: str | None
     address: IPv4Interface
@@ -124,6 +170,7 @@ class Spec:
     clusters: tuple[Cluster, ...]
     common_network: str
     congestion_control: str | None = None
+    seed: int = 0
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -172,7 +219,7 @@ def load_spec(name_or_path: str | Path) -> Spec:
 def parse_spec(name: str, data: Any) -> Spec:
     """Builds a Spec from parsed YAML (see the module's docstring). Raises SpecError where a rule is broken."""
     top = _mapping(data, "the spec")
-    _known(top, "the spec", ("description", "congestion_control", "networks", "clusters"))
+    _known(top, "the spec", ("description", "congestion_control", "seed", "networks", "clusters"))
     networks = {
         str(key): _network(str(key), _mapping(value, f"networks.{key}"))
         for key, value in _mapping(top.get("networks"), "networks").items()
@@ -203,20 +250,21 @@ def parse_spec(name: str, data: Any) -> Spec:
         clusters=clusters,
         common_network=common[0].name,
         congestion_control=None if congestion_control is None else str(congestion_control),
+        seed=_seed(top.get("seed", 0)),
     )
 
 
 def _network(name: str, data: Mapping[str, Any]) -> NetworkSpec:
     where = f"networks.{name}"
-    _known(data, where, ("class", "rate_gbps", "mtu", "queue_ms", "uplink_gbps", "addresses_of"))
+    _known(data, where, ("class", "mtu", "uplink", "uplink_gbps", "addresses_of", *_LINK_KEYS))
     addresses_of = data.get("addresses_of")
+    link = _link(data, where, Link())
     return NetworkSpec(
         name=name,
         nic_class=_nic_class(data.get("class"), where),
-        rate_gbps=_rate(data.get("rate_gbps"), f"{where}.rate_gbps"),
         mtu=_mtu(data.get("mtu", 1500), where),
-        queue_ms=_positive(data.get("queue_ms", 50), f"{where}.queue_ms"),
-        uplink_gbps=_rate(data.get("uplink_gbps"), f"{where}.uplink_gbps"),
+        uplink=_uplink(data, where, link),
+        **asdict(link),
         addresses_of=None if addresses_of is None else str(addresses_of),
     )
 
@@ -255,7 +303,7 @@ def _cluster(name: str, data: Mapping[str, Any], networks: Mapping[str, NetworkS
 
 
 def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, NetworkSpec], hosts: dict[str, int]) -> Nic:
-    _known(data, where, ("name", "network", "class", "hca", "rate_gbps", "mtu"))
+    _known(data, where, ("name", "network", "class", "hca", "mtu", *_LINK_KEYS))
     name = str(data.get("name", ""))
     where = f"{where}.{name}"
     if not _NIC_NAME.fullmatch(name) or name in ("lo", ".", ".."):
@@ -277,11 +325,55 @@ def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, NetworkSpec
         name=name,
         network=network.name,
         nic_class=nic_class,
-        rate_gbps=_rate(data.get("rate_gbps", network.rate_gbps), f"{where}.rate_gbps"),
         mtu=_mtu(data.get("mtu", network.mtu), where),
+        **asdict(_link(data, where, network)),
         hca=None if hca is None else str(hca),
         address=IPv4Interface(f"10.{prefix}.{host // 256}.{host % 256}/16"),
     )
+
+
+def _link(data: Mapping[str, Any], where: str, default: Link) -> Link:
+    """Of the keys of `data` that are a link's; what it does not state is as in `default`."""
+    if "queue_ms" in data and "queue_bytes" in data:
+        raise SpecError(f"{where} has both queue_ms and queue_bytes; keep one of them")
+    stated = {key: data.get(key, getattr(default, key)) for key in _LINK_KEYS}
+    if "queue_ms" in data:
+        stated["queue_bytes"] = None
+    link = Link(
+        rate_gbps=_rate(stated["rate_gbps"], f"{where}.rate_gbps"),
+        receive_gbps=_rate(stated["receive_gbps"], f"{where}.receive_gbps"),
+        queue_ms=_positive(stated["queue_ms"], f"{where}.queue_ms"),
+        queue_bytes=_queue_bytes(stated["queue_bytes"], f"{where}.queue_bytes"),
+        delay_ms=_up_to(_MAX_DELAY_MS, stated["delay_ms"], f"{where}.delay_ms"),
+        jitter_ms=_up_to(_MAX_DELAY_MS, stated["jitter_ms"], f"{where}.jitter_ms"),
+        loss_percent=_up_to(_MAX_PERCENT, stated["loss_percent"], f"{where}.loss_percent"),
+        reorder_percent=_up_to(_MAX_PERCENT, stated["reorder_percent"], f"{where}.reorder_percent"),
+    )
+    if link.queue_bytes and not link.rate_gbps and not link.receive_gbps:
+        raise SpecError(f"{where}.queue_bytes is {link.queue_bytes}, but nothing waits without a rate; give rate_gbps")
+    if link.jitter_ms > link.delay_ms:
+        raise SpecError(
+            f"{where}.jitter_ms is {link.jitter_ms:g}, more than delay_ms ({link.delay_ms:g}): a packet would arrive "
+            "before it is sent; make delay_ms larger"
+        )
+    if link.reorder_percent and not link.delay_ms:
+        raise SpecError(
+            f"{where}.reorder_percent is {link.reorder_percent:g}, but without a delay no packet waits for others to "
+            "overtake it; give delay_ms"
+        )
+    return link
+
+
+def _uplink(data: Mapping[str, Any], where: str, own: Link) -> Link | None:
+    if "uplink_gbps" in data and "uplink" in data:
+        raise SpecError(f"{where} has both uplink and uplink_gbps; write the rate as uplink.rate_gbps")
+    default = Link(queue_ms=own.queue_ms)
+    if "uplink" not in data:
+        rate_gbps = _rate(data.get("uplink_gbps"), f"{where}.uplink_gbps")
+        return None if rate_gbps is None else replace(default, rate_gbps=rate_gbps)
+    stated = _mapping(data["uplink"], f"{where}.uplink")
+    _known(stated, f"{where}.uplink", _LINK_KEYS)
+    return _link(stated, f"{where}.uplink", default)
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
@@ -319,6 +411,26 @@ def _positive(value: Any, where: str) -> float:
 
 def _rate(value: Any, where: str) -> float | None:
     return None if value is None else _positive(value, where)
+
+
+def _up_to(most: float, value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+        raise SpecError(f"{where} is {value!r}; it must be a number from 0 to {most:g}")
+    return float(value)
+
+
+def _queue_bytes(value: Any, where: str) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < _MIN_QUEUE_BYTES:
+        raise SpecError(f"{where} is {value!r}; it must be an integer of {_MIN_QUEUE_BYTES} or more")
+    return value
+
+
+def _seed(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+        raise SpecError(f"seed is {value!r}; it must be an integer from 0 to {2**32 - 1}")
+    return value
 
 
 def _mtu(value: Any, where: str) -> int:

@@ -1,0 +1,170 @@
+"""Links that delay, lose and reorder packets, with the kernel at both ends (how exactly: `holmes testbed check`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from namespaces import child_env, needs_namespaces, unprivileged_python
+
+from holmes.lab.testbed import Testbed, TestbedError
+from holmes.lab.testbed.launch import TestbedSession
+from holmes.lab.testbed.spec import parse_spec
+
+PYTHON = sys.executable
+
+# Answers every datagram.
+_ECHO = """
+import socket, sys
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.bind((sys.argv[1], 7000))
+print("listening", flush=True)
+while True:
+    data, peer = link.recvfrom(100)
+    link.sendto(data, peer)
+"""
+# Sends numbered datagrams, a millisecond apart; prints how many milliseconds after each its answer came.
+_PING = """
+import json, socket, sys, time
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.connect((sys.argv[1], 7000))
+sent, took = {}, {}
+def take(until):
+    while (left := until - time.monotonic()) > 0:
+        link.settimeout(left)
+        try:
+            number = link.recv(100).decode()
+        except TimeoutError:
+            return
+        took[number] = 1000 * (time.monotonic() - sent[number])
+for number in map(str, range(int(sys.argv[2]))):
+    sent[number] = time.monotonic()
+    link.send(number.encode())
+    take(sent[number] + 0.001)
+take(time.monotonic() + 1)
+print(json.dumps(took))
+"""
+
+
+def _spec(network: dict[str, Any], nodes: int = 2, clusters: str = "a") -> dict[str, Any]:
+    nics = [{"name": "eth0", "network": "eth"}]
+    return {
+        "networks": {"eth": {"class": "ethernet", "rate_gbps": 1, **network}},
+        "clusters": {name: {"nodes": nodes, "nics": nics} for name in clusters},
+    }
+
+
+def _session(network: dict[str, Any], **more: Any) -> TestbedSession:
+    return Testbed(parse_spec("lines", _spec(network, **more))).session()
+
+
+def _ping_ms(session: TestbedSession, node: str, other: str, count: int) -> list[float]:
+    address = str(session.spec.node(other).nic("eth0").address.ip)
+    echo = session.spawn(other, [PYTHON, "-c", _ECHO, address])
+    echo.wait_for_line("listening", 20)
+    took = json.loads(session.exec(node, [PYTHON, "-c", _PING, address, str(count)], timeout_s=60))
+    echo.kill()
+    echo.wait(20)
+    return list(took.values())
+
+
+@needs_namespaces
+def test_packets_are_delayed_and_lost() -> None:
+    with _session({"delay_ms": 20, "loss_percent": 10}) as session:
+        took_ms = _ping_ms(session, "a0", "a1", 300)
+    assert min(took_ms) >= 40
+    assert statistics.median(took_ms) < 400  # on a busy machine
+    assert 150 < len(took_ms) < 290  # 243 of them have both their ways
+
+
+# A stream in both directions at once, each with what the other side must have.
+_EXCHANGE = """
+import hashlib, socket, sys, threading
+server, address, size = sys.argv[1] == "server", sys.argv[2], 4_000_000
+if server:
+    listener = socket.create_server((address, 7001))
+    print("listening", flush=True)
+    link = listener.accept()[0]
+else:
+    link = socket.create_connection((address, 7001))
+data = bytes(range(251)) * (size // 251)
+threading.Thread(target=link.sendall, args=(data,)).start()
+seen, left = hashlib.sha256(), len(data)
+while left > 0:
+    part = link.recv(1 << 16)
+    assert part, f"{left} bytes are missing"
+    seen.update(part)
+    left -= len(part)
+assert seen.digest() == hashlib.sha256(data).digest()
+print("whole")
+"""
+
+
+@needs_namespaces
+@pytest.mark.parametrize("mtu", [1500, 9000])
+def test_a_stream_survives_a_bad_link(mtu: int) -> None:
+    """What is cut out of TCP's super-packets is what TCP would have sent, or the kernel would not take it."""
+    bad = {"delay_ms": 5, "jitter_ms": 2, "loss_percent": 1, "reorder_percent": 1, "mtu": mtu}
+    with _session(bad) as session:
+        address = str(session.spec.node("a1").nic("eth0").address.ip)
+        server = session.spawn("a1", [PYTHON, "-c", _EXCHANGE, "server", address])
+        server.wait_for_line("listening", 20)
+        assert "whole" in session.exec("a0", [PYTHON, "-c", _EXCHANGE, "client", address], timeout_s=100)
+        assert server.wait(60) == 0, server.lines
+
+
+@needs_namespaces
+def test_an_uplink_delays_what_leaves_its_cluster_only() -> None:
+    with _session({"uplink": {"rate_gbps": 0.5, "delay_ms": 30}}, clusters="ab") as session:
+        assert min(_ping_ms(session, "a0", "a1", 50)) < 30
+        assert min(_ping_ms(session, "a0", "b1", 50)) >= 60
+
+
+@needs_namespaces
+def test_nics_and_uplinks_add_up_and_only_what_is_sent_is_delayed() -> None:
+    spec = _spec({"uplink": {"delay_ms": 40}}, clusters="ab")
+    spec["clusters"]["a"]["nodes"] = {"a0": {"eth0": {"delay_ms": 20}}, "a1": {}}
+    with Testbed(parse_spec("lines", spec)).session() as session:
+        assert 20 <= min(_ping_ms(session, "a1", "a0", 50)) < 60
+        assert min(_ping_ms(session, "b0", "b1", 50)) < 40
+        assert min(_ping_ms(session, "b0", "a0", 50)) >= 100
+
+
+@needs_namespaces
+def test_the_end_of_the_links_is_told() -> None:
+    with _session({"delay_ms": 1}) as session:
+        job = session.launch(["sleep", "60"])
+        assert session._line is not None
+        session._line.kill()
+        with pytest.raises(TestbedError, match="the links have ended"):
+            job.wait(20)
+
+
+@needs_namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite already runs unprivileged")
+def test_an_unprivileged_user_has_them_too(tmp_path: Path) -> None:
+    user = unprivileged_python()
+    (tmp_path / "far.yaml").write_text(yaml.safe_dump(_spec({"delay_ms": 20, "loss_percent": 1})))
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    address = "10.10.0.2"
+    script = f"""
+        if [ $RANK = 1 ]; then exec {user[-1]} -c "$ECHO" {address} > /dev/null; fi
+        sleep 1; {user[-1]} -c "$PING" {address} 100
+    """
+    command = [*user, "-m", "holmes", "testbed", "run", "--spec", str(tmp_path / "far.yaml"), "--timeout-s", "20"]
+    environment = child_env() | {"ECHO": _ECHO, "PING": _PING}
+    done = subprocess.run(
+        [*command, "--", "sh", "-c", script], env=environment, cwd="/", capture_output=True, text=True, timeout=60
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("[a0/rank 0] {")]
+    took_ms = list(json.loads(line.partition("] ")[2]).values())
+    assert len(took_ms) > 50, done.stderr
+    assert min(took_ms) >= 40
