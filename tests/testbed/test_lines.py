@@ -84,6 +84,30 @@ def test_packets_are_delayed_and_lost() -> None:
     assert 150 < len(took_ms) < 290  # 243 of them have both their ways
 
 
+@needs_namespaces
+def test_check_measures_every_path(tmp_path: Path) -> None:
+    """That it is right is for a quiet machine."""
+    (tmp_path / "far.yaml").write_text(yaml.safe_dump(_spec({"delay_ms": 20, "loss_percent": 5, "rate_gbps": 0.05})))
+    command = [PYTHON, "-m", "holmes", "testbed", "check", "far.yaml", "--seconds", "0.5", "--json", "found.json"]
+    environment = child_env() | {"COLUMNS": "80"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode in (0, 1), done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [path["sender"] for path in found] == ["a0.eth0", "a1.eth0"]
+    for path in found:
+        assert path["round_trip_ms"]["expected"] == 40
+        assert path["round_trip_ms"]["measured"] >= 40
+        assert path["gbps"]["expected"] == pytest.approx(0.0475)
+        assert path["gbps"]["measured"] < 1.1 * 0.05
+        assert path["loss_percent"]["expected"] == pytest.approx(5)
+        assert path["packets"] > 100
+        assert path["loss_percent"]["measured"] > 1
+        assert f"{path['sender']} " in done.stdout
+    are_right = [quantity["is_right"] for path in found for quantity in path.values() if isinstance(quantity, dict)]
+    assert done.returncode == (0 if all(are_right) else 1), done.stdout
+
+
 # A stream in both directions at once, each with what the other side must have.
 _EXCHANGE = """
 import hashlib, socket, sys, threading

@@ -56,6 +56,7 @@ def plan(tmp_path: Path) -> Path:
         "plan show {folder}/plan.yaml --kind dp",
         "plan check {folder}/plan.yaml --topology {folder}/topology.yaml",
         "testbed show",
+        "testbed show far-clusters",
         "testbed specs",
     ],
 )

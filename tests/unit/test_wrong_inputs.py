@@ -73,6 +73,11 @@ WRONG = [
     ("simulate calibrate {folder}/rates.yaml --compute {binary}", "binary.yaml"),
     ("testbed show {folder}/nowhere.yaml", "nowhere.yaml"),
     ("testbed show {binary}", "binary.yaml"),
+    ("testbed show {lossy}", "networks.eth.loss_percent is 200; it must be a number from 0 to 99"),
+    ("testbed check {binary}", "binary.yaml"),
+    ("testbed check nosuchspec", "nosuchspec"),
+    ("testbed check {lossy}", "networks.eth.loss_percent is 200"),
+    ("testbed check pair --json {unwritable}/c.json", "c.json"),
     ("testbed run --spec {binary} -- true", "binary.yaml"),
     ("testbed run --log-dir {unwritable}/logs -- true", "logs"),
     ("testbed run --spec nosuchspec -- true", "nosuchspec"),
@@ -133,7 +138,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("wrong")
     places = {"folder": folder} | {
         name: folder / f"{name}.yaml"
-        for name in ("topology", "larger", "plan", "unfit", "rates", "binary", "empty", "many", "words")
+        for name in ("topology", "larger", "plan", "unfit", "rates", "binary", "empty", "many", "words", "lossy")
     }
     places["unwritable"] = folder / "a-file" / "below"  # whoever runs the tests, root too
     (folder / "a-file").write_text("")
@@ -150,6 +155,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     places["binary"].write_bytes(bytes(range(256)))
     places["empty"].write_text("")
+    places["lossy"].write_text("networks: {eth: {class: ethernet, loss_percent: 200}}\nclusters: {}\n")
     places["words"].write_text("groups: {dp: 7}\n")
     host = {"name": "h{}", "count": 100_000_000_000, "ranks_per_host": 8, "ports": []}
     places["many"].write_text(json.dumps({"kind": "holmes topology", "version": 2, "hosts": [host]}))

@@ -24,6 +24,7 @@ LINES = {
     "debug": "{folder}",
     "top": "127.0.0.1:1",
     "testbed run": "-- true",
+    "testbed check": "pair",
     "bench": "barrier --peers none --ranks 2 --seconds 0.01 --rounds 1",
     "bench compute": "--hidden 64 --heads 4 --sequence 16",
     "plan": "--topology {topology} --model gpt-3.6b --gpu A100-80GB --global-batch 64",
