@@ -37,10 +37,6 @@ std::optional<std::size_t> Hits::next_within(std::size_t packets, double share, 
 void Lane::take(Bytes frame, Time now) {
   const Layout layout(frame);
   counters_.packets += layout.packets();
-  if (!impairment_.is_up) {
-    counters_.lost += layout.packets();
-    return;
-  }
   const Time due = due_of_next(now);
   std::size_t first = 0;
   while (first < layout.packets()) {

@@ -22,13 +22,12 @@ struct Impairment {
   Duration jitter{0};  // a frame's delay differs by up to this, evenly; frames stay in order
   double loss = 0;     // the share of packets that never come out
   double reorder = 0;  // the share of packets that come out at once, ahead of those that wait
-  bool is_up = true;   // else nothing goes in
   std::size_t most_bytes = std::size_t{256} << 20;  // held at once; beyond it packets are lost
 };
 
 struct Counters {
   std::uint64_t packets = 0;  // that came to the line
-  std::uint64_t lost = 0;     // as was asked for, and while it was down
+  std::uint64_t lost = 0;     // as was asked for
   std::uint64_t reordered = 0;
   std::uint64_t overflowed = 0;  // as it held too much
 };

@@ -61,11 +61,8 @@ void read_value(Impairment& impairment, const std::string& word) {
     impairment.reorder = value / 100;
   } else if (key == "most_bytes") {
     impairment.most_bytes = static_cast<std::size_t>(value);
-  } else if (key == "up") {
-    impairment.is_up = value != 0;
   } else {
-    throw std::runtime_error("'" + word +
-                             "': keys are delay_ms, jitter_ms, loss_percent, reorder_percent, most_bytes, up");
+    throw std::runtime_error("'" + word + "': keys are delay_ms, jitter_ms, loss_percent, reorder_percent, most_bytes");
   }
 }
 

@@ -256,16 +256,6 @@ void it_holds_no_more_than_it_may() {
   CHECK(lane.counters().overflowed == 2);
 }
 
-void nothing_enters_a_link_that_is_down() {
-  Lane lane(1);
-  lane.set({.delay = 20ms});
-  lane.take(plain(1), {});
-  lane.set({.delay = 20ms, .is_up = false});
-  lane.take(plain(2), {});
-  CHECK(leaving(lane, Time{} + 1s) == Packets(1, plain(1)));
-  CHECK(lane.counters().lost == 1);
-}
-
 }  // namespace
 
 int main() {
@@ -276,6 +266,5 @@ int main() {
   packets_are_lost_alone_and_as_the_seed_says();
   one_of_many_packets_overtakes();
   it_holds_no_more_than_it_may();
-  nothing_enters_a_link_that_is_down();
   return result("lane");
 }

@@ -162,6 +162,37 @@ def test_nics_and_uplinks_add_up_and_only_what_is_sent_is_delayed() -> None:
 
 
 @needs_namespaces
+def test_links_change_while_they_are_used() -> None:
+    with _session({"delay_ms": 5, "uplink": {"rate_gbps": 1, "delay_ms": 20}}, clusters="ab") as session:
+        assert min(_ping_ms(session, "a0", "b0", 50)) >= 50
+        session.change_link("eth/a", delay_ms=60)
+        session.change_link("a0.eth0", delay_ms=30)
+        assert min(_ping_ms(session, "a0", "b0", 50)) >= 115
+        session.change_link("a0.eth0", delay_ms=0, loss_percent=50)
+        session.change_link("eth/a", delay_ms=0, rate_gbps=0.1)
+        assert 25 <= min(took_ms := _ping_ms(session, "a0", "b0", 100)) < 115
+        assert 10 < len(took_ms) < 90
+        assert "rate 100Mbit" in session.exec(None, ["tc", "qdisc", "show", "dev", "up0-0"])
+        session.change_link("eth/a", up=False)
+        assert _ping_ms(session, "a0", "b0", 20) == []
+        assert _ping_ms(session, "a1", "a0", 20) != []
+        session.change_link("eth/a", up=True)
+        assert _ping_ms(session, "a0", "b0", 100) != []
+
+
+@needs_namespaces
+def test_a_file_changes_links_at_its_times(tmp_path: Path) -> None:
+    (tmp_path / "changes.yaml").write_text("changes: [{at_s: 0.2, link: a0.eth0, up: false}]")
+    wait = 'until [ "$(cat /sys/class/net/eth0/operstate)" = down ] || [ $RANK = 1 ]; do sleep 0.1; done; echo seen'
+    command = [PYTHON, "-m", "holmes", "testbed", "run", "-s", "pair", "--changes", "changes.yaml", "--timeout-s", "60"]
+    done = subprocess.run(
+        [*command, "--", "sh", "-c", wait], env=child_env(), cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "holmes testbed: after 0.2 s a0.eth0: up False" in done.stderr
+
+
+@needs_namespaces
 def test_the_end_of_the_links_is_told() -> None:
     with _session({"delay_ms": 1}) as session:
         job = session.launch(["sleep", "60"])

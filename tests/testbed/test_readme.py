@@ -171,6 +171,7 @@ COMMANDS: dict[str, tuple[dict[str, str], str]] = {
     "holmes stress": ({"holmes stress": "torchrun --nproc-per-node 2 --no-python holmes stress"}, "--seconds 1"),
     "holmes testbed run -- CMD": ({"CMD": "true"}, ""),
     "holmes testbed run -s far-clusters -- CMD": ({"CMD": "true"}, ""),
+    "holmes testbed run -s far-clusters --changes changes.yaml -- CMD": ({"CMD": "true"}, ""),
     "holmes testbed specs": ({}, ""),
     "holmes testbed show far-clusters": ({}, ""),
     "holmes bench": ({}, f"--sizes 1K {QUICK} --ranks 2"),
@@ -384,6 +385,7 @@ def folder(tmp_path: Path) -> Path:
     for name, module in (("holmes", "holmes"), ("torchrun", "torch.distributed.run")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
         (programs / name).chmod(0o755)
+    (tmp_path / "changes.yaml").write_text("changes: [{at_s: 0, link: eth/a, delay_ms: 80}]")
     topology = topology_of([[8] * 16, [8] * 16])
     topology = replace(topology, hosts=tuple(replace(host, gpu="A100-80GB") for host in topology.hosts))
     topology.save(tmp_path / "topology.yaml")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holmes.lab.testbed.changes import load_changes
 from holmes.lab.testbed.check import CheckedPath, Quantity, check_testbed, complaints
 from holmes.lab.testbed.launch import Testbed
 from holmes.lab.testbed.spec import Link, NetworkSpec, Nic, Spec, builtin_specs, load_spec
@@ -52,6 +53,10 @@ def run(
         Path | None,
         typer.Option(metavar="FOLDER", help="Also write each rank's lines, as they are, to FOLDER/RANK.log."),
     ] = None,
+    changes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Change links meanwhile, as this YAML file says (docs/testbed.md)."),
+    ] = None,
 ) -> None:
     """Runs a command on every node, with torchrun's environment variables.
 
@@ -64,6 +69,7 @@ def run(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         testbed = Testbed(spec)
+        planned = [] if changes is None else load_changes(changes, testbed.spec)
         stream = LogStream([node.name for node in testbed.spec.nodes], log_dir=log_dir)
         result = testbed.run(
             command,
@@ -72,6 +78,8 @@ def run(
             timeout_s=timeout_s,
             grace_s=grace_s,
             shuffle_seed=shuffle_ranks,
+            changes=planned,
+            on_change=lambda change: console.print(f"holmes testbed: after {change.at_s:g} s {change}"),
         )
     except KeyboardInterrupt as error:
         console.print("holmes testbed: interrupted; all ranks were ended", style="red")

@@ -17,7 +17,7 @@ import shlex
 import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from holmes.lab.testbed.spec import Link, Nic, Node, Spec, SpecError
@@ -92,6 +92,27 @@ class Lane:
         )
 
 
+@dataclass(frozen=True)
+class _End:
+    """Where a link begins: `device` sends onto it, `port` of `bridge` is what it leads to.
+
+    `node` and `nic` are those of a NIC; an uplink's device is in the namespace of the bridges.
+    """
+
+    name: str
+    link: Link
+    device: str
+    port: str
+    bridge: str
+    node: str | None = None
+    nic: Nic | None = None
+
+    @property
+    def enter(self) -> list[str]:
+        """What stands before a command about `device`."""
+        return [] if self.node is None else ["nsenter", f"--net=/run/netns/{self.node}"]
+
+
 def node_dir(node: str) -> PurePosixPath:
     """The node's folder inside the testbed: namespaces, shared memory, fake sysfs."""
     return _ROOT / "nodes" / node
@@ -149,27 +170,41 @@ def set_rate(spec: Spec, node: str, nic: str, rate_gbps: float) -> list[Step]:
     """The commands that change the rate of one NIC's link, both directions."""
     if not rate_gbps > 0:
         raise SpecError(f"rate_gbps is {rate_gbps!r}; it must be above 0 (set_link(..., up=False) cuts a link)")
-    where = spec.node(node)
-    link = where.nic(nic)
-    purpose, tc = f"set the rate of {node}'s {nic}", ["tc", "-batch", "-"]
+    link = spec.node(node).nic(nic)
+    return set_limits(spec, f"{node}.{nic}", replace(link, rate_gbps=rate_gbps, receive_gbps=None))
 
-    def limit(device: str) -> str:
-        return _limit(device, rate_gbps, link, _CHANGED_BURST_BYTES)
 
-    return [
-        Step(purpose, tc, limit(_port(spec, where, link))),
-        Step(purpose, ["nsenter", f"--net=/run/netns/{node}", *tc], limit(nic)),
-        Step(
-            purpose,
-            ["nsenter", f"--net=/run/netns/{node}", "ip", "-batch", "-"],
-            f"link set dev {nic} gso_max_size {_super_packet_bytes(spec, link, rate_gbps)}",
-        ),
-    ]
+def links(spec: Spec) -> dict[str, Link]:
+    """All links by name: NODE.NIC, and NETWORK/CLUSTER for a cluster's uplink."""
+    return {end.name: end.link for end in _all_ends(spec)}
+
+
+def set_limits(spec: Spec, name: str, link: Link) -> list[Step]:
+    """The commands that give a link other rates or another queue."""
+    end = _end(spec, name)
+    purpose, tc = f"set the rate of {name}", ["tc", "-batch", "-"]
+    steps = []
+    if link.receives_gbps is not None:
+        steps.append(Step(purpose, tc, _limit(end.port, link.receives_gbps, link, _CHANGED_BURST_BYTES)))
+    if link.rate_gbps is not None:
+        steps.append(Step(purpose, [*end.enter, *tc], _limit(end.device, link.rate_gbps, link, _CHANGED_BURST_BYTES)))
+    if end.nic is not None:
+        most_bytes = _super_packet_bytes(spec, replace(end.nic, queue_bytes=link.queue_bytes), link.rate_gbps)
+        resize = f"link set dev {end.device} gso_max_size {most_bytes}"
+        steps.append(Step(purpose, [*end.enter, "ip", "-batch", "-"], resize))
+    return steps
+
+
+def set_up(spec: Spec, name: str, up: bool) -> Step:
+    """The command that takes a link down, or up again: a NIC's node sees it, nodes behind an uplink do not."""
+    end = _end(spec, name)
+    state = "up" if up else "down"
+    return Step(f"take {name} {state}", [*end.enter, "ip", "link", "set", "dev", end.device, state])
 
 
 def lanes(spec: Spec) -> list[Lane]:
     """What `holmes-line` has to carry: all that is sent over a link that is not plain."""
-    return [lane for lane in _all_lanes(spec) if not lane.link.is_plain]
+    return [Lane(end.name, end.port, end.bridge, end.link) for end in _all_ends(spec) if not end.link.is_plain]
 
 
 def write_lanes(spec: Spec, carried: Sequence[Lane]) -> Step:
@@ -233,17 +268,29 @@ def _uplink_shapes(spec: Spec, index: int) -> list[str]:
     return shapes
 
 
-def _all_lanes(spec: Spec) -> list[Lane]:
+def _all_ends(spec: Spec) -> list[_End]:
     found = [
-        Lane(f"{node.name}.{nic.name}", _port(spec, node, nic), _bridge_of(spec, node, nic), nic)
+        _End(
+            f"{node.name}.{nic.name}",
+            nic,
+            nic.name,
+            _port(spec, node, nic),
+            _bridge_of(spec, node, nic),
+            node.name,
+            nic,
+        )
         for node in spec.nodes
         for nic in node.nics
     ]
     for index, network in enumerate(spec.networks.values()):
-        for cluster, (_, core) in zip(spec.clusters, _uplinks(spec, index), strict=False):
+        for cluster, (ours, core) in zip(spec.clusters, _uplinks(spec, index), strict=False):
             assert network.uplink is not None, "there are no ends of what is not there"
-            found.append(Lane(f"{network.name}/{cluster.name}", core, f"br{index}", network.uplink))
+            found.append(_End(f"{network.name}/{cluster.name}", network.uplink, ours, core, f"br{index}"))
     return found
+
+
+def _end(spec: Spec, name: str) -> _End:
+    return next(end for end in _all_ends(spec) if end.name == name)
 
 
 def _cuts(spec: Spec) -> list[str]:

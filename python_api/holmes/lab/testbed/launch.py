@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from holmes.lab.testbed.changes import Change
 from holmes.lab.testbed.session import Process, Session
 from holmes.lab.testbed.spec import Spec, TestbedError, load_spec
 from holmes_comm.errors import UsageError
@@ -144,22 +147,54 @@ class Testbed:
         timeout_s: float | None = None,
         grace_s: float = 10.0,
         shuffle_seed: int | None = None,
+        changes: Sequence[Change] = (),
+        on_change: Callable[[Change], None] | None = None,
     ) -> TestbedResult:
         """Builds the testbed, runs `command` on every node `nproc_per_node` times, and takes everything down again.
 
-        See TestbedSession.launch and RunningJob.wait for the arguments.
+        `changes` of links happen meanwhile, in their order; `on_change` is called with each, on another thread. See
+        TestbedSession.launch and RunningJob.wait for the other arguments.
         """
         with self.session() as session:
             job = session.launch(
                 command, env=env, nproc_per_node=nproc_per_node, on_line=on_line, shuffle_seed=shuffle_seed
             )
-            return job.wait(timeout_s, grace_s=grace_s)
+            with session.changing(changes, on_change):
+                return job.wait(timeout_s, grace_s=grace_s)
 
 
 class TestbedSession(Session):
     """A Session that can launch jobs."""
 
     __test__ = False
+
+    @contextmanager
+    def changing(self, changes: Sequence[Change], on_change: Callable[[Change], None] | None = None) -> Iterator[None]:
+        """Changes links at their times from now on, until the context is left.
+
+        Where one fails, whoever waits for a process raises that.
+        """
+        ended = threading.Event()
+        start_s = time.monotonic()
+
+        def change_all() -> None:
+            try:
+                for change in changes:
+                    if ended.wait(start_s + change.at_s - time.monotonic()):
+                        return
+                    self.change_link(change.link, **change.values)
+                    if on_change is not None:
+                        on_change(change)
+            except Exception as error:  # for the waiter
+                self.fail(error)
+
+        thread = threading.Thread(target=change_all, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def __enter__(self) -> TestbedSession:
         """Builds the testbed, see Session."""

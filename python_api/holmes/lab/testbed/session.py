@@ -13,11 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from holmes.lab.testbed import fabric, sysfs
+from holmes.lab.testbed.changes import LIMITS, changed
 from holmes.lab.testbed.requirements import explain_refusal, find_line_program, find_tools
 from holmes.lab.testbed.spec import Spec, TestbedError
 
@@ -93,6 +95,8 @@ class Session:
         self._agent: subprocess.Popen[bytes] | None = None
         self._readers: list[threading.Thread] = []
         self._line: Process | None = None
+        self._links = fabric.links(spec)
+        self._link_lock = threading.Lock()
 
     def __enter__(self) -> Session:
         """Builds the testbed. Raises TestbedError with what to do where a tool is missing or the kernel refuses."""
@@ -194,6 +198,30 @@ class Session:
         for step in fabric.set_rate(self.spec, node, nic, rate_gbps):
             self._run(step)
 
+    def change_link(self, name: str, **values: Any) -> None:
+        """Changes a link while it is used.
+
+        `name` is NODE.NIC, or NETWORK/CLUSTER for a cluster's uplink; `values` are a link's keys as in a spec, and
+        `up`. Raises SpecError, see `changes.changed`.
+        """
+        with self._link_lock:
+            after = changed(self.spec, self._links, name, values)
+            self._links[name] = after
+            if not LIMITS.isdisjoint(values):
+                for step in fabric.set_limits(self.spec, name, after):
+                    self._run(step)
+            lanes = [replace(lane, link=self._links[lane.name]) for lane in fabric.lanes(self.spec)]
+            if any(lane.name == name for lane in lanes):
+                self._change_lines(lanes)
+            if "up" in values:
+                self._run(fabric.set_up(self.spec, name, values["up"]))
+
+    def fail(self, error: BaseException) -> None:
+        """Makes whoever waits raise this; what came first counts."""
+        with self._condition:
+            self._failure = self._failure or error
+            self._condition.notify_all()
+
     def request(self, **fields: Any) -> None:
         """Sends one request to the testbed's first process. Raises TestbedError where it has ended."""
         assert self._agent is not None, "enter the session first"
@@ -229,6 +257,15 @@ class Session:
         self._run(fabric.write_lanes(self.spec, lanes))
         self._line = self.spawn(None, [find_line_program(), str(fabric.LANES_FILE)])
         self._line.wait_for_line("ready", _START_S)
+
+    def _change_lines(self, lanes: list[fabric.Lane]) -> None:
+        line = self._line
+        assert line is not None, "it runs where there are lanes"
+        self._run(fabric.write_lanes(self.spec, lanes))
+        before = line.lines.count("set")
+        line.kill(signal.SIGHUP)
+        if not self.wait_until(lambda: line.lines.count("set") > before, _START_S):
+            raise TestbedError(f"the links do not answer to a change within {_START_S:g} s")
 
     def _run(self, step: fabric.Step) -> None:
         process = self.spawn(None, step.argv, stdin=step.stdin)

@@ -364,6 +364,16 @@ def _link(data: Mapping[str, Any], where: str, default: Link) -> Link:
     return link
 
 
+def changed_link(link: Link, changes: Mapping[str, Any], where: str) -> Link:
+    """Returns the link after a change of some of a spec's keys. Raises SpecError where it breaks a rule of specs."""
+    _known(changes, where, _LINK_KEYS)
+    after = _link(changes, where, link)
+    for key in ("rate_gbps", "receive_gbps"):
+        if getattr(after, key) is None and getattr(link, key) is not None:
+            raise SpecError(f"{where}.{key} is None; a limit cannot go while the link is used, give it a high rate")
+    return after
+
+
 def _uplink(data: Mapping[str, Any], where: str, own: Link) -> Link | None:
     if "uplink_gbps" in data and "uplink" in data:
         raise SpecError(f"{where} has both uplink and uplink_gbps; write the rate as uplink.rate_gbps")
