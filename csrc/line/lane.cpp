@@ -98,4 +98,11 @@ void Lane::pop() {
   queue.pop_front();
 }
 
+void Lane::drop_overdue(Time now) {
+  for (auto due = next_due(); due && *due + impairment_.most_wait < now; due = next_due()) {
+    counters_.dropped += Layout(front()).packets();
+    pop();
+  }
+}
+
 }  // namespace holmes::line

@@ -22,7 +22,8 @@ struct Impairment {
   Duration jitter{0};  // a frame's delay differs by up to this, evenly; frames stay in order
   double loss = 0;     // the share of packets that never come out
   double reorder = 0;  // the share of packets that come out at once, ahead of those that wait
-  std::size_t most_bytes = std::size_t{256} << 20;  // held at once; beyond it packets are lost
+  std::size_t most_bytes = std::size_t{256} << 20;     // held at once; beyond it packets are lost
+  Duration most_wait = std::chrono::milliseconds(50);  // of what is due, for a device that takes no more
 };
 
 struct Counters {
@@ -30,6 +31,7 @@ struct Counters {
   std::uint64_t lost = 0;     // as was asked for
   std::uint64_t reordered = 0;
   std::uint64_t overflowed = 0;  // as it held too much
+  std::uint64_t dropped = 0;     // as the device took no more
 };
 
 // Geometric gaps: how many packets come before the next one that is hit.
@@ -57,6 +59,8 @@ public:
   // The frame that leaves next; only where next_due() says that there is one.
   Bytes front() const;
   void pop();
+  // The device takes no more: what has waited for it longer than a queue would is lost, as in that queue.
+  void drop_overdue(Time now);
 
   const Counters& counters() const { return counters_; }
   std::size_t held_bytes() const { return held_bytes_; }

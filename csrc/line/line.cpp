@@ -61,8 +61,11 @@ void read_value(Impairment& impairment, const std::string& word) {
     impairment.reorder = value / 100;
   } else if (key == "most_bytes") {
     impairment.most_bytes = static_cast<std::size_t>(value);
+  } else if (key == "most_wait_ms") {
+    impairment.most_wait = milliseconds(value);
   } else {
-    throw std::runtime_error("'" + word + "': keys are delay_ms, jitter_ms, loss_percent, reorder_percent, most_bytes");
+    throw std::runtime_error(
+        "'" + word + "': keys are delay_ms, jitter_ms, loss_percent, reorder_percent, most_bytes, most_wait_ms");
   }
 }
 
@@ -105,22 +108,24 @@ public:
     impairment_ = impairment;
   }
 
+  // What became of the packets; frames, of which each may be many packets, are those that were sent on.
   void print() {
     const std::lock_guard lock(mutex_);
     overflowed_ += receiver_.take_overflowed();
     const Counters& counters = lane_.counters();
     std::printf(
-        "{\"lane\": \"%s\", \"packets\": %llu, \"lost\": %llu, \"reordered\": %llu, \"overflowed\": %llu, "
-        "\"refused\": %llu, \"most_late_us\": %llu}\n",
+        "{\"lane\": \"%s\", \"packets\": %llu, \"lost\": %llu, \"reordered\": %llu, \"dropped\": %llu, "
+        "\"overflowed\": %llu, \"refused\": %llu, \"frames\": %llu, \"late_frames\": %llu}\n",
         name_.c_str(), number(counters.packets), number(counters.lost), number(counters.reordered),
-        number(counters.overflowed + overflowed_ + receiver_.too_large()), number(refused_), number(most_late_us_));
-    most_late_us_ = 0;
+        number(counters.dropped), number(counters.overflowed + overflowed_ + receiver_.too_large()), number(refused_),
+        number(frames_), number(late_frames_));
   }
 
 private:
   static constexpr int at_a_time = 64;
   static constexpr Duration most_sleep = std::chrono::milliseconds(100);  // until it notices that it must end
   static constexpr Duration busy_sleep = std::chrono::microseconds(200);
+  static constexpr Duration late = std::chrono::milliseconds(1);
 
   static unsigned long long number(std::uint64_t value) { return value; }
 
@@ -145,7 +150,7 @@ private:
     for (int i = 0; i < at_a_time; ++i) {
       const Bytes frame = receiver_.front();
       if (frame.empty()) return false;
-      lane_.take(frame, Clock::now());
+      lane_.take(frame, Clock::now() - receiver_.age());
       receiver_.release();
     }
     return true;
@@ -155,14 +160,23 @@ private:
   Duration send_due_frames() {
     while (const auto due = lane_.next_due()) {
       const Time now = Clock::now();
-      if (*due > now) return *due - now;
+      if (*due > now) {
+        was_busy_ = false;
+        return *due - now;
+      }
       const Sender::Result result = sender_.send(lane_.front());
-      if (result == Sender::Result::busy) return busy_sleep;
+      if (result == Sender::Result::busy) {
+        was_busy_ = true;
+        lane_.drop_overdue(now);
+        return busy_sleep;
+      }
+      ++frames_;
       if (result == Sender::Result::refused) ++refused_;
-      const auto late = std::chrono::duration_cast<std::chrono::microseconds>(now - *due);
-      most_late_us_ = std::max(most_late_us_, static_cast<std::uint64_t>(late.count()));
+      // Behind a device that takes no more they wait as in its queue.
+      if (!was_busy_ && now - *due > late) ++late_frames_;
       lane_.pop();
     }
+    was_busy_ = false;
     return most_sleep;
   }
 
@@ -179,7 +193,8 @@ private:
   Sender sender_;
   Lane lane_;
   Impairment impairment_;
-  std::uint64_t refused_ = 0, overflowed_ = 0, most_late_us_ = 0;
+  std::uint64_t frames_ = 0, late_frames_ = 0, refused_ = 0, overflowed_ = 0;
+  bool was_busy_ = false;
   std::atomic<bool> must_end_{false};
   std::thread thread_;
 };

@@ -7,7 +7,9 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <ctime>
 #include <system_error>
 
 namespace holmes::line {
@@ -70,6 +72,15 @@ Bytes Receiver::front() {
     ++too_large_;
     release();
   }
+}
+
+std::chrono::nanoseconds Receiver::age() const {
+  const auto* const header = reinterpret_cast<tpacket2_hdr*>(slot());
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);  // as the kernel's stamp; it may be set meanwhile
+  const std::chrono::nanoseconds age =
+      std::chrono::seconds(now.tv_sec - header->tp_sec) + std::chrono::nanoseconds(now.tv_nsec - header->tp_nsec);
+  return std::clamp<std::chrono::nanoseconds>(age, std::chrono::nanoseconds(0), std::chrono::seconds(1));
 }
 
 void Receiver::release() {

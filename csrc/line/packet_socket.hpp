@@ -1,6 +1,7 @@
 // Packet sockets, which an unprivileged user has in a namespace of their own (where /dev/net/tun may be root's).
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "holmes/core/descriptors.hpp"
@@ -24,6 +25,8 @@ public:
   // The next frame, empty where none is there; it stays until release(). One that was too large is left out and
   // counted.
   Bytes front();
+  // How long ago it came.
+  std::chrono::nanoseconds age() const;
   void release();
 
   int fd() const { return socket_.get(); }

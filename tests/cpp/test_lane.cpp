@@ -256,6 +256,21 @@ void it_holds_no_more_than_it_may() {
   CHECK(lane.counters().overflowed == 2);
 }
 
+void what_waits_for_its_device_is_lost_as_in_a_queue() {
+  Lane lane(1);
+  lane.set({.delay = 20ms, .most_wait = 50ms});
+  const Time start{};
+  lane.take(super_packet({false, true}, 1000, 100), start);
+  lane.take(plain(2), start + 10ms);
+  lane.drop_overdue(start + 70ms);
+  CHECK(lane.counters().dropped == 0);
+  lane.drop_overdue(start + 71ms);
+  CHECK(lane.counters().dropped == 10);
+  CHECK(leaving(lane, start + 80ms) == Packets(1, plain(2)));
+  lane.drop_overdue(start + 1s);
+  CHECK(lane.held_bytes() == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -266,5 +281,6 @@ int main() {
   packets_are_lost_alone_and_as_the_seed_says();
   one_of_many_packets_overtakes();
   it_holds_no_more_than_it_may();
+  what_waits_for_its_device_is_lost_as_in_a_queue();
   return result("lane");
 }

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holmes.lab.testbed import load_spec
-from holmes.lab.testbed.check import CheckedPath, complaints, loss, path_link, paths, rate, round_trip
+from holmes.lab.testbed.check import (
+    CheckedPath,
+    complaints,
+    loss,
+    path_link,
+    paths,
+    rate,
+    round_trip,
+    slowness,
+    too_slow,
+)
 from holmes.lab.testbed.spec import Spec, parse_spec
 
 
@@ -78,6 +90,15 @@ def test_a_loss_is_judged_by_what_so_many_packets_can_tell() -> None:
     assert not loss(0, 0.1, 1000).is_right
 
 
+def test_the_emulators_slowness_is_what_came_between_two_looks() -> None:
+    before = [{"frames": 100, "late_frames": 50, "overflowed": 2}, {"frames": 0, "late_frames": 0, "overflowed": 0}]
+    after = [{"frames": 200, "late_frames": 60, "overflowed": 2}, {"frames": 100, "late_frames": 0, "overflowed": 3}]
+    assert slowness(before, after) == (0.05, 3)
+    assert slowness([], []) == (0, 0)
+    assert too_slow(0.005, 0) is None
+    assert too_slow(0, 1) is not None
+
+
 def test_what_is_not_right_is_said_with_the_rule() -> None:
     path = CheckedPath("a0.eth0", "a1.eth0", "eth", round_trip(40, 50), rate(1, 0.5), loss(0, 1, 100), 100, 3)
     assert not path.is_right
@@ -86,6 +107,10 @@ def test_what_is_not_right_is_said_with_the_rule() -> None:
     assert said[1] == "a0.eth0 to a1.eth0: rate 0.5 Gbit/s, but the spec says 1 Gbit/s (within 2 %)"
     assert said[2] == "a0.eth0 to a1.eth0: loss 1 %, but the spec says 0 % (within 10 % of that, and chance)"
     assert "too slow for 3 packets" in said[3]
+    slow = replace(path, dropped_by_receiver=0, late_share=0.25, overflowed=7)
+    assert (
+        "holmes-line was too slow: 25 % of the frames left over a millisecond late, and 7" in list(complaints(slow))[3]
+    )
     silent = CheckedPath("a0.eth0", "a1.eth0", "eth", round_trip(40, None), rate(None, None), loss(0, 0, 100), 100, 0)
     assert list(complaints(silent)) == [
         "a0.eth0 to a1.eth0: round trip nothing came, but the spec says 40 ms (within 5 % or 1 ms)"

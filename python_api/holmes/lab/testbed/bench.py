@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+from holmes.lab.testbed.check import slowness, too_slow
 from holmes.lab.testbed.fabric import enter_node, node_env
 from holmes.lab.testbed.launch import RunningJob, Testbed, TestbedSession, place_ranks, rank_environment
 from holmes.lab.testbed.spec import load_spec
@@ -24,7 +26,8 @@ def launch_on_testbed(
     """Builds the testbed, runs the ranks on its nodes, and returns the exit status.
 
     `spec_name`: a built-in one's name or a file; `congestion_control`: TCP's default on the nodes, for all libraries
-    alike (None: as the spec says). Raises SpecError, TestbedError where it cannot be built, PeerError where there is no
+    alike (None: as the spec says). Where links with delay or loss were slower than they should be, a line on standard
+    error says so. Raises SpecError, TestbedError where it cannot be built, PeerError where there is no
     mpirun and a peer needs it.
     """
 
@@ -43,7 +46,10 @@ def launch_on_testbed(
             job = RunningJob([process], ["all nodes"], session)
         else:
             job = session.launch(arguments, nproc_per_node=nproc_per_node, on_line=lambda rank, node, line: show(line))
-        return job.wait().returncode
+        returncode = job.wait().returncode
+        if slow := too_slow(*slowness([], session.line_counters())):
+            print(f"holmes bench: {slow}", file=sys.stderr)
+        return returncode
 
 
 def _mpi_job(session: TestbedSession, arguments: list[str], nproc_per_node: int) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holmes.lab.testbed.launch import Testbed, TestbedSession
 from holmes.lab.testbed.spec import Link, Nic, Node, Spec
@@ -21,6 +22,8 @@ _LOSS_DEVIATIONS = 3.0
 # Half of a link, so that its queue loses nothing, and no more than the receiving program can count.
 _MOST_LOSS_GBPS = 0.1
 _LOSS_RATE_SHARE = 0.5
+# Of frames that are late, what is said.
+_LATE_SHARE = 0.01
 _PROBE = Path(__file__).with_name("probe.py")
 _LISTEN_S = 20.0
 _SPARE_S = 60.0
@@ -49,7 +52,8 @@ class Quantity:
 class CheckedPath:
     """One direction between two NICs; `packets`: from how many the loss is known.
 
-    `dropped_by_receiver` of them came, but the program that counts was too slow for them.
+    `dropped_by_receiver` of them came, but the program that counts was too slow for them. `late_share` of the frames
+    left more than a millisecond late, and `overflowed` packets were lost, because `holmes-line` was too slow.
     """
 
     sender: str
@@ -60,6 +64,8 @@ class CheckedPath:
     loss_percent: Quantity
     packets: int
     dropped_by_receiver: int
+    late_share: float = 0.0
+    overflowed: int = 0
 
     @property
     def is_right(self) -> bool:
@@ -136,9 +142,11 @@ def _check(session: TestbedSession, seconds: float, node: Node, nic: Nic, other:
     receiver = session.spawn(other.name, [*probe, "receive", address])
     receiver.wait_for_line("listening", _LISTEN_S)
     timeout_s = 2 * seconds + _SPARE_S
+    before = session.line_counters()
     measured = json.loads(session.exec(node.name, [*probe, "send", address, json.dumps(settings)], timeout_s=timeout_s))
     receiver.kill()
     receiver.wait(_LISTEN_S)
+    late_share, overflowed = slowness(before, session.line_counters())
     return CheckedPath(
         sender=f"{node.name}.{nic.name}",
         receiver=f"{other.name}.{other_nic.name}",
@@ -148,7 +156,26 @@ def _check(session: TestbedSession, seconds: float, node: Node, nic: Nic, other:
         loss_percent=loss(there.loss_percent, measured["loss_percent"], measured["packets"]),
         packets=measured["packets"],
         dropped_by_receiver=measured["dropped_by_receiver"],
+        late_share=late_share,
+        overflowed=overflowed,
     )
+
+
+def slowness(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tuple[float, int]:
+    """The share of frames that `holmes-line` sent late between two looks, and the packets for which it had no room."""
+
+    def grown(key: str) -> int:
+        return sum(int(lane[key]) for lane in after) - sum(int(lane[key]) for lane in before)
+
+    return grown("late_frames") / max(grown("frames"), 1), grown("overflowed")
+
+
+def too_slow(late_share: float, overflowed: int) -> str | None:
+    """What is said where what was measured may be about `holmes-line`; None: it kept up."""
+    if late_share <= _LATE_SHARE and not overflowed:
+        return None
+    late = f"{100 * late_share:.0f} % of the frames left over a millisecond late"
+    return f"holmes-line was too slow: {late}, and {overflowed} packets found no room; measure on a quieter machine"
 
 
 def round_trip(expected_ms: float, measured_ms: float | None) -> Quantity:
@@ -185,6 +212,8 @@ def complaints(path: CheckedPath) -> Iterator[str]:
             continue
         measured = "nothing came" if quantity.measured is None else f"{quantity.measured:.4g} {unit}"
         yield f"{where}: {name} {measured}, but the spec says {quantity.expected:.4g} {unit} ({bound})"
+    if slow := too_slow(path.late_share, path.overflowed):
+        yield f"{where}: {slow}"
     if path.dropped_by_receiver:
         yield (
             f"{where}: the program that counts was too slow for {path.dropped_by_receiver} packets, which look lost; "

@@ -65,12 +65,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Lane:
-    """What comes in at `port` goes to `bridge` as `link` says; `name`: of the NIC or the uplink that sends it."""
+    """What comes in at `port` goes to `bridge` as `link` says; `name`: of the NIC or the uplink that sends it.
+
+    A bridge's queues hold no more of it than a socket's buffer; the rest waits in `holmes-line`, for `most_wait_ms`.
+    """
 
     name: str
     port: str
     bridge: str
     link: Link
+    most_wait_ms: float
 
     @property
     def out(self) -> str:
@@ -88,7 +92,7 @@ class Lane:
         return (
             f"{self.name} {self.port} {self.out} {zlib.crc32(f'{seed} {self.name}'.encode())} delay_ms={link.delay_ms} "
             f"jitter_ms={link.jitter_ms} loss_percent={link.loss_percent} reorder_percent={link.reorder_percent} "
-            f"most_bytes={most_bytes}"
+            f"most_bytes={most_bytes} most_wait_ms={self.most_wait_ms}"
         )
 
 
@@ -204,7 +208,9 @@ def set_up(spec: Spec, name: str, up: bool) -> Step:
 
 def lanes(spec: Spec) -> list[Lane]:
     """What `holmes-line` has to carry: all that is sent over a link that is not plain."""
-    return [Lane(end.name, end.port, end.bridge, end.link) for end in _all_ends(spec) if not end.link.is_plain]
+    ends = _all_ends(spec)
+    most_wait_ms = max(end.link.waits_ms for end in ends)
+    return [Lane(end.name, end.port, end.bridge, end.link, most_wait_ms) for end in ends if not end.link.is_plain]
 
 
 def write_lanes(spec: Spec, carried: Sequence[Lane]) -> Step:

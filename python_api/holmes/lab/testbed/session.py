@@ -216,6 +216,13 @@ class Session:
             if "up" in values:
                 self._run(fabric.set_up(self.spec, name, values["up"]))
 
+    def line_counters(self) -> list[dict[str, Any]]:
+        """What became of the packets of each link with delay or loss so far, as `holmes-line` says it."""
+        if self._line is None:
+            return []
+        with self._link_lock:
+            return [json.loads(line) for line in self._ask_lines(signal.SIGUSR1, "printed") if line != "printed"]
+
     def fail(self, error: BaseException) -> None:
         """Makes whoever waits raise this; what came first counts."""
         with self._condition:
@@ -259,13 +266,18 @@ class Session:
         self._line.wait_for_line("ready", _START_S)
 
     def _change_lines(self, lanes: list[fabric.Lane]) -> None:
+        self._run(fabric.write_lanes(self.spec, lanes))
+        self._ask_lines(signal.SIGHUP, "set")
+
+    def _ask_lines(self, signal_number: int, answer: str) -> list[str]:
+        """Sends `holmes-line` a signal and returns what it says to that, up to `answer`."""
         line = self._line
         assert line is not None, "it runs where there are lanes"
-        self._run(fabric.write_lanes(self.spec, lanes))
-        before = line.lines.count("set")
-        line.kill(signal.SIGHUP)
-        if not self.wait_until(lambda: line.lines.count("set") > before, _START_S):
-            raise TestbedError(f"the links do not answer to a change within {_START_S:g} s")
+        before = len(line.lines)
+        line.kill(signal_number)
+        if not self.wait_until(lambda: answer in line.lines[before:], _START_S):
+            raise TestbedError(f"the links do not answer within {_START_S:g} s")
+        return line.lines[before:]
 
     def _run(self, step: fabric.Step) -> None:
         process = self.spawn(None, step.argv, stdin=step.stdin)

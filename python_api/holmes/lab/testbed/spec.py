@@ -96,6 +96,13 @@ class Link:
         return self.rate_gbps if self.receive_gbps is None else self.receive_gbps
 
     @property
+    def waits_ms(self) -> float:
+        """How long what is received may wait for its rate."""
+        if self.queue_bytes is None or self.receives_gbps is None:
+            return self.queue_ms
+        return self.queue_bytes * 8 / (self.receives_gbps * 1e6)
+
+    @property
     def is_plain(self) -> bool:
         """Whether all that is sent arrives at once."""
         return not (self.delay_ms or self.loss_percent)
