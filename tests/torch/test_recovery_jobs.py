@@ -1,4 +1,5 @@
-"""Whole jobs of one rank with run_elastic: several on one store, one after another, a store that is started again.
+"""Whole jobs of one rank with run_elastic: several on one store, one after another, a store that is started again; and
+generations that not all ranks tried to begin.
 
 The rank, the store and the folder are what users have; only the network is this machine's.
 """
@@ -22,6 +23,7 @@ from torch import nn  # noqa: E402
 from torch_ranks import run_ranks  # noqa: E402
 
 from holmes.training.recovery import Rules  # noqa: E402
+from holmes.training.recovery.rebuild import abort_groups, drop_groups, start_groups  # noqa: E402
 from holmes.training.recovery.rendezvous import Rendezvous  # noqa: E402
 from holmes_comm.errors import HolmesError, PeerLostError, UnreachableError  # noqa: E402
 
@@ -219,3 +221,20 @@ def test_a_store_listens_where_it_is_told_and_by_default_on_this_host_only():
     assert f"cannot serve a store on 127.0.0.2, port {store.port}: " in taken.stderr
     with StoreProcess(address="0.0.0.0") as store:
         assert reaches("127.0.0.2", store.port)
+
+
+def groups_tried_alone_before(rank, size, store):
+    if rank == 0:  # which thought that a generation was to begin; rank 1 waited to be let in
+        with pytest.raises(HolmesError, match="rank 1 of 2 did not take part"):
+            start_groups(dist.PrefixStore("1", store), rank, size, "holmes", 2.0)
+        abort_groups()
+        drop_groups()
+    start_groups(dist.PrefixStore("2", store), rank, size, "holmes", 20.0)
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    drop_groups()
+    return value.item()
+
+
+def test_groups_begin_though_one_rank_alone_has_tried_before():
+    assert run_ranks(groups_tried_alone_before, 2) == [2.0, 2.0]

@@ -36,4 +36,6 @@ def drop_groups() -> None:
         dist.destroy_process_group()
     else:  # making the default group failed half way
         distributed_c10d._update_default_pg(None)
+        # Groups are named by this number, and other ranks may not have tried (pytorch resets it in destroy only).
+        distributed_c10d._world.group_count = 0
     gc.collect()  # hooks and schedules are cycles that hold buffers and groups
