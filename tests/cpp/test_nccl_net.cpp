@@ -414,7 +414,7 @@ void whole_life(Rank& rank, int channels, std::size_t slot_bytes, int messages) 
 }
 
 void exchange_much(Rank& rank) {
-  whole_life(rank, 3, 4 << 20, 24);
+  whole_life(rank, 2, 4 << 20, 20);
   CHECK(log_has("INFO NET/holmes : using "));
   CHECK(log_has("NET/holmes : receives from rank " + std::to_string(1 - rank.rank()) + " (host "));
 }
