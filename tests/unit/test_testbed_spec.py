@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from holmes.lab.testbed import SpecError, Testbed, TestbedError, builtin_specs, load_spec
 from holmes.lab.testbed.cli import app
 from holmes.lab.testbed.launch import place_ranks, rank_environment
+from holmes.lab.testbed.requirements import find_line_program
 from holmes.lab.testbed.spec import parse_spec
 from holmes.lab.testbed.sysfs import node_sysfs
 
@@ -158,6 +159,12 @@ def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("shutil.which", lambda tool, path=None: None if tool in ("ip", "tc") else f"/bin/{tool}")
     with pytest.raises(TestbedError, match=r"`ip` from iproute2, `tc` from iproute2.*apt install iproute2"):
         Testbed("pair").run(["true"])
+
+
+def test_a_missing_line_program_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("holmes_comm.__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(TestbedError, match=r"need .*/bin/holmes-line, which this installation lacks: install Holmes"):
+        find_line_program()
 
 
 def _invoke(*args: str) -> str:

@@ -50,6 +50,9 @@ _SET_HOSTNAME = "import socket, sys; socket.sethostname(sys.argv[1])"
 # delivers, which is the fastest way.) Kernels before 6.3 cannot be told here.
 _KEEP_ORDER = "echo {} 2>/dev/null > /proc/sys/net/core/rps_default_mask || :"
 
+# Older iproute2 has no name for it. What asks for an address then comes at once, and once more after the delay.
+_DELAY_BROADCASTS = "ip -batch - 2>/dev/null || :"
+
 # A container may forbid mounting sysfs; the old one then shows the outer machine's NICs, which is harmless.
 _ENTER = 'mount -t sysfs sysfs /sys 2>/dev/null; mount --bind "$1" /dev/shm && cd "$2" && shift 2 && exec "$@"'
 
@@ -162,6 +165,7 @@ def build(spec: Spec) -> list[Step]:
         *(Step(f"make node {node.name}", ["sh", "-ec", _node_script(spec, node.name)]) for node in spec.nodes),
         Step("write the nodes' /etc/hosts", ["sh", "-ec", _hosts_script()], _hosts(spec)),
         Step("make the links", ["ip", "-batch", "-"], "\n".join(bridges + links + _cuts(spec))),
+        *_delay_broadcasts(spec),
         *(
             Step(f"configure the NICs of node {node.name}", ["sh", "-ec", _node_network_script(spec, node)])
             for node in spec.nodes
@@ -310,13 +314,18 @@ def _cuts(spec: Spec) -> list[str]:
             f"link set dev {middle} mtu {mtu} up",
             f"link add name {lane.out} mtu {mtu} type veth peer name {far} mtu {mtu}",
             f"link set dev {lane.out} master {middle}",
-            f"link set dev {lane.out} type bridge_slave learning off flood off mcast_flood off bcast_flood off",
+            f"link set dev {lane.out} type bridge_slave learning off flood off mcast_flood off",
             f"link set dev {lane.port} master {middle}",
             f"link set dev {lane.port} type bridge_slave learning off",
             f"link set dev {lane.out} up",
             f"link set dev {far} master {lane.bridge} up",
         ]
     return lines
+
+
+def _delay_broadcasts(spec: Spec) -> list[Step]:
+    cut = [f"link set dev {lane.out} type bridge_slave bcast_flood off" for lane in lanes(spec)]
+    return [Step("delay broadcasts too", ["sh", "-c", _DELAY_BROADCASTS], "\n".join(cut))] if cut else []
 
 
 def _links(spec: Spec, node: Node) -> list[str]:
