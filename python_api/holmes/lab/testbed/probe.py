@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import statistics
+import struct
 import sys
 import threading
 import time
@@ -20,10 +21,11 @@ from typing import Any
 PING_PORT, COUNT_PORT, CONTROL_PORT = 7100, 7101, 7102
 HEADERS = 42  # Ethernet, IPv4, UDP: what a link's rate counts beside a datagram
 SMALL = 200
+SO_TIMESTAMPNS = 64  # of 64 bits on every machine (SO_TIMESTAMPNS_NEW, Linux 5.1)
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 MOST_SEGMENTS = 64
 MOST_SUPER_PACKET_BYTES = 15000
-PINGS, PING_EVERY_S = 50, 0.02
+FIRST_PINGS, PINGS, PING_EVERY_S = 10, 50, 0.02
 SETTLE_S = 0.3
 START_S = 0.2  # of a flood, until the link's bucket and queue are full
 BUFFER_BYTES = 1 << 23  # or what net.core.rmem_max allows
@@ -35,6 +37,7 @@ class Counter:
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         with contextlib.suppress(OSError):  # before Linux 5.0
             self.socket.setsockopt(SOL_UDP, UDP_GRO, 1)
         self.socket.bind((address, COUNT_PORT))
@@ -50,9 +53,11 @@ class Counter:
         """Counts for ever."""
         buffer = bytearray(1 << 16)
         while True:
-            received = self.socket.recv_into(buffer)
+            received, extra, _, _ = self.socket.recvmsg_into([buffer], 64)
             self.datagrams += -(-received // self.payload)  # many at once are a multiple of it, but for the last
-            self.history.append((time.monotonic(), self.datagrams))
+            # When the kernel had it: this process may have been asleep then.
+            seconds, nanoseconds = struct.unpack("qq", extra[0][2])
+            self.history.append((seconds + nanoseconds / 1e9, self.datagrams))
 
     def read(self) -> dict[str, Any]:
         """The datagrams, and the bits per second from `START_S` after the first to the last (0: too few for that)."""
@@ -110,6 +115,16 @@ class Control:
         return answer
 
 
+def find(asking: socket.socket, wait_s: float) -> None:
+    """Sends until something is answered, or not any more: the question for the other's address may be lost too."""
+    asking.settimeout(1 + wait_s)
+    for _ in range(FIRST_PINGS):
+        asking.send(b"first")
+        with contextlib.suppress(TimeoutError):
+            asking.recv(100)
+            return
+
+
 def ping_ms(address: str, wait_s: float) -> list[float]:
     """The round trips of those pings whose answer came within `wait_s` of the last one."""
     asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -124,16 +139,15 @@ def ping_ms(address: str, wait_s: float) -> list[float]:
                 answer = asking.recv(100)
             except TimeoutError:
                 return
-            took_ms.append(1000 * (time.monotonic() - sent_s[answer]))
+            if answer in sent_s:
+                took_ms.append(1000 * (time.monotonic() - sent_s[answer]))
 
-    # The first finds out the other's hardware address.
-    for number in range(PINGS + 1):
+    find(asking, wait_s)
+    for number in range(PINGS):
         ping = str(number).encode()
         sent_s[ping] = time.monotonic()
         asking.send(ping)
-        take(sent_s[ping] + (wait_s if number == 0 else PING_EVERY_S))
-        if number == 0:
-            took_ms.clear()
+        take(sent_s[ping] + PING_EVERY_S)
     take(time.monotonic() + wait_s)
     return took_ms
 
