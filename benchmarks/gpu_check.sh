@@ -74,8 +74,11 @@ step 300 "Images on one device" "CUDA takes kernels from sparse images; GPU memo
 step 300 "Killed rank" "a killed rank ends the others by the deadline" "$python" benchmarks/gpu_ranks.py --ranks 3 $dry killed
 step 300 "Two interfaces in one process" "byte counters show each group on its own interface" "$python" benchmarks/gpu_interfaces.py $dry
 step 480 "Overhead over raw NCCL" "under 3 us a call, under 2 % from 1 MiB on" "$python" benchmarks/gpu_overhead.py $dry
+# Without a GPU the same operations over torch's device type on the fakes.
+tests=(-m gpu $(grep -rl "mark.gpu" tests --include="test_*.py"))
+[ -z "$dry" ] || tests=(tests/gpu/test_c10d_cuda.py)
 step 480 "torch.distributed cuda:holmes" "stream order, futures, coalescing, point to point, errors and aborts of c10d on real streams" \
-  "$python" -m pytest -q -m gpu -rs $(grep -rl "mark.gpu" tests --include="test_*.py")
+  "$python" -m pytest -q -rs "${tests[@]}"
 [ -n "$dry" ] || step 480 "The backend's tests on the fakes, the long form" "nothing more: they need no GPU" \
   env HOLMES_TEST_LONG=1 "$python" -m pytest -q tests/gpu/test_nccl_backend.py
 for script in gpu_kernels gpu_sendrecv; do

@@ -195,6 +195,18 @@ def streams(rank, size, store):
     assert time.monotonic() - begin > 0.08
 
 
+def freed(rank, size, store):
+    """A tensor is let go of once the stream waits for the operation beside it: that wait alone orders its next use."""
+    gpu = start(rank, size, store)
+    dist.all_reduce(gpu.full(1, 1.0))  # connects
+    gpu.use_stream()
+    data = gpu.full(100, 1.0)
+    work = dist.all_reduce(data, async_op=True)
+    work.wait()
+    del data, work
+    gpu.done()
+
+
 def memory(rank, size, store):
     """Tensors that the caller lets go of: kept as long as their operation needs them, and not longer."""
     gpu = start(rank, size, store)

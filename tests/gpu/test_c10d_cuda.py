@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import fake_gpu
 import pytest
@@ -32,6 +33,14 @@ def fakes(request, monkeypatch):
 
 def test_operations_streams_and_errors(fakes):
     run_ranks(cuda_ranks.everything, 3)
+
+
+def test_a_wait_that_is_left_out_ends_the_process(fakes, monkeypatch):
+    """Where the driver forgets it: so that accesses are in order is looked at in all of the tests here."""
+    run_ranks(cuda_ranks.freed, 1)
+    monkeypatch.setenv("FAKE_CUDA_DROP", "wait")
+    with pytest.raises(AssertionError, match=rf"ranks \[0\] died: \[{-signal.SIGABRT}"):
+        run_ranks(cuda_ranks.freed, 1)
 
 
 def test_ranks_that_come_late_and_eager_connection(fakes):

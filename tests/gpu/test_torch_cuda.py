@@ -78,6 +78,7 @@ def test_both_backends(body):
     run_ranks(body, 2)
 
 
+@pytest.mark.timeout(450)  # it waits for watchdogs to come to rest
 def test_no_more_calls_and_memory_than_process_group_nccl():
     for found in run_ranks(bodies.costs, 2, timeout_s=400.0):
         assert found
