@@ -119,9 +119,9 @@ bool admits(std::string list, const std::string& interface) {
 // As NCCL: the first one that the list admits; without a list InfiniBand's, else any but a container's and loopback.
 sockaddr_in interface_address() {
   const char* value = std::getenv("NCCL_SOCKET_IFNAME");
-  const std::vector<std::string> lists =
-      value == nullptr ? std::vector<std::string>{"ib", "^docker,lo,virbr", "docker", "lo"}
-                       : std::vector<std::string>{value};
+  const std::vector<std::string> lists = value == nullptr
+                                             ? std::vector<std::string>{"ib", "^docker,lo,virbr", "docker", "lo"}
+                                             : std::vector<std::string>{value};
   sockaddr_in address{};
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) return address;
