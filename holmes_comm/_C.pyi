@@ -792,8 +792,14 @@ class NicSelection:
         """
         Raises UsageError on a value that a field cannot have.
         """
-    def matching(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]: ...
-    def resolve(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]: ...
+    def matching(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]:
+        """
+        As holmes_comm.NicSelection.matching.
+        """
+    def resolve(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]:
+        """
+        As holmes_comm.NicSelection.resolve.
+        """
     @property
     def fastest(self) -> bool: ...
     @property

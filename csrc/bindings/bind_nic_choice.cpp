@@ -84,8 +84,8 @@ void bind_nic_choice(py::module_& module) {
       .def_readonly("max_rails", &NicSelection::max_rails)
       .def_readonly("streams", &NicSelection::streams)
       .def_property_readonly("restricts", &NicSelection::restricts)
-      .def("matching", &NicSelection::matching, "nics"_a)
-      .def("resolve", &NicSelection::resolve, "nics"_a);
+      .def("matching", &NicSelection::matching, "nics"_a, "As holmes_comm.NicSelection.matching.")
+      .def("resolve", &NicSelection::resolve, "nics"_a, "As holmes_comm.NicSelection.resolve.");
   module.def("in_words", &in_words, "nics"_a, "What NICs a host has, for messages. Local.");
   py::class_<NicOffer>(module, "NicOffer", "What one rank brings to the choice of a group's NICs.")
       .def(py::init([](std::string host, std::string place) {
