@@ -50,8 +50,9 @@ struct VirtualDevice {
   int numbers[devices];
 };
 
-// Versions 9 and 10.
-struct PropertiesV9 {
+// From version 9 on; more follows it in later ones.
+template <int devices>
+struct LaterProperties {
   const char* name;
   const char* pci_path;
   std::uint64_t guid;
@@ -65,41 +66,28 @@ struct PropertiesV9 {
   int max_receives;
   int device_type;
   int device_version;
-  VirtualDevice<4> virtual_device;
+  VirtualDevice<devices> virtual_device;
   std::size_t max_message_bytes;
   std::size_t max_collective_bytes;
 };
+
+using PropertiesV9 = LaterProperties<4>;  // and of 10
 static_assert(sizeof(PropertiesV9) == 104 && offsetof(PropertiesV9, virtual_device) == 64 &&
               offsetof(PropertiesV9, max_message_bytes) == 88);
 
 struct PropertiesV11 {
-  PropertiesV9 base;
+  LaterProperties<4> base;
   int max_requests_at_once;
 };
 static_assert(sizeof(PropertiesV11) == 112 && offsetof(PropertiesV11, max_requests_at_once) == 104);
 
 struct PropertiesV12 {
-  const char* name;
-  const char* pci_path;
-  std::uint64_t guid;
-  int pointer_support;
-  int registration_is_global;
-  int force_flush;
-  int speed_mbps;
-  int port;
-  float latency_us;
-  int max_comms;
-  int max_receives;
-  int device_type;
-  int device_version;
-  VirtualDevice<8> virtual_device;
-  std::size_t max_message_bytes;
-  std::size_t max_collective_bytes;
+  LaterProperties<8> base;
   int max_requests_at_once;
   std::int16_t rail;
   std::int16_t plane;
 };
-static_assert(sizeof(PropertiesV12) == 128 && offsetof(PropertiesV12, max_message_bytes) == 104 &&
+static_assert(sizeof(PropertiesV12) == 128 && offsetof(PropertiesV12, base.max_message_bytes) == 104 &&
               offsetof(PropertiesV12, plane) == 126);
 
 // Of one communicator of NCCL.

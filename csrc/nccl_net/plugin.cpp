@@ -86,8 +86,8 @@ void fill_common(Properties& properties) {
 
 void fill(PropertiesV8& properties) { fill_common(properties); }
 
-template <typename Properties>
-void fill_later(Properties& properties) {
+template <int devices>
+void fill(LaterProperties<devices>& properties) {
   fill_common(properties);
   properties.force_flush = 0;
   properties.virtual_device.count = 1;
@@ -96,15 +96,13 @@ void fill_later(Properties& properties) {
   properties.max_collective_bytes = max_message_bytes;
 }
 
-void fill(PropertiesV9& properties) { fill_later(properties); }
-
 void fill(PropertiesV11& properties) {
-  fill_later(properties.base);
+  fill(properties.base);
   properties.max_requests_at_once = 1;
 }
 
 void fill(PropertiesV12& properties) {
-  fill_later(properties);
+  fill(properties.base);
   properties.max_requests_at_once = 1;
   properties.rail = properties.plane = no_id;
 }

@@ -91,6 +91,7 @@ Properties properties_of(const Raw& raw) {
   return {raw.name, raw.pointer_support, raw.speed_mbps, raw.max_receives, raw.port};
 }
 Properties properties_of(const PropertiesV11& raw) { return properties_of(raw.base); }
+Properties properties_of(const PropertiesV12& raw) { return properties_of(raw.base); }
 
 template <typename Raw, typename Plugin>
 void bind_common(Net& net, const Plugin& plugin) {
