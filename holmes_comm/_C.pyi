@@ -36,7 +36,6 @@ __all__: list[str] = [
     "env_variables",
     "host_identity",
     "host_name",
-    "in_words",
     "log_nics",
     "make_communicator",
     "make_nccl_communicator",
@@ -44,7 +43,6 @@ __all__: list[str] = [
     "nccl_choose",
     "nccl_library",
     "nccl_unique_id",
-    "offer_all_nics",
     "process_metrics",
     "process_record",
 ]
@@ -771,6 +769,32 @@ class NcclCommunicator(Communicator):
         NCCL's version, which library or image, the NICs and why.
         """
 
+class NicOffer:
+    """
+    What one rank brings to the choice of a group's NICs.
+    """
+    def __init__(self, host: str, place: str) -> None: ...
+    def fail(
+        self, message: str, nic: str = "", system_errno: typing.SupportsInt | typing.SupportsIndex | None = None
+    ) -> None:
+        """
+        Brings an error in place of NICs: all ranks raise it, a SystemError with `system_errno`, else a NicError.
+        """
+    @property
+    def cluster(self) -> str:
+        """
+        That the rank names; all or none do.
+        """
+    @cluster.setter
+    def cluster(self, arg0: str) -> None: ...
+    @property
+    def max_rails(self) -> int | None:
+        """
+        None: no wish. The smallest number of all ranks counts.
+        """
+    @max_rails.setter
+    def max_rails(self, arg0: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+
 class NicSelection:
     """
     holmes_comm.NicSelection, but for its transport.
@@ -796,6 +820,10 @@ class NicSelection:
         """
         As holmes_comm.NicSelection.matching.
         """
+    def offer(self, nics: collections.abc.Sequence[Nic], carrier: str, host: str, place: str) -> NicOffer:
+        """
+        What a host with these NICs brings to the choice for a carrier, 'tcp' or 'nccl'. Raises NicError. Local.
+        """
     def resolve(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]:
         """
         As holmes_comm.NicSelection.resolve.
@@ -820,72 +848,6 @@ class NicSelection:
         """
         Empty: any.
         """
-
-class NicOffer:
-    """
-    What one rank brings to the choice of a group's NICs.
-    """
-    def __init__(self, host: str, place: str) -> None: ...
-    def add_rdma(self, nic: Nic, subnet: str = "") -> None:
-        """
-        RDMA through a NIC's port, where that is active.
-        """
-    def add_sockets(self, nic: Nic, subnet: str = "", is_selected: bool = True) -> None:
-        """
-        Sockets over a NIC's addresses. `subnet`: only those in it; `is_selected` False: for NCCL's handshakes only.
-        """
-    def fail(
-        self, message: str, nic: str = "", system_errno: typing.SupportsInt | typing.SupportsIndex | None = None
-    ) -> None:
-        """
-        Brings an error in place of NICs: all ranks raise it, a SystemError with `system_errno`, else a NicError.
-        """
-    def set_loopback(self, nic: str, address: str) -> None:
-        """
-        What ranks of one host use where nothing is asked for.
-        """
-    @property
-    def cluster(self) -> str:
-        """
-        That the rank names; all or none do.
-        """
-    @cluster.setter
-    def cluster(self, arg0: str) -> None: ...
-    @property
-    def inventory(self) -> str:
-        """
-        All NICs of the rank in words, for messages.
-        """
-    @inventory.setter
-    def inventory(self, arg0: str) -> None: ...
-    @property
-    def max_rails(self) -> int | None:
-        """
-        None: no wish. The smallest number of all ranks counts.
-        """
-    @max_rails.setter
-    def max_rails(self, arg0: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
-    @property
-    def restricts(self) -> bool:
-        """
-        Its selection asks for something.
-        """
-    @restricts.setter
-    def restricts(self, arg0: bool) -> None: ...
-    @property
-    def streams(self) -> int:
-        """
-        Over each NIC. The smallest number of all ranks counts.
-        """
-    @streams.setter
-    def streams(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
-    @property
-    def wants_rdma(self) -> bool:
-        """
-        NCCL: sockets are refused.
-        """
-    @wants_rdma.setter
-    def wants_rdma(self, arg0: bool) -> None: ...
 
 class SharedNetwork:
     """
@@ -964,11 +926,6 @@ def host_name() -> str:
     HOLMES_HOSTNAME, else the system's host name. Local.
     """
 
-def in_words(nics: collections.abc.Sequence[Nic]) -> str:
-    """
-    What NICs a host has, for messages. Local.
-    """
-
 def log_nics(options: CommunicatorOptions, reason: str) -> None:
     """
     With HOLMES_LOG=info, a line: which rank of the group this is, its NICs, and why. Local.
@@ -1029,11 +986,6 @@ def nccl_unique_id(
     """
     Opens a rendezvous of that NCCL, which stays open as long as the process; its 128 bytes hold the address (from byte
     8 on a sockaddr). For checks: it shows the interface that NCCL takes. Local.
-    """
-
-def offer_all_nics(nics: collections.abc.Sequence[Nic], carrier: str, host: str, place: str) -> NicOffer:
-    """
-    What a rank brings that selects nothing, as in C++.
     """
 
 def process_metrics() -> str:

@@ -12,7 +12,6 @@ from holmes_comm.errors import SystemError
 from holmes_comm.nic_selection import NicSelection
 
 Carrier = Literal["tcp", "nccl"]
-RDMA_CLASSES = ("infiniband", "roce", "roce_v1", "roce_v2")
 _FOR_SYSFS = 4  # that reading it has open at a time, and some to spare
 
 
@@ -62,19 +61,20 @@ def agree_group(
     name the rank and its host.
     """
     nics: list[_C.Nic] = []
-    offer = _C.NicOffer(host_name(), host_identity())
+    host, place = host_name(), host_identity()
     try:
         check_descriptors()
         nics = _C.discover_nics(None if sysfs_root is None else os.fspath(sysfs_root))
         selection = NicSelection.from_env() if selection is None else selection
-        _fill(offer, nics, selection, carrier)
-        offer.max_rails = selection.max_rails if max_rails is None else max_rails
-        offer.streams = selection.streams
+        offer = selection.offer(nics, carrier, host, place)
+        if max_rails is not None:
+            offer.max_rails = max_rails
         offer.cluster = cluster
     except (errors.HolmesError, OSError) as error:
         system_errno = error.errno if isinstance(error, OSError) else None
         if isinstance(error, errors.SystemError):
             system_errno = error.system_errno
+        offer = _C.NicOffer(host, place)
         offer.fail(str(error), getattr(error, "nic", "") or "", system_errno)
     sockets, ports, reason, clusters = _C.agree_nics(
         store, rank, size, offer, f"{key_prefix}/nics", timeout_s, carrier, secret
@@ -92,42 +92,6 @@ def agree_nics(
     """As agree_group, for a group without clusters: this rank's NICs and the reason. Collective."""
     agreement = agree_group(store, rank, size, selection, **options)
     return agreement.nics, agreement.reason
-
-
-def _fill(offer: _C.NicOffer, nics: list[_C.Nic], selection: NicSelection, carrier: Carrier) -> None:
-    """What the selection allows. Raises NicError where it asks for something that this host does not have."""
-    subnet = selection.subnet or ""
-    ports = _rdma_ports(nics, selection) if carrier == "nccl" else []
-    try:
-        usable = selection.resolve(nics)
-    except errors.NicError:
-        if not ports:
-            raise
-        usable = []
-    for nic in usable:
-        offer.add_sockets(nic, subnet)
-    for nic in ports:
-        offer.add_rdma(nic, subnet)
-    if carrier == "nccl":
-        offer.wants_rdma = selection.nic_class in RDMA_CLASSES
-        names = {nic.name for nic in usable}
-        for nic in NicSelection().resolve(nics):
-            if nic.name not in names:
-                offer.add_sockets(nic, is_selected=False)
-    loopback = next((nic for nic in nics if nic.nic_class == "loopback" and nic.address), None)
-    if loopback is not None:
-        offer.set_loopback(loopback.name, loopback.address or "")
-    offer.restricts = selection.restricts
-    offer.inventory = _C.in_words(nics)
-
-
-def _rdma_ports(nics: list[_C.Nic], selection: NicSelection) -> list[_C.Nic]:
-    """The NICs with an active RDMA port that the selection allows; with a subnet, those with an address in it."""
-    try:
-        found = selection.matching(nics)
-    except errors.NicError:
-        return []
-    return [nic for nic in found if nic.port_name and nic.is_up and nic.nic_class in RDMA_CLASSES]
 
 
 def check_descriptors() -> None:

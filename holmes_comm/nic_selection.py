@@ -95,6 +95,13 @@ class NicSelection:
         """
         return self._rule().matching(list(nics))
 
+    def offer(self, nics: Iterable[Nic], carrier: str, host: str, place: str) -> _C.NicOffer:
+        """What `host`, which has `nics`, brings to the choice for `carrier` ("tcp" or "nccl"); `place`: host_identity.
+
+        Local. Raises NicError as `resolve`, but where NCCL has ports that need no address.
+        """
+        return self._rule().offer(list(nics), carrier, host, place)
+
     def _rule(self) -> _C.NicSelection:
         return _C.NicSelection(
             self.names, self.nic_class or "", self.fastest, self.subnet or "", self.max_rails, self.streams

@@ -26,13 +26,6 @@ NicClass class_from_name(const std::string& name) {
   throw UsageError("NIC class '" + name + "' does not exist");
 }
 
-void append(NicOffer& offer, std::vector<NicCandidate> found, bool is_selected) {
-  for (NicCandidate& one : found) {
-    one.is_selected = is_selected;
-    offer.candidates.push_back(std::move(one));
-  }
-}
-
 void fail(NicOffer& offer, const std::string& message, const std::string& nic, std::optional<int> system_errno) {
   offer.failure = system_errno ? ErrorKind::system : ErrorKind::nic;
   offer.failure_text = message;
@@ -62,6 +55,18 @@ void bind_nic_choice(py::module_& module) {
   using namespace holmes;
   module.def("log_nics", &log_nics, "options"_a, "reason"_a,
              "With HOLMES_LOG=info, a line: which rank of the group this is, its NICs, and why. Local.");
+  py::class_<NicOffer>(module, "NicOffer", "What one rank brings to the choice of a group's NICs.")
+      .def(py::init([](std::string host, std::string place) {
+             NicOffer offer;
+             offer.host = std::move(host);
+             offer.place = std::move(place);
+             return offer;
+           }),
+           "host"_a, "place"_a)
+      .def_readwrite("cluster", &NicOffer::cluster, "That the rank names; all or none do.")
+      .def_readwrite("max_rails", &NicOffer::max_rails, "None: no wish. The smallest number of all ranks counts.")
+      .def("fail", &fail, "message"_a, "nic"_a = "", "system_errno"_a = py::none(),
+           "Brings an error in place of NICs: all ranks raise it, a SystemError with `system_errno`, else a NicError.");
   py::class_<NicSelection>(module, "NicSelection", "holmes_comm.NicSelection, but for its transport.")
       .def(py::init([](std::vector<std::string> names, std::string nic_class, bool fastest, std::string subnet,
                        std::optional<int> max_rails, int streams) {
@@ -85,53 +90,18 @@ void bind_nic_choice(py::module_& module) {
       .def_readonly("streams", &NicSelection::streams)
       .def_property_readonly("restricts", &NicSelection::restricts)
       .def("matching", &NicSelection::matching, "nics"_a, "As holmes_comm.NicSelection.matching.")
-      .def("resolve", &NicSelection::resolve, "nics"_a, "As holmes_comm.NicSelection.resolve.");
-  module.def("in_words", &in_words, "nics"_a, "What NICs a host has, for messages. Local.");
-  py::class_<NicOffer>(module, "NicOffer", "What one rank brings to the choice of a group's NICs.")
-      .def(py::init([](std::string host, std::string place) {
-             NicOffer offer;
-             offer.host = std::move(host);
-             offer.place = std::move(place);
-             return offer;
-           }),
-           "host"_a, "place"_a)
-      .def_readwrite("cluster", &NicOffer::cluster, "That the rank names; all or none do.")
-      .def_readwrite("restricts", &NicOffer::restricts, "Its selection asks for something.")
-      .def_readwrite("wants_rdma", &NicOffer::wants_rdma, "NCCL: sockets are refused.")
-      .def_readwrite("max_rails", &NicOffer::max_rails, "None: no wish. The smallest number of all ranks counts.")
-      .def_readwrite("streams", &NicOffer::streams, "Over each NIC. The smallest number of all ranks counts.")
-      .def_readwrite("inventory", &NicOffer::inventory, "All NICs of the rank in words, for messages.")
+      .def("resolve", &NicSelection::resolve, "nics"_a, "As holmes_comm.NicSelection.resolve.")
       .def(
-          "set_loopback",
-          [](NicOffer& offer, std::string nic, std::string address) {
-            offer.loopback = {std::move(nic), std::move(address)};
+          "offer",
+          [](const NicSelection& selection, const std::vector<Nic>& nics, const std::string& carrier, std::string host,
+             std::string place) {
+            NicOffer offer = selection.offer(nics, carrier_from_name(carrier));
+            offer.host = std::move(host);
+            offer.place = std::move(place);
+            return offer;
           },
-          "nic"_a, "address"_a, "What ranks of one host use where nothing is asked for.")
-      .def(
-          "add_sockets",
-          [](NicOffer& offer, const Nic& nic, const std::string& subnet, bool is_selected) {
-            append(offer, socket_candidates(nic, subnet), is_selected);
-          },
-          "nic"_a, "subnet"_a = "", "is_selected"_a = true,
-          "Sockets over a NIC's addresses. `subnet`: only those in it; `is_selected` False: for NCCL's handshakes "
-          "only.")
-      .def(
-          "add_rdma",
-          [](NicOffer& offer, const Nic& nic, const std::string& subnet) {
-            append(offer, rdma_candidates(nic, subnet), true);
-          },
-          "nic"_a, "subnet"_a = "", "RDMA through a NIC's port, where that is active.")
-      .def("fail", &fail, "message"_a, "nic"_a = "", "system_errno"_a = py::none(),
-           "Brings an error in place of NICs: all ranks raise it, a SystemError with `system_errno`, else a NicError.");
-  module.def(
-      "offer_all_nics",
-      [](const std::vector<Nic>& nics, const std::string& carrier, const std::string& host, const std::string& place) {
-        NicOffer offer = offer_all(nics, carrier_from_name(carrier));
-        offer.host = host;
-        offer.place = place;
-        return offer;
-      },
-      "nics"_a, "carrier"_a, "host"_a, "place"_a, "What a rank brings that selects nothing, as in C++.");
+          "nics"_a, "carrier"_a, "host"_a, "place"_a,
+          "What a host with these NICs brings to the choice for a carrier, 'tcp' or 'nccl'. Raises NicError. Local.");
   module.def(
       "agree_nics", &agree, "store"_a, "rank"_a, "size"_a, "offer"_a, "key"_a, "timeout_s"_a, "carrier"_a,
       "secret"_a = "",

@@ -108,7 +108,7 @@ Network::Network()
   job_secret_ = given_secret("", env);
   connect_timeout_ = env.connect_timeout.value_or(default_connect_timeout);
   const auto nics = discover_nics();
-  NicOffer offer = selection_.offer(nics);
+  NicOffer offer = selection_.offer(nics, Carrier::tcp);
   // The rule, as if all peers had the same NICs.
   offer.restricts = true;
   offer.host = host_name();
@@ -188,7 +188,7 @@ std::vector<int> Network::await_peer(Store& store, const std::string& name, int 
 NicOffer Network::make_offer() const {
   NicOffer offer;
   try {
-    offer = selection_.offer(discover_nics());
+    offer = selection_.offer(discover_nics(), Carrier::tcp);
   } catch (const HolmesError& error) {
     offer.failure = error.kind();
     offer.failure_text = error.what();

@@ -1,6 +1,7 @@
 // What C++ users get who name no NIC, and how ranks meet at a Store.
 #include "holmes/bootstrap/nic_agreement.hpp"
 
+#include "holmes/discover/nic_selection.hpp"
 #include "ranks.hpp"
 
 using namespace holmes;
@@ -23,10 +24,10 @@ Nic nic(const std::string& name, NicClass nic_class, const std::string& address,
 
 NicOffer offer(int host, Carrier carrier, double roce_gbps) {
   const std::string last = std::to_string(host + 1);
-  NicOffer made =
-      offer_all({nic("roce0", NicClass::roce_v2, "10.1.0." + last, roce_gbps), nic("eth1", NicClass::ethernet, "", 400),
-                 nic("eth0", NicClass::ethernet, "10.2.0." + last, 100)},
-                carrier);
+  NicOffer made = NicSelection{}.offer(
+      {nic("roce0", NicClass::roce_v2, "10.1.0." + last, roce_gbps), nic("eth1", NicClass::ethernet, "", 400),
+       nic("eth0", NicClass::ethernet, "10.2.0." + last, 100)},
+      carrier);
   made.host = made.place = "host" + last;
   return made;
 }

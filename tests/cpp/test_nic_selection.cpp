@@ -1,5 +1,5 @@
 // What HOLMES_NICS says, in C++: the words, what they leave of a host, and what is wrong with them.
-// (tests/unit/test_nccl_plugin.py holds it against Python's NicSelection.)
+// (Python's asks it: tests/unit/test_nics.py has it over recorded machines.)
 #include "holmes/discover/nic_selection.hpp"
 
 #include "check.hpp"
@@ -34,7 +34,7 @@ std::vector<Nic> host() {
 }
 
 std::string left_by(const std::string& text) {
-  const NicOffer offer = NicSelection::parse(text).offer(host());
+  const NicOffer offer = NicSelection::parse(text).offer(host(), Carrier::tcp);
   std::string words;
   for (const NicCandidate& one : offer.candidates)
     words += (words.empty() ? "" : " ") + one.nic + "=" + one.address.address;
@@ -48,15 +48,15 @@ void test_what_is_left() {
   CHECK(left_by("class:roce") == "roce0=10.3.0.5" && left_by("mlx5_0:1") == "roce0=10.3.0.5");
   CHECK(left_by("mlx5_*, eth0") == "eth0=10.0.0.5 roce0=10.3.0.5" && left_by("lo") == "lo=127.0.0.1");
   CHECK(left_by("subnet:10.1.0.0/16") == "eth1=10.1.0.5" && left_by("subnet:fe80::/64") == "eth3=fe80::3");
-  const NicOffer offer = NicSelection::parse("rails:2,streams:4").offer(host());
+  const NicOffer offer = NicSelection::parse("rails:2,streams:4").offer(host(), Carrier::tcp);
   CHECK(offer.max_rails == 2 && offer.streams == 4 && !offer.restricts && offer.loopback->nic == "lo");
-  CHECK(NicSelection::parse("eth1").offer(host()).restricts && !NicSelection::parse("").max_rails);
-  CHECK(NicSelection::parse("").offer({}).candidates.empty());
+  CHECK(NicSelection::parse("eth1").offer(host(), Carrier::tcp).restricts && !NicSelection::parse("").max_rails);
+  CHECK(NicSelection::parse("").offer({}, Carrier::tcp).candidates.empty());
 }
 
 void test_what_is_not_there() {
   const auto complaint = [](const std::string& text, std::vector<Nic> nics = host()) {
-    return message_of<NicError>([&] { NicSelection::parse(text).offer(nics); });
+    return message_of<NicError>([&] { NicSelection::parse(text).offer(nics, Carrier::tcp); });
   };
   const std::string fix =
       "Fix: choose an interface that is up and has an address, with NicSelection(...) or HOLMES_NICS (`holmes nics` "

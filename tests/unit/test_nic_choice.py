@@ -165,7 +165,7 @@ def cpp(places, carrier):
     store = LocalStore()
 
     def one(rank):
-        offer = _C.offer_all_nics(discover_nics(places[rank]), carrier, f"host{rank}", f"host{rank}")
+        offer = NicSelection().offer(discover_nics(places[rank]), carrier, f"host{rank}", f"host{rank}")
         sockets, ports, _, _ = _C.agree_nics(store, rank, HOSTS, offer, "test", 10, carrier)
         return [nic for nic, _ in sockets], sorted(ports)
 

@@ -6,6 +6,7 @@
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/discover/host.hpp"
+#include "holmes/discover/nic_selection.hpp"
 
 namespace holmes {
 namespace {
@@ -160,7 +161,7 @@ void log_nics(const CommunicatorOptions& options, const std::string& reason) {
 std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& options) {
   const Meeting meeting{store,        options.name + "/nics",  "choosing the NICs", options.rank,
                         options.size, options.connect_timeout, options.secret};
-  NicOffer offer = offer_all(discover_nics(), Carrier::tcp);
+  NicOffer offer = NicSelection{}.offer(discover_nics(), Carrier::tcp);
   offer.host = host_name();
   offer.place = host_identity();
   const NicAgreement agreement = agree_nics(meeting, offer, Carrier::tcp);

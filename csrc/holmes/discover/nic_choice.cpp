@@ -451,24 +451,6 @@ std::vector<NicCandidate> rdma_candidates(const Nic& nic, const std::string& sub
   return found;
 }
 
-NicOffer offer_all(const std::vector<Nic>& nics, Carrier carrier) {
-  NicOffer offer;
-  const auto add = [&](std::vector<NicCandidate> found) {
-    std::ranges::move(found, std::back_inserter(offer.candidates));
-  };
-  for (const Nic& nic : nics) {
-    offer.inventory +=
-        (offer.inventory.empty() ? "" : "; ") + nic.name + " (" + to_string(nic.nic_class) + ", " + nic.state + ")";
-    if (nic.nic_class == NicClass::loopback) {
-      if (!nic.addresses.empty()) offer.loopback = {nic.name, nic.addresses.front().address};
-      continue;
-    }
-    if (nic.is_netdev_up) add(socket_candidates(nic));
-    if (carrier == Carrier::nccl) add(rdma_candidates(nic));
-  }
-  return offer;
-}
-
 NicChoice choose_nics(const std::vector<NicOffer>& offers, Carrier carrier) {
   check_offers(offers);
   const bool one_place =

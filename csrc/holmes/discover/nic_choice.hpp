@@ -63,9 +63,6 @@ struct NicOffer {
   ErrorContext failure_context{};
 };
 
-// What a rank brings whose user selects nothing: every NIC that can carry something.
-NicOffer offer_all(const std::vector<Nic>& nics, Carrier carrier);
-
 // What the group uses.
 struct NicChoice {
   // By rank: interface and address of each rail, in the same order on every rank. For NCCL over RDMA: what its

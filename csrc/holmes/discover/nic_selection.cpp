@@ -102,6 +102,13 @@ std::string why_unaddressed(const Nic& nic) {
   return "has no address but link-local ones (give it one with `ip address add ... dev " + nic.netdev + "`)";
 }
 
+// "ib0 = mlx5_0:1 (infiniband, active, 10.1.0.1/24); eno1 (ethernet, up)".
+std::string in_words(const std::vector<Nic>& nics) {
+  std::vector<std::string> texts;
+  for (const Nic& nic : nics) texts.push_back(summary(nic));
+  return joined(texts, "; ");
+}
+
 std::string each(const std::vector<Nic>& nics, std::string (*why)(const Nic&)) {
   std::vector<std::string> texts;
   for (const Nic& nic : nics) texts.push_back("NIC " + nic.name + " " + why(nic));
@@ -130,6 +137,25 @@ std::string called(const NicSelection& selection) {
   std::vector<std::string> names;
   for (const std::string& name : selection.names) names.push_back(in_quotes(name));
   return names.empty() ? "" : " called " + joined(names, " or ");
+}
+
+bool is_rdma(NicClass nic_class) { return nic_class != NicClass::ethernet && nic_class != NicClass::loopback; }
+
+// The NICs with an active RDMA port that it allows, with an address or not.
+std::vector<Nic> rdma_ports(const NicSelection& selection, const std::vector<Nic>& nics) {
+  try {
+    return kept(selection.matching(nics),
+                [](const Nic& nic) { return !nic.port_name().empty() && nic.is_up && is_rdma(nic.nic_class); });
+  } catch (const NicError&) {
+    return {};
+  }
+}
+
+void append(NicOffer& offer, std::vector<NicCandidate> found, bool is_selected = true) {
+  for (NicCandidate& one : found) {
+    one.is_selected = is_selected;
+    offer.candidates.push_back(std::move(one));
+  }
 }
 
 }  // namespace
@@ -218,24 +244,30 @@ std::vector<Nic> NicSelection::resolve(const std::vector<Nic>& nics) const {
   return usable;
 }
 
-NicOffer NicSelection::offer(const std::vector<Nic>& nics) const {
+NicOffer NicSelection::offer(const std::vector<Nic>& nics, Carrier carrier) const {
   NicOffer offer;
   offer.restricts = restricts();
   offer.max_rails = max_rails;
   offer.streams = streams;
   offer.inventory = in_words(nics);
-  for (const Nic& nic : resolve(nics))
-    std::ranges::move(socket_candidates(nic, subnet), std::back_inserter(offer.candidates));
+  const auto ports = carrier == Carrier::nccl ? rdma_ports(*this, nics) : std::vector<Nic>{};
+  std::vector<Nic> usable;
+  try {
+    usable = resolve(nics);
+  } catch (const NicError&) {
+    if (ports.empty()) throw;
+  }
+  for (const Nic& nic : usable) append(offer, socket_candidates(nic, subnet));
+  for (const Nic& nic : ports) append(offer, rdma_candidates(nic, subnet));
+  if (carrier == Carrier::nccl) {
+    offer.wants_rdma = !nic_class.empty() && is_rdma(class_of(nic_class)->front());
+    for (const Nic& nic : NicSelection{}.resolve(nics))  // for handshakes
+      if (!std::ranges::count(usable, nic.name, &Nic::name)) append(offer, socket_candidates(nic), false);
+  }
   const auto loopback = std::ranges::find_if(
       nics, [](const Nic& nic) { return nic.nic_class == NicClass::loopback && !nic.addresses.empty(); });
   if (loopback != nics.end()) offer.loopback = {loopback->name, loopback->addresses.front().address};
   return offer;
-}
-
-std::string in_words(const std::vector<Nic>& nics) {
-  std::vector<std::string> texts;
-  for (const Nic& nic : nics) texts.push_back(summary(nic));
-  return joined(texts, "; ");
 }
 
 }  // namespace holmes

@@ -1,4 +1,4 @@
-// NicSelection: which NICs a group uses, as HOLMES_NICS says it or the caller. Python has the same.
+// NicSelection: which NICs a group uses, as HOLMES_NICS says it or the caller; Python asks it too.
 #pragma once
 
 #include <optional>
@@ -36,12 +36,9 @@ struct NicSelection {
   // link-local. Throws NicError where an asked-for NIC does not exist, is down or has no address; where nothing is
   // asked for, there may be none.
   std::vector<Nic> resolve(const std::vector<Nic>& nics) const;
-  // What this host, which has `nics`, brings to a choice for sockets; host and place are the caller's. Throws as
-  // resolve.
-  NicOffer offer(const std::vector<Nic>& nics) const;
+  // What this host, which has `nics`, brings to a choice; host, place and cluster are the caller's. Throws as resolve,
+  // but where NCCL has ports that need no address.
+  NicOffer offer(const std::vector<Nic>& nics, Carrier carrier) const;
 };
-
-// "ib0 = mlx5_0:1 (infiniband, active, 10.1.0.1/24); eno1 (ethernet, up)".
-std::string in_words(const std::vector<Nic>& nics);
 
 }  // namespace holmes
