@@ -75,7 +75,11 @@ class Device:
 
 
 def ring(device: Device) -> None:
-    """Three ranks, a group and library for each pair: all receive first, then send."""
+    """Three ranks, a group and library for each pair: all receive first, then send.
+
+    In turn one rank sends when the rank behind it has sent: a receive and a send of two libraries are on that one's
+    device at once, however the host schedules the ranks.
+    """
     size, rank = 3, device.rank
     names = ("one", "two", "three")
     pairs = [sorted((first, (first + 1) % size)) for first in range(size)]
@@ -89,7 +93,13 @@ def ring(device: Device) -> None:
         name, comm, pair = comms[tuple(sorted((rank, before)))]
         early = device.start(name, "recv", comm, received, pair.index(before))
         name, comm, pair = comms[tuple(sorted((rank, behind)))]
+        late = None if device.is_serialised else turn % size
+        if rank == late:
+            device.store.get(f"turn {turn}: {behind} has sent", timeout_s=60.0)
         device.start(name, "send", comm, mine, pair.index(behind)).wait_stream(device.stream)
+        if before == late:
+            synchronize(device.stream)
+            device.store.set(f"turn {turn}: {rank} has sent", b"")
         early.wait_stream(device.stream)
         synchronize(device.stream)
         assert set(received.values) == {100.0 * turn + before}
