@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,39 @@ from holmes_comm.errors import UsageError
 SUFFIXES = (".yaml", ".yml", ".json")
 PICTURES = (".svg", ".png", ".pdf")
 # Ten times as fast where PyYAML has them: the topology of 100,000 ranks is a large file.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Loader(_SAFE_LOADER):  # type: ignore[misc]
+    """The last of two equal keys would win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(problem=_twice(key.value), problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def _twice(key: str) -> str:
+    return f"the key {key!r} stands twice in one mapping; leave one"
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(_twice(next(key for key in keys if keys.count(key) > 1)))
+    return found
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text holds. Raises yaml.YAMLError, also where a key stands twice in one mapping."""
+    return yaml.load(text, Loader=_Loader)
 
 
 def plain(value: Any) -> Any:
@@ -58,8 +89,8 @@ def load(path: str | Path) -> dict[str, Any]:
     path = _checked(path)
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_LOADER)
-    except (json.JSONDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        data = json.loads(text, object_pairs_hook=_object) if path.suffix == ".json" else parse_yaml(text)
+    except (ValueError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold a mapping, but holds {type(data).__name__}")

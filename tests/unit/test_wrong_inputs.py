@@ -28,12 +28,14 @@ WRONG = [
     ("topology {folder}/nowhere.yaml", "nowhere.yaml: No such file"),
     ("topology {binary}", "binary.yaml cannot be read as yaml"),
     ("topology {empty}", "must hold a mapping"),
+    ("topology {twice}", "the key 'nodes' stands twice"),
     ("topology {many}", "100000000000"),
     ("topology {topology} --save {unwritable}/t.yaml", "t.yaml"),
     ("topology {topology} --draw {unwritable}/t.svg", "t.svg"),
     ("topology {topology} --draw {folder}/t.nosuchformat", "nosuchformat"),
     ("plan show {folder}/nowhere.yaml", "nowhere.yaml: No such file"),
     ("plan show {binary}", "binary.yaml cannot be read as yaml"),
+    ("plan show {folder}/twice.json", "the key 'kind' stands twice"),
     ("plan show {topology}", "holmes plan"),
     ("plan show {plan} --rank 99", "ranks are 0 to 7"),
     ("plan show {plan} --rank -1", "ranks are 0 to 7"),
@@ -73,6 +75,7 @@ WRONG = [
     ("simulate calibrate {folder}/rates.yaml --compute {binary}", "binary.yaml"),
     ("testbed show {folder}/nowhere.yaml", "nowhere.yaml"),
     ("testbed show {binary}", "binary.yaml"),
+    ("testbed show {twice}", "the key 'nodes' stands twice"),
     ("testbed show {lossy}", "networks.eth.loss_percent is 200; it must be a number from 0 to 99"),
     ("testbed check {binary}", "binary.yaml"),
     ("testbed check nosuchspec", "nosuchspec"),
@@ -141,7 +144,19 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("wrong")
     places = {"folder": folder} | {
         name: folder / f"{name}.yaml"
-        for name in ("topology", "larger", "plan", "unfit", "rates", "binary", "empty", "many", "words", "lossy")
+        for name in (
+            "topology",
+            "larger",
+            "plan",
+            "unfit",
+            "rates",
+            "binary",
+            "empty",
+            "twice",
+            "many",
+            "words",
+            "lossy",
+        )
     }
     places["unwritable"] = folder / "a-file" / "below"  # whoever runs the tests, root too
     (folder / "a-file").write_text("")
@@ -157,6 +172,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         + "".join(f"  {name}: {{gbps: 100}}\n" for name in ("infiniband", "roce_v2", "ethernet"))
     )
     places["binary"].write_bytes(bytes(range(256)))
+    places["twice"].write_text("clusters: {a: {nodes: 1, nodes: 2}}\n")
+    (folder / "twice.json").write_text('{"kind": "holmes plan", "kind": "other"}')
     places["empty"].write_text("")
     places["lossy"].write_text("networks: {eth: {class: ethernet, loss_percent: 200}}\nclusters: {}\n")
     places["words"].write_text("groups: {dp: 7}\n")

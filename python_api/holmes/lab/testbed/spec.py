@@ -48,6 +48,7 @@ from typing import Any
 
 import yaml
 
+from holmes.files import parse_yaml
 from holmes_comm.errors import HolmesError, UsageError
 
 
@@ -217,7 +218,7 @@ def load_spec(name_or_path: str | Path) -> Spec:
             f"no testbed spec {text_name!r}: neither a file nor one of the built-in {', '.join(builtin_specs())}"
         )
     try:
-        data = yaml.safe_load(text)
+        data = parse_yaml(text)
     except yaml.YAMLError as error:
         raise SpecError(f"{name_or_path} is not valid YAML: {error}") from error
     return parse_spec(text_name, data)
