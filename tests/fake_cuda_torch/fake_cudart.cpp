@@ -56,6 +56,7 @@ namespace {
 
 constexpr int version = 13000;
 constexpr std::size_t memory_bytes = std::size_t{64} << 30;
+constexpr int pci_domain = 0xfa;  // one in which this machine has nothing
 constexpr int multiprocessors_attribute = 16, ordinal_attribute = 9;
 
 thread_local cudaError_t last_error = cudaSuccess;
@@ -151,8 +152,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->maxThreadsPerMultiProcessor = 2048;
   properties->regsPerMultiprocessor = properties->regsPerBlock = 65536;
   properties->sharedMemPerBlock = properties->sharedMemPerMultiprocessor = 48 << 10;
+  properties->sharedMemPerBlockOptin = 227 << 10;
   properties->maxGridSize[0] = properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
   properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = properties->maxThreadsDim[2] = 1024;
+  properties->pciDomainID = pci_domain;
   properties->pciBusID = device;
   properties->l2CacheSize = 1 << 20;
   return returned(cuDeviceGetAttribute(&properties->multiProcessorCount, multiprocessors_attribute, device));
@@ -161,17 +164,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   cudaDeviceProp properties;
   if (const auto status = cudaGetDeviceProperties(&properties, device); status != cudaSuccess) return status;
-  *value = attribute == cudaDevAttrComputeCapabilityMajor        ? properties.major
-           : attribute == cudaDevAttrMultiProcessorCount         ? properties.multiProcessorCount
-           : attribute == cudaDevAttrMaxThreadsPerBlock          ? properties.maxThreadsPerBlock
-           : attribute == cudaDevAttrMaxThreadsPerMultiProcessor ? properties.maxThreadsPerMultiProcessor
-           : attribute == cudaDevAttrWarpSize                    ? properties.warpSize
-           : attribute == cudaDevAttrMaxSharedMemoryPerBlock     ? static_cast<int>(properties.sharedMemPerBlock)
-                                                                 : 0;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor         ? properties.major
+           : attribute == cudaDevAttrMultiProcessorCount          ? properties.multiProcessorCount
+           : attribute == cudaDevAttrMaxThreadsPerBlock           ? properties.maxThreadsPerBlock
+           : attribute == cudaDevAttrMaxThreadsPerMultiProcessor  ? properties.maxThreadsPerMultiProcessor
+           : attribute == cudaDevAttrWarpSize                     ? properties.warpSize
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlock      ? static_cast<int>(properties.sharedMemPerBlock)
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? static_cast<int>(properties.sharedMemPerBlockOptin)
+                                                                  : 0;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
-  std::snprintf(text, static_cast<std::size_t>(bytes), "0000:%02x:00.0", device);
+  std::snprintf(text, static_cast<std::size_t>(bytes), "%04x:%02x:00.0", pci_domain, device);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {

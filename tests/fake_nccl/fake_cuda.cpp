@@ -427,8 +427,9 @@ int cuDeviceGet(int* device, int ordinal) {
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   const FakeCall call("cuDeviceGetAttribute");
-  if (attribute != 16) return invalid_value;
-  *value = fake_cuda_multiprocessors();
+  constexpr int multiprocessors = 16, last = 144;  // CUDA 13.0's
+  if (attribute < 1 || attribute > last) return invalid_value;
+  *value = attribute == multiprocessors ? fake_cuda_multiprocessors() : 0;  // features that it has not are 0
   return success;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {

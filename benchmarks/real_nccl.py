@@ -1,0 +1,170 @@
+"""NCCL's own host half behind Holmes' NCCL backend, without a GPU: `real_nccl.sh SOURCE` builds both and starts this.
+
+Three ranks on nodes of an emulated testbed (network namespaces, no root needed), two interfaces each. Every rank makes
+a communicator for each interface in one process, then a group (split) and a smaller one (shrink), and aborts them. No
+kernel runs: an operation is refused when NCCL has made its connections. Checked: of the sockets that NCCL opened
+for a communicator, bootstrap and transport, none stands on another interface than the communicator's; a refused
+operation names CUDA's error on every rank; what is aborted leaves no socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpu_interfaces import INTERFACES, SPEC, sent_bytes
+from gpu_memory import FakeMemory
+from gpu_ranks import communicator
+
+RANKS = 3
+WAIT_S = 60.0
+SIOCGIFADDR = 0x8915
+#: Sockets that NCCL has at a moment: its bootstrap's and its transport's listen, connect and stay.
+Socket = tuple[str, str, str]  # local address and port, remote address and port, inode
+
+
+def sockets() -> set[Socket]:
+    """The TCP sockets of this process."""
+    mine = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            mine.add(os.readlink(path))
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if f"socket:[{fields[9]}]" in mine:
+            found.add((_ip(fields[1]), _ip(fields[2]), fields[9]))
+    return found
+
+
+def _ip(text: str) -> str:
+    address, port = text.split(":")
+    return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
+
+
+def address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        request = fcntl.ioctl(one, SIOCGIFADDR, struct.pack("256s", interface.encode()))
+    return socket.inet_ntoa(request[20:24])
+
+
+class Seen:
+    """What each step opened, by interface."""
+
+    def __init__(self) -> None:
+        self.names = {address_of(name): name for name in INTERFACES}
+        self.rows: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def step(self, what: str, interface: str) -> Iterator[None]:
+        """Checks that what its body opens is on this interface, and that no other one carried more than packets."""
+        before, bytes_before = sockets(), sent_bytes()
+        yield
+        opened, after = sockets() - before, sent_bytes()
+        counts: dict[str, int] = {}
+        for local, _, _ in opened:
+            name = self.names.get(local.split(":")[0], local.split(":")[0])
+            counts[name] = counts.get(name, 0) + 1
+        sent = {name: after[name] - bytes_before[name] for name in INTERFACES}
+        self.rows.append({"step": what, "interface": interface, "sockets": counts, "sent_bytes": sent})
+        assert set(counts) <= {interface}, (what, interface, opened)
+
+
+def refused(call: Callable[[], Any], words: str) -> str:
+    """The error of an operation that no device can run."""
+    import holmes_comm
+
+    try:
+        call()
+    except holmes_comm.HolmesError as error:
+        said = str(error)
+    else:
+        said = "nothing"
+    assert words in said, said
+    return said
+
+
+def run_rank() -> None:
+    import holmes_comm
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_server=rank == 0)
+    place = FakeMemory(0)
+    seen = Seen()
+    comms = {}
+    for name in INTERFACES:
+        with seen.step("init", name):
+            comms[name] = communicator(
+                store,
+                rank,
+                size,
+                name=name,
+                nics=holmes_comm.NicSelection(names=(name,)),
+                nccl_variables={"NCCL_HOLMES_NUMBER": name, "NCCL_RUNTIME_CONNECT": "0"},
+            )
+    descriptions = {name: comm.description for name, comm in comms.items()}
+    first, second = comms[INTERFACES[0]], comms[INTERFACES[1]]
+
+    def meet(what: str) -> None:
+        store.set(f"{what}/{rank}", b"")
+        for other in range(size):
+            store.get(f"{what}/{other}", WAIT_S)
+
+    with seen.step("split", INTERFACES[1]):
+        part = second.split(rank % 2, rank)
+    with seen.step("shrink", INTERFACES[0]):
+        rest = None if rank == size - 1 else first.shrink([size - 1])
+        meet("shrunk")
+    with seen.step("operation", INTERFACES[1]):
+        data = place.make(1 << 10, 1.0)
+        said = refused(functools.partial(second.all_reduce, data.array), "CUDA_ERROR_NO_BINARY_FOR_GPU")
+        meet("refused")
+    kept = len(sockets())
+    if rest is not None:
+        rest.abort()
+    part.abort()
+    second.abort()
+    del part, second, rest, first
+    comms.clear()
+    meet("ended")
+    # An abort ends NCCL's communicator on a thread of its own. The store's sockets stay.
+    deadline = time.monotonic() + WAIT_S
+    while len(sockets()) > kept / 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = len(sockets())
+    assert left <= kept / 4, (kept, left)
+    if rank == 0:
+        report = {"communicators": descriptions, "steps": seen.rows, "operation": said, "sockets": [kept, left]}
+        print(json.dumps(report, indent=1))
+    if rank != 0:
+        store.set(f"done/{rank}", b"")
+        os._exit(0)
+    for other in range(1, size):  # who serves the store leaves last
+        store.get(f"done/{other}", WAIT_S)
+
+
+def main() -> None:
+    if "RANK" in os.environ:
+        run_rank()
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
+        spec.write(SPEC.replace("nodes: 2", f"nodes: {RANKS}"))
+        spec.flush()
+        command = ["testbed", "run", "--spec", spec.name, "--timeout-s", "200", "--", sys.executable, __file__]
+        sys.exit(subprocess.run([sys.executable, "-m", "holmes", *command], timeout=240, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()
