@@ -1,10 +1,11 @@
 """NCCL's own host half behind Holmes' NCCL backend, without a GPU: `real_nccl.sh SOURCE` builds both and starts this.
 
 Three ranks on nodes of an emulated testbed (network namespaces, no root needed), two interfaces each. Every rank makes
-a communicator for each interface in one process, then a group (split) and a smaller one (shrink), and aborts them. No
-kernel runs: an operation is refused when NCCL has made its connections. Checked: of the sockets that NCCL opened
-for a communicator, bootstrap and transport, none stands on another interface than the communicator's; a refused
-operation names CUDA's error on every rank; what is aborted leaves no socket.
+a communicator for each interface in one process, sends messages over both, then makes a group (split) and a smaller one
+(shrink), and aborts all. What is checked: of the sockets that NCCL opened for a communicator, bootstrap and transport,
+none stands on another interface than the communicator's; nor do the messages' bytes, by the kernel's counters; what
+arrives is right; a kernel that nothing stands in for is refused with CUDA's error on every rank; what is aborted leaves
+no socket.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from gpu_ranks import communicator
 
 RANKS = 3
 WAIT_S = 60.0
+MESSAGE_BYTES = 16 << 20
+SIMPLE = {"NCCL_PROTO": "Simple", "NCCL_P2P_LL_THRESHOLD": "0"}  # the protocol of the stand-in kernel
 SIOCGIFADDR = 0x8915
 #: Sockets that NCCL has at a moment: its bootstrap's and its transport's listen, connect and stay.
 Socket = tuple[str, str, str]  # local address and port, remote address and port, inode
@@ -96,6 +99,16 @@ def refused(call: Callable[[], Any], words: str) -> str:
     return said
 
 
+def pass_around(place: FakeMemory, comm: Any, rank: int, size: int) -> None:
+    """Every rank's message to the next one, of several sizes; what arrives is compared."""
+    for count in (1, 1000, MESSAGE_BYTES // 4):
+        mine, received = place.make(count, rank + 1.0), place.make(count, -1.0)
+        peers = ("send", mine.array, (rank + 1) % size, 0), ("recv", received.array, (rank - 1) % size, 0)
+        for work in comm.batch(list(peers)):
+            work.wait()
+        assert place.values(received) == {(rank - 1) % size + 1.0}, count
+
+
 def run_rank() -> None:
     import holmes_comm
 
@@ -112,7 +125,7 @@ def run_rank() -> None:
                 size,
                 name=name,
                 nics=holmes_comm.NicSelection(names=(name,)),
-                nccl_variables={"NCCL_HOLMES_NUMBER": name, "NCCL_RUNTIME_CONNECT": "0"},
+                nccl_variables={"NCCL_HOLMES_NUMBER": name, "NCCL_RUNTIME_CONNECT": "0", **SIMPLE},
             )
     descriptions = {name: comm.description for name, comm in comms.items()}
     first, second = comms[INTERFACES[0]], comms[INTERFACES[1]]
@@ -124,6 +137,13 @@ def run_rank() -> None:
 
     with seen.step("split", INTERFACES[1]):
         part = second.split(rank % 2, rank)
+    for name, comm in comms.items():
+        with seen.step("messages", name):
+            pass_around(place, comm, rank, size)
+            meet(f"passed/{name}")
+        sent = seen.rows[-1]["sent_bytes"]
+        assert sent[name] > MESSAGE_BYTES, sent
+        assert sum(sent.values()) - sent[name] < MESSAGE_BYTES / 100, sent
     with seen.step("shrink", INTERFACES[0]):
         rest = None if rank == size - 1 else first.shrink([size - 1])
         meet("shrunk")

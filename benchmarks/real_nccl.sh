@@ -3,7 +3,7 @@
 # usage: benchmarks/real_nccl.sh SOURCE [RESULT.json]
 # SOURCE: NCCL's sources (https://github.com/NVIDIA/nccl, a release from 2.26 on). Needs nvcc, the CUDA runtime's headers
 # and `make build`. Builds into build/real-nccl, some ten minutes of two processors the first time: NCCL with the kernels
-# of two operations and without those for symmetric memory (no kernel ever runs), and stand-ins for driver, runtime and
+# of two operations and without those for symmetric memory (none ever runs), and stand-ins for driver, runtime and
 # NVML (tests/fake_cuda_torch). Then benchmarks/real_nccl.py, which says what it checks.
 set -euo pipefail
 [ $# -ge 1 ] && [ -f "$1/src/nccl.h.in" ] || { echo "usage: $0 SOURCE [RESULT.json]; SOURCE is a tree of NCCL's sources" >&2; exit 2; }
@@ -16,14 +16,17 @@ command -v "$cuda/bin/nvcc" >/dev/null || { echo "needs nvcc: CUDA_HOME=$cuda ha
 build=$PWD/build/real-nccl
 mkdir -p "$build/link"
 
-echo "building the stand-ins" >&2
-cmake -GNinja -S tests/fake_cuda_torch -B "$build/stand-ins" -DCUDA_INCLUDE="$cuda/include" >/dev/null
-cmake --build "$build/stand-ins" >/dev/null
-ln -sf "$build/stand-ins/lib/libcudart.so.13" "$build/link/libcudart.so"
-
-echo "building NCCL" >&2
+echo "building NCCL and the stand-ins" >&2
 options=(BUILDDIR="$build/nccl" CUDA_HOME="$cuda" CUDARTLIB=cudart CUDA_LIB="$build/link"
   NVCC_GENCODE="-gencode=arch=compute_90,code=sm_90" ONLY_FUNCS="SendRecv|AllReduce Sum f32 RING SIMPLE")
+make -C "$source/src" "${options[@]}" "$build/nccl/include/nccl.h" >/dev/null
+# With torch's CUDA build at hand (`make test-cuda-fake`) they are its stand-ins too.
+torch=$PWD/build/cuda-venv/bin/python
+torch_lib=$([ ! -x "$torch" ] || echo "$PWD"/build/cuda-venv/lib/python*/site-packages/torch/lib)
+cmake -GNinja -S tests/fake_cuda_torch -B "$build/stand-ins" -DCUDA_INCLUDE="$cuda/include" -DTORCH_LIB="$torch_lib" \
+  -DNCCL_INCLUDE="$source/src/include;$source/src/include/plugin;$build/nccl/include;$cuda/include;$cuda/include/cccl" >/dev/null
+cmake --build "$build/stand-ins" >"$build/stand-ins.log" || { tail -20 "$build/stand-ins.log" >&2; exit 1; }
+ln -sf "$build/stand-ins/lib/libcudart.so.13" "$build/link/libcudart.so"
 symmetric=$build/nccl/obj/device/gensrc/symmetric
 if [ -d "$source/src/device/symmetric" ] && [ ! -d "$symmetric" ]; then
   make -C "$source/src/device" "${options[@]}" "$symmetric" >/dev/null
@@ -39,14 +42,17 @@ export LD_LIBRARY_PATH=$build/stand-ins/lib FAKE_CUDA_DEVICES=1 NCCL_TOPO_FILE=$
 export HOLMES_CUDA_LIBRARY=$build/stand-ins/lib/libcuda.so.1 HOLMES_NCCL_LIBRARY=$build/nccl/lib/libnccl.so.2
 python benchmarks/real_nccl.py >"$result"
 
-# An unmodified program over the plugin: torch's own CUDA build, on stand-ins of its own (`make test-cuda-fake`).
-torch=$PWD/build/cuda-venv/bin/python
-[ -x "$torch" ] && [ -d build/cuda-stand-ins/lib ] || { echo "torch over the plugin was left out: needs make test-cuda-fake" >&2; exit 0; }
-log=$build/torch.log
-env LD_LIBRARY_PATH="$build/nccl/lib:$PWD/build/cuda-stand-ins/lib:$PWD/holmes_comm/lib" \
-  FAKE_CUDA_DEVICES=2 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NET_PLUGIN=holmes HOLMES_NICS=lo NCCL_DEBUG=INFO \
-  TORCH_DEVICE_BACKEND_AUTOLOAD=0 "$torch" -m torch.distributed.run --nproc-per-node 2 benchmarks/real_nccl_torch.py \
-  >"$log" 2>&1 || { tail -20 "$log" >&2; exit 1; }
-for line in "NET/holmes : using lo" "Using network holmes" "via NET/holmes" "rank 0 of 2: Cuda failure 209" "rank 1 of 2: Cuda failure 209"; do
-  grep -m1 "$line" "$log" >&2 || { echo "NCCL's log lacks \"$line\": $log" >&2; exit 1; }
+# An unmodified program over the plugin, and over NCCL's own sockets.
+[ -x "$torch" ] || { echo "torch over the plugin was left out: needs make test-cuda-fake" >&2; exit 0; }
+export LD_LIBRARY_PATH=$build/nccl/lib:$build/stand-ins/lib:$PWD/holmes_comm/lib
+export FAKE_CUDA_DEVICES=2 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_PROTO=Simple NCCL_P2P_LL_THRESHOLD=0
+export NCCL_SOCKET_IFNAME=lo HOLMES_NICS=lo HOLMES_SHM=0 NCCL_DEBUG=INFO TORCH_DEVICE_BACKEND_AUTOLOAD=0
+for net in holmes Socket; do
+  log=$build/torch-$net.log
+  NCCL_NET=$net NCCL_NET_PLUGIN=$([ $net = holmes ] && echo holmes || echo none) \
+    "$torch" -m torch.distributed.run --nproc-per-node 2 benchmarks/real_nccl_torch.py >"$log" 2>&1 || { tail -20 "$log" >&2; exit 1; }
+  for line in "NET/$net : \(using\|Using\)" "Using network $net" "via NET/$net" "rank [01] of 2: Cuda failure 209"; do
+    grep -m1 "$line" "$log" >&2 || { echo "NCCL's log lacks \"$line\": $log" >&2; exit 1; }
+  done
+  grep "both ways" "$log" >&2
 done

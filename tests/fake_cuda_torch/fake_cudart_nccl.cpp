@@ -1,18 +1,22 @@
-// What NCCL's host half calls of the CUDA runtime beside what torch does (fake_cudart.cpp). No kernel runs: a launch is
-// refused, so an operation ends with an error once NCCL has made the connections that it needs.
+// What NCCL's host half calls of the CUDA runtime beside what torch does (fake_cudart.cpp). Of its kernels
+// nccl_kernels.cpp has the one for sends and receives; the launch of another is refused, when NCCL has connected.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
 #include <cstring>
 
-extern "C" {
-int cuGetErrorName(int status, const char** name);
+#include "fake_kernels.hpp"
 
-int cuGetErrorString(int status, const char** text) { return cuGetErrorName(status, text); }
-int cuDeviceGetUuid_v2(char* uuid, int device) {
-  std::memset(uuid, 0, 16);
-  uuid[0] = static_cast<char>(device);
-  return cudaSuccess;
+// nccl_kernels.cpp, where NCCL's sources are at hand.
+[[gnu::weak]] bool fake_nccl_launch(const char* name, const void* arguments, std::size_t bytes, void* stream);
+
+extern "C" {
+CUresult cuGetErrorString(CUresult status, const char** text) { return cuGetErrorName(status, text); }
+CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  *uuid = {};
+  uuid->bytes[0] = static_cast<char>(device);
+  return CUDA_SUCCESS;
 }
 
 // --- devices ---
@@ -86,5 +90,11 @@ cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void* symbol) {
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
-int cuLaunchKernelEx(const void*, void*, void**, void**) { return cudaErrorNoKernelImageForDevice; }
+// extra: pairs of a name and a value, with the arguments' address and their size's.
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void**, void** extra) {
+  const char* const name = fake_kernels::name_of(function);
+  if (fake_nccl_launch == nullptr || name == nullptr) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+  const std::size_t bytes = *static_cast<std::size_t*>(extra[3]);
+  return fake_nccl_launch(name, extra[1], bytes, config->hStream) ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
+}
 }

@@ -96,6 +96,12 @@ void add(const void* host_function, const char* name) {
   names()[host_function] = name;
 }
 
+const char* name_of(const void* host_function) {
+  const std::lock_guard lock(mutex);
+  const auto found = names().find(host_function);
+  return found == names().end() ? nullptr : found->second;
+}
+
 int launch(const void* host_function, void** arguments, cudaStream_t stream) {
   std::string_view name = "(a kernel of nobody)";
   {

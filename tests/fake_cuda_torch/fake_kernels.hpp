@@ -16,6 +16,8 @@ inline thread_local Configuration pushed;  // by the <<<>>> of a launch
 
 // `name`: the mangled one of the kernel that torch calls by this function's address.
 void add(const void* host_function, const char* name);
+// Null: nobody added it.
+const char* name_of(const void* host_function);
 // Puts it on the stream; cudaErrorNoKernelImageForDevice for a kernel that nothing here stands in for.
 int launch(const void* host_function, void** arguments, cudaStream_t stream);
 
