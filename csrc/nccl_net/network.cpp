@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <set>
 
 #include "holmes/bootstrap/nic_agreement.hpp"
@@ -11,6 +12,7 @@
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/bootstrap/sha256.hpp"
 #include "holmes/discover/host.hpp"
+#include "holmes/transport/socket.hpp"
 
 namespace holmes::nccl_net {
 namespace {
@@ -27,14 +29,6 @@ std::string variable(const char* name) {
 }
 
 std::string text_of(const Digest& digest) { return to_hex({digest.begin(), digest.end()}); }
-
-// Of the processes of a job, where its launcher says so: what messages call the two ranks.
-std::optional<int> job_rank_from(const std::string& text) {
-  int rank = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  if (error != std::errc{} || end != text.data() + text.size() || rank < 0) return std::nullopt;
-  return rank;
-}
 
 // Each tells the other its rank in the job. Empty where one of them has none.
 std::vector<int> exchange_labels(Store& store, const std::string& name, int rank, Duration timeout) {
@@ -89,6 +83,28 @@ std::shared_ptr<TcpStore> serve(const std::string& address, const std::string& s
 }
 
 }  // namespace
+
+std::optional<int> job_rank_from(const std::string& text) {
+  std::uint32_t rank = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error != std::errc{} || end != text.data() + text.size() || rank > std::numeric_limits<int>::max())
+    return std::nullopt;
+  return static_cast<int>(rank);
+}
+
+void Handle::check() const {
+  bool is_right =
+      magic == right_magic && port > 0 && port <= std::numeric_limits<std::uint16_t>::max() && address.back() == '\0';
+  try {
+    if (is_right) SocketAddress::parse(address.data(), static_cast<std::uint16_t>(port));
+  } catch (const UsageError&) {
+    is_right = false;
+  }
+  if (!is_right)
+    throw ProtocolError(
+        "what NCCL brought from the peer is no handle of this plugin; set NCCL_NET_PLUGIN=holmes, and install the same "
+        "version of Holmes, on every host");
+}
 
 Network& Network::get() {
   static std::mutex mutex;
@@ -161,10 +177,6 @@ Pair Network::accept(const Handle& own) {
 }
 
 Pair Network::connect(const Handle& of_peer) {
-  if (of_peer.magic != Handle::right_magic || of_peer.address.back() != '\0')
-    throw ProtocolError(
-        "what NCCL brought from the peer is no handle of this plugin; set NCCL_NET_PLUGIN=holmes, and install the same "
-        "version of Holmes, on every host");
   const auto store = std::make_shared<TcpStore>(of_peer.address.data(), static_cast<std::uint16_t>(of_peer.port), false,
                                                 connect_timeout_, secret_for(of_peer));
   return meet(store, sender, of_peer);

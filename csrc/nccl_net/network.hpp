@@ -27,8 +27,15 @@ struct Handle {
   std::array<char, 32> token{};    // of that process, random; the store serves only who has it
   std::array<char, 64> address{};  // of the store; ends with a zero
   std::uint64_t pending = 0;       // the sending side's own note: the set-up that is under way
+
+  // Throws ProtocolError where no `make_handle` of this version made it.
+  void check() const;
+  bool operator==(const Handle&) const = default;
 };
 static_assert(sizeof(Handle) <= handle_bytes);
+
+// What a process says to be its number in the job; nothing where it says none.
+std::optional<int> job_rank_from(const std::string& text);
 
 // Two processes, connected: a communicator of two, in which the receiving side is rank 0.
 struct Pair {
