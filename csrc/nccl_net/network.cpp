@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "holmes/bootstrap/nic_agreement.hpp"
@@ -106,16 +107,65 @@ void Handle::check() const {
         "version of Holmes, on every host");
 }
 
-Network& Network::get() {
-  static std::mutex mutex;
-  static Network* made = nullptr;
-  std::lock_guard lock(mutex);
-  if (made == nullptr) made = new Network();
-  return *made;
+namespace {
+
+// Of this process; never destroyed, as the engine's threads live on.
+struct Networks {
+  std::mutex mutex;
+  std::map<std::string, Network*> made;  // by the selection's text
+  Network* first = nullptr;
+  std::map<std::uint64_t, std::string> assigned;  // selections, by a communicator's id
+
+  static Networks& get() {
+    static Networks* const all = new Networks();
+    return *all;
+  }
+};
+
+}  // namespace
+
+Network& Network::get() { return made_for(variable("HOLMES_NICS")); }
+
+Network& Network::of_comm(std::uint64_t comm_id) {
+  Networks& all = Networks::get();
+  std::unique_lock lock(all.mutex);
+  const auto found = all.assigned.find(comm_id);
+  if (found == all.assigned.end()) return lock.unlock(), get();
+  const std::string nics = found->second;
+  lock.unlock();
+  return made_for(nics);
 }
 
-Network::Network()
-    : selection_(NicSelection::from_env()),
+void Network::assign(std::uint64_t comm_id, const std::string& nics) {
+  NicSelection::parse(nics).check();
+  Networks& all = Networks::get();
+  std::lock_guard lock(all.mutex);
+  if (nics.empty())
+    all.assigned.erase(comm_id);
+  else
+    all.assigned[comm_id] = nics;
+}
+
+Network& Network::first() {
+  Networks& all = Networks::get();
+  {
+    std::lock_guard lock(all.mutex);
+    if (all.first != nullptr) return *all.first;
+  }
+  return get();
+}
+
+Network& Network::made_for(const std::string& nics) {
+  Networks& all = Networks::get();
+  std::lock_guard lock(all.mutex);
+  Network*& network = all.made[nics];
+  if (network == nullptr) network = new Network(NicSelection::parse(nics));
+  if (all.first == nullptr) all.first = network;
+  return *network;
+}
+
+Network::Network(NicSelection selection)
+    : selection_(std::move(selection)),
       transport_(transport_from_name(variable("HOLMES_TRANSPORT").empty() ? "auto" : variable("HOLMES_TRANSPORT"))),
       cluster_(variable("HOLMES_CLUSTER")),
       token_(random_bytes(sizeof(Handle::token))) {

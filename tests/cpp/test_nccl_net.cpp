@@ -126,17 +126,17 @@ void bind_with_sizes(Net& net, const Plugin& plugin) {
 }
 
 template <typename Plugin>
-void bind_with_context(Net& net, const Plugin& plugin) {
-  static void* context = nullptr;
-  net.init = [&plugin] {
+void bind_with_context(Net& net, const Plugin& plugin, std::uint64_t comm_id) {
+  const auto context = std::make_shared<void*>();
+  net.init = [&plugin, context, comm_id] {
     CommConfig config{no_id};
-    return plugin.init(&context, 0x1234, &config, log_of_nccl, nullptr);
+    return plugin.init(context.get(), comm_id, &config, log_of_nccl, nullptr);
   };
-  net.listen = [&plugin](int device, void* handle, void** listener) {
-    return plugin.listen(context, device, handle, listener);
+  net.listen = [&plugin, context](int device, void* handle, void** listener) {
+    return plugin.listen(*context, device, handle, listener);
   };
-  net.connect = [&plugin](int device, void* handle, void** connection) {
-    return plugin.connect(context, device, handle, connection, nullptr);
+  net.connect = [&plugin, context](int device, void* handle, void** connection) {
+    return plugin.connect(*context, device, handle, connection, nullptr);
   };
   bind_with_sizes(net, plugin);
 }
@@ -155,7 +155,8 @@ const Plugin& table(const std::string& version) {
   return *found;
 }
 
-Net load(int version) {
+// `comm_id`: of the communicator of NCCL that it is for.
+Net load(int version, std::uint64_t comm_id = 0x1234) {
   Net net;
   if (version == 8) {
     const auto& plugin = table<PluginV8>("8");
@@ -195,10 +196,10 @@ Net load(int version) {
     bind_with_sizes(net, plugin);
   } else if (version == 11) {
     bind_common<PropertiesV11>(net, table<PluginV11>("11"));
-    bind_with_context(net, table<PluginV11>("11"));
+    bind_with_context(net, table<PluginV11>("11"), comm_id);
   } else {
     bind_common<PropertiesV12>(net, table<PluginV12>("12"));
-    bind_with_context(net, table<PluginV12>("12"));
+    bind_with_context(net, table<PluginV12>("12"), comm_id);
   }
   return net;
 }
@@ -333,6 +334,7 @@ public:
   Net& net() { return net_; }
   int rank() const { return rank_; }
   const std::vector<int>& peers() const { return peers_; }
+  const std::vector<int>& bootstrap() const { return bootstrap_; }
   std::vector<unsigned char>& received_slot(int channel, int slot) {
     return receives_[static_cast<std::size_t>(channel)].slot(slot);
   }
@@ -460,6 +462,44 @@ void exchange_twice(Rank& rank) {
 void rails(Rank& rank) {
   whole_life(rank, 2, 1 << 20, 60);
   CHECK(log_has("10.1.0.") && log_has("10.2.0."));
+}
+
+Result assign(std::uint64_t comm_id, const char* nics) {
+  using Assign = Result(std::uint64_t, const char*);
+  return reinterpret_cast<Assign*>(::dlsym(plugin_library(), "holmes_nccl_net_assign"))(comm_id, nics);
+}
+
+// What left over an interface of this process's network.
+std::uint64_t sent_bytes(const std::string& interface) {
+  std::ifstream file("/proc/self/net/dev");
+  std::string word;
+  while (file >> word)
+    if (word == interface + ":") break;
+  std::uint64_t number = 0;
+  for (int i = 0; i < 9; ++i) file >> number;
+  CHECK(file.good());
+  return number;
+}
+
+// Two communicators of one process, each on the NIC that was said for its id.
+void two_communicators(Rank& rank) {
+  const std::string nics[] = {"r0", "r1"};
+  CHECK(assign(1, "class:token-ring") == invalid_usage);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (const std::uint64_t id : {0, 1}) {
+    CHECK(assign(id, nics[id].c_str()) == success);
+    ranks.push_back(std::make_unique<Rank>(load(rank.rank() == 0 ? 11 : 12, id), rank.rank(), rank.bootstrap()));
+    ranks.back()->init();
+    CHECK(ranks.back()->connect(2, 256 << 10) == success);
+  }
+  for (const std::size_t id : {0, 1}) {
+    const std::uint64_t own = sent_bytes(nics[id]), other = sent_bytes(nics[1 - id]);
+    CHECK(ranks[id]->transfer(60) == success);
+    rank.barrier();
+    CHECK(sent_bytes(nics[id]) - own > 4'000'000 && sent_bytes(nics[1 - id]) - other < 100'000);
+  }
+  for (const auto& one : ranks) one->close();
+  CHECK(assign(1, "") == success);
 }
 
 // What this process writes to stderr from now on.
@@ -699,6 +739,7 @@ const std::map<std::string, Life> lives = {{"exchange_much", exchange_much},
                                            {"killed_sender", killed_sender},
                                            {"killed_of_four", killed_of_four},
                                            {"many_at_once", many_at_once},
+                                           {"two_communicators", two_communicators},
                                            {"closed_under_way", closed_under_way},
                                            {"refusals", refusals},
                                            {"bandwidth", bandwidth}};
@@ -891,6 +932,7 @@ void test_in_namespace() {
                 nodes[node]);
   };
   run_pair("rails", 12, place(0), place(1));
+  run_pair("two_communicators", 12, place(0), place(1));
   run_ranks("rails", 11, {place(0), place(0), place(1), place(1)});
   for (const std::string nic : {"r1", "r0"}) {
     Place places[] = {place(0), place(1)};
