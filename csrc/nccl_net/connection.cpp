@@ -81,6 +81,7 @@ Connection::Request* Connection::receive(void* data, std::size_t bytes, int tag)
 }
 
 bool Connection::test(Request* request, std::size_t& bytes) {
+  if (!request->work->is_final()) request->connection->pair_.communicator->poll();
   if (!request->work->is_final()) return false;
   const std::exception_ptr error = request->work->error();
   bytes = request->is_send ? request->bytes : *request->received_bytes;

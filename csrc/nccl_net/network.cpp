@@ -172,6 +172,7 @@ Network::Network(NicSelection selection)
   const Env env = Env::read();  // every wrong value is told now
   tls_mode_from_name(env.tls);
   job_secret_ = given_secret("", env);
+  is_polled_ = env.io_threads == 1;
   connect_timeout_ = env.connect_timeout.value_or(default_connect_timeout);
   const auto nics = discover_nics();
   NicOffer offer = selection_.offer(nics, Carrier::tcp);
@@ -281,6 +282,7 @@ Pair Network::meet(const std::shared_ptr<Store>& store, int rank, const Handle& 
   Pair pair;
   if (!options.labels.empty()) pair.peer_rank = options.labels[static_cast<std::size_t>(1 - rank)];
   pair.communicator = std::dynamic_pointer_cast<HostCommunicator>(make_communicator(store, std::move(options)));
+  if (is_polled_) pair.communicator->set_polled();
   return pair;
 }
 

@@ -84,6 +84,7 @@ private:
   std::string cluster_;
   std::optional<std::string> job_secret_;
   Duration connect_timeout_;
+  bool is_polled_ = true;  // NCCL's thread moves the bytes when it asks for them, not the I/O threads
   std::string nics_text_, pci_path_, nic_, address_;
   int speed_mbps_ = 0;
   const std::string token_;
