@@ -103,6 +103,7 @@ std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<Connection> sock
 
 ChannelPair make_plain_channels(PeerConnections& connections, int own_rank, ControlConnection& control,
                                 const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
+  if (connections.rdma.collective) return {std::move(connections.rdma.collective), std::move(connections.rdma.p2p)};
   if (!connections.uses_shared_memory()) {
     return {make_tcp_channel(connections.peer, std::move(connections.collective), rails),
             make_tcp_channel(connections.peer, std::move(connections.p2p), rails)};

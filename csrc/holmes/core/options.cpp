@@ -14,11 +14,13 @@ Transport transport_from_name(const std::string& name) {
   if (name == "auto") return Transport::automatic;
   if (name == "tcp") return Transport::tcp;
   if (name == "shm") return Transport::shm;
-  throw UsageError("transport '" + name + "' does not exist; use one of: auto, tcp, shm");
+  if (name == "rdma") return Transport::rdma;
+  throw UsageError("transport '" + name + "' does not exist; use one of: auto, tcp, shm, rdma");
 }
 
 std::string name(Transport transport) {
-  return transport == Transport::automatic ? "auto" : transport == Transport::tcp ? "tcp" : "shm";
+  const char* const names[] = {"auto", "tcp", "shm", "rdma"};
+  return names[static_cast<int>(transport)];
 }
 
 TlsMode tls_mode_from_name(const std::string& name) {

@@ -30,12 +30,13 @@ enum class Transport {
   automatic,  // shared memory where both ranks are on one host, else TCP
   tcp,        // TCP also between ranks of one host
   shm,        // shared memory only; refused where ranks are on different hosts
+  rdma,       // shared memory where both ranks are on one host, else RDMA
 };
 
 // Throws UsageError where there is no rank `rank` in a group of `size`.
 void check_place(int rank, int size);
 
-// "auto", "tcp" or "shm". Throws UsageError for any other name.
+// "auto", "tcp", "shm" or "rdma". Throws UsageError for any other name.
 Transport transport_from_name(const std::string& name);
 std::string name(Transport transport);
 
@@ -58,6 +59,9 @@ struct CommunicatorOptions {
   // Rails, in the same order on every rank; a NIC named twice gets two connections (where one cannot fill the link).
   // Empty: the best that all ranks share, or loopback on one host (docs/nics.md).
   std::vector<NicBinding> nics{};
+  // Transport::rdma only: the HCA port ("mlx5_0:1") that carries the data; it needs no IP address, `nics` are for the
+  // set-up and for what tells of failures. One so far. Empty: the port of the first of `nics`.
+  std::vector<std::string> rdma_ports{};
   // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
   // of them. Empty: one cluster.
   std::vector<int> clusters{};
@@ -95,6 +99,7 @@ void visit_fields(Visit&& visit) {
   visit("size", &Options::size);
   visit("name", &Options::name);
   visit("nics", &Options::nics);
+  visit("rdma_ports", &Options::rdma_ports);
   visit("clusters", &Options::clusters);
   visit("cluster_nics", &Options::cluster_nics);
   visit("hierarchical_min_bytes", &Options::hierarchical_min_bytes);
