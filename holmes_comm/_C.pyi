@@ -140,6 +140,10 @@ class CommunicatorOptions:
     @rank.setter
     def rank(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     @property
+    def rdma_ports(self) -> list[str]: ...
+    @rdma_ports.setter
+    def rdma_ports(self, arg1: collections.abc.Sequence[str]) -> None: ...
+    @property
     def size(self) -> int: ...
     @size.setter
     def size(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
@@ -822,7 +826,7 @@ class NicSelection:
         """
     def offer(self, nics: collections.abc.Sequence[Nic], carrier: str, host: str, place: str) -> NicOffer:
         """
-        What a host with these NICs brings to the choice for a carrier, 'tcp' or 'nccl'. Raises NicError. Local.
+        What a host with these NICs brings to the choice for a carrier, 'tcp', 'nccl' or 'rdma'. Raises NicError. Local.
         """
     def resolve(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]:
         """
@@ -883,7 +887,7 @@ def agree_nics(
     secret: str = "",
 ) -> tuple:
     """
-    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'; `secret`: the job's, empty: HOLMES_SECRET or HOLMES_SECRET_FILE.
+    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports over RDMA, the reason and every rank's cluster. `carrier`: 'tcp', 'nccl' or 'rdma'; `secret`: the job's, empty: HOLMES_SECRET or HOLMES_SECRET_FILE.
     """
 
 def are_alike(one: SharedNetwork, other: SharedNetwork) -> bool:

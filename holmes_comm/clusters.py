@@ -45,10 +45,11 @@ class Membership(NamedTuple):
 
     nics: this rank's NICs in the networks that all ranks share. clusters: number of each rank's cluster, by rank; empty
     where there is only one. cluster_nics: this rank's NICs in the networks that its cluster shares; empty without
-    clusters. reason: why these, in words.
+    clusters. reason: why these, in words. ports: this rank's HCA port where transport "rdma" was asked for.
     """
 
     nics: list[Nic]
+    ports: list[Nic]
     clusters: list[int]
     cluster_nics: list[Nic]
     reason: str
@@ -64,6 +65,7 @@ def agree_membership(
     *,
     timeout_s: float,
     key_prefix: str,
+    transport: str = "auto",
     tls: str | None = None,
     secret: str = "",
 ) -> Membership:
@@ -74,11 +76,19 @@ def agree_membership(
     fastest NIC that the ranks of the cluster share. timeout_s: seconds to wait for the other ranks. key_prefix: keys
     used in the store; a fresh one for every call. tls: as of `GroupOptions`. secret: the job's. Raises
     as agree_group does, and UsageError where the connections between clusters are to be encrypted and nobody says which
-    these are.
+    these are. transport: "rdma" asks for an HCA port that all ranks share.
     """
     cluster = os.environ.get("HOLMES_CLUSTER", "") if cluster is None else cluster
     shared = agree_group(
-        store, rank, size, nics, timeout_s=timeout_s, key_prefix=key_prefix, cluster=cluster, secret=secret
+        store,
+        rank,
+        size,
+        nics,
+        timeout_s=timeout_s,
+        key_prefix=key_prefix,
+        cluster=cluster,
+        carrier="rdma" if transport == "rdma" else "tcp",
+        secret=secret,
     )
     names = list(dict.fromkeys(shared.clusters))
     if names == [""] and size > 1 and (tls or os.environ.get("HOLMES_TLS")) == "clusters":
@@ -87,7 +97,7 @@ def agree_membership(
             "HOLMES_CLUSTER on every rank (or pass cluster=), or use tls='all'"
         )
     if len(names) < 2:
-        return Membership(shared.nics, [], [], shared.reason)
+        return Membership(shared.nics, shared.ports, [], [], shared.reason)
     if cluster_nics is None:
         cluster_nics = NicSelection.parse(os.environ.get("HOLMES_CLUSTER_NICS", ""))
     members = [other for other, name in enumerate(shared.clusters) if name == cluster]
@@ -102,6 +112,7 @@ def agree_membership(
     )
     return Membership(
         shared.nics,
+        shared.ports,
         [names.index(name) for name in shared.clusters],
         inside.nics,
         f"spans the clusters {', '.join(names)}; between them {shared.reason}; inside {cluster} {inside.reason}",

@@ -71,7 +71,8 @@ def init(
         rank: this process's rank; None: the launcher's (torchrun, srun, mpirun, mpiexec; :mod:`holmes_comm.launch`).
         size: number of ranks; None: the launcher's.
         nics: which NICs to use; None: HOLMES_NICS, else the fastest NIC that all ranks share.
-        transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" or "shm"; None: what ``nics`` says.
+        transport: "auto" (shared memory between ranks of one host, else TCP), "tcp", "shm" or "rdma" (shared memory
+            between ranks of one host, else RDMA; docs/rdma.md); None: what ``nics`` says.
         name: appears in errors; must be the same on all ranks and unique in the store. None: counted. Where the set-up
             failed, all ranks may try again under it, in any order.
         timeout_s: deadline of an operation in seconds unless its call gives one.
@@ -134,10 +135,12 @@ def init(
         cluster_nics,
         timeout_s=connect_timeout_s,
         key_prefix=f"{made_of.name}/nics",
+        transport=transport,
         tls=tls,
         secret=secret,
     )
     made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
+    made_of.rdma_ports = [port.port_name for port in membership.ports]
     made_of.cluster_nics = bindings(membership.cluster_nics)
     _C.log_nics(made_of, membership.reason)
     return _C.make_communicator(store, made_of)

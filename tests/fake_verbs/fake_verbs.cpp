@@ -77,6 +77,18 @@ struct Pair : QueuePair {
   std::uint64_t retired = 0;  // requests before one whose completion was polled
 };
 
+// Whole words at a time, as an HCA does: they may be read meanwhile.
+void write(std::uint64_t to, const std::byte* from, std::size_t bytes) {
+  auto* const words = reinterpret_cast<std::uint64_t*>(to);
+  std::size_t done = 0;
+  for (; to % sizeof(std::uint64_t) == 0 && done + sizeof(std::uint64_t) <= bytes; done += sizeof(std::uint64_t)) {
+    std::uint64_t word;
+    std::memcpy(&word, from + done, sizeof word);
+    std::atomic_ref(words[done / sizeof word]).store(word, std::memory_order_release);
+  }
+  std::memcpy(reinterpret_cast<std::byte*>(to) + done, from + done, bytes - done);
+}
+
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
@@ -191,7 +203,7 @@ void World::carry_out(Pair& pair) {
       from = reinterpret_cast<const std::byte*>(sending.entry.address);
     }
     region(request.remote_key, request.remote_address, bytes, true);
-    std::memcpy(reinterpret_cast<void*>(request.remote_address), from, bytes);
+    write(request.remote_address, from, bytes);
   }
   if (request.opcode == Opcode::rdma_write_with_immediate) {
     if (peer->receives.empty()) misused("a message comes for which no receive is posted");

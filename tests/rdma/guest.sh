@@ -2,9 +2,9 @@
 # Init of a user-mode Linux that is a host with Soft-RoCE. The kernel hands its parameters over as environment: RIG, a
 # folder of the machine below in which `command.sh` is run and `status` left; RIG_ROOT, where the verbs tools are
 # unpacked; RIG_PYTHON, to switch the machine off with; RIG_HOST: 0 for two devices in one kernel, else the host's number.
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/run TMPDIR=/run TERM=dumb LANG=C.UTF-8
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/run TMPDIR=/run XDG_RUNTIME_DIR=/run TERM=dumb LANG=C.UTF-8
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t tmpfs tmp /dev/shm; mount -t tmpfs tmp /run
-mkdir -p /run/rig /run/tmp && mount -t hostfs rig /run/rig -o "$RIG"
+mkdir -p /run/rig && mount -t hostfs rig /run/rig -o "$RIG"
 lib=$RIG_ROOT/usr/lib/x86_64-linux-gnu
 # Soft-RoCE's provider has a name with the version of libibverbs in it, so it is named.
 export LD_LIBRARY_PATH=$lib:$RIG_ROOT/lib/x86_64-linux-gnu RDMAV_DRIVERS=$lib/libibverbs/librxe PATH=$RIG_ROOT/usr/bin:$PATH
@@ -21,7 +21,7 @@ if [ "$RIG_HOST" = 0 ]; then
   ip addr add 10.0.0.1/24 dev va; ip addr add 10.0.0.2/24 dev vb
   "$rdma" link add rxe0 type rxe netdev va; "$rdma" link add rxe1 type rxe netdev vb
 else
-  ip link set vec0 mtu 4200 up; ip addr add "10.0.0.$RIG_HOST/24" dev vec0
+  ip link set vec0 up; ip addr add "10.0.0.$RIG_HOST/24" dev vec0
   "$rdma" link add rxe0 type rxe netdev vec0
   hostname "host$RIG_HOST"
 fi

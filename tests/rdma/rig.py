@@ -107,7 +107,7 @@ def run(commands: list[str], timeout_s: float = 120) -> list[Result]:
             arguments += [f"RIG_HOST={number + 1 if lines else 0}"]
             if lines:
                 arguments.append(
-                    f"vec0:transport=fd,fd={lines[number].fileno()},mac=02:00:00:00:00:0{number + 1},depth=128,mtu=9000"
+                    f"vec0:transport=fd,fd={lines[number].fileno()},mac=02:00:00:00:00:0{number + 1},depth=128,mtu=4200"
                 )
             memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else str(folder)
             process = subprocess.Popen(

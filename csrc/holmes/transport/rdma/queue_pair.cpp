@@ -247,7 +247,7 @@ bool RdmaQueuePair::take_events() {
   bool any = false;
   verbs::CompletionQueue* queue = nullptr;
   void* owner = nullptr;
-  while (library_.get_event(channel_.get(), &queue, &owner) == 0) {
+  while ((is_armed_for_receives_ || is_armed_for_sends_) && library_.get_event(channel_.get(), &queue, &owner) == 0) {
     library_.acknowledge_events(queue, 1);
     (queue == sends_.get() ? is_armed_for_sends_ : is_armed_for_receives_) = false;
     any = true;

@@ -25,7 +25,7 @@ constexpr std::uint64_t signal_every = 16;
 constexpr std::uint32_t kind_shift = 30;
 constexpr std::uint32_t bytes_mask = (1U << kind_shift) - 1;
 // While it waits, how often it asks whether the path lives: a link that is cut tells only those who send.
-constexpr auto look_interval = std::chrono::milliseconds(500);
+constexpr auto look_interval = std::chrono::seconds(1);
 constexpr int inactive_looks = 2;  // a port may flap
 constexpr auto longest_linger = std::chrono::seconds(2);
 constexpr auto linger_look = std::chrono::milliseconds(50);
