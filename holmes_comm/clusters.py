@@ -25,8 +25,11 @@ class GroupOptions:
     cluster_nics: which NICs to use between ranks of the cluster; None: HOLMES_CLUSTER_NICS. hierarchical_min_bytes:
     size in bytes from which on collectives run hierarchically, "never": none does (for groups that only send, receive
     and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. tls: "off", "clusters" or "all", which
-    connections are encrypted; None: HOLMES_TLS, else off. nccl_variables: NCCL variables for the group's CUDA tensors
-    alone ({"NCCL_IB_TC": "106"}). nccl: what NCCL is told for the group. options: what else the engine can be told.
+    connections are encrypted; None: HOLMES_TLS, else off. priority: 0 to 3, the same on all ranks: on links that they
+    share, groups of higher priority go first (docs/wan.md); None: as TCP shares. dscp: code point of its IP packets, 0
+    to 63; None: what its priority has (34, 18, 10, 1 for 3, 2, 1, 0), without one the system's. nccl_variables: NCCL
+    variables for the group's CUDA tensors alone ({"NCCL_IB_TC": "106"}). nccl: what NCCL is told for the group.
+    options: what else the engine can be told.
     As the arguments of `holmes_comm.init`; each rank of the group passes its own. Immutable.
     """
 
@@ -35,6 +38,8 @@ class GroupOptions:
     cluster_nics: NicSelection | None = None
     hierarchical_min_bytes: int | Literal["never"] | None = None
     tls: Literal["off", "clusters", "all"] | None = None
+    priority: int | None = None
+    dscp: int | None = None
     nccl_variables: dict[str, str] | None = None
     nccl: NcclSettings | None = None
     options: CommunicatorOptions | None = None

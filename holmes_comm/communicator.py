@@ -55,6 +55,8 @@ def init(
     cluster_nics: NicSelection | None = None,
     hierarchical_min_bytes: int | Literal["never"] | None = None,
     tls: Literal["off", "clusters", "all"] | None = None,
+    priority: int | None = None,
+    dscp: int | None = None,
     backend: str = "host",
     device: int | None = None,
     nccl_variables: dict[str, str] | None = None,
@@ -88,6 +90,10 @@ def init(
             of a second).
         tls: which TCP connections are encrypted, the same on all ranks: "off", "clusters" (those between ranks of
             different clusters), "all"; None: HOLMES_TLS, else off (docs/security.md).
+        priority: 0 to 3, the same on all ranks: on links that they share, communicators of higher priority go first
+            (docs/wan.md); None: as TCP shares.
+        dscp: code point of differentiated services that its IP packets have, 0 to 63; None: what its priority has (34,
+            18, 10, 1 for 3, 2, 1, 0), without one the system's.
         backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md).
         device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
@@ -126,6 +132,7 @@ def init(
     if backend != "host":
         raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
     made_of.transport, made_of.tls, made_of.hierarchical_min_bytes = transport, tls, hierarchical_min_bytes
+    made_of.priority, made_of.dscp = priority, dscp
     membership = agree_membership(
         store,
         rank,

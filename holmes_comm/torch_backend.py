@@ -253,6 +253,7 @@ def _connect(
         made_of.transport, made_of.tls = selection.transport, asked.tls
         made_of.timeout_s, made_of.connect_timeout_s = timeout.total_seconds(), connect_timeout.total_seconds()
         made_of.hierarchical_min_bytes = asked.hierarchical_min_bytes
+        made_of.priority, made_of.dscp = asked.priority, asked.dscp
         made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
         made_of.rdma_ports = [port.port_name for port in membership.ports]
         made_of.cluster_nics = bindings(membership.cluster_nics)

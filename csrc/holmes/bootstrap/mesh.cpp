@@ -16,6 +16,7 @@
 #include "holmes/core/log.hpp"
 #include "holmes/discover/host.hpp"
 #include "holmes/tls/openssl.hpp"
+#include "holmes/transport/socket.hpp"
 
 namespace holmes {
 namespace {
@@ -53,6 +54,13 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
     throw UsageError("integrity_digest_every=" + std::to_string(*options.integrity_digest_every) +
                      " is not possible; it must be a number of operations, or 0 to compare no results");
   }
+  const auto check_range = [](const char* option, std::optional<int> value, int most) {
+    if (value && (*value < 0 || *value > most))
+      throw UsageError(std::string(option) + "=" + std::to_string(*value) + " is not possible; it must be from 0 to " +
+                       std::to_string(most));
+  };
+  check_range("priority", options.priority, highest_priority);
+  check_range("dscp", options.dscp, max_dscp);
 }
 
 std::string label(const std::vector<RankInfo>& records, std::size_t rank) {

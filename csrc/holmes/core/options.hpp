@@ -25,6 +25,9 @@ inline constexpr std::uint64_t never_hierarchical = UINT64_MAX;
 // Tag of receives that serve the library itself (nobody sends such a message): no operations of the user's.
 inline constexpr std::uint32_t internal_tag = UINT32_MAX;
 
+// Of CommunicatorOptions::priority.
+inline constexpr int highest_priority = 3;
+
 // How ranks of one host reach each other.
 enum class Transport {
   automatic,  // shared memory where both ranks are on one host, else TCP
@@ -84,12 +87,19 @@ struct CommunicatorOptions {
   // Of how many all_reduce, all_gather and broadcast one has its result compared over the ranks, by CRC32C (0: none);
   // the same on all ranks. Absent: HOLMES_INTEGRITY_DIGEST_EVERY, else none.
   std::optional<int> integrity_digest_every{};
+  // From 0 to 3: on links that they share, groups of higher priority go first (docs/wan.md). Absent: as TCP shares.
+  std::optional<int> priority{};
+  // Of its IP packets: the code point of differentiated services, 0 to 63. Absent: what its priority has, if any.
+  std::optional<int> dscp{};
   // How long a waiting thread polls before it sleeps, in microseconds (0: not at all). Absent: HOLMES_SPIN_US, else
   // 150.
   std::optional<int> spin_us{};
 
   bool operator==(const CommunicatorOptions&) const = default;
 };
+
+// The code point that its packets have; absent: the system's.
+std::optional<int> dscp_of(const CommunicatorOptions& options);
 
 // visit(name, member) for every field, by the name that it has in Python.
 template <typename Visit>
@@ -112,6 +122,8 @@ void visit_fields(Visit&& visit) {
   visit("tls", &Options::tls);
   visit("integrity", &Options::integrity);
   visit("integrity_digest_every", &Options::integrity_digest_every);
+  visit("priority", &Options::priority);
+  visit("dscp", &Options::dscp);
   visit("spin_us", &Options::spin_us);
 }
 
