@@ -719,7 +719,7 @@ void bandwidth(Rank& rank) {
         const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
         best = std::max(best, static_cast<double>(bytes * channels) * messages / seconds / 1e9);
       }
-      if (rank.rank() == 0) std::printf("%zu channels, messages of %zu KiB: %.2f GB/s\n", channels, bytes >> 10, best);
+      if (rank.rank() == 0) std::printf("%zu channels, messages of %zu KiB: %.3f GB/s\n", channels, bytes >> 10, best);
       std::fflush(stdout);
       rank.close();
     }
@@ -908,38 +908,60 @@ std::string sysfs_of(int node, const std::string& folder) {
   return root.string();
 }
 
-// Two emulated hosts with two networks between them. Runs in a user namespace.
-void test_in_namespace() {
-  const int nodes[] = {make_namespace(), make_namespace()};
-  const auto on_node = [&](int node, const std::string& command) {
+// Two emulated hosts with two networks between them, r0 and r1. In a user namespace.
+class Hosts {
+public:
+  Hosts() {
+    for (const std::string rail : {"0", "1"}) {
+      const std::string name = "r" + rail, network = rail == "0" ? "10.1.0." : "10.2.0.";
+      on_node(0, "ip link add " + name + " type veth peer name " + name + " netns /proc/self/fd/" +
+                     std::to_string(nodes_[1]));
+      for (const int node : {0, 1})
+        on_node(node, "ip addr add " + network + std::to_string(node + 1) + "/24 dev " + name + " && ip link set " +
+                          name + " up");
+    }
+    if (::mkdtemp(folder_.data()) == nullptr) std::abort();
+  }
+  ~Hosts() { std::filesystem::remove_all(folder_); }
+
+  void on_node(int node, const std::string& command) const {
     std::thread([&] {
-      CHECK(::setns(nodes[node], CLONE_NEWNET) == 0);
+      CHECK(::setns(nodes_[node], CLONE_NEWNET) == 0);
       run(command);
     }).join();
-  };
-  for (const std::string rail : {"0", "1"}) {
-    const std::string name = "r" + rail, network = rail == "0" ? "10.1.0." : "10.2.0.";
-    on_node(
-        0, "ip link add " + name + " type veth peer name " + name + " netns /proc/self/fd/" + std::to_string(nodes[1]));
-    for (const int node : {0, 1})
-      on_node(node, "ip addr add " + network + std::to_string(node + 1) + "/24 dev " + name + " && ip link set " +
-                        name + " up");
   }
-  std::string folder = (std::filesystem::temp_directory_path() / "holmes-nccl-net-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) std::abort();
-  const auto place = [&](int node) {
-    return with({{"HOLMES_SYSFS_ROOT", sysfs_of(node, folder)}, {"HOLMES_NICS", "class:ethernet,rails:2"}},
-                nodes[node]);
-  };
-  run_pair("rails", 12, place(0), place(1));
-  run_pair("two_communicators", 12, place(0), place(1));
-  run_ranks("rails", 11, {place(0), place(0), place(1), place(1)});
-  for (const std::string nic : {"r1", "r0"}) {
-    Place places[] = {place(0), place(1)};
-    for (Place& one : places) one.variables["TEST_LOST"] = nic;
-    run_pair("lost_nic", 12, places[0], places[1]);
+  // With both NICs, unless `variables` say otherwise.
+  Place place(int node, Variables variables = {}) const {
+    variables.insert({{"HOLMES_SYSFS_ROOT", sysfs_of(node, folder_)}, {"HOLMES_NICS", "class:ethernet,rails:2"}});
+    return with(std::move(variables), nodes_[node]);
   }
-  std::filesystem::remove_all(folder);
+
+private:
+  const int nodes_[2] = {make_namespace(), make_namespace()};
+  std::string folder_ = (std::filesystem::temp_directory_path() / "holmes-nccl-net-XXXXXX").string();
+};
+
+void test_in_namespace() {
+  const Hosts hosts;
+  run_pair("rails", 12, hosts.place(0), hosts.place(1));
+  run_pair("two_communicators", 12, hosts.place(0), hosts.place(1));
+  run_ranks("rails", 11, {hosts.place(0), hosts.place(0), hosts.place(1), hosts.place(1)});
+  for (const std::string nic : {"r1", "r0"})
+    run_pair("lost_nic", 12, hosts.place(0, {{"TEST_LOST", nic}}), hosts.place(1, {{"TEST_LOST", nic}}));
+}
+
+// Not a test: bandwidth over one and over both of two links of 1 Gbit/s.
+void links_in_namespace() {
+  const Hosts hosts;
+  for (const int node : {0, 1})
+    for (const std::string nic : {"r0", "r1"})
+      hosts.on_node(node, "tc qdisc add dev " + nic + " root tbf rate 1gbit burst 128kb latency 20ms");
+  for (const std::string nics : {"r0", "class:ethernet,rails:2"}) {
+    std::printf("HOLMES_NICS=%s\n", nics.c_str());
+    std::fflush(stdout);
+    const Variables variables{{"HOLMES_NICS", nics}, {"NCCL_SOCKET_IFNAME", "r0"}, {"TEST_CHANNELS", "2"}};
+    run_pair("bandwidth", 12, hosts.place(0, variables), hosts.place(1, variables));
+  }
 }
 
 void test_namespaces() { run_in_user_namespace("in_namespace"); }
@@ -959,6 +981,14 @@ int main(int argc, char** argv) {
   if (argc > 1 && std::string(argv[1]) == "in_namespace") {
     test_in_namespace();
     return result("test_nccl_net in_namespace");
+  }
+  if (argc > 1 && std::string(argv[1]) == "links_in_namespace") {
+    links_in_namespace();
+    return result("test_nccl_net links_in_namespace");
+  }
+  if (argc > 1 && std::string(argv[1]) == "links") {
+    run_in_user_namespace("links_in_namespace");
+    return result("test_nccl_net links");
   }
   if (argc > 1 && std::string(argv[1]) == "bandwidth") {
     run_pair("bandwidth", 12);  // HOLMES_NICS and the like come from the environment
