@@ -74,11 +74,3 @@ def test_a_round_trip_is_paid_once_for_what_is_queued(nodes: int) -> None:
 def test_nothing_is_sent_ahead_of_what_it_depends_on(nodes: int) -> None:
     with _session({"delay_ms": 20}, nodes) as session:
         assert _run(session, "far_worker", "chained")["right"]
-
-
-@needs_namespaces
-def test_messages_of_high_priority_go_before_another_groups() -> None:
-    """Alone on the link a message takes 170 ms, where two groups share it evenly about twice that."""
-    with _session({"rate_gbps": 0.05}) as session:
-        found = _run(session, "far_worker", "beside")
-    assert found["priorities"] < 0.75 * found["plain"], found

@@ -85,19 +85,17 @@ def default_kinds(plan: Plan) -> list[str]:
 
 
 def group_options(group: Group, rank: int) -> Any:
-    """`pg_options` for `torch.distributed.new_group` with backend "holmes": one rank's NICs and priority. Local."""
+    """`pg_options` for `torch.distributed.new_group` with backend "holmes": the planned NICs of one rank. Local."""
     from holmes_comm import GroupOptions, NicSelection
 
     def selection(names: tuple[str, ...]) -> NicSelection:
         return NicSelection(names=names, max_rails=max(len(names), 1))
 
     nics = selection(group.nics.get(rank, ()))
-    priority = KINDS[group.kind].priority
     if max(Counter(group.cluster_of.values()).values(), default=0) < 2:  # no two of its ranks have better ones
-        return GroupOptions(nics=nics, priority=priority)
+        return GroupOptions(nics=nics)
     return GroupOptions(
         nics,
-        priority=priority,
         cluster=group.cluster_of[rank],
         cluster_nics=selection(group.cluster_nics[rank]),
         hierarchical_min_bytes=None if _has_large_collectives(group) else "never",
