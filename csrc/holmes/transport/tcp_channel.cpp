@@ -150,10 +150,12 @@ bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
 
 // A socket whose rate is low would be ready long after it may be higher.
 std::optional<Clock::time_point> TcpChannel::next_maintenance() const {
-  return awaits_send_ ? socket_.pacer->next_look() : std::nullopt;
+  return awaits_send_ && socket_.pacer ? socket_.pacer->next_look() : std::nullopt;
 }
 
-void TcpChannel::maintain(Clock::time_point now) { socket_.pacer->look(now); }
+void TcpChannel::maintain(Clock::time_point now) {
+  if (socket_.pacer) socket_.pacer->look(now);
+}
 
 void TcpChannel::shutdown() { ::shutdown(socket_.fd.get(), SHUT_RDWR); }
 
