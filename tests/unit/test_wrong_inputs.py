@@ -35,7 +35,7 @@ WRONG = [
     ("topology {topology} --draw {folder}/t.nosuchformat", "nosuchformat"),
     ("plan show {folder}/nowhere.yaml", "nowhere.yaml: No such file"),
     ("plan show {binary}", "binary.yaml cannot be read as yaml"),
-    ("plan show {folder}/twice.json", "the key 'kind' stands twice"),
+    ("plan show {folder}/json/twice.json", "the key 'kind' stands twice"),
     ("plan show {topology}", "holmes plan"),
     ("plan show {plan} --rank 99", "ranks are 0 to 7"),
     ("plan show {plan} --rank -1", "ranks are 0 to 7"),
@@ -173,7 +173,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     places["binary"].write_bytes(bytes(range(256)))
     places["twice"].write_text("clusters: {a: {nodes: 1, nodes: 2}}\n")
-    (folder / "twice.json").write_text('{"kind": "holmes plan", "kind": "other"}')
+    (folder / "json").mkdir()
+    (folder / "json" / "twice.json").write_text('{"kind": "holmes plan", "kind": "other"}')
     places["empty"].write_text("")
     places["lossy"].write_text("networks: {eth: {class: ethernet, loss_percent: 200}}\nclusters: {}\n")
     places["words"].write_text("groups: {dp: 7}\n")
