@@ -24,7 +24,8 @@ step() {
   shift 3
   log=$(mktemp)
   say ""; say "## $name"; say ""
-  say "\`${*/#"$python"/python}\`"; say ""
+  # PATH is this machine's business.
+  say "\`$(sed -E 's#PATH=[^ ]+#PATH=.venv/bin:$PATH#' <<<"${*/#"$python"/python}")\`"; say ""
   local start=$SECONDS
   if timeout "$limit_s" "$@" >"$log" 2>&1; then
     if [ -n "$dry" ]; then say "walked through without a GPU ($((SECONDS - start)) s)"; unproven+=("$proves")
