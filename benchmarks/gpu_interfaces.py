@@ -20,18 +20,27 @@ from gpu_memory import memory, use_fakes
 COUNT = 1 << 20  # float32 elements
 SHARE = 0.9  # of the expected bytes that the chosen interface must have carried; headers come on top
 INTERFACES = ("net0", "net1")
-SPEC = """
+STRAY = 0.05  # at most so much on another one: the set-up's own traffic
+
+
+def run_on_nodes(script: str, nodes: int) -> int:
+    """The exit status of a script that runs on so many emulated nodes, a rank each; they have both interfaces."""
+    spec_text = f"""
 networks:
-  first: {class: ethernet, rate_gbps: 1}
-  second: {class: ethernet, rate_gbps: 1}
+  first: {{class: ethernet, rate_gbps: 1}}
+  second: {{class: ethernet, rate_gbps: 1}}
 clusters:
   a:
-    nodes: 2
+    nodes: {nodes}
     nics:
-      - {name: net0, network: first}
-      - {name: net1, network: second}
+      - {{name: {INTERFACES[0]}, network: first}}
+      - {{name: {INTERFACES[1]}, network: second}}
 """
-STRAY = 0.05  # at most so much on another one: the set-up's own traffic
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
+        spec.write(spec_text)
+        spec.flush()
+        command = ["testbed", "run", "--spec", spec.name, "--timeout-s", "200", "--", sys.executable, script]
+        return subprocess.run([sys.executable, "-m", "holmes", *command], timeout=240, check=False).returncode
 
 
 def sent_bytes() -> dict[str, int]:
@@ -82,11 +91,7 @@ def main() -> None:
         return
     if arguments.dry_run:
         use_fakes()
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
-        spec.write(SPEC)
-        spec.flush()
-        command = ["testbed", "run", "--spec", spec.name, "--timeout-s", "200", "--", sys.executable, __file__]
-        sys.exit(subprocess.run([sys.executable, "-m", "holmes", *command], timeout=240, check=False).returncode)
+    sys.exit(run_on_nodes(__file__, 2))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import queue
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpu_memory import memory, use_fakes
@@ -40,6 +40,13 @@ def communicator(store: Any, rank: int, size: int, **options: Any) -> Any:
         timeout_s=120.0,
         **options,
     )
+
+
+def meet(store: Any, what: str, rank: int, ranks: Iterable[int]) -> None:
+    """Returns when all these ranks have come to `what`, a name that is used once."""
+    store.set(f"{what}/{rank}", b"")
+    for other in ranks:
+        store.get(f"{what}/{other}", LIMIT_S)
 
 
 def check(store: Any, rank: int, size: int) -> dict[str, Any]:
@@ -105,10 +112,8 @@ def check(store: Any, rank: int, size: int) -> dict[str, Any]:
             same(data, total - size, "shrink")
             assert "shrunk from" in rest.description, rest.description
             rest.barrier()
-            store.set(f"shrunk/{rank}", b"")
         # Who leaves before would be a lost rank: the others would connect anew.
-        for other in range(size - 1):
-            store.get(f"shrunk/{other}", LIMIT_S)
+        meet(store, "shrunk", rank, range(size - 1))
     return {"description": comm.description}
 
 
@@ -167,10 +172,8 @@ def killed(store: Any, rank: int, size: int) -> dict[str, Any]:
     data = place.make(1000, 1.0)
     comm.all_reduce(data.array)
     comm.barrier()
-    store.set(f"through/{rank}", b"")
+    meet(store, "through", rank, range(size))  # who is still in the barrier would lose it there
     if rank == 1:
-        for other in range(size):  # who is still in the barrier would lose it there
-            store.get(f"through/{other}", LIMIT_S)
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
     try:

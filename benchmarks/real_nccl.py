@@ -17,44 +17,36 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_interfaces import INTERFACES, SPEC, sent_bytes
+from gpu_interfaces import INTERFACES, run_on_nodes, sent_bytes
 from gpu_memory import FakeMemory
-from gpu_ranks import communicator
+from gpu_ranks import communicator, meet
 
 RANKS = 3
 WAIT_S = 60.0
 MESSAGE_BYTES = 16 << 20
 SIMPLE = {"NCCL_PROTO": "Simple", "NCCL_P2P_LL_THRESHOLD": "0"}  # the protocol of the stand-in kernel
 SIOCGIFADDR = 0x8915
-#: Sockets that NCCL has at a moment: its bootstrap's and its transport's listen, connect and stay.
-Socket = tuple[str, str, str]  # local address and port, remote address and port, inode
 
 
-def sockets() -> set[Socket]:
-    """The TCP sockets of this process."""
+def sockets() -> dict[str, str]:
+    """The local address of each TCP socket of this process, by the socket's inode."""
     mine = set()
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             mine.add(os.readlink(path))
-    found = set()
+    found = {}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if f"socket:[{fields[9]}]" in mine:
-            found.add((_ip(fields[1]), _ip(fields[2]), fields[9]))
+        _, local, *_, inode = line.split()[:10]
+        if f"socket:[{inode}]" in mine:
+            found[inode] = socket.inet_ntoa(struct.pack("=I", int(local.split(":")[0], 16)))
     return found
-
-
-def _ip(text: str) -> str:
-    address, port = text.split(":")
-    return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
 
 
 def address_of(interface: str) -> str:
@@ -72,16 +64,13 @@ class Seen:
 
     @contextlib.contextmanager
     def step(self, what: str, interface: str) -> Iterator[None]:
-        """Checks that what its body opens is on this interface, and that no other one carried more than packets."""
+        """Checks that what its body opens is on this interface, and notes what each one sent."""
         before, bytes_before = sockets(), sent_bytes()
         yield
-        opened, after = sockets() - before, sent_bytes()
-        counts: dict[str, int] = {}
-        for local, _, _ in opened:
-            name = self.names.get(local.split(":")[0], local.split(":")[0])
-            counts[name] = counts.get(name, 0) + 1
+        opened = [local for inode, local in sockets().items() if inode not in before]
+        counts, after = Counter(self.names.get(local, local) for local in opened), sent_bytes()
         sent = {name: after[name] - bytes_before[name] for name in INTERFACES}
-        self.rows.append({"step": what, "interface": interface, "sockets": counts, "sent_bytes": sent})
+        self.rows.append({"step": what, "interface": interface, "sockets": dict(counts), "sent_bytes": sent})
         assert set(counts) <= {interface}, (what, interface, opened)
 
 
@@ -129,28 +118,24 @@ def run_rank() -> None:
             )
     descriptions = {name: comm.description for name, comm in comms.items()}
     first, second = comms[INTERFACES[0]], comms[INTERFACES[1]]
-
-    def meet(what: str) -> None:
-        store.set(f"{what}/{rank}", b"")
-        for other in range(size):
-            store.get(f"{what}/{other}", WAIT_S)
+    meet_all = functools.partial(meet, store, rank=rank, ranks=range(size))
 
     with seen.step("split", INTERFACES[1]):
         part = second.split(rank % 2, rank)
     for name, comm in comms.items():
         with seen.step("messages", name):
             pass_around(place, comm, rank, size)
-            meet(f"passed/{name}")
+            meet_all(f"passed/{name}")
         sent = seen.rows[-1]["sent_bytes"]
         assert sent[name] > MESSAGE_BYTES, sent
         assert sum(sent.values()) - sent[name] < MESSAGE_BYTES / 100, sent
     with seen.step("shrink", INTERFACES[0]):
         rest = None if rank == size - 1 else first.shrink([size - 1])
-        meet("shrunk")
+        meet_all("shrunk")
     with seen.step("operation", INTERFACES[1]):
         data = place.make(1 << 10, 1.0)
         said = refused(functools.partial(second.all_reduce, data.array), "CUDA_ERROR_NO_BINARY_FOR_GPU")
-        meet("refused")
+        meet_all("refused")
     kept = len(sockets())
     if rest is not None:
         rest.abort()
@@ -158,7 +143,7 @@ def run_rank() -> None:
     second.abort()
     del part, second, rest, first
     comms.clear()
-    meet("ended")
+    meet_all("ended")
     # An abort ends NCCL's communicator on a thread of its own. The store's sockets stay.
     deadline = time.monotonic() + WAIT_S
     while len(sockets()) > kept / 4 and time.monotonic() < deadline:
@@ -167,23 +152,17 @@ def run_rank() -> None:
     assert left <= kept / 4, (kept, left)
     if rank == 0:
         report = {"communicators": descriptions, "steps": seen.rows, "operation": said, "sockets": [kept, left]}
-        print(json.dumps(report, indent=1))
-    if rank != 0:
-        store.set(f"done/{rank}", b"")
-        os._exit(0)
-    for other in range(1, size):  # who serves the store leaves last
-        store.get(f"done/{other}", WAIT_S)
+        print(json.dumps(report, indent=1), flush=True)
+    # Who serves the store leaves last.
+    meet(store, "done", rank, range(size) if rank == 0 else ())
+    os._exit(0)
 
 
 def main() -> None:
     if "RANK" in os.environ:
         run_rank()
         return
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
-        spec.write(SPEC.replace("nodes: 2", f"nodes: {RANKS}"))
-        spec.flush()
-        command = ["testbed", "run", "--spec", spec.name, "--timeout-s", "200", "--", sys.executable, __file__]
-        sys.exit(subprocess.run([sys.executable, "-m", "holmes", *command], timeout=240, check=False).returncode)
+    sys.exit(run_on_nodes(__file__, RANKS))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # NCCL's own host half behind Holmes without a GPU: bootstrap, topology, channels, transports, groups, aborts, as they are.
 # usage: benchmarks/real_nccl.sh SOURCE [RESULT.json]
-# SOURCE: NCCL's sources (https://github.com/NVIDIA/nccl, a release from 2.26 on). Needs nvcc, the CUDA runtime's headers
+# SOURCE: NCCL's sources (https://github.com/NVIDIA/nccl; tried with 2.30.7). Needs nvcc, the CUDA runtime's headers
 # and `make build`. Builds into build/real-nccl, some ten minutes of two processors the first time: NCCL with the kernels
 # of two operations and without those for symmetric memory (none ever runs), and stand-ins for driver, runtime and
 # NVML (tests/fake_cuda_torch). Then benchmarks/real_nccl.py, which says what it checks.
