@@ -196,7 +196,7 @@ def test_a_trainer_limits_the_search() -> None:
         Wanted(trainer="deepspeed", recomputation="selective")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))  # of those of benchmarks/exhaustive_search.py
 def test_nothing_is_faster_and_every_stated_loss_is_that_of_the_best(seed: int) -> None:
     """Against all choices, simulated: the best, and the best with each other value of each decision."""
     machines, model, batch = random_case(seed)
@@ -211,8 +211,7 @@ def test_nothing_is_faster_and_every_stated_loss_is_that_of_the_best(seed: int) 
         assert found.best.step_s * (1 + share) <= 1.012 * own_s, (name, value, own_s)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 4, 8])
-def test_what_is_pinned_finds_nothing_better(micro_batch: int) -> None:
+def test_what_is_pinned_finds_nothing_better() -> None:
     """One GPU a host on slow links, where estimates err most."""
     slow = topology(gbps=1).to_dict()
     for host in slow["hosts"]:
@@ -221,9 +220,10 @@ def test_what_is_pinned_finds_nothing_better(micro_batch: int) -> None:
             host["ports"][number]["speed_gbps"] = rate
     machines = Topology.from_dict(slow)
     found = search(machines, GPT, 64)
-    pinned = search(machines, GPT, 64, wanted=Wanted(micro_batch=micro_batch))
-    assert found.best.step_s <= pinned.best.step_s
     (line,) = [line for line in found.reasons() if line.startswith("micro-batch ")]
-    if stated := re.search(rf"[:,] {micro_batch} \+([\d.]+) %", line):
-        told_s = found.best.step_s * (1 + float(stated[1]) / 100)
-        assert told_s == pytest.approx(pinned.best.step_s, rel=0.01)
+    for micro_batch in (1, 2, 4, 8):
+        pinned = search(machines, GPT, 64, wanted=Wanted(micro_batch=micro_batch))
+        assert found.best.step_s <= pinned.best.step_s, micro_batch
+        if stated := re.search(rf"[:,] {micro_batch} \+([\d.]+) %", line):
+            told_s = found.best.step_s * (1 + float(stated[1]) / 100)
+            assert told_s == pytest.approx(pinned.best.step_s, rel=0.01), micro_batch
