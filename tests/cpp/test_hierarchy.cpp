@@ -110,15 +110,17 @@ void check_mixed(Communicator& comm) {
 
 void check_compression(Communicator& comm) {
   constexpr std::size_t count = 500001;
+  std::vector<float> input(count);
+  for (std::size_t i = 0; i < count; ++i)
+    input[i] = std::sin(static_cast<float>(i % 1000)) * static_cast<float>(comm.rank() + 1);
+  std::vector<float> data(count);
   for (const std::string codec : {"bf16", "int8"}) {
     for (const bool error_feedback : {false, true}) {
       const auto compression = std::make_shared<Compression>(codec, error_feedback);
       double drift = 0;
       std::vector<double> total(100);
       for (int step = 0; step < 20; ++step) {
-        std::vector<float> data(count);
-        for (std::size_t i = 0; i < count; ++i)
-          data[i] = std::sin(static_cast<float>(i % 1000)) * static_cast<float>(comm.rank() + 1);
+        std::memcpy(data.data(), input.data(), count * sizeof(float));
         comm.all_reduce(buffer(data, DType::float32), ReduceOp::sum, {.compression = compression})->wait();
         const double scale = comm.size() * (comm.size() + 1) / 2;
         for (std::size_t i = 0; i < count; i += 97)
@@ -134,7 +136,7 @@ void check_compression(Communicator& comm) {
     }
   }
   // An infinity stays one, or becomes NaN; never finite.
-  std::vector<float> data(count, 1);
+  data.assign(count, 1);
   if (comm.rank() == 0) data[5] = INFINITY;
   comm.all_reduce(buffer(data, DType::float32), ReduceOp::avg,
                   {.compression = std::make_shared<Compression>("int8", false)})
