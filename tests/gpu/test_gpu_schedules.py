@@ -26,6 +26,22 @@ def run(folder, case, *, multiprocessors, serialised=False):
     return run_watched(command, environment, folder)
 
 
+def check_overlaps(folder, case, shares, *, multiprocessors):
+    """That each pair overlaps for more than its share of the shorter one's time, in one of three runs: whatever else
+    this machine does can only keep them apart."""
+    for attempt in range(3):
+        (folder / str(attempt)).mkdir()
+        trace, deadlock = run(folder / str(attempt), case, multiprocessors=multiprocessors)
+        assert not deadlock
+        overlaps = trace.overlaps()
+        short = {
+            pair: overlaps[pair] for pair, share in shares.items() if overlaps[pair][0] <= share * overlaps[pair][1]
+        }
+        if not short:
+            return
+    raise AssertionError(f"overlap and the shorter one's time, of pairs that are under {shares}: {short}")
+
+
 @pytest.mark.parametrize("multiprocessors", [48, 132])
 def test_a_ring_of_receives_and_sends_over_three_libraries(tmp_path, multiprocessors):
     trace, deadlock = run(tmp_path, "ring", multiprocessors=multiprocessors)
@@ -37,19 +53,13 @@ def test_a_ring_of_receives_and_sends_over_three_libraries(tmp_path, multiproces
 
 @pytest.mark.parametrize("multiprocessors", [48, 132])
 def test_megatrons_interleaved_schedule(tmp_path, multiprocessors):
-    trace, deadlock = run(tmp_path, "interleaved", multiprocessors=multiprocessors)
-    assert not deadlock
-    both, least = trace.overlaps()["compute", "pipeline"]
-    assert both > 0.5 * least, (both, least)  # messages move while stages compute
+    # Messages move while stages compute.
+    check_overlaps(tmp_path, "interleaved", {("compute", "pipeline"): 0.5}, multiprocessors=multiprocessors)
 
 
 def test_sharded_data_parallel_with_tensor_parallel(tmp_path):
-    trace, deadlock = run(tmp_path, "sharded", multiprocessors=132)
-    assert not deadlock
-    overlaps = trace.overlaps()
-    for pair, share in ((("compute", "shard"), 0.3), (("compute", "replica"), 0.3), (("replica", "tensor"), 0.1)):
-        both, least = overlaps[pair]
-        assert both > share * least, (pair, both, least)
+    shares = {("compute", "shard"): 0.3, ("compute", "replica"): 0.3, ("replica", "tensor"): 0.1}
+    check_overlaps(tmp_path, "sharded", shares, multiprocessors=132)
 
 
 @pytest.mark.parametrize("case", ["ring", "interleaved"])

@@ -365,7 +365,7 @@ def test_where_nobody_of_a_generation_is_left_the_next_begins_as_the_first_did(p
 def test_a_lost_store_is_named_and_training_stops(peers):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = f"127.0.0.1:{server.port}"
-    (peer,) = peers(0, address=address, rules=Rules(1, lease_s=0.8))
+    (peer,) = peers(0, address=address, rules=Rules(1, lease_s=3.0))  # on a busy machine too, it has asked by then
     peer.agree()
     del server
     wait_until(peer.failed.is_set)
