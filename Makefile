@@ -29,7 +29,7 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-docs test-torch test-trainers test-launchers test-distributed test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels release docs clean
+.PHONY: help build demo test test-cpp test-python test-docs test-torch test-trainers test-launchers test-distributed test-rdma test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels release docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
@@ -38,6 +38,7 @@ help:
 	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan, torchft and the examples (installs them)"
 	@echo "make test-launchers  srun, mpirun, mpiexec, Ray Train start two ranks each (installs them where it can)"
 	@echo "make test-distributed  PyTorch's own DistributedTest over Holmes in place of Gloo (RANKS=3)"
+	@echo "make test-rdma   communicators over RDMA, on Soft-RoCE in user-mode Linux (downloads 3 MB)"
 	@echo "make test-cuda-fake  torch's CUDA build, and its ProcessGroupNCCL beside Holmes, on a fake CUDA runtime (installs gigabytes)"
 	@echo "make bench-cuda-fake  their calls, memory and host time side by side (BENCH_ARGS='--save')"
 	@echo "make suite-cuda-fake  PyTorch's own DistributedTest over both (SUITE_ARGS='--save -k broadcast')"
@@ -162,6 +163,10 @@ VERSIONS ?= $(TORCH)
 TORCH_TEST_ARGS ?=
 test-torch: build
 	$(BIN)/python tools/torch_versions.py $(VERSIONS) $(if $(KEEP),--keep) $(TORCH_TEST_ARGS)
+
+# Real verbs: user-mode Linux with Soft-RoCE (docs/rdma.md). HOLMES_UML_KERNEL names the kernel where shared/lab has none.
+test-rdma: build
+	HOLMES_TEST_RDMA=1 $(BIN)/python -m pytest tests/rdma $(PYTEST_ARGS)
 
 test-trainers: $(VENV)/.trainers-$(TORCHTITAN)-$(TORCHFT)
 	$(BIN)/python -m pytest tests/trainers $(PYTEST_ARGS)

@@ -120,6 +120,10 @@ class CommunicatorOptions:
     @connect_timeout_s.setter
     def connect_timeout_s(self, arg1: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
     @property
+    def dscp(self) -> int | None: ...
+    @dscp.setter
+    def dscp(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
     def integrity_digest_every(self) -> int | None: ...
     @integrity_digest_every.setter
     def integrity_digest_every(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
@@ -136,9 +140,17 @@ class CommunicatorOptions:
     @nics.setter
     def nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
     @property
+    def priority(self) -> int | None: ...
+    @priority.setter
+    def priority(self, arg1: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
     def rank(self) -> int: ...
     @rank.setter
     def rank(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def rdma_ports(self) -> list[str]: ...
+    @rdma_ports.setter
+    def rdma_ports(self, arg1: collections.abc.Sequence[str]) -> None: ...
     @property
     def size(self) -> int: ...
     @size.setter
@@ -822,7 +834,7 @@ class NicSelection:
         """
     def offer(self, nics: collections.abc.Sequence[Nic], carrier: str, host: str, place: str) -> NicOffer:
         """
-        What a host with these NICs brings to the choice for a carrier, 'tcp' or 'nccl'. Raises NicError. Local.
+        What a host with these NICs brings to the choice for a carrier, 'tcp', 'nccl' or 'rdma'. Raises NicError. Local.
         """
     def resolve(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]:
         """
@@ -883,7 +895,7 @@ def agree_nics(
     secret: str = "",
 ) -> tuple:
     """
-    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'; `secret`: the job's, empty: HOLMES_SECRET or HOLMES_SECRET_FILE.
+    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports over RDMA, the reason and every rank's cluster. `carrier`: 'tcp', 'nccl' or 'rdma'; `secret`: the job's, empty: HOLMES_SECRET or HOLMES_SECRET_FILE.
     """
 
 def are_alike(one: SharedNetwork, other: SharedNetwork) -> bool:

@@ -25,8 +25,11 @@ class GroupOptions:
     cluster_nics: which NICs to use between ranks of the cluster; None: HOLMES_CLUSTER_NICS. hierarchical_min_bytes:
     size in bytes from which on collectives run hierarchically, "never": none does (for groups that only send, receive
     and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. tls: "off", "clusters" or "all", which
-    connections are encrypted; None: HOLMES_TLS, else off. nccl_variables: NCCL variables for the group's CUDA tensors
-    alone ({"NCCL_IB_TC": "106"}). nccl: what NCCL is told for the group. options: what else the engine can be told.
+    connections are encrypted; None: HOLMES_TLS, else off. priority: 0 to 3, the same on all ranks: on links that they
+    share, groups of higher priority go first (docs/wan.md); None: as TCP shares. dscp: code point of its IP packets, 0
+    to 63; None: what its priority has (34, 18, 10, 1 for 3, 2, 1, 0), without one the system's. nccl_variables: NCCL
+    variables for the group's CUDA tensors alone ({"NCCL_IB_TC": "106"}). nccl: what NCCL is told for the group.
+    options: what else the engine can be told.
     As the arguments of `holmes_comm.init`; each rank of the group passes its own. Immutable.
     """
 
@@ -35,6 +38,8 @@ class GroupOptions:
     cluster_nics: NicSelection | None = None
     hierarchical_min_bytes: int | Literal["never"] | None = None
     tls: Literal["off", "clusters", "all"] | None = None
+    priority: int | None = None
+    dscp: int | None = None
     nccl_variables: dict[str, str] | None = None
     nccl: NcclSettings | None = None
     options: CommunicatorOptions | None = None
@@ -45,10 +50,11 @@ class Membership(NamedTuple):
 
     nics: this rank's NICs in the networks that all ranks share. clusters: number of each rank's cluster, by rank; empty
     where there is only one. cluster_nics: this rank's NICs in the networks that its cluster shares; empty without
-    clusters. reason: why these, in words.
+    clusters. reason: why these, in words. ports: this rank's HCA port where transport "rdma" was asked for.
     """
 
     nics: list[Nic]
+    ports: list[Nic]
     clusters: list[int]
     cluster_nics: list[Nic]
     reason: str
@@ -64,6 +70,7 @@ def agree_membership(
     *,
     timeout_s: float,
     key_prefix: str,
+    transport: str = "auto",
     tls: str | None = None,
     secret: str = "",
 ) -> Membership:
@@ -74,11 +81,19 @@ def agree_membership(
     fastest NIC that the ranks of the cluster share. timeout_s: seconds to wait for the other ranks. key_prefix: keys
     used in the store; a fresh one for every call. tls: as of `GroupOptions`. secret: the job's. Raises
     as agree_group does, and UsageError where the connections between clusters are to be encrypted and nobody says which
-    these are.
+    these are. transport: "rdma" asks for an HCA port that all ranks share.
     """
     cluster = os.environ.get("HOLMES_CLUSTER", "") if cluster is None else cluster
     shared = agree_group(
-        store, rank, size, nics, timeout_s=timeout_s, key_prefix=key_prefix, cluster=cluster, secret=secret
+        store,
+        rank,
+        size,
+        nics,
+        timeout_s=timeout_s,
+        key_prefix=key_prefix,
+        cluster=cluster,
+        carrier="rdma" if transport == "rdma" else "tcp",
+        secret=secret,
     )
     names = list(dict.fromkeys(shared.clusters))
     if names == [""] and size > 1 and (tls or os.environ.get("HOLMES_TLS")) == "clusters":
@@ -87,7 +102,7 @@ def agree_membership(
             "HOLMES_CLUSTER on every rank (or pass cluster=), or use tls='all'"
         )
     if len(names) < 2:
-        return Membership(shared.nics, [], [], shared.reason)
+        return Membership(shared.nics, shared.ports, [], [], shared.reason)
     if cluster_nics is None:
         cluster_nics = NicSelection.parse(os.environ.get("HOLMES_CLUSTER_NICS", ""))
     members = [other for other, name in enumerate(shared.clusters) if name == cluster]
@@ -102,6 +117,7 @@ def agree_membership(
     )
     return Membership(
         shared.nics,
+        shared.ports,
         [names.index(name) for name in shared.clusters],
         inside.nics,
         f"spans the clusters {', '.join(names)}; between them {shared.reason}; inside {cluster} {inside.reason}",

@@ -55,6 +55,8 @@ def init(
     cluster_nics: NicSelection | None = None,
     hierarchical_min_bytes: int | Literal["never"] | None = None,
     tls: Literal["off", "clusters", "all"] | None = None,
+    priority: int | None = None,
+    dscp: int | None = None,
     backend: str = "host",
     device: int | None = None,
     nccl_variables: dict[str, str] | None = None,
@@ -71,7 +73,8 @@ def init(
         rank: this process's rank; None: the launcher's (torchrun, srun, mpirun, mpiexec; :mod:`holmes_comm.launch`).
         size: number of ranks; None: the launcher's.
         nics: which NICs to use; None: HOLMES_NICS, else the fastest NIC that all ranks share.
-        transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" or "shm"; None: what ``nics`` says.
+        transport: "auto" (shared memory between ranks of one host, else TCP), "tcp", "shm" or "rdma" (shared memory
+            between ranks of one host, else RDMA; docs/rdma.md); None: what ``nics`` says.
         name: appears in errors; must be the same on all ranks and unique in the store. None: counted. Where the set-up
             failed, all ranks may try again under it, in any order.
         timeout_s: deadline of an operation in seconds unless its call gives one.
@@ -87,6 +90,10 @@ def init(
             of a second).
         tls: which TCP connections are encrypted, the same on all ranks: "off", "clusters" (those between ranks of
             different clusters), "all"; None: HOLMES_TLS, else off (docs/security.md).
+        priority: 0 to 3, the same on all ranks: on links that they share, communicators of higher priority go first
+            (docs/wan.md); None: as TCP shares.
+        dscp: code point of differentiated services that its IP packets have, 0 to 63; None: what its priority has (34,
+            18, 10, 1 for 3, 2, 1, 0), without one the system's.
         backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md).
         device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
@@ -125,6 +132,7 @@ def init(
     if backend != "host":
         raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
     made_of.transport, made_of.tls, made_of.hierarchical_min_bytes = transport, tls, hierarchical_min_bytes
+    made_of.priority, made_of.dscp = priority, dscp
     membership = agree_membership(
         store,
         rank,
@@ -134,10 +142,12 @@ def init(
         cluster_nics,
         timeout_s=connect_timeout_s,
         key_prefix=f"{made_of.name}/nics",
+        transport=transport,
         tls=tls,
         secret=secret,
     )
     made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
+    made_of.rdma_ports = [port.port_name for port in membership.ports]
     made_of.cluster_nics = bindings(membership.cluster_nics)
     _C.log_nics(made_of, membership.reason)
     return _C.make_communicator(store, made_of)

@@ -11,12 +11,12 @@ from holmes_comm._C import host_identity, host_name
 from holmes_comm.errors import SystemError
 from holmes_comm.nic_selection import NicSelection
 
-Carrier = Literal["tcp", "nccl"]
+Carrier = Literal["tcp", "nccl", "rdma"]
 _FOR_SYSFS = 4  # that reading it has open at a time, and some to spare
 
 
 class Agreement(NamedTuple):
-    """What the ranks of a group agreed on: this rank's NICs, its HCA ports (NCCL over RDMA only; else empty), the
+    """What the ranks of a group agreed on: this rank's NICs, its HCA ports (over RDMA only; else empty), the
     reason, and the cluster that every rank names."""
 
     nics: list[_C.Nic]
@@ -53,7 +53,8 @@ def agree_group(
     key_prefix: keys used in the store; a fresh one for every call. sysfs_root: as in discover_nics. max_rails: return
     up to so many NICs of the best network's class, fastest first; None: what the selections say, the smallest number
     where they differ. cluster: name of this rank's cluster; all ranks or none have one. carrier: "nccl" chooses also
-    among RDMA ports, with an IP address or not; `nics` then are those of its handshakes. secret: the job's; empty:
+    among RDMA ports, with an IP address or not; `nics` then are those of its handshakes. "rdma": the same, but one port
+    there must be, and `nics` are for the set-up. secret: the job's; empty:
     HOLMES_SECRET or HOLMES_SECRET_FILE.
     Raises on every rank: ProtocolError where what a rank wrote into the store was changed or its secret is another,
     NicError where a rank's selection is wrong, nothing is shared or only some name a cluster,

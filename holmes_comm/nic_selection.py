@@ -10,7 +10,7 @@ from holmes_comm import _C
 from holmes_comm._C import Nic
 from holmes_comm.errors import UsageError
 
-TRANSPORTS = ("auto", "tcp", "shm")
+TRANSPORTS = ("auto", "tcp", "shm", "rdma")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class NicSelection:
     nic_class: "infiniband", "roce" (or "roce_v1", "roce_v2"), "ethernet" or "loopback".
     fastest: the fastest NIC that all members share; this is also what happens when nothing is said.
     subnet: only NICs with an address in it ("10.1.0.0/16").
-    transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" (always) or "shm" (one host only).
+    transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" (always), "shm" (one host only) or
+        "rdma" (shared memory between ranks of one host, else RDMA over a port that all members share; docs/rdma.md).
     max_rails: stripe every operation over up to so many NICs of the best class that all members share, whatever their
         speeds; where ranks differ, the smallest number counts. None: one for sockets; NCCL gets every port of the class
         and about the speed of the best.
@@ -96,9 +97,10 @@ class NicSelection:
         return self._rule().matching(list(nics))
 
     def offer(self, nics: Iterable[Nic], carrier: str, host: str, place: str) -> _C.NicOffer:
-        """What `host`, which has `nics`, brings to the choice for `carrier` ("tcp" or "nccl"); `place`: host_identity.
+        """What `host`, which has `nics`, brings to the choice for `carrier`.
 
-        Local. Raises NicError as `resolve`, but where NCCL has ports that need no address.
+        Local. carrier: "tcp", "nccl" or "rdma". place: host_identity. Raises NicError as `resolve`, but where NCCL has
+        ports that need no address.
         """
         return self._rule().offer(list(nics), carrier, host, place)
 

@@ -104,7 +104,7 @@ def register() -> None:
 def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
     """What each connection of ``group`` (default: the world) really uses; one dict per connection. Local.
 
-    Keys: peer (group rank), host, transport ("tcp" or "shm"), purpose, interface, local_address, remote_address,
+    Keys: peer (group rank), host, transport ("tcp", "shm", "rdma"), purpose, interface, local_address, remote_address,
     device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks, encryption ("" where there
     is none). Raises UsageError where the group's CPU backend is not holmes.
     """
@@ -244,6 +244,7 @@ def _connect(
             asked.cluster_nics,
             timeout_s=connect_timeout.total_seconds(),
             key_prefix="nics",
+            transport=selection.transport,
             tls=asked.tls,
             secret=asked.options.secret if asked.options is not None else "",
         )
@@ -252,7 +253,9 @@ def _connect(
         made_of.transport, made_of.tls = selection.transport, asked.tls
         made_of.timeout_s, made_of.connect_timeout_s = timeout.total_seconds(), connect_timeout.total_seconds()
         made_of.hierarchical_min_bytes = asked.hierarchical_min_bytes
+        made_of.priority, made_of.dscp = asked.priority, asked.dscp
         made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
+        made_of.rdma_ports = [port.port_name for port in membership.ports]
         made_of.cluster_nics = bindings(membership.cluster_nics)
         made_of.job_rank = global_ranks[rank] if global_ranks else rank
         log_nics(made_of, membership.reason)

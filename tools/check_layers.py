@@ -20,7 +20,7 @@ CPP_LAYERS = [
     ["holmes/discover"],
     ["holmes/tls"],
     ["holmes/transport"],
-    ["holmes/transport/shm"],
+    ["holmes/transport/shm", "holmes/transport/rdma"],
     ["holmes/bootstrap"],
     ["holmes/group"],
     ["holmes/collectives", "holmes/p2p"],

@@ -17,7 +17,8 @@ namespace {
 Carrier carrier_from_name(const std::string& name) {
   if (name == "tcp") return Carrier::tcp;
   if (name == "nccl") return Carrier::nccl;
-  throw UsageError("carrier '" + name + "' does not exist; use 'tcp' or 'nccl'");
+  if (name == "rdma") return Carrier::rdma;
+  throw UsageError("carrier '" + name + "' does not exist; use 'tcp', 'nccl' or 'rdma'");
 }
 
 NicClass class_from_name(const std::string& name) {
@@ -101,13 +102,13 @@ void bind_nic_choice(py::module_& module) {
             return offer;
           },
           "nics"_a, "carrier"_a, "host"_a, "place"_a,
-          "What a host with these NICs brings to the choice for a carrier, 'tcp' or 'nccl'. Raises NicError. Local.");
-  module.def(
-      "agree_nics", &agree, "store"_a, "rank"_a, "size"_a, "offer"_a, "key"_a, "timeout_s"_a, "carrier"_a,
-      "secret"_a = "",
-      "Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports "
-      "for NCCL over RDMA, the reason and every rank's cluster. `carrier`: 'tcp' or 'nccl'; `secret`: the job's, "
-      "empty: HOLMES_SECRET or HOLMES_SECRET_FILE.");
+          "What a host with these NICs brings to the choice for a carrier, 'tcp', 'nccl' or 'rdma'. Raises NicError. "
+          "Local.");
+  module.def("agree_nics", &agree, "store"_a, "rank"_a, "size"_a, "offer"_a, "key"_a, "timeout_s"_a, "carrier"_a,
+             "secret"_a = "",
+             "Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports "
+             "over RDMA, the reason and every rank's cluster. `carrier`: 'tcp', 'nccl' or 'rdma'; `secret`: the job's, "
+             "empty: HOLMES_SECRET or HOLMES_SECRET_FILE.");
   py::class_<SharedNetwork>(module, "SharedNetwork", "A network that hosts share, as far as its place depends on it.")
       .def(py::init([](const std::string& nic_class, bool is_routed, bool is_plain, std::optional<double> rate_gbps,
                        std::int64_t hosts, std::size_t size, std::vector<std::int64_t> wires) {

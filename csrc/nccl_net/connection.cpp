@@ -81,6 +81,7 @@ Connection::Request* Connection::receive(void* data, std::size_t bytes, int tag)
 }
 
 bool Connection::test(Request* request, std::size_t& bytes) {
+  if (!request->work->is_final()) request->connection->pair_.communicator->poll();
   if (!request->work->is_final()) return false;
   const std::exception_ptr error = request->work->error();
   bytes = request->is_send ? request->bytes : *request->received_bytes;
@@ -126,14 +127,16 @@ public:
     std::lock_guard lock(mutex_);
     if (handle.pending == 0) {
       forget_abandoned();
-      pending_.try_emplace(++last_, [&network, copy = handle] { return network.connect(copy); });
+      pending_.emplace(++last_, Pending{handle, Setup([&network, copy = handle] { return network.connect(copy); })});
       handle.pending = last_;
     }
     const auto found = pending_.find(handle.pending);
-    if (found == pending_.end())
+    Handle begun = handle;
+    begun.pending = 0;
+    if (found == pending_.end() || found->second.handle != begun)
       throw UsageError("NCCL asks for a connection that it gave up, or with a handle that was changed meanwhile");
     try {
-      auto pair = found->second.poll();
+      auto pair = found->second.setup.poll();
       if (pair) forget(found, handle);
       return pair;
     } catch (...) {
@@ -143,9 +146,13 @@ public:
   }
 
 private:
-  using Setups = std::map<std::uint64_t, Setup>;
+  struct Pending {
+    Handle handle;  // as it came
+    Setup setup;
+  };
+  using Pendings = std::map<std::uint64_t, Pending>;
 
-  void forget(Setups::iterator which, Handle& handle) {
+  void forget(Pendings::iterator which, Handle& handle) {
     pending_.erase(which);
     handle.pending = 0;
   }
@@ -153,17 +160,18 @@ private:
   void forget_abandoned() {
     constexpr auto patience = std::chrono::minutes(2);
     const auto now = Clock::now();
-    std::erase_if(pending_, [&](const auto& entry) { return now - entry.second.asked_at() > patience; });
+    std::erase_if(pending_, [&](const auto& entry) { return now - entry.second.setup.asked_at() > patience; });
   }
 
   std::mutex mutex_;
-  Setups pending_;
+  Pendings pending_;
   std::uint64_t last_ = 0;
 };
 
 }  // namespace
 
 std::unique_ptr<Connection> connect(Network& network, Handle& handle) {
+  handle.check();
   auto pair = PendingConnects::get().poll(network, handle);
   if (!pair) return nullptr;
   return std::make_unique<Connection>(std::move(*pair), true);

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
+#include <map>
 #include <set>
 
 #include "holmes/bootstrap/nic_agreement.hpp"
@@ -11,6 +13,7 @@
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/bootstrap/sha256.hpp"
 #include "holmes/discover/host.hpp"
+#include "holmes/transport/socket.hpp"
 
 namespace holmes::nccl_net {
 namespace {
@@ -27,14 +30,6 @@ std::string variable(const char* name) {
 }
 
 std::string text_of(const Digest& digest) { return to_hex({digest.begin(), digest.end()}); }
-
-// Of the processes of a job, where its launcher says so: what messages call the two ranks.
-std::optional<int> job_rank_from(const std::string& text) {
-  int rank = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  if (error != std::errc{} || end != text.data() + text.size() || rank < 0) return std::nullopt;
-  return rank;
-}
 
 // Each tells the other its rank in the job. Empty where one of them has none.
 std::vector<int> exchange_labels(Store& store, const std::string& name, int rank, Duration timeout) {
@@ -90,22 +85,94 @@ std::shared_ptr<TcpStore> serve(const std::string& address, const std::string& s
 
 }  // namespace
 
-Network& Network::get() {
-  static std::mutex mutex;
-  static Network* made = nullptr;
-  std::lock_guard lock(mutex);
-  if (made == nullptr) made = new Network();
-  return *made;
+std::optional<int> job_rank_from(const std::string& text) {
+  std::uint32_t rank = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error != std::errc{} || end != text.data() + text.size() || rank > std::numeric_limits<int>::max())
+    return std::nullopt;
+  return static_cast<int>(rank);
 }
 
-Network::Network()
-    : selection_(NicSelection::from_env()),
+void Handle::check() const {
+  bool is_right =
+      magic == right_magic && port > 0 && port <= std::numeric_limits<std::uint16_t>::max() && address.back() == '\0';
+  try {
+    if (is_right) SocketAddress::parse(address.data(), static_cast<std::uint16_t>(port));
+  } catch (const UsageError&) {
+    is_right = false;
+  }
+  if (!is_right)
+    throw ProtocolError(
+        "what NCCL brought from the peer is no handle of this plugin; set NCCL_NET_PLUGIN=holmes, and install the same "
+        "version of Holmes, on every host");
+}
+
+namespace {
+
+// Of this process; never destroyed, as the engine's threads live on.
+struct Networks {
+  std::mutex mutex;
+  std::map<std::string, Network*> made;  // by the selection's text
+  Network* first = nullptr;
+  std::map<std::uint64_t, std::string> assigned;  // selections, by a communicator's id
+
+  static Networks& get() {
+    static Networks* const all = new Networks();
+    return *all;
+  }
+};
+
+}  // namespace
+
+Network& Network::get() { return made_for(variable("HOLMES_NICS")); }
+
+Network& Network::of_comm(std::uint64_t comm_id) {
+  Networks& all = Networks::get();
+  std::unique_lock lock(all.mutex);
+  const auto found = all.assigned.find(comm_id);
+  if (found == all.assigned.end()) return lock.unlock(), get();
+  const std::string nics = found->second;
+  lock.unlock();
+  return made_for(nics);
+}
+
+void Network::assign(std::uint64_t comm_id, const std::string& nics) {
+  NicSelection::parse(nics).check();
+  Networks& all = Networks::get();
+  std::lock_guard lock(all.mutex);
+  if (nics.empty())
+    all.assigned.erase(comm_id);
+  else
+    all.assigned[comm_id] = nics;
+}
+
+Network& Network::first() {
+  Networks& all = Networks::get();
+  {
+    std::lock_guard lock(all.mutex);
+    if (all.first != nullptr) return *all.first;
+  }
+  return get();
+}
+
+Network& Network::made_for(const std::string& nics) {
+  Networks& all = Networks::get();
+  std::lock_guard lock(all.mutex);
+  Network*& network = all.made[nics];
+  if (network == nullptr) network = new Network(NicSelection::parse(nics));
+  if (all.first == nullptr) all.first = network;
+  return *network;
+}
+
+Network::Network(NicSelection selection)
+    : selection_(std::move(selection)),
       transport_(transport_from_name(variable("HOLMES_TRANSPORT").empty() ? "auto" : variable("HOLMES_TRANSPORT"))),
       cluster_(variable("HOLMES_CLUSTER")),
       token_(random_bytes(sizeof(Handle::token))) {
   const Env env = Env::read();  // every wrong value is told now
   tls_mode_from_name(env.tls);
   job_secret_ = given_secret("", env);
+  is_polled_ = env.io_threads == 1;
   connect_timeout_ = env.connect_timeout.value_or(default_connect_timeout);
   const auto nics = discover_nics();
   NicOffer offer = selection_.offer(nics, Carrier::tcp);
@@ -161,10 +228,6 @@ Pair Network::accept(const Handle& own) {
 }
 
 Pair Network::connect(const Handle& of_peer) {
-  if (of_peer.magic != Handle::right_magic || of_peer.address.back() != '\0')
-    throw ProtocolError(
-        "what NCCL brought from the peer is no handle of this plugin; set NCCL_NET_PLUGIN=holmes, and install the same "
-        "version of Holmes, on every host");
   const auto store = std::make_shared<TcpStore>(of_peer.address.data(), static_cast<std::uint16_t>(of_peer.port), false,
                                                 connect_timeout_, secret_for(of_peer));
   return meet(store, sender, of_peer);
@@ -219,6 +282,7 @@ Pair Network::meet(const std::shared_ptr<Store>& store, int rank, const Handle& 
   Pair pair;
   if (!options.labels.empty()) pair.peer_rank = options.labels[static_cast<std::size_t>(1 - rank)];
   pair.communicator = std::dynamic_pointer_cast<HostCommunicator>(make_communicator(store, std::move(options)));
+  if (is_polled_) pair.communicator->set_polled();
   return pair;
 }
 

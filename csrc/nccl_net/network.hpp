@@ -1,5 +1,5 @@
-// Network: what a process needs once to carry NCCL's traffic: its NICs, its secret, and the store at which the two ends
-// of a connection meet.
+// Network: what carries NCCL's traffic over some NICs of this process: these, the secret, and the store at which the
+// two ends of a connection meet.
 #pragma once
 
 #include <array>
@@ -27,8 +27,15 @@ struct Handle {
   std::array<char, 32> token{};    // of that process, random; the store serves only who has it
   std::array<char, 64> address{};  // of the store; ends with a zero
   std::uint64_t pending = 0;       // the sending side's own note: the set-up that is under way
+
+  // Throws ProtocolError where no `make_handle` of this version made it.
+  void check() const;
+  bool operator==(const Handle&) const = default;
 };
 static_assert(sizeof(Handle) <= handle_bytes);
+
+// What a process says to be its number in the job; nothing where it says none.
+std::optional<int> job_rank_from(const std::string& text);
 
 // Two processes, connected: a communicator of two, in which the receiving side is rank 0.
 struct Pair {
@@ -36,12 +43,19 @@ struct Pair {
   std::optional<int> peer_rank;  // in the job, where both know theirs
 };
 
-// Thread-safe.
+// One for each selection of NICs in use. Thread-safe.
 class Network {
 public:
-  // The one of this process, made by the first call that succeeds and never destroyed. Throws where a variable or a NIC
+  // Of HOLMES_NICS, made by the first call that succeeds and never destroyed. Throws where a variable or a NIC
   // selection is wrong, or what is selected is not there.
   static Network& get();
+  // For a communicator of NCCL: of what `assign` said for its id, else as `get`. Throws as that.
+  static Network& of_comm(std::uint64_t comm_id);
+  // `nics`, as in HOLMES_NICS, are those of the communicator with this id from now on; empty: HOLMES_NICS's again.
+  // Throws UsageError where they are no NIC selection.
+  static void assign(std::uint64_t comm_id, const std::string& nics);
+  // The one that was made first: what NCCL is told of the plugin's device, which it asks for once.
+  static Network& first();
 
   // "eth0 10.1.0.1, eth1 10.2.0.1".
   const std::string& nics_text() const { return nics_text_; }
@@ -56,7 +70,8 @@ public:
   Pair connect(const Handle& of_peer);
 
 private:
-  Network();
+  explicit Network(NicSelection selection);
+  static Network& made_for(const std::string& nics);
   std::shared_ptr<Store> served_store();
   Pair meet(const std::shared_ptr<Store>& store, int rank, const Handle& handle);
   // Of the process with this token: only who has the token, and the job's secret where there is one, can make it.
@@ -69,6 +84,7 @@ private:
   std::string cluster_;
   std::optional<std::string> job_secret_;
   Duration connect_timeout_;
+  bool is_polled_ = true;  // NCCL's thread moves the bytes when it asks for them, not the I/O threads
   std::string nics_text_, pci_path_, nic_, address_;
   int speed_mbps_ = 0;
   const std::string token_;

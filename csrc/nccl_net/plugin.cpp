@@ -62,6 +62,9 @@ Result start(Logger logger) {
   return guarded([] { tell(log_info, "using " + Network::get().nics_text()); });
 }
 
+// What `init` gave to a communicator; versions up to 10 have none.
+Network& network_of(void* context) { return context ? *static_cast<Network*>(context) : Network::first(); }
+
 Result devices(int* count) {
   *count = 1;
   return success;
@@ -69,7 +72,7 @@ Result devices(int* count) {
 
 template <typename Properties>
 void fill_common(Properties& properties) {
-  const Network& network = Network::get();
+  const Network& network = Network::first();
   properties.name = plugin_name;
   properties.pci_path = network.pci_path();
   properties.guid = std::hash<std::string>()(network.nics_text());
@@ -116,10 +119,10 @@ Result get_properties(int device, Properties* properties) {
   });
 }
 
-Result listen(int device, void* handle, void** listener) {
+Result listen(void* context, int device, void* handle, void** listener) {
   return guarded([&] {
     check_device(device);
-    auto made = std::make_unique<Listener>(Network::get());
+    auto made = std::make_unique<Listener>(network_of(context));
     std::memcpy(handle, &made->handle(), sizeof(Handle));
     *listener = made.release();
   });
@@ -147,11 +150,11 @@ private:
   void* of_nccl_;
 };
 
-Result connect_to(int device, void* handle, void** connection) {
+Result connect_to(void* context, int device, void* handle, void** connection) {
   return guarded([&] {
     check_device(device);
     HandleCopy copy(handle);
-    hand_over(connect(Network::get(), copy.handle), connection);
+    hand_over(connect(network_of(context), copy.handle), connection);
   });
 }
 
@@ -216,23 +219,26 @@ constexpr End end{flush, test, close_connection, close_connection, close_listene
 
 Result start_v10(Logger logger, void*) { return start(logger); }
 
-// Nothing is kept for a communicator of NCCL yet.
-Result start_for_comm(void** context, std::uint64_t, CommConfig*, Logger logger, void*) {
-  *context = nullptr;
-  return start(logger);
+Result start_for_comm(void** context, std::uint64_t comm_id, CommConfig*, Logger logger, void*) {
+  nccl_log = logger;
+  return guarded([&] {
+    Network& network = Network::of_comm(comm_id);
+    tell(log_info, "using " + network.nics_text());
+    *context = &network;
+  });
 }
 Result finalize(void*) { return success; }
 
+Result listen_v8(int device, void* handle, void** listener) { return listen(nullptr, device, handle, listener); }
 Result connect_v8(int device, void* handle, void** connection, void**) {
-  return connect_to(device, handle, connection);
+  return connect_to(nullptr, device, handle, connection);
 }
 Result connect_v10(int device, CommConfig*, void* handle, void** connection, void**) {
-  return connect_to(device, handle, connection);
+  return connect_to(nullptr, device, handle, connection);
 }
-Result connect_v11(void*, int device, void* handle, void** connection, void**) {
-  return connect_to(device, handle, connection);
+Result connect_v11(void* context, int device, void* handle, void** connection, void**) {
+  return connect_to(context, device, handle, connection);
 }
-Result listen_v11(void*, int device, void* handle, void** listener) { return listen(device, handle, listener); }
 
 Result send_v8(void* connection, void* data, int bytes, int tag, void*, void** request) {
   return send(connection, data, static_cast<std::size_t>(bytes), tag, request);
@@ -259,26 +265,33 @@ Result receive_v10(void* connection, int count, void** data, std::size_t* sizes,
 
 #define HOLMES_EXPORT extern "C" __attribute__((visibility("default"), used))
 
+// For a program that knows Holmes, before NCCL makes the communicator: its NICs, see Network::assign. `comm_id`: the
+// hash that NCCL makes of the communicator's unique id. Interfaces 11 and later. Returns a ncclResult_t.
+HOLMES_EXPORT holmes::nccl_net::Result holmes_nccl_net_assign(std::uint64_t comm_id, const char* nics) {
+  using namespace holmes::nccl_net;
+  return guarded([&] { Network::assign(comm_id, nics ? nics : ""); });
+}
+
 namespace holmes::nccl_net {
 
 HOLMES_EXPORT const PluginV8 ncclNetPlugin_v8{
-    plugin_name, start, devices, get_properties<PropertiesV8>, listen, connect_v8, middle, send_v8, receive_v8, end};
+    plugin_name, start, devices, get_properties<PropertiesV8>, listen_v8, connect_v8, middle, send_v8, receive_v8, end};
 HOLMES_EXPORT const PluginV9 ncclNetPlugin_v9{plugin_name, start,      devices, get_properties<PropertiesV9>,
-                                              listen,      connect_v8, middle,  send_v9,
+                                              listen_v8,   connect_v8, middle,  send_v9,
                                               receive_v9,  end,        nullptr};
 HOLMES_EXPORT const PluginV10 ncclNetPlugin_v10{plugin_name, start_v10,   devices, get_properties<PropertiesV9>,
-                                                listen,      connect_v10, middle,  send_v10,
+                                                listen_v8,   connect_v10, middle,  send_v10,
                                                 receive_v10, end,         nullptr};
 HOLMES_EXPORT const PluginV11 ncclNetPlugin_v11{plugin_name, start_for_comm,
                                                 devices,     get_properties<PropertiesV11>,
-                                                listen_v11,  connect_v11,
+                                                listen,      connect_v11,
                                                 middle,      send_v10,
                                                 receive_v10, end,
                                                 nullptr,     finalize,
                                                 nullptr};
 HOLMES_EXPORT const PluginV12 ncclNetPlugin_v12{plugin_name, start_for_comm,
                                                 devices,     get_properties<PropertiesV12>,
-                                                listen_v11,  connect_v11,
+                                                listen,      connect_v11,
                                                 middle,      send_v10,
                                                 receive_v10, end,
                                                 nullptr,     finalize,

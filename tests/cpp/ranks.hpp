@@ -38,6 +38,14 @@ inline void run_ranks(int size, const std::function<void(int)>& body) {
   for (auto& thread : threads) thread.join();
 }
 
+// Ranks use two by turns: those of tests/fake_verbs, or real ones.
+inline std::string rdma_port(int rank) {
+  const char* const given = std::getenv("HOLMES_TEST_RDMA_PORTS");
+  const std::string ports = given ? given : "fake0:1,fake1:1";
+  const auto comma = ports.find(',');
+  return rank % 2 == 0 ? ports.substr(0, comma) : ports.substr(comma + 1);
+}
+
 // `body(communicator)` on every one of `size` thread ranks.
 inline void run_communicators(int size, Transport transport, const std::function<void(Communicator&)>& body,
                               int rails = 1, Duration timeout = std::chrono::seconds(60), TlsMode tls = TlsMode::off) {
@@ -54,6 +62,10 @@ inline void run_communicators(int size, Transport transport, const std::function
     options.connect_timeout = std::chrono::seconds(20);
     for (int rail = 1; rail <= rails && transport == Transport::tcp; ++rail)
       options.nics.push_back({"lo", "127.0.0." + std::to_string(rail)});
+    if (transport == Transport::rdma) {
+      options.nics = {{"lo", "127.0.0.1"}};
+      options.rdma_ports = {rdma_port(rank)};
+    }
     const auto communicator = make_communicator(store, options);
     body(*communicator);
   });

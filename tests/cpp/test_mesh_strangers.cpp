@@ -13,13 +13,16 @@ using namespace holmes::test;
 
 namespace {
 
+constexpr std::uint16_t other = protocol_version + 1;
+const std::string other_version = "version " + std::to_string(other);
 const std::string own_version = "version " + std::to_string(protocol_version);
 
 void test_other_version() {
   auto store = make_local_store();
-  store->set("world/rank/1", "6:holmes1:94:rank");
+  store->set("world/rank/1",
+             "6:holmes" + std::to_string(std::to_string(other).size()) + ":" + std::to_string(other) + "4:rank");
   const auto outcomes = run_ranks(2, {}, [](auto& options) { return options.rank == 0; }, store);
-  check_all_fail(outcomes, ErrorKind::protocol, {"rank 1", "version 9", own_version}, 1);
+  check_all_fail(outcomes, ErrorKind::protocol, {"rank 1", other_version, own_version}, 1);
   store = make_local_store();
   store->set("world/rank/1", "6:holmes1:" + std::to_string(protocol_version) + "99999999999:rank");
   const auto garbage = run_ranks(2, {}, [](auto& options) { return options.rank == 0; }, store);
@@ -38,7 +41,7 @@ void test_other_version_on_the_wire() {
     while (!stop.stop_requested()) {
       const auto fd = accept_one(listener.fd.get());
       Hello hello;
-      hello.version = 9;
+      hello.version = other;
       const auto bytes = hello.encode();
       if (fd) CHECK(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0);
       std::this_thread::sleep_for(5ms);
@@ -46,7 +49,7 @@ void test_other_version_on_the_wire() {
   });
   const auto outcomes = run_ranks(
       2, {.transport = Transport::tcp, .connect_timeout = 3s}, [](auto& options) { return options.rank == 1; }, store);
-  check_all_fail(outcomes, ErrorKind::protocol, {"rank 0 (host b1)", "version 9", own_version}, 0);
+  check_all_fail(outcomes, ErrorKind::protocol, {"rank 0 (host b1)", other_version, own_version}, 0);
 }
 
 int connect_stranger(std::uint16_t port) {

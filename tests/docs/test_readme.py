@@ -105,6 +105,7 @@ NO_SNIPPETS = {
     ("pipeline.md", "pipeline_stages"): "needs a model in parts; tests/torch/test_pipeline_steps.py has them",
     ("plan.md", "found.reasons()"): "searches for minutes; tests/unit/test_search.py has smaller ones",
     ("rails.md", "max_rails=2"): "names NICs of the reader's machine; tests/testbed/test_rails.py runs it on its own",
+    ("rdma.md", "transport"): "needs an RDMA port; tests/rdma/test_rdma.py has some, in user-mode Linux",
     ("tutorial.md", "make_plan"): "test_the_tutorial below runs the page in order",
     ("tutorial.md", "os.kill"): "as above",
     ("tutorial.md", "time.sleep"): "as above",

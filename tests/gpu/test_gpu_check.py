@@ -44,6 +44,7 @@ def test_no_step_fetches_anything():
         "gpu_ranks.py --dry-run graph",
         "gpu_ranks.py --dry-run images",
         "gpu_ranks.py --ranks 3 --dry-run killed",
+        "gpu_plugin.py --dry-run",
         "gpu_overhead.py --rounds 1 --dry-run",  # raw NCCL beside ours, where two ranks have one GPU
     ],
 )

@@ -84,6 +84,30 @@ def test_a_negative_spin_is_refused():
         sum_with(CommunicatorOptions(spin_us=-1))
 
 
+@pytest.mark.parametrize(("priority", "dscp"), [(0, None), (3, 0), (None, 63)])
+def test_priority_and_code_point_are_options(priority, dscp):
+    store = holmes_comm.LocalStore()
+
+    def body(rank):
+        comm = holmes_comm.init(store, rank, 2, name="p", transport="tcp", priority=priority, dscp=dscp)
+        data = np.ones(300_000)
+        comm.all_reduce(data)
+        return bool((data == 2).all())
+
+    assert run_threads(2, body, timeout_s=60) == [True, True]
+
+
+@pytest.mark.parametrize(("name", "wrong", "most"), [("priority", 4, 3), ("priority", -1, 3), ("dscp", 64, 63)])
+def test_impossible_priorities_and_code_points(name, wrong, most):
+    store = holmes_comm.LocalStore()
+
+    def body(rank):
+        with pytest.raises(UsageError, match=f"{name}={wrong} is not possible; it must be from 0 to {most}"):
+            holmes_comm.init(store, rank, 2, name="p", **{name: wrong})
+
+    run_threads(2, body, timeout_s=60)
+
+
 def test_unknown_field():
     with pytest.raises(TypeError, match="no field 'colour'"):
         CommunicatorOptions(colour="red")

@@ -101,7 +101,7 @@ def test_wrong_words_are_told_in_those_of_python(machine, selection):
     assert init(machine("laptop"), selection) == (INVALID_USAGE, f"NET/holmes : {refused.value}")
 
 
-def test_the_library_needs_only_what_is_beside_it_and_exports_its_tables_alone():
+def test_the_library_needs_only_what_is_beside_it_and_exports_its_tables_and_what_docs_name():
     library = os.path.join(lib_dir(), "libnccl-net-holmes.so")
     dynamic = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
     needed = [line for line in dynamic.splitlines() if "(NEEDED)" in line]
@@ -109,6 +109,5 @@ def test_the_library_needs_only_what_is_beside_it_and_exports_its_tables_alone()
     assert not [line for line in needed if "python" in line or "torch" in line or "cuda" in line or "nccl" in line]
     assert "NODELETE" in dynamic
     symbols = subprocess.run(["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True).stdout
-    assert sorted(line.split()[-1] for line in symbols.splitlines()) == sorted(
-        f"ncclNetPlugin_v{version}" for version in range(8, 13)
-    )
+    tables = [f"ncclNetPlugin_v{version}" for version in range(8, 13)]
+    assert sorted(line.split()[-1] for line in symbols.splitlines()) == sorted([*tables, "holmes_nccl_net_assign"])

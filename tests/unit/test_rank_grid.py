@@ -129,3 +129,13 @@ def test_text_is_short() -> None:
     for wrong in ("3-1", "a", "1-5:0", "-2", "1--2"):
         with pytest.raises(ValueError, match="is no run of numbers; write 3, 0-7 or 0-14:2"):
             from_text(wrong)
+
+
+def test_what_is_waited_for_goes_first() -> None:
+    at = {priority: {kind for kind in KINDS if KINDS[kind].priority == priority} for priority in (3, 1, 0)}
+    assert at == {
+        3: {"pp"},
+        1: {"dp_cp", "dp", "embd", "pos_embd", "tp_dp_cp", "tp_dp", "expt_dp"},
+        0: {"world"},
+    }
+    assert {KINDS[kind].priority for kind in ("tp", "cp", "ep", "mp")} == {2}

@@ -8,6 +8,7 @@
 
 #include "holmes/bootstrap/handshake.hpp"
 #include "holmes/bootstrap/mesh_builder.hpp"
+#include "holmes/bootstrap/rdma_setup.hpp"
 #include "holmes/bootstrap/rendezvous.hpp"
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/descriptors.hpp"
@@ -15,6 +16,7 @@
 #include "holmes/core/log.hpp"
 #include "holmes/discover/host.hpp"
 #include "holmes/tls/openssl.hpp"
+#include "holmes/transport/socket.hpp"
 
 namespace holmes {
 namespace {
@@ -35,10 +37,30 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
   if (options.transport == Transport::shm && !env.shm) {
     throw UsageError("transport shm is asked for, but HOLMES_SHM=0 forbids shared memory; unset it or use tcp");
   }
+  if (options.transport == Transport::rdma) {
+    if (options.tls.value_or(TlsMode::off) != TlsMode::off)
+      throw UsageError("transport rdma has no encryption, but tls='" + name(*options.tls) +
+                       "' is asked for; use transport tcp, or tls='off' on networks that nobody else reaches");
+    if (!options.clusters.empty())
+      throw UsageError(
+          "transport rdma is for groups inside one cluster, but this one spans several; use it for the clusters' own "
+          "groups and transport auto here");
+    if (options.nics.size() > 1 || options.rdma_ports.size() > 1)
+      throw UsageError("transport rdma uses one port, but " +
+                       std::to_string(std::max(options.nics.size(), options.rdma_ports.size())) +
+                       " NICs are named; name one");
+  }
   if (options.integrity_digest_every.value_or(0) < 0) {
     throw UsageError("integrity_digest_every=" + std::to_string(*options.integrity_digest_every) +
                      " is not possible; it must be a number of operations, or 0 to compare no results");
   }
+  const auto check_range = [](const char* option, std::optional<int> value, int most) {
+    if (value && (*value < 0 || *value > most))
+      throw UsageError(std::string(option) + "=" + std::to_string(*value) + " is not possible; it must be from 0 to " +
+                       std::to_string(most));
+  };
+  check_range("priority", options.priority, highest_priority);
+  check_range("dscp", options.dscp, max_dscp);
 }
 
 std::string label(const std::vector<RankInfo>& records, std::size_t rank) {
@@ -133,6 +155,7 @@ void check_rank_infos(const std::vector<RankInfo>& records, Transport transport)
             " cannot share memory: they do not share a host (its kernel, network namespace and user); use transport "
             "automatic or tcp");
   }
+  if (transport == Transport::rdma) check_rdma(records);
   std::vector<std::size_t> everybody;
   std::map<std::string, std::vector<std::size_t>> clusters;
   for (std::size_t r = 0; r < records.size(); ++r) {
@@ -200,7 +223,13 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   }
   std::optional<MeshBuilder> builder;
   std::optional<std::string> secret;
+  std::shared_ptr<const RdmaDevice> device;
   try {
+    if (options.transport == Transport::rdma) own.rdma_port = rdma_port_of(options);
+    if (!own.rdma_port.empty()) {
+      device = std::make_shared<RdmaDevice>(own.rdma_port, env);
+      own.rdma_fabric = device->fabric();
+    }
     secret = given_secret(options.secret, env);
     own.has_secret = secret.has_value();
     // As text, so that any store can hold it.
@@ -225,8 +254,10 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   if (!secret && own.tls != TlsMode::off && options.rank == 0) warn_of_shared_secret(options.name);
   if (!secret) secret = records.front().made_secret;
   try {
-    return builder->connect(records, group_secret(*secret, rendezvous.digest()), deadline,
-                            [&] { rendezvous.look_for_alarm(); });
+    const auto look_around = [&] { rendezvous.look_for_alarm(); };
+    Mesh mesh = builder->connect(records, group_secret(*secret, rendezvous.digest()), deadline, look_around);
+    if (options.transport == Transport::rdma) connect_rdma(mesh, options, device, deadline, look_around);
+    return mesh;
   } catch (const SystemError& error) {
     if (error.context().rank) throw;  // another's
     throw_as_own(error, options.rank, own.host);
@@ -240,6 +271,8 @@ std::vector<int> Mesh::sockets() const {
   for (const auto& connections : peers)
     for (const auto* purpose : {&connections.control, &connections.collective, &connections.p2p})
       for (const auto& socket : *purpose) fds.push_back(socket.fd.get());
+  for (const auto& connections : peers)
+    for (const int fd : connections.rdma.descriptors) fds.push_back(fd);
   return fds;
 }
 

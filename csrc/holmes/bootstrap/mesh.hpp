@@ -1,11 +1,13 @@
 // Mesh: connects every pair of ranks of a communicator over the NICs chosen for it, with proof of the job's secret.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "holmes/bootstrap/store.hpp"
 #include "holmes/core/options.hpp"
+#include "holmes/transport/channel.hpp"
 #include "holmes/transport/connection.hpp"
 
 namespace holmes {
@@ -14,14 +16,19 @@ namespace holmes {
 // CommunicatorOptions::cluster_nics, where given, else those of CommunicatorOptions::nics. Where both ranks are on one
 // host and shared memory is used, there are instead one Unix socket, in `control`, and in `shared_memory` a sealed
 // memfd of `shared_memory_bytes` that both sides hold (zeroed; made by the lower rank, passed with SCM_RIGHTS; no name
-// anywhere).
+// anywhere). With Transport::rdma `rdma` holds the channels, and `collective` and `p2p` nothing.
 struct PeerConnections {
   int peer = -1;
   std::string host;  // host name of the peer
-  std::string nic;   // local interface of the first rail, or "shm"
+  std::string nic;   // local interface of the first rail, the HCA port, or "shm"
   std::vector<Connection> control;
   std::vector<Connection> collective;
   std::vector<Connection> p2p;
+  struct {
+    std::unique_ptr<Channel> collective;
+    std::unique_ptr<Channel> p2p;
+    std::vector<int> descriptors;
+  } rdma;
   UniqueFd shared_memory;
   std::size_t shared_memory_bytes = 0;
 
@@ -32,7 +39,7 @@ struct Mesh {
   std::vector<PeerConnections> peers;  // indexed by rank; peers[own rank] is empty
   std::vector<std::string> hosts;      // host name of every rank
 
-  // The descriptors of all of them.
+  // The descriptors of all of them, that a forked child must not keep open.
   std::vector<int> sockets() const;
 };
 

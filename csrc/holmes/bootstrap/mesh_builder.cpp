@@ -79,16 +79,22 @@ void MeshBuilder::listen(RankInfo& record) {
     auto socket = listen_on_nic(nic, can_bind_device(nic), env_.port_range);
     published.port = published.local_port = SocketAddress::local_of(socket.fd.get()).value().port();
     const bool shuts_out_local = socket.device_bound && !is_loopback(nic.address);
-    set_congestion_control(socket.fd.get(), env_.tcp_congestion.value_or(unpaced));
+    suit_listener(socket.fd.get());
     listeners_.push_back({std::move(socket), rail});
     if (shuts_out_local) {
       auto local = listen_on_nic(nic, false, env_.port_range);
-      set_congestion_control(local.fd.get(), env_.tcp_congestion.value_or(unpaced));
+      suit_listener(local.fd.get());
       published.local_port = SocketAddress::local_of(local.fd.get()).value().port();
       listeners_.push_back({std::move(local), rail});
     }
   }
   if (!record.unix_token.empty()) listeners_.push_back({{listen_on_unix(record.unix_token)}, 0, true});
+}
+
+// What it accepts has it too.
+void MeshBuilder::suit_listener(int fd) const {
+  set_congestion_control(fd, env_.tcp_congestion.value_or(unpaced));
+  if (const auto dscp = dscp_of(options_)) set_dscp(fd, *dscp);
 }
 
 bool MeshBuilder::is_same_machine(int peer) const {
@@ -330,6 +336,10 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, Connection connected
     // What was accepted has its listener's, which suits ranks of this kernel.
     const std::string congestion = congestion_control(peer);
     if (congestion.empty()) set_congestion_control(socket.fd.get(), default_congestion_control());
+    if (const auto round_trip = shortest_round_trip(socket.fd.get()); round_trip && *round_trip >= far_round_trip)
+      suit_far_path(socket.fd.get(), env_.tcp_congestion.has_value());
+    if (options_.priority && purpose != Purpose::control)
+      socket.pacer = std::make_unique<PathPacer>(socket.fd.get(), *options_.priority, nic.interface);
   }
 }
 
@@ -349,7 +359,7 @@ void MeshBuilder::start(Attempt& attempt) {
     const bool stays_here = is_same_machine(attempt.peer) && !is_loopback(nic.address);
     const auto remote = SocketAddress::parse(rail.address, stays_here ? rail.local_port : rail.port, nic.interface);
     attempt.socket = connect_from_nic(nic, !stays_here && can_bind_device(nic), remote,
-                                      congestion_control(attempt.peer), system_errno);
+                                      congestion_control(attempt.peer), dscp_of(options_), system_errno);
   }
   if (!attempt.socket.fd) return retry(attempt, errno_text(system_errno), system_errno);
   Hello hello;

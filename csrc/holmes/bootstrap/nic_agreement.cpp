@@ -154,21 +154,22 @@ void log_nics(const CommunicatorOptions& options, const std::string& reason) {
   };
   std::string text = "group '" + options.name + "': rank " + std::to_string(options.rank) + " of " +
                      std::to_string(options.size) + " on " + listed(options.nics);
+  for (const std::string& port : options.rdma_ports) text += ", RDMA over " + port;
   if (!options.cluster_nics.empty()) text += ", inside its cluster on " + listed(options.cluster_nics);
   log(LogLevel::info, options.job_rank.value_or(options.rank), text + ": " + reason);
 }
 
-std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& options) {
+void set_default_nics(Store& store, CommunicatorOptions& options) {
   const Meeting meeting{store,        options.name + "/nics",  "choosing the NICs", options.rank,
                         options.size, options.connect_timeout, options.secret};
-  NicOffer offer = NicSelection{}.offer(discover_nics(), Carrier::tcp);
+  const Carrier carrier = options.transport == Transport::rdma ? Carrier::rdma : Carrier::tcp;
+  NicOffer offer = NicSelection{}.offer(discover_nics(), carrier);
   offer.host = host_name();
   offer.place = host_identity();
-  const NicAgreement agreement = agree_nics(meeting, offer, Carrier::tcp);
-  CommunicatorOptions made = options;
-  for (const auto& [nic, address] : agreement.sockets) made.nics.push_back({nic, address});
-  log_nics(made, agreement.reason);
-  return made.nics;
+  const NicAgreement agreement = agree_nics(meeting, offer, carrier);
+  for (const auto& [nic, address] : agreement.sockets) options.nics.push_back({nic, address});
+  options.rdma_ports = agreement.ports;
+  log_nics(options, agreement.reason);
 }
 
 }  // namespace holmes

@@ -25,7 +25,7 @@ NicAgreement agree_nics(const Meeting& asked, const NicOffer& offer, Carrier car
 // At level info, a line: which rank of the group this is, the NICs that `options` gives it, and why.
 void log_nics(const CommunicatorOptions& options, const std::string& reason);
 
-// The NICs of a communicator whose options name none: as agree_nics, among all of this host. Collective.
-std::vector<NicBinding> default_nics(Store& store, const CommunicatorOptions& options);
+// Gives `options`, which name no NICs, those of agree_nics among all of this host. Collective.
+void set_default_nics(Store& store, CommunicatorOptions& options);
 
 }  // namespace holmes

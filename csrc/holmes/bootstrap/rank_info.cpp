@@ -59,6 +59,8 @@ std::string encode(const RankInfo& record, const Seal& seal) {
   fields.add(record.cluster);
   fields.add(std::uint64_t{record.runs_flat});
   fields.add(std::uint64_t{record.cluster_rails});
+  fields.add(record.rdma_port);
+  fields.add(record.rdma_fabric);
   fields.add(std::uint64_t{record.rails.size()});
   for (const auto& rail : record.rails) {
     fields.add(rail.interface);
@@ -115,7 +117,7 @@ RankInfo decode_rank(const std::string& bytes, const std::string& writer, const 
   record.user = fields.text("user");
   record.unix_token = fields.text("unix_token");
   record.shared_memory_bytes = fields.number("shared_memory_bytes");
-  record.transport = static_cast<Transport>(fields.number("transport", static_cast<std::uint64_t>(Transport::shm)));
+  record.transport = static_cast<Transport>(fields.number("transport", static_cast<std::uint64_t>(Transport::rdma)));
   record.tls = static_cast<TlsMode>(fields.number("tls", static_cast<std::uint64_t>(TlsMode::all)));
   record.integrity = fields.flag("integrity");
   record.integrity_digest_every =
@@ -125,6 +127,8 @@ RankInfo decode_rank(const std::string& bytes, const std::string& writer, const 
   record.cluster = fields.text("cluster");
   record.runs_flat = fields.flag("runs_flat");
   record.cluster_rails = fields.number("cluster_rails", max_rails);
+  record.rdma_port = fields.text("rdma_port");
+  record.rdma_fabric = fields.text("rdma_fabric");
   const auto rail_count = fields.number("number of rails", 2 * max_rails);
   if (record.cluster_rails > rail_count) reader.refuse();
   for (std::uint64_t i = 0; i < rail_count; ++i) {

@@ -47,6 +47,8 @@ struct RankInfo {
   std::string cluster;            // equal on ranks of one cluster; empty: the ranks name none
   bool runs_flat = false;         // no operation over the clusters is hierarchical
   std::size_t cluster_rails = 0;  // so many of the rails, the last ones, join the ranks of the cluster only
+  std::string rdma_port;          // "mlx5_0:1", where Transport::rdma is asked for and it has one
+  std::string rdma_fabric;        // equal on ports that can talk: "InfiniBand", "RoCE v2"
   std::vector<RailAddress> rails;
 
   std::size_t shared_rails() const { return rails.size() - cluster_rails; }

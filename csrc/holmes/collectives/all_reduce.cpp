@@ -23,7 +23,8 @@ AllReduce::Position AllReduce::position(std::size_t contributions, std::size_t r
   // The stream: contribution slices 0 .. lag-1, then pairs (result slice k, contribution slice k + lag), and when the
   // contributions have ended, the rest of the results.
   const std::size_t slice = group_.slice_bytes;
-  const std::size_t head = copy_way() != CopyWay::ring ? contributions : std::min(contributions, lag * slice);
+  const bool all_before = copy_way() != CopyWay::ring || group_.is_far;
+  const std::size_t head = all_before ? contributions : std::min(contributions, lag * slice);
   if (done_bytes < head) return {done_bytes, 0, true, head - done_bytes};
   if (head == contributions) return {contributions, done_bytes - head, false, head + results - done_bytes};
   // Whole pairs, as long as both kinds fill a slice.
@@ -53,6 +54,11 @@ AllReduce::Position AllReduce::position(std::size_t contributions, std::size_t r
     contribution_turn = !contribution_turn;
   }
   return {contributions, results, false, 0};
+}
+
+bool AllReduce::append_touched(Touched& touched) const {
+  touched.add(data_);
+  return true;
 }
 
 iovec AllReduce::next_send(int peer, std::size_t done_bytes) {

@@ -1,7 +1,8 @@
 // AllReduce: reduce-scatter and all-gather in one pipeline. Between two ranks travels one stream of slices:
 // contributions to the receiver's block, and, `lag` slices behind, results of the sender's block: while the caches hold
 // them. By CMA and in place, which are faster in long runs, results follow after all contributions (measured in place,
-// 2 ranks, 16 MiB: slices in turns take 1.8 times as long). No step waits for another to end.
+// 2 ranks, 16 MiB: slices in turns take 1.8 times as long); on a far path too, or the path would run dry. No step waits
+// for another to end.
 #pragma once
 
 #include "holmes/collectives/slice_reducer.hpp"
@@ -23,6 +24,7 @@ protected:
   // All ranks send in the same order, also because those that keep pace count bytes of both kinds.
   std::size_t agreed_bytes() const override { return data_.bytes(); }
   bool sends_shared() const override { return is_shared(data_); }
+  bool append_touched(Touched& touched) const override;
   std::optional<std::size_t> contributed_bytes(int peer) const override;
 
 private:

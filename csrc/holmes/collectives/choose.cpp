@@ -36,6 +36,10 @@ bool pays_in_chain(const Group& group, std::size_t bytes) {
 // 4 ranks, slower above; with 8 ranks faster up to 8 KiB).
 constexpr int most_direct_ranks = 4;
 
+// Two ranks send each other all of it in one step, and no more bytes than in two. It takes memory of its length.
+constexpr std::size_t most_one_step_far_bytes = 8 * 1024 * 1024;
+bool is_far_pair(const Group& group) { return group.size == 2 && group.is_far; }
+
 std::vector<Buffer> nothing(const Group& group, DType dtype) {
   return std::vector<Buffer>(static_cast<std::size_t>(group.size), Buffer{nullptr, 0, dtype, nullptr});
 }
@@ -74,7 +78,7 @@ std::unique_ptr<Collective> choose_all_reduce(Group& group, const Signature& sig
     return std::make_unique<BruckReduce>(group, signature, std::move(work), deadline, std::move(output),
                                          std::vector<Buffer>{std::move(data)}, 0);
   }
-  if (one_step_bytes <= group.one_step_bytes)
+  if (one_step_bytes <= (is_far_pair(group) ? most_one_step_far_bytes : group.one_step_bytes))
     return std::make_unique<OneStepAllReduce>(group, signature, std::move(work), deadline, std::move(data));
   return std::make_unique<AllReduce>(group, signature, std::move(work), deadline, std::move(data));
 }

@@ -25,9 +25,11 @@ void Collective::prepare() {
         make_header(signature_, group_.slice_bytes, send_total_bytes(peer), recv_total_bytes(peer), copies_.ballot());
     if (sends_to(peer)) flow.out_total = header_bytes + send_total_bytes(peer);
     if (receives_from(peer)) flow.in_total = header_bytes + recv_total_bytes(peer);
+    open_sends_ += flow.out_total > 0;
     open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
   }
-  if (pacing() != Pacing::none && is_even(pacing())) update_pace();
+  // On a far path what has come tells late.
+  if (pacing() != Pacing::none && !group_.is_far && is_even(pacing())) update_pace();
 }
 
 // Whether all flows are about as long, and long enough to drift apart. By what is sent, only those that carry something
@@ -85,6 +87,22 @@ bool Collective::advance() {
   return moved;
 }
 
+bool Touched::overlaps_from(std::size_t size) const {
+  const std::span all(pieces_);
+  return std::ranges::any_of(all.subspan(size), [&](const auto& later) {
+    return std::ranges::any_of(all.first(size), [&](const auto& earlier) {
+      return later.data() < earlier.data() + earlier.size() && earlier.data() < later.data() + later.size();
+    });
+  });
+}
+
+bool Collective::send_ahead() {
+  if (!prepared_) prepare();
+  bool moved = false;
+  for (int step = 1; step < group_.size; ++step) moved |= send_to((group_.rank + step) % group_.size);
+  return moved;
+}
+
 std::size_t Collective::send_bytes() const {
   std::size_t bytes = 0;
   for (int peer = 0; peer < group_.size; ++peer)
@@ -113,7 +131,7 @@ bool Collective::send_to(int peer) {
   if (count == 0) return false;
   const std::size_t bytes = group_.channels[peer]->try_send({pieces, count});
   flow.out_bytes += bytes;
-  if (flow.out_bytes == flow.out_total) --open_flows_;
+  if (flow.out_bytes == flow.out_total) --open_flows_, --open_sends_;
   return bytes > 0;
 }
 

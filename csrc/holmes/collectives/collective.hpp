@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,24 @@ inline bool is_shared(const Buffer& data) {
   return data.bytes() == 0 || SharedBuffer::place_of(data.data, data.bytes()).id != 0;
 }
 
+// Memory that operations read or write.
+class Touched {
+public:
+  void add(const Buffer& buffer) {
+    if (buffer.bytes() > 0) pieces_.emplace_back(buffer.begin(), buffer.bytes());
+  }
+  void add(std::span<const Buffer> buffers) {
+    for (const Buffer& buffer : buffers) add(buffer);
+  }
+  void clear() { pieces_.clear(); }
+  std::size_t size() const { return pieces_.size(); }
+  // Whether a piece after the first `size` shares memory with one of these.
+  bool overlaps_from(std::size_t size) const;
+
+private:
+  std::vector<std::span<const std::byte>> pieces_;
+};
+
 class Collective {
 public:
   Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline);
@@ -35,6 +54,12 @@ public:
   // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
   bool advance();
   bool is_done() const;
+  // Where another one is running that has sent all and only receives yet: sends what can be sent. Their streams follow
+  // each other, so on a far path the round trip is paid once for all that is queued. Throws StreamClosed.
+  bool send_ahead();
+  bool has_sent_all() const { return prepared_ && open_sends_ == 0; }
+  // Appends the memory that it reads or writes. False where it cannot tell: then nothing is sent ahead.
+  virtual bool append_touched(Touched& /*touched*/) const { return false; }
   // Called once, when it is done.
   void end();
   // What to wait for before calling advance again: bytes that can be received next / sent next without a break, 0 for
@@ -122,6 +147,7 @@ private:
   std::uint64_t record_ = 0;
   std::vector<Flow> flows_;
   int open_flows_ = 0;  // directions that are not finished
+  int open_sends_ = 0;  // of these
   bool prepared_ = false;
   CopyCall copies_;
   Pace pace_;

@@ -23,6 +23,12 @@ bool Exchange::sends_shared() const {
          (signature_.op != OpCode::broadcast || std::ranges::all_of(recvs_, is_shared));
 }
 
+bool Exchange::append_touched(Touched& touched) const {
+  touched.add(sends_);
+  touched.add(recvs_);
+  return true;
+}
+
 iovec Exchange::next_send(int peer, std::size_t done_bytes) {
   return {sends_[peer].begin() + done_bytes, sends_[peer].bytes() - done_bytes};
 }
@@ -45,6 +51,11 @@ OneStepAllReduce::OneStepAllReduce(Group& group, Signature signature, std::share
     : Exchange(group, signature, std::move(work), deadline, std::vector<Buffer>(group.size, data),
                std::vector<Buffer>(group.size, data)),
       data_(std::move(data)) {}
+
+bool OneStepAllReduce::append_touched(Touched& touched) const {
+  touched.add(data_);
+  return true;
+}
 
 void OneStepAllReduce::start() {
   const std::size_t stride_bytes = (data_.bytes() + 63) / 64 * 64;

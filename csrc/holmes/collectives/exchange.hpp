@@ -23,6 +23,7 @@ protected:
   iovec next_recv(int peer, std::size_t done_bytes) override;
   bool compute() override;
   bool is_computed() const override { return copied_; }
+  bool append_touched(Touched& touched) const override;
 
   std::vector<Buffer> sends_;
   std::vector<Buffer> recvs_;
@@ -32,7 +33,7 @@ private:
 };
 
 // all_reduce in one step: everybody sends all of it to everybody and reduces on its own, in rank order. For small
-// counts.
+// counts, and for two ranks that are far from each other, which send no more bytes so and wait half a round trip.
 class OneStepAllReduce final : public Exchange {
 public:
   OneStepAllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
@@ -43,6 +44,7 @@ protected:
   std::size_t agreed_bytes() const override { return 0; }
   bool compute() override;
   bool is_computed() const override { return reduced_; }
+  bool append_touched(Touched& touched) const override;
 
 private:
   Buffer data_;

@@ -18,6 +18,11 @@ protected:
   Pacing pacing() const override { return Pacing::by_received; }
   std::size_t agreed_bytes() const override { return total_bytes(inputs_); }
   bool sends_shared() const override { return std::ranges::all_of(inputs_, is_shared); }
+  bool append_touched(Touched& touched) const override {
+    touched.add(inputs_);
+    touched.add(output_);
+    return true;
+  }
   std::size_t send_total_bytes(int peer) const override { return inputs_[peer].bytes(); }
   std::size_t recv_total_bytes(int /*peer*/) const override { return reducer_.block_bytes(); }
   iovec next_send(int peer, std::size_t done_bytes) override;

@@ -59,7 +59,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   if (!options.integrity) options.integrity = Env::read().integrity;
   if (!options.integrity_digest_every) options.integrity_digest_every = Env::read().integrity_digest_every;
   if (options.nics.empty() && options.size > 1 && options.transport != Transport::shm)
-    options.nics = default_nics(*store, options);
+    set_default_nics(*store, options);
   if (options.clusters.empty()) return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
   if (options.clusters.size() != static_cast<std::size_t>(options.size))
     throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +

@@ -23,6 +23,7 @@
 #include "holmes/transport/checked_channel.hpp"
 #include "holmes/transport/rails_channel.hpp"
 #include "holmes/transport/shm/shm_channel.hpp"
+#include "holmes/transport/socket.hpp"
 #include "holmes/transport/tcp_channel.hpp"
 
 namespace holmes {
@@ -103,6 +104,7 @@ std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<Connection> sock
 
 ChannelPair make_plain_channels(PeerConnections& connections, int own_rank, ControlConnection& control,
                                 const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
+  if (connections.rdma.collective) return {std::move(connections.rdma.collective), std::move(connections.rdma.p2p)};
   if (!connections.uses_shared_memory()) {
     return {make_tcp_channel(connections.peer, std::move(connections.collective), rails),
             make_tcp_channel(connections.peer, std::move(connections.p2p), rails)};
@@ -149,6 +151,14 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
     return connections.collective.size() > 1;
   });
   return any_rails ? slice * rails_slice_factor : slice;
+}
+
+bool has_far_peer(const Mesh& mesh) {
+  return std::ranges::any_of(mesh.peers, [](const PeerConnections& connections) {
+    if (connections.peer < 0 || connections.uses_shared_memory()) return false;
+    const auto round_trip = shortest_round_trip(connections.control.front().fd.get());
+    return round_trip && *round_trip >= far_round_trip;
+  });
 }
 
 constexpr std::int64_t no_job_rank = -1;  // on the wire only
@@ -198,6 +208,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const std::string place = "rank " + std::to_string(group->label(options_.rank)) + " (host " + host + ")";
   std::vector<std::unique_ptr<Channel>> p2p(mesh.peers.size());
   const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes);
+  group->is_far = has_far_peer(mesh);
   for (PeerConnections& connections : mesh.peers) {
     if (connections.peer < 0) continue;
     group->controls[connections.peer] = std::make_unique<ControlConnection>(
@@ -520,6 +531,7 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   };
   constexpr std::size_t words = sizeof(Introduction) / sizeof(std::uint64_t);
   constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
+  constexpr std::uint64_t far_bit = std::uint64_t{1} << 62;
   const bool all_shared = std::all_of(mesh.peers.begin(), mesh.peers.end(), [](const PeerConnections& connections) {
     return connections.peer < 0 || connections.shared_memory_bytes > 0;
   });
@@ -529,8 +541,9 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   const auto job_rank = job_rank_of(options_);
   if (job_rank) set_log_rank(static_cast<int>(*job_rank));
   std::random_device random;
-  const Introduction mine{slice_bytes | (all_shared ? shared_memory_bit : 0), std::uint64_t{random()} << 32 | random(),
-                          ::getpid(), job_rank.value_or(no_job_rank), leader - mesh.peers.begin()};
+  const Introduction mine{slice_bytes | (all_shared ? shared_memory_bit : 0) | (engine_->group().is_far ? far_bit : 0),
+                          std::uint64_t{random()} << 32 | random(), ::getpid(), job_rank.value_or(no_job_rank),
+                          leader - mesh.peers.begin()};
   std::vector<Introduction> all(static_cast<std::size_t>(options_.size), mine);
   std::vector<Buffer> outputs;
   for (auto& one : all) outputs.push_back({&one, words, DType::int64, nullptr});
@@ -543,7 +556,8 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   std::vector<PeerIdentity> identities;
   for (const Introduction& one : all) {
     agreed.all_shared_memory &= (one.wish & shared_memory_bit) != 0;
-    agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, one.wish & ~shared_memory_bit);
+    agreed.is_far |= (one.wish & far_bit) != 0;
+    agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, one.wish & ~(shared_memory_bit | far_bit));
     agreed.memory_leaders.push_back(static_cast<int>(one.memory_leader));
     const std::size_t rank = identities.size();
     PeerIdentity identity{rank < mesh.hosts.size() ? mesh.hosts[rank] : "", mesh.peers[rank].nic, one.pid, {}};

@@ -43,6 +43,11 @@ public:
   WorkPtr recv_up_to(Buffer data, int peer, std::uint32_t tag, std::shared_ptr<std::size_t> received_bytes,
                      CallOptions call);
 
+  // For a caller that asks again and again and never waits: from now on its asynchronous operations go on in its calls
+  // of `poll`, and in no other thread. Before the first one.
+  void set_polled() { engine_->driver().set_polled(); }
+  void poll() { engine_->driver().poll(); }
+
   // --- for communicators made of others ---
   // Collective without payload: MismatchError where the ranks' signatures (but for the sequence number, which is set
   // here) differ.

@@ -10,10 +10,10 @@ namespace holmes {
 struct ConnectionInfo {
   int peer = 0;
   std::string host;            // of the peer
-  std::string transport;       // "tcp" or "shm"
+  std::string transport;       // "tcp", "shm" or "rdma"
   std::string purpose;         // "collective", "p2p" or "control"
-  std::string interface;       // local NIC; empty for shm
-  std::string local_address;   // "10.0.0.1:40000", as getsockname says
+  std::string interface;       // local NIC; the HCA port for rdma; empty for shm
+  std::string local_address;   // "10.0.0.1:40000", as getsockname says; of rdma GID and queue pair
   std::string remote_address;  // as getpeername says
   bool device_bound = false;   // SO_BINDTODEVICE was permitted
   bool is_retired = false;     // a lost rail: the stream goes on without it

@@ -75,6 +75,16 @@ Reader number(Number Env::* field, std::type_identity_t<Number> least, std::type
   };
 }
 
+Reader optional_number(std::optional<int> Env::* field, int least, int most) {
+  return [=](Env& env, const Given& given) {
+    const auto value = number_from<int>(given.value);
+    if (!value || *value < least || *value > most)
+      given.refuse("a whole number from " + std::to_string(least) + " to " + std::to_string(most),
+                   std::to_string(least));
+    env.*field = value;
+  };
+}
+
 template <class Field>
 Reader seconds(Field Env::* field) {
   return [=](Env& env, const Given& given) {
@@ -165,10 +175,11 @@ const std::vector<Row>& table() {
       {{"HOLMES_HIERARCHICAL_MIN_BYTES", "bytes, or `never`", "measured when the group is made",
         "From how many bytes on a group that spans clusters runs an operation hierarchically; equal on all ranks."},
        read_hierarchical_min_bytes},
-      {{"HOLMES_TRANSPORT", "`auto`, `tcp`, `shm`", "`auto`",
-        "With `HOLMES_NICS`: shared memory between ranks of one host and TCP else, TCP always, or shared memory only."},
+      {{"HOLMES_TRANSPORT", "`auto`, `tcp`, `shm`, `rdma`", "`auto`",
+        "With `HOLMES_NICS`: shared memory between ranks of one host and TCP else, TCP always, shared memory only, or "
+        "shared memory between ranks of one host and [RDMA](rdma.md) else."},
        nullptr},
-      {{"HOLMES_SHM", "`0`, `1`", "`1`", "`0`: ranks of one host use TCP too."},
+      {{"HOLMES_SHM", "`0`, `1`", "`1`", "`0`: ranks of one host use the network too."},
        choice(&Env::shm, {{"0", false}, {"1", true}})},
       {{"HOLMES_CMA", "`auto`, `always`, `0`", "`auto`",
         "Ranks of one host copy larger pieces out of each other's memory (`process_vm_readv`): where they measure that "
@@ -212,8 +223,31 @@ const std::vector<Row>& table() {
         "counted as 128 bytes at least; more is an error."},
        number(&Env::unexpected_bytes, 0, std::uint64_t{1} << 40)},
       {{"HOLMES_TCP_CONGESTION", "a name in `net.ipv4.tcp_allowed_congestion_control`",
-        "the system's; reno between ranks of one kernel", "Congestion control of every data socket."},
+        "bbr on far paths, reno between near ranks of one kernel, else the system's",
+        "Congestion control of every data socket."},
        text(&Env::tcp_congestion)},
+      {{"HOLMES_VERBS_LIBRARY", "path", "`libibverbs.so.1`", "The verbs library that [RDMA](rdma.md) takes."},
+       text(&Env::verbs_library)},
+      {{"HOLMES_RDMA_GID_INDEX", "0 to 255", "RoCE: the port's RoCE v2 GID of its IP address; InfiniBand: none is used",
+        "Entry of the port's GID table that RDMA uses; on InfiniBand it makes packets routable."},
+       optional_number(&Env::rdma_gid_index, 0, 255)},
+      {{"HOLMES_RDMA_MTU", "`256`, `512`, `1024`, `2048`, `4096`", "what both ports have",
+        "Largest packet of RDMA in bytes."},
+       choice(&Env::rdma_mtu, {{"256", 256}, {"512", 512}, {"1024", 1024}, {"2048", 2048}, {"4096", 4096}})},
+      {{"HOLMES_RDMA_PKEY_INDEX", "0 to 127", "0", "Entry of the port's P_Key table: its InfiniBand partition."},
+       number(&Env::rdma_pkey_index, 0, 127)},
+      {{"HOLMES_RDMA_SERVICE_LEVEL", "0 to 15", "0", "InfiniBand service level; the priority on RoCE v1."},
+       number(&Env::rdma_service_level, 0, 15)},
+      {{"HOLMES_RDMA_TRAFFIC_CLASS", "0 to 255", "0",
+        "Traffic class of RoCE v2 packets: four times the DSCP that the switches prefer."},
+       number(&Env::rdma_traffic_class, 0, 255)},
+      {{"HOLMES_RDMA_TIMEOUT", "1 to 31", "18",
+        "How long the HCA waits for an acknowledgement before it sends again: 4.096 us times 2 to the power of it (18: "
+        "a "
+        "second)."},
+       number(&Env::rdma_timeout, 1, 31)},
+      {{"HOLMES_RDMA_RETRIES", "0 to 7", "7", "How often it sends again before the peer is lost."},
+       number(&Env::rdma_retries, 0, 7)},
       {{"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "150",
         "How long a waiting thread polls before it blocks. Large transfers over sockets are polled only where pieces "
         "of 64 KiB come faster than that, else slept for."},

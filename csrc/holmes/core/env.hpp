@@ -39,6 +39,15 @@ struct Env {
   CmaUse cma = CmaUse::measured;
   std::optional<std::uint64_t> hierarchical_min_bytes;  // UINT64_MAX: never
 
+  std::optional<std::string> verbs_library;
+  std::optional<int> rdma_gid_index;
+  std::optional<int> rdma_mtu;  // bytes
+  int rdma_pkey_index = 0;
+  int rdma_service_level = 0;
+  int rdma_traffic_class = 0;
+  int rdma_timeout = 18;  // 4.096 us times 2 to the power of it
+  int rdma_retries = 7;
+
   std::optional<std::chrono::microseconds> spin;
   int io_threads = 1;
   std::vector<int> io_cpus;

@@ -1,5 +1,7 @@
 #include "holmes/core/options.hpp"
 
+#include <array>
+
 #include "holmes/core/error.hpp"
 
 namespace holmes {
@@ -14,11 +16,13 @@ Transport transport_from_name(const std::string& name) {
   if (name == "auto") return Transport::automatic;
   if (name == "tcp") return Transport::tcp;
   if (name == "shm") return Transport::shm;
-  throw UsageError("transport '" + name + "' does not exist; use one of: auto, tcp, shm");
+  if (name == "rdma") return Transport::rdma;
+  throw UsageError("transport '" + name + "' does not exist; use one of: auto, tcp, shm, rdma");
 }
 
 std::string name(Transport transport) {
-  return transport == Transport::automatic ? "auto" : transport == Transport::tcp ? "tcp" : "shm";
+  const char* const names[] = {"auto", "tcp", "shm", "rdma"};
+  return names[static_cast<int>(transport)];
 }
 
 TlsMode tls_mode_from_name(const std::string& name) {
@@ -29,5 +33,13 @@ TlsMode tls_mode_from_name(const std::string& name) {
 }
 
 std::string name(TlsMode mode) { return mode == TlsMode::off ? "off" : mode == TlsMode::clusters ? "clusters" : "all"; }
+
+std::optional<int> dscp_of(const CommunicatorOptions& options) {
+  // By priority: lower effort (RFC 8622), AF11, AF21 and AF41 (RFC 2597). None is of those that RoCE's lossless queues
+  // usually have (24 to 31, 48).
+  constexpr std::array<int, highest_priority + 1> usual{1, 10, 18, 34};
+  if (options.dscp || !options.priority) return options.dscp;
+  return usual[static_cast<std::size_t>(*options.priority)];
+}
 
 }  // namespace holmes

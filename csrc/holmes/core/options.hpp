@@ -25,17 +25,21 @@ inline constexpr std::uint64_t never_hierarchical = UINT64_MAX;
 // Tag of receives that serve the library itself (nobody sends such a message): no operations of the user's.
 inline constexpr std::uint32_t internal_tag = UINT32_MAX;
 
+// Of CommunicatorOptions::priority.
+inline constexpr int highest_priority = 3;
+
 // How ranks of one host reach each other.
 enum class Transport {
   automatic,  // shared memory where both ranks are on one host, else TCP
   tcp,        // TCP also between ranks of one host
   shm,        // shared memory only; refused where ranks are on different hosts
+  rdma,       // shared memory where both ranks are on one host, else RDMA
 };
 
 // Throws UsageError where there is no rank `rank` in a group of `size`.
 void check_place(int rank, int size);
 
-// "auto", "tcp" or "shm". Throws UsageError for any other name.
+// "auto", "tcp", "shm" or "rdma". Throws UsageError for any other name.
 Transport transport_from_name(const std::string& name);
 std::string name(Transport transport);
 
@@ -58,6 +62,9 @@ struct CommunicatorOptions {
   // Rails, in the same order on every rank; a NIC named twice gets two connections (where one cannot fill the link).
   // Empty: the best that all ranks share, or loopback on one host (docs/nics.md).
   std::vector<NicBinding> nics{};
+  // Transport::rdma only: the HCA port ("mlx5_0:1") that carries the data; it needs no IP address, `nics` are for the
+  // set-up and for what tells of failures. One so far. Empty: the port of the first of `nics`.
+  std::vector<std::string> rdma_ports{};
   // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
   // of them. Empty: one cluster.
   std::vector<int> clusters{};
@@ -80,12 +87,19 @@ struct CommunicatorOptions {
   // Of how many all_reduce, all_gather and broadcast one has its result compared over the ranks, by CRC32C (0: none);
   // the same on all ranks. Absent: HOLMES_INTEGRITY_DIGEST_EVERY, else none.
   std::optional<int> integrity_digest_every{};
+  // From 0 to 3: on links that they share, groups of higher priority go first (docs/wan.md). Absent: as TCP shares.
+  std::optional<int> priority{};
+  // Of its IP packets: the code point of differentiated services, 0 to 63. Absent: what its priority has, if any.
+  std::optional<int> dscp{};
   // How long a waiting thread polls before it sleeps, in microseconds (0: not at all). Absent: HOLMES_SPIN_US, else
   // 150.
   std::optional<int> spin_us{};
 
   bool operator==(const CommunicatorOptions&) const = default;
 };
+
+// The code point that its packets have; absent: the system's.
+std::optional<int> dscp_of(const CommunicatorOptions& options);
 
 // visit(name, member) for every field, by the name that it has in Python.
 template <typename Visit>
@@ -95,6 +109,7 @@ void visit_fields(Visit&& visit) {
   visit("size", &Options::size);
   visit("name", &Options::name);
   visit("nics", &Options::nics);
+  visit("rdma_ports", &Options::rdma_ports);
   visit("clusters", &Options::clusters);
   visit("cluster_nics", &Options::cluster_nics);
   visit("hierarchical_min_bytes", &Options::hierarchical_min_bytes);
@@ -107,6 +122,8 @@ void visit_fields(Visit&& visit) {
   visit("tls", &Options::tls);
   visit("integrity", &Options::integrity);
   visit("integrity_digest_every", &Options::integrity_digest_every);
+  visit("priority", &Options::priority);
+  visit("dscp", &Options::dscp);
   visit("spin_us", &Options::spin_us);
 }
 

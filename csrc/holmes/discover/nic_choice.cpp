@@ -386,7 +386,8 @@ std::vector<std::vector<std::string>> routed_ports(const Offers& offers, const N
   return ports;
 }
 
-NicChoice choose_for_nccl(const Offers& offers, bool one_place) {
+// `user`: of the ports, in words.
+NicChoice choose_ports(const Offers& offers, bool one_place, const std::string& user) {
   const bool wants_rdma = std::ranges::any_of(offers, &NicOffer::wants_rdma);
   std::vector<Lane> lanes = shared_lanes(offers, one_place, [&](std::size_t, const NicCandidate& one) {
     return one.is_selected && (one.is_rdma || !wants_rdma);
@@ -397,7 +398,7 @@ NicChoice choose_for_nccl(const Offers& offers, bool one_place) {
     const auto nics = by_rank(lanes, rails, offers.size(), [](const NicCandidate& one) { return one.nic; });
     NicChoice choice = choose_handshake(offers, one_place, nics);
     choice.ports = by_rank(lanes, rails, offers.size(), [](const NicCandidate& one) { return one.port; });
-    choice.reason = reason_of(lanes, rails, offers.size()) + "; NCCL uses " +
+    choice.reason = reason_of(lanes, rails, offers.size()) + "; " + user + " uses " +
                     class_text(lanes[rails.front()].nic_class) + ", " + std::to_string(rails.size()) +
                     (rails.size() == 1 ? " port" : " ports") + " of each rank, its handshakes " + choice.reason;
     return choice;
@@ -405,7 +406,7 @@ NicChoice choose_for_nccl(const Offers& offers, bool one_place) {
   if (rails.empty()) {
     auto routed = choose_routed(offers);
     if (routed && !(routed->ports = routed_ports(offers, *routed)).empty()) {
-      routed->reason += "; NCCL uses roce";
+      routed->reason += "; " + user + " uses roce";
       return std::move(*routed);
     }
   }
@@ -455,11 +456,13 @@ NicChoice choose_nics(const std::vector<NicOffer>& offers, Carrier carrier) {
   check_offers(offers);
   const bool one_place =
       std::ranges::all_of(offers, [&](const NicOffer& one) { return one.place == offers.front().place; });
-  if (auto loopback = choose_loopback(offers, one_place)) {
+  auto loopback = carrier == Carrier::rdma ? std::nullopt : choose_loopback(offers, one_place);
+  if (loopback) {
     if (carrier == Carrier::nccl) loopback->reason += "; NCCL uses sockets";
     return std::move(*loopback);
   }
-  return carrier == Carrier::nccl ? choose_for_nccl(offers, one_place) : choose_sockets(offers, one_place, is_selected);
+  if (carrier == Carrier::tcp) return choose_sockets(offers, one_place, is_selected);
+  return choose_ports(offers, one_place, carrier == Carrier::nccl ? "NCCL" : "it");
 }
 
 }  // namespace holmes

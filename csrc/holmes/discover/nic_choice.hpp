@@ -14,6 +14,7 @@ namespace holmes {
 enum class Carrier {
   tcp,   // sockets of ours
   nccl,  // NCCL: RDMA ports, or sockets of its own
+  rdma,  // one RDMA port of each rank, and sockets of ours for the set-up
 };
 
 // One way by which a NIC may reach others: an address of an interface or, for RDMA, of a port (a GID's prefix where the
@@ -68,7 +69,7 @@ struct NicChoice {
   // By rank: interface and address of each rail, in the same order on every rank. For NCCL over RDMA: what its
   // handshakes use.
   std::vector<std::vector<NicAddress>> sockets;
-  std::vector<std::vector<std::string>> ports;  // by rank: HCA ports for NCCL; without entries: sockets
+  std::vector<std::vector<std::string>> ports;  // by rank: HCA ports for RDMA; without entries: sockets
   std::string reason;                           // in words
 };
 

@@ -250,7 +250,7 @@ NicOffer NicSelection::offer(const std::vector<Nic>& nics, Carrier carrier) cons
   offer.max_rails = max_rails;
   offer.streams = streams;
   offer.inventory = in_words(nics);
-  const auto ports = carrier == Carrier::nccl ? rdma_ports(*this, nics) : std::vector<Nic>{};
+  const auto ports = carrier != Carrier::tcp ? rdma_ports(*this, nics) : std::vector<Nic>{};
   std::vector<Nic> usable;
   try {
     usable = resolve(nics);
@@ -259,8 +259,9 @@ NicOffer NicSelection::offer(const std::vector<Nic>& nics, Carrier carrier) cons
   }
   for (const Nic& nic : usable) append(offer, socket_candidates(nic, subnet));
   for (const Nic& nic : ports) append(offer, rdma_candidates(nic, subnet));
-  if (carrier == Carrier::nccl) {
-    offer.wants_rdma = !nic_class.empty() && is_rdma(class_of(nic_class)->front());
+  if (carrier == Carrier::rdma) offer.max_rails = 1;
+  if (carrier != Carrier::tcp) {
+    offer.wants_rdma = carrier == Carrier::rdma || (!nic_class.empty() && is_rdma(class_of(nic_class)->front()));
     for (const Nic& nic : NicSelection{}.resolve(nics))  // for handshakes
       if (!std::ranges::count(usable, nic.name, &Nic::name)) append(offer, socket_candidates(nic), false);
   }

@@ -17,6 +17,10 @@ constexpr unsigned prompt_waits_for_long = 16;
 constexpr unsigned rounds_per_deadline_check = 512;
 // The same for signals; of much data, where a round takes a while.
 constexpr unsigned rounds_per_signal_check = 128;
+// Polls in which nothing moved after which peers and rails are looked at, in three system calls.
+constexpr unsigned polls_per_check = 64;
+// Of one poll, so that a caller with other work comes back to it.
+constexpr int max_rounds_of_poll = 16;
 
 }  // namespace
 
@@ -52,9 +56,18 @@ void Driver::run_in_background(std::size_t bytes) {
       if (!engine_.has_pending()) engine_.watch();
     }
   }
-  if (!engine_.has_pending()) return;
+  if (is_polled_ || !engine_.has_pending()) return;
   const bool is_long = prompt_waits_.load(std::memory_order_relaxed) >= prompt_waits_for_long;
   offer(is_long ? Duration(long_patience) : Duration(patience));
+}
+
+void Driver::poll() {
+  std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
+  if (!drive) return;
+  int rounds = 0;
+  while (rounds < max_rounds_of_poll && engine_.progress()) ++rounds;
+  if (rounds == 0 && ++idle_polls_ % polls_per_check == 0) engine_.finish_wait();
+  if (!engine_.has_pending()) engine_.watch();
 }
 
 void Driver::offer(Duration patience) {

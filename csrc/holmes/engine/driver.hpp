@@ -31,6 +31,11 @@ public:
   // where it is time to look for signals before it goes on.
   bool help(const Work& work, std::optional<Clock::time_point> until);
   void give_to_io_thread();
+  // From now on asynchronous operations wait for `poll`, which the caller calls until they are done. Before the first
+  // one.
+  void set_polled() { is_polled_ = true; }
+  // Moves what can be moved, in the calling thread, without blocking; nothing where another thread drives.
+  void poll();
   // No caller waited in time for what run_in_background left.
   void offer_expired() { prompt_waits_.store(0, std::memory_order_relaxed); }
 
@@ -49,6 +54,8 @@ private:
   std::atomic<bool> is_offered_{false};  // to the I/O thread, perhaps
   std::atomic<Clock::time_point> offered_at_{};
   std::atomic<unsigned> prompt_waits_{0};  // how many operations in a row were waited for in time
+  std::atomic<bool> is_polled_{false};
+  unsigned idle_polls_ = 0;  // with the drive lock
 };
 
 }  // namespace holmes

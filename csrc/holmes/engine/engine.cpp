@@ -180,7 +180,7 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
     };
     for (int peer = 0; running && peer < group_->size; ++peer)
       if (peer != group_->rank)
-        wait_for(*group_->channels[peer], running->awaited_recv_bytes(peer), running->awaited_send_bytes(peer));
+        wait_for(*group_->channels[peer], running->awaited_recv_bytes(peer), operations_.awaited_send_bytes(peer));
     for (const int peer : p2p.active_peers())
       wait_for(*p2p.channels()[peer], p2p.awaited_recv_bytes(peer), p2p.awaited_send_bytes(peer));
     fds.push_back(detector_.controls_pollfd());

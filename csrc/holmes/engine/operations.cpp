@@ -122,8 +122,12 @@ bool Operations::advance_collective() {
     group_.recorder->start(running.record(), std::max(running.work().submitted(), last_end_));
     running.start();
   }
-  const bool moved = running.advance();
-  if (!running.is_done()) return moved;
+  bool moved = running.advance();
+  if (!running.is_done()) {
+    moved |= send_ahead();
+    return moved;
+  }
+  ahead_ = nullptr;
   running.end();
   const std::unique_ptr<Collective> finished = std::move(queue_.front());
   queue_.pop_front();
@@ -133,6 +137,35 @@ bool Operations::advance_collective() {
   group_.recorder->finish(finished->record(), true, last_end_);
   finished->work().complete(last_end_);
   return true;
+}
+
+// What a far peer needs of those that wait for their turn, see Collective::send_ahead.
+bool Operations::send_ahead() {
+  constexpr std::size_t most_ahead = 32;
+  ahead_ = nullptr;
+  if (!group_.is_far || !may_send_ahead_ || queue_.size() < 2) return false;
+  bool moved = false;
+  touched_.clear();
+  const std::size_t last = std::min(queue_.size() - 1, most_ahead);
+  for (std::size_t i = 0; i < last && queue_[i]->has_sent_all() && queue_[i]->append_touched(touched_); ++i) {
+    Collective& next = *queue_[i + 1];
+    Touched both = touched_;
+    if (!next.append_touched(both) || both.overlaps_from(touched_.size())) break;
+    ahead_ = &next;
+    try {
+      moved |= next.send_ahead();
+    } catch (const StreamClosed&) {  // what has its turn may still have all that it needs
+      may_send_ahead_ = false;
+      break;
+    }
+  }
+  return moved;
+}
+
+std::size_t Operations::awaited_send_bytes(int peer) const {
+  if (queue_.empty()) return 0;
+  const std::size_t bytes = queue_.front()->awaited_send_bytes(peer);
+  return bytes == 0 && ahead_ && may_send_ahead_ ? ahead_->awaited_send_bytes(peer) : bytes;
 }
 
 bool Operations::involves(int peer, bool left_in_order) const {
@@ -220,6 +253,7 @@ void Operations::fail_all(const std::exception_ptr& error) {
     group_.recorder->finish(record, false, now);
     work.fail(error, now);
   };
+  ahead_ = nullptr;
   while (!queue_.empty()) {
     const std::unique_ptr<Collective> collective = std::move(queue_.front());
     queue_.pop_front();

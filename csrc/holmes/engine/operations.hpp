@@ -40,6 +40,8 @@ public:
   bool advance();
   // The first collective, or null.
   Collective* running() const { return queue_.empty() ? nullptr : queue_.front().get(); }
+  // Of the first collective or, where it has sent all, of one behind it; see Collective.
+  std::size_t awaited_send_bytes(int peer) const;
   const P2pEngine& p2p() const { return p2p_; }
   // Whether what is under way needs `peer`; see P2pEngine::needs.
   bool involves(int peer, bool left_in_order) const;
@@ -61,11 +63,15 @@ private:
   void record_call(Collective& collective, WorkState state);
   void record_call(P2pEngine::Request& request);
   bool advance_collective();
+  bool send_ahead();
 
   Group& group_;
   P2pEngine p2p_;
   std::deque<std::unique_ptr<Collective>> queue_;  // the front one runs
   bool front_started_ = false;
+  Collective* ahead_ = nullptr;  // the last one of the queue that was sent of before its turn
+  bool may_send_ahead_ = true;
+  Touched touched_;                 // by those before it
   Clock::time_point last_end_{};    // of a collective
   std::vector<Submission> taking_;  // what take_new has not got to, where that threw
   std::shared_ptr<Work> misfit_;    // what take_new threw about

@@ -23,6 +23,7 @@ struct Group {
   std::vector<std::unique_ptr<ControlConnection>> controls;  // by rank; own is null
   std::size_t slice_bytes = 64 * 1024;                       // unit of pipelining, agreed at set-up
   std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
+  bool is_far = false;                     // a pair of ranks is, as all of them agreed; see far_round_trip
   bool any_shared_memory = false;          // a pair of this rank
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
   // By rank, as all ranks agreed: the first rank with which it shares memory, itself where there is none before.

@@ -8,6 +8,7 @@
 #include "holmes/core/connection_info.hpp"
 #include "holmes/core/descriptors.hpp"
 #include "holmes/tls/tls_stream.hpp"
+#include "holmes/transport/path_pacer.hpp"
 
 namespace holmes {
 
@@ -19,11 +20,13 @@ struct Connection {
   UniqueFd fd{};
   int rail = 0;         // index into CommunicatorOptions::nics and, behind them, cluster_nics
   ConnectionInfo info;  // peer, host, transport, purpose, interface, both addresses, device_bound, encryption
-  std::unique_ptr<TlsStream> tls{};  // null: as it is
+  std::unique_ptr<TlsStream> tls{};    // null: as it is
+  std::unique_ptr<PathPacer> pacer{};  // null: of a group without a priority
 
   // As sendmsg and recvmsg, without blocking or SIGPIPE. After a partial send the next one must begin with the bytes
   // that follow, the same ones as were offered.
   ssize_t send(const msghdr& message) const {
+    if (pacer) pacer->before_send(Clock::now());
     if (tls) return tls->send(message);
     const iovec& first = *message.msg_iov;
     return message.msg_iovlen == 1 ? ::send(fd.get(), first.iov_base, first.iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)

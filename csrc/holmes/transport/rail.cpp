@@ -143,6 +143,7 @@ std::optional<std::uint64_t> Rail::oldest_sequence() const {
 }
 
 void Rail::collect(Clock::time_point now, FramePool& pool) {
+  if (socket_.pacer && has_unwritten()) socket_.pacer->look(now);
   if (queue_.empty()) return;
   // Encrypted, there are a few more of them than of the bytes that are counted here: the sum errs on the safe side.
   int queued_bytes = 0;

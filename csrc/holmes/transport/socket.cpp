@@ -2,9 +2,9 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <linux/tcp.h>
 #include <net/if.h>
 #include <netdb.h>
-#include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/un.h>
 
@@ -33,6 +33,13 @@ std::string joined(const std::set<std::string>& names) {
 template <class Value>
 bool set_option(int fd, int level, int option, const Value& value) {
   return ::setsockopt(fd, level, option, &value, sizeof(value)) == 0;
+}
+
+std::optional<tcp_info> tcp_info_of(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return std::nullopt;
+  return info;
 }
 
 UniqueFd open_socket(int family) {
@@ -201,6 +208,13 @@ bool bind_to_device(int fd, const std::string& interface) {
                       static_cast<socklen_t>(interface.size() + 1)) == 0;
 }
 
+void set_dscp(int fd, int dscp) {
+  constexpr int ecn_bits = 2;
+  const int field = dscp << ecn_bits;
+  set_option(fd, IPPROTO_IP, IP_TOS, field);
+  set_option(fd, IPPROTO_IPV6, IPV6_TCLASS, field);
+}
+
 BoundSocket listen_on_nic(const NicBinding& nic, bool bind_device,
                           const std::optional<std::pair<std::uint16_t, std::uint16_t>>& port_range) {
   const auto [first, last] = port_range.value_or(std::pair<std::uint16_t, std::uint16_t>{0, 0});
@@ -225,12 +239,13 @@ BoundSocket listen_on_nic(const NicBinding& nic, bool bind_device,
 }
 
 BoundSocket connect_from_nic(const NicBinding& nic, bool bind_device, const SocketAddress& remote,
-                             const std::string& congestion, int& system_errno) {
+                             const std::string& congestion, std::optional<int> dscp, int& system_errno) {
   const auto local = SocketAddress::parse(nic.address, 0, nic.interface);
   BoundSocket result{open_socket(local.family())};
   const int fd = result.fd.get();
   if (bind_device) result.device_bound = bind_to_device(fd, nic.interface);
   if (!congestion.empty()) set_congestion_control(fd, congestion);
+  if (dscp) set_dscp(fd, *dscp);
   // The port is chosen at connect, so that it need be unique only together with the remote address.
   set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
   system_errno = 0;
@@ -297,10 +312,34 @@ std::string default_congestion_control() {
   return algorithm;
 }
 
+std::optional<std::chrono::microseconds> shortest_round_trip(int fd) {
+  const auto info = tcp_info_of(fd);
+  if (!info || info->tcpi_min_rtt == 0 || info->tcpi_min_rtt == ~0U) return std::nullopt;
+  return std::chrono::microseconds(info->tcpi_min_rtt);
+}
+
+void suit_far_path(int fd, bool is_algorithm_given) {
+  if (!is_algorithm_given && !set_congestion_control(fd, "bbr"))
+    set_congestion_control(fd, default_congestion_control());
+  // What is set by hand does not grow by itself any more: only where it is more than what it would grow to.
+  static const int most_bytes = [] {
+    constexpr int wanted = 64 * 1024 * 1024;
+    const auto probe = open_socket(AF_INET);
+    int allowed = 0;
+    socklen_t length = sizeof allowed;
+    set_option(probe.get(), SOL_SOCKET, SO_SNDBUF, wanted);
+    ::getsockopt(probe.get(), SOL_SOCKET, SO_SNDBUF, &allowed, &length);
+    std::ifstream file("/proc/sys/net/ipv4/tcp_wmem");
+    int least = 0, usual = 0, most = 0;
+    file >> least >> usual >> most;
+    return allowed > most ? allowed / 2 : 0;  // the system doubles what is set
+  }();
+  if (most_bytes > 0) set_option(fd, SOL_SOCKET, SO_SNDBUF, most_bytes);
+}
+
 std::uint64_t retransmitted_segments(int fd) {
-  tcp_info info{};
-  socklen_t length = sizeof(info);
-  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 ? info.tcpi_total_retrans : 0;
+  const auto info = tcp_info_of(fd);
+  return info ? info->tcpi_total_retrans : 0;
 }
 
 int socket_error(int fd) {

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -50,16 +51,21 @@ struct BoundSocket {
   bool device_bound = false;
 };
 
+// What differentiated services know: 6 bits.
+inline constexpr int max_dscp = 63;
+// The code point of its IP packets. Sockets that a listener accepts have the listener's.
+void set_dscp(int fd, int dscp);
+
 // A non-blocking listening TCP socket on the NIC's address. Throws NicError, or SystemError where no port of
 // `port_range` is free.
 BoundSocket listen_on_nic(const NicBinding& nic, bool bind_device,
                           const std::optional<std::pair<std::uint16_t, std::uint16_t>>& port_range);
 
 // A non-blocking TCP socket on the NIC's address whose connection to `remote` is under way or made; where it failed at
-// once, no socket and the errno. `congestion`: see set_congestion_control; empty: the system's. Throws SystemError
-// where no socket can be had.
+// once, no socket and the errno. `congestion`: see set_congestion_control; empty: the system's. `dscp`: see set_dscp.
+// Throws SystemError where no socket can be had.
 BoundSocket connect_from_nic(const NicBinding& nic, bool bind_device, const SocketAddress& remote,
-                             const std::string& congestion, int& system_errno);
+                             const std::string& congestion, std::optional<int> dscp, int& system_errno);
 
 // Abstract Unix sockets (no name in the file system): seen by processes of the same network namespace only.
 UniqueFd listen_on_unix(const std::string& token);
@@ -77,6 +83,15 @@ void tune_socket(int fd, std::optional<std::chrono::milliseconds> unacknowledged
 bool set_congestion_control(int fd, const std::string& algorithm);
 // What new sockets get; empty where the system does not tell.
 std::string default_congestion_control();
+
+// A round trip from which on a path is far: what is under way on it is more than what buffers usually hold.
+inline constexpr std::chrono::microseconds far_round_trip{2000};
+// The shortest round trip so far; nothing where it is not known.
+std::optional<std::chrono::microseconds> shortest_round_trip(int fd);
+// For a path that is far: bbr, where this user may have it, as an algorithm that takes every loss for congestion
+// carries a small part of the rate there (`is_algorithm_given`: it stays as it is), and as large a buffer as the system
+// allows.
+void suit_far_path(int fd, bool is_algorithm_given);
 
 // TCP segments that the system sent again on it so far.
 std::uint64_t retransmitted_segments(int fd);

@@ -144,7 +144,17 @@ void TcpChannel::set_low_water(std::size_t bytes) {
 bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
   const short events = static_cast<short>((for_recv ? POLLIN : 0) | (for_send ? POLLOUT : 0));
   fds.push_back({socket_.fd.get(), events, 0});
+  awaits_send_ = for_send;
   return !for_recv || !socket_.may_hold_input();
+}
+
+// A socket whose rate is low would be ready long after it may be higher.
+std::optional<Clock::time_point> TcpChannel::next_maintenance() const {
+  return awaits_send_ && socket_.pacer ? socket_.pacer->next_look() : std::nullopt;
+}
+
+void TcpChannel::maintain(Clock::time_point now) {
+  if (socket_.pacer) socket_.pacer->look(now);
 }
 
 void TcpChannel::shutdown() { ::shutdown(socket_.fd.get(), SHUT_RDWR); }

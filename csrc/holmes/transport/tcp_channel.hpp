@@ -16,6 +16,10 @@ public:
   bool is_unanswered() const override;
   void set_low_water(std::size_t bytes) override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
+  void finish_wait() override { awaits_send_ = false; }
+  bool needs_maintenance() const override { return socket_.pacer != nullptr; }
+  std::optional<Clock::time_point> next_maintenance() const override;
+  void maintain(Clock::time_point now) override;
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
@@ -24,6 +28,7 @@ private:
   int low_water_bytes_ = 1;
   std::size_t lead_bytes_ = 0;       // 0: the path was not asked yet
   std::uint64_t lead_asked_at_ = 0;  // in bytes sent
+  bool awaits_send_ = false;
 };
 
 }  // namespace holmes

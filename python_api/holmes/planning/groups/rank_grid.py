@@ -34,11 +34,21 @@ class Kind(NamedTuple):
     why: str
     stages: str = ""
 
+    @property
+    def priority(self) -> int:
+        """On links that several kinds use, 0 to 3 (docs/wan.md): what the next computation waits for goes first."""
+        if self.axes == ("pp",) and not self.stages:
+            return 3
+        if self.why == _CHECKPOINTS:
+            return 0
+        return 1 if self.why == _GRADIENTS or self.stages else 2
+
 
 _GRADIENTS = "every gradient and parameter, each step"
 _ACTIVATIONS = "activations, several times a layer"
 _SEQUENCES = "keys and values, in every layer"
 _TOKENS = "every token to its experts and back, in every layer"
+_CHECKPOINTS = "set-up, barriers, checkpoints"
 _SCALARS = "norms and flags: a few bytes a step"
 
 #: All kinds, named as in Megatron-core's ProcessGroupCollection, in the order in which process groups are made; and
@@ -60,7 +70,7 @@ KINDS = {
     "tp_ep": Kind("expert tensor and expert parallel", "expert", ("tp", "ep"), "cluster", _TOKENS),
     "tp_ep_pp": Kind("expert model parallel", "expert", ("tp", "ep", "pp"), "", _SCALARS),
     "expt_dp": Kind("expert data parallel", "expert", ("dp",), "cluster", _GRADIENTS),
-    "world": Kind("all ranks", "dense", ("tp", "cp", "dp", "pp"), "", "set-up, barriers, checkpoints"),
+    "world": Kind("all ranks", "dense", ("tp", "cp", "dp", "pp"), "", _CHECKPOINTS),
 }
 
 

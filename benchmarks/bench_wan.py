@@ -1,0 +1,269 @@
+"""Between data centres: `python benchmarks/bench_wan.py` makes the table of docs/wan.md.
+
+Two clusters of two nodes, 1 Gbit/s inside, joined by uplinks of `--rate-gbps` with a round trip and a loss: for each
+pair of these, on the same links and in turns, a message and a hierarchical all_reduce of Holmes, the same of Gloo
+(all_reduce over all ranks, as it has no hierarchy), a message after a second's pause, and iperf3 with 1 to 16 streams.
+Rates are payload over the uplink, one direction, medians of the rounds; in parentheses the share of iperf3's best. The
+links are emulated: rows in which the emulator could not carry the rate in time are marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MIB = 2**20
+STREAMS = (1, 2, 4, 8, 16)
+PAUSE_S = 1.0
+RESULTS = Path(__file__).parent / "results"
+
+
+# --- a rank: 0 and 1 in cluster a, 2 and 3 in cluster b ---
+
+
+class Bench:
+    """What one rank times."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        """Connects. Collective."""
+        import torch
+        import torch.distributed as dist
+
+        import holmes_comm
+
+        self.job, self.dist = job, dist
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = holmes_comm.TcpStore(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1, is_server=self.rank == 0
+        )
+        cluster = {"cluster": "ab"[self.rank // 2], "hierarchical_min_bytes": 0}
+        nics = holmes_comm.NicSelection(names=("eth0",))
+        self.comm = holmes_comm.init(store, self.rank, self.size, nics=nics, name="wan", **cluster)
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        dist.init_process_group("gloo")
+        self.data = np.ones(job["size_bytes"] // 4, "float32")
+        self.tensor = torch.from_numpy(self.data)
+        self.small = np.ones(job["pause_bytes"] // 4, "float32")
+
+    def timed(self, run: Any, pause_s: float = 0.0) -> float:
+        """Seconds of the slowest rank. Collective."""
+        self.comm.barrier()
+        time.sleep(pause_s)
+        if pause_s == 0:
+            self.comm.barrier()
+        start_s = time.perf_counter()
+        run()
+        taken = np.array([time.perf_counter() - start_s])
+        self.comm.all_reduce(taken, "max")
+        return float(taken[0])
+
+    def message(self, data: np.ndarray) -> None:
+        """From rank 0 to rank 2."""
+        if self.rank == 0:
+            self.comm.send(data, 2)
+        elif self.rank == 2:
+            self.comm.recv(data, 0)
+
+    def gloo_message(self) -> None:
+        if self.rank == 0:
+            self.dist.send(self.tensor, 2)
+        elif self.rank == 2:
+            self.dist.recv(self.tensor, 0)
+
+    def iperf3_gbps(self, streams: int, algorithm: str) -> float:
+        """What iperf3 carries from rank 0 to rank 2 once it has begun. Collective."""
+        gbps = np.zeros(1)
+        self.comm.barrier()
+        if self.rank == 0:
+            command = ["iperf3", "-c", self.job["address"], "-P", str(streams), "-C", algorithm, "-J"]
+            command += ["-t", str(self.job["iperf3_s"]), "-O", str(max(1, self.job["iperf3_s"] // 2))]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            found = json.loads(done.stdout)
+            gbps[0] = found["end"]["sum_received"]["bits_per_second"] / 1e9 if "end" in found else 0
+        self.comm.all_reduce(gbps, "max")
+        return float(gbps[0])
+
+    def run(self) -> dict[str, Any]:
+        """All forms in turns: seconds of each round, and iperf3's rates by algorithm and streams."""
+        forms = {
+            "send": lambda: self.timed(lambda: self.message(self.data)),
+            "gloo_send": lambda: self.timed(self.gloo_message),
+            "all_reduce": lambda: self.timed(lambda: self.comm.all_reduce(self.data)),
+            "gloo_all_reduce": lambda: self.timed(lambda: self.dist.all_reduce(self.tensor)),
+            "after_pause": lambda: self.timed(lambda: self.message(self.small), PAUSE_S),
+        }
+        for skipped in self.job["skip"]:
+            forms.pop(skipped, None)
+        seconds: dict[str, list[float]] = {name: [] for name in forms}
+        rates: dict[str, list[float]] = {}
+        for number in range(self.job["rounds"] + 1):
+            for name, form in forms.items():
+                self.data.fill(1)
+                taken_s = form()
+                if number > 0:  # the first warms up
+                    seconds[name].append(taken_s)
+            for algorithm in self.job["algorithms"] if number > 0 else ():
+                for streams in self.job["streams"]:
+                    rates.setdefault(f"{algorithm} x {streams}", []).append(self.iperf3_gbps(streams, algorithm))
+        retransmitted = sum(c["retransmitted_segments"] for c in self.comm.connections())
+        return {"seconds": seconds, "iperf3_gbps": rates, "retransmitted": retransmitted}
+
+
+def work(job: dict[str, Any]) -> None:
+    """What every rank runs; rank 0 prints the result as JSON."""
+    bench = Bench(job)
+    server = subprocess.Popen(["iperf3", "-s"], stdout=subprocess.DEVNULL) if bench.rank == 2 else None
+    time.sleep(0.5)
+    result = bench.run()
+    if bench.rank == 0:
+        print("RESULT " + json.dumps(result), flush=True)
+    bench.comm.barrier()
+    if server is not None:
+        server.terminate()
+    bench.dist.destroy_process_group()
+
+
+# --- the testbed ---
+
+
+def spec_of(rate_gbps: float, round_trip_ms: float, loss_percent: float, congestion: str | None) -> Any:
+    """The testbed: delay and loss are of the uplinks, half of the round trip each way."""
+    from holmes.lab.testbed.spec import parse_spec
+
+    queue_bytes = max(int(rate_gbps * 1e9 / 8 * max(round_trip_ms, 10) / 1e3), 200_000)  # a round trip's worth
+    uplink = {"rate_gbps": rate_gbps, "queue_bytes": queue_bytes}
+    if round_trip_ms:
+        uplink |= {"delay_ms": round_trip_ms / 2}
+    if loss_percent:
+        uplink |= {"loss_percent": loss_percent}
+    nics = [{"name": "eth0", "network": "eth"}]
+    document: dict[str, Any] = {
+        "networks": {"eth": {"class": "ethernet", "rate_gbps": 1, "uplink": uplink}},
+        "clusters": {name: {"nodes": 2, "nics": nics} for name in "ab"},
+    }
+    if congestion:
+        document["congestion_control"] = congestion
+    return parse_spec("wan", document)
+
+
+def run_cell(arguments: argparse.Namespace, round_trip_ms: float, loss_percent: float) -> dict[str, Any]:
+    """One round trip and loss."""
+    from holmes.lab.testbed import Testbed
+    from holmes.lab.testbed.check import slowness, too_slow
+
+    testbed = Testbed(spec_of(arguments.rate_gbps, round_trip_ms, loss_percent, arguments.congestion))
+    with testbed.session() as session:
+        job = {
+            "size_bytes": arguments.size_mib * MIB, "pause_bytes": arguments.pause_mib * MIB,
+            "rounds": arguments.rounds, "algorithms": arguments.algorithms, "streams": arguments.streams,
+            "iperf3_s": arguments.iperf3_s, "skip": arguments.skip,
+            "address": str(session.spec.node("b0").nic("eth0").address.ip),
+        }  # fmt: skip
+        before = session.line_counters()
+        outcome = session.launch([sys.executable, __file__, "--rank", json.dumps(job)]).wait(1200.0)
+        late = too_slow(*slowness(before, session.line_counters()))
+    lines = [line for output in outcome.outputs.values() for line in output]
+    found = [line for line in lines if line.startswith("RESULT ")]
+    if outcome.returncode != 0 or not found:
+        raise SystemExit("\n".join(lines))
+    return {"round_trip_ms": round_trip_ms, "loss_percent": loss_percent, "too_slow": late} | json.loads(
+        found[0].removeprefix("RESULT ")
+    )
+
+
+def add_rates(cell: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Gbit/s over an uplink in one direction, from seconds."""
+    cell["gbps"] = {}
+    for form, seconds in cell["seconds"].items():
+        size_mib = arguments.pause_mib if form == "after_pause" else arguments.size_mib
+        # Of Gloo's all_reduce too, which carries more: times are compared, not bytes.
+        cell["gbps"][form] = size_mib * MIB * 8 / statistics.median(seconds) / 1e9
+    medians = {name: statistics.median(rates) for name, rates in cell["iperf3_gbps"].items()}
+    if medians:
+        cell["best"] = max(medians, key=medians.__getitem__)
+        cell["gbps"]["iperf3"] = medians[cell["best"]]
+
+
+def row(cell: dict[str, Any]) -> str:
+    """Of the table."""
+    gbps = cell["gbps"]
+    best = gbps.get("iperf3")
+
+    def shown(form: str) -> str:
+        if form not in gbps:
+            return "-"
+        share = f" ({gbps[form] / best:.0%})" if best and form != "iperf3" else ""
+        return f"{gbps[form] * 1e3:.0f}{share}"
+
+    cells = [f"{cell['round_trip_ms']:g}", f"{cell['loss_percent']:g}"]
+    cells += [shown(form) for form in ("send", "after_pause", "all_reduce", "gloo_send", "gloo_all_reduce")]
+    cells += [f"{best * 1e3:.0f} ({cell['best']})" if best else "-", "late" if cell["too_slow"] else ""]
+    return "| " + " | ".join(cells) + " |"
+
+
+COLUMNS = ["round trip (ms)", "loss (%)", "send", "after a pause", "all_reduce", "Gloo send", "Gloo all_reduce"]
+COLUMNS += ["iperf3's best", ""]
+HEAD = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
+
+
+def main() -> None:
+    """Runs the cells, prints the table, writes JSON and Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate-gbps", type=float, default=0.2, help="of the uplinks (default 0.2)")
+    parser.add_argument("--round-trips-ms", type=float, nargs="+", default=[20, 80, 200])
+    parser.add_argument("--loss-percent", type=float, nargs="+", default=[0, 0.01, 0.1])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size-mib", type=int, default=64)
+    parser.add_argument("--pause-mib", type=int, default=16, help="size of the message after a pause")
+    parser.add_argument("--streams", type=int, nargs="*", default=list(STREAMS), help="of iperf3")
+    parser.add_argument("--algorithms", nargs="*", default=["bbr", "cubic"], help="of iperf3")
+    parser.add_argument("--iperf3-s", type=int, default=4, help="seconds of each iperf3 run, half of them uncounted")
+    parser.add_argument("--congestion", help="TCP's default on the nodes (default: the kernel's)")
+    parser.add_argument("--skip", nargs="*", default=[], help="forms to leave out, as gloo_send")
+    parser.add_argument("--save", metavar="NAME", help="write results/NAME.json and NAME.md")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        work(json.loads(arguments.rank))
+        return
+    cells = []
+    print(HEAD, flush=True)
+    for round_trip_ms in arguments.round_trips_ms:
+        for loss_percent in arguments.loss_percent:
+            cell = run_cell(arguments, round_trip_ms, loss_percent)
+            add_rates(cell, arguments)
+            cells.append(cell)
+            print(row(cell), flush=True)
+    if arguments.save:
+        save(arguments, cells)
+
+
+def save(arguments: argparse.Namespace, cells: list[dict[str, Any]]) -> None:
+    """results/NAME.json, with all numbers, and NAME.md, with the table."""
+    from holmes.tools.bench import tables
+
+    command = " ".join(["python benchmarks/bench_wan.py", *sys.argv[1:]])
+    settings = {"rate_gbps": arguments.rate_gbps, "rounds": arguments.rounds, "emulated": True}
+    document = tables.document(command, settings, 4, {}, []) | {"cells": cells}
+    (RESULTS / f"{arguments.save}.json").write_text(json.dumps(document, indent=1) + "\n")
+    heading = (
+        f"# Between data centres\n\nUplinks of {arguments.rate_gbps * 1e3:g} Mbit/s, emulated, {os.cpu_count()} cores; "
+        f"{arguments.size_mib} MiB ({arguments.pause_mib} MiB after a pause of {PAUSE_S:g} s); `{command}`; "
+        f"{time.strftime('%Y-%m-%d')}. Mbit/s of payload, medians of {arguments.rounds} rounds in turns; in "
+        "parentheses the share of what iperf3's best carries.\n\n"
+    )
+    text = "\n".join([HEAD, *map(row, cells)])
+    (RESULTS / f"{arguments.save}.md").write_text(heading + text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+// PathPacer: keeps a connection from the queues of its path, as far as those of higher priority need them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "holmes/core/options.hpp"
+
+namespace holmes {
+
+// Nothing is known of the path but its round trip: what that is longer than its shortest is the queue before the
+// narrowest link, whoever filled it. A connection of the highest priority sends as TCP does. Any other one sends at a
+// rate at which the queue stays below a target, the shorter the lower its priority (as LEDBAT does, RFC 6817): it fills
+// the link when it is alone and leaves it to whoever does not mind a longer queue, on this host or another. Of this
+// process it knows more: while a connection of higher priority has something to send over the same NIC, it sends next
+// to nothing, and then goes on at its rate.
+//
+// The kernel keeps the rate (SO_MAX_PACING_RATE). It is not set before a queue was seen: fast networks pay nothing.
+// One thread at a time.
+class PathPacer {
+public:
+  // `fd`: a TCP socket that lives as long.
+  PathPacer(int fd, int priority, const std::string& interface);
+  ~PathPacer();
+  PathPacer(const PathPacer&) = delete;
+  PathPacer& operator=(const PathPacer&) = delete;
+
+  // Before bytes are given to the socket.
+  void before_send(Clock::time_point now);
+  // Looks at the path, where it is time to, and sets the rate.
+  void look(Clock::time_point now);
+  // When to look again though nothing is sent; absent: never.
+  std::optional<Clock::time_point> next_look() const {
+    return rate_bytes_per_s_ || yields_ ? std::optional(looked_at_ + look_interval) : std::nullopt;
+  }
+  // What it keeps to now; absent: nothing.
+  std::optional<double> rate_bytes_per_s() const { return rate_bytes_per_s_; }
+
+private:
+  static constexpr auto look_interval = std::chrono::milliseconds(4);
+  // Those of this process that use one interface.
+  struct Interface;
+
+  bool has_unsent() const;
+  bool has_to_yield(Clock::time_point now) const;
+  void adapt(Clock::time_point now);
+  void keep_to(std::optional<double> bytes_per_s);
+
+  const int fd_;
+  const int priority_;
+  const std::shared_ptr<Interface> interface_;
+  std::atomic<Clock::rep> sent_at_{0};  // read by others
+  Clock::time_point looked_at_{};
+  Clock::time_point adapted_at_{};
+  Clock::time_point short_at_{};  // the queue was within the target
+  bool yields_ = false;
+  std::optional<double> rate_bytes_per_s_;
+  std::optional<unsigned> usual_unsent_bytes_;  // TCP_NOTSENT_LOWAT without a rate
+  std::uint64_t acknowledged_bytes_ = 0;
+  double capacity_bytes_per_s_ = 0;  // the most that was delivered lately
+  double base_s_ = 0;                // round trip without a queue; 0: not known
+  double recent_base_s_ = 0;         // the shortest since short_at_
+};
+
+}  // namespace holmes

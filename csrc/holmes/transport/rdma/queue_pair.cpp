@@ -1,0 +1,258 @@
+#include "holmes/transport/rdma/queue_pair.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <random>
+
+#include "holmes/core/descriptors.hpp"
+#include "holmes/core/error.hpp"
+#include "holmes/core/fork.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr std::uint32_t wanted_inline_bytes = 64;
+constexpr std::uint32_t psn_mask = 0xffffff;
+constexpr std::uint8_t most_hops = 64;
+constexpr std::uint8_t shortest_rnr_wait = 12;  // 0.64 ms; it never comes to that: credits see to it
+constexpr std::uint8_t endless_rnr_retries = 7;
+
+std::string lock_limit_text() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "unlimited memory";
+  return std::to_string(limit.rlim_cur) + " bytes";
+}
+
+}  // namespace
+
+std::string RdmaEndpoint::text() const { return text_of(gid) + " qp " + std::to_string(qp_number); }
+
+std::size_t RdmaQueuePair::ring_bytes_for(int size) {
+  constexpr std::size_t total_bytes = 8 << 20;
+  const std::size_t share = total_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
+  return std::bit_floor(std::clamp<std::size_t>(share, 64 * 1024, 2 * 1024 * 1024));
+}
+
+RdmaQueuePair::RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::size_t ring_bytes)
+    : device_(std::move(device)), library_(device_->library()), ring_bytes_(ring_bytes), epoch_(fork_epoch()) {
+  map();
+  verbs::Context* const context = device_->context();
+  region_ = {library_.register_memory(device_->domain(), base_, registered_bytes(),
+                                      verbs::access_local_write | verbs::access_remote_write),
+             {library_.deregister_memory}};
+  if (!region_) {
+    const int error = errno;
+    ::munmap(base_, mapped_bytes());
+    throw SystemError("cannot register " + std::to_string(registered_bytes()) + " bytes of memory with HCA " +
+                          device_->name() + ": " + errno_text(error) + "; this process may lock " + lock_limit_text() +
+                          " (ulimit -l): raise that limit (LimitMEMLOCK=infinity, or memlock in limits.conf), or use "
+                          "transport tcp",
+                      {.nic = device_->name(), .system_errno = error});
+  }
+  try {
+    channel_ = {library_.make_channel(context), {library_.destroy_channel}};
+    if (!channel_) throw_short("completion channel", errno);
+    ::fcntl(channel_->fd, F_SETFL, ::fcntl(channel_->fd, F_GETFL) | O_NONBLOCK);
+    sends_ = {library_.make_queue(context, send_depth + 1, nullptr, channel_.get(), 0), {library_.destroy_queue}};
+    if (!sends_) throw_short("completion queue", errno);
+    receives_ = {library_.make_queue(context, receive_depth + 1, nullptr, channel_.get(), 0), {library_.destroy_queue}};
+    if (!receives_) throw_short("completion queue", errno);
+    verbs::QpSetup setup{};
+    setup.send_queue = sends_.get();
+    setup.receive_queue = receives_.get();
+    setup.capacity = {send_depth, receive_depth, 1, 1, wanted_inline_bytes};
+    setup.type = verbs::reliable_connected;
+    pair_ = {library_.make_pair(device_->domain(), &setup), {library_.destroy_pair}};
+    if (!pair_) throw_short("queue pair", errno);
+    inline_bytes_ = setup.capacity.inline_bytes;
+    psn_ = std::random_device{}() & psn_mask;
+    verbs::QpAttributes start{};
+    start.state = verbs::QpState::init;
+    start.port = device_->port();
+    start.pkey_index = static_cast<std::uint16_t>(device_->settings().rdma_pkey_index);
+    start.access = verbs::access_local_write | verbs::access_remote_write;
+    modify(start, verbs::set_state | verbs::set_port | verbs::set_pkey_index | verbs::set_access, "initialised");
+    if (const int error = post_receives(receive_depth)) throw_short("receive", error);
+  } catch (...) {
+    pair_.reset(), receives_.reset(), sends_.reset(), channel_.reset(), region_.reset();
+    ::munmap(base_, mapped_bytes());
+    throw;
+  }
+}
+
+RdmaQueuePair::~RdmaQueuePair() {
+  if (epoch_ != fork_epoch()) {  // all of it is the parent's
+    [[maybe_unused]] const void* const parents[] = {pair_.release(), receives_.release(), sends_.release(),
+                                                    channel_.release(), region_.release()};
+    return;
+  }
+  pair_.reset(), receives_.reset(), sends_.reset(), channel_.reset(), region_.reset();
+  ::munmap(base_, mapped_bytes());
+}
+
+// The head, the ring that is sent from, the ring that is received into, and that again.
+void RdmaQueuePair::map() {
+  const UniqueFd memory(::memfd_create("holmes-rdma", MFD_CLOEXEC));
+  const auto check = [&](bool holds) {
+    if (holds) return;
+    const int error = errno;
+    if (base_ != nullptr) ::munmap(base_, mapped_bytes());
+    throw SystemError("cannot map " + std::to_string(mapped_bytes()) + " bytes for RDMA over " + device_->name() +
+                          ": " + errno_text(error) + limit_text(error),
+                      {.nic = device_->name(), .system_errno = error});
+  };
+  check(memory && ::ftruncate(memory.get(), static_cast<off_t>(registered_bytes())) == 0);
+  void* const place = ::mmap(nullptr, mapped_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  check(place != MAP_FAILED);
+  base_ = static_cast<std::byte*>(place);
+  const auto map_at = [&](std::size_t to, std::size_t bytes, std::size_t from) {
+    check(::mmap(base_ + to, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.get(),
+                 static_cast<off_t>(from)) != MAP_FAILED);
+  };
+  map_at(0, registered_bytes(), 0);
+  map_at(registered_bytes(), ring_bytes_, registered_bytes() - ring_bytes_);
+  ::madvise(base_, mapped_bytes(), MADV_DONTFORK);
+}
+
+void RdmaQueuePair::throw_short(const std::string& what, int error) const {
+  throw SystemError("HCA " + device_->name() + " gives no " + what + ": " + errno_text(error) +
+                        "; fewer ranks or communicators at a time need fewer, or use transport tcp",
+                    {.nic = device_->name(), .system_errno = error});
+}
+
+RdmaEndpoint RdmaQueuePair::endpoint() const {
+  RdmaEndpoint own;
+  own.qp_number = pair_->number;
+  own.psn = psn_;
+  own.key = region_->remote_key;
+  own.address = reinterpret_cast<std::uint64_t>(base_);
+  own.ring_bytes = ring_bytes_;
+  own.gid = device_->gid();
+  own.lid = device_->attributes().lid;
+  own.mtu = static_cast<std::uint8_t>(device_->mtu());
+  own.link_layer = device_->attributes().link_layer;
+  return own;
+}
+
+void RdmaQueuePair::modify(verbs::QpAttributes& attributes, int mask, const char* what) {
+  const int error = library_.modify_pair(pair_.get(), &attributes, mask);
+  if (error == 0) return;
+  throw NicError(
+      "a queue pair of " + device_->name() + " (GID " + std::to_string(device_->gid_index()) + " " +
+          text_of(device_->gid()) + ") cannot be " + what +
+          (peer_.qp_number != 0 ? " to " + peer_.text() : std::string()) + ": " + errno_text(error) +
+          "; check that both ports are of one fabric and their GIDs reach each other (HOLMES_RDMA_GID_INDEX)",
+      {.nic = device_->name(), .system_errno = error});
+}
+
+void RdmaQueuePair::connect(const RdmaEndpoint& peer) {
+  if (peer.magic != RdmaEndpoint::right_magic || peer.ring_bytes != ring_bytes_ || peer.mtu < 1 || peer.mtu > 5)
+    throw ProtocolError("a peer says of its queue pair what makes no sense; all processes must run the same version",
+                        {.nic = device_->name()});
+  peer_ = peer;
+  const Env& settings = device_->settings();
+  verbs::QpAttributes receive{};
+  receive.state = verbs::QpState::ready_to_receive;
+  receive.path_mtu = std::min<int>(device_->mtu(), peer.mtu);
+  receive.peer_qp = peer.qp_number;
+  receive.receive_psn = peer.psn;
+  receive.max_peer_reads = 1;
+  receive.min_rnr_timer = shortest_rnr_wait;
+  receive.address.lid = peer.lid;
+  receive.address.port = device_->port();
+  receive.address.service_level = static_cast<std::uint8_t>(settings.rdma_service_level);
+  // InfiniBand inside a subnet needs no global route.
+  if (peer.link_layer == verbs::link_ethernet || settings.rdma_gid_index) {
+    receive.address.has_route = 1;
+    receive.address.route.gid = peer.gid;
+    receive.address.route.own_gid_index = static_cast<std::uint8_t>(device_->gid_index());
+    receive.address.route.hop_limit = most_hops;
+    receive.address.route.traffic_class = static_cast<std::uint8_t>(settings.rdma_traffic_class);
+  }
+  modify(receive,
+         verbs::set_state | verbs::set_address | verbs::set_path_mtu | verbs::set_peer_qp | verbs::set_receive_psn |
+             verbs::set_max_peer_reads | verbs::set_min_rnr_timer,
+         "connected");
+  verbs::QpAttributes send{};
+  send.state = verbs::QpState::ready_to_send;
+  send.send_psn = psn_;
+  send.timeout = static_cast<std::uint8_t>(settings.rdma_timeout);
+  send.retries = static_cast<std::uint8_t>(settings.rdma_retries);
+  send.rnr_retries = endless_rnr_retries;
+  send.max_reads = 1;
+  modify(send,
+         verbs::set_state | verbs::set_send_psn | verbs::set_timeout | verbs::set_retries | verbs::set_rnr_retries |
+             verbs::set_max_reads,
+         "made ready to send");
+}
+
+RdmaCredit RdmaQueuePair::credit() const {
+  // The HCA writes it, before the completion that tells of it.
+  RdmaCredit& written = *reinterpret_cast<RdmaCredit*>(base_);
+  return {std::atomic_ref(written.bytes).load(std::memory_order_acquire),
+          std::atomic_ref(written.messages).load(std::memory_order_acquire)};
+}
+
+int RdmaQueuePair::post(const Write& write) {
+  verbs::ScatterEntry entry{reinterpret_cast<std::uint64_t>(write.from), static_cast<std::uint32_t>(write.bytes),
+                            region_->local_key};
+  verbs::SendRequest request{};
+  request.id = write.id;
+  request.entries = &entry;
+  request.entry_count = write.bytes > 0 ? 1 : 0;
+  request.opcode = write.immediate ? verbs::Opcode::rdma_write_with_immediate : verbs::Opcode::rdma_write;
+  if (write.immediate) request.immediate = htonl(*write.immediate);
+  request.flags = (write.is_signaled ? verbs::send_signaled : 0U) |
+                  (write.bytes > 0 && write.bytes <= inline_bytes_ ? verbs::send_inline : 0U);
+  request.remote_address = peer_.address + write.remote_offset;
+  request.remote_key = peer_.key;
+  verbs::SendRequest* failed = nullptr;
+  return pair_->context->operations.post_send(pair_.get(), &request, &failed);
+}
+
+int RdmaQueuePair::post_receives(std::uint32_t count) {
+  constexpr std::uint32_t batch = 32;
+  std::array<verbs::ReceiveRequest, batch> requests{};
+  for (std::uint32_t done = 0; done < count;) {
+    const std::uint32_t now = std::min(batch, count - done);
+    for (std::uint32_t i = 0; i < now; ++i) requests[i].next = i + 1 < now ? &requests[i + 1] : nullptr;
+    verbs::ReceiveRequest* failed = nullptr;
+    if (const int error = pair_->context->operations.post_receive(pair_.get(), requests.data(), &failed)) return error;
+    done += now;
+  }
+  return 0;
+}
+
+std::size_t RdmaQueuePair::poll(verbs::CompletionQueue& queue, std::span<verbs::WorkCompletion> completions) {
+  const int count = queue.context->operations.poll(&queue, static_cast<int>(completions.size()), completions.data());
+  return static_cast<std::size_t>(std::max(count, 0));
+}
+
+void RdmaQueuePair::arm(bool for_sends) {
+  const auto request = [](verbs::CompletionQueue& queue, bool& is_armed) {
+    if (!is_armed) is_armed = queue.context->operations.request_notification(&queue, 0) == 0;
+  };
+  request(*receives_, is_armed_for_receives_);
+  if (for_sends) request(*sends_, is_armed_for_sends_);
+}
+
+bool RdmaQueuePair::take_events() {
+  bool any = false;
+  verbs::CompletionQueue* queue = nullptr;
+  void* owner = nullptr;
+  while ((is_armed_for_receives_ || is_armed_for_sends_) && library_.get_event(channel_.get(), &queue, &owner) == 0) {
+    library_.acknowledge_events(queue, 1);
+    (queue == sends_.get() ? is_armed_for_sends_ : is_armed_for_receives_) = false;
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace holmes

@@ -1,0 +1,121 @@
+// RdmaQueuePair: a reliable-connected queue pair, its completion queues and the registered memory it moves bytes from
+// and into.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "holmes/transport/rdma/device.hpp"
+
+namespace holmes {
+
+// How a peer reaches a queue pair and its memory; sent as it is (little-endian machines only; checked by the
+// handshake).
+struct RdmaEndpoint {
+  static constexpr std::uint32_t right_magic = 0x31'4d'44'52;  // "RDM1"
+  std::uint32_t magic = right_magic;
+  std::uint32_t qp_number = 0;
+  std::uint32_t psn = 0;
+  std::uint32_t key = 0;
+  std::uint64_t address = 0;
+  std::uint64_t ring_bytes = 0;
+  verbs::Gid gid{};
+  std::uint16_t lid = 0;
+  std::uint8_t mtu = 0;
+  std::uint8_t link_layer = 0;
+  std::uint32_t unused = 0;
+
+  std::string text() const;  // "::ffff:10.0.0.1 qp 17"
+};
+static_assert(sizeof(RdmaEndpoint) == 56);
+
+// What the peer has taken of what this side sent; it writes it here.
+struct RdmaCredit {
+  std::uint64_t bytes = 0;     // copied out of its ring
+  std::uint64_t messages = 0;  // for which it has posted receives again
+};
+
+// One thread at a time, but for post().
+class RdmaQueuePair {
+public:
+  // Messages that may be under way for which the receiver must have posted a receive, and how many of them are data.
+  static constexpr std::uint32_t receive_depth = 288;
+  static constexpr std::uint32_t data_depth = 256;
+  // Sends that are not known to be complete, and how many of them are data.
+  static constexpr std::uint32_t send_depth = 320;
+  static constexpr std::uint32_t data_send_depth = 288;
+
+  // Throws SystemError where memory cannot be registered (the limit of locked memory) or the HCA is out of something.
+  RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::size_t ring_bytes);
+  RdmaQueuePair(const RdmaQueuePair&) = delete;
+  RdmaQueuePair& operator=(const RdmaQueuePair&) = delete;
+  ~RdmaQueuePair();
+
+  // A power of two, so that all pairs of a process lock a few dozen MiB.
+  static std::size_t ring_bytes_for(int size);
+
+  const RdmaDevice& device() const { return *device_; }
+  RdmaEndpoint endpoint() const;
+  // To the peer's, whose endpoint is checked. Throws ProtocolError, NicError, SystemError.
+  void connect(const RdmaEndpoint& peer);
+  const RdmaEndpoint& peer() const { return peer_; }
+
+  std::size_t ring_bytes() const { return ring_bytes_; }
+  std::byte* send_ring() const { return base_ + head_bytes; }
+  // Followed by itself: what begins in it lies in one piece.
+  const std::byte* receive_ring() const { return send_ring() + ring_bytes_; }
+  RdmaCredit credit() const;
+
+  // A write of `bytes` from `from` (in registered memory, or anywhere where it is inline) into the peer's memory, with
+  // or without an immediate value. Returns 0 or an errno. Any thread.
+  struct Write {
+    const void* from = nullptr;
+    std::size_t bytes = 0;
+    std::uint64_t remote_offset = 0;  // in the peer's memory
+    const std::uint32_t* immediate = nullptr;
+    bool is_signaled = false;
+    std::uint64_t id = 0;
+  };
+  int post(const Write& write);
+  std::size_t inline_bytes() const { return inline_bytes_; }
+  std::uint64_t ring_offset() const { return head_bytes + ring_bytes_; }  // of the receive ring in the memory
+  // Returns an errno.
+  int post_receives(std::uint32_t count);
+
+  std::size_t poll_sends(std::span<verbs::WorkCompletion> completions) { return poll(*sends_, completions); }
+  std::size_t poll_receives(std::span<verbs::WorkCompletion> completions) { return poll(*receives_, completions); }
+  // Makes `fd` readable at the next completion, of sends too where asked for.
+  void arm(bool for_sends);
+  // Takes what made `fd` readable; returns whether anything did.
+  bool take_events();
+  int fd() const { return channel_->fd; }
+
+private:
+  static constexpr std::size_t head_bytes = 4096;
+  std::size_t registered_bytes() const { return head_bytes + 2 * ring_bytes_; }
+  std::size_t mapped_bytes() const { return registered_bytes() + ring_bytes_; }
+  void map();
+  [[noreturn]] void throw_short(const std::string& what, int error) const;
+  static std::size_t poll(verbs::CompletionQueue& queue, std::span<verbs::WorkCompletion> completions);
+  void modify(verbs::QpAttributes& attributes, int mask, const char* what);
+
+  std::shared_ptr<const RdmaDevice> device_;
+  const verbs::Library& library_;
+  std::size_t ring_bytes_;
+  std::uint64_t epoch_;
+  std::byte* base_ = nullptr;
+  VerbsPointer<verbs::MemoryRegion> region_;
+  VerbsPointer<verbs::CompletionChannel> channel_;
+  VerbsPointer<verbs::CompletionQueue> sends_;
+  VerbsPointer<verbs::CompletionQueue> receives_;
+  VerbsPointer<verbs::QueuePair> pair_;
+  std::size_t inline_bytes_ = 0;
+  std::uint32_t psn_ = 0;
+  RdmaEndpoint peer_;
+  bool is_armed_for_receives_ = false;
+  bool is_armed_for_sends_ = false;
+};
+
+}  // namespace holmes

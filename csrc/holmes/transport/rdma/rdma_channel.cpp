@@ -1,0 +1,363 @@
+#include "holmes/transport/rdma/rdma_channel.hpp"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "holmes/core/error.hpp"
+#include "holmes/core/fork.hpp"
+#include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
+
+namespace holmes {
+namespace {
+
+// Bytes of a message at most: the HCA sends one while this side copies the next.
+constexpr std::size_t max_message_bytes = 128 * 1024;
+// One call moves at most so much, to be fair between peers.
+constexpr std::size_t max_call_bytes = 512 * 1024;
+// Of the requests in a row one is signaled at least; what it tells frees those before it.
+constexpr std::uint64_t signal_every = 16;
+constexpr std::uint32_t kind_shift = 30;
+constexpr std::uint32_t bytes_mask = (1U << kind_shift) - 1;
+// While it waits, how often it asks whether the path lives: a link that is cut tells only those who send.
+constexpr auto look_interval = std::chrono::seconds(1);
+constexpr int inactive_looks = 2;  // a port may flap
+constexpr auto longest_linger = std::chrono::seconds(2);
+constexpr auto linger_look = std::chrono::milliseconds(50);
+
+int errno_of(verbs::Status status) {
+  switch (status) {
+    case verbs::Status::retries_exceeded:
+    case verbs::Status::receiver_not_ready:
+    case verbs::Status::response_timeout:
+      return ETIMEDOUT;
+    case verbs::Status::flushed:
+    case verbs::Status::remote_invalid_request:
+    case verbs::Status::remote_access:
+    case verbs::Status::remote_operation:
+      return ECONNRESET;
+    default:
+      return EIO;
+  }
+}
+
+}  // namespace
+
+RdmaChannel::RdmaChannel(int peer, std::unique_ptr<RdmaQueuePair> pair, Connection socket)
+    : Channel(peer),
+      pair_(std::move(pair)),
+      socket_(std::move(socket)),
+      epoch_(fork_epoch()),
+      ends_(RdmaQueuePair::send_depth) {
+  socket_.info.transport = "rdma";
+  socket_.info.interface = pair_->device().name();
+  socket_.info.local_address = pair_->endpoint().text();
+  socket_.info.remote_address = pair_->peer().text();
+  socket_.info.device_bound = true;
+}
+
+RdmaChannel::~RdmaChannel() {
+  if (epoch_ == fork_epoch() && is_shut_down_.load()) where_memory_allows([this] { linger(); });
+}
+
+void RdmaChannel::start_proof() {
+  asked_ = posted_;
+  if (const int error = post({.is_signaled = true})) fail(error, errno_text(error));
+}
+
+bool RdmaChannel::is_proven() {
+  pair_->take_events();
+  pair_->arm(true);
+  look_for_sends();
+  if (error_ != 0) {
+    const ConnectionInfo& info = socket_.info;
+    throw UnreachableError("rank " + std::to_string(peer()) + " (host " + info.host +
+                               ") does not answer over RDMA: " + info.interface + " " + info.local_address + " -> " +
+                               info.remote_address + ": " + errno_text(error_) +
+                               "; check that the two ports are of one fabric, that their GIDs, MTUs, P_Keys and VLANs "
+                               "fit (HOLMES_RDMA_...), and that the switches let RoCE pass; or use transport tcp",
+                           {.peer = peer(), .host = info.host, .nic = info.interface, .system_errno = error_});
+  }
+  return !asked_;
+}
+
+// Posts a request that is counted; returns an errno. Where there is no room for it: EAGAIN.
+int RdmaChannel::post(RdmaQueuePair::Write write) {
+  if (posted_ - completed_ >= RdmaQueuePair::send_depth - 2) return EAGAIN;  // one is kept for the end
+  const bool is_due =
+      posted_ + 1 - signaled_to_ >= signal_every || sent_to_ - unsignaled_from_ >= pair_->ring_bytes() / 4;
+  write.is_signaled |= is_due;
+  write.id = posted_ + 1;
+  if (const int error = pair_->post(write)) return error;
+  ends_[posted_++ % ends_.size()] = sent_to_;
+  if (write.is_signaled) signaled_to_ = posted_, unsignaled_from_ = sent_to_;
+  return 0;
+}
+
+std::size_t RdmaChannel::sendable_bytes() const {
+  const bool has_message = data_messages_ - credit_.messages < RdmaQueuePair::data_depth;
+  const bool has_request = posted_ - completed_ < RdmaQueuePair::data_send_depth;
+  if (!has_message || !has_request) return 0;
+  return pair_->ring_bytes() - (sent_to_ - std::min(credit_.bytes, completed_to_));
+}
+
+std::size_t RdmaChannel::try_send(std::span<const iovec> pieces) {
+  std::size_t wanted = 0;
+  for (const iovec& piece : pieces) wanted += piece.iov_len;
+  wanted = std::min(wanted, max_call_bytes);
+  if (error_ != 0 || is_closed_by_peer_ || has_ended_) {
+    if (error_ == 0) look_for_receives();
+    throw_if_ended();
+  }
+  std::size_t sent = 0;
+  while (sent < wanted) {
+    if (sendable_bytes() < std::min(wanted - sent, max_message_bytes)) {
+      look_for_receives();
+      look_for_sends();
+      if (sent == 0) throw_if_ended();
+    }
+    const std::size_t bytes = send_chunk(pieces, sent, wanted - sent);
+    if (bytes == 0) break;
+    sent += bytes;
+  }
+  count_sent(sent);
+  return sent;
+}
+
+// One message with what follows the first `skip` bytes; returns its length, 0 where there is no room.
+std::size_t RdmaChannel::send_chunk(std::span<const iovec> pieces, std::size_t skip, std::size_t most) {
+  const std::size_t at = sent_to_ & (pair_->ring_bytes() - 1);
+  const std::size_t room = std::min({sendable_bytes(), most, max_message_bytes, pair_->ring_bytes() - at});
+  if (room == 0) return 0;
+  std::size_t filled = 0;
+  for (const iovec& piece : pieces) {
+    const std::size_t skipped = std::min(skip, piece.iov_len);
+    skip -= skipped;
+    const std::size_t bytes = std::min(piece.iov_len - skipped, room - filled);
+    if (bytes > 0)
+      std::memcpy(pair_->send_ring() + at + filled, static_cast<const std::byte*>(piece.iov_base) + skipped, bytes);
+    filled += bytes;
+    if (filled == room) break;
+  }
+  sent_to_ += filled;
+  const std::uint32_t told = immediate(Kind::data, static_cast<std::uint32_t>(filled));
+  const int error = post({.from = pair_->send_ring() + at,
+                          .bytes = filled,
+                          .remote_offset = pair_->ring_offset() + at,
+                          .immediate = &told});
+  if (error != 0) {
+    sent_to_ -= filled;
+    if (error != EAGAIN && error != ENOMEM) {
+      fail(error, "a send is refused: " + errno_text(error));
+      throw_if_ended();
+    }
+    return 0;
+  }
+  ++data_messages_;
+  return filled;
+}
+
+std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
+  if (readable_bytes() == 0) look_for_receives();
+  if (readable_bytes() == 0) {
+    throw_if_ended();
+    return 0;
+  }
+  std::size_t received = 0;
+  for (const iovec& piece : pieces) {
+    const std::size_t bytes = std::min({piece.iov_len, readable_bytes(), max_call_bytes - received});
+    if (bytes > 0)
+      std::memcpy(piece.iov_base, pair_->receive_ring() + (consumed_bytes_ & (pair_->ring_bytes() - 1)), bytes);
+    consumed_bytes_ += bytes;
+    received += bytes;
+    if (bytes < piece.iov_len) break;
+  }
+  give_credit();
+  count_received(received);
+  return received;
+}
+
+const std::byte* RdmaChannel::try_peek(std::size_t bytes) {
+  if (readable_bytes() < bytes) look_for_receives();
+  if (readable_bytes() >= bytes) return pair_->receive_ring() + (consumed_bytes_ & (pair_->ring_bytes() - 1));
+  throw_if_ended();
+  return nullptr;
+}
+
+void RdmaChannel::consume(std::size_t bytes) {
+  consumed_bytes_ += bytes;
+  give_credit();
+  count_received(bytes);
+}
+
+void RdmaChannel::look_for_receives() {
+  std::array<verbs::WorkCompletion, 32> completions;
+  std::size_t count = 0;
+  do {
+    count = pair_->poll_receives(completions);
+    for (std::size_t i = 0; i < count; ++i) {
+      const verbs::WorkCompletion& completion = completions[i];
+      if (completion.status != verbs::Status::success) {
+        look_for_sends();  // they know the cause
+        return fail(completion);
+      }
+      const std::uint32_t told = ntohl(completion.immediate);
+      if (const auto kind = static_cast<Kind>(told >> kind_shift); kind == Kind::data) {
+        arrived_bytes_ += told & bytes_mask;
+        ++arrived_messages_;
+      } else if (kind == Kind::credit) {
+        credit_ = pair_->credit();
+      } else {
+        has_ended_ = true;
+      }
+    }
+    const bool is_over = is_shut_down_.load();  // nobody reads any more
+    if (!is_over &&
+        (readable_bytes() > pair_->ring_bytes() || credit_.bytes > sent_to_ || credit_.messages > data_messages_))
+      throw ProtocolError("the ring that rank " + std::to_string(peer()) + " writes into over " +
+                          socket_.info.interface + " is corrupt");
+    if (count > 0 && error_ == 0)
+      if (const int error = pair_->post_receives(static_cast<std::uint32_t>(count)))
+        fail(error, "a receive is refused: " + errno_text(error));
+  } while (count == completions.size());
+  if (arrived_messages_ - given_.messages >= RdmaQueuePair::data_depth / 4) give_credit();
+}
+
+void RdmaChannel::look_for_sends() {
+  std::array<verbs::WorkCompletion, 32> completions;
+  std::size_t count = 0;
+  do {
+    count = pair_->poll_sends(completions);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (completions[i].status != verbs::Status::success) return fail(completions[i]);
+      if (completions[i].id == end_id) {
+        is_end_complete_ = true;
+        continue;
+      }
+      completed_ = completions[i].id;
+      completed_to_ = ends_[(completed_ - 1) % ends_.size()];
+      is_unanswered_ = false;
+      if (asked_ && *asked_ < completed_) asked_.reset();
+    }
+  } while (count == completions.size());
+}
+
+// Tells the peer what it may send again, in steps of a quarter: a sender never runs dry for it.
+void RdmaChannel::give_credit() {
+  if (consumed_bytes_ - given_.bytes < pair_->ring_bytes() / 4 &&
+      arrived_messages_ - given_.messages < RdmaQueuePair::data_depth / 4)
+    return;
+  if (error_ != 0 || has_ended_) return;
+  const RdmaCredit credit{consumed_bytes_, arrived_messages_};
+  const std::uint32_t told = immediate(Kind::credit);
+  int error = post({.from = &credit, .bytes = sizeof credit, .immediate = &told});
+  if (error == EAGAIN) {
+    look_for_sends();
+    error = post({.from = &credit, .bytes = sizeof credit, .immediate = &told});
+  }
+  if (error == 0)
+    given_ = credit;
+  else if (error != EAGAIN && error != ENOMEM)
+    fail(error, "a send is refused: " + errno_text(error));
+}
+
+void RdmaChannel::fail(const verbs::WorkCompletion& completion) {
+  fail(errno_of(completion.status), pair_->device().library().status_text(completion.status));
+}
+
+void RdmaChannel::fail(int error, const std::string& why) {
+  if (error_ != 0) return;
+  error_ = error;
+  if (is_shut_down_.load() || is_closed_by_peer_ || has_ended_) return;
+  log(LogLevel::info, std::nullopt,
+      "RDMA to rank " + std::to_string(peer()) + " (host " + socket_.info.host + ") over " + socket_.info.interface +
+          " " + socket_.info.local_address + " -> " + socket_.info.remote_address + " failed: " + why);
+}
+
+void RdmaChannel::throw_if_ended() {
+  if (has_ended_ || (is_closed_by_peer_ && error_ == 0)) throw StreamClosed{peer(), 0};
+  if (error_ != 0) throw StreamClosed{peer(), is_closed_by_peer_ ? 0 : error_};
+}
+
+bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
+  is_waiting_ = true;
+  pair_->arm(for_send && sendable_bytes() == 0);
+  look_for_receives();
+  look_for_sends();
+  const auto now = Clock::now();
+  const bool has_moved = std::exchange(waited_, progress()) != progress();
+  if (has_moved || look_at_ == Clock::time_point::max()) look_at_ = now + look_interval;
+  fds.push_back({pair_->fd(), POLLIN, 0});
+  if (!is_closed_by_peer_) fds.push_back({socket_.fd.get(), POLLIN | POLLRDHUP, 0});
+  if (error_ != 0 || has_ended_ || is_closed_by_peer_) return false;
+  return !(for_recv && has_moved) && !(for_send && sendable_bytes() > 0);
+}
+
+void RdmaChannel::finish_wait() {
+  is_waiting_ = false;
+  if (!pair_->take_events()) has_peer_left();
+}
+
+// Whether its side of the TCP connection has ended; what it sent before is here by then.
+bool RdmaChannel::has_peer_left() {
+  char byte = 0;
+  const ssize_t got = ::recv(socket_.fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  is_closed_by_peer_ |= got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+  return is_closed_by_peer_;
+}
+
+std::optional<Clock::time_point> RdmaChannel::next_maintenance() const {
+  return is_waiting_ ? std::optional(look_at_) : std::nullopt;
+}
+
+void RdmaChannel::maintain(Clock::time_point now) {
+  if (now < look_at_ || error_ != 0) return;
+  look_at_ = now + look_interval;
+  look_for_sends();
+  is_unanswered_ = asked_.has_value();
+  inactive_looks_ = pair_->device().is_active() ? 0 : inactive_looks_ + 1;
+  if (inactive_looks_ >= inactive_looks) return fail(ENETDOWN, "the port is not active any more");
+  if (asked_) return;
+  asked_ = posted_;
+  const int error = post({.is_signaled = true});
+  if (error != 0) asked_.reset();
+  if (error != 0 && error != EAGAIN && error != ENOMEM) fail(error, "a send is refused: " + errno_text(error));
+}
+
+void RdmaChannel::shutdown() {
+  if (is_shut_down_.exchange(true)) return;
+  shut_down_at_.store(Clock::now());
+  const std::uint32_t told = immediate(Kind::end);
+  pair_->post({.immediate = &told, .is_signaled = true, .id = end_id});
+}
+
+void RdmaChannel::linger() {
+  const auto end = shut_down_at_.load() + longest_linger;
+  while (!is_end_complete_ && error_ == 0 && !has_ended_ && Clock::now() < end) {
+    pair_->arm(true);
+    look_for_sends();
+    look_for_receives();
+    if (is_end_complete_ || error_ != 0 || has_ended_ || has_peer_left()) return;
+    pollfd fds[] = {{pair_->fd(), POLLIN, 0}, {socket_.fd.get(), POLLIN | POLLRDHUP, 0}};
+    ::poll(fds, 2, static_cast<int>(linger_look.count()));
+    pair_->take_events();
+  }
+}
+
+void RdmaChannel::append_info(std::vector<ConnectionInfo>& infos) const {
+  infos.push_back(socket_.info);
+  infos.back().sent_bytes = sent_bytes();
+  infos.back().received_bytes = received_bytes();
+}
+
+std::vector<int> RdmaChannel::descriptors() const {
+  const verbs::Context& context = *pair_->device().context();
+  return {socket_.fd.get(), pair_->fd(), context.command_fd, context.async_fd};
+}
+
+}  // namespace holmes

@@ -1,0 +1,115 @@
+// RdmaChannel: a byte stream over RDMA. Each side writes into a ring in the other's registered memory and learns from
+// it what has been taken. The bytes of a message are copied into a ring and out of one; the HCA does the rest.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "holmes/transport/channel.hpp"
+#include "holmes/transport/connection.hpp"
+#include "holmes/transport/rdma/queue_pair.hpp"
+
+namespace holmes {
+
+class RdmaChannel final : public Channel {
+public:
+  // `pair` is connected. `socket`: the TCP connection over which that was arranged; its end tells that the peer's
+  // process has ended.
+  RdmaChannel(int peer, std::unique_ptr<RdmaQueuePair> pair, Connection socket);
+  // Waits until what was sent has arrived, two seconds after shutdown() at most: an HCA forgets what its process
+  // leaves.
+  ~RdmaChannel() override;
+
+  // At set-up: asks the path for an acknowledgement.
+  void start_proof();
+  // Whether it came. Throws UnreachableError where the HCA gave up.
+  bool is_proven();
+
+  std::size_t try_send(std::span<const iovec> pieces) override;
+  std::size_t try_recv(std::span<const iovec> pieces) override;
+  std::size_t lead_bytes() override { return pair_->ring_bytes() / 2; }
+  std::size_t max_peek_bytes() const override { return pair_->ring_bytes() / 2; }
+  const std::byte* try_peek(std::size_t bytes) override;
+  void consume(std::size_t bytes) override;
+  bool is_unanswered() const override { return is_unanswered_; }
+  bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
+  void finish_wait() override;
+  bool needs_maintenance() const override { return true; }
+  std::optional<Clock::time_point> next_maintenance() const override;
+  void maintain(Clock::time_point now) override;
+  void shutdown() override;
+  void append_info(std::vector<ConnectionInfo>& infos) const override;
+
+  // Descriptors that a forked child must not keep open.
+  std::vector<int> descriptors() const;
+  int fd() const { return pair_->fd(); }
+
+private:
+  // What an immediate value says: what kind of message it is and, of data, how many bytes.
+  enum class Kind : std::uint32_t { data = 0, credit = 1, end = 2 };
+  static std::uint32_t immediate(Kind kind, std::uint32_t bytes = 0) {
+    return static_cast<std::uint32_t>(kind) << 30 | bytes;
+  }
+  // Ids of sends that are not counted.
+  static constexpr std::uint64_t end_id = UINT64_MAX;
+
+  std::size_t readable_bytes() const { return arrived_bytes_ - consumed_bytes_; }
+  std::size_t sendable_bytes() const;
+  std::size_t send_chunk(std::span<const iovec> pieces, std::size_t skip, std::size_t most);
+  int post(RdmaQueuePair::Write write);
+  void look_for_receives();
+  void look_for_sends();
+  void give_credit();
+  void fail(const verbs::WorkCompletion& completion);
+  void fail(int error, const std::string& why);
+  void throw_if_ended();
+  bool has_peer_left();
+  void linger();
+
+  std::unique_ptr<RdmaQueuePair> pair_;
+  Connection socket_;
+  std::uint64_t epoch_;
+
+  // Sending. Requests are counted; each remembers where in the stream it ends.
+  std::uint64_t sent_to_ = 0;  // position in the stream
+  std::uint64_t posted_ = 0;
+  std::uint64_t completed_ = 0;
+  std::uint64_t signaled_to_ = 0;      // requests, the last of which is signaled
+  std::uint64_t completed_to_ = 0;     // position
+  std::uint64_t unsignaled_from_ = 0;  // position
+  std::vector<std::uint64_t> ends_;    // by request
+  std::uint64_t data_messages_ = 0;
+  RdmaCredit credit_;
+  bool is_end_complete_ = false;
+
+  // Receiving.
+  std::uint64_t arrived_bytes_ = 0;
+  std::uint64_t consumed_bytes_ = 0;
+  std::uint64_t arrived_messages_ = 0;
+  RdmaCredit given_;
+  bool has_ended_ = false;  // the peer shut down; nothing follows
+
+  // Waiting.
+  struct Progress {
+    std::uint64_t arrived = 0;
+    std::uint64_t completed = 0;
+    std::uint64_t credit = 0;
+    bool operator==(const Progress&) const = default;
+  };
+  Progress progress() const { return {arrived_bytes_, completed_, credit_.bytes}; }
+  Progress waited_;
+  bool is_waiting_ = false;
+  Clock::time_point look_at_ = Clock::time_point::max();
+  std::optional<std::uint64_t> asked_;  // the request whose acknowledgement shows that the path lives
+  bool is_unanswered_ = false;
+  int inactive_looks_ = 0;
+
+  int error_ = 0;
+  bool is_closed_by_peer_ = false;  // its TCP connection has ended
+  std::atomic<bool> is_shut_down_{false};
+  std::atomic<Clock::time_point> shut_down_at_{};
+};
+
+}  // namespace holmes

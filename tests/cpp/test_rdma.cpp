@@ -1,0 +1,288 @@
+// Communicators over RDMA, on the stand-in for libibverbs: every operation with completions that come late and in any
+// order, what is left behind, and what is said where something fails.
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <tuple>
+
+#include "collective_checks.hpp"
+#include "fake_verbs.hpp"
+#include "holmes/core/error.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+struct Fake {
+  decltype(&fake_verbs_set) set;
+  decltype(&fake_verbs_objects) objects;
+  decltype(&fake_verbs_answered) answered;
+};
+
+const Fake& fake() {
+  static const Fake found = [] {
+    void* const handle = ::dlopen(std::getenv("HOLMES_VERBS_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    CHECK(handle != nullptr);
+    return Fake{reinterpret_cast<decltype(&fake_verbs_set)>(::dlsym(handle, "fake_verbs_set")),
+                reinterpret_cast<decltype(&fake_verbs_objects)>(::dlsym(handle, "fake_verbs_objects")),
+                reinterpret_cast<decltype(&fake_verbs_answered)>(::dlsym(handle, "fake_verbs_answered"))};
+  }();
+  return found;
+}
+
+// The I/O thread may be the last to let go of a communicator.
+void check_nothing_left() {
+  for (const auto until = Clock::now() + 5s; fake().objects() != 0 && Clock::now() < until;) std::this_thread::yield();
+  CHECK(fake().objects() == 0);
+}
+
+void check_contains(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return;
+  std::fprintf(stderr, "'%s' is not in '%s'\n", part.c_str(), text.c_str());
+  std::abort();
+}
+
+CommunicatorOptions options_of(int rank, int size, const char* name = "test") {
+  CommunicatorOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.name = name;
+  options.transport = Transport::rdma;
+  options.nics = {{"lo", "127.0.0.1"}};
+  options.rdma_ports = {rdma_port(rank)};
+  options.secret = "the secret of the job";
+  options.connect_timeout = 20s;
+  return options;
+}
+
+// What each rank is told where a communicator cannot be made.
+std::vector<std::string> refusals(int size, const std::function<void(CommunicatorOptions&)>& change) {
+  const auto store = make_local_store();
+  std::vector<std::string> messages(static_cast<std::size_t>(size));
+  run_ranks(size, [&](int rank) {
+    CommunicatorOptions options = options_of(rank, size);
+    change(options);
+    try {
+      make_communicator(store, options);
+    } catch (const HolmesError& error) {
+      messages[static_cast<std::size_t>(rank)] = error.what();
+    }
+  });
+  return messages;
+}
+
+void check_operations() {
+  for (const long delay_us : {0L, 300L}) {
+    fake().set("delay_us", delay_us);
+    for (int size = 2; size <= (delay_us == 0 ? 4 : 3); ++size) {
+      fake().set("seed", size);
+      run_communicators(size, Transport::rdma, check_everything);
+      check_nothing_left();
+      std::printf("%d ranks, completions up to %ld us late: ok\n", size, 2 * delay_us);
+    }
+  }
+  fake().set("delay_us", 0);
+}
+
+// Far more bytes and messages than the rings and queues hold, in both directions at once and one way.
+void check_credits() {
+  for (const std::size_t count : {std::size_t{1}, std::size_t{3 << 20}}) {
+    run_communicators(2, Transport::rdma, [&](Communicator& comm) {
+      const int rounds = count == 1 ? 3000 : 3;
+      std::vector<std::int32_t> data(count);
+      std::vector<WorkPtr> works;
+      for (int i = 0; i < rounds; ++i) {
+        if (comm.rank() == 0) {
+          std::fill(data.begin(), data.end(), i);
+          comm.send(buffer(data, DType::int32), 1, 0, {})->wait();
+        } else {
+          comm.recv(buffer(data, DType::int32), 0, 0, {})->wait();
+          CHECK(data.front() == i && data.back() == i);
+        }
+      }
+      comm.barrier({})->wait();
+    });
+    check_nothing_left();
+  }
+}
+
+// What was sent last arrives though the sender is gone at once.
+void check_orderly_end() {
+  fake().set("delay_us", 20000);
+  for (int i = 0; i < 5; ++i) {
+    run_communicators(2, Transport::rdma, [&](Communicator& comm) {
+      std::vector<std::int64_t> data = values(0, 100000);
+      if (comm.rank() == 1) std::fill(data.begin(), data.end(), 0);
+      comm.broadcast(buffer(data, DType::int64), 0, {})->wait();
+      CHECK(data == values(0, 100000));
+    });
+  }
+  fake().set("delay_us", 0);
+  check_nothing_left();
+}
+
+void check_connections() {
+  run_communicators(2, Transport::rdma, [](Communicator& comm) {
+    std::vector<std::int64_t> data(100000, 1);
+    comm.all_reduce(buffer(data, DType::int64), ReduceOp::sum, {})->wait();
+    std::uint64_t sent = 0;
+    for (const ConnectionInfo& info : comm.connections()) {
+      if (info.purpose == "control") continue;
+      CHECK(info.transport == "rdma");
+      CHECK(info.interface == (comm.rank() == 0 ? "fake0:1" : "fake1:1"));
+      check_contains(info.local_address, comm.rank() == 0 ? "::ffff:10.0.0.1 qp " : "::ffff:10.0.0.2 qp ");
+      sent += info.sent_bytes;
+    }
+    CHECK(sent >= 100000 * sizeof(std::int64_t) / 2);
+  });
+}
+
+// A request that gets no answer: both ranks are told within the deadline, by name.
+void check_lost_path() {
+  for (long after = 0; after < 12; after += 3) {
+    const auto store = make_local_store();
+    std::atomic<int> ready{0};
+    run_ranks(2, [&](int rank) {
+      const auto comm = make_communicator(store, options_of(rank, 2));
+      std::vector<std::int64_t> data(1 << 20, 1);
+      comm->all_reduce(buffer(data, DType::int64), ReduceOp::sum, {})->wait();
+      if (++ready == 2) fake().set("fail_after", after);
+      while (ready < 2) std::this_thread::yield();
+      const auto start = Clock::now();
+      try {
+        for (int i = 0; i < 10; ++i)
+          comm->all_reduce(buffer(data, DType::int64), ReduceOp::sum, {.timeout = 10s})->wait();
+        CHECK(!"a lost request was not noticed");
+      } catch (const PeerLostError& error) {
+        CHECK(Clock::now() - start < 5s);
+        check_contains(error.what(), "rank " + std::to_string(1 - *error.context().rank));
+        check_contains(error.what(), "(host ");
+        check_contains(error.what(), *error.context().rank == 0 ? "NIC fake0:1" : "NIC fake1:1");
+        check_contains(error.what(), "is lost");
+      }
+    });
+    fake().set("fail_after", -1);
+    check_nothing_left();
+  }
+}
+
+// Who only receives has nothing that could fail, but asks.
+void check_port_down_while_receiving() {
+  const auto store = make_local_store();
+  std::atomic<bool> is_down{false};
+  run_ranks(2, [&](int rank) {
+    const auto comm = make_communicator(store, options_of(rank, 2));
+    std::vector<std::int64_t> data(1000, 1);
+    if (rank == 0) {
+      fake().set("port_active", 0);
+      is_down = true;
+      is_down.notify_all();
+    }
+    is_down.wait(false);
+    const auto start = Clock::now();
+    try {
+      if (rank == 1) comm->recv(buffer(data, DType::int64), 0, 0, {.timeout = 20s})->wait();
+      if (rank == 0) comm->recv(buffer(data, DType::int64), 1, 0, {.timeout = 20s})->wait();
+      CHECK(!"a port that is down was not noticed");
+    } catch (const PeerLostError& error) {
+      CHECK(Clock::now() - start < 5s);
+      check_contains(error.what(), "NIC fake");
+    }
+  });
+  fake().set("port_active", 1);
+  check_nothing_left();
+}
+
+void check_abort() {
+  const auto store = make_local_store();
+  run_ranks(3, [&](int rank) {
+    const auto comm = make_communicator(store, options_of(rank, 3));
+    std::vector<std::int64_t> data(1000, 1);
+    if (rank == 2) {
+      comm->abort("on purpose");
+      return;
+    }
+    const std::string message = [&]() -> std::string {
+      try {
+        comm->all_reduce(buffer(data, DType::int64), ReduceOp::sum, {})->wait();
+      } catch (const HolmesError& error) {
+        return error.what();
+      }
+      return "no error";
+    }();
+    check_contains(message, "on purpose");
+  });
+  check_nothing_left();
+}
+
+void check_refusals() {
+  const auto check_all = [](const std::vector<std::string>& messages, const std::vector<std::string>& parts) {
+    for (const std::string& message : messages)
+      for (const std::string& part : parts) check_contains(message, part);
+    check_nothing_left();
+  };
+  check_all(refusals(2, [](CommunicatorOptions& options) { options.tls = TlsMode::all; }),
+            {"rdma has no encryption", "tls='all'"});
+  check_all(refusals(2,
+                     [](CommunicatorOptions& options) {
+                       if (options.rank == 1) options.rdma_ports = {"mlx5_7:1"};
+                     }),
+            {"rank 1", "knows no HCA 'mlx5_7'", "it knows: fake0, fake1"});
+  check_all(refusals(2,
+                     [](CommunicatorOptions& options) {
+                       if (options.rank == 1) options.rdma_ports = {"fake1:3"};
+                     }),
+            {"HCA fake1 has no port '3'"});
+  check_all(refusals(2,
+                     [](CommunicatorOptions& options) {
+                       if (options.rank == 1) options.rdma_ports.clear();
+                     }),
+            {"rank 1", "has no RDMA port"});
+  check_all(refusals(2, [](CommunicatorOptions& options) { options.rdma_ports = {"fake0:1", "fake1:1"}; }),
+            {"uses one port, but 2"});
+  check_all(refusals(3, [](CommunicatorOptions& options) { options.clusters = {0, 0, 1}; }), {"inside one cluster"});
+  fake().set("memory_limit", 65536);
+  check_all(refusals(2, [](CommunicatorOptions&) {}), {"cannot register", "HCA fake", "ulimit -l", "LimitMEMLOCK"});
+  fake().set("memory_limit", -1);
+  fake().set("port_active", 0);
+  check_all(refusals(2, [](CommunicatorOptions&) {}), {"port fake0:1 is down", "not active"});
+  fake().set("port_active", 1);
+  fake().set("fail_after", 0);  // the proof of the path
+  check_all(refusals(2, [](CommunicatorOptions&) {}), {"does not answer over RDMA", "fake", "HOLMES_RDMA_"});
+  fake().set("fail_after", -1);
+  for (const auto& [variable, value, part] : {std::tuple("HOLMES_RDMA_GID_INDEX", "7", "has no GID number 7"),
+                                              std::tuple("HOLMES_RDMA_MTU", "4096", "active MTU is 1024"),
+                                              std::tuple("HOLMES_RDMA_PKEY_INDEX", "1", "has no P_Key number 1")}) {
+    const std::string before = std::getenv(variable) ? std::getenv(variable) : "";
+    ::setenv(variable, value, 1);
+    check_all(refusals(2, [](CommunicatorOptions&) {}), {part, variable});
+    if (before.empty())
+      ::unsetenv(variable);
+    else
+      ::setenv(variable, before.c_str(), 1);
+  }
+}
+
+}  // namespace
+
+int main() {
+  if (std::getenv("HOLMES_TEST_RDMA_PORTS")) {  // real ones (tests/rdma)
+    for (int size = 2; size <= 3; ++size) {
+      run_communicators(size, Transport::rdma, check_everything);
+      std::printf("%d ranks: ok\n", size);
+    }
+    return 0;
+  }
+  check_operations();
+  check_credits();
+  check_orderly_end();
+  check_connections();
+  check_lost_path();
+  check_port_down_while_receiving();
+  check_abort();
+  check_refusals();
+  std::printf("RDMA: ok\n");
+  return 0;
+}

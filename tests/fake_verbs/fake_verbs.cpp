@@ -1,0 +1,559 @@
+// A stand-in for libibverbs: HCAs fake0 and fake1, whose ports reach each other, for ranks that are threads of one
+// process. It delays and interleaves what is posted by seed, loses a request where it is told to, and ends the process
+// where a real HCA would be misused: memory that is not registered, a receive that was not posted (a real sender would
+// wait), queues that overflow, objects that are destroyed while they are used.
+#include "fake_verbs.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "holmes/transport/rdma/abi.hpp"
+
+namespace holmes::verbs {
+
+struct Device {
+  const char* name;
+};
+
+}  // namespace holmes::verbs
+
+namespace {
+
+using namespace holmes::verbs;
+using Clock = std::chrono::steady_clock;
+
+constexpr int receive_opcode = 129;  // IBV_WC_RECV_RDMA_WITH_IMM
+
+[[noreturn]] void misused(const std::string& how) {
+  std::fprintf(stderr, "fake verbs: %s\n", how.c_str());
+  std::abort();
+}
+
+struct Channel : CompletionChannel {
+  int write_end = -1;
+  int queues = 0;
+};
+
+struct Queue : CompletionQueue {
+  std::deque<WorkCompletion> completions;
+  bool is_armed = false;
+  unsigned unacknowledged = 0;
+  int pairs = 0;
+};
+
+struct Sending {
+  SendRequest request;
+  std::vector<std::byte> bytes;  // of an inline request
+  ScatterEntry entry{};
+  std::uint64_t number = 0;
+  Clock::time_point due;
+};
+
+struct Pair : QueuePair {
+  QpCapacity capacity{};
+  std::deque<Sending> sends;    // not carried out
+  std::deque<Sending> answers;  // carried out, not acknowledged
+  std::deque<std::uint64_t> receives;
+  QpAttributes attributes{};
+  std::uint64_t posted = 0;
+  std::uint64_t retired = 0;  // requests before one whose completion was polled
+};
+
+// Whole words at a time, as an HCA does: they may be read meanwhile.
+void write(std::uint64_t to, const std::byte* from, std::size_t bytes) {
+  auto* const words = reinterpret_cast<std::uint64_t*>(to);
+  std::size_t done = 0;
+  for (; to % sizeof(std::uint64_t) == 0 && done + sizeof(std::uint64_t) <= bytes; done += sizeof(std::uint64_t)) {
+    std::uint64_t word;
+    std::memcpy(&word, from + done, sizeof word);
+    std::atomic_ref(words[done / sizeof word]).store(word, std::memory_order_release);
+  }
+  std::memcpy(reinterpret_cast<std::byte*>(to) + done, from + done, bytes - done);
+}
+
+struct World {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::uint32_t, Pair*> pairs;
+  std::map<std::uint32_t, MemoryRegion*> regions;  // by key
+  std::mt19937 random{1};
+  std::uint32_t next_number = 16;
+  std::map<std::string, long> settings{
+      {"delay_us", 0}, {"fail_after", -1}, {"retry_ms", 50}, {"memory_limit", -1}, {"port_active", 1}};
+  long registered_bytes = 0;
+  long objects = 0;
+  long answered = 0;
+
+  World() {
+    std::thread([this] { run(); }).detach();
+  }
+
+  Clock::time_point some_time_after(Clock::time_point earliest) {
+    const long most = settings["delay_us"];
+    const long delay = most > 0 ? static_cast<long>(random() % static_cast<unsigned long>(most)) : 0;
+    return std::max(earliest, Clock::now() + std::chrono::microseconds(delay));
+  }
+  void push(CompletionQueue* to, const WorkCompletion& completion);
+  void flush(Pair& pair);
+  void break_off(Pair& pair, const Sending& sending, Status status);
+  MemoryRegion& region(std::uint32_t key, std::uint64_t address, std::size_t bytes, bool is_remote);
+  void carry_out(Pair& pair);
+  void answer(Pair& pair);
+  void run();
+};
+
+World& world() {
+  static World* const made = new World;  // its thread lives as long as the process
+  return *made;
+}
+
+Device devices[] = {{"fake0"}, {"fake1"}};
+
+void World::push(CompletionQueue* to, const WorkCompletion& completion) {
+  Queue& queue = *static_cast<Queue*>(to);
+  if (queue.completions.size() >= static_cast<std::size_t>(queue.capacity)) misused("a completion queue overflows");
+  queue.completions.push_back(completion);
+  if (!queue.is_armed) return;
+  queue.is_armed = false;
+  ++queue.unacknowledged;
+  const void* const pointer = &queue;
+  if (::write(static_cast<Channel*>(queue.channel)->write_end, &pointer, sizeof pointer) != sizeof pointer)
+    misused("a completion channel overflows");
+}
+
+void World::flush(Pair& pair) {
+  WorkCompletion completion{};
+  completion.status = Status::flushed;
+  completion.qp_number = pair.number;
+  for (auto* sendings : {&pair.answers, &pair.sends}) {
+    for (const Sending& sending : *sendings) {
+      completion.id = sending.request.id;
+      push(pair.send_queue, completion);
+    }
+    sendings->clear();
+  }
+  for (const std::uint64_t id : pair.receives) {
+    completion.id = id;
+    push(pair.receive_queue, completion);
+  }
+  pair.receives.clear();
+}
+
+void World::break_off(Pair& pair, const Sending& sending, Status status) {
+  WorkCompletion completion{};
+  completion.id = sending.request.id;
+  completion.status = status;
+  completion.qp_number = pair.number;
+  pair.state = QpState::error;
+  push(pair.send_queue, completion);
+  flush(pair);
+}
+
+MemoryRegion& World::region(std::uint32_t key, std::uint64_t address, std::size_t bytes, bool is_remote) {
+  const auto found = regions.find(key);
+  if (found == regions.end()) misused("memory is used whose key is not known");
+  MemoryRegion& region = *found->second;
+  const auto begin = reinterpret_cast<std::uint64_t>(region.address);
+  if (key != (is_remote ? region.remote_key : region.local_key)) misused("a local key is used for a remote one");
+  if (address < begin || address + bytes > begin + region.length) misused("bytes outside of registered memory");
+  return region;
+}
+
+void World::carry_out(Pair& pair) {
+  Sending sending = std::move(pair.sends.front());
+  pair.sends.pop_front();
+  long& fail_after = settings["fail_after"];
+  const bool is_lost = fail_after == 0;
+  if (fail_after >= 0) --fail_after;
+  const auto found = pairs.find(pair.attributes.peer_qp);
+  Pair* const peer = found == pairs.end() ? nullptr : found->second;
+  const bool is_heard = peer && peer->attributes.peer_qp == pair.number && settings["port_active"] != 0 &&
+                        (peer->state == QpState::ready_to_receive || peer->state == QpState::ready_to_send);
+  if (is_lost || !is_heard) {
+    // The sender tries for a while.
+    sending.request.opcode = static_cast<Opcode>(-1);
+    sending.due = Clock::now() + std::chrono::milliseconds(settings["retry_ms"]);
+    pair.answers.push_back(std::move(sending));
+    return;
+  }
+  const SendRequest& request = sending.request;
+  const std::size_t bytes = request.entry_count > 0 ? sending.entry.length : 0;
+  if (bytes > 0) {
+    const std::byte* from = sending.bytes.data();
+    if (sending.bytes.empty()) {
+      region(sending.entry.local_key, sending.entry.address, bytes, false);
+      from = reinterpret_cast<const std::byte*>(sending.entry.address);
+    }
+    region(request.remote_key, request.remote_address, bytes, true);
+    write(request.remote_address, from, bytes);
+  }
+  if (request.opcode == Opcode::rdma_write_with_immediate) {
+    if (peer->receives.empty()) misused("a message comes for which no receive is posted");
+    WorkCompletion completion{};
+    completion.id = peer->receives.front();
+    peer->receives.pop_front();
+    completion.opcode = receive_opcode;
+    completion.bytes = static_cast<std::uint32_t>(bytes);
+    completion.immediate = request.immediate;
+    completion.qp_number = peer->number;
+    push(peer->receive_queue, completion);
+  }
+  sending.due = some_time_after(pair.answers.empty() ? Clock::now() : pair.answers.back().due);
+  pair.answers.push_back(std::move(sending));
+}
+
+void World::answer(Pair& pair) {
+  const Sending sending = std::move(pair.answers.front());
+  pair.answers.pop_front();
+  if (static_cast<int>(sending.request.opcode) == -1) return break_off(pair, sending, Status::retries_exceeded);
+  ++answered;
+  if ((sending.request.flags & send_signaled) == 0) return;
+  WorkCompletion completion{};
+  completion.id = sending.request.id;
+  completion.qp_number = pair.number;
+  completion.vendor_error = static_cast<std::uint32_t>(sending.number);  // for poll, which clears it
+  push(pair.send_queue, completion);
+}
+
+void World::run() {
+  std::unique_lock lock(mutex);
+  while (true) {
+    const auto now = Clock::now();
+    auto next = now + std::chrono::hours(1);
+    std::vector<std::pair<Pair*, bool>> ready;
+    for (const auto& [number, pair] : pairs) {
+      const auto look = [&](const std::deque<Sending>& sendings, bool is_answer) {
+        if (sendings.empty()) return;
+        if (sendings.front().due <= now)
+          ready.emplace_back(pair, is_answer);
+        else
+          next = std::min(next, sendings.front().due);
+      };
+      // What is lost holds up what follows.
+      const bool is_stuck = !pair->answers.empty() && static_cast<int>(pair->answers.back().request.opcode) == -1;
+      if (!is_stuck) look(pair->sends, false);
+      look(pair->answers, true);
+    }
+    if (ready.empty()) {
+      changed.wait_until(lock, next);
+      continue;
+    }
+    const auto [pair, is_answer] = ready[random() % ready.size()];
+    if (is_answer)
+      answer(*pair);
+    else
+      carry_out(*pair);
+  }
+}
+
+int poll_queue(CompletionQueue* of, int count, WorkCompletion* completions) {
+  const std::lock_guard lock(world().mutex);
+  Queue& queue = *static_cast<Queue*>(of);
+  int taken = 0;
+  while (taken < count && !queue.completions.empty()) {
+    completions[taken] = queue.completions.front();
+    queue.completions.pop_front();
+    if (const auto found = world().pairs.find(completions[taken].qp_number);
+        found != world().pairs.end() && found->second->send_queue == of)
+      found->second->retired = std::max<std::uint64_t>(found->second->retired, completions[taken].vendor_error);
+    completions[taken++].vendor_error = 0;
+  }
+  return taken;
+}
+
+int request_notification(CompletionQueue* of, int) {
+  const std::lock_guard lock(world().mutex);
+  static_cast<Queue*>(of)->is_armed = true;
+  return 0;
+}
+
+int post_send(QueuePair* to, SendRequest* request, SendRequest** failed) {
+  const std::lock_guard lock(world().mutex);
+  Pair& pair = *static_cast<Pair*>(to);
+  for (; request != nullptr; request = request->next) {
+    *failed = request;
+    if (pair.state != QpState::ready_to_send && pair.state != QpState::error) return EINVAL;
+    if (pair.posted - pair.retired >= pair.capacity.sends) misused("a send queue overflows");
+    Sending sending{*request, {}, {}, ++pair.posted, {}};
+    sending.due = world().some_time_after(pair.sends.empty() ? Clock::now() : pair.sends.back().due);
+    if (request->entry_count > 1) misused("more entries than the queue pair was made for");
+    if (request->entry_count > 0) sending.entry = request->entries[0];
+    if ((request->flags & send_inline) != 0) {
+      if (sending.entry.length > pair.capacity.inline_bytes) misused("more bytes inline than the queue pair takes");
+      const auto* from = reinterpret_cast<const std::byte*>(sending.entry.address);
+      sending.bytes.assign(from, from + sending.entry.length);
+    } else if (request->entry_count > 0) {
+      world().region(sending.entry.local_key, sending.entry.address, sending.entry.length, false);
+    }
+    if (pair.state == QpState::error) {
+      WorkCompletion completion{};
+      completion.id = request->id;
+      completion.status = Status::flushed;
+      completion.qp_number = pair.number;
+      world().push(pair.send_queue, completion);
+      continue;
+    }
+    pair.sends.push_back(std::move(sending));
+  }
+  world().changed.notify_one();
+  return 0;
+}
+
+int post_receive(QueuePair* to, ReceiveRequest* request, ReceiveRequest** failed) {
+  const std::lock_guard lock(world().mutex);
+  Pair& pair = *static_cast<Pair*>(to);
+  for (; request != nullptr; request = request->next) {
+    *failed = request;
+    if (pair.state == QpState::reset) return EINVAL;
+    if (pair.receives.size() >= pair.capacity.receives) misused("a receive queue overflows");
+    pair.receives.push_back(request->id);
+  }
+  return 0;
+}
+
+template <class Object>
+Object* counted(Object* object) {
+  ++world().objects;
+  return object;
+}
+
+template <class Object>
+int destroyed(Object* object) {
+  --world().objects;
+  delete object;
+  return 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+void fake_verbs_set(const char* name, long value) {
+  const std::lock_guard lock(world().mutex);
+  if (std::strcmp(name, "seed") == 0)
+    world().random.seed(static_cast<unsigned>(value));
+  else
+    world().settings.at(name) = value;
+}
+
+long fake_verbs_objects() {
+  const std::lock_guard lock(world().mutex);
+  return world().objects;
+}
+
+long fake_verbs_answered() {
+  const std::lock_guard lock(world().mutex);
+  return world().answered;
+}
+
+Device** ibv_get_device_list(int* count) {
+  *count = static_cast<int>(std::size(devices));
+  auto** const list = new Device* [std::size(devices) + 1] {};
+  for (std::size_t i = 0; i < std::size(devices); ++i) list[i] = &devices[i];
+  return list;
+}
+
+void ibv_free_device_list(Device** list) { delete[] list; }
+
+const char* ibv_get_device_name(Device* device) { return device->name; }
+
+Context* ibv_open_device(Device* device) {
+  const std::lock_guard lock(world().mutex);
+  auto* const context = counted(new Context{});
+  context->device = device;
+  context->operations.poll = poll_queue;
+  context->operations.request_notification = request_notification;
+  context->operations.post_send = post_send;
+  context->operations.post_receive = post_receive;
+  context->command_fd = ::eventfd(0, EFD_CLOEXEC);
+  context->async_fd = ::eventfd(0, EFD_CLOEXEC);
+  return context;
+}
+
+int ibv_close_device(Context* context) {
+  const std::lock_guard lock(world().mutex);
+  ::close(context->command_fd);
+  ::close(context->async_fd);
+  return destroyed(context);
+}
+
+int ibv_query_port(Context*, std::uint8_t port, PortAttributes* attributes) {
+  const std::lock_guard lock(world().mutex);
+  if (port != 1) return EINVAL;
+  *attributes = {};
+  attributes->state = world().settings["port_active"] != 0 ? port_active : port_down;
+  attributes->max_mtu = attributes->active_mtu = 3;
+  attributes->gid_count = 2;
+  attributes->pkey_count = 1;
+  attributes->link_layer = link_ethernet;
+  return 0;
+}
+
+int ibv_query_gid(Context* context, std::uint8_t, int index, Gid* gid) {
+  if (index > 1) return EINVAL;
+  *gid = {};
+  if (index == 0) std::memcpy(gid->bytes, "\xfe\x80", 2);
+  if (index == 1) std::memcpy(gid->bytes + 10, "\xff\xff\x0a", 3);
+  gid->bytes[15] = context->device == &devices[0] ? 1 : 2;
+  return 0;
+}
+
+int ibv_query_pkey(Context*, std::uint8_t, int index, std::uint16_t* pkey) {
+  *pkey = 0xffff;
+  return index == 0 ? 0 : EINVAL;
+}
+
+ProtectionDomain* ibv_alloc_pd(Context* context) {
+  const std::lock_guard lock(world().mutex);
+  return counted(new ProtectionDomain{context, 0});
+}
+
+int ibv_dealloc_pd(ProtectionDomain* domain) {
+  const std::lock_guard lock(world().mutex);
+  return destroyed(domain);
+}
+
+MemoryRegion* ibv_reg_mr(ProtectionDomain* domain, void* address, std::size_t length, int) {
+  const std::lock_guard lock(world().mutex);
+  const long limit = world().settings["memory_limit"];
+  if (limit >= 0 && world().registered_bytes + static_cast<long>(length) > limit) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  world().registered_bytes += static_cast<long>(length);
+  const std::uint32_t key = world().next_number += 2;
+  auto* const region = counted(new MemoryRegion{domain->context, domain, address, length, 0, key, key + 1});
+  world().regions[key] = world().regions[key + 1] = region;
+  return region;
+}
+
+int ibv_dereg_mr(MemoryRegion* region) {
+  const std::lock_guard lock(world().mutex);
+  world().registered_bytes -= static_cast<long>(region->length);
+  world().regions.erase(region->local_key);
+  world().regions.erase(region->remote_key);
+  return destroyed(region);
+}
+
+CompletionChannel* ibv_create_comp_channel(Context* context) {
+  const std::lock_guard lock(world().mutex);
+  auto* const channel = counted(new Channel{});
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) misused("no pipe");
+  channel->context = context;
+  channel->fd = ends[0];
+  channel->write_end = ends[1];
+  return channel;
+}
+
+int ibv_destroy_comp_channel(CompletionChannel* of) {
+  const std::lock_guard lock(world().mutex);
+  auto* const channel = static_cast<Channel*>(of);
+  if (channel->queues != 0) misused("a completion channel is destroyed before its queues");
+  ::close(channel->fd);
+  ::close(channel->write_end);
+  return destroyed(channel);
+}
+
+CompletionQueue* ibv_create_cq(Context* context, int capacity, void* owner, CompletionChannel* channel, int) {
+  const std::lock_guard lock(world().mutex);
+  auto* const queue = counted(new Queue{});
+  queue->context = context;
+  queue->channel = channel;
+  queue->owner = owner;
+  queue->capacity = capacity;
+  ++static_cast<Channel*>(channel)->queues;
+  return queue;
+}
+
+int ibv_destroy_cq(CompletionQueue* of) {
+  const std::lock_guard lock(world().mutex);
+  auto* const queue = static_cast<Queue*>(of);
+  if (queue->pairs != 0) misused("a completion queue is destroyed before its queue pairs");
+  // A real one waits for ever for an event that was taken and not acknowledged; one nobody took is withdrawn.
+  --static_cast<Channel*>(queue->channel)->queues;
+  return destroyed(queue);
+}
+
+int ibv_get_cq_event(CompletionChannel* channel, CompletionQueue** queue, void** owner) {
+  void* pointer = nullptr;
+  if (::read(channel->fd, &pointer, sizeof pointer) != sizeof pointer) return -1;
+  *queue = static_cast<Queue*>(pointer);
+  *owner = (*queue)->owner;
+  return 0;
+}
+
+void ibv_ack_cq_events(CompletionQueue* queue, unsigned count) {
+  const std::lock_guard lock(world().mutex);
+  static_cast<Queue*>(queue)->unacknowledged -= count;
+}
+
+QueuePair* ibv_create_qp(ProtectionDomain* domain, QpSetup* setup) {
+  const std::lock_guard lock(world().mutex);
+  if (setup->type != reliable_connected) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  auto* const pair = counted(new Pair{});
+  pair->context = domain->context;
+  pair->domain = domain;
+  pair->send_queue = setup->send_queue;
+  pair->receive_queue = setup->receive_queue;
+  pair->number = ++world().next_number;
+  pair->capacity = setup->capacity;
+  ++static_cast<Queue*>(setup->send_queue)->pairs;
+  ++static_cast<Queue*>(setup->receive_queue)->pairs;
+  world().pairs[pair->number] = pair;
+  return pair;
+}
+
+int ibv_modify_qp(QueuePair* of, QpAttributes* attributes, int mask) {
+  const std::lock_guard lock(world().mutex);
+  Pair& pair = *static_cast<Pair*>(of);
+  const auto follows = [&](QpState from, QpState to, int needed) {
+    return pair.state == from && attributes->state == to && mask == (needed | set_state);
+  };
+  const bool is_right =
+      follows(QpState::reset, QpState::init, set_port | set_pkey_index | set_access) ||
+      follows(QpState::init, QpState::ready_to_receive,
+              set_address | set_path_mtu | set_peer_qp | set_receive_psn | set_max_peer_reads | set_min_rnr_timer) ||
+      follows(QpState::ready_to_receive, QpState::ready_to_send,
+              set_send_psn | set_timeout | set_retries | set_rnr_retries | set_max_reads);
+  if (!is_right) return EINVAL;
+  if ((mask & set_peer_qp) != 0) pair.attributes.peer_qp = attributes->peer_qp;
+  pair.state = attributes->state;
+  return 0;
+}
+
+int ibv_destroy_qp(QueuePair* of) {
+  const std::lock_guard lock(world().mutex);
+  auto* const pair = static_cast<Pair*>(of);
+  world().pairs.erase(pair->number);
+  --static_cast<Queue*>(pair->send_queue)->pairs;
+  --static_cast<Queue*>(pair->receive_queue)->pairs;
+  return destroyed(pair);
+}
+
+const char* ibv_wc_status_str(Status status) {
+  return status == Status::retries_exceeded ? "transport retry counter exceeded" : "some status";
+}
+
+}  // extern "C"

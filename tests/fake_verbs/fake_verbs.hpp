@@ -1,0 +1,11 @@
+// What tests tell the stand-in for libibverbs (found with dlsym), beside what its functions are called with.
+#pragma once
+
+// "seed": of delays and order. "delay_us": a request takes up to so long, and its acknowledgement as long again.
+// "fail_after": of all requests the one that gets no answer, counted from now on; -1: none. "retry_ms": how long the
+// sender of it tries. "memory_limit": bytes that may be registered; -1: no limit. "port_active": 0 or 1.
+extern "C" void fake_verbs_set(const char* name, long value);
+// What was made and is not destroyed.
+extern "C" long fake_verbs_objects();
+// Requests that were answered.
+extern "C" long fake_verbs_answered();

@@ -1,0 +1,147 @@
+"""One rank of a communicator over RDMA: `rdma_worker.py CHECK RANK SIZE HOST PORT [NIC]`; rank 0 serves the store.
+
+CHECK: everything (every operation against numpy), rates (round trips and bandwidth), pulled (rank 0 takes the interface
+PULL down in the middle), refused (prints the error of the set-up).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import holmes_comm
+from holmes_comm import NicSelection, errors
+
+COUNTS = (1, 13, 1021, 16385, 300007)
+MIB = 1 << 20
+
+
+def values(rank: int, count: int, dtype: str) -> np.ndarray:
+    return (np.arange(count) * (rank + 1) % 97).astype(dtype)
+
+
+def check_everything(comm: holmes_comm.Communicator) -> None:
+    ranks = range(comm.size)
+    for dtype in ("float32", "int64", "uint8", "float16"):
+        for count in COUNTS:
+            mine = values(comm.rank, count, dtype)
+            total = np.sum([values(rank, count, "float64") for rank in ranks], axis=0)
+            if dtype != "uint8":
+                np.testing.assert_array_equal(summed(comm, mine.copy()), total.astype(dtype))
+            outputs = [np.zeros(count, dtype) for _ in ranks]
+            comm.all_gather(outputs, mine)
+            for rank in ranks:
+                np.testing.assert_array_equal(outputs[rank], values(rank, count, dtype))
+            moved = [np.zeros(count, dtype) for _ in ranks]
+            comm.all_to_all(moved, [values(10 * comm.rank + rank, count, dtype) for rank in ranks])
+            for rank in ranks:
+                np.testing.assert_array_equal(moved[rank], values(10 * rank + comm.rank, count, dtype))
+            for root in ranks:
+                shown = values(root, count, dtype) if comm.rank == root else np.zeros(count, dtype)
+                comm.broadcast(shown, root)
+                np.testing.assert_array_equal(shown, values(root, count, dtype))
+            around = np.zeros(count, dtype)
+            work = comm.recv(around, (comm.rank - 1) % comm.size, async_op=True)
+            comm.send(mine, (comm.rank + 1) % comm.size)
+            work.wait()
+            np.testing.assert_array_equal(around, values((comm.rank - 1) % comm.size, count, dtype))
+            comm.barrier()
+    for number in range(300):
+        small = np.full(3, number, "int32")
+        assert summed(comm, small)[0] == number * comm.size
+    halves = comm.split(comm.rank % 2, comm.rank)
+    assert halves is not None
+    assert summed(halves, np.ones(1000, "int32"))[0] == halves.size
+    try:
+        comm.all_reduce(np.zeros(5 + comm.rank, "int32"))
+    except errors.MismatchError:
+        return
+    raise AssertionError("a mismatch was not noticed")
+
+
+def summed(comm: holmes_comm.Communicator, array: np.ndarray) -> np.ndarray:
+    comm.all_reduce(array)
+    return array
+
+
+def check_rates(comm: holmes_comm.Communicator) -> None:
+    peer = 1 - comm.rank
+    for count, rounds in ((64, 1000), (MIB, 100)):
+        data = np.ones(count, "uint8")
+        comm.barrier()
+        for timed in (False, True):
+            start = time.perf_counter()
+            for _ in range(rounds if timed else 10):
+                for sender in (0, 1):
+                    if comm.rank == sender:
+                        comm.send(data, peer)
+                    else:
+                        comm.recv(data, peer)
+            seconds = time.perf_counter() - start
+        if comm.rank == 0:
+            rate_gbps = 2 * count * rounds * 8 / seconds / 1e9
+            print(f"RATE {count} bytes: {seconds / rounds * 1e6:.1f} us a round, {rate_gbps:.3f} Gbit/s")
+    data = np.ones(MIB // 4, "float32")
+    comm.barrier()
+    start = time.perf_counter()
+    for _ in range(50):
+        comm.all_reduce(data)
+    if comm.rank == 0:
+        print(f"RATE all_reduce of 1 MiB: {50 * MIB * 8 / (time.perf_counter() - start) / 1e9:.3f} Gbit/s")
+    # Who waits asleep costs no processor time.
+    if comm.rank == 0:
+        time.sleep(3)
+    before = time.process_time()
+    comm.barrier()
+    if comm.rank == 1:
+        print(f"IDLE {time.process_time() - before:.3f} s of processor time in 3 s")
+
+
+def check_pulled(comm: holmes_comm.Communicator) -> None:
+    data = np.ones(100_000, "float32")
+    start = time.monotonic()
+    try:
+        for number in range(100):
+            if number == 10 and comm.rank == 0:
+                subprocess.run(["ip", "link", "set", os.environ["PULL"], "down"], check=True)
+                start = time.monotonic()
+            comm.all_reduce(data, timeout_s=30.0)
+    except errors.PeerLostError as error:
+        print(f"LOST after {time.monotonic() - start:.1f} s: {error}")
+        return
+    raise AssertionError("a pulled port was not noticed")
+
+
+def main() -> None:
+    check, rank, size, host, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+    transport = os.environ.get("RIG_TRANSPORT", "rdma")
+    nics = NicSelection(names=tuple(sys.argv[6:7]), transport=transport)
+    store = holmes_comm.TcpStore(host, port, is_server=rank == 0)
+    try:
+        comm = holmes_comm.init(store, rank, size, nics=nics, timeout_s=60, connect_timeout_s=40)
+    except errors.HolmesError as error:
+        if check != "refused":
+            raise
+        print(f"REFUSED {type(error).__name__}: {error}")
+        leave(store, rank, size)
+        return
+    assert check != "refused"
+    assert {one["transport"] for one in comm.connections() if one["purpose"] != "control"} == {transport}
+    {"everything": check_everything, "rates": check_rates, "pulled": check_pulled}[check](comm)
+    del comm
+    leave(store, rank, size)
+    print(f"DONE {rank}")
+
+
+def leave(store: holmes_comm.TcpStore, rank: int, size: int) -> None:
+    """Rank 0 serves the store until all others need it no more."""
+    store.set(f"end/{rank}", b"1")
+    for other in range(size if rank == 0 else 0):
+        store.get(f"end/{other}")
+
+
+main()

@@ -1,0 +1,119 @@
+"""Communicators over real verbs: Soft-RoCE in user-mode Linux, one host with two ports and two hosts. `make test` runs
+the first, `make test-rdma` all."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import rig
+from paths import ROOT
+
+WORKER = Path(__file__).parent / "rdma_worker.py"
+CPP = next(iter(sorted((ROOT / "build").glob("cp*/tests/cpp/test_rdma"))), None)
+PING = "ibv_rc_pingpong -g 1 -e -m 4096"
+
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("hosts")]
+long = pytest.mark.skipif("HOLMES_TEST_RDMA" not in os.environ, reason="`make test-rdma` runs it")
+
+
+def rank(check: str, number: int, size: int, nic: str, host: str = "127.0.0.1", **variables: str) -> str:
+    """The shell command of one rank, whose output is kept apart."""
+    given = {"HOLMES_SHM": "0", "HOLMES_LOG": "warn", **variables}
+    words = " ".join(f"{name}={value}" for name, value in given.items())
+    return f"{words} PYTHONPATH={ROOT} {sys.executable} {WORKER} {check} {number} {size} {host} 29500 {nic}"
+
+
+def on_one_host(check: str, size: int = 2, before: str = "", prefix: str = "", **variables: str) -> str:
+    """Output of a host on which all ranks run, on its two ports by turns."""
+    ranks = [f"{prefix}{rank(check, number, size, f'rxe{number % 2}', **variables)}" for number in range(size)]
+    started = "\n".join(f"{command} >/run/out{number} 2>&1 & p{number}=$!" for number, command in enumerate(ranks))
+    waits = "\n".join(f"wait $p{number} || status=1; cat /run/out{number}" for number in range(size))
+    (result,) = rig.run([f"status=0\n{before}\n{started}\n{waits}\nexit $status"], timeout_s=150)
+    assert result.status == 0, result.output
+    return result.output
+
+
+def on_two_hosts(check: str, before: str = "", **variables: str) -> tuple[str, str]:
+    """Outputs of two hosts with a rank each."""
+    commands = [f"{before}\n{rank(check, number, 2, 'rxe0', '10.0.0.1', **variables)}" for number in range(2)]
+    one, two = rig.run(commands, timeout_s=150)
+    assert (one.status, two.status) == (0, 0), f"{one.output}\n---\n{two.output}"
+    return one.output, two.output
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=long)])
+def test_every_operation_on_one_host(size: int) -> None:
+    assert on_one_host("everything", size).count("DONE") == size
+
+
+@long
+def test_every_operation_on_two_hosts() -> None:
+    assert [text.count("DONE") for text in on_two_hosts("everything")] == [1, 1]
+
+
+@long
+def test_every_operation_with_delay_and_loss() -> None:
+    lossy = "for i in va vb; do tc qdisc add dev $i root netem delay 1ms loss 1% limit 50000; done"
+    output = on_one_host("everything", before=lossy, HOLMES_RDMA_TIMEOUT="16")
+    assert output.count("DONE") == 2
+
+
+@long
+def test_the_engines_own_tests_over_verbs() -> None:
+    if CPP is None:
+        pytest.skip("no test_rdma; `make test-cpp` builds it")
+    (result,) = rig.run(
+        [f"HOLMES_SHM=0 HOLMES_TEST_RDMA_PORTS=rxe0:1,rxe1:1 LD_LIBRARY_PATH=$LD_LIBRARY_PATH {CPP}"], timeout_s=170
+    )
+    assert result.status == 0, result.output
+    assert "2 ranks" in result.output
+
+
+@long
+def test_a_pulled_port_is_named() -> None:
+    output = on_one_host("pulled", PULL="va", HOLMES_RDMA_TIMEOUT="16")
+    told = re.findall(r"LOST after ([\d.]+) s: (.*)", output)
+    assert len(told) == 2, output
+    assert all(float(seconds) < 12 for seconds, _ in told), output
+    assert any("rank 1" in text and "NIC rxe0:1 is lost" in text for _, text in told), output
+
+
+@long
+def test_a_gid_of_another_kind_is_refused_with_its_fix() -> None:
+    output = on_one_host("refused", HOLMES_RDMA_GID_INDEX="200")
+    assert len(re.findall("REFUSED NicError: .*has no GID number 200", output)) == 2, output
+
+
+@long
+def test_an_mtu_that_the_port_lacks_is_refused() -> None:
+    output = on_one_host("refused", before="ip link set va mtu 1500; ip link set vb mtu 1500", HOLMES_RDMA_MTU="4096")
+    assert len(re.findall("REFUSED NicError: .*its active MTU is 1024", output)) == 2, output
+
+
+@long
+def test_too_little_locked_memory_is_told() -> None:
+    prefix = "setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536 env "
+    output = on_one_host("refused", prefix=prefix)
+    assert len(re.findall(r"REFUSED SystemError: .*may lock 65536 bytes \(ulimit -l\)", output)) == 2, output
+
+
+@long
+def test_rates_beside_verbs_own_tools() -> None:
+    """What is printed goes into docs/rdma.md; how fast it is on a machine that does other things is no test."""
+    pings = "\n".join(
+        f"{PING} -d rxe1 -n {count} -s {size} >/dev/null 2>&1 &\nsleep 1\n"
+        f"{PING} -d rxe0 -n {count} -s {size} 10.0.0.2 | tail -2; wait"
+        for size, count in ((64, 1000), (1 << 20, 100))
+    )
+    # Processor time is counted in ticks of 10 ms there, so that polling for 150 us takes that long.
+    over_rdma = on_one_host("rates", before=pings, HOLMES_SPIN_US="0")
+    over_tcp = on_one_host("rates", HOLMES_SPIN_US="0", RIG_TRANSPORT="tcp")
+    print(f"RDMA, behind ibv_rc_pingpong:\n{over_rdma}\nTCP:\n{over_tcp}")
+    for output in (over_rdma, over_tcp):
+        assert len(re.findall("^RATE ", output, re.M)) == 3
+        (idle_s,) = re.findall(r"IDLE ([\d.]+) s", output)
+        assert float(idle_s) < 1.5  # who polls uses 3 s; on a busy machine a tick is charged for less than one

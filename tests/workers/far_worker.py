@@ -1,0 +1,116 @@
+"""Operations between ranks that are far from each other; rank 0 prints what became of them: ``far_worker.py SCENARIO``.
+
+message: 8 MiB to rank 1, twice; seconds of the second. queued: many small all_reduces at once. chained: the same buffer
+reduced again and again without waiting. beside: messages while another group sends without a pause, without and with
+priorities.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+
+import numpy as np
+
+import holmes_comm
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+STORE = holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1, is_server=RANK == 0)
+
+
+def make(name: str, priority: int | None = None):
+    nics = holmes_comm.NicSelection(names=("eth0",))
+    return holmes_comm.init(STORE, RANK, SIZE, nics=nics, name=name, priority=priority, timeout_s=60.0)
+
+
+def message() -> dict[str, object]:
+    comm = make("far")
+    data = np.arange(1 << 20, dtype="float64") if RANK == 0 else np.zeros(1 << 20)
+    seconds = []
+    for _ in range(2):
+        comm.barrier()
+        start_s = time.monotonic()
+        if RANK == 0:
+            comm.send(data, 1)
+            comm.recv(np.zeros(1), 1)
+        else:
+            comm.recv(data, 0)
+            comm.send(np.zeros(1), 0)
+        seconds.append(time.monotonic() - start_s)
+    right = bool((data == np.arange(1 << 20)).all())
+    comm.barrier()
+    return {"right": right, "seconds": seconds[-1]}
+
+
+def queued(count: int = 20) -> dict[str, object]:
+    comm = make("far")
+    for _ in range(2):  # the first time opens TCP's window
+        buffers = [np.full(4000, RANK + number + 1.0) for number in range(count)]
+        comm.barrier()
+        start_s = time.monotonic()
+        for work in [comm.all_reduce(data, async_op=True) for data in buffers]:
+            work.wait()
+        seconds = time.monotonic() - start_s
+    total = SIZE * (SIZE + 1) / 2
+    right = all((data == total + SIZE * number).all() for number, data in enumerate(buffers))
+    comm.barrier()
+    return {"right": bool(right), "seconds": seconds}
+
+
+def chained(count: int = 10) -> dict[str, object]:
+    comm = make("far")
+    data = np.ones(4000)
+    gathered = np.zeros((SIZE, 4000))
+    for work in [comm.all_reduce(data, async_op=True) for _ in range(count)] + [
+        comm.all_gather(gathered, data, async_op=True)
+    ]:
+        work.wait()
+    right = (data == SIZE**count).all() and (gathered == SIZE**count).all()
+    comm.barrier()
+    return {"right": bool(right)}
+
+
+def beside() -> dict[str, object]:
+    """Milliseconds of 1 MiB messages and their answers, medians."""
+    found = {}
+    for name, high, low in (("plain", None, None), ("priorities", 3, 1)):
+        messages, gradients = make(f"pp-{name}", high), make(f"dp-{name}", low)
+        stop = threading.Event()
+
+        def stream(gradients=gradients, stop=stop) -> None:
+            data = np.zeros(1 << 19)
+            while data[0] == 0:
+                data[0] = stop.is_set()
+                if RANK == 0:
+                    gradients.send(data, 1)
+                else:
+                    gradients.recv(data, 0)
+
+        thread = threading.Thread(target=stream)
+        thread.start()
+        took_ms = []
+        data = np.zeros(1 << 17)
+        for _ in range(16):
+            time.sleep(0.2)
+            start_s = time.monotonic()
+            if RANK == 0:
+                messages.send(data, 1)
+                messages.recv(data[:1], 1)
+            else:
+                messages.recv(data, 0)
+                messages.send(data[:1], 0)
+            took_ms.append(1e3 * (time.monotonic() - start_s))
+        stop.set()
+        thread.join()
+        found[name] = statistics.median(took_ms[4:])
+        messages.barrier()
+    return found
+
+
+result = {"message": message, "queued": queued, "chained": chained, "beside": beside}[sys.argv[1]]()
+if RANK == 0:
+    print(json.dumps(result), flush=True)
