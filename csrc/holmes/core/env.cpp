@@ -153,7 +153,8 @@ struct Row {
 
 // docs/environment.md, `holmes env` and `holmes doctor` show what stands here (Markdown).
 const std::vector<Row>& table() {
-  static const std::vector<Row> rows = {
+  // Never destroyed: threads of a process that ends may read it still.
+  static const std::vector<Row>& rows = *new std::vector<Row>{
       {{"HOLMES_NICS",
         "a NIC selection: `class:infiniband`, `class:roce`, `subnet:10.1.0.0/16`, `fastest`, `eth1,eth2`, `mlx5_0:1`, "
         "`mlx5_*`, `rails:2`, `streams:2`",
