@@ -26,7 +26,8 @@ import time
 import torch
 import torch.distributed as dist
 from overlap_variants import Ours, PacedSettings, Variant, make_variants
-from shaped_pair import RESULTS, run_pair, write_results
+from result_files import RESULTS
+from shaped_pair import run_pair, write_pair_results
 
 import holmes
 from holmes.lab.demo.model import Batches
@@ -227,7 +228,7 @@ def main() -> int:
             print(f"{row['title']}: {row['reported']['buckets']} buckets, checks {checks_ms:.2f} ms a step")
             print(row["reported"]["last"])
     if not arguments.dry:
-        write_results(__file__, name, "2 ranks", settings, text, {"rows": rows})
+        write_pair_results(__file__, name, "2 ranks", settings, text, {"rows": rows})
     print("all goals met" if met else "a goal is missed")
     return 0 if met else 1
 

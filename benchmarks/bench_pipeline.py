@@ -15,7 +15,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from shaped_pair import run_pair, write_results
+from shaped_pair import run_pair, write_pair_results
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
 
 import holmes
@@ -163,7 +163,7 @@ def main() -> int:
     print(text)
     if not arguments.dry:
         settings = {key: value for key, value in vars(arguments).items() if key not in ("rank", "dry")}
-        write_results(__file__, "pipeline", "2 stages", settings, text, result)
+        write_pair_results(__file__, "pipeline", "2 stages", settings, text, result)
     return 0
 
 

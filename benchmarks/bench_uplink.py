@@ -16,14 +16,13 @@ import random
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_files import write_results
 
 MIB = 2**20
 NODES = 4
-RESULTS = Path(__file__).parent / "results"
 #: Name, whether there are messages, whether there is an all_reduce, whether there are priorities.
 PHASES = (
     ("messages, idle link", True, False, False),
@@ -192,20 +191,19 @@ def main() -> None:
     if result["too_slow"]:
         print(result["too_slow"])
     if arguments.save:
-        from holmes.tools.bench import tables
-
-        command = " ".join(["python benchmarks/bench_uplink.py", *sys.argv[1:]])
-        settings = {"rate_gbps": arguments.rate_gbps, "rounds": arguments.rounds, "emulated": True}
-        document = tables.document(command, settings, 2 * NODES, {}, []) | result
-        (RESULTS / f"{arguments.save}.json").write_text(json.dumps(document, indent=1) + "\n")
-        heading = (
-            f"# One uplink for messages and gradients\n\nTwo clusters of {NODES} emulated nodes, an uplink of "
-            f"{arguments.rate_gbps * 1e3:g} Mbit/s with a queue of {arguments.queue_ms:g} ms and a round trip of "
-            f"{arguments.round_trip_ms:g} ms, {os.cpu_count()} cores; messages of 1 MiB, all_reduce of "
-            f"{arguments.reduce_mib:g} MiB; `{command}`; {time.strftime('%Y-%m-%d')}.\n\n"
-        )
         late = f"\n\n{result['too_slow']}" if result["too_slow"] else ""
-        (RESULTS / f"{arguments.save}.md").write_text(heading + text + late + "\n")
+        write_results(
+            __file__,
+            arguments.save,
+            heading=f"One uplink for messages and gradients\n\nTwo clusters of {NODES} emulated nodes, an uplink of "
+            f"{arguments.rate_gbps * 1e3:g} Mbit/s with a queue of {arguments.queue_ms:g} ms and a round trip of "
+            f"{arguments.round_trip_ms:g} ms",
+            notes=f"messages of 1 MiB, all_reduce of {arguments.reduce_mib:g} MiB.",
+            ranks=2 * NODES,
+            settings={"rate_gbps": arguments.rate_gbps, "rounds": arguments.rounds},
+            text=text + late,
+            result=result,
+        )
 
 
 if __name__ == "__main__":

@@ -16,15 +16,14 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_files import write_results
 
 MIB = 2**20
 STREAMS = (1, 2, 4, 8, 16)
 PAUSE_S = 1.0
-RESULTS = Path(__file__).parent / "results"
 
 
 # --- a rank: 0 and 1 in cluster a, 2 and 3 in cluster b ---
@@ -249,20 +248,18 @@ def main() -> None:
 
 def save(arguments: argparse.Namespace, cells: list[dict[str, Any]]) -> None:
     """results/NAME.json, with all numbers, and NAME.md, with the table."""
-    from holmes.tools.bench import tables
-
-    command = " ".join(["python benchmarks/bench_wan.py", *sys.argv[1:]])
-    settings = {"rate_gbps": arguments.rate_gbps, "rounds": arguments.rounds, "emulated": True}
-    document = tables.document(command, settings, 4, {}, []) | {"cells": cells}
-    (RESULTS / f"{arguments.save}.json").write_text(json.dumps(document, indent=1) + "\n")
-    heading = (
-        f"# Between data centres\n\nUplinks of {arguments.rate_gbps * 1e3:g} Mbit/s, emulated, {os.cpu_count()} cores; "
-        f"{arguments.size_mib} MiB ({arguments.pause_mib} MiB after a pause of {PAUSE_S:g} s); `{command}`; "
-        f"{time.strftime('%Y-%m-%d')}. Mbit/s of payload, medians of {arguments.rounds} rounds in turns; in "
-        "parentheses the share of what iperf3's best carries.\n\n"
+    write_results(
+        __file__,
+        arguments.save,
+        heading=f"Between data centres\n\nUplinks of {arguments.rate_gbps * 1e3:g} Mbit/s, emulated; "
+        f"{arguments.size_mib} MiB ({arguments.pause_mib} MiB after a pause of {PAUSE_S:g} s)",
+        notes=f"Mbit/s of payload, medians of {arguments.rounds} rounds in turns; in parentheses the share of what "
+        "iperf3's best carries.",
+        ranks=4,
+        settings={"rate_gbps": arguments.rate_gbps, "rounds": arguments.rounds},
+        text="\n".join([HEAD, *map(row, cells)]),
+        result={"cells": cells},
     )
-    text = "\n".join([HEAD, *map(row, cells)])
-    (RESULTS / f"{arguments.save}.md").write_text(heading + text + "\n")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from holmes.tools.bench import tables
+from result_files import write_results
 
-RESULTS = Path(__file__).parent / "results"
 SPEC = """description: two nodes and one shaped link
 networks:
   eth: {{class: ethernet, rate_gbps: {}}}
@@ -42,13 +39,8 @@ def run_pair(script: str, rate_gbps: float, timeout_s: float) -> dict:
     return json.loads(found[0].removeprefix("RESULT "))
 
 
-def write_results(script: str, name: str, ranks: str, settings: dict, text: str, result: dict) -> None:
+def write_pair_results(script: str, name: str, ranks: str, settings: dict, text: str, result: dict) -> None:
     """results/NAME.json and NAME.md. `ranks`: what the two are, for the heading; `settings` hold rate_gbps."""
-    command = " ".join([f"python benchmarks/{Path(script).name}", *sys.argv[1:]])
-    document = tables.document(command, {**settings, "emulated": True}, 2, {}, []) | result
-    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    heading = (
-        f"# {name.capitalize()}\n\nEmulated link of {settings['rate_gbps']:g} Gbit/s, {ranks}, {os.cpu_count()} cores; "
-        f"`{command}`; {time.strftime('%Y-%m-%d')}; all numbers and versions in {name}.json.\n\n"
-    )
-    (RESULTS / f"{name}.md").write_text(heading + text + "\n")
+    heading = f"{name.capitalize()}\n\nEmulated link of {settings['rate_gbps']:g} Gbit/s, {ranks}"
+    notes = f"all numbers and versions in {name}.json."
+    write_results(script, name, heading=heading, notes=notes, ranks=2, settings=settings, text=text, result=result)
