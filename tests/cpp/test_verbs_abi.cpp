@@ -3,14 +3,12 @@
 
 #include "check.hpp"
 #include "holmes/transport/rdma/abi.hpp"
+#include "same_layout.hpp"
 
 namespace ours = holmes::verbs;
 
 #define SAME_SIZE(own, theirs) static_assert(sizeof(ours::own) == sizeof(theirs), #theirs)
-#define SAME(own, field, theirs, their_field)                                                                \
-  static_assert(offsetof(ours::own, field) == offsetof(theirs, their_field) &&                               \
-                    sizeof(std::declval<ours::own&>().field) == sizeof(std::declval<theirs&>().their_field), \
-                #theirs "." #their_field)
+#define SAME(own, field, theirs, their_field) SAME_MEMBER(ours::own, field, theirs, their_field)
 #define EQUAL(own, theirs) static_assert(static_cast<long>(ours::own) == static_cast<long>(theirs), #theirs)
 
 SAME_SIZE(Gid, ibv_gid);

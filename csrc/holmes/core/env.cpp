@@ -64,25 +64,21 @@ Reader choice(Value Env::* field, std::vector<std::pair<std::string, Value>> val
 }
 
 template <class Number>
+Number whole_number(const Given& given, Number least, Number most, Number example) {
+  const auto value = number_from<Number>(given.value);
+  if (!value || *value < least || *value > most)
+    given.refuse("a whole number from " + std::to_string(least) + " to " + std::to_string(most),
+                 std::to_string(example));
+  return *value;
+}
+
+template <class Number>
 Reader number(Number Env::* field, std::type_identity_t<Number> least, std::type_identity_t<Number> most) {
-  return [=](Env& env, const Given& given) {
-    const auto value = number_from<Number>(given.value);
-    if (!value || *value < least || *value > most) {
-      given.refuse("a whole number from " + std::to_string(least) + " to " + std::to_string(most),
-                   std::to_string(Env{}.*field));
-    }
-    env.*field = *value;
-  };
+  return [=](Env& env, const Given& given) { env.*field = whole_number(given, least, most, Env{}.*field); };
 }
 
 Reader optional_number(std::optional<int> Env::* field, int least, int most) {
-  return [=](Env& env, const Given& given) {
-    const auto value = number_from<int>(given.value);
-    if (!value || *value < least || *value > most)
-      given.refuse("a whole number from " + std::to_string(least) + " to " + std::to_string(most),
-                   std::to_string(least));
-    env.*field = value;
-  };
+  return [=](Env& env, const Given& given) { env.*field = whole_number(given, least, most, least); };
 }
 
 template <class Field>
@@ -243,9 +239,8 @@ const std::vector<Row>& table() {
         "Traffic class of RoCE v2 packets: four times the DSCP that the switches prefer."},
        number(&Env::rdma_traffic_class, 0, 255)},
       {{"HOLMES_RDMA_TIMEOUT", "1 to 31", "18",
-        "How long the HCA waits for an acknowledgement before it sends again: 4.096 us times 2 to the power of it (18: "
-        "a "
-        "second)."},
+        "How long the HCA waits for an acknowledgement before it sends again: 4.096 us times 2 to the power of it "
+        "(18: a second)."},
        number(&Env::rdma_timeout, 1, 31)},
       {{"HOLMES_RDMA_RETRIES", "0 to 7", "7", "How often it sends again before the peer is lost."},
        number(&Env::rdma_retries, 0, 7)},

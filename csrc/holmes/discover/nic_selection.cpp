@@ -18,7 +18,8 @@ constexpr int max_rails_of_a_pair = 64;  // what a communicator can connect
 
 // What each class of a selection covers.
 const std::vector<std::pair<std::string, std::vector<NicClass>>>& classes() {
-  static const std::vector<std::pair<std::string, std::vector<NicClass>>> table = {
+  // Never destroyed: threads of a process that ends may read it still.
+  static const auto& table = *new std::vector<std::pair<std::string, std::vector<NicClass>>>{
       {"infiniband", {NicClass::infiniband}}, {"roce", {NicClass::roce_v2, NicClass::roce_v1}},
       {"roce_v2", {NicClass::roce_v2}},       {"roce_v1", {NicClass::roce_v1}},
       {"ethernet", {NicClass::ethernet}},     {"loopback", {NicClass::loopback}}};

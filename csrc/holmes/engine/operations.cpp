@@ -146,11 +146,12 @@ bool Operations::send_ahead() {
   if (!group_.is_far || !may_send_ahead_ || queue_.size() < 2) return false;
   bool moved = false;
   touched_.clear();
+  if (!queue_.front()->has_sent_all() || !queue_.front()->append_touched(touched_)) return false;
   const std::size_t last = std::min(queue_.size() - 1, most_ahead);
-  for (std::size_t i = 0; i < last && queue_[i]->has_sent_all() && queue_[i]->append_touched(touched_); ++i) {
+  for (std::size_t i = 0; i < last && queue_[i]->has_sent_all(); ++i) {
     Collective& next = *queue_[i + 1];
-    Touched both = touched_;
-    if (!next.append_touched(both) || both.overlaps_from(touched_.size())) break;
+    const std::size_t before = touched_.size();
+    if (!next.append_touched(touched_) || touched_.overlaps_from(before)) break;
     ahead_ = &next;
     try {
       moved |= next.send_ahead();

@@ -12,6 +12,8 @@
 #include <mutex>
 #include <vector>
 
+#include "holmes/transport/socket.hpp"
+
 namespace holmes {
 namespace {
 
@@ -37,11 +39,6 @@ constexpr double most_unsent_bytes = 512 * 1024;
 constexpr auto shortest_adaption = std::chrono::milliseconds(10);
 constexpr auto longest_adaption = std::chrono::milliseconds(100);
 
-template <class Value>
-void set_option(int fd, int level, int option, const Value& value) {
-  ::setsockopt(fd, level, option, &value, sizeof value);
-}
-
 }  // namespace
 
 struct PathPacer::Interface {
@@ -49,8 +46,9 @@ struct PathPacer::Interface {
   std::vector<const PathPacer*> pacers;
 
   static std::shared_ptr<Interface> get(const std::string& name) {
+    // Never destroyed: threads of a process that ends may connect still.
+    static auto& all = *new std::map<std::string, std::weak_ptr<Interface>>();
     static std::mutex all_mutex;
-    static std::map<std::string, std::weak_ptr<Interface>> all;
     const std::lock_guard lock(all_mutex);
     auto& known = all[name];
     auto interface = known.lock();
@@ -102,9 +100,9 @@ bool PathPacer::has_to_yield(Clock::time_point now) const {
 }
 
 void PathPacer::adapt(Clock::time_point now) {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  if (::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_rtt == 0) return;
+  const auto known = tcp_info_of(fd_);
+  if (!known || known->tcpi_rtt == 0) return;
+  const tcp_info& info = *known;
   const double round_trip_s = info.tcpi_rtt * 1e-6;
   const auto interval =
       std::clamp<Clock::duration>(std::chrono::microseconds(info.tcpi_rtt), shortest_adaption, longest_adaption);

@@ -70,14 +70,6 @@ constexpr std::size_t max_pieces = 8;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-// Fields after `tcpi_min_rtt` and `tcpi_rwnd_limited` are of no interest; older kernels fill less.
-tcp_info tcp_info_of(int fd) {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length);
-  return info;
-}
-
 void add(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
   counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
 }
@@ -163,7 +155,7 @@ void Rail::collect(Clock::time_point now, FramePool& pool) {
   if (!is_busy && outstanding_bytes() > 0) return;  // soon done, or the acknowledgement is delayed
   if (!is_busy && !rate_.bytes_per_s()) unknown_limit_bytes_ = std::min(unknown_limit_bytes_ * 2, most_limit_bytes);
   if (is_busy && !rate_.is_due(now)) return;
-  const tcp_info info = tcp_info_of(fd());
+  const tcp_info info = tcp_info_of(fd()).value_or(tcp_info{});
   min_rtt_s_ = info.tcpi_min_rtt == ~0U ? 0 : info.tcpi_min_rtt * 1e-6;
   const bool was_receiver_limited = info.tcpi_rwnd_limited != receiver_limited_us_;
   receiver_limited_us_ = info.tcpi_rwnd_limited;
@@ -270,7 +262,7 @@ void Rail::break_off(int error) {
 void Rail::check_connection(Clock::time_point) {
   if (!is_living()) return;
   constexpr int established = 1;  // TCP_ESTABLISHED, in a header that does not go together with this one
-  if (tcp_info_of(fd()).tcpi_state != established) break_off(socket_error(fd()));
+  if (tcp_info_of(fd()).value_or(tcp_info{}).tcpi_state != established) break_off(socket_error(fd()));
 }
 
 bool Rail::is_interface_down() const {
@@ -282,7 +274,7 @@ bool Rail::is_interface_down() const {
 
 bool Rail::is_stuck(Clock::duration timeout, Clock::time_point now) const {
   if (queue_.empty() || now - progress_at_ < timeout) return false;
-  const tcp_info info = tcp_info_of(fd());
+  const tcp_info info = tcp_info_of(fd()).value_or(tcp_info{});
   return info.tcpi_retransmits >= repetitions_of_a_loss || info.tcpi_probes >= repetitions_of_a_loss;
 }
 

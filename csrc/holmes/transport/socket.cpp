@@ -30,18 +30,6 @@ std::string joined(const std::set<std::string>& names) {
   return text.empty() ? "none" : text;
 }
 
-template <class Value>
-bool set_option(int fd, int level, int option, const Value& value) {
-  return ::setsockopt(fd, level, option, &value, sizeof(value)) == 0;
-}
-
-std::optional<tcp_info> tcp_info_of(int fd) {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return std::nullopt;
-  return info;
-}
-
 UniqueFd open_socket(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) {
@@ -335,6 +323,13 @@ void suit_far_path(int fd, bool is_algorithm_given) {
     return allowed > most ? allowed / 2 : 0;  // the system doubles what is set
   }();
   if (most_bytes > 0) set_option(fd, SOL_SOCKET, SO_SNDBUF, most_bytes);
+}
+
+std::optional<::tcp_info> tcp_info_of(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return std::nullopt;
+  return info;
 }
 
 std::uint64_t retransmitted_segments(int fd) {

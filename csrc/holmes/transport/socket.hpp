@@ -13,6 +13,8 @@
 #include "holmes/core/descriptors.hpp"
 #include "holmes/core/options.hpp"
 
+struct tcp_info;  // of <linux/tcp.h>, which does not bear <netinet/tcp.h> beside it
+
 namespace holmes {
 
 // A numeric IPv4 or IPv6 address with a port.
@@ -92,6 +94,14 @@ std::optional<std::chrono::microseconds> shortest_round_trip(int fd);
 // carries a small part of the rate there (`is_algorithm_given`: it stays as it is), and as large a buffer as the system
 // allows.
 void suit_far_path(int fd, bool is_algorithm_given);
+
+template <class Value>
+bool set_option(int fd, int level, int option, const Value& value) {
+  return ::setsockopt(fd, level, option, &value, sizeof(value)) == 0;
+}
+
+// What the kernel knows of a TCP connection; older kernels fill less. Nothing where it is none.
+std::optional<::tcp_info> tcp_info_of(int fd);
 
 // TCP segments that the system sent again on it so far.
 std::uint64_t retransmitted_segments(int fd);

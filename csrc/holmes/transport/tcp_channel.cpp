@@ -51,18 +51,11 @@ ssize_t transfer_limited(std::span<const iovec> pieces, Transfer transfer) {
   return transfer(message);
 }
 
-std::optional<tcp_info> connection_state(int fd) {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return std::nullopt;
-  return info;
-}
-
 // What is under way where the path is full: the rate of delivery times the shortest round trip. While less is sent than
 // the path takes, the rate is that of the sending.
 double path_bytes(int fd) {
   constexpr double us_per_s = 1e6;
-  const auto info = connection_state(fd);
+  const auto info = tcp_info_of(fd);
   if (!info || info->tcpi_min_rtt == ~0U) return 0;
   return static_cast<double>(info->tcpi_delivery_rate) * info->tcpi_min_rtt / us_per_s;
 }
@@ -72,7 +65,7 @@ bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || 
 }  // namespace
 
 bool TcpChannel::is_unanswered() const {
-  const auto info = connection_state(socket_.fd.get());
+  const auto info = tcp_info_of(socket_.fd.get());
   return info && info->tcpi_unacked > 0 && info->tcpi_retransmits > 0;
 }
 

@@ -13,8 +13,7 @@ namespace {
 Library load(const std::string& path) {
   const std::string fix =
       "; install libibverbs and the provider of your HCA (Debian: ibverbs-providers, RHEL: libibverbs), name the "
-      "library "
-      "with HOLMES_VERBS_LIBRARY, or use transport tcp";
+      "library with HOLMES_VERBS_LIBRARY, or use transport tcp";
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) {
     const char* why = ::dlerror();
