@@ -173,10 +173,11 @@ def test_a_killed_rank_ends_the_run_on_all_others_by_name() -> None:
 
 
 @needs_namespaces
-def test_sigterm_ends_a_run_with_what_was_done_till_then() -> None:
+@pytest.mark.parametrize(("most", "at_least"), [("256K", 1), ("64M", 0)], ids=["short rounds", "in a long round"])
+def test_sigterm_ends_a_run_with_what_was_done_till_then(most: str, at_least: int) -> None:
     pytest.importorskip("torch", reason="`holmes stress` meets through torch's store")
     with Testbed("two-clusters").session() as session:
-        job = session.launch([*STRESS, "--seconds", "90", "--json", "-"])
+        job = session.launch([*STRESS, "--max-bytes", most, "--seconds", "90", "--json", "-"])
         job.processes[0].wait_for_line("all correct so far", 60)
         for process in job.processes:
             process.kill(signal.SIGTERM)
@@ -186,5 +187,5 @@ def test_sigterm_ends_a_run_with_what_was_done_till_then() -> None:
     found = json.loads("\n".join(lines[lines.index("{") :]))
     assert found["interrupted"]
     assert found["summary"][1:] == ["interrupted before its time was over", "all correct"]
-    assert all(group["operations"] > 0 for rank in found["ranks"] for group in rank["groups"])
+    assert all(group["operations"] >= at_least for rank in found["ranks"] for group in rank["groups"])
     assert not any("Traceback" in line for lines in result.outputs.values() for line in lines)

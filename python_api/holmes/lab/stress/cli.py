@@ -22,7 +22,7 @@ from holmes_comm.errors import UsageError
 
 _EVERY_S = 5.0  # between lines of progress
 _AFTER_FAILURE_S = 10.0
-_AFTER_INTERRUPT_S = 2.0
+_AFTER_INTERRUPT_S = 4.0  # ranks leave a round that is under way one by one
 _MAX_BYTES, _FAULT_BYTES = "4M", "256K"
 
 

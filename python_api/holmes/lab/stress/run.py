@@ -19,11 +19,14 @@ from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.result import GroupResult, RankResult, StressResult, WrongResultError
 from holmes.lab.stress.settings import Settings
 from holmes.planning.groups.group import Group
-from holmes_comm import Communicator, HolmesError
+from holmes_comm import AbortedError, Communicator, HolmesError
 
 _SLACK_S = 10.0  # beyond all deadlines
 _PROGRESS_S = 1.0
 _STOP_S = 1.0
+#: For a thread whose communicator was aborted: it may be checking a large result.
+_ABORTED_S = 3.0
+_INTERRUPTED = "the stress run was interrupted"
 
 #: Called with the seconds gone and the loops, about once a second.
 OnProgress = Callable[[float, list[Loop]], None]
@@ -35,8 +38,9 @@ def run_stress(
     """Collective over `size` ranks, with equal settings. This rank's result, also after failures, and the topology.
 
     `name` must be new in the store. Ends within `settings.seconds`, the set-up and one round more; on KeyboardInterrupt
-    after the round that is under way, for all ranks of this one's groups, with what was done till then. Raises
-    ValueError where the sizes do not fit the topology, HolmesError where groups cannot be made.
+    after the round that is under way, for all ranks of this one's groups, with what was done till then; a round that
+    lasts is left unfinished, which is no failure. Raises ValueError where the sizes do not fit the topology,
+    HolmesError where groups cannot be made.
     """
     topology = discover_topology(store, rank, size, f"{name}/topology", measure_s=0.0)
     plan = make_plan(topology, settings)
@@ -79,9 +83,10 @@ def _stop(runs: list[GroupRun]) -> None:
         run.thread.join(max(end_s - time.monotonic(), 0.0))
     for run in runs:
         if run.thread.is_alive():
-            run.communicator.abort("the stress run was interrupted")
+            run.communicator.abort(_INTERRUPTED)
+    end_s = time.monotonic() + _ABORTED_S
     for run in runs:
-        run.thread.join(_PROGRESS_S)
+        run.thread.join(max(end_s - time.monotonic(), 0.0))
 
 
 class GroupRun:
@@ -124,8 +129,9 @@ class GroupRun:
         self._start_s = time.monotonic()
         try:
             self.loop.run(self._until_s)
-        except (HolmesError, WrongResultError) as error:
-            self.failure = error
+        except HolmesError as error:
+            if not (isinstance(error, AbortedError) and _INTERRUPTED in str(error)):  # on this rank or on another
+                self.failure = error
         except Exception as error:  # a fault of ours: reported, never a silent end of the thread
             self.failure = error
             raise
