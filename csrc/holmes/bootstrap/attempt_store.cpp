@@ -16,8 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t token_bytes = 16;
-constexpr Duration probe = 10ms;
-constexpr Duration look_interval = 20ms;
+constexpr Duration token_interval = 20ms;
 
 // Which ones the ranks of this process have joined: the last few, as one that is over is soon followed by another.
 class Joined {
@@ -84,7 +83,7 @@ std::string AttemptStore::join(Clock::time_point until) {
   bool has_begun = false;
   while (true) {
     try {
-      std::string token = base_->get(key_, std::max<Duration>(until - Clock::now(), probe));
+      std::string token = base_->get(key_, std::max<Duration>(until - Clock::now(), store_probe));
       if (joined().add(token, rank_)) return token;
       has_begun = true;
     } catch (const TimeoutError&) {  // said below
@@ -98,7 +97,7 @@ std::string AttemptStore::join(Clock::time_point until) {
                          {.rank = rank_, .peer = 0});
     }
     check_signals();
-    std::this_thread::sleep_for(look_interval);
+    std::this_thread::sleep_for(token_interval);
   }
 }
 

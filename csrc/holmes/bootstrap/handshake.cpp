@@ -13,7 +13,7 @@
 namespace holmes {
 namespace {
 
-constexpr std::string_view magic = "HOLMES\r\n";
+constexpr std::string_view hello_magic = "HOLMES\r\n";
 constexpr std::size_t proof_bytes = std::tuple_size_v<Digest>;
 
 void put(std::string& bytes, std::uint64_t value, std::size_t size) {
@@ -45,7 +45,7 @@ union DescriptorControl {
 }  // namespace
 
 std::string Hello::encode() const {
-  std::string bytes(magic);
+  std::string bytes(hello_magic);
   put(bytes, version, 2);
   put(bytes, static_cast<std::uint8_t>(purpose), 1);
   put(bytes, rail, 1);
@@ -56,8 +56,8 @@ std::string Hello::encode() const {
 }
 
 std::optional<Hello> Hello::decode(const std::string& bytes) {
-  if (bytes.size() != hello_bytes || !bytes.starts_with(magic)) return std::nullopt;
-  std::size_t offset = magic.size();
+  if (bytes.size() != hello_bytes || !bytes.starts_with(hello_magic)) return std::nullopt;
+  std::size_t offset = hello_magic.size();
   Hello hello;
   hello.version = static_cast<std::uint16_t>(take(bytes, offset, 2));
   hello.purpose = static_cast<Purpose>(take(bytes, offset, 1));
@@ -247,7 +247,7 @@ bool Handshake::fill(int fd, std::size_t bytes) {
       descriptor_.reset(descriptor);
     }
     input_.append(chunk.data(), static_cast<std::size_t>(got));
-    if (state_ == State::hello && input_.compare(0, magic.size(), magic.substr(0, input_.size())) != 0) {
+    if (state_ == State::hello && input_.compare(0, hello_magic.size(), hello_magic.substr(0, input_.size())) != 0) {
       fail("it does not speak this protocol");
       return false;
     }

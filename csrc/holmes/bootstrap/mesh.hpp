@@ -1,6 +1,7 @@
 // Mesh: connects every pair of ranks of a communicator over the NICs chosen for it, with proof of the job's secret.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,9 @@
 #include "holmes/transport/connection.hpp"
 
 namespace holmes {
+
+// While connections are made, how often a rank looks whether that still makes sense.
+inline constexpr Duration look_around_interval = std::chrono::seconds(1);
 
 // Everything two ranks share: one socket of each purpose per rail; between ranks of one cluster the rails are those of
 // CommunicatorOptions::cluster_nics, where given, else those of CommunicatorOptions::nics. Where both ranks are on one

@@ -18,7 +18,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Duration look_around_interval = 1s;
 constexpr std::size_t max_strangers = 64;  // beyond the connections that are expected
 constexpr int max_accepts = 64;            // per turn of the loop
 constexpr auto control_unacknowledged = 30s;

@@ -8,18 +8,18 @@
 namespace holmes {
 namespace {
 
-constexpr const char* magic = "holmes";
+constexpr const char* record_magic = "holmes";
 
 class Writer : public FieldWriter {
 public:
-  explicit Writer(const char* type) { add(magic), add(protocol_version), add(type); }
+  explicit Writer(const char* type) { add(record_magic), add(protocol_version), add(type); }
 };
 
 class Reader : public FieldReader {
 public:
   // Checks magic and version.
   Reader(const std::string& bytes, const std::string& writer) : FieldReader(bytes, writer) {
-    if (text() != magic) refuse();
+    if (text() != record_magic) refuse();
     const auto version = number();
     if (version != protocol_version) {
       throw ProtocolError(writer + " speaks protocol version " + std::to_string(version) + ", this rank version " +

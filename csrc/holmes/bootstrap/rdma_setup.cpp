@@ -17,7 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Duration look_around_interval = 1s;
 // How long to look for the reason after a peer has gone away.
 constexpr Duration reason_grace = 2s;
 

@@ -11,8 +11,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Duration look_interval = 1s;  // how often a rank that waits for a record looks for an alarm
-constexpr Duration alarm_wait = 5ms;    // how long it waits for one
+constexpr Duration alarm_interval = 1s;  // how often a rank that waits for a record looks for an alarm
+constexpr Duration alarm_wait = 5ms;     // how long it waits for one
 // Past the deadline: for the outcomes to arrive, and for the decision on them.
 constexpr Duration outcome_grace = 1s;
 constexpr Duration decision_grace = 1500ms;
@@ -192,7 +192,8 @@ std::optional<std::string> Rendezvous::get(const std::string& name, Duration tim
 
 std::optional<std::string> Rendezvous::await(const std::string& name) {
   while (true) {
-    if (auto bytes = get(name, std::clamp(Duration(deadline_ - Clock::now()), alarm_wait, look_interval))) return bytes;
+    if (auto bytes = get(name, std::clamp(Duration(deadline_ - Clock::now()), alarm_wait, alarm_interval)))
+      return bytes;
     look_for_alarm();
     if (Clock::now() >= deadline_) return std::nullopt;
   }

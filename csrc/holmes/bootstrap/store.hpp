@@ -1,6 +1,7 @@
 // Store: the rendezvous that bootstraps a communicator. Three methods, so that any key-value store will do.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -8,6 +9,9 @@
 #include "holmes/core/work.hpp"
 
 namespace holmes {
+
+// How long to ask whether a key exists: a store has no other question for it.
+inline constexpr Duration store_probe = std::chrono::milliseconds(10);
 
 // Keys are text, values are bytes. Every method may be called from any thread; implementations lock.
 class Store {

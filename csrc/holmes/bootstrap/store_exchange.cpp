@@ -14,8 +14,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Duration probe = 10ms;  // to ask whether a key exists; a store has no other question for it
-
 // A rank that waits for others to come, as `holmes debug` sees it: a communicator whose set-up is not done.
 class WaitingRank final : public RecordSource {
 public:
@@ -46,7 +44,7 @@ std::string key_of(const Meeting& meeting, int rank) { return meeting.key + "/" 
 
 bool exists(const Meeting& meeting, const std::string& key, Duration timeout) {
   try {
-    meeting.store.wait(key, std::max(timeout, probe));
+    meeting.store.wait(key, std::max(timeout, store_probe));
     return true;
   } catch (const TimeoutError&) {
     return false;
@@ -57,7 +55,7 @@ bool exists(const Meeting& meeting, const std::string& key, Duration timeout) {
 TimeoutError missing(const Meeting& meeting) {
   std::vector<int> ranks;
   for (int rank = 0; rank < meeting.size; ++rank)
-    if (rank != meeting.rank && !exists(meeting, key_of(meeting, rank), probe)) ranks.push_back(rank);
+    if (rank != meeting.rank && !exists(meeting, key_of(meeting, rank), store_probe)) ranks.push_back(rank);
   if (ranks.empty()) ranks.push_back(0);
   return TimeoutError(ranks_text(ranks) + " of " + std::to_string(meeting.size) + " did not take part in " +
                           meeting.what + " within " + seconds_text(meeting.timeout) +
@@ -99,7 +97,8 @@ std::vector<Sealed> collect(const Meeting& meeting, const Sealed& own, Clock::ti
   for (int rank = 1; rank < meeting.size; ++rank) {
     const std::string key = key_of(meeting, rank);
     if (!exists(meeting, key, deadline - Clock::now())) throw missing(meeting);
-    values.push_back({bytes_of(meeting.store.get(key, probe), "rank " + std::to_string(rank)), {own.seal.secret, key}});
+    values.push_back(
+        {bytes_of(meeting.store.get(key, store_probe), "rank " + std::to_string(rank)), {own.seal.secret, key}});
   }
   return values;
 }
@@ -133,7 +132,7 @@ Sealed meet(const Meeting& meeting, const Bring& bring, const Conclude& conclude
   }
   if (!exists(meeting, answer.key, deadline - Clock::now())) raise(failure_of(missing(meeting)), meeting.rank);
   try {
-    return {bytes_of(meeting.store.get(answer.key, probe), "rank 0"), answer};
+    return {bytes_of(meeting.store.get(answer.key, store_probe), "rank 0"), answer};
   } catch (const HolmesError& error) {
     raise(failure_of(error), meeting.rank);
   }

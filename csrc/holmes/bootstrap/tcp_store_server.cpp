@@ -47,7 +47,7 @@ std::string proof(const std::string& secret, bool of_server, const std::string& 
 }
 
 std::string Request::encode() const {
-  std::string bytes(magic);
+  std::string bytes(store_magic);
   bytes += operation;
   put_number(bytes, key.size(), 4);
   put_number(bytes, value.size(), 4);
@@ -57,8 +57,8 @@ std::string Request::encode() const {
 
 Parsed parse(const std::string& input) {
   const Parsed wrong{.is_wrong = true, .request = {}};
-  const auto prefix = std::min(input.size(), magic.size());
-  if (input.compare(0, prefix, magic.substr(0, prefix)) != 0) return wrong;
+  const auto prefix = std::min(input.size(), store_magic.size());
+  if (input.compare(0, prefix, store_magic.substr(0, prefix)) != 0) return wrong;
   if (input.size() < request_header_bytes) return {};
   Request request{.operation = input[4], .key = {}, .value = {}, .wait_ms = number_at(input, 13, 8)};
   const auto key_bytes = number_at(input, 5, 4), value_bytes = number_at(input, 9, 4);

@@ -20,7 +20,7 @@ namespace holmes {
 // server) and `prove` (key: the client's proof; reply: the server's); nothing else is served before. The client's proof
 // comes first, so that who only connects gets nothing that depends on the secret and could be compared with guesses.
 namespace store_protocol {
-inline constexpr std::string_view magic = "HST1";
+inline constexpr std::string_view store_magic = "HST1";
 inline constexpr std::size_t request_header_bytes = 21;
 inline constexpr std::size_t reply_header_bytes = 5;
 inline constexpr char op_set = 's', op_get = 'g', op_wait = 'w', op_hello = 'h', op_prove = 'p';

@@ -12,7 +12,7 @@ namespace {
 // Smaller pieces cost more latency than their overlap gains; more of them shorten only what does not overlap, the first
 // piece's reduce-scatter and the last one's all-gather, to a thirty-second.
 constexpr std::size_t min_piece_bytes = 256 * 1024;
-constexpr std::size_t max_pieces = 32;
+constexpr std::size_t max_chain_pieces = 32;
 // Cuts fall between cache lines.
 constexpr std::size_t line_bytes = 64;
 
@@ -55,7 +55,7 @@ Run Hierarchy::share(const Run& whole, int index, DType dtype) const {
 }
 
 std::vector<Run> cut_into_pieces(std::size_t count, DType dtype) {
-  const std::size_t pieces = std::clamp<std::size_t>(count * size_bytes(dtype) / min_piece_bytes, 1, max_pieces);
+  const std::size_t pieces = std::clamp<std::size_t>(count * size_bytes(dtype) / min_piece_bytes, 1, max_chain_pieces);
   std::vector<Run> runs;
   for (std::size_t i = 0; i < pieces; ++i) {
     const Run run = equal_part({0, count}, pieces, i, dtype);

@@ -1,5 +1,7 @@
 #include "holmes/core/types.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 
@@ -27,6 +29,11 @@ Enum from_name(std::string_view text, const std::array<std::string_view, n>& nam
 }
 
 }  // namespace
+
+std::size_t page_bytes() {
+  static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
 
 std::string_view name(DType dtype) { return dtype_names[static_cast<std::size_t>(dtype)]; }
 std::string_view name(ReduceOp op) { return reduce_op_names[static_cast<std::size_t>(op)]; }

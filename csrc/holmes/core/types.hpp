@@ -11,6 +11,9 @@
 
 namespace holmes {
 
+// Of the system's memory.
+std::size_t page_bytes();
+
 // Element types. Values are part of the wire protocol.
 enum class DType : std::uint8_t {
   float64 = 0,

@@ -415,7 +415,8 @@ NicChoice choose_ports(const Offers& offers, bool one_place, const std::string& 
     const auto bad = without == offers.end() ? offers.begin() : without;
     throw NicError(
         "InfiniBand or RoCE is asked for, but not all ranks have active ports of one class that they share: " +
-            rdma_text(offers) + ". Fix: choose a class that all have, or leave the class out",
+            rdma_text(offers) +
+            ". Fix: choose a class that all have, or leave out what asks for RDMA (the class, or transport rdma)",
         {.peer = static_cast<int>(bad - offers.begin()), .host = bad->host});
   }
   NicChoice choice = choose_sockets(offers, one_place, is_selected);

@@ -21,7 +21,7 @@ enum class Carrier {
 // port has no other one).
 struct NicCandidate {
   std::string nic;
-  std::string port;  // "mlx5_0:1"; of RDMA
+  std::string port{};  // "mlx5_0:1"; of RDMA
   NicClass nic_class = NicClass::ethernet;
   NicKind kind = NicKind::physical;
   std::string link_layer;

@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/types.hpp"
 
 namespace holmes::nccl {
 namespace {
@@ -102,7 +103,7 @@ Layout read_layout(const std::string& path, int fd) {
   if (header.e_shstrndx >= sections.size()) return layout;
   auto names = reader.read<char>(sections[header.e_shstrndx].sh_offset, sections[header.e_shstrndx].sh_size);
   names.push_back('\0');
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t page = page_bytes();
   for (const Shdr& section : sections) {
     const char* name = section.sh_name < names.size() ? names.data() + section.sh_name : "";
     const bool is_gpu_code = std::any_of(std::begin(gpu_sections), std::end(gpu_sections),

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/types.hpp"
 
 namespace holmes::nccl {
 namespace {
@@ -98,7 +99,7 @@ LoadedElf::LoadedElf(const link_map& map) {
       [](dl_phdr_info* info, std::size_t, void* data) {
         auto& [wanted, elf] = *static_cast<Search*>(data);
         if (info->dlpi_addr != wanted.l_addr) return 0;
-        const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+        const std::uintptr_t page = page_bytes();
         for (int i = 0; i < info->dlpi_phnum; ++i) {
           const auto& header = info->dlpi_phdr[i];
           if (header.p_type != PT_GNU_RELRO) continue;

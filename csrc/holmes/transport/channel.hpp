@@ -35,6 +35,12 @@ inline constexpr int copy_way_count = 3;
 // 512 KiB lets flows that share a link drift apart).
 inline constexpr std::size_t min_lead_bytes = 256 * 1024;
 
+// Bytes one call moves at most: enough to amortise it, little enough to stay in the L2 cache and to be fair between
+// peers (measured over TCP: 256 KiB to 512 KiB best, 64 KiB 10 to 35 % slower).
+inline constexpr std::size_t max_call_bytes = 512 * 1024;
+// And pieces, for a system call.
+inline constexpr std::size_t max_pieces = 8;
+
 // Non-blocking. One thread at a time (the communicator's driver), counters excepted.
 class Channel {
 public:

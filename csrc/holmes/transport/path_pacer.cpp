@@ -25,7 +25,7 @@ constexpr auto patience = std::chrono::seconds(4);
 constexpr double yielding_share = 1.0 / 16;  // of what the path carried, while others of this process send
 // So much is always sent: at low rates the peer acknowledges late, which looks like a queue.
 constexpr double least_share = 0.4;
-constexpr double least_bytes_per_s = 64 * 1024;
+constexpr double least_pace_bytes_per_s = 64 * 1024;
 constexpr double begin_share = 0.9;  // of what was delivered when the queue became too long
 constexpr double growth_share = 0.15;
 constexpr double most_decrease = 0.5;
@@ -151,7 +151,7 @@ void PathPacer::adapt(Clock::time_point now) {
 void PathPacer::keep_to(std::optional<double> bytes_per_s) {
   rate_bytes_per_s_ = bytes_per_s;
   if (yields_) bytes_per_s = yielding_share * capacity_bytes_per_s_;
-  const double rate = bytes_per_s ? std::max(*bytes_per_s, least_bytes_per_s) : 0;
+  const double rate = bytes_per_s ? std::max(*bytes_per_s, least_pace_bytes_per_s) : 0;
   set_option(fd_, SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s ? static_cast<std::uint64_t>(rate) : ~std::uint64_t{0});
   const double unsent_bytes = std::clamp(rate * unsent_s, least_unsent_bytes, most_unsent_bytes);
   if (!usual_unsent_bytes_) {

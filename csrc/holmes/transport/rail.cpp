@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 
+#include "holmes/transport/channel.hpp"
 #include "holmes/transport/socket.hpp"
 
 namespace holmes {
@@ -18,7 +19,7 @@ namespace {
 
 // Of the newest window. Measured rates of 10 ms windows on a shaped link differ by a tenth.
 constexpr double newest_weight = 0.4;
-constexpr double least_bytes_per_s = 1000;
+constexpr double least_rail_bytes_per_s = 1000;
 // Less may be acknowledged late because the peer's kernel waits for more.
 constexpr double telling_bytes = 48 * 1024;
 constexpr double burst_trust = 0.5;
@@ -39,7 +40,7 @@ void RailRate::observe(Clock::time_point now, std::uint64_t acknowledged_bytes, 
     return;
   }
   if (!is_due(now)) return;
-  const double measured = std::max(bytes / elapsed_s, least_bytes_per_s);
+  const double measured = std::max(bytes / elapsed_s, least_rail_bytes_per_s);
   rate_ = rate_ ? *rate_ + newest_weight * (measured - *rate_) : measured;
   disregard(now, acknowledged_bytes, is_busy);
 }
@@ -66,9 +67,6 @@ constexpr std::size_t least_chunk_bytes = 16 * 1024;
 constexpr double refill_below = 0.75;
 // The system repeats a segment after 0.2 s, 0.6 s, 1.4 s, ...; one repetition alone may be a congested link.
 constexpr int repetitions_of_a_loss = 2;
-constexpr std::size_t max_pieces = 8;
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 void add(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
   counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);

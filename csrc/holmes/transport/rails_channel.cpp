@@ -16,7 +16,6 @@ namespace {
 constexpr double lateness_allowed = 1.1;
 // A rail without traffic gets a copy of a chunk now and then, to learn whether it has become faster.
 constexpr auto rate_expiry = std::chrono::milliseconds(100);
-constexpr std::size_t max_pieces = 8;
 constexpr std::size_t scratch_bytes = 64 * 1024;
 
 std::size_t total_bytes(std::span<const iovec> pieces) {

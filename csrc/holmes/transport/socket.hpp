@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -105,6 +106,9 @@ std::optional<::tcp_info> tcp_info_of(int fd);
 
 // TCP segments that the system sent again on it so far.
 std::uint64_t retransmitted_segments(int fd);
+
+// Whether a call on a non-blocking socket is to be tried again.
+inline bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 // The pending error of a socket (SO_ERROR), 0 where there is none.
 int socket_error(int fd);

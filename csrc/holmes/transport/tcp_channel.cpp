@@ -15,10 +15,6 @@
 namespace holmes {
 namespace {
 
-// Bytes one system call moves at most: enough to amortise the call, little enough to stay in the L2 cache and to be
-// fair between peers (measured: 256 KiB to 512 KiB best, 64 KiB 10 to 35 % slower).
-constexpr std::size_t max_call_bytes = 512 * 1024;
-constexpr std::size_t max_pieces = 8;
 // Bytes to sleep for at most. On a link of 1 Gbit/s they take half a millisecond, against 12 us for a packet.
 constexpr std::size_t max_low_water_bytes = 64 * 1024;
 
@@ -59,8 +55,6 @@ double path_bytes(int fd) {
   if (!info || info->tcpi_min_rtt == ~0U) return 0;
   return static_cast<double>(info->tcpi_delivery_rate) * info->tcpi_min_rtt / us_per_s;
 }
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
 

@@ -18,14 +18,12 @@ namespace {
 
 // Bytes of a message at most: the HCA sends one while this side copies the next.
 constexpr std::size_t max_message_bytes = 128 * 1024;
-// One call moves at most so much, to be fair between peers.
-constexpr std::size_t max_call_bytes = 512 * 1024;
 // Of the requests in a row one is signaled at least; what it tells frees those before it.
 constexpr std::uint64_t signal_every = 16;
 constexpr std::uint32_t kind_shift = 30;
 constexpr std::uint32_t bytes_mask = (1U << kind_shift) - 1;
 // While it waits, how often it asks whether the path lives: a link that is cut tells only those who send.
-constexpr auto look_interval = std::chrono::seconds(1);
+constexpr auto port_look_interval = std::chrono::seconds(1);
 constexpr int inactive_looks = 2;  // a port may flap
 constexpr auto longest_linger = std::chrono::seconds(2);
 constexpr auto linger_look = std::chrono::milliseconds(50);
@@ -291,7 +289,7 @@ bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>
   look_for_sends();
   const auto now = Clock::now();
   const bool has_moved = std::exchange(waited_, progress()) != progress();
-  if (has_moved || look_at_ == Clock::time_point::max()) look_at_ = now + look_interval;
+  if (has_moved || look_at_ == Clock::time_point::max()) look_at_ = now + port_look_interval;
   fds.push_back({pair_->fd(), POLLIN, 0});
   if (!is_closed_by_peer_) fds.push_back({socket_.fd.get(), POLLIN | POLLRDHUP, 0});
   if (error_ != 0 || has_ended_ || is_closed_by_peer_) return false;
@@ -317,7 +315,7 @@ std::optional<Clock::time_point> RdmaChannel::next_maintenance() const {
 
 void RdmaChannel::maintain(Clock::time_point now) {
   if (now < look_at_ || error_ != 0) return;
-  look_at_ = now + look_interval;
+  look_at_ = now + port_look_interval;
   look_for_sends();
   is_unanswered_ = asked_.has_value();
   inactive_looks_ = pair_->device().is_active() ? 0 : inactive_looks_ + 1;

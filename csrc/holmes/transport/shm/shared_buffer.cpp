@@ -18,6 +18,7 @@
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
+#include "holmes/core/types.hpp"
 
 namespace holmes {
 namespace {
@@ -29,11 +30,6 @@ struct Header {
   std::atomic<std::uint32_t> is_gone;
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "shared between processes");
-
-std::size_t page_bytes() {
-  static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
 
 // Of the whole file of a buffer of so many bytes.
 std::size_t file_bytes(std::size_t buffer_bytes) {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/types.hpp"
 #include "holmes/reduce/copy.hpp"
 
 namespace holmes {
@@ -19,7 +20,7 @@ namespace {
 
 constexpr int ring_count = 4;
 // Bytes one call copies at most: the peer starts on them while this side copies the next.
-constexpr std::size_t max_call_bytes = 64 * 1024;
+constexpr std::size_t max_copy_bytes = 64 * 1024;
 // The same by CMA, where a call costs a system call too.
 constexpr std::size_t max_pull_bytes = 256 * 1024;
 // What is read in place takes no system call, but both sides look at each other's words.
@@ -27,10 +28,6 @@ constexpr std::size_t min_in_place_bytes = 16 * 1024;
 // A region as long as a message would make each trial as long (see CmaChoice). In place there are none, and the two
 // sides wait for each other less often.
 constexpr std::size_t max_region_bytes = 2 * 1024 * 1024;
-std::size_t page_bytes() {
-  static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
 
 // As connections() says it.
 constexpr std::string_view p2p_purpose = "p2p";
@@ -147,7 +144,7 @@ std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
 }
 
 std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
-  std::size_t room = std::min(writable_bytes(), max_call_bytes);
+  std::size_t room = std::min(writable_bytes(), max_copy_bytes);
   std::size_t total = 0;
   const iovec* to_show = nullptr;
   BufferPlace place;
@@ -235,7 +232,7 @@ std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
 }
 
 std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
-  std::size_t available = std::min(readable_bytes(), max_call_bytes);
+  std::size_t available = std::min(readable_bytes(), max_copy_bytes);
   std::size_t total = 0;
   for (const iovec& piece : pieces) {
     const std::size_t bytes = std::min(piece.iov_len, available);
