@@ -243,13 +243,15 @@ sanitize: $(VENV)/.requirements $(VENV)/.nccl
 	done
 
 # Everything that reads what a peer or a stranger sent, each FUZZ_SECONDS, two at a time. clang's libFuzzer is used where
-# clang++ is; else g++ and a driver that mutates at random.
+# clang++ is; else the address sanitizer's build above and a driver that mutates at random.
 FUZZ_SECONDS ?= 60
-FUZZ_CXX ?= $(shell command -v clang++ || echo g++)
+FUZZ_CXX ?= $(shell command -v clang++)
+FUZZ_BUILD = $(if $(FUZZ_CXX),build/fuzz,build/sanitize-address)
 fuzz: $(VENV)/.requirements
-	$(BIN)/cmake -S . -B build/fuzz -GNinja -DHOLMES_FUZZ=ON -DHOLMES_CUDA=OFF -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) >/dev/null
-	$(BIN)/cmake --build build/fuzz
-	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+	$(BIN)/cmake -S . -B $(FUZZ_BUILD) -GNinja -DHOLMES_FUZZ=ON -DHOLMES_SANITIZE=address,undefined -DHOLMES_CUDA=OFF \
+	  $(if $(FUZZ_CXX),-DCMAKE_CXX_COMPILER=$(FUZZ_CXX)) >/dev/null
+	$(BIN)/cmake --build $(FUZZ_BUILD) --target fuzzers
+	tools/fuzz.sh $(FUZZ_BUILD) $(FUZZ_SECONDS)
 
 # Of communicators against numpy; each case by its seed. What fails prints the command that runs it again.
 fuzz-python: build

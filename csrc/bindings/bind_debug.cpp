@@ -55,7 +55,7 @@ std::string python_stacks(Duration patience) {
   return answer->is_there ? answer->json : "[]";
 }
 
-void bind(py::module_& module) {
+void define_debug(py::module_& module) {
   set_stack_source(&python_stacks);
   module.def(
       "process_record",
@@ -80,4 +80,4 @@ void bind(py::module_& module) {
 }  // namespace
 }  // namespace holmes
 
-void bind_debug(py::module_& module) { holmes::bind(module); }
+void bind_debug(py::module_& module) { holmes::define_debug(module); }

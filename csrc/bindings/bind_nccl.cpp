@@ -102,7 +102,7 @@ void bind_group(py::module_& module) {
       .def_property_readonly("work", &NcclGroup::work, "The Work of all of them, after the block.");
 }
 
-void bind(py::module_& module) {
+void define_nccl(py::module_& module) {
   bind_group(module);
   py::class_<nccl::Profile>(module, "NcclProfile", "What one NCCL communicator may use of this host's NICs. Immutable.")
       .def(
@@ -179,4 +179,4 @@ void bind(py::module_& module) {
 }  // namespace
 }  // namespace holmes
 
-void bind_nccl(py::module_& module) { holmes::bind(module); }
+void bind_nccl(py::module_& module) { holmes::define_nccl(module); }

@@ -156,7 +156,7 @@ std::shared_ptr<Store> to_store(const py::object& object) {
 
 namespace {
 
-void bind(py::module_& module) {
+void define_store(py::module_& module) {
   py::class_<Store, std::shared_ptr<Store>>(module, "Store", "A key-value rendezvous: set, get, wait. Thread-safe.")
       .def(
           "set",
@@ -250,4 +250,4 @@ void bind(py::module_& module) {
 }  // namespace
 }  // namespace holmes
 
-void bind_store(py::module_& module) { holmes::bind(module); }
+void bind_store(py::module_& module) { holmes::define_store(module); }

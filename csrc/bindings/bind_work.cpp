@@ -12,7 +12,7 @@ using namespace py::literals;
 namespace holmes {
 namespace {
 
-void bind(py::module_& module) {
+void define_work(py::module_& module) {
   py::class_<Work, WorkPtr>(
       module, "Work", "An asynchronous operation. It holds the operation's buffers until it is final. Thread-safe.")
       .def(
@@ -57,4 +57,4 @@ void bind(py::module_& module) {
 }  // namespace
 }  // namespace holmes
 
-void bind_work(py::module_& module) { holmes::bind(module); }
+void bind_work(py::module_& module) { holmes::define_work(module); }

@@ -13,7 +13,7 @@ namespace holmes {
 bool is_torch_tensor(const pybind11::handle& object);
 
 // Reads a tensor; its class is not asked (`__torch_function__` is off meanwhile).
-class TorchTensor {
+class [[gnu::visibility("hidden")]] TorchTensor {  // as pybind11's own classes are
 public:
   // `tensor`: is_torch_tensor, outlives this. `what` names it in errors.
   TorchTensor(const pybind11::handle& tensor, const char* what);

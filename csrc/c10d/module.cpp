@@ -152,7 +152,7 @@ PYBIND11_MODULE(_c10d, m) {
            "A rank's part in a split of the group's NCCL communicator from which it gets nothing.")
       .def_property_readonly(
           "mem_allocator",
-          [](const ProcessGroupHolmes& group) {
+          [](const ProcessGroupHolmes&) {
             translated([&] {
               check_nccl_memory();
               return 0;

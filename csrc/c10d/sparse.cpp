@@ -1,6 +1,7 @@
 #include "sparse.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <array>
@@ -11,10 +12,9 @@
 #include "tensor_buffer.hpp"
 
 namespace holmes::torch_backend {
-namespace {
 
 // What a rank tells the others of its tensor. The same number of words whatever the tensor.
-struct Description {
+struct SparseDescription {
   static constexpr std::size_t max_dims = 64;  // torch's own limit
   std::int64_t elements = 0;
   std::int64_t dtype = 0;
@@ -23,7 +23,7 @@ struct Description {
   std::int64_t dims = 0;
   std::array<std::int64_t, max_dims> sizes{};
 
-  bool agrees(const Description& other) const {
+  bool agrees(const SparseDescription& other) const {
     return dtype == other.dtype && reduction == other.reduction && sparse_dims == other.sparse_dims &&
            dims == other.dims && sizes == other.sizes;
   }
@@ -33,20 +33,23 @@ struct Description {
                     " sparse dimensions, ", name(static_cast<ReduceOp>(reduction)), ")");
   }
 };
-constexpr std::size_t description_words = sizeof(Description) / sizeof(std::int64_t);
-static_assert(sizeof(Description) == (5 + Description::max_dims) * sizeof(std::int64_t));
+
+namespace {
+
+constexpr std::size_t description_words = sizeof(SparseDescription) / sizeof(std::int64_t);
+static_assert(sizeof(SparseDescription) == (5 + SparseDescription::max_dims) * sizeof(std::int64_t));
 
 // One int64 buffer per rank, in `all`.
-std::vector<Buffer> buffers_of(std::vector<Description>& all) {
+std::vector<Buffer> buffers_of(std::vector<SparseDescription>& all) {
   std::vector<Buffer> buffers;
-  for (Description& one : all) buffers.push_back({&one, description_words, DType::int64, nullptr});
+  for (SparseDescription& one : all) buffers.push_back({&one, description_words, DType::int64, nullptr});
   return buffers;
 }
 
-Description describe(const at::Tensor& tensor, ReduceOp op) {
-  if (tensor.dim() > static_cast<std::int64_t>(Description::max_dims))
+SparseDescription describe(const at::Tensor& tensor, ReduceOp op) {
+  if (tensor.dim() > static_cast<std::int64_t>(SparseDescription::max_dims))
     throw UsageError("a sparse tensor of " + std::to_string(tensor.dim()) + " dimensions cannot be reduced; use 64");
-  Description own;
+  SparseDescription own;
   own.elements = tensor._nnz();
   own.dtype = static_cast<std::int64_t>(tensor.scalar_type());
   own.reduction = static_cast<std::int64_t>(op);
@@ -97,7 +100,7 @@ struct SparseReducer::Call {
   at::Tensor tensor;   // the result's
   at::Tensor indices;  // own elements, a row for each
   at::Tensor values;
-  std::vector<Description> descriptions;  // by rank
+  std::vector<SparseDescription> descriptions;  // by rank
   WorkPtr described;
   int rank = 0;
   Clock::time_point deadline;
@@ -125,7 +128,7 @@ void SparseReducer::Call::check_agreement() const {
 
 std::vector<std::size_t> SparseReducer::Call::counts() const {
   std::vector<std::size_t> counts;
-  for (const Description& one : descriptions) counts.push_back(static_cast<std::size_t>(one.elements));
+  for (const SparseDescription& one : descriptions) counts.push_back(static_cast<std::size_t>(one.elements));
   return counts;
 }
 
