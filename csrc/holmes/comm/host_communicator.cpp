@@ -27,10 +27,6 @@
 #include "holmes/transport/tcp_channel.hpp"
 
 namespace holmes {
-namespace {
-
-// A blocked thread wakes 25 to 35 us after its event (measured in a VM); what comes sooner is worth spinning for.
-constexpr auto default_spin = std::chrono::microseconds(150);
 
 // A Work whose waiter moves the bytes itself where nobody else does.
 class HostWork final : public Work {
@@ -67,6 +63,11 @@ private:
 
   std::weak_ptr<Engine> engine_;
 };
+
+namespace {
+
+// A blocked thread wakes 25 to 35 us after its event (measured in a VM); what comes sooner is worth spinning for.
+constexpr auto default_spin = std::chrono::microseconds(150);
 
 // What an engine needs of the system.
 struct EngineNeeds {
