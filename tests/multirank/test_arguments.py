@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from ranks import run_communicators
@@ -73,6 +75,21 @@ def test_a_batch_whose_calls_share_memory_is_refused() -> None:
             work.wait()
 
     run_communicators(2, body)
+
+
+def test_rdma_on_one_host_takes_shared_memory_and_else_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(comm):
+        data = np.full(5, comm.rank + 1.0, np.float32)
+        comm.all_reduce(data)
+        assert data.tolist() == [6.0] * 5
+        assert {one["transport"] for one in comm.connections()} == {"shm"}
+
+    run_communicators(3, body, transport="rdma")
+    if any(Path("/sys/class/infiniband").glob("*")):
+        pytest.skip("what follows needs a machine without RDMA")
+    monkeypatch.setenv("HOLMES_SHM", "0")
+    with pytest.raises(holmes_comm.NicError, match=r"transport rdma is asked for, but rank 0 .* has no RDMA port"):
+        run_communicators(2, body, transport="rdma")
 
 
 def test_impossible_rank_and_transport() -> None:

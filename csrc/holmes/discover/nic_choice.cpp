@@ -457,7 +457,9 @@ NicChoice choose_nics(const std::vector<NicOffer>& offers, Carrier carrier) {
   check_offers(offers);
   const bool one_place =
       std::ranges::all_of(offers, [&](const NicOffer& one) { return one.place == offers.front().place; });
-  auto loopback = carrier == Carrier::rdma ? std::nullopt : choose_loopback(offers, one_place);
+  // Ranks of one host share memory without a port; where they may not, the set-up says so (check_rdma).
+  const bool takes_port = carrier == Carrier::rdma && (!one_place || std::ranges::any_of(offers, has_rdma));
+  auto loopback = takes_port ? std::nullopt : choose_loopback(offers, one_place);
   if (loopback) {
     if (carrier == Carrier::nccl) loopback->reason += "; NCCL uses sockets";
     return std::move(*loopback);
