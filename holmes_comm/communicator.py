@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from holmes_comm import _C
@@ -220,14 +219,5 @@ def _is_alive(store: Any) -> bool:
 
 def _open_job_store(launch: Launch, rank: int, timeout_s: float, secret: str, forks: int) -> Any:
     """`forks`: processes this one was forked from that have it open: the first serves, each generation has its keys."""
-    host, port = launch.store_address()
-    fork = f"fork{forks}" if forks else ""
-    if launch.launcher == "torchrun" and launch.is_served:  # torch's own, which speaks torch's protocol
-        from torch.distributed import PrefixStore, TCPStore
-
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
-        return PrefixStore(f"holmes/attempt_{attempt}{fork}", store)
-    is_server = rank == 0 and forks == 0
-    tcp = _C.TcpStore(host, port, is_server=is_server, timeout_s=timeout_s, secret=secret)
-    return _C.PrefixStore(fork, tcp) if fork else tcp
+    store = launch.open_store(timeout_s, secret, may_serve=rank == 0 and forks == 0)
+    return _C.PrefixStore(f"fork{forks}", store) if forks else store

@@ -13,11 +13,14 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 from holmes_comm.errors import UsageError
 
 __all__ = ["Launch", "recognize", "set_environment"]
 
+_TORCHRUN = "torchrun"
 _KUBERNETES_JOB = "Kubernetes Job"
 _PORT = 29500  # torchrun's
 _PORTS = 20000  # of those from 10000 on, for jobs that have a number: two jobs of one host differ
@@ -67,6 +70,24 @@ class Launch:
                 "MASTER_ADDR to rank 0's host on all (mpirun -x MASTER_ADDR=HOST, mpiexec -genv MASTER_ADDR HOST)"
             )
         return self.address, self.port
+
+    def open_store(self, timeout_s: float, secret: str = "", *, may_serve: bool = True) -> Any:
+        """The job's store, of which every rank makes one: torch's where torchrun serves it, else a TcpStore.
+
+        Waits up to `timeout_s` seconds for who serves: rank 0 (unless `may_serve` is False) or the launcher.
+        secret: the job's, as :class:`TcpStore`. Raises as store_address and TcpStore, RuntimeError as torch's TCPStore.
+        """
+        host, port = self.store_address()
+        if self.launcher == _TORCHRUN and self.is_served:
+            from torch.distributed import PrefixStore, TCPStore
+
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+            return PrefixStore(f"holmes/attempt_{attempt}", store)
+        from holmes_comm._C import TcpStore
+
+        is_server = may_serve and self.rank == 0 and not self.is_served
+        return TcpStore(host, port, is_server=is_server, timeout_s=timeout_s, secret=secret)
 
 
 def recognize(environ: Mapping[str, str] | None = None) -> Launch | None:
@@ -128,7 +149,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Launch:
         raise UsageError(f"RANK, WORLD_SIZE and MASTER_PORT must be numbers: {error}") from None
     _check(rank, size, "RANK", "WORLD_SIZE", "start the job with torchrun")
     if "TORCHELASTIC_RUN_ID" in environ:
-        launcher = "torchrun"
+        launcher = _TORCHRUN
     elif "HOLMES_TESTBED" in environ:
         launcher = "holmes testbed"
     elif "RAY_JOB_ID" in environ:

@@ -7,12 +7,9 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
 from namespaces import child_env, needs_namespaces
 
 from holmes.lab.testbed import Testbed, TestbedSession
-
-pytest.importorskip("torch", reason="`holmes doctor` as a job needs torch (its rendezvous and store)")
 
 DOCTOR = [sys.executable, "-m", "holmes", "doctor", "--timeout-s", "1"]
 

@@ -120,7 +120,6 @@ def test_settings_that_are_not_possible(wrong: dict[str, Any]) -> None:
 
 @needs_namespaces
 def test_all_groups_at_once_on_their_own_nics() -> None:
-    pytest.importorskip("torch", reason="`holmes stress` meets through torch's store")
     result = Testbed("two-clusters").run([*STRESS, "--seconds", "5", "--json", "-"], nproc_per_node=2, timeout_s=120)
     assert result.returncode == 0, result.outputs
     lines = result.outputs[0]
@@ -140,7 +139,6 @@ def test_all_groups_at_once_on_their_own_nics() -> None:
 
 @needs_namespaces
 def test_a_corrupted_result_is_reported_and_comes_again_from_its_seed() -> None:
-    pytest.importorskip("torch", reason="`holmes stress` meets through torch's store")
     command = [*STRESS, "--seconds", "60", "--seed", "42", "--corrupt", "dp:3:1"]
     with Testbed("two-clusters").session() as session:
         result = session.launch(command).wait(100)
@@ -157,7 +155,6 @@ def test_a_corrupted_result_is_reported_and_comes_again_from_its_seed() -> None:
 
 @needs_namespaces
 def test_a_killed_rank_ends_the_run_on_all_others_by_name() -> None:
-    pytest.importorskip("torch", reason="`holmes stress` meets through torch's store")
     with Testbed("two-clusters").session() as session:
         job = session.launch([*STRESS, "--seconds", "90"])
         job.processes[0].wait_for_line("all correct so far", 60)
@@ -175,7 +172,6 @@ def test_a_killed_rank_ends_the_run_on_all_others_by_name() -> None:
 @needs_namespaces
 @pytest.mark.parametrize(("most", "at_least"), [("256K", 1), ("64M", 0)], ids=["short rounds", "in a long round"])
 def test_sigterm_ends_a_run_with_what_was_done_till_then(most: str, at_least: int) -> None:
-    pytest.importorskip("torch", reason="`holmes stress` meets through torch's store")
     with Testbed("two-clusters").session() as session:
         job = session.launch([*STRESS, "--max-bytes", most, "--seconds", "90", "--json", "-"])
         job.processes[0].wait_for_line("all correct so far", 60)

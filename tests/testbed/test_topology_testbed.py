@@ -13,8 +13,6 @@ from holmes.cluster.topology import Topology
 from holmes.lab.testbed import Testbed, TestbedSession
 from holmes.lab.testbed.spec import load_spec
 
-pytest.importorskip("torch", reason="`holmes topology` as a job needs torch (its rendezvous and store)")
-
 pytestmark = pytest.mark.alone
 
 TOLERANCE = 0.15  # of the rate that the testbed's links are limited to; TCP's payload alone is 5 % below it

@@ -1,8 +1,7 @@
-"""A job's meeting place for command-line tools: torch's store by the launcher's variables, with a deadline."""
+"""A job's meeting place for command-line tools: the store that the launcher's variables name, with a deadline."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +11,15 @@ from typing import Any
 
 from holmes.cluster.topology.contradictions import some
 from holmes_comm.errors import UnreachableError, UsageError
-from holmes_comm.launch import Launch, recognize
+from holmes_comm.launch import recognize
 
 _LEAVE_S = 10.0
+_PROBE_S = 0.01
 
 
 @dataclass(frozen=True)
 class JobStore:
-    """A torch.distributed store, and this process's place in the job."""
+    """As Launch.open_store gives it, and this process's place in the job."""
 
     store: Any
     rank: int
@@ -32,11 +32,11 @@ def in_job() -> bool:
 
 
 @contextmanager
-def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iterator[JobStore]:
+def join_job(name: str, join_timeout_s: float) -> Iterator[JobStore]:
     """Collective. Meets the other ranks, and leaves together: rank 0 may serve the store, so it goes last.
 
     `name` must be new in the store. Raises ConnectionError naming the ranks that did not come within `join_timeout_s`;
-    afterwards a wait in the store ends after `timeout_s`.
+    afterwards a wait in the store that says no time ends after five minutes.
     """
     deadline_s = time.monotonic() + join_timeout_s
     launch = recognize()
@@ -45,7 +45,7 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
     place = ":".join(map(str, launch.store_address()))
     rank, size = launch.rank, launch.size
     try:
-        store = _meet(launch, timedelta(seconds=join_timeout_s))
+        store = launch.open_store(join_timeout_s)
         store.set(f"{name}/here/{rank}", "")
     except UsageError:
         raise
@@ -64,7 +64,6 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
         store.set(f"{name}/all", "")
     else:
         store.wait([f"{name}/all"], timedelta(seconds=join_timeout_s))
-    store.set_timeout(timedelta(seconds=timeout_s))
     yield JobStore(store, rank, size)
     store.set(f"{name}/done/{rank}", "")
     if rank == 0:
@@ -73,21 +72,10 @@ def join_job(name: str, join_timeout_s: float, timeout_s: float = 300.0) -> Iter
             _is_there(store, f"{name}/done/{other}", deadline_s)
 
 
-def _meet(launch: Launch, timeout: timedelta) -> Any:
-    """The store. As torch's rendezvous does, without its wait for all, which cannot tell who misses."""
-    from torch.distributed import PrefixStore, TCPStore
-
-    address, port = launch.store_address()
-    serves = launch.rank == 0 and not launch.is_served
-    store = TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"/worker/attempt_{attempt}", store)
-
-
 def _is_there(store: Any, key: str, deadline_s: float) -> bool:
-    if store.check([key]):  # a wait without time does not see what is there on a busy machine
+    if hasattr(store, "check") and store.check([key]):  # torch's: a wait without time may not see what is there
         return True
-    left_s = max(deadline_s - time.monotonic(), 0.001)
+    left_s = max(deadline_s - time.monotonic(), _PROBE_S)
     try:
         store.wait([key], timedelta(seconds=left_s))
     except RuntimeError:

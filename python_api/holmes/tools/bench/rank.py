@@ -21,6 +21,8 @@ from holmes.words import count
 from holmes_comm.errors import HolmesError
 from holmes_comm.launch import recognize, set_environment
 
+_MEET_S = 60.0
+
 
 def own_rank() -> tuple[int, int] | None:
     """Returns this process's rank and the number of ranks, as the launcher or `launch` set them; else None."""
@@ -62,16 +64,12 @@ def open_store(settings: Settings, rank: int, ranks: int) -> Any:
     """Returns the store all ranks share, where the launcher says."""
     launch = set_environment()  # as torch's rendezvous wants it
     assert launch is not None, "only a process that a launcher started is a rank"
-    address, port = launch.store_address()
     if settings.needs_torch or launch.launcher == "torchrun":  # which serves torch's own
         import torch.distributed as dist
 
         store, _, _ = next(dist.rendezvous("env://", rank, ranks))
         return store
-    import holmes_comm
-
-    # Where a launcher serves the store already, rank 0 is a client like the others.
-    return holmes_comm.TcpStore(address, port, rank == 0 and not launch.is_served)
+    return launch.open_store(_MEET_S)
 
 
 def run_rank(settings: Settings, output: Output) -> bool:
