@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from holmes.cluster.topology.contradictions import some
-from holmes_comm.errors import UnreachableError, UsageError
+from holmes_comm.errors import JobError, UnreachableError, UsageError
 from holmes_comm.launch import recognize
 
 _LEAVE_S = 10.0
@@ -47,9 +47,9 @@ def join_job(name: str, join_timeout_s: float) -> Iterator[JobStore]:
     try:
         store = launch.open_store(join_timeout_s)
         store.set(f"{name}/here/{rank}", "")
-    except UsageError:
+    except (UsageError, JobError):
         raise
-    except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
+    except (RuntimeError, OSError) as error:  # HolmesError and torch's DistError are RuntimeErrors
         raise UnreachableError(
             f"rank {launch.rank} cannot meet the others at {place} (MASTER_ADDR:MASTER_PORT): {error}; "
             "check that rank 0 runs there, that the name resolves to it on this host, and that no firewall is between"
