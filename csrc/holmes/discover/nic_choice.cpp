@@ -6,6 +6,7 @@
 #include <sstream>
 #include <tuple>
 
+#include "holmes/core/text.hpp"
 #include "holmes/discover/preference.hpp"
 
 namespace holmes {
@@ -204,12 +205,6 @@ std::vector<std::size_t> choose_lanes(const std::vector<Lane>& lanes, std::optio
   }
   auto ordered = best_first(networks);
   return ordered.empty() ? std::vector<std::size_t>{} : std::move(ordered.front());
-}
-
-std::string joined(const std::vector<std::string>& words, const char* between = ", ") {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
-  return text;
 }
 
 void add_new(std::vector<std::string>& words, const std::string& word) {

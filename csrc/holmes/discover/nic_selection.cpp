@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "holmes/core/env.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -29,12 +30,6 @@ const std::vector<std::pair<std::string, std::vector<NicClass>>>& classes() {
 const std::vector<NicClass>* class_of(const std::string& name) {
   const auto found = std::ranges::find(classes(), name, [](const auto& entry) { return entry.first; });
   return found == classes().end() ? nullptr : &found->second;
-}
-
-std::string joined(const std::vector<std::string>& words, const std::string& between) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
-  return text;
 }
 
 std::string in_quotes(const std::string& text) { return "'" + text + "'"; }

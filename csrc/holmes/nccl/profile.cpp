@@ -6,18 +6,13 @@
 
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes::nccl {
 namespace {
 
 constexpr std::size_t max_interfaces = 16;  // NCCL's MAX_IFS
 constexpr std::size_t max_hcas = 32;        // NCCL's MAX_IB_DEVS
-
-std::string join(const std::vector<std::string>& words, const std::string& between = ",") {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
-  return text;
-}
 
 const Nic* by_interface(const std::vector<Nic>& nics, const std::string& interface) {
   const auto found = std::ranges::find_if(nics, [&](const Nic& nic) { return nic.netdev == interface; });
@@ -62,17 +57,17 @@ Net net_from_name(const std::string& name) {
 }
 
 std::string Profile::key() const {
-  std::string key = std::string(net_name(net)) + "|" + join(hcas) + "|" + join(interfaces) + "|" +
+  std::string key = std::string(net_name(net)) + "|" + joined(hcas, ",") + "|" + joined(interfaces, ",") + "|" +
                     (gid_index ? std::to_string(*gid_index) : "") + "|" + host_id;
   for (const auto& [name, value] : variables) key += "|" + name + "=" + value;
   return key;
 }
 
 std::string Profile::text() const {
-  if (net == Net::socket) return "Socket over " + join(interfaces, ", ");
+  if (net == Net::socket) return "Socket over " + joined(interfaces);
   if (net == Net::site) return "the site's transport";
-  return "IB over " + join(hcas, ", ") + (gid_index ? " (GID " + std::to_string(*gid_index) + ")" : "") +
-         ", handshake on " + join(interfaces, ", ");
+  return "IB over " + joined(hcas) + (gid_index ? " (GID " + std::to_string(*gid_index) + ")" : "") +
+         ", handshake on " + joined(interfaces);
 }
 
 Variables image_variables(const Profile& profile) {
@@ -90,7 +85,9 @@ Variables image_variables(const Profile& profile) {
     variables.try_emplace(name, std::move(value));
   };
   // "=": exactly these names, where NCCL would take them for prefixes.
-  const auto exactly = [](const std::vector<std::string>& names) { return std::string("=").append(join(names)); };
+  const auto exactly = [](const std::vector<std::string>& names) {
+    return std::string("=").append(joined(names, ","));
+  };
   set("NCCL_SOCKET_IFNAME", exactly(profile.interfaces));
   set("NCCL_IB_DISABLE", profile.net == Net::ib ? "0" : "1");
   set("NCCL_IB_HCA", profile.net == Net::ib ? std::optional(exactly(profile.hcas)) : std::nullopt);
@@ -103,7 +100,7 @@ Variables image_variables(const Profile& profile) {
   // Each image opens its file anew and would empty another's.
   if (const char* file = std::getenv("NCCL_DEBUG_FILE"); file != nullptr && *file != '\0')
     set("NCCL_DEBUG_FILE", std::string(file) + "." + net_name(profile.net) + "-" +
-                               join(profile.net == Net::ib ? profile.hcas : profile.interfaces, "-"));
+                               joined(profile.net == Net::ib ? profile.hcas : profile.interfaces, "-"));
   return variables;
 }
 

@@ -20,15 +20,12 @@
 #include <thread>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
 
-std::string joined(const std::set<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text.empty() ? "none" : text;
-}
+std::string or_none(const std::set<std::string>& names) { return names.empty() ? "none" : joined(names); }
 
 UniqueFd open_socket(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -169,7 +166,7 @@ void check_nic(const NicBinding& nic) {
   }
   if (!interfaces.contains(nic.interface)) {
     throw NicError("there is no network interface '" + nic.interface + "' on this host; there are " +
-                       joined(interfaces) + "; choose one of these (a name may differ per host)",
+                       or_none(interfaces) + "; choose one of these (a name may differ per host)",
                    context);
   }
   if ((flags & IFF_UP) == 0) {
@@ -185,7 +182,7 @@ void check_nic(const NicBinding& nic) {
   const bool is_loopback = (flags & IFF_LOOPBACK) != 0 && nic.address.starts_with("127.");  // lo has all of 127.0.0.0/8
   if (!is_loopback && !holders.contains(nic.interface)) {
     throw NicError("network interface '" + nic.interface + "' does not have the address " + nic.address + "; it has " +
-                       joined(addresses) + (holders.empty() ? "" : "; the address is on " + joined(holders)) +
+                       or_none(addresses) + (holders.empty() ? "" : "; the address is on " + joined(holders)) +
                        "; give an address of that interface",
                    context);
   }
