@@ -114,7 +114,11 @@ struct Networks {
   std::mutex mutex;
   std::map<std::string, Network*> made;  // by the selection's text
   Network* first = nullptr;
-  std::map<std::uint64_t, std::string> assigned;  // selections, by a communicator's id
+  struct Assigned {
+    std::string nics;
+    int uses = 0;
+  };
+  std::map<std::uint64_t, Assigned> assigned;  // by a communicator's id
 
   static Networks& get() {
     static Networks* const all = new Networks();
@@ -131,7 +135,8 @@ Network& Network::of_comm(std::uint64_t comm_id) {
   std::unique_lock lock(all.mutex);
   const auto found = all.assigned.find(comm_id);
   if (found == all.assigned.end()) return lock.unlock(), get();
-  const std::string nics = found->second;
+  ++found->second.uses;
+  const std::string nics = found->second.nics;
   lock.unlock();
   return made_for(nics);
 }
@@ -143,7 +148,14 @@ void Network::assign(std::uint64_t comm_id, const std::string& nics) {
   if (nics.empty())
     all.assigned.erase(comm_id);
   else
-    all.assigned[comm_id] = nics;
+    all.assigned[comm_id] = {nics};
+}
+
+int Network::uses(std::uint64_t comm_id) {
+  Networks& all = Networks::get();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.assigned.find(comm_id);
+  return found == all.assigned.end() ? 0 : found->second.uses;
 }
 
 Network& Network::first() {

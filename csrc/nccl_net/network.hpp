@@ -54,6 +54,10 @@ public:
   // `nics`, as in HOLMES_NICS, are those of the communicator with this id from now on; empty: HOLMES_NICS's again.
   // Throws UsageError where they are no NIC selection.
   static void assign(std::uint64_t comm_id, const std::string& nics);
+  // How many communicators with this id have taken what `assign` said, since then.
+  static int uses(std::uint64_t comm_id);
+  // Throws what a communicator that `assign` says these of would meet in `of_comm`.
+  static void check(const std::string& nics) { made_for(nics); }
   // The one that was made first: what NCCL is told of the plugin's device, which it asks for once.
   static Network& first();
 

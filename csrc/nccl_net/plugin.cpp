@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <new>
+#include <string_view>
 
 #include "nccl_net/abi.hpp"
 #include "nccl_net/connection.hpp"
@@ -270,6 +271,24 @@ Result receive_v10(void* connection, int count, void** data, std::size_t* sizes,
 HOLMES_EXPORT holmes::nccl_net::Result holmes_nccl_net_assign(std::uint64_t comm_id, const char* nics) {
   using namespace holmes::nccl_net;
   return guarded([&] { Network::assign(comm_id, nics ? nics : ""); });
+}
+
+// How many communicators with this id have come since then and so have those NICs. 0 once NCCL has made it: it brought
+// another id, and the communicator is on what HOLMES_NICS says.
+HOLMES_EXPORT int holmes_nccl_net_uses(std::uint64_t comm_id) { return holmes::nccl_net::Network::uses(comm_id); }
+
+// Whether a communicator with these NICs would work here, as far as this process can tell. NCCL turns a plugin off for
+// good where it fails at that. `problem`: what is wrong, up to so many bytes with the zero.
+HOLMES_EXPORT holmes::nccl_net::Result holmes_nccl_net_check(const char* nics, char* problem, std::size_t bytes) {
+  using namespace holmes::nccl_net;
+  try {
+    Network::check(nics ? nics : "");
+    return success;
+  } catch (const std::exception& error) {
+    if (bytes > 0) problem[std::string_view(error.what()).copy(problem, bytes - 1)] = '\0';
+    const auto* known = dynamic_cast<const holmes::HolmesError*>(&error);
+    return known ? result_of(known->kind()) : internal_error;
+  }
 }
 
 namespace holmes::nccl_net {

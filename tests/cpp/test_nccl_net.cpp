@@ -469,6 +469,19 @@ Result assign(std::uint64_t comm_id, const char* nics) {
   return reinterpret_cast<Assign*>(::dlsym(plugin_library(), "holmes_nccl_net_assign"))(comm_id, nics);
 }
 
+int uses(std::uint64_t comm_id) {
+  return reinterpret_cast<int (*)(std::uint64_t)>(::dlsym(plugin_library(), "holmes_nccl_net_uses"))(comm_id);
+}
+
+// What is wrong with these NICs; empty: nothing.
+std::string problem_of(const char* nics, std::size_t room = 512) {
+  using Check = Result(const char*, char*, std::size_t);
+  std::string text(room, '?');
+  const auto check = reinterpret_cast<Check*>(::dlsym(plugin_library(), "holmes_nccl_net_check"));
+  if (check(nics, text.data(), room) == success) return "";
+  return text.substr(0, text.find('\0'));
+}
+
 // What left over an interface of this process's network.
 std::uint64_t sent_bytes(const std::string& interface) {
   std::ifstream file("/proc/self/net/dev");
@@ -485,11 +498,14 @@ std::uint64_t sent_bytes(const std::string& interface) {
 void two_communicators(Rank& rank) {
   const std::string nics[] = {"r0", "r1"};
   CHECK(assign(1, "class:token-ring") == invalid_usage);
+  CHECK(contains(problem_of("class:token-ring"), "token-ring") && contains(problem_of("r7"), "r7"));
+  CHECK(problem_of("r7", 5).size() == 4 && problem_of("r7", 0).empty() && problem_of("r0").empty());
   std::vector<std::unique_ptr<Rank>> ranks;
   for (const std::uint64_t id : {0, 1}) {
-    CHECK(assign(id, nics[id].c_str()) == success);
+    CHECK(assign(id, nics[id].c_str()) == success && uses(id) == 0);
     ranks.push_back(std::make_unique<Rank>(load(rank.rank() == 0 ? 11 : 12, id), rank.rank(), rank.bootstrap()));
     ranks.back()->init();
+    CHECK(uses(id) == 1);
     CHECK(ranks.back()->connect(2, 256 << 10) == success);
   }
   for (const std::size_t id : {0, 1}) {
@@ -499,7 +515,7 @@ void two_communicators(Rank& rank) {
     CHECK(sent_bytes(nics[id]) - own > 4'000'000 && sent_bytes(nics[1 - id]) - other < 100'000);
   }
   for (const auto& one : ranks) one->close();
-  CHECK(assign(1, "") == success);
+  CHECK(assign(1, "") == success && uses(1) == 0);
 }
 
 // What this process writes to stderr from now on.

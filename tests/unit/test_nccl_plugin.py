@@ -110,4 +110,6 @@ def test_the_library_needs_only_what_is_beside_it_and_exports_its_tables_and_wha
     assert "NODELETE" in dynamic
     symbols = subprocess.run(["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True).stdout
     tables = [f"ncclNetPlugin_v{version}" for version in range(8, 13)]
-    assert sorted(line.split()[-1] for line in symbols.splitlines()) == sorted([*tables, "holmes_nccl_net_assign"])
+    functions = [f"holmes_nccl_net_{name}" for name in ("assign", "check", "uses")]
+    assert sorted(line.split()[-1] for line in symbols.splitlines()) == sorted([*tables, *functions])
+    assert "soname: [libnccl-net-holmes.so]" in dynamic
