@@ -712,8 +712,8 @@ class NcclProfile:
         host_id: str = "",
     ) -> None:
         """
-        `net`: 'IB' (InfiniBand and RoCE) or 'Socket'. `hcas`: ports ('mlx5_0:1') of net IB. `interfaces`: those that carry
-        data (Socket), or where ranks shake hands (IB). `gid_index`: of RoCE. `variables`: further NCCL variables for this
+        `net`: 'IB' (InfiniBand and RoCE), 'Socket', 'holmes' (NCCL's plugin) or 'Site'. `hcas`: ports ('mlx5_0:1') of net IB.
+        `interfaces`: those that carry data (Socket, holmes), or where ranks shake hands (IB). `gid_index`: of RoCE. `variables`: further NCCL variables for this
         profile alone. `host_id`: makes NCCL take this rank for one of another host.
         """
     def __repr__(self) -> str: ...
@@ -740,7 +740,7 @@ class NcclProfile:
     @property
     def net(self) -> str:
         """
-        'IB' or 'Socket'.
+        'IB', 'Socket', 'holmes' or 'Site'.
         """
     @property
     def variables(self) -> dict[str, str]:

@@ -162,6 +162,7 @@ def _init_nccl(
     settings: NcclSettings | None,
 ) -> _C.NcclCommunicator:
     from holmes_comm.nccl_agreement import agree_nccl, nccl_package_paths
+    from holmes_comm.nccl_options import net_of
 
     agreement = agree_nccl(
         store,
@@ -173,6 +174,7 @@ def _init_nccl(
         variables=variables,
         host_id=host_id,
         secret=options.secret,
+        net=net_of(settings),
     )
     if device is None:
         torch = sys.modules.get("torch")

@@ -42,6 +42,7 @@ def agree_nccl(
     variables: dict[str, str] | None = None,
     host_id: str = "",
     secret: str = "",
+    net: str = "socket",
 ) -> NcclAgreement:
     """Chooses, together with the other ranks, what NCCL may use. Collective over the `size` ranks of `store`.
 
@@ -49,9 +50,11 @@ def agree_nccl(
     not faster, else sockets, on all ranks alike. A port without a network interface of its own can carry data; the
     handshakes then go over the fastest interface that all ranks share. selection: as in agree_nics; without
     `max_rails` NCCL gets every port of the class; with a class "infiniband" or "roce" sockets are refused. variables,
-    host_id: as in NcclProfile. secret: the job's. Raises on every rank as agree_nics does, and NicError where RDMA is
-    asked for and not all ranks have it. Where no NIC is asked for and the site has a plugin (NCCL_NET_PLUGIN, NCCL_NET,
-    an EFA), NCCL's own choice is kept; where only some ranks have one, making the communicator raises NicError.
+    host_id: as in NcclProfile. secret: the job's. net: what carries the data where that is not RDMA, "socket" or
+    "holmes" (Holmes as NCCL's plugin); where the ranks differ in it, making the communicator raises UsageError. Raises
+    on every rank as agree_nics does, and NicError where RDMA is asked for and not all ranks have it. Where no NIC is
+    asked for and the site has a plugin (an EFA; NCCL_NET_PLUGIN or NCCL_NET, unless `net` asks for Holmes as such),
+    NCCL's own choice is kept; where only some ranks have one, making the communicator raises NicError.
     """
     agreement = agree_group(
         store,
@@ -65,14 +68,15 @@ def agree_nccl(
         carrier="nccl",
         secret=secret,
     )
-    site = _site_transport(sysfs_root) if selection is None or not selection.restricts else ""
+    is_plugin = net == "holmes"
+    site = _site_transport(sysfs_root, is_plugin) if selection is None or not selection.restricts else ""
     if site:
         # Its NICs are not ours to name: NCCL chooses as it does without Holmes.
         handshakes = [nic.netdev for nic in agreement.nics]
         profile = _C.NcclProfile("Site", [], handshakes, variables=variables or {}, host_id=host_id)
         return NcclAgreement(profile, agreement.nics, f"{agreement.reason}; NCCL uses the site's transport: {site}")
     profile = _C.NcclProfile(
-        "IB" if agreement.ports else "Socket",
+        "IB" if agreement.ports else "holmes" if is_plugin else "Socket",
         [nic.port_name for nic in agreement.ports],
         list(dict.fromkeys(nic.netdev for nic in agreement.nics)) or ["lo"],
         gid_index=_gid_index(agreement.ports),
@@ -82,9 +86,10 @@ def agree_nccl(
     return NcclAgreement(profile, agreement.nics, agreement.reason)
 
 
-def _site_transport(sysfs_root: str | os.PathLike[str] | None) -> str:
-    """What of this host says that NCCL is to use a plugin; empty: nothing."""
-    plugin, net = os.environ.get("NCCL_NET_PLUGIN", ""), os.environ.get("NCCL_NET", "")
+def _site_transport(sysfs_root: str | os.PathLike[str] | None, is_plugin: bool) -> str:
+    """What of this host says that NCCL is to use a plugin of the site; empty: nothing. is_plugin: Holmes is one."""
+    variables = {} if is_plugin else os.environ
+    plugin, net = variables.get("NCCL_NET_PLUGIN", ""), variables.get("NCCL_NET", "")
     if plugin and plugin != "none":
         return f"NCCL_NET_PLUGIN={plugin}"
     if net and net.lower() not in ("ib", "socket"):

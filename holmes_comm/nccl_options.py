@@ -10,7 +10,15 @@ from typing import Any
 
 from holmes_comm.errors import UsageError
 
-__all__ = ["NcclSettings", "is_torch_options", "settings_of", "variable_notes", "variable_settings", "waits_and_checks"]
+__all__ = [
+    "NcclSettings",
+    "is_torch_options",
+    "net_of",
+    "settings_of",
+    "variable_notes",
+    "variable_settings",
+    "waits_and_checks",
+]
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,8 @@ class NcclSettings:
     cta_policy: NCCL_CTA_POLICY_*, 2.27 and later. traffic_class: of its network's packets, 2.26 and later. comm_name:
     in NCCL's messages, 2.27 and later. high_priority: asynchronous operations run on a stream of the highest priority.
     split_share: what is split from it uses its connections and memory; a split that fails may then end it too.
+    net: where its NICs are Ethernet, "socket" (NCCL's own) or "holmes" (Holmes as NCCL's network plugin: NCCL 2.28 and
+    later, with NCCL_NET_PLUGIN=holmes); "": what HOLMES_NCCL_NET says, else "socket".
     """
 
     min_ctas: int | None = None
@@ -31,20 +41,22 @@ class NcclSettings:
     comm_name: str = ""
     high_priority: bool = False
     split_share: bool = False
+    net: str = ""
 
     def given(self) -> dict[str, Any]:
-        """What differs from the default, as the engine takes it."""
+        """What differs from the default, as the engine takes it; `net` is for what the ranks agree on before."""
         default = NcclSettings()
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if getattr(self, field.name) != getattr(default, field.name)
+            if field.name != "net" and getattr(self, field.name) != getattr(default, field.name)
         }
 
 
 _UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT: NCCL's own choice
 #: Fields of ncclConfig_t with ours of the same name.
 _FIELDS = ("min_ctas", "max_ctas", "cga_cluster_size", "cta_policy", "traffic_class", "comm_name", "split_share")
+_NETS = ("socket", "holmes")
 #: What means nothing here: whether calls block (they never block longer than the deadline).
 _NEEDLESS = ("blocking",)
 _ON = ("1", "y", "yes", "t", "true", "on")
@@ -92,6 +104,18 @@ def settings_of(pg_options: Any) -> NcclSettings:
             )
         found[name] = bool(value) if name == "split_share" else value
     return NcclSettings(**found)
+
+
+def net_of(settings: NcclSettings | None) -> str:
+    """Whether "socket" or "holmes" carries a group on Ethernet: the settings, else HOLMES_NCCL_NET. Raises UsageError.
+    Local.
+    """
+    given, of = (settings.net, "NcclSettings.net") if settings is not None else ("", "")
+    if not given:
+        given, of = os.environ.get("HOLMES_NCCL_NET", "") or "socket", "HOLMES_NCCL_NET"
+    if given not in _NETS:
+        raise UsageError(f"{of}={given!r} is not allowed: it must be {' or '.join(_NETS)}; leave it out for sockets")
+    return given
 
 
 def variable_settings(settings: NcclSettings) -> NcclSettings:

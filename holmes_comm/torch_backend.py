@@ -31,6 +31,7 @@ from holmes_comm.errors import UsageError
 from holmes_comm.nccl_options import (
     NcclSettings,
     is_torch_options,
+    net_of,
     settings_of,
     variable_notes,
     variable_settings,
@@ -321,6 +322,7 @@ def _agree_device(
         key_prefix=f"nccl/{name}",
         variables=asked.nccl_variables,
         secret=asked.options.secret if asked.options is not None else "",
+        net=net_of(asked.nccl),
     )
     profile = agreement.profile
     return (

@@ -108,8 +108,9 @@ void define_nccl(py::module_& module) {
       .def(
           py::init(&to_profile), "net"_a, "hcas"_a = Paths{}, "interfaces"_a = Paths{}, "gid_index"_a = py::none(),
           "variables"_a = std::map<std::string, std::string>{}, "host_id"_a = "",
-          "`net`: 'IB' (InfiniBand and RoCE) or 'Socket'. `hcas`: ports ('mlx5_0:1') of net IB. `interfaces`: those "
-          "that carry\ndata (Socket), or where ranks shake hands (IB). `gid_index`: of RoCE. `variables`: further NCCL "
+          "`net`: 'IB' (InfiniBand and RoCE), 'Socket', 'holmes' (NCCL's plugin) or 'Site'. `hcas`: ports ('mlx5_0:1') "
+          "of net IB.\n`interfaces`: those that carry data (Socket, holmes), or where ranks shake hands (IB). "
+          "`gid_index`: of RoCE. `variables`: further NCCL "
           "variables for this\nprofile alone. `host_id`: makes NCCL take this rank for one of another host.")
       .def_readonly("hcas", &nccl::Profile::hcas, "Ports of net IB.")
       .def_readonly("interfaces", &nccl::Profile::interfaces, "Network interfaces.")
@@ -118,7 +119,7 @@ void define_nccl(py::module_& module) {
       .def_readonly("host_id", &nccl::Profile::host_id, "Takes the host's place in NCCL; empty: the host itself.")
       .def_property_readonly(
           "net", [](const nccl::Profile& profile) { return std::string(nccl::net_name(profile.net)); },
-          "'IB' or 'Socket'.")
+          "'IB', 'Socket', 'holmes' or 'Site'.")
       .def("__repr__", [](const nccl::Profile& profile) { return "<NcclProfile " + profile.text() + ">"; });
   py::class_<NcclCommunicator, Communicator, std::shared_ptr<NcclCommunicator>>(
       module, "NcclCommunicator",

@@ -67,6 +67,10 @@ void test_variables() {
   CHECK(value(of_ib, "NCCL_IB_HCA") == "=mlx5_0:1,mlx5_2:1" && value(of_ib, "NCCL_IB_DISABLE") == "0");
   CHECK(value(of_ib, "NCCL_IB_GID_INDEX") == "3" && value(of_ib, "NCCL_HOSTID") == "h");
   CHECK(ib.key() != socket.key());
+  const Profile plugin{.net = Net::plugin, .interfaces = {"eth0", "eth1"}};
+  CHECK(value(image_variables(plugin), "NCCL_NET_PLUGIN") == "holmes" && value(of_socket, "NCCL_NET_PLUGIN") == "none");
+  CHECK(value(image_variables(plugin), "NCCL_NET") == "(hidden)" && plugin.key() != socket.key());
+  CHECK(plugin.text() == "Holmes as NCCL's plugin over eth0, eth1" && net_from_name("holmes") == Net::plugin);
   const std::string before = ib.key();
   ib.variables["NCCL_IB_TC"] = "106";
   CHECK(ib.key() != before && value(image_variables(ib), "NCCL_IB_TC") == "106");
@@ -98,12 +102,15 @@ void test_refusals() {
   CHECK(contains(refused({.interfaces = std::vector<std::string>(17, "eth0")}, "eth0"), "more than NCCL can hold"));
   check_profile({.net = Net::ib, .hcas = {"mlx5_0:1"}, .interfaces = {"ib0"}}, nics);
   check_profile({.interfaces = {"lo"}}, nics);
+  CHECK(contains(refused({.net = Net::plugin, .interfaces = {"eth7"}}, "eth7"), "no network interface 'eth7'"));
+  check_profile({.net = Net::plugin, .interfaces = {"eth0"}}, nics);
 
   auto shared = nics;
   shared.push_back(ethernet("eth2", "10.0.0.7"));
   const auto warnings = profile_warnings({.interfaces = {"eth0"}}, shared);
   CHECK(warnings.size() == 1 && contains(warnings.front(), "eth0 and eth2 are in one subnet"));
   CHECK(profile_warnings({.interfaces = {"eth0"}}, nics).empty());
+  CHECK(profile_warnings({.net = Net::plugin, .interfaces = {"eth0"}}, shared).empty());  // it binds both ends
 }
 
 Lookup environment(std::map<std::string, std::string> variables) {
@@ -147,6 +154,20 @@ void test_stock() {
   CHECK(judge(ib, site).stock_will_do && judge(eth0, site).stock_will_do);
   const Profile roce{.net = Net::ib, .hcas = {"mlx5_1:1"}, .interfaces = {"eth0"}, .gid_index = 3};
   CHECK(contains(judge(roce, site).reason, "mlx5_0:1, not mlx5_1:1"));
+
+  // The plugin is told of its NICs, whatever the stock library lists for itself.
+  const Profile plugin{.net = Net::plugin, .interfaces = {"eth0"}};
+  const std::map<std::string, std::string> names_it = {{"NCCL_NET_PLUGIN", "holmes"}};
+  CHECK(judge(plugin, names_it).stock_will_do && contains(judge(plugin, names_it).reason, "handshakes go over ib0"));
+  CHECK(judge(plugin, {{"NCCL_NET", "Holmes"}}).stock_will_do && judge(plugin, {}).stock_will_do);
+  CHECK(contains(judge(plugin, {{"NCCL_NET", "Socket"}}).reason, "NCCL_NET=Socket rules"));
+  CHECK(contains(judge(plugin, {{"NCCL_NET", "holmes"}, {"NCCL_CONF_FILE", "f"}}).reason, "NCCL_CONF_FILE=f rules"));
+  CHECK(contains(judge(plugin, {{"NCCL_COMM_ID", "a:1"}}).reason, "NCCL_COMM_ID=a:1 rules"));
+  CHECK(contains(judge(plugin, {{"NCCL_SOCKET_IFNAME", "none"}}).reason, "no interface for its handshakes"));
+  CHECK(!judge(plugin, names_it, true).stock_will_do);
+  CHECK(!judge({.net = Net::plugin, .interfaces = {"eth0"}, .host_id = "h"}, names_it).stock_will_do);
+  CHECK(contains(judge(eth0, {{"NCCL_SOCKET_IFNAME", "eth0"}, {"NCCL_NET_PLUGIN", "holmes"}}).reason,
+                 "NCCL_NET_PLUGIN=holmes rules"));
 
   const auto settings = site_settings(environment({{"NCCL_IB_DISABLE", "1"}, {"HOME", "/home/u"}}),
                                       [](const std::string& path) { return path == "/home/u/.nccl.conf"; });

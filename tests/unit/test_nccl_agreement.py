@@ -20,13 +20,13 @@ def agree(tmp_path, monkeypatch):
     monkeypatch.setattr(nic_agreement, "host_name", lambda: threading.current_thread().name)
     monkeypatch.setattr(nic_agreement, "host_identity", lambda: threading.current_thread().name)
 
-    def run(size, machines, selection=None):
+    def run(size, machines, selection=None, **more):
         store = MemoryStore()
 
         def one(rank):
             threading.current_thread().name = f"node{rank}"
             root = write_sysfs(tmp_path / str(rank), {"interfaces": machines(rank)})
-            options = {"timeout_s": TIMEOUT_S, "key_prefix": "test", "sysfs_root": root}
+            options = {"timeout_s": TIMEOUT_S, "key_prefix": "test", "sysfs_root": root, **more}
             try:
                 return agree_nccl(store, rank, size, selection or NicSelection(), **options)
             except NicError as error:
@@ -50,6 +50,16 @@ def test_roce_gives_its_gid_index(agree):
     agreements = agree(2, lambda rank: [nic("e2", "roce", f"10.2.0.{rank}/24", 200)])
     assert [agreement.profile.net for agreement in agreements] == ["IB", "IB"]
     assert all("GID" in repr(agreement.profile) for agreement in agreements)
+
+
+def test_the_plugin_is_for_what_has_no_rdma(agree, monkeypatch):
+    monkeypatch.setenv("NCCL_NET_PLUGIN", "holmes")
+    assert [agreement.profile.net for agreement in agree(2, two_clusters, net="holmes")] == ["IB"] * 2
+    assert [agreement.profile.net for agreement in agree(4, two_clusters, net="holmes")] == ["holmes"] * 4
+    named = NicSelection(nic_class="ethernet")
+    assert [agreement.profile.net for agreement in agree(4, two_clusters, named, net="holmes")] == ["holmes"] * 4
+    assert [agreement.profile.net for agreement in agree(4, two_clusters, named)] == ["Socket"] * 4
+    assert [agreement.profile.net for agreement in agree(4, two_clusters)] == ["Site"] * 4
 
 
 def test_over_clusters_all_use_sockets(agree):

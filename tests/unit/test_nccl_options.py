@@ -7,6 +7,7 @@ import pytest
 from holmes_comm import NcclSettings, UsageError
 from holmes_comm.nccl_options import (
     is_torch_options,
+    net_of,
     settings_of,
     variable_notes,
     variable_settings,
@@ -70,3 +71,20 @@ def test_variables(monkeypatch):
     assert "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=600 is ProcessGroupNCCL's" in notes
     assert "NCCL_ASYNC_ERROR_HANDLING=1" in notes
     assert "BLOCKING_WAIT" not in notes
+
+
+def test_what_carries_groups_on_ethernet(monkeypatch):
+    monkeypatch.delenv("HOLMES_NCCL_NET", raising=False)
+    assert net_of(None) == net_of(NcclSettings()) == "socket"
+    assert net_of(NcclSettings(net="holmes")) == "holmes"
+    assert NcclSettings(net="holmes", min_ctas=1).given() == {"min_ctas": 1}  # the engine is told by the profile
+    monkeypatch.setenv("HOLMES_NCCL_NET", "holmes")
+    assert net_of(None) == net_of(NcclSettings()) == "holmes"
+    assert net_of(NcclSettings(net="socket")) == "socket"
+    with pytest.raises(UsageError, match=r"NcclSettings.net='IB' is not allowed: it must be socket or holmes"):
+        net_of(NcclSettings(net="IB"))
+    monkeypatch.setenv("HOLMES_NCCL_NET", "")
+    assert net_of(None) == "socket"
+    monkeypatch.setenv("HOLMES_NCCL_NET", "Holmes")
+    with pytest.raises(UsageError, match=r"HOLMES_NCCL_NET='Holmes' is not allowed"):
+        net_of(None)

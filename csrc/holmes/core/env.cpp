@@ -263,6 +263,13 @@ const std::vector<Row>& table() {
       {{"HOLMES_NCCL_LIBRARY", "path", "the NCCL that is already loaded, else the Python package's, else the system's",
         "The NCCL library to use."},
        text(&Env::nccl_library)},
+      {{"HOLMES_NCCL_NET", "`socket`, `holmes`", "`socket`",
+        "What carries NCCL's groups on Ethernet whose `NcclSettings` say nothing: NCCL's own sockets, or Holmes as "
+        "[NCCL's "
+        "network plugin](plugin.md#groups-of-holmes-itself) (NCCL 2.28 and later, with `NCCL_NET_PLUGIN=holmes`). "
+        "Equal "
+        "on all ranks."},
+       nullptr},
       {{"HOLMES_CUDA_LIBRARY", "path", "`libcuda.so.1`", "The CUDA driver to use."}, text(&Env::cuda_library)},
       {{"HOLMES_NCCL_IMAGE", "`sparse`, `copy`", "`sparse`; where that fails, `copy`",
         "Form of the further NCCL images: a few MiB in memory with the GPU code mapped from the library's own file, or "

@@ -1,5 +1,6 @@
 #include "holmes/nccl/agreement.hpp"
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 
@@ -109,8 +110,14 @@ void check_agreement(const std::vector<RankReport>& reports) {
     throw UsageError("the ranks run different versions of NCCL, which cannot talk to each other: " +
                      who_has_what(reports, version) + "; install one version on all hosts");
   const auto net = [](const RankReport& report) -> std::string {
-    return report.net == "IB" ? report.link_layer + " HCAs" : report.net == "Site" ? "the site's transport" : "sockets";
+    if (report.net == "IB") return report.link_layer + " HCAs";
+    return report.net == "Site" ? "the site's transport" : report.net == "holmes" ? "Holmes as plugin" : "sockets";
   };
+  if (differ(net) && std::ranges::all_of(reports, [](const RankReport& report) {
+        return report.net == "holmes" || report.net == "Socket";
+      }))
+    throw UsageError("the ranks do not agree on what carries NCCL's traffic: " + who_has_what(reports, net) +
+                     "; give all of them the same NcclSettings(net=...) or HOLMES_NCCL_NET");
   if (differ(net))
     throw NicError("the ranks' NICs cannot talk to each other: " + who_has_what(reports, net) +
                    "; choose NICs of one class, for example with NicSelection(nic_class=...)");

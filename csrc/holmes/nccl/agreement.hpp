@@ -13,7 +13,7 @@ namespace holmes::nccl {
 struct RankReport {
   std::string host;
   int version = 0;         // of NCCL
-  std::string net;         // "IB" or "Socket"
+  std::string net;         // net_name of its profile
   std::string link_layer;  // of its HCAs; empty for Socket
   // Why this rank cannot take part, with what its error carries; empty: it can.
   std::string error;

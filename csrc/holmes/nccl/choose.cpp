@@ -1,8 +1,12 @@
 #include "holmes/nccl/choose.hpp"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+
+#include "holmes/core/error.hpp"
 
 namespace holmes::nccl {
 namespace {
@@ -139,6 +143,11 @@ bool same_names(std::vector<std::string> a, std::vector<std::string> b) {
   return a == b;
 }
 
+// As NCCL compares names of transports.
+bool is_word(const std::optional<std::string>& value, const char* word) {
+  return value && ::strcasecmp(value->c_str(), word) == 0;
+}
+
 // The first of these variables that is set to something.
 std::optional<std::string> first_set(const Lookup& environment, std::initializer_list<const char*> variables) {
   for (const char* variable : variables)
@@ -157,9 +166,19 @@ Judgement judge_stock(const Profile& profile, const StockDevices& devices, const
     return {true, "no NICs are asked for, and the site has a transport of its own"};
   }
   if (has_config_files) return {false, "an NCCL configuration file may change the stock NCCL's NICs"};
-  if (const auto setting = first_set(environment, {"NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_CONF_FILE"}))
-    return {false, *setting + " rules the stock NCCL"};
+  const bool is_plugin = profile.net == Net::plugin;
+  std::optional<std::string> setting;
+  if (!is_plugin)
+    setting = first_set(environment, {"NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_CONF_FILE"});
+  else if (is_word(environment("NCCL_NET"), net_name(Net::plugin)))
+    setting = first_set(environment, {"NCCL_CONF_FILE"});
+  else
+    setting = first_set(environment, {"NCCL_NET", "NCCL_CONF_FILE"});
+  if (setting) return {false, *setting + " rules the stock NCCL"};
   if (fixed) return {false, *fixed + " rules the stock NCCL"};
+  if (is_plugin && devices.interfaces.empty()) return {false, "the stock NCCL finds no interface for its handshakes"};
+  if (is_plugin)
+    return {true, "it is told the NICs of each communicator; NCCL's handshakes go over " + devices.interfaces.front()};
   // Handshakes of all transports go over these.
   if (!same_names(devices.interfaces, profile.interfaces))
     return {false, "the stock NCCL lists the interfaces " + list_text(devices.interfaces) + ", not " +
@@ -175,6 +194,26 @@ Judgement judge_stock(const Profile& profile, const StockDevices& devices, const
   return {true, "the stock NCCL lists just these HCA ports; the transport is chosen for each communicator"};
 }
 
+namespace {
+
+void check_version_for_plugin(int version) {
+  if (version >= first_version_with_plugin) return;
+  throw UsageError("NCCL " + version_text(version) + " does not tell a network plugin which communicator it serves, " +
+                   "so that net='holmes' (HOLMES_NCCL_NET) cannot give this one its NICs; use NCCL " +
+                   version_text(first_version_with_plugin) + " or later, or leave it out: groups get images then");
+}
+
+void check_named(const NetPlugin& plugin, const std::optional<std::string>& variable) {
+  if (variable && plugin.is_named_by(*variable)) return;
+  const bool is_set = variable && !variable->empty();
+  throw UsageError((is_set ? "NCCL_NET_PLUGIN=" + *variable + " does not name" : "NCCL_NET_PLUGIN is not set to") +
+                   " the plugin that net='holmes' (HOLMES_NCCL_NET) needs, " + plugin.path() +
+                   "; export NCCL_NET_PLUGIN=" + (is_set && !is_word(variable, "none") ? *variable + "," : "") +
+                   "holmes before the process starts: NCCL reads it once");
+}
+
+}  // namespace
+
 Chosen choose(const Profile& profile, const std::vector<Nic>& nics, const std::vector<std::string>& package_paths) {
   check_profile(profile, nics);
   const Library& library = stock_library(package_paths);
@@ -184,6 +223,12 @@ Chosen choose(const Profile& profile, const std::vector<Nic>& nics, const std::v
   const Judgement stock = judge_stock(profile, stock_devices(nics, environment), environment, has_config_files);
 
   Chosen chosen;
+  if (profile.net == Net::plugin) {
+    check_version_for_plugin(library.api.version);
+    chosen.plugin = &NetPlugin::get();
+    chosen.plugin->check(profile);
+    if (stock.stock_will_do) check_named(*chosen.plugin, environment("NCCL_NET_PLUGIN"));
+  }
   chosen.reason = stock.reason;
   chosen.notes = site_settings(environment, file_exists);
   for (std::string& warning : profile_warnings(profile, nics)) chosen.notes.push_back(std::move(warning));

@@ -9,6 +9,7 @@
 
 #include "holmes/discover/nic.hpp"
 #include "holmes/nccl/image.hpp"
+#include "holmes/nccl/net_plugin.hpp"
 
 namespace holmes::nccl {
 
@@ -30,8 +31,8 @@ StockDevices stock_devices(const std::vector<Nic>& nics, const Lookup& environme
 std::vector<std::string> site_settings(const Lookup& environment,
                                        const std::function<bool(const std::string& path)>& exists);
 
-// The stock library is correct where its NIC lists are exactly the profile's and its environment lets each communicator
-// choose its transport. `site`: as site_settings gives it for what an NCCL configuration file or plugin may change.
+// The stock library is correct where its NIC lists are exactly the profile's, or the plugin carries the communicator,
+// and its environment lets each communicator choose its transport.
 struct Judgement {
   bool stock_will_do = false;
   std::string reason;  // why, in words
@@ -42,13 +43,14 @@ Judgement judge_stock(const Profile& profile, const StockDevices& devices, const
 // The NCCL that a communicator of some profile calls.
 struct Chosen {
   const Api* api = nullptr;
-  const Image* image = nullptr;    // null: the stock library
-  std::string reason;              // why this one
-  std::vector<std::string> notes;  // site settings and warnings, for the log
+  const Image* image = nullptr;       // null: the stock library
+  const NetPlugin* plugin = nullptr;  // what carries it; null: what NCCL has itself
+  std::string reason;                 // why this one
+  std::vector<std::string> notes;     // site settings and warnings, for the log
 };
 
-// Checks the profile against this host's NICs (NicError), then finds or makes what it takes. `package_paths`: as for
-// stock_library. Local, thread-safe.
+// Checks the profile against this host's NICs (NicError) and, for the plugin, against NCCL and its variables
+// (UsageError), then finds or makes what it takes. `package_paths`: as for stock_library. Local, thread-safe.
 Chosen choose(const Profile& profile, const std::vector<Nic>& nics, const std::vector<std::string>& package_paths = {});
 
 }  // namespace holmes::nccl

@@ -87,8 +87,14 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   });
   const auto make_session = [&] {
     const bool is_sites = nccl_options_.profile.net == nccl::Net::site;
-    nccl::SessionOptions session{
-        options_.name, report.host, options_.rank, options_.size, is_sites ? "" : report.net, nccl_options_.settings};
+    nccl::SessionOptions session{options_.name,
+                                 report.host,
+                                 options_.rank,
+                                 options_.size,
+                                 is_sites ? "" : report.net,
+                                 nccl_options_.settings,
+                                 chosen.plugin,
+                                 nccl_options_.profile.interfaces};
     if (!session.settings.min_ctas && !session.settings.max_ctas)
       session.settings.max_ctas = most_ctas(chosen.image != nullptr, device->multiprocessors());
     session_ = std::make_shared<nccl::Session>(*chosen.api, *device, std::move(session));
@@ -98,7 +104,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   NcclCommunicator* const parent = heritage.parent;
   bool inherits = heritage.is_split() ||
                   (parent != nullptr && all_agree(chosen.api == &parent->session_->api() && chosen.api->comm_shrink &&
-                                                      !parent->session_->has_failed(),
+                                                      chosen.plugin == nullptr && !parent->session_->has_failed(),
                                                   deadline));
   if (!inherits) try_here(open_rendezvous);
   nccl::check_agreement(nccl::exchange_reports(*control_, report, left()));
@@ -312,7 +318,9 @@ std::shared_ptr<Communicator> NcclCommunicator::split(int color, int key) {
   auto part = split_options(*control_, options_, number, color, key);
   const auto deadline = Clock::now() + options_.connect_timeout;
   const Heritage heritage{.parent = this, .color = color, .key = key};
-  if (!all_agree(session_->api().comm_split != nullptr && !session_->is_dead(), deadline))
+  // The id that NCCL gives to the part is not known before, and so not to the plugin.
+  const bool is_plugins = nccl_options_.profile.net == nccl::Net::plugin;
+  if (!all_agree(session_->api().comm_split != nullptr && !session_->is_dead() && !is_plugins, deadline))
     return part ? make_nccl_communicator(store_, std::move(*part), nccl_options_) : nullptr;
   if (part)
     return std::shared_ptr<NcclCommunicator>(new NcclCommunicator(store_, std::move(*part), nccl_options_, heritage));

@@ -46,14 +46,15 @@ bool share_network(const Nic& a, const Nic& b) {
 }  // namespace
 
 const char* net_name(Net net) {
-  constexpr const char* names[] = {"IB", "Socket", "Site"};
+  constexpr const char* names[] = {"IB", "Socket", "Site", "holmes"};
   return names[static_cast<std::size_t>(net)];
 }
 
 Net net_from_name(const std::string& name) {
-  for (const Net net : {Net::ib, Net::socket, Net::site})
+  for (const Net net : {Net::ib, Net::socket, Net::site, Net::plugin})
     if (name == net_name(net)) return net;
-  throw UsageError("NCCL transport '" + name + "' does not exist; use 'IB' (also for RoCE), 'Socket' or 'Site'");
+  throw UsageError("NCCL transport '" + name +
+                   "' does not exist; use 'IB' (also for RoCE), 'Socket', 'Site' or 'holmes'");
 }
 
 std::string Profile::key() const {
@@ -66,6 +67,7 @@ std::string Profile::key() const {
 std::string Profile::text() const {
   if (net == Net::socket) return "Socket over " + joined(interfaces);
   if (net == Net::site) return "the site's transport";
+  if (net == Net::plugin) return "Holmes as NCCL's plugin over " + joined(interfaces);
   return "IB over " + joined(hcas) + (gid_index ? " (GID " + std::to_string(*gid_index) + ")" : "") +
          ", handshake on " + joined(interfaces);
 }
@@ -96,7 +98,7 @@ Variables image_variables(const Profile& profile) {
   set("NCCL_NET", std::nullopt);
   set("NCCL_OOB_NET_IFNAME", std::nullopt);
   // A plugin of the site would bring NICs of its own.
-  set("NCCL_NET_PLUGIN", "none");
+  set("NCCL_NET_PLUGIN", profile.net == Net::plugin ? "holmes" : "none");
   // Each image opens its file anew and would empty another's.
   if (const char* file = std::getenv("NCCL_DEBUG_FILE"); file != nullptr && *file != '\0')
     set("NCCL_DEBUG_FILE", std::string(file) + "." + net_name(profile.net) + "-" +
@@ -128,7 +130,7 @@ void check_profile(const Profile& profile, const std::vector<Nic>& nics) {
     if (!has_global_address(*nic))
       refuse(name, "the interface '" + name + "' has no address (`ip address add ... dev " + name + "`)", nics);
   }
-  if (profile.net == Net::socket) return;
+  if (profile.net != Net::ib) return;
   if (profile.hcas.empty()) refuse("", "InfiniBand or RoCE was asked for, but no HCA port chosen", nics);
   std::string link_layer;
   std::string first;

@@ -11,17 +11,18 @@
 namespace holmes::nccl {
 
 // NCCL's built-in transports, by the names that its configuration knows; or what the site has installed and set
-// (EFA, GCP's, SHARP): then NCCL chooses as it would without Holmes.
-enum class Net { ib, socket, site };
-const char* net_name(Net net);  // "IB" (RoCE too), "Socket" or "Site"
+// (EFA, GCP's, SHARP): then NCCL chooses as it would without Holmes; or Holmes as NCCL's network plugin
+// (net_plugin.hpp).
+enum class Net { ib, socket, site, plugin };
+const char* net_name(Net net);  // "IB" (RoCE too), "Socket", "Site" or "holmes"
 // Throws UsageError for another name.
 Net net_from_name(const std::string& name);
 
 struct Profile {
   Net net = Net::socket;
   std::vector<std::string> hcas{};        // "mlx5_0:1"; of net IB only
-  std::vector<std::string> interfaces{};  // net Socket: those that carry data; IB: where the ranks shake hands;
-                                          // Site: only information
+  std::vector<std::string> interfaces{};  // net Socket, holmes: those that carry data; IB: where the ranks shake
+                                          // hands; Site: only information
   std::optional<int> gid_index{};         // RoCE; absent: NCCL's automatic choice
   std::string host_id{};                  // makes NCCL take ranks of one host for ranks of several (tests)
   std::map<std::string, std::string> variables{};  // further ones for this image ("NCCL_SOCKET_NTHREADS")

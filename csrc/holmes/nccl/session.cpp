@@ -278,11 +278,25 @@ Result Session::make_comm(const char* what, Make make, Clock::time_point deadlin
 }
 
 void Session::connect(const UniqueId& id, Clock::time_point deadline) {
-  const auto make = [&api = api_, id, size = options_.size, rank = options_.rank](Comm* made, Config* config) {
+  // NCCL asks the plugin in this call, once.
+  std::shared_ptr<const NetPlugin::Assignment> nics;
+  if (options_.plugin != nullptr)
+    nics = std::make_shared<NetPlugin::Assignment>(*options_.plugin, id, options_.interfaces);
+  const auto make = [&api = api_, id, size = options_.size, rank = options_.rank, nics](Comm* made, Config* config) {
     return api.comm_init_rank_config(made, size, id, rank, config);
   };
   if (const Result result = make_comm("set-up of NCCL", make, deadline); result != success)
-    fail_and_throw(ErrorKind::communicator, place() + ": NCCL's set-up failed: " + api_.describe(result));
+    fail_and_throw(ErrorKind::communicator,
+                   place() + ": NCCL's set-up failed: " + api_.describe(result) +
+                       (nics ? "; NCCL's log has the plugin's reason (NCCL_DEBUG=WARN); where NCCL had made a "
+                               "communicator before NCCL_NET_PLUGIN was set, set it before the process starts"
+                             : ""));
+  if (nics && !nics->was_heeded())
+    fail_and_throw(ErrorKind::communicator, place() + ": NCCL " + version_text(api_.version) +
+                                                " did not bring its communicator to the network " + "plugin " +
+                                                options_.plugin->path() +
+                                                ", which so would not use its NICs; use another version " +
+                                                "of NCCL, or leave net='holmes' (HOLMES_NCCL_NET) out");
 }
 
 std::string Session::connect_shrunk(Session& parent, std::vector<int> excluded, Clock::time_point deadline) {

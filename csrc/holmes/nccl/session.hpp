@@ -11,6 +11,7 @@
 #include "holmes/core/types.hpp"
 #include "holmes/nccl/api.hpp"
 #include "holmes/nccl/nccl_work.hpp"
+#include "holmes/nccl/net_plugin.hpp"
 #include "holmes/nccl/session_record.hpp"
 #include "holmes/nccl/settings.hpp"
 
@@ -23,6 +24,8 @@ struct SessionOptions {
   int size = 1;
   std::string net;  // netName; empty: NCCL's choice
   Settings settings{};
+  const NetPlugin* plugin = nullptr;      // what carries it, where NCCL itself does not
+  std::vector<std::string> interfaces{};  // of the plugin
 };
 
 struct Operation {
