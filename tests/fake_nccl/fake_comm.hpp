@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "plugin_net.hpp"
 #include "wire.hpp"
 
 namespace fake_nccl {
@@ -39,6 +40,7 @@ struct ncclComm {
   int shrinks = 0;
   std::string root_file;  // of a shrink
   std::vector<int> sockets;
+  std::unique_ptr<fake_nccl::PluginNet> plugin;  // for ranks of other hosts; null: sockets
   std::set<void*> registered;
   std::atomic<int> state{fake_nccl::in_progress};
   std::atomic<bool> stop{false};

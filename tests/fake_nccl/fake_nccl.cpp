@@ -7,9 +7,12 @@
 //   async_error  as stream_hang, and the communicator has an asynchronous error
 //   abort_hang   ncclCommAbort does not return            shrink_fail  ncclCommShrink fails
 //   refuse       ncclAllReduce finds an invalid argument           split_fail   ncclCommSplit fails
+//   other_hash   a plugin is told another hash of the unique id than NCCL's
 //   refuse_kept  as refuse, and meanwhile it is the communicator's asynchronous error too
 //
 // NCCL_FAKE_NAME and NCCL_FAKE_US (fake_comm.hpp) are for traces of the devices; each image has its own.
+//
+// From 2.28 on a plugin of NCCL_NET_PLUGIN carries what goes between hosts where netName is its name (plugin_net.hpp).
 //
 // As the real one: a kernel has its multiprocessors until those of all ranks have been there; a group of a communicator
 // that is not blocking goes on in a thread, and what it refuses stays its asynchronous error; two ranks on one GPU of
@@ -28,6 +31,7 @@
 #include <string>
 #include <thread>
 
+#include <strings.h>
 #include <unistd.h>
 
 #include <arpa/inet.h>
@@ -98,6 +102,30 @@ struct Gpu {
   bool operator==(const Gpu& other) const { return host == other.host && device == other.device; }
 };
 
+// With the ranks of other hosts, which get the handles by the sockets.
+bool connect_plugin(ncclComm& comm, const std::vector<int>& far) {
+  const auto size = static_cast<std::size_t>(comm.size);
+  std::vector<PluginHandle> own(size), others(size);
+  std::vector<Transfer> sends, recvs;
+  for (const int peer : far) {
+    const auto at = static_cast<std::size_t>(peer);
+    if (!comm.plugin->listen(peer, own[at])) return false;
+    sends.push_back({peer, own[at].bytes, sizeof(PluginHandle)});
+    recvs.push_back({peer, others[at].bytes, sizeof(PluginHandle)});
+  }
+  if (!transfer(comm.sockets, sends, recvs, comm.stop)) return false;
+  for (bool all_up = false; !all_up; ::usleep(100)) {
+    all_up = true;
+    for (const int peer : far) {
+      bool is_up = comm.plugin->has(peer);
+      if (!is_up && !comm.plugin->connect(peer, others[static_cast<std::size_t>(peer)], is_up)) return false;
+      all_up = all_up && is_up;
+    }
+    if (comm.stop) return false;
+  }
+  return true;
+}
+
 void set_up(ncclComm& comm, const sockaddr_in& root) {
   if (has_fault(comm, "init_hang")) sleep_until(comm.stop);
   if (has_fault(comm, "init_fail")) {
@@ -109,8 +137,10 @@ void set_up(ncclComm& comm, const sockaddr_in& root) {
     comm.state = fail(system_error, "fake: cannot connect");
     return;
   }
+  char name[256] = {};
+  ::gethostname(name, sizeof(name) - 1);
   const char* host = std::getenv("NCCL_HOSTID");
-  const Gpu own{std::hash<std::string>()(host == nullptr ? "" : host), comm.device};
+  const Gpu own{std::hash<std::string>()(host == nullptr ? name : host), comm.device};
   std::vector<Gpu> gpus(static_cast<std::size_t>(comm.size), own);
   std::vector<Transfer> sends, recvs;
   for (int peer = 0; peer < comm.size; ++peer) {
@@ -122,10 +152,15 @@ void set_up(ncclComm& comm, const sockaddr_in& root) {
     comm.state = fail(system_error, "fake: a peer has left in set-up");
     return;
   }
-  comm.state = std::count(gpus.begin(), gpus.end(), own) > 1
-                   ? fail(invalid_usage, "fake: Duplicate GPU detected: rank " + std::to_string(comm.rank) +
-                                             " and another are on CUDA device " + std::to_string(comm.device))
-                   : success;
+  if (std::count(gpus.begin(), gpus.end(), own) > 1) {
+    comm.state = fail(invalid_usage, "fake: Duplicate GPU detected: rank " + std::to_string(comm.rank) +
+                                         " and another are on CUDA device " + std::to_string(comm.device));
+    return;
+  }
+  std::vector<int> far;
+  for (int peer = 0; comm.plugin != nullptr && peer < comm.size; ++peer)
+    if (gpus[static_cast<std::size_t>(peer)].host != own.host) far.push_back(peer);
+  comm.state = connect_plugin(comm, far) ? success : system_error;
 }
 
 // As long as it lives, a thread is inside a call with the communicator.
@@ -176,7 +211,7 @@ bool move(ncclComm& comm, std::vector<Transfer> sends, std::vector<Transfer> rec
     if (own_sends[i].bytes != own_recvs[i].bytes) return false;
     std::memmove(own_recvs[i].data, own_sends[i].data, own_sends[i].bytes);
   }
-  return transfer(comm.sockets, sends, recvs, comm.stop);
+  return transfer(comm.sockets, sends, recvs, comm.stop, comm.plugin.get());
 }
 
 // Lets the stream wait for the communicator's last operation on another one.
@@ -251,7 +286,9 @@ int launch(std::vector<Operation> operations) {
           good = good && part.collective();
       }
       good = good && move(*comm, std::move(sends), std::move(recvs));
-      if (!good && comm->state == success) comm->state = fail(remote_error, "fake: a peer is gone or sizes differ");
+      // A plugin has said what it is.
+      if (!good && comm->state == success)
+        comm->state = comm->plugin ? remote_error : fail(remote_error, "fake: a peer is gone or sizes differ");
       if (good && comm->kernel_us > 0) ::usleep(static_cast<useconds_t>(comm->kernel_us));
       // A kernel that cannot go on spins until it is aborted.
       if (!good) sleep_until(comm->stop);
@@ -425,7 +462,18 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, con
   // Without a name NCCL takes a plugin where there is one; this one knows no other choice.
   const char* plugin = std::getenv("NCCL_NET_PLUGIN");
   const bool has_plugin = net == nullptr && plugin != nullptr && std::string(plugin) != "none";
-  if (!has_plugin && made->net_name != "Socket" && made->net_name != "IB") {
+  if (const char* wanted = std::getenv("NCCL_NET"); wanted != nullptr) made->net_name = wanted;
+  // The binary interfaces before have no communicators.
+  const bool is_built_in = ::strcasecmp(made->net_name.c_str(), "Socket") == 0 || made->net_name == "IB";
+  if (version >= 22800) find_plugins();
+  if (version >= 22800 && !made->net_name.empty() && !is_built_in) {
+    const std::uint64_t hash = comm_hash_of(&id, sizeof id) + (has_fault(*made, "other_hash") ? 1 : 0);
+    made->plugin = open_plugin_net(made->net_name, hash, size);
+    if (made->plugin == nullptr) {
+      made->state = invalid_usage;
+      return made->state;
+    }
+  } else if (!has_plugin && !is_built_in) {
     made->state = fail(invalid_usage, "fake: netName '" + made->net_name + "' is none that exists");
     return made->state;
   }
@@ -491,6 +539,7 @@ static void end(ncclComm* comm) {
   wait_for_graphs(comm);
   for (const auto* last : {&comm->last, &comm->last_captured})
     if (last->end != nullptr) cuEventDestroy_v2(last->end);
+  comm->plugin.reset();
   for (const int fd : comm->sockets)
     if (fd >= 0) ::close(fd);
   if (!comm->root_file.empty()) std::remove(comm->root_file.c_str());

@@ -173,7 +173,7 @@ std::vector<int> connect_all(const sockaddr_in& root, int rank, int size, const 
 }
 
 bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& sends, const std::vector<Transfer>& recvs,
-              const std::atomic<bool>& stop) {
+              const std::atomic<bool>& stop, PluginNet* plugin) {
   // Each block goes behind its size and operation.
   struct Stream {
     std::deque<Transfer> blocks;
@@ -189,8 +189,10 @@ bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& send
   }
   for (const Transfer& block : recvs) in[static_cast<std::size_t>(block.peer)].blocks.push_back(block);
   constexpr std::size_t head = sizeof(std::uint64_t);
+  bool has_moved = false;
   const auto move = [&](std::size_t peer, Stream& stream, bool is_send) {
     const int fd = sockets[peer], taken_fd = sockets[peer + size];
+    const bool is_plugins = plugin != nullptr && plugin->has(static_cast<int>(peer));
     while (!stream.blocks.empty()) {
       const Transfer& block = stream.blocks.front();
       const std::uint64_t title = block.bytes << 8 | static_cast<std::uint64_t>(block.part);
@@ -199,10 +201,12 @@ bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& send
                                     : block.data + (stream.done - head);
       const std::size_t left = stream.done < head ? head - stream.done : head + block.bytes - stream.done;
       if (left > 0) {
-        const ssize_t n =
-            is_send ? ::send(fd, at, left, MSG_DONTWAIT | MSG_NOSIGNAL) : ::recv(fd, at, left, MSG_DONTWAIT);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+        const ssize_t n = is_plugins ? plugin->move(static_cast<int>(peer), is_send, at, left)
+                          : is_send  ? ::send(fd, at, left, MSG_DONTWAIT | MSG_NOSIGNAL)
+                                     : ::recv(fd, at, left, MSG_DONTWAIT);
+        if (n < 0 && (is_plugins || errno == EAGAIN || errno == EINTR)) return true;
         if (n <= 0) return false;
+        has_moved = true;
         stream.done += static_cast<std::size_t>(n);
         constexpr char taken = 1;
         if (!is_send && stream.done == head && !write_all(taken_fd, &taken, sizeof(taken))) return false;
@@ -226,19 +230,33 @@ bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& send
     }
     return true;
   };
+  // Nothing of the plugin's may touch memory of a kernel that is over.
+  const auto give_up = [&] {
+    if (plugin != nullptr) plugin->give_up();
+    return false;
+  };
   for (;;) {
     std::vector<pollfd> waits;
+    bool asks_plugin = false;
+    has_moved = false;
     for (std::size_t peer = 0; peer < size; ++peer) {
       if (sockets[peer] < 0) continue;
-      if (!move(peer, out[peer], true) || !move(peer, in[peer], false) || !hear(peer)) return false;
+      if (!move(peer, out[peer], true) || !move(peer, in[peer], false) || !hear(peer)) return give_up();
       const short events =
           static_cast<short>((out[peer].blocks.empty() ? 0 : POLLOUT) | (in[peer].blocks.empty() ? 0 : POLLIN));
-      if (events != 0) waits.push_back({sockets[peer], events, 0});
       if (untaken[peer] > 0) waits.push_back({sockets[peer + size], POLLIN, 0});
+      if (events == 0) continue;
+      if (plugin != nullptr && plugin->has(static_cast<int>(peer)))
+        asks_plugin = true;
+      else
+        waits.push_back({sockets[peer], events, 0});
     }
-    if (waits.empty()) return true;
-    if (stop) return false;
-    ::poll(waits.data(), waits.size(), poll_ms);
+    if (waits.empty() && !asks_plugin) return true;
+    if (stop) return give_up();
+    if (!asks_plugin)
+      ::poll(waits.data(), waits.size(), poll_ms);
+    else if (!has_moved)
+      ::usleep(50);  // who asks moves the bytes
   }
 }
 

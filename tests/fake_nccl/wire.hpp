@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "plugin_net.hpp"
+
 namespace fake_nccl {
 
 // The operation that a block is part of.
@@ -33,8 +35,8 @@ bool start_root(sockaddr_in& address);
 std::vector<int> connect_all(const sockaddr_in& root, int rank, int size, const std::atomic<bool>& stop);
 
 // Moves all of them at once, and ends once each peer takes part; false where a peer is gone, sizes or operations
-// differ, or `stop`.
+// differ, or `stop`. With the peers that `plugin` has, over it.
 bool transfer(const std::vector<int>& sockets, const std::vector<Transfer>& sends, const std::vector<Transfer>& recvs,
-              const std::atomic<bool>& stop);
+              const std::atomic<bool>& stop, PluginNet* plugin = nullptr);
 
 }  // namespace fake_nccl
