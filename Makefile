@@ -80,10 +80,12 @@ $(VENV)/.requirements: requirements-dev.txt $(VENV)/.created
 	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
-# The real NCCL, for tests only: without it (no network for 305 MB) they are skipped.
+# The real NCCL, and what shows the kernels' instructions, for tests only: without it (no network for 305 MB) they are skipped.
+SASS_TOOLS := nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37
 $(VENV)/.nccl: requirements-nccl.txt $(VENV)/.created
 	@echo "installing NCCL, for its tests (305 MB)"
 	@$(PIP) --no-deps -r requirements-nccl.txt || echo "no NCCL: the tests of its images will be skipped"
+	@$(PIP) --no-deps $(SASS_TOOLS) || echo "no cuobjdump: the test of what nvcc made will be skipped"
 	@touch $@
 
 # pip keeps to itself what a build prints, so it comes after that: ninja counts its files on the terminal, and pip's own

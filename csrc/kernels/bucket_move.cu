@@ -5,7 +5,7 @@ namespace holmes::kernels {
 namespace {
 
 template <Move kind, typename Tensor, typename Bucket>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, least_blocks)
     move_kernel(const __grid_constant__ MoveBatch batch, Bucket* bucket, float scale) {
   for (unsigned chunk = blockIdx.x; chunk < batch.table.chunks; chunk += gridDim.x)
     move_in_batch<kind, Tensor>(Thread{threadIdx.x, block_threads}, chunk, batch, bucket, scale);

@@ -32,25 +32,24 @@ HOLMES_KERNEL_CODE void move_chunk(Thread thread, To* __restrict__ to, const Fro
     from_float(value, out);
   };
   const Cut parts = cut(to, from, count);
-  const auto* sources = reinterpret_cast<const Vector<From>*>(from + parts.head);
-  auto* targets = reinterpret_cast<Vector<To>*>(to + parts.head);
-  for (unsigned first = thread.index; first < parts.vectors; first += vectors_under_way * thread.count) {
-    Vector<From> in[vectors_under_way];
-    Vector<To> out[vectors_under_way];
+  constexpr unsigned under_way = adds ? vectors_under_way / 2 : vectors_under_way;  // of each of the two
+  for (unsigned first = thread.index; first < parts.vectors; first += under_way * thread.count) {
+    Vector<From> in[under_way];
+    Vector<To> out[under_way];
     HOLMES_UNROLL
-    for (unsigned i = 0; i < vectors_under_way; ++i) {
+    for (unsigned i = 0; i < under_way; ++i) {
       const unsigned at = first + i * thread.count;
       if (at >= parts.vectors) break;
-      in[i] = sources[at];
-      if constexpr (adds) out[i] = targets[at];
+      in[i] = load_vector(from + parts.head + at * vector_elements);
+      if constexpr (adds) out[i] = load_vector(to + parts.head + at * vector_elements);
     }
     HOLMES_UNROLL
-    for (unsigned i = 0; i < vectors_under_way; ++i) {
+    for (unsigned i = 0; i < under_way; ++i) {
       const unsigned at = first + i * thread.count;
       if (at >= parts.vectors) break;
       HOLMES_UNROLL
       for (unsigned k = 0; k < vector_elements; ++k) move(in[i].element[k], out[i].element[k]);
-      targets[at] = out[i];
+      store_vector(to + parts.head + at * vector_elements, out[i]);
     }
   }
   for (unsigned i = thread.index; i < parts.head; i += thread.count) move(from[i], to[i]);

@@ -9,6 +9,7 @@
 namespace holmes::kernels {
 
 constexpr unsigned block_threads = 256;
+constexpr unsigned least_blocks = 4;       // in a multiprocessor at once: 64 registers a thread
 constexpr unsigned vector_elements = 8;    // that a thread moves at once: 16 bytes of 16-bit elements
 constexpr unsigned vectors_under_way = 4;  // that a thread has asked for at a time: hides the memory's latency
 constexpr unsigned chunk_elements = block_threads * vector_elements * vectors_under_way;
@@ -54,6 +55,36 @@ template <typename T>
 struct alignas(vector_bytes) Vector {
   T element[vector_elements];
 };
+
+// 16 bytes at a time. Said so to nvcc, which makes single elements of a Vector that is assigned where it cannot see
+// that nothing comes between (tests/gpu/test_sass.py).
+template <typename T>
+HOLMES_KERNEL_CODE Vector<T> load_vector(const T* from) {
+#ifdef __CUDA_ARCH__
+  constexpr unsigned words = sizeof(Vector<T>) / sizeof(uint4);
+  uint4 raw[words];
+  HOLMES_UNROLL
+  for (unsigned i = 0; i < words; ++i) raw[i] = reinterpret_cast<const uint4*>(from)[i];
+  Vector<T> vector;
+  std::memcpy(&vector, raw, sizeof vector);
+  return vector;
+#else
+  return *reinterpret_cast<const Vector<T>*>(from);
+#endif
+}
+
+template <typename T>
+HOLMES_KERNEL_CODE void store_vector(T* to, const Vector<T>& vector) {
+#ifdef __CUDA_ARCH__
+  constexpr unsigned words = sizeof(Vector<T>) / sizeof(uint4);
+  uint4 raw[words];
+  std::memcpy(raw, &vector, sizeof vector);
+  HOLMES_UNROLL
+  for (unsigned i = 0; i < words; ++i) __stwb(reinterpret_cast<uint4*>(to) + i, raw[i]);
+#else
+  *reinterpret_cast<Vector<T>*>(to) = vector;
+#endif
+}
 
 HOLMES_KERNEL_CODE inline bool is_aligned(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % vector_bytes == 0;

@@ -6,7 +6,7 @@ namespace holmes::kernels {
 namespace {
 
 template <typename Output, typename Input>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, least_blocks)
     sum_kernel(const __grid_constant__ ShardBatch batch, Output* output, std::size_t count, float scale) {
   for (std::size_t begin = std::size_t{blockIdx.x} * chunk_elements; begin < count;
        begin += std::size_t{gridDim.x} * chunk_elements)

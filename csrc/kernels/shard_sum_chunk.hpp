@@ -35,14 +35,14 @@ HOLMES_KERNEL_CODE void sum_chunk(Thread thread, std::size_t begin, unsigned cou
     for (unsigned k = 0; k < vector_elements; ++k) sum[k] = 0;
     HOLMES_UNROLL_4
     for (int s = 0; s < batch.shards; ++s) {
-      const Vector<Input> in = *reinterpret_cast<const Vector<Input>*>(shard(s) + first);
+      const Vector<Input> in = load_vector(shard(s) + first);
       HOLMES_UNROLL
       for (unsigned k = 0; k < vector_elements; ++k) sum[k] += to_float(in.element[k]);
     }
     Vector<Output> out;
     HOLMES_UNROLL
     for (unsigned k = 0; k < vector_elements; ++k) from_float(sum[k] * scale, out.element[k]);
-    *reinterpret_cast<Vector<Output>*>(output + first) = out;
+    store_vector(output + first, out);
   }
   for (unsigned i = thread.index; i < parts.head; i += thread.count) sum_one(i);
   for (unsigned i = parts.head + parts.vectors * vector_elements + thread.index; i < count; i += thread.count)

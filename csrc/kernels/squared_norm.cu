@@ -21,7 +21,7 @@ __device__ double sum_of_block(double value) {
 
 // Block b puts (the first launch) or adds its sum to partial[b].
 template <typename T>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, least_blocks)
     square_kernel(const __grid_constant__ NormBatch batch, double* partial, bool is_first) {
   double sum = 0;
   for (unsigned chunk = blockIdx.x; chunk < batch.table.chunks; chunk += norm_blocks)
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(block_threads)
   if (threadIdx.x == 0) partial[blockIdx.x] = is_first ? sum : partial[blockIdx.x] + sum;
 }
 
-__global__ void __launch_bounds__(block_threads) finish_kernel(const double* partial, double* result) {
+__global__ void __launch_bounds__(block_threads, least_blocks) finish_kernel(const double* partial, double* result) {
   double sum = 0;
   for (unsigned i = threadIdx.x; i < norm_blocks; i += block_threads) sum += partial[i];
   sum = sum_of_block(sum);

@@ -21,7 +21,7 @@ static_assert(sizeof(NormBatch) <= argument_bytes);
 
 // Of one vector: in float32 where nothing is lost (too large, too small or not finite), else in float64.
 template <typename T>
-HOLMES_KERNEL_CODE double squares(const Vector<T>& in) {
+HOLMES_KERNEL_CODE double squares(const Vector<T> in) {
   float sum = 0;
   HOLMES_UNROLL
   for (unsigned k = 0; k < vector_elements; ++k) sum += to_float(in.element[k]) * to_float(in.element[k]);
@@ -43,10 +43,10 @@ HOLMES_KERNEL_CODE double square_chunk(Thread thread, unsigned chunk, const Norm
   const unsigned count = chunk_count(begin, batch.count[tensor]);
   const T* from = reinterpret_cast<const T*>(batch.tensor[tensor]) + begin;
   const Cut parts = cut(from, from, count);
-  const auto* vectors = reinterpret_cast<const Vector<T>*>(from + parts.head);
   double sum = 0;
   HOLMES_UNROLL_4
-  for (unsigned v = thread.index; v < parts.vectors; v += thread.count) sum += squares(vectors[v]);
+  for (unsigned v = thread.index; v < parts.vectors; v += thread.count)
+    sum += squares(load_vector(from + parts.head + v * vector_elements));
   const auto add_one = [&](unsigned i) {
     const double value = to_float(from[i]);
     sum += value * value;
