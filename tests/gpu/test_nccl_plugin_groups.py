@@ -58,11 +58,15 @@ def outcomes_on_one_host(case: str, *ranks: dict[str, str | None]) -> list[Any]:
     return [json.loads(out) for out, _ in outputs]
 
 
-def outcomes_on_two_nodes(case: str, folder: Path, **variables: str) -> tuple[list[Any], list[str]]:
+def outcomes_on_two_nodes(case: str, folder: Path, lost: str = "", **variables: str) -> tuple[list[Any], list[str]]:
+    """What each rank prints, and all their lines. lost: an interface that goes down at the 20th operation."""
     spec = folder / "spec.yaml"
     spec.write_text(SPEC)
     with Testbed(spec).session() as session:
         job = session.launch([sys.executable, WORKER, case], env=environment() | variables)
+        if lost:
+            job.processes[0].wait_for_line("operation 20", 60.0)
+            session.set_link("a1", lost, up=False)
         result = job.wait(100.0)
     lines = [line for lines in result.outputs.values() for line in lines]
     return [json.loads(line) for line in lines if line.startswith("{")], lines
@@ -110,6 +114,15 @@ def test_one_group_is_striped_over_both(tmp_path: Path) -> None:
         assert outcome["right"]
         assert "plugin over e0, e1 (" in outcome["description"]
         assert min(outcome["sent"].values()) > PAYLOAD_BYTES / 2, outcome
+
+
+@needs_namespaces
+def test_a_group_on_two_nics_survives_one(tmp_path: Path) -> None:
+    outcomes, lines = outcomes_on_two_nodes("rail_lost", tmp_path, lost="e1")
+    assert len(outcomes) == 2, lines
+    for outcome in outcomes:
+        assert outcome["right"]
+        assert outcome["longest_s"] < 10, outcome
 
 
 @needs_namespaces
@@ -231,6 +244,20 @@ def test_wrong_words() -> None:
     for outcome in outcomes_on_one_host("variables", *[{"HOLMES_NCCL_NET": "homes"}] * 2):
         assert outcome["error"] == "UsageError", outcome
         assert "HOLMES_NCCL_NET='homes' is not allowed: it must be socket or holmes" in outcome["message"]
+
+
+def test_a_rendezvous_that_rank_0_cannot_open_is_told_on_all() -> None:
+    for outcome in outcomes_on_one_host("no_rendezvous", {}, {}):
+        assert outcome["error"] == "CommunicatorError", outcome
+        assert outcome["message"].startswith("rank 0 on host a: NCCL cannot open a rendezvous: "), outcome
+        assert "no socket interface found" in outcome["message"]
+
+
+def test_set_ups_that_fail_leave_nothing_open() -> None:
+    for outcome in outcomes_on_one_host("failing", {}, {}):
+        before, after = outcome["open"]
+        assert after <= before + 2, outcome
+        assert outcome["right"]
 
 
 def test_a_hundred_communicators_leave_nothing_open() -> None:

@@ -84,6 +84,11 @@ def case_image() -> dict[str, object]:
     return {"description": comm.description, "right": sums_are_right(comm)}
 
 
+def case_no_rendezvous() -> dict[str, object]:
+    make("lo", nccl_variables={"NCCL_SOCKET_IFNAME": "none"})
+    return {}
+
+
 def case_variables() -> dict[str, object]:
     comm = make("lo", nccl=None)
     return {"description": comm.description, "right": sums_are_right(comm)}
@@ -148,6 +153,21 @@ def case_rails() -> dict[str, object]:
     }
 
 
+def case_rail_lost() -> dict[str, object]:
+    """As rails, while the test takes one of the two away."""
+    comm = make("e0", "e1", max_rails=2)
+    right, longest_s = True, 0.0
+    for number in range(60):
+        if RANK == 0:
+            print(f"operation {number}", flush=True)
+        start_s = time.monotonic()
+        data = Array(np.full(COUNT, float(number + RANK), "float32"), 0)
+        comm.all_reduce(data, async_op=True).wait()
+        right = right and set(data.values) == {2.0 * number + 1}
+        longest_s = max(longest_s, time.monotonic() - start_s)
+    return {"right": right, "longest_s": longest_s}
+
+
 def case_torch() -> dict[str, object]:
     """Two process groups, by HOLMES_NCCL_NET."""
     import torch.distributed as dist
@@ -197,6 +217,21 @@ def case_shrink() -> dict[str, object]:
         return {"right": right}
     rest = comm.shrink([2])
     return {"right": right and sums_are_right(rest, 1), "description": rest.description}
+
+
+def case_failing() -> dict[str, object]:
+    """Fifty times a communicator whose set-up fails on one rank; what is open before and after, and one that works."""
+    counts = []
+    for number in range(51):
+        try:
+            make("lo", name=f"f{number}", nccl=NcclSettings(net="holmes" if RANK == 0 else "socket"))
+            raise AssertionError("made")
+        except holmes_comm.UsageError:
+            pass
+        if number in (0, 50):
+            time.sleep(0.5)
+            counts.append(len(os.listdir("/proc/self/fd")))
+    return {"open": counts, "right": sums_are_right(make("lo"), 1)}
 
 
 def case_killed() -> dict[str, object]:

@@ -72,8 +72,9 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   const auto open_rendezvous = [&] {
     if (options_.rank != 0) return;
     const nccl::Result result = chosen.api->get_unique_id(&id);
-    if (result != nccl::success)
-      throw CommunicatorError("NCCL cannot open a rendezvous: " + chosen.api->describe(result));
+    if (result == nccl::success) return;
+    id = {};
+    throw CommunicatorError("NCCL cannot open a rendezvous: " + chosen.api->describe(result));
   };
   const auto left = [&] { return std::max<Duration>(deadline - Clock::now(), std::chrono::milliseconds(1)); };
   try_here([&] {
@@ -106,13 +107,10 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
                   (parent != nullptr && all_agree(chosen.api == &parent->session_->api() && chosen.api->comm_shrink &&
                                                       chosen.plugin == nullptr && !parent->session_->has_failed(),
                                                   deadline));
-  if (!inherits) try_here(open_rendezvous);
   nccl::check_agreement(nccl::exchange_reports(*control_, report, left()));
   make_session();
   if (inherits && !inherit(heritage, deadline)) {
     inherits = false;
-    try_here(open_rendezvous);
-    nccl::check_agreement(nccl::exchange_reports(*control_, report, left()));
     make_session();
   }
   description_ = "NCCL " + nccl::version_text(report.version) + ", " +
@@ -120,9 +118,13 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
                  nccl_options_.profile.text() + " (" + chosen.reason + ")" +
                  (inherits ? (heritage.is_split() ? ", split from '" : ", shrunk from '") + parent->name() + "'" : "");
   if (!inherits) {
+    // Not before: NCCL keeps a rendezvous open until all ranks have come to it.
+    try_here(open_rendezvous);
     CallOptions call;
     call.timeout = left();
     control_->broadcast({id.internal, sizeof(id.internal), DType::uint8}, 0, call)->wait();
+    const bool is_open = std::ranges::any_of(id.internal, [](char byte) { return byte != 0; });
+    if (!is_open) nccl::check_agreement(nccl::exchange_reports(*control_, report, left()));
   }
   watch_peers();  // also while it connects: one that fails ends the others' set-up
   if (!inherits) session_->connect(id, deadline);
