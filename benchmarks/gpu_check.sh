@@ -74,6 +74,8 @@ step 300 "Images on one device" "CUDA takes kernels from sparse images; GPU memo
   "$python" benchmarks/gpu_ranks.py $dry images
 step 300 "Killed rank" "a killed rank ends the others by the deadline" "$python" benchmarks/gpu_ranks.py --ranks 3 $dry killed
 step 300 "Two interfaces in one process" "byte counters show each group on its own interface" "$python" benchmarks/gpu_interfaces.py $dry
+step 300 "Two interfaces, one stock NCCL over the plugin" "groups of Holmes over NCCL's plugin: the real NCCL asks it for each communicator's own NICs" \
+  "$python" benchmarks/gpu_interfaces.py --plugin $dry
 step 480 "A program without Holmes, NCCL_NET_PLUGIN=holmes" "real NCCL's collectives go over the plugin, on the NIC that HOLMES_NICS names" \
   "$python" benchmarks/gpu_plugin.py $dry
 step 480 "Overhead over raw NCCL" "under 3 us a call, under 2 % from 1 MiB on" "$python" benchmarks/gpu_overhead.py $dry

@@ -1,8 +1,9 @@
-"""Two groups of one process on two interfaces, shown by byte counters: `gpu_interfaces.py [--dry-run]`.
+"""Two groups of one process on two interfaces, shown by byte counters: `gpu_interfaces.py [--plugin] [--dry-run]`.
 
 Starts itself on the two nodes of an emulated testbed (network namespaces, no root needed), each a rank with the same
 GPU. Each rank makes one NCCL communicator per interface that both have, moves some data over each, and reads the
-kernel's counters: the bytes must have left by the communicator's interface and no other.
+kernel's counters: the bytes must have left by the communicator's interface and no other. Each has an NCCL image of its
+own, or, with `--plugin`, both the stock library, to which Holmes is a network plugin (docs/plugin.md).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from gpu_memory import memory, use_fakes
 
@@ -48,7 +50,7 @@ def sent_bytes() -> dict[str, int]:
     return {name.strip(): int(rest.split()[8]) for name, rest in (line.split(":", 1) for line in lines)}
 
 
-def run_rank() -> None:
+def run_rank(over_plugin: bool) -> None:
     from gpu_ranks import communicator
 
     import holmes_comm
@@ -56,10 +58,21 @@ def run_rank() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_server=rank == 0)
     selections = {name: holmes_comm.NicSelection(names=(name,)) for name in INTERFACES}
-    comms = {
-        name: communicator(store, rank, size, name=name, nics=nics, nccl_variables={"NCCL_HOLMES_NUMBER": name})
-        for name, nics in selections.items()
-    }
+    if over_plugin:
+        os.environ["NCCL_HOSTID"] = f"rank{rank}"  # else NCCL refuses two ranks on one GPU
+        options: dict[str, Any] = {"backend": "nccl", "device": 0, "timeout_s": 120.0}
+        comms = {
+            name: holmes_comm.init(store, rank, size, name=name, nics=nics, **options)
+            for name, nics in selections.items()
+        }
+        assert all(", stock library " in one.description for one in comms.values()), [
+            one.description for one in comms.values()
+        ]
+    else:
+        comms = {
+            name: communicator(store, rank, size, name=name, nics=nics, nccl_variables={"NCCL_HOLMES_NUMBER": name})
+            for name, nics in selections.items()
+        }
     place = memory(comms[INTERFACES[0]].device)
     rows = {}
     for name, comm in comms.items():
@@ -84,13 +97,16 @@ def run_rank() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plugin", action="store_true", help="the stock NCCL over NCCL's network plugin")
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
-        run_rank()
+        run_rank(os.environ.get("HOLMES_NCCL_NET") == "holmes")
         return
     if arguments.dry_run:
         use_fakes()
+    if arguments.plugin:
+        os.environ.update(NCCL_NET_PLUGIN="holmes", HOLMES_NCCL_NET="holmes")
     sys.exit(run_on_nodes(__file__, 2))
 
 
