@@ -22,6 +22,7 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 enable_language(CUDA)
 if(NOT holmes_cuda_architectures)
+  unset(CMAKE_CUDA_ARCHITECTURES CACHE)  # the default, which the next configuration would take for the user's
   # Machine code for the data centre GPUs, PTX for those to come.
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.8)
     set(holmes_cuda_architectures 80-real 90)

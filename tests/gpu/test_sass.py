@@ -35,13 +35,16 @@ def _cuobjdump(option: str) -> str:
 
 
 def _instructions() -> dict[str, Counter[str]]:
-    """By kernel: how often each instruction stands in it."""
+    """By architecture and kernel: how often each instruction stands in it."""
     kernels: dict[str, Counter[str]] = {}
+    architecture, kernel = "", Counter[str]()
     for line in _cuobjdump("-sass").splitlines():
-        if found := re.search(r"Function : (\S+)", line):
-            kernels[found.group(1)] = Counter()
-        elif kernels and (found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", line)):
-            kernels[next(reversed(kernels))][found.group(1)] += 1
+        if found := re.search(r"arch = (\S+)", line):
+            architecture = found.group(1)
+        elif found := re.search(r"Function : (\S+)", line):
+            kernel = kernels[f"{architecture} {found.group(1)}"] = Counter()
+        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", line):
+            kernel[found.group(1)] += 1
     return kernels
 
 
