@@ -21,6 +21,7 @@ from holmes_comm.errors import UsageError
 __all__ = ["Launch", "recognize", "set_environment"]
 
 _TORCHRUN = "torchrun"
+_WAIT_S = 300.0  # TcpStore's
 _KUBERNETES_JOB = "Kubernetes Job"
 _PORT = 29500  # torchrun's
 _PORTS = 20000  # of those from 10000 on, for jobs that have a number: two jobs of one host differ
@@ -74,7 +75,8 @@ class Launch:
     def open_store(self, timeout_s: float, secret: str = "", *, may_serve: bool = True) -> Any:
         """The job's store, of which every rank makes one: torch's where torchrun serves it, else a TcpStore.
 
-        Waits up to `timeout_s` seconds for who serves: rank 0 (unless `may_serve` is False) or the launcher.
+        Waits up to `timeout_s` seconds for who serves: rank 0 (unless `may_serve` is False) or the launcher. Waits in
+        it that say no time end after five minutes.
         secret: the job's, as :class:`TcpStore`. Raises as store_address and TcpStore, RuntimeError as torch's TCPStore.
         """
         host, port = self.store_address()
@@ -83,6 +85,7 @@ class Launch:
 
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+            store.set_timeout(timedelta(seconds=_WAIT_S))
             return PrefixStore(f"holmes/attempt_{attempt}", store)
         from holmes_comm._C import TcpStore
 

@@ -193,11 +193,32 @@ def test_env_says_what_was_recognized(monkeypatch):
     assert "launcher: SLURM_PROCID=8 is none of SLURM_STEP_NUM_TASKS=8's ranks" in shown
 
 
-def test_ranks_of_torchrun_meet_in_its_store(tmp_path):
+#: A wait in the job's store does not end with the time that its ranks had to meet.
+LATE_RANK = """
+import time
+from holmes.tools.job_store import join_job
+with join_job("late", 4.0) as job:
+    if job.rank == 0:
+        time.sleep(5.0)
+        job.store.set("late", "came")
+    print(bytes(job.store.get("late")).decode(), flush=True)
+"""
+
+
+def run_by_torchrun(folder, program):
     pytest.importorskip("torch", reason="needs torchrun")
-    program = tmp_path / "rank.py"
-    program.write_text(RANK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program)]
+    path = folder / "rank.py"
+    path.write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_a_wait_in_the_store_is_longer_than_the_meeting(tmp_path):
+    run = run_by_torchrun(tmp_path, LATE_RANK)
+    assert run.stdout.split() == ["came", "came"], run.stdout + run.stderr
+
+
+def test_ranks_of_torchrun_meet_in_its_store(tmp_path):
+    run = run_by_torchrun(tmp_path, RANK)
     assert sorted(run.stdout.split()) == sorted(["0", "2", "3.0", "1", "2", "3.0"]), run.stdout + run.stderr
