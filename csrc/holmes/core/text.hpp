@@ -17,4 +17,9 @@ std::string joined(const Words& words, std::string_view between = ", ") {
   return text;
 }
 
+template <class Words>
+std::string or_none(const Words& words) {
+  return words.empty() ? "none" : joined(words);
+}
+
 }  // namespace holmes

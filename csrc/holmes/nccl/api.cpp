@@ -12,15 +12,14 @@
 #include "holmes/core/log.hpp"
 
 namespace holmes::nccl {
-namespace {
 
-template <class Function>
-bool resolve(void* handle, const char* symbol, Function*& function) {
-  function = reinterpret_cast<Function*>(::dlsym(handle, symbol));
-  return function != nullptr;
+std::string path_of(void* handle) {
+  link_map* map = nullptr;
+  if (::dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || map == nullptr) return "";
+  std::error_code error;
+  const auto path = std::filesystem::canonical(map->l_name, error);
+  return error ? map->l_name : path.string();
 }
-
-}  // namespace
 
 std::string Api::describe(Result result) const {
   std::string text = std::string(get_error_string(result)) + " (NCCL result " + std::to_string(result) + ")";
@@ -85,14 +84,6 @@ std::vector<std::string> loaded_paths() {
       },
       &paths);
   return paths;
-}
-
-std::string path_of(void* handle) {
-  link_map* map = nullptr;
-  if (::dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || map == nullptr) return "";
-  std::error_code error;
-  const auto path = std::filesystem::canonical(map->l_name, error);
-  return error ? map->l_name : path.string();
 }
 
 // Absent where the file cannot be loaded; `tried` then says why.

@@ -1,6 +1,8 @@
 // Api: the functions of one loaded NCCL, as a table. Library: the stock NCCL of this process, wherever it was found.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <string>
 #include <vector>
 
@@ -73,5 +75,15 @@ struct Library {
 // which only Python knows), the system's. Decided at the first call that finds one; later calls return the same.
 // Throws UsageError saying where was looked and what to install. Thread-safe.
 const Library& stock_library(const std::vector<std::string>& package_paths = {});
+
+// The file of a loaded library, without links; empty where the loader does not tell.
+std::string path_of(void* handle);
+
+// Whether the library has it.
+template <class Function>
+bool resolve(void* handle, const char* symbol, Function*& function) {
+  function = reinterpret_cast<Function*>(::dlsym(handle, symbol));
+  return function != nullptr;
+}
 
 }  // namespace holmes::nccl

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes::nccl {
 namespace {
@@ -131,12 +132,6 @@ bool file_exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
-std::string list_text(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text.empty() ? "none" : text;
-}
-
 bool same_names(std::vector<std::string> a, std::vector<std::string> b) {
   std::ranges::sort(a);
   std::ranges::sort(b);
@@ -181,13 +176,12 @@ Judgement judge_stock(const Profile& profile, const StockDevices& devices, const
     return {true, "it is told the NICs of each communicator; NCCL's handshakes go over " + devices.interfaces.front()};
   // Handshakes of all transports go over these.
   if (!same_names(devices.interfaces, profile.interfaces))
-    return {false, "the stock NCCL lists the interfaces " + list_text(devices.interfaces) + ", not " +
-                       list_text(profile.interfaces)};
+    return {false, "the stock NCCL lists the interfaces " + or_none(devices.interfaces) + ", not " +
+                       or_none(profile.interfaces)};
   if (profile.net == Net::socket)
     return {true, "the stock NCCL lists just these interfaces; the transport is chosen for each communicator"};
   if (!same_names(devices.hcas, profile.hcas))
-    return {false,
-            "the stock NCCL lists the HCA ports " + list_text(devices.hcas) + ", not " + list_text(profile.hcas)};
+    return {false, "the stock NCCL lists the HCA ports " + or_none(devices.hcas) + ", not " + or_none(profile.hcas)};
   const auto gid_index = environment("NCCL_IB_GID_INDEX");
   if (profile.gid_index && gid_index != std::to_string(*profile.gid_index))
     return {false, "the GID index " + std::to_string(*profile.gid_index) + " is not the stock NCCL's"};

@@ -1,7 +1,6 @@
 #include "holmes/nccl/net_plugin.hpp"
 
 #include <dlfcn.h>
-#include <link.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +10,8 @@
 #include <mutex>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
+#include "holmes/nccl/api.hpp"
 
 namespace holmes::nccl {
 namespace {
@@ -24,22 +25,9 @@ std::filesystem::path own_folder() {
   return std::filesystem::path(info.dli_fname).parent_path();
 }
 
-std::string path_of(void* handle) {
-  link_map* map = nullptr;
-  return ::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr ? map->l_name : "";
-}
-
-template <class Function>
-bool resolve(void* handle, const char* symbol, Function*& function) {
-  function = reinterpret_cast<Function*>(::dlsym(handle, symbol));
-  return function != nullptr;
-}
-
 // As HOLMES_NICS says it: all of them together.
 std::string selection_of(const std::vector<std::string>& interfaces) {
-  std::string text;
-  for (const std::string& name : interfaces) text += name + ",";
-  return text + "rails:" + std::to_string(interfaces.size());
+  return joined(interfaces, ",") + ",rails:" + std::to_string(interfaces.size());
 }
 
 // What ranks of this process have assigned: those of one communicator have one id.

@@ -25,8 +25,6 @@
 namespace holmes {
 namespace {
 
-std::string or_none(const std::set<std::string>& names) { return names.empty() ? "none" : joined(names); }
-
 UniqueFd open_socket(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) {
