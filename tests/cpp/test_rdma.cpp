@@ -2,6 +2,7 @@
 // order, what is left behind, and what is said where something fails.
 #include <dlfcn.h>
 
+#include <barrier>
 #include <cstdlib>
 #include <tuple>
 
@@ -171,16 +172,13 @@ void check_lost_path() {
 // Who only receives has nothing that could fail, but asks.
 void check_port_down_while_receiving() {
   const auto store = make_local_store();
-  std::atomic<bool> is_down{false};
+  std::barrier both(2);
   run_ranks(2, [&](int rank) {
     const auto comm = make_communicator(store, options_of(rank, 2));
     std::vector<std::int64_t> data(1000, 1);
-    if (rank == 0) {
-      fake().set("port_active", 0);
-      is_down = true;
-      is_down.notify_all();
-    }
-    is_down.wait(false);
+    both.arrive_and_wait();  // one may have its communicator while the other still agrees on it
+    if (rank == 0) fake().set("port_active", 0);
+    both.arrive_and_wait();
     const auto start = Clock::now();
     try {
       if (rank == 1) comm->recv(buffer(data, DType::int64), 0, 0, {.timeout = 20s})->wait();
