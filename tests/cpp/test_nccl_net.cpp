@@ -214,10 +214,19 @@ struct OddHandle {
 
 constexpr int slot_count = 8;  // of a channel, NCCL_STEPS
 
-// A message's bytes, different for every one.
+// A message's bytes, different for every one. Copied from one block: bytes written one by one take the thread sanitizer
+// longer than all of their way.
 void fill(std::vector<unsigned char>& bytes, std::size_t count, int channel, int number) {
-  for (std::size_t i = 0; i < count; ++i)
-    bytes[i] = static_cast<unsigned char>((i >> 8) * 31 + i * 7 + static_cast<std::size_t>(channel * 59 + number * 13));
+  constexpr std::size_t period = 64 * 1024;
+  static const std::vector<unsigned char> block = [] {
+    std::vector<unsigned char> values(2 * period);
+    for (std::size_t i = 0; i < period; ++i) values[i] = static_cast<unsigned char>((i >> 8) * 31 + i * 7);
+    std::copy_n(values.begin(), period, values.begin() + period);
+    return values;
+  }();
+  const std::size_t from = static_cast<std::size_t>(channel * 5923 + number * 13007) % period;
+  for (std::size_t done = 0; done < count; done += period)
+    std::memcpy(bytes.data() + done, block.data() + from, std::min(period, count - done));
 }
 
 std::size_t size_of(std::size_t slot_bytes, int channel, int number) {
