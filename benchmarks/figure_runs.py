@@ -105,11 +105,21 @@ def load_runs(path: Path = FIGURES) -> list[Run]:
     return runs
 
 
+def execute_matrix(path: Path, seconds: float, rounds: int) -> None:
+    """Runs `holmes bench --matrix`, writes its JSON to `path` and its picture beside it. What fails is in the JSON."""
+    command = ["holmes", "bench", "--matrix", "--seconds", f"{seconds:g}", "--rounds", str(rounds)]
+    _run([*command, "--json", os.path.relpath(path), "--plot", os.path.relpath(path.with_suffix(".png"))], check=False)
+
+
 def _bench(command: list[str], path: Path) -> dict[str, Any]:
+    _run([*command, "--json", os.path.relpath(path)], check=True)
+    return json.loads(path.read_text())
+
+
+def _run(command: list[str], check: bool) -> None:
     environment = {**os.environ, "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])}
     print("$", " ".join(command), flush=True)
-    subprocess.run([*command, "--json", os.path.relpath(path)], check=True, env=environment)
-    return json.loads(path.read_text())
+    subprocess.run(command, check=check, env=environment)
 
 
 def iperf3_gb_per_s(spec: str | None, options: list[str]) -> float:

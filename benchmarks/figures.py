@@ -1,6 +1,7 @@
 """The figures that Holmes promises, from one command: `python benchmarks/figures.py [--quick] [--only NAME ...]`.
 
-Executes the runs of figures.yaml and writes results/NAME.json and, from all such files, results/figures.md.
+Executes the runs of figures.yaml, then `holmes bench --matrix`, and writes results/NAME.json, matrix.json, matrix.png
+and, from all such files, results/figures.md.
 Exits with 1 where a goal of an executed run is missed.
 """
 
@@ -11,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from figure_runs import UPPER_BOUNDS, Goal, Run, load_runs
+from figure_runs import UPPER_BOUNDS, Goal, Run, execute_matrix, load_runs
 
 from holmes.tools.bench import parse_bytes
+from holmes.tools.bench.matrix import Cell, lost_cells
 
 RESULTS = Path(__file__).parent / "results"
 QUICK_S, QUICK_ROUNDS = 0.3, 3
+MATRIX, MATRIX_SHARE = "matrix", 10  # it has a hundred times as many cells
 
 
 def own_rows(document: dict[str, Any], goal: Goal) -> Iterator[dict[str, Any]]:
@@ -83,10 +86,33 @@ def report(documents: list[tuple[Run, dict[str, Any]]]) -> str:
     return "\n".join([*head, *(section(run, document) for run, document in documents)])
 
 
+def matrix_section(document: dict[str, Any]) -> str:
+    """Returns the matrix's part of figures.md: the cells that a peer won, from the file that `holmes bench` wrote."""
+    names = [*Cell.__dataclass_fields__]
+    cells = [Cell(**{name: row[name] for name in names}) for row in document["cells"]]
+    lost = lost_cells(cells)
+    lines = [
+        "## Every operation, size and layout against the best of all",
+        "",
+        f"{document['date']}: `{document['command']}`. Of {len(cells)} cells {len(lost)} were lost by more than "
+        f"{document['noise']:.0%} in two measurements ([picture](matrix.png)).",
+        *(f"Not measured: {failure}." for failure in document["failures"]),
+        "",
+        "| layout | operation | size (bytes) | time (us) | fastest | ratio |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {cell.layout} | {cell.operation} | {cell.size_bytes} | {cell.time_us:.1f} | {cell.best_peer} "
+        f"| {cell.ratio:.2f} |"
+        for cell in lost
+    ]
+    return "\n".join([*lines, ""])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     runs = load_runs()
-    parser.add_argument("--only", choices=[run.name for run in runs], action="append", help="only this run")
+    parser.add_argument("--only", choices=[*(run.name for run in runs), MATRIX], action="append", help="only this run")
     parser.add_argument("--quick", action="store_true", help="short: for a first look, not for a result")
     parser.add_argument("--seconds", type=float, default=2.0, help="timed work for each peer, operation and size")
     parser.add_argument("--rounds", type=int, default=7, help="how often peers take turns")
@@ -102,10 +128,14 @@ def main() -> int:
         document = run.execute(arguments.results / f"{run.name}.json", seconds, rounds)
         print(section(run, document), flush=True)
         missed += sum(not goal.met(row) for goal, row in judge(run, document))
+    matrix = arguments.results / f"{MATRIX}.json"
+    if not arguments.report and (not arguments.only or MATRIX in arguments.only):
+        execute_matrix(matrix, seconds / MATRIX_SHARE, rounds)
     paths = [(run, arguments.results / f"{run.name}.json") for run in runs]
-    (arguments.results / "figures.md").write_text(
-        report([(run, json.loads(path.read_text())) for run, path in paths if path.exists()])
-    )
+    text = report([(run, json.loads(path.read_text())) for run, path in paths if path.exists()])
+    if matrix.exists():
+        text += "\n" + matrix_section(json.loads(matrix.read_text()))
+    (arguments.results / "figures.md").write_text(text)
     print(f"{missed} goals missed; {arguments.results / 'figures.md'}")
     return 1 if missed else 0
 

@@ -70,7 +70,8 @@ def test_wrong_settings_are_named(change, words):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_bus_factors_are_those_of_nccl_tests(name):
     expected = {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75, "ping_pong": 2}
-    expected |= {"gather": 0.75, "scatter": 0.75}
+    expected |= {"gather": 0.75, "scatter": 0.75, "gatherv": 0.75, "scatterv": 0.75}
+    expected |= {"all_gatherv": 0.75, "all_to_allv": 0.75}
     assert OPERATIONS[name].bus_factor(4) == expected.get(name, 1.0)
 
 
@@ -81,25 +82,36 @@ def simulate(cases, name, op):
     inputs = [dtype.decode(source) for source, _ in buffers]
     if dtype.kind == "bool":
         inputs = [values.astype(bool) for values in inputs]
-    total = REDUCTIONS[op](np.stack(inputs))
+    total = REDUCTIONS[op](np.stack(inputs)) if cases[0].operation.reduces else None
     for rank, (_, output) in enumerate(buffers):
         part = len(output) // n
         if name == "all_reduce" or (name == "reduce" and rank == 0):
             output[:] = dtype.encode(total)
         elif name == "reduce_scatter":
             output[:] = dtype.encode(total[rank * len(output) : (rank + 1) * len(output)])
-        elif name == "all_gather":
+        elif name in ("all_gather", "all_gatherv"):
             output[:] = dtype.encode(np.concatenate(inputs))
+        elif name == "all_to_allv":
+            least = len(output) * 2 // (n * (n + 1))
+            starts = [[least * sum((j + k) % n + 1 for k in range(rank)) for rank in range(n + 1)] for j in range(n)]
+            output[:] = dtype.encode(
+                np.concatenate([v[s[rank] : s[rank + 1]] for v, s in zip(inputs, starts, strict=True)])
+            )
         elif name == "all_to_all":
             output[:] = dtype.encode(np.concatenate([v[rank * part : (rank + 1) * part] for v in inputs]))
         elif name == "broadcast":
             output[:] = dtype.encode(inputs[0])
-        elif name == "gather" and rank == 0:
+        elif name in ("gather", "gatherv") and rank == 0:
             output[:] = dtype.encode(np.concatenate(inputs))
         elif name == "scatter":
             output[:] = dtype.encode(inputs[0][rank * len(output) : (rank + 1) * len(output)])
-        elif name == "send_recv":
+        elif name == "scatterv":
+            first = len(output) * rank // 2  # 1 + 2 + ... + rank of the least parts, of which this rank has rank + 1
+            output[:] = dtype.encode(inputs[0][first : first + len(output)])
+        elif name in ("send_recv", "batch"):
             output[:] = dtype.encode(inputs[rank - 1])
+        elif name == "send" and rank == 1:
+            output[:] = dtype.encode(inputs[0])
         elif name == "ping_pong" and rank < 2:
             output[:] = dtype.encode(inputs[1 - rank])
     return [output for _, output in buffers]
@@ -117,8 +129,9 @@ def test_wrong_elements_counts_exactly_what_is_wrong(name, dtype, ranks, size_by
         outputs = simulate(cases, name, op)
         for case, output in zip(cases, outputs, strict=True):
             assert case.wrong_elements(output) == 0
-        outputs[0][-1] = ~outputs[0][-1] if dtype == "bool" else outputs[0][-1] + 2  # of bfloat16: bits
-        assert cases[0].wrong_elements(outputs[0]) == 1
+        to = 1 if name == "send" else 0
+        outputs[to][-1] = ~outputs[to][-1] if dtype == "bool" else outputs[to][-1] + 2  # of bfloat16: bits
+        assert cases[to].wrong_elements(outputs[to]) == 1
 
 
 class SleepingPeer(Peer):

@@ -2,7 +2,7 @@
 
 import pytest
 from figure_runs import Goal, Run, load_runs, merge
-from figures import judge, report
+from figures import judge, matrix_section, report
 
 from holmes.lab.testbed import builtin_specs
 from holmes.tools.bench import OPERATIONS, parse_bytes
@@ -67,6 +67,26 @@ def test_report_counts_what_is_met_and_refuses_missing_rows():
     assert "| all_reduce | 1M | 100.0 | 4.000 | 1.50 | 0.05 | gloo | 3 | 2 | met |" in text
     with pytest.raises(ValueError, match="one: no row of all_reduce at 1M"):
         judge(run, document(row(size_bytes=1 << 10)))
+
+
+def test_the_matrix_is_told_by_what_was_lost():
+    cells = [
+        {
+            "layout": "tcp-2",
+            "operation": "reduce",
+            "size_bytes": size,
+            "time_us": 9.0,
+            "ratios": {"gloo": 2.0, "ucx": ratio},
+        }
+        for size, ratio in ((8, 0.8), (1024, 0.99))
+    ]
+    text = matrix_section(
+        {"date": "2026-01-01", "command": "it", "noise": 0.05, "failures": ["no mpirun"], "cells": cells}
+    )
+    assert "Of 2 cells 1 were lost by more than 5% in two" in text
+    assert "| tcp-2 | reduce | 8 | 9.0 | ucx | 0.80 |" in text
+    assert "| 1024 |" not in text
+    assert "Not measured: no mpirun." in text
 
 
 def test_rounds_beside_iperf3_become_one_document():

@@ -21,14 +21,19 @@ _JOB_NETWORK_FD = 9
 
 
 def launch_on_testbed(
-    settings: Settings, output: Output, spec_name: str, nproc_per_node: int = 1, congestion_control: str | None = None
+    settings: Settings,
+    output: Output,
+    spec_name: str,
+    nproc_per_node: int = 1,
+    congestion_control: str | None = None,
+    name_clusters: bool = False,
 ) -> int:
     """Builds the testbed, runs the ranks on its nodes, and returns the exit status.
 
     `spec_name`: a built-in one's name or a file; `congestion_control`: TCP's default on the nodes, for all libraries
-    alike (None: as the spec says). Where links with delay or loss were slower than they should be, a line on standard
-    error says so. Raises SpecError, TestbedError where it cannot be built, PeerError where there is no
-    mpirun and a peer needs it.
+    alike (None: as the spec says); `name_clusters`: ours knows the spec's clusters. Where links with delay or loss were
+    slower than they should be, a line on standard error says so. Raises SpecError, TestbedError where it cannot be
+    built, PeerError where there is no mpirun and a peer needs it.
     """
 
     def show(line: str) -> None:
@@ -41,25 +46,30 @@ def launch_on_testbed(
     with Testbed(spec).session() as session:
         if settings.mpi_peers:
             session.exec(None, ["ip", "link", "set", "dev", "lo", "up"])  # where mpirun listens
-            argv = _mpi_job(session, arguments, nproc_per_node)
+            argv = _mpi_job(session, arguments, nproc_per_node, name_clusters)
             process = session.spawn(None, argv, MPI_ENVIRONMENT, on_line=show)
             job = RunningJob([process], ["all nodes"], session)
         else:
-            job = session.launch(arguments, nproc_per_node=nproc_per_node, on_line=lambda rank, node, line: show(line))
+            job = session.launch(
+                arguments,
+                nproc_per_node=nproc_per_node,
+                on_line=lambda rank, node, line: show(line),
+                name_clusters=name_clusters,
+            )
         returncode = job.wait().returncode
         if slow := too_slow(*slowness([], session.line_counters())):
             print(f"holmes bench: {slow}", file=sys.stderr)
         return returncode
 
 
-def _mpi_job(session: TestbedSession, arguments: list[str], nproc_per_node: int) -> list[str]:
+def _mpi_job(session: TestbedSession, arguments: list[str], nproc_per_node: int, name_clusters: bool) -> list[str]:
     """Returns one mpirun for all nodes: each rank starts beside mpirun and enters its node before it runs anything."""
     places = place_ranks(session.spec, nproc_per_node)
     ranks = []
     for rank, (node, _) in enumerate(places):
         variables = {
             **node_env(session.spec.node(node)),
-            **rank_environment(session.spec, places, rank),
+            **rank_environment(session.spec, places, rank, name_clusters),
             FD_VARIABLE: str(_JOB_NETWORK_FD),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }

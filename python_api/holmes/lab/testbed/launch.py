@@ -210,13 +210,14 @@ class TestbedSession(Session):
         on_line: OnLine | None = None,
         shuffle_seed: int | None = None,
         cwd: str | Path | None = None,
+        name_clusters: bool = False,
     ) -> RunningJob:
         """Starts `command` as one job and returns at once.
 
         Ranks fill node after node; with `shuffle_seed` they lie in a random order over all places. Each rank gets
         torchrun's variables, HOLMES_TESTBED=1, HOLMES_HOSTNAME, HOLMES_SYSFS_ROOT, GLOO_SOCKET_IFNAME (the node's
         interface on the network that all share), and unless this process sets them OMP_NUM_THREADS=1 and
-        PYTHONUNBUFFERED=1; then `env`.
+        PYTHONUNBUFFERED=1; with `name_clusters` HOLMES_CLUSTER, its node's; then `env`.
         `on_line` is called with rank, node and line, on another thread. Raises ValueError on a wrong argument.
         """
         if not command:
@@ -225,7 +226,7 @@ class TestbedSession(Session):
         processes = []
         for rank, (node, _) in enumerate(places):
             callback = None if on_line is None else _with_rank(on_line, rank, node)
-            rank_env = {**_default_env(), **rank_environment(self.spec, places, rank), **(env or {})}
+            rank_env = {**_default_env(), **rank_environment(self.spec, places, rank, name_clusters), **(env or {})}
             processes.append(self.spawn(node, command, rank_env, cwd=cwd, on_line=callback))
         return RunningJob(processes, [node for node, _ in places], self)
 
@@ -240,7 +241,9 @@ def place_ranks(spec: Spec, nproc_per_node: int, shuffle_seed: int | None = None
     return [(node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
 
 
-def rank_environment(spec: Spec, places: Sequence[tuple[str, int]], rank: int) -> dict[str, str]:
+def rank_environment(
+    spec: Spec, places: Sequence[tuple[str, int]], rank: int, name_clusters: bool = False
+) -> dict[str, str]:
     """Returns what a rank finds in its environment beside the node's own variables (see fabric.node_env)."""
     node, local_rank = places[rank]
     node_order = list(dict.fromkeys(name for name, _ in places))  # by their first rank
@@ -260,6 +263,7 @@ def rank_environment(spec: Spec, places: Sequence[tuple[str, int]], rank: int) -
         "MASTER_ADDR": str(master.address.ip),
         "MASTER_PORT": str(MASTER_PORT),
         "GLOO_SOCKET_IFNAME": common.name,
+        **({"HOLMES_CLUSTER": spec.node(node).cluster} if name_clusters else {}),
     }
 
 

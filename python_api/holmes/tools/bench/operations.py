@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from holmes_comm.errors import UsageError
 
 Array = NDArray[Any]
+
+#: Messages of a batch.
+BATCH = 8
 
 # Inputs repeat after this many elements: a prime, so that no chunk, slice or rank boundary falls together with it.
 _PERIOD = 1009
@@ -88,8 +92,10 @@ REDUCTIONS: dict[str, Callable[[Array], Array]] = {
 class Operation:
     """One operation. `size` means what it means in nccl-tests: the larger of a rank's buffers.
 
-    send_recv: every rank sends to the next and receives from the one before, at the same time. ping_pong: rank 0 sends
-    to rank 1 and then receives as much from it; the other ranks do nothing.
+    send_recv: every rank sends to the next and receives from the one before, at the same time; batch: the same in
+    BATCH messages. send: rank 0 sends to rank 1; ping_pong: and then receives as much from it; the other ranks do
+    nothing. The forms with a v are uneven: the part of rank r is r + 1 times rank 0's, in all_to_allv what rank r sends
+    to rank j is (r + j) % n + 1 times the least.
     """
 
     name: str
@@ -100,6 +106,8 @@ class Operation:
     output_split: bool = False  # the output is one n-th of the size
     has_data: bool = True
     at_root: bool = False  # only the root gets the result
+    uneven: bool = False
+    between: int | None = None  # only ranks below this take part; None: all
     least_ranks: int = 1
 
 
@@ -114,11 +122,23 @@ OPERATIONS = {
         Operation("reduce", lambda n: 1.0, reduces=True, in_place=True, at_root=True),
         Operation("gather", lambda n: (n - 1) / n, input_split=True, at_root=True),
         Operation("scatter", lambda n: (n - 1) / n, output_split=True),
+        Operation("all_gatherv", lambda n: (n - 1) / n, input_split=True, uneven=True),
+        Operation("all_to_allv", lambda n: (n - 1) / n, uneven=True),
+        Operation("gatherv", lambda n: (n - 1) / n, input_split=True, at_root=True, uneven=True),
+        Operation("scatterv", lambda n: (n - 1) / n, output_split=True, uneven=True),
+        Operation("send", lambda n: 1.0, between=2, least_ranks=2),
         Operation("send_recv", lambda n: 1.0),
-        Operation("ping_pong", lambda n: 2.0, least_ranks=2),
+        Operation("batch", lambda n: 1.0),
+        Operation("ping_pong", lambda n: 2.0, between=2, least_ranks=2),
         Operation("barrier", lambda n: 1.0, has_data=False),
     ]
 }
+
+
+def cut(whole: Any, counts: Sequence[int]) -> list[Any]:
+    """Returns consecutive parts, of these lengths, of an array or tensor; they share its memory."""
+    ends = list(itertools.accumulate(counts))
+    return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _pattern(dtype: DType, op: str, rank: int) -> Array:
@@ -150,10 +170,23 @@ class Case:
         """Elements of the larger buffer: at least one for each rank, a multiple of the ranks where it is split."""
         if not self.operation.has_data:
             return 0
-        elements = self.bytes // self.dtype.size_bytes
-        if self.operation.in_place or self.operation.name in ("send_recv", "ping_pong"):
-            return max(elements, 1)
-        return max(elements // self.ranks, 1) * self.ranks
+        if self.operation.in_place or self.operation.name in ("send", "send_recv", "batch", "ping_pong"):
+            return max(self.bytes // self.dtype.size_bytes, 1)
+        return sum(self.parts())
+
+    def parts(self) -> list[int]:
+        """Returns the elements of each rank's part of the larger buffer."""
+        if self.operation.uneven:
+            first = self.rank if self.operation.name == "all_to_allv" else 0
+            shares = [(first + rank) % self.ranks + 1 for rank in range(self.ranks)]
+        else:
+            shares = [1] * self.ranks
+        least = max(self.bytes // self.dtype.size_bytes // sum(shares), 1)
+        return [least * share for share in shares]
+
+    def pieces(self) -> list[int]:
+        """Returns the elements of each message of a batch, all of at least one."""
+        return [len(piece) for piece in np.array_split(np.empty(self.count), BATCH) if len(piece)]
 
     @property
     def size_bytes(self) -> int:
@@ -162,7 +195,7 @@ class Case:
 
     def make_buffers(self) -> tuple[Array, Array]:
         """Returns (input, output), 1-D and filled; the same array twice for an operation in place."""
-        part = self.count // self.ranks
+        part = self.parts()[self.rank]
         period = self.dtype.encode(_pattern(self.dtype, self.op, self.rank))
         source = _stretch(period, 0, part if self.operation.input_split else self.count)
         if self.operation.in_place:
@@ -173,7 +206,9 @@ class Case:
         """Returns how many elements of `output` differ from what numpy computes."""
         if not self.operation.has_data or (self.operation.at_root and self.rank != 0):
             return 0  # nothing to compare: libraries may use the other ranks' buffers of a reduce
-        if self.operation.name == "ping_pong" and self.rank > 1:
+        if self.operation.between is not None and self.rank >= self.operation.between:
+            return 0
+        if self.operation.name == "send" and self.rank == 0:
             return 0
         expected = self._expected()
         # Everything but an average is exact.
@@ -183,21 +218,27 @@ class Case:
         return int(np.count_nonzero(output != expected))
 
     def _expected(self) -> Array:
-        part = self.count // self.ranks
+        parts = self.parts()
+        offset, part = sum(parts[: self.rank]), parts[self.rank]
         periods = [_pattern(self.dtype, self.op, rank) for rank in range(self.ranks)]
         name = self.operation.name
         if self.operation.reduces:
             reduced = REDUCTIONS[self.op](np.stack(periods))
-            offset, count = (self.rank * part, part) if self.operation.output_split else (0, self.count)
-            return _stretch(self.dtype.encode(reduced), offset, count)
+            return _stretch(
+                self.dtype.encode(reduced), *((offset, part) if self.operation.output_split else (0, self.count))
+            )
         encoded = [self.dtype.encode(period) for period in periods]
         if name == "broadcast":
             return _stretch(encoded[0], 0, self.count)
-        if name == "scatter":
-            return _stretch(encoded[0], self.rank * part, part)
-        if name == "ping_pong":
+        if name in ("scatter", "scatterv"):
+            return _stretch(encoded[0], offset, part)
+        if name in ("send", "ping_pong"):
             return _stretch(encoded[1 - self.rank], 0, self.count)
-        if name == "send_recv":
+        if name in ("send_recv", "batch"):
             return _stretch(encoded[self.rank - 1], 0, self.count)
-        offset = self.rank * part if name == "all_to_all" else 0
-        return np.concatenate([_stretch(period, offset, part) for period in encoded])
+        if name in ("all_to_all", "all_to_allv"):
+            theirs = [replace(self, rank=rank).parts() for rank in range(self.ranks)]
+            places = [(sum(each[: self.rank]), each[self.rank]) for each in theirs]
+        else:
+            places = [(0, part) for part in parts]
+        return np.concatenate([_stretch(period, *place) for period, place in zip(encoded, places, strict=True)])

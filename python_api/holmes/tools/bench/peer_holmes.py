@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import holmes_comm
-from holmes.tools.bench.operations import Array, Case
+from holmes.tools.bench.operations import Array, Case, cut
 from holmes.tools.bench.peer import Context, Peer, PeerError
 
 
@@ -57,11 +57,29 @@ class HolmesPeer(Peer):
         communicator, op = self._communicator, case.op
         following, previous = (case.rank + 1) % case.ranks, (case.rank - 1) % case.ranks
 
-        parts = list(outputs.reshape(case.ranks, -1)) if case.operation.name == "gather" and case.rank == 0 else None
+        shares, name = case.parts(), case.operation.name
+        # Lists of parts, where an operation takes one.
+        if name == "all_gatherv" or (case.rank == 0 and name in ("gather", "gatherv")):
+            outputs = cut(outputs, shares)
+        if case.rank == 0 and name == "scatterv":
+            inputs = cut(inputs, shares)
+        at_root = case.rank == 0
+        messages = [("recv", outputs, previous, 0), ("send", inputs, following, 0)]
+        if name == "batch":
+            pieces = zip(cut(outputs, case.pieces()), cut(inputs, case.pieces()), strict=True)
+            messages = [
+                message for into, of in pieces for message in (("recv", into, previous, 0), ("send", of, following, 0))
+            ]
 
-        def send_recv() -> None:
-            for work in communicator.batch([("recv", outputs, previous, 0), ("send", inputs, following, 0)]):
+        def batch() -> None:
+            for work in communicator.batch(messages):
                 work.wait()
+
+        def send() -> None:
+            if case.rank == 0:
+                communicator.send(inputs, 1)
+            elif case.rank == 1:
+                communicator.recv(outputs, 0)
 
         def ping_pong() -> None:
             if case.rank == 0:
@@ -78,13 +96,19 @@ class HolmesPeer(Peer):
             "all_to_all": lambda: communicator.all_to_all(outputs, inputs),
             "broadcast": lambda: communicator.broadcast(inputs, 0),
             "reduce": lambda: communicator.reduce(inputs, 0, op),
-            "gather": lambda: communicator.gather(inputs, parts, 0),
-            "scatter": lambda: communicator.scatter(outputs, inputs if case.rank == 0 else None, 0),
-            "send_recv": send_recv,
+            "gather": lambda: communicator.gather(inputs, outputs if at_root else None, 0),
+            "scatter": lambda: communicator.scatter(outputs, inputs if at_root else None, 0),
+            "all_gatherv": lambda: communicator.all_gather(outputs, inputs),
+            "all_to_allv": lambda: communicator.all_to_all(outputs, inputs, shares, shares),
+            "gatherv": lambda: communicator.gather(inputs, outputs if at_root else None, 0),
+            "scatterv": lambda: communicator.scatter(outputs, inputs if at_root else None, 0),
+            "send": send,
+            "send_recv": batch,
+            "batch": batch,
             "ping_pong": ping_pong,
             "barrier": lambda: communicator.barrier(),
         }
-        return calls[case.operation.name]
+        return calls[name]
 
     def describe(self) -> dict[str, Any]:
         """Returns the version and, for this rank, the transport and interface of every connection."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from holmes.tools.bench.job_network import FD_VARIABLE, connect_to_launcher
-from holmes.tools.bench.operations import Array, Case
+from holmes.tools.bench.operations import Array, Case, cut
 from holmes.tools.bench.peer import Context, Peer, PeerError
 from holmes.tools.bench.timing import time_calls
 
@@ -118,12 +118,33 @@ class MpiPeer(Peer):
         return None
 
     def prepare(self, case: Case, source: Array, output: Array) -> Callable[[], None]:
-        """Returns the MPI call on the arrays' memory; types that MPI lacks are moved as bytes."""
+        """Returns the MPI call on the arrays' memory; types that MPI lacks are moved as integers."""
         mpi, world = self._mpi, self._mpi.COMM_WORLD
-        lacks = case.dtype.name in ("float16", "bfloat16", "bool")
-        inputs, outputs = ([array, mpi.BYTE] if lacks else array for array in (source, output))
+        carried = {"float16": np.uint16, "bool": np.uint8}.get(case.dtype.name, source.dtype)
+        inputs, outputs = source.view(carried), output.view(carried)
         op = getattr(mpi, _REDUCE_OPS.get(case.op, "SUM"))
         following, previous = (case.rank + 1) % case.ranks, (case.rank - 1) % case.ranks
+
+        name, at_root = case.operation.name, case.rank == 0
+        # A buffer with the elements of each rank's part, as the uneven calls want it.
+        cut_inputs, cut_outputs = (inputs, case.parts()), (outputs, case.parts())
+        pieces_of, pieces_into = (
+            (cut(array, case.pieces()) for array in (inputs, outputs)) if name == "batch" else ([], [])
+        )
+
+        def batch() -> None:
+            requests = [
+                request
+                for of, into in zip(pieces_of, pieces_into, strict=True)
+                for request in (world.Irecv(into, previous), world.Isend(of, following))
+            ]
+            mpi.Request.Waitall(requests)
+
+        def send() -> None:
+            if case.rank == 0:
+                world.Send(inputs, 1)
+            elif case.rank == 1:
+                world.Recv(outputs, 0)
 
         def ping_pong() -> None:
             if case.rank == 0:
@@ -134,7 +155,7 @@ class MpiPeer(Peer):
                 world.Send(inputs, 0)
 
         # The reduced result of Reduce is only at the root, where input and output are one buffer.
-        reduce_send, reduce_receive = (mpi.IN_PLACE, inputs) if case.rank == 0 else (inputs, None)
+        reduce_send, reduce_receive = (mpi.IN_PLACE, inputs) if at_root else (inputs, None)
         calls: dict[str, Callable[[], Any]] = {
             "all_reduce": lambda: world.Allreduce(mpi.IN_PLACE, inputs, op),
             "reduce_scatter": lambda: world.Reduce_scatter(inputs, outputs, None, op),
@@ -142,17 +163,23 @@ class MpiPeer(Peer):
             "all_to_all": lambda: world.Alltoall(inputs, outputs),
             "broadcast": lambda: world.Bcast(inputs, 0),
             "reduce": lambda: world.Reduce(reduce_send, reduce_receive, op, 0),
-            "gather": lambda: world.Gather(inputs, outputs if case.rank == 0 else None, 0),
-            "scatter": lambda: world.Scatter(inputs if case.rank == 0 else None, outputs, 0),
+            "gather": lambda: world.Gather(inputs, outputs if at_root else None, 0),
+            "scatter": lambda: world.Scatter(inputs if at_root else None, outputs, 0),
+            "all_gatherv": lambda: world.Allgatherv(inputs, cut_outputs),
+            "all_to_allv": lambda: world.Alltoallv(cut_inputs, cut_outputs),
+            "gatherv": lambda: world.Gatherv(inputs, cut_outputs if at_root else None, 0),
+            "scatterv": lambda: world.Scatterv(cut_inputs if at_root else None, outputs, 0),
+            "send": send,
+            "batch": batch,
             "send_recv": lambda: world.Sendrecv(inputs, following, 0, outputs, previous, 0),
             "ping_pong": ping_pong,
             "barrier": lambda: world.Barrier(),
         }
-        if case.operation.name == "reduce_scatter":
+        if name == "reduce_scatter":
             return self._faster(
                 [calls["reduce_scatter"], lambda: world.Reduce_scatter_block(inputs, outputs, op)],
             )
-        return calls[case.operation.name]
+        return calls[name]
 
     def _faster(self, forms: list[Callable[[], Any]]) -> Callable[[], Any]:
         """Collective. Returns the form that takes less time, the same on all ranks: which one changes with the size."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holmes.tools.bench.operations import Array, Case
+from holmes.tools.bench.operations import Array, Case, cut
 from holmes.tools.bench.peer import Context, Peer, PeerError
 from holmes.tools.bench.peer_holmes import path_of
 
@@ -58,9 +58,13 @@ class TorchPeer(Peer):
         return path_of(connections(self._group))
 
     def unsupported(self, case: Case) -> str | None:
-        """Gloo does not reduce int16."""
-        if self._backend == "gloo" and case.operation.reduces and case.dtype.name == "int16":
+        """Gloo does not reduce int16 and has equal parts in all but all_to_all."""
+        if self._backend != "gloo":
+            return None
+        if case.operation.reduces and case.dtype.name == "int16":
             return "Gloo does not reduce int16"
+        if case.operation.uneven and case.operation.name != "all_to_allv":
+            return "Gloo has equal parts only"
         return None
 
     def prepare(self, case: Case, source: Array, output: Array) -> Callable[[], None]:
@@ -76,16 +80,28 @@ class TorchPeer(Peer):
         reduce_op = getattr(dist.ReduceOp, _REDUCE_OPS[case.op])
         following, previous = (case.rank + 1) % case.ranks, (case.rank - 1) % case.ranks
 
-        whole = {"gather": outputs, "scatter": inputs}.get(case.operation.name) if case.rank == 0 else None
-        parts = None if whole is None else list(whole.chunk(case.ranks))
+        shares, name = case.parts(), case.operation.name
+        whole = inputs if name in ("scatter", "scatterv") else outputs
+        parts: Any = cut(whole, shares) if name == "all_gatherv" or case.rank == 0 else None
+        counts = case.pieces() if name == "batch" else [case.count]
 
-        def send_recv() -> None:
-            pair = [
-                dist.P2POp(dist.isend, inputs, following, group),
-                dist.P2POp(dist.irecv, outputs, previous, group),
+        def batch() -> None:
+            messages = [
+                message
+                for of, into in zip(cut(inputs, counts), cut(outputs, counts), strict=True)
+                for message in (
+                    dist.P2POp(dist.isend, of, following, group),
+                    dist.P2POp(dist.irecv, into, previous, group),
+                )
             ]
-            for work in dist.batch_isend_irecv(pair):
+            for work in dist.batch_isend_irecv(messages):
                 work.wait()
+
+        def send() -> None:
+            if case.rank == 0:
+                dist.send(inputs, 1, group)
+            elif case.rank == 1:
+                dist.recv(outputs, 0, group)
 
         def ping_pong() -> None:
             if case.rank == 0:
@@ -107,11 +123,17 @@ class TorchPeer(Peer):
             "reduce": lambda: dist.reduce(inputs, 0, reduce_op, group=group),
             "gather": lambda: dist.gather(inputs, parts, 0, group=group),
             "scatter": lambda: dist.scatter(outputs, parts, 0, group=group),
-            "send_recv": send_recv,
+            "all_gatherv": lambda: dist.all_gather(parts, inputs, group=group),
+            "all_to_allv": lambda: dist.all_to_all_single(outputs, inputs, shares, shares, group=group),
+            "gatherv": lambda: dist.gather(inputs, parts, 0, group=group),
+            "scatterv": lambda: dist.scatter(outputs, parts, 0, group=group),
+            "send": send,
+            "send_recv": batch,
+            "batch": batch,
             "ping_pong": ping_pong,
             "barrier": lambda: dist.barrier(group=group),
         }
-        return calls[case.operation.name]
+        return calls[name]
 
     def describe(self) -> dict[str, Any]:
         """Returns torch's version and the backend."""

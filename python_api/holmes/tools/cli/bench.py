@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import shlex
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -24,14 +26,19 @@ from holmes.tools.bench import (
     parse_bytes,
     run_rank,
 )
+from holmes.tools.bench.matrix import LAYOUTS, SIZES, Matrix, choose_layouts
+from holmes.tools.bench.settings import STDOUT
 from holmes.tools.cli.output import JsonFile, columns
 from holmes.tools.cli.refusal import missing_module
 from holmes_comm.errors import UsageError
 
 _MOST_RANKS = 1024
+# What a layout of the matrix says itself.
+_OF_ONE_LAYOUT = ("ranks", "testbed", "nproc_per_node", "congestion_control", "transport", "nics", "through", "holmes")
 
 
 def bench(
+    context: typer.Context,
     operations: Annotated[
         Optional[list[str]],  # noqa: UP045 (typer reads it at run time)
         typer.Argument(
@@ -84,6 +91,22 @@ def bench(
     seconds: Annotated[float, typer.Option(help="Timed work for each peer, operation and size.")] = 1.0,
     warmup: Annotated[int, typer.Option(help="Untimed calls for each peer, operation and size, at least.")] = 5,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Deadline of one operation in seconds.")] = 300.0,
+    matrix: Annotated[
+        bool,
+        typer.Option(
+            "--matrix",
+            help="Every operation and size in each layout of --layouts, against the best of all peers; prints what is "
+            "lost. Sizes are 8 to 256M where none are given.",
+        ),
+    ] = False,
+    layouts: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="With --matrix: only these, separated by commas (loopback sockets, shared memory, links of 1 Gbit/s, "
+            f"two clusters; the number is that of the ranks): {', '.join(LAYOUTS)}.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: JsonFile = None,
     plot_path: Annotated[
         Optional[Path],  # noqa: UP045
@@ -93,25 +116,31 @@ def bench(
     """Time, bandwidth and correctness of each operation and size.
 
     Columns are nccl-tests': bus bandwidth is algorithm bandwidth times 2(n-1)/n (all_reduce), (n-1)/n (reduce_scatter,
-    all_gather, all_to_all) or 1. path is what carries the bytes: shared memory or TCP. #wrong counts elements of the
-    first call that differ from numpy's. cpu is the cores that all ranks keep busy, B/cpu the bytes of all ranks per
-    second of processor time, foreign the cores that other processes kept busy meanwhile. /gloo and the like say how
-    many times faster than that peer, as the median over rounds that ran in turns; with * over another path. A terminal
-    too narrow for all columns has the most important ones; --json has all. Ctrl-C and SIGTERM end it early: --json and
-    --plot have what was measured till then.
+    all_gather, all_to_all, gather, scatter and their uneven forms), 2 (ping_pong) or 1. path is what carries the bytes:
+    shared memory or TCP. #wrong counts elements of the first call that differ from numpy's. cpu is the cores that all
+    ranks keep busy, B/cpu the bytes of all ranks per second of processor time, foreign the cores that other processes
+    kept busy meanwhile. /gloo and the like say how many times faster than that peer, as the median over rounds that ran
+    in turns; with * over another path. A terminal too narrow for all columns has the most important ones; --json has
+    all. Ctrl-C and SIGTERM end it early: --json and --plot have what was measured till then.
     """
+    if matrix:
+        _refuse(context, _OF_ONE_LAYOUT, "--matrix has layouts of its own (--layouts)")
+    else:
+        _refuse(context, ("layouts",), "layouts are those of --matrix")
+    default_sizes = SIZES if matrix else ()
+    is_size_given = any(_is_given(context, name) for name in ("begin", "end", "factor", "sizes"))
     settings = Settings(
         operations=tuple(operations or OPERATIONS),
         begin_bytes=parse_bytes(begin),
         end_bytes=parse_bytes(end),
         factor=factor,
-        sizes=tuple(parse_bytes(size) for size in sizes.split(",")) if sizes else (),
+        sizes=_parse_sizes(sizes) if sizes else () if is_size_given else default_sizes,
         dtype=dtype,
         op=op,
         through=through,
         transport=transport,
         nics=tuple(nics or ()),
-        peers=_parse_peers(peers),
+        peers=() if matrix else _parse_peers(peers),
         holmes=holmes,
         rounds=rounds,
         seconds=seconds,
@@ -131,7 +160,9 @@ def bench(
     )
     try:
         with ending_early():
-            if own_rank() is not None:
+            if matrix:
+                status = _run_matrix(settings, output, peers, layouts)
+            elif own_rank() is not None:
                 status = 0 if run_rank(settings, output) else 1
             elif testbed is not None:
                 status = _launch_on_testbed(settings, output, testbed, nproc_per_node, congestion_control)
@@ -143,13 +174,47 @@ def bench(
     raise typer.Exit(status)
 
 
-def _launch_on_testbed(settings: Settings, output: Output, *nodes: Any) -> int:
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
+    for name in names:
+        if _is_given(context, name):
+            raise UsageError(f"--{name.replace('_', '-')} says nothing here: {why}; leave it out")
+
+
+def _run_matrix(settings: Settings, output: Output, peers: str | None, layouts: str | None) -> int:
+    """Prints what is lost; 0 where everything was measured and right."""
+    if output.json_path == STDOUT:
+        raise UsageError("--matrix prints as it goes; give --json a file")
+    if own_rank() is not None:
+        raise UsageError("--matrix starts its ranks itself; run it without a launcher")
+    chosen = _parse_peers(peers) if peers is not None else PEERS if find_spec("torch") else PEERS[1:]
+    for peer in chosen:
+        if peer not in PEERS:
+            raise UsageError(f"peer {peer!r} is unknown; known are {', '.join(PEERS)}")
+    matrix = Matrix(settings, chosen, functools.partial(_launch_on_testbed, name_clusters=True), output.width)
+    try:
+        matrix.run(choose_layouts(layouts))
+    finally:  # also where Ctrl-C ends it
+        matrix.save(output.command, output.json_path, output.plot_path)
+        typer.echo("\n" + "\n".join(matrix.report()))
+    return 1 if matrix.failures else 0
+
+
+def _launch_on_testbed(settings: Settings, output: Output, *nodes: Any, name_clusters: bool = False) -> int:
     """The lab's `launch_on_testbed`. Raises PeerError where the lab is not installed."""
     try:
         bench_module = importlib.import_module("holmes.lab.testbed.bench")
     except ModuleNotFoundError as error:
         raise PeerError(missing_module(error, "lab")) from error
-    return int(bench_module.launch_on_testbed(settings, output, *nodes))
+    return int(bench_module.launch_on_testbed(settings, output, *nodes, name_clusters=name_clusters))
+
+
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    return tuple(parse_bytes(size) for size in text.split(","))
 
 
 def _parse_peers(text: str | None) -> tuple[str, ...]:
