@@ -63,6 +63,19 @@ def test_every_operation_with_delay_and_loss() -> None:
 
 
 @long
+def test_bench_compares_ports() -> None:
+    words = (
+        "ping_pong --transport rdma --ranks 2 --nics rxe0 --nics rxe1 --sizes 1K --peers none --seconds 0.1 --rounds 1"
+    )
+    command = (
+        f"cd {ROOT} && ulimit -l unlimited && HOLMES_SHM=0 HOLMES_SPIN_US=0 {sys.executable} -m holmes bench {words}"
+    )
+    (result,) = rig.run([command], timeout_s=150)
+    assert result.status == 0, result.output
+    assert re.findall(r"1024 holmes\[(rxe.)\] +(\S+) ", result.output) == [("rxe0", "rdma"), ("rxe1", "rdma")]
+
+
+@long
 def test_the_engines_own_tests_over_verbs() -> None:
     if CPP is None:
         pytest.skip("no test_rdma; `make test-cpp` builds it")

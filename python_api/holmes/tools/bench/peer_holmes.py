@@ -12,14 +12,14 @@ from holmes.tools.bench.peer import Context, Peer, PeerError
 
 def path_of(connections: list[dict[str, Any]]) -> str:
     """As `Peer.path`, of connections as a communicator lists them; "-" where there is nobody to connect to."""
-    return "+".join(sorted({each["transport"] for each in connections})) or "-"
+    return "+".join(sorted({each["transport"] for each in connections if each["purpose"] != "control"})) or "-"
 
 
 class HolmesPeer(Peer):
     """One holmes_comm communicator over all ranks."""
 
     def __init__(self, transport: str, nics: str | None) -> None:
-        """`transport` is "auto", "tcp" or "shm"; `nics` is a selection as NicSelection.parse reads it."""
+        """`transport` is one of TRANSPORTS; `nics` is a selection as NicSelection.parse reads it."""
         self.name = f"holmes[{nics}]" if nics else "holmes"
         self._transport = transport
         self._nics = nics

@@ -10,6 +10,7 @@ from typing import Any
 
 from holmes.tools.bench.operations import DTYPES, OPERATIONS, REDUCTIONS
 from holmes_comm.errors import UsageError
+from holmes_comm.nic_selection import TRANSPORTS
 
 #: As a path: standard output.
 STDOUT = "-"
@@ -41,7 +42,7 @@ class Settings:
     dtype: str = "float32"
     op: str = "sum"
     through: str = "api"  # ours: "api" (holmes_comm's own) or "torch" (the c10d backend)
-    transport: str = "auto"  # ours: "auto", "tcp" or "shm"
+    transport: str = "auto"  # ours: one of TRANSPORTS
     nics: tuple[str, ...] = ()  # ours: one peer for each selection; none: the library's default
     peers: tuple[str, ...] = ("gloo",)  # others beside ours, in the same run
     holmes: bool = True
@@ -57,7 +58,7 @@ class Settings:
             ("dtype", self.dtype, DTYPES),
             ("reduction", self.op, REDUCTIONS),
             ("through", self.through, ("api", "torch")),
-            ("transport", self.transport, ("auto", "tcp", "shm")),
+            ("transport", self.transport, TRANSPORTS),
         ]
         for name, value, known in checks:
             if value not in known:

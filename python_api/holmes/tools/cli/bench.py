@@ -72,7 +72,7 @@ def bench(
         Optional[str],  # noqa: UP045
         typer.Option(help="TCP's default on the emulated nodes, for all libraries alike.", show_default=False),
     ] = None,
-    transport: Annotated[str, typer.Option(help="Ours: auto, tcp or shm.")] = "auto",
+    transport: Annotated[str, typer.Option(help="Ours: auto, tcp, shm or rdma.")] = "auto",
     nics: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="Ours: a NIC selection such as class:infiniband or eth1; give it again to compare several."),
@@ -117,11 +117,11 @@ def bench(
 
     Columns are nccl-tests': bus bandwidth is algorithm bandwidth times 2(n-1)/n (all_reduce), (n-1)/n (reduce_scatter,
     all_gather, all_to_all, gather, scatter and their uneven forms), 2 (ping_pong) or 1. path is what carries the bytes:
-    shared memory or TCP. #wrong counts elements of the first call that differ from numpy's. cpu is the cores that all
-    ranks keep busy, B/cpu the bytes of all ranks per second of processor time, foreign the cores that other processes
-    kept busy meanwhile. /gloo and the like say how many times faster than that peer, as the median over rounds that ran
-    in turns; with * over another path. A terminal too narrow for all columns has the most important ones; --json has
-    all. Ctrl-C and SIGTERM end it early: --json and --plot have what was measured till then.
+    shared memory, TCP or RDMA. #wrong counts elements of the first call that differ from numpy's. cpu is the cores that
+    all ranks keep busy, B/cpu the bytes of all ranks per second of processor time, foreign the cores that other
+    processes kept busy meanwhile. /gloo and the like say how many times faster than that peer, as the median over
+    rounds that ran in turns; with * over another path. A terminal too narrow for all columns has the most important
+    ones; --json has all. Ctrl-C and SIGTERM end it early: --json and --plot have what was measured till then.
     """
     if matrix:
         _refuse(context, _OF_ONE_LAYOUT, "--matrix has layouts of its own (--layouts)")
