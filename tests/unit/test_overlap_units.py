@@ -1,6 +1,7 @@
 """The parts of the overlapped optimizer that need no ranks: layout of buckets, bucket size, schedule, reports."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,10 @@ from torch import nn  # noqa: E402
 import holmes  # noqa: E402
 from holmes.training.overlap.buckets import ParameterSize, lay_out  # noqa: E402
 from holmes.training.overlap.link import SMALLEST_BYTES, TAIL_SHARE, bucket_bytes_from  # noqa: E402
+from holmes.training.overlap.parameters import Trained  # noqa: E402
 from holmes.training.overlap.report import union_s  # noqa: E402
 from holmes.training.overlap.schedule import OBSERVED_STEPS, BucketTimes, StepObserver, gather_order  # noqa: E402
+from holmes.training.overlap.storage import gradient_memory  # noqa: E402
 from holmes.training.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer  # noqa: E402
 
 sizes = st.lists(
@@ -234,3 +237,29 @@ def test_trace_has_compute_lanes(tmp_path):
     names = {event["name"] for event in events}
     assert {"forward", "backward", "step 1", "step 2"} <= names
     assert optimizer.last_report.hidden_share == 1.0
+
+
+def shared_memory() -> list[range]:
+    """Of this process: the addresses that `holmes_comm.empty` gave."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:holmes-buffer" in line]
+    return [range(*(int(address, 16) for address in line[0].split("-"))) for line in lines]
+
+
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float32, torch.float64])
+def test_gradients_of_all_buckets_share_one_array_that_ranks_can_read(reduce_dtype):
+    kinds = [torch.float32, torch.bfloat16, torch.float32]
+    trained = [Trained(str(i), torch.nn.Parameter(torch.ones(5, dtype=kind)), 0) for i, kind in enumerate(kinds)]
+    sizes = [ParameterSize(t.tensor.numel(), t.tensor.element_size(), t.tensor.dtype) for t in trained]
+    buckets = [bucket for i in range(3) for bucket in lay_out([i], sizes, 1, 2)]
+    before = len(shared_memory())
+    gradients = gradient_memory(buckets, trained, reduce_dtype)
+    assert [part.dtype for part in gradients] == [reduce_dtype or kind for kind in kinds]
+    assert [len(part) for part in gradients] == [bucket.numel for bucket in buckets]
+    assert all(part.data_ptr() % 64 == 0 and not part.any() for part in gradients)
+    assert len(shared_memory()) == before + 1
+    assert all(any(part.data_ptr() in place for place in shared_memory()) for part in gradients)
+    for number, part in enumerate(gradients):
+        part.fill_(number)
+    assert [set(part.tolist()) for part in gradients] == [{0.0}, {1.0}, {2.0}]
+    del part, gradients
+    assert len(shared_memory()) == before

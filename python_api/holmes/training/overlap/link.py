@@ -93,7 +93,12 @@ def small_step(
     (bucket,) = lay_out([0], [ParameterSize(1, parameter.element_size(), parameter.dtype)], 1, 1)
     trained = [Trained("one element", parameter, 0)]
     shard = ShardOptimizer(
-        BucketStorage(bucket, trained, 0, None, is_early=False), 0, trained, optimizer_class, arguments, groups
+        BucketStorage(bucket, trained, 0, torch.zeros(bucket.numel, device=device), is_early=False),
+        0,
+        trained,
+        optimizer_class,
+        arguments,
+        groups,
     )
     settings = settings_of(groups)
     return lambda: shard.step(shard.gradients(1.0), frozenset(), settings)

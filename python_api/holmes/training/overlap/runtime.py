@@ -16,7 +16,7 @@ from holmes.training.overlap.gatherer import Gatherer
 from holmes.training.overlap.parameters import Trained
 from holmes.training.overlap.reducer import Reducer
 from holmes.training.overlap.shards import Settings, ShardOptimizer, are_equal_settings, settings_of
-from holmes.training.overlap.storage import BucketStorage, Fingerprint
+from holmes.training.overlap.storage import BucketStorage, Fingerprint, gradient_memory
 from holmes.training.overlap.timeline import Timeline
 from holmes.training.overlap.transfers import Lane
 from holmes.training.overlap.usage import Needs
@@ -94,7 +94,10 @@ class Runtime:
         self.layout = layout
         self.is_early = is_early
         self.storages = [
-            BucketStorage(b, trained, reduce_lane.rank, reduce_dtype, is_early=is_early) for b in layout.buckets
+            BucketStorage(bucket, trained, reduce_lane.rank, gradients, is_early=is_early)
+            for bucket, gradients in zip(
+                layout.buckets, gradient_memory(layout.buckets, trained, reduce_dtype), strict=True
+            )
         ]
         self.shards = [ShardOptimizer(s, reduce_lane.rank, trained, *optimizer) for s in self.storages]
         self.gatherer = Gatherer(self.storages, layout.forward_order, gather_lane)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+import holmes_comm
 from holmes.training.overlap.buckets import Bucket
 from holmes.training.overlap.parameters import Trained, bucket_addresses
 from holmes.training.overlap.sent import HeldGradient, SentGradient, SpentGradient, dense
 
+#: Of a bucket's gradients: a cache line.
+_ALIGNMENT_BYTES = 64
 #: Odd, so that the rows' sums tell when the sign of every value changes.
 _COLUMNS = 63
 
@@ -22,11 +26,34 @@ class Fingerprint(NamedTuple):
     version: int
 
 
+def gradient_memory(
+    buckets: Sequence[Bucket], trained: Sequence[Trained], reduce_dtype: torch.dtype | None
+) -> list[torch.Tensor]:
+    """Returns zeros for each bucket's gradients, of `reduce_dtype` (None: the parameters' own).
+
+    On the processor all are parts of one array of `holmes_comm.empty`, which the ranks of a host reduce where it is.
+    (The parameters are not in one: a forked child, which may write a checkpoint, would see them change.)
+    """
+    firsts = [trained[bucket.slots[0].parameter].tensor for bucket in buckets]
+    dtypes = [reduce_dtype or first.dtype for first in firsts]
+    sizes = [bucket.numel * dtype.itemsize for bucket, dtype in zip(buckets, dtypes, strict=True)]
+    shared_sizes = [
+        math.ceil(size / _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES if first.device.type == "cpu" else 0
+        for size, first in zip(sizes, firsts, strict=True)
+    ]
+    parts = holmes_comm.empty(sum(shared_sizes), torch.uint8).split(shared_sizes)
+    return [
+        part[:size].view(dtype) if len(part) else torch.zeros(bucket.numel, dtype=dtype, device=first.device)
+        for part, size, dtype, bucket, first in zip(parts, sizes, dtypes, buckets, firsts, strict=True)
+    ]
+
+
 class BucketStorage:
     """Flat parameters and gradients of one bucket, and this rank's shard of both. Not thread-safe.
 
-    Nothing is allocated after construction, so what is under way never takes more memory. `gradients` is of
-    `reduce_dtype` (None: the parameters' own): micro-batches accumulate and ranks reduce in it.
+    Nothing is allocated after construction, so what is under way never takes more memory. `gradients`, zeros as
+    `gradient_memory` gives them, may be of another dtype than the parameters: micro-batches accumulate and ranks reduce
+    in it.
 
     Where `is_early`, shards step before the model may see that: the new values gather in `staging` (the memory of the
     gradients, which have been reduced by then, where they fit), and `gradient_shard` is memory of its own. Else
@@ -38,7 +65,7 @@ class BucketStorage:
         bucket: Bucket,
         trained: Sequence[Trained],
         rank: int,
-        reduce_dtype: torch.dtype | None,
+        gradients: torch.Tensor,
         *,
         is_early: bool,
     ) -> None:
@@ -47,7 +74,7 @@ class BucketStorage:
         self.is_early = is_early
         self.values = torch.zeros(bucket.numel, dtype=first.dtype, device=first.device)
         bucket_addresses.add(self.values.data_ptr())
-        self.gradients = torch.zeros(bucket.numel, dtype=reduce_dtype or first.dtype, device=first.device)
+        self.gradients = gradients
         self._own = slice(rank * bucket.shard_numel, (rank + 1) * bucket.shard_numel)
         self.value_shard = self.values[self._own]
         self.gradient_shard = self.gradients[self._own].clone() if is_early else self.gradients[self._own]
