@@ -5,6 +5,9 @@ import itertools
 import os
 import shutil
 import signal
+import socket
+import socketserver
+import struct
 import subprocess
 import threading
 import time
@@ -170,6 +173,28 @@ def refusal(address, kind, timeout_s=3.0):
     text = str(caught.value)
     assert "\n" not in text
     return text
+
+
+class Hangup(socketserver.BaseRequestHandler):
+    """Says nothing; with `resets` the end comes as a reset, as where what was sent had not been read."""
+
+    resets = False
+
+    def handle(self):
+        self.request.recv(100)
+        if self.resets:
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.request.close()
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_connection_that_ends_without_an_answer_may_want_tls(resets):
+    handler = type("Handler", (Hangup,), {"resets": resets})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        said = refusal(f"etcd://127.0.0.1:{server.server_address[1]}", StoreLostError, 1.0)
+        server.shutdown()
+    assert "closes the connection without an answer, as one does that speaks TLS only (etcds://...)" in said
 
 
 class NoEtcd(BaseHTTPRequestHandler):

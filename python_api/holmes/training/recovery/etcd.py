@@ -150,7 +150,7 @@ class _Gateway:
                         raise
                     said[_shown(endpoint)] = str(error)
                 except (OSError, http.client.HTTPException, ValueError) as error:
-                    said[_shown(endpoint)] = _reason(error)
+                    said[_shown(endpoint)] = _reason(error, self.address.tls)
                 self._disconnect()
                 self._current = (self._current + 1) % len(self.address.endpoints)
         answers = (
@@ -382,11 +382,12 @@ def _shown(endpoint: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, is_over_tls: bool) -> str:
     if isinstance(error, TimeoutError):
         return "no answer"
-    if isinstance(error, http.client.RemoteDisconnected):
-        return "it closes the connection without an answer, as one does that speaks TLS only (etcds://...)"
+    if isinstance(error, ConnectionResetError):  # RemoteDisconnected too: which of them is a matter of time
+        closed = "it closes the connection without an answer"
+        return closed if is_over_tls else f"{closed}, as one does that speaks TLS only (etcds://...)"
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
