@@ -221,11 +221,16 @@ class BucketStorage:
         return cleared, replaced
 
     def release(self) -> None:
-        """Drops what is in .grad, unless it is not of this storage: the zeros of zero_grad(set_to_none=False)."""
+        """The last call: lets go of the gradients' memory. Drops what is in .grad, unless it is not of this storage:
+        the zeros of zero_grad(set_to_none=False)."""
         for index in self._views:
             parameter = self._trained[index].tensor
             if index in self._attached or isinstance(parameter.grad, SentGradient):
                 parameter.grad = None
+        self._views.clear()
+        self._held.clear()
+        self.gradients = self.gradient_shard = self.gradients[:0].clone()
+        self.staging = self.values
 
     def clear(self, *, is_stepped: bool = False) -> None:
         """Forgets this step's gradients; `is_stepped`: they stay in .grad, spent, until they are dropped."""
