@@ -7,6 +7,7 @@ from holmes.planning.simulate.schedules import Operation, operations
 from holmes.planning.simulate.step import Boundary, Route, Stage, Step
 
 COMMUNICATION = ("p2p", "gather", "reduce", "embedding")
+_KINDS = {"F": "forward", "B": "backward", "W": "weights"}
 
 
 def device_of(stage: int) -> str:
@@ -38,9 +39,12 @@ class _StageTasks:
     def __init__(self, engine: Engine, step: Step, index: int) -> None:
         self.engine, self.step, self.index = engine, step, index
         self.stage: Stage = step.stages[index]
+        self.device = device_of(index)
+        self.parts = len(step.stages) * step.chunks  # of the model
         self.order = operations(step.schedule, len(step.stages), index, step.micro_batches, step.chunks)
         final = "W" if step.schedule == "zb-h1" else "B"  # the phase that completes the gradients
         self.last = {operation.chunk: operation for operation in self.order if operation.phase == final}
+        self.durations_s = {phase: self._duration_s(phase) for phase in _KINDS}
 
     def add(self) -> list[Key]:
         """Adds the stage's tasks. Returns the keys of its last computation and of its gradients' last transfers."""
@@ -92,12 +96,17 @@ class _StageTasks:
     def _add_compute(self, operation: Operation) -> None:
         """Adds an operation; in parts where buckets of it are waited for, or wait for it."""
         after: list[Key] = [source] if (source := self._source(operation)) else []
+        duration_s = self.durations_s[operation.phase]
+        is_last = self.last[operation.chunk] == operation
+        if is_last:
+            duration_s += self.stage.sharding_s / self.step.chunks
         parts, gathers = 1, 0
         if operation.phase == "F" and operation.micro_batch == 0:
             gathers = self.step.buckets(self.stage.gather_bytes)
             parts = gathers if self.step.overlap_gather and gathers else 1
-        elif self.step.overlap_reduce and self.last[operation.chunk] == operation:
+        elif self.step.overlap_reduce and is_last:
             parts = self.step.buckets(self.stage.reduce_bytes) or 1
+        label = f"{operation.phase}{operation.micro_batch}" + (f".{operation.chunk}" if self.step.chunks > 1 else "")
         for part in range(parts):
             needs = list(after)
             if gathers:
@@ -105,28 +114,23 @@ class _StageTasks:
                 needs.append(("gather", self.index, operation.chunk, bucket))
                 if not self.step.overlap_gather:
                     needs.append(("gather", self.index, self.step.chunks - 1, gathers - 1))
-            label = f"{operation.phase}{operation.micro_batch}" + (
-                f".{operation.chunk}" if self.step.chunks > 1 else ""
-            )
             self.engine.compute(
                 self._part(operation, part, parts),
-                {"F": "forward", "B": "backward", "W": "weights"}[operation.phase],
-                device_of(self.index),
-                self._duration_s(operation) / parts,
+                _KINDS[operation.phase],
+                self.device,
+                duration_s / parts,
                 needs,
                 label,
                 self.stage.cores,
             )
 
-    def _duration_s(self, operation: Operation) -> float:
-        if operation.phase == "F":
+    def _duration_s(self, phase: str) -> float:
+        if phase == "F":
             return self.stage.forward_s / self.step.chunks
         seconds = self.stage.backward_s / self.step.chunks
         if self.step.schedule == "zb-h1":  # which has one chunk
             share = self.stage.weight_share
-            seconds *= share if operation.phase == "W" else 1 - share
-        if self.last[operation.chunk] == operation:
-            seconds += self.stage.sharding_s / self.step.chunks
+            seconds *= share if phase == "W" else 1 - share
         return seconds
 
     def _key(self, operation: Operation) -> Key:
@@ -139,20 +143,19 @@ class _StageTasks:
 
     def _source(self, operation: Operation) -> Key | None:
         """What must arrive before the operation; None for a sample's first forward and for weight gradients."""
-        stages, chunks = len(self.step.stages), self.step.chunks
         if operation.phase == "W":
             return None
-        position = operation.chunk * stages + self.index
+        position = operation.chunk * len(self.step.stages) + self.index
         if operation.phase == "F":
             return ("send F", operation.micro_batch, position - 1) if position > 0 else None
-        if position == stages * chunks - 1:
+        if position == self.parts - 1:
             return ("F", self.index, operation.micro_batch, operation.chunk)
         return ("send B", operation.micro_batch, position + 1)
 
     def _add_send(self, operation: Operation) -> None:
-        stages, chunks = len(self.step.stages), self.step.chunks
+        stages = len(self.step.stages)
         position = operation.chunk * stages + self.index
-        if operation.phase == "F" and position < stages * chunks - 1:
+        if operation.phase == "F" and position < self.parts - 1:
             boundary = self.step.boundaries[self.index]
             route = boundary.forward_route
         elif operation.phase == "B" and position > 0:

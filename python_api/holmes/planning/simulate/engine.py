@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from holmes_comm.errors import UsageError
 Key = Hashable
 
 
-@dataclass
+@dataclass(slots=True)
 class Task:
     """One computation (on `device`) or transfer (of `size_bytes` over `usage`), and, after `run`, when it was done.
 
@@ -61,6 +62,7 @@ class Engine:
         self.links = dict(links)
         self.cores = {name: dict(sorted(table.items())) for name, table in (cores or {}).items()}
         self.tasks: dict[Key, Task] = {}
+        self._known: dict[str, object] = {**self.links, **self.cores}
         self.link_busy_s = dict.fromkeys(links, 0.0)
         self.link_bytes = dict.fromkeys(links, 0.0)
 
@@ -78,13 +80,10 @@ class Engine:
 
         `usage`: shared processor to the ranks that do the same on it at once; none: the device is its own.
         """
-        self._check_usage(key, usage or {}, self.cores)
-        task = Task(key, kind, tuple(after), device=device, label=label)
-        if usage:
-            task.usage, task.work_s = dict(usage), duration_s
-        else:
-            task.duration_s = duration_s
-        self._add(task)
+        usage = usage or {}
+        self._check_usage(key, usage, self.cores)
+        alone_s, work_s = (0.0, duration_s) if usage else (duration_s, 0.0)
+        self._add(Task(key, kind, tuple(after), device, alone_s, work_s, 0.0, usage, 0.0, 1.0, None, label))
 
     def transfer(
         self,
@@ -106,9 +105,9 @@ class Engine:
         Transfers of one channel go one after the other, in the order in which they become ready. Without any link only
         the latency counts.
         """
-        self._check_usage(key, usage, {**self.links, **self.cores})
+        self._check_usage(key, usage, self._known)
         weight = 1 / core_s_per_byte if core_s_per_byte > 0 else 1.0
-        task = Task(key, kind, tuple(after), None, 0.0, 0.0, size_bytes, dict(usage), latency_s, weight, channel, label)
+        task = Task(key, kind, tuple(after), None, 0.0, 0.0, size_bytes, usage, latency_s, weight, channel, label)
         self._add(task)
 
     def run(self) -> dict[Key, Task]:
@@ -140,130 +139,161 @@ class Engine:
         self.tasks[task.key] = task
 
 
+@dataclass(slots=True)
+class _Flow:
+    """A transfer, or a computation on shared cores, under way. `shape`: number of its `_Shape`."""
+
+    remaining: float
+    shape: int
+    rate: float = -1.0
+    end_s: float = math.inf
+
+
+_Shape = tuple[tuple[tuple[str, float], ...], float, bool]  # what a flow uses, its weight, whether it computes
+
+
 class _Run:
+    """The state of a run. Tasks go by number here, in the order in which they were added."""
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.tasks = engine.tasks
-        self.number = {key: i for i, key in enumerate(self.tasks)}
+        self.tasks = list(engine.tasks.values())
         self.now_s = 0.0
-        self.waiting = {key: len(set(task.after)) for key, task in self.tasks.items()}
-        self.followers: dict[Key, list[Key]] = {key: [] for key in self.tasks}
-        self.programs: dict[str, list[Key]] = {}
-        for key, task in self.tasks.items():
-            for other in dict.fromkeys(task.after):
-                if other not in self.tasks:
-                    raise UsageError(f"task {key} waits for {other}, which was never added")
-                self.followers[other].append(key)
-            if task.device is not None:
-                self.programs.setdefault(task.device, []).append(key)
-        self.next_in_program = dict.fromkeys(self.programs, 0)
-        self.queues: dict[Key, list[tuple[float, int, Key]]] = {}
-        self.channel_busy: dict[Key, bool] = {}
-        self.timers: list[tuple[float, int, Key]] = []
-        self.remaining: dict[Key, float] = {}
-        self.rates: dict[Key, float] = {}
-        self.flow_ends: dict[Key, float] = {}
         self.done = 0
+        self.waiting: list[int] = []  # for so many others, each of which follows another task
+        self.followers: list[list[int]] = [[] for _ in self.tasks]
+        numbers = {key: number for number, key in enumerate(engine.tasks)}
+        last_on_device: dict[str, Key] = {}
+        for number, task in enumerate(self.tasks):
+            after = dict.fromkeys(task.after)
+            if task.device is not None:
+                if task.device in last_on_device:
+                    after[last_on_device[task.device]] = None
+                last_on_device[task.device] = task.key
+            for other in after:
+                if other not in numbers:
+                    raise UsageError(f"task {task.key} waits for {other}, which was never added")
+                self.followers[numbers[other]].append(number)
+            self.waiting.append(len(after))
+        self.queues: dict[Key, list[tuple[float, int]]] = {}
+        self.busy_channels: set[Key] = set()
+        self.timers: list[tuple[float, int]] = []
+        self.flows: dict[int, _Flow] = {}
+        self.first_flow_end_s = math.inf
+        self.busy_links: list[str] = []
+        self.shapes: dict[_Shape, int] = {}
+        self.shared: dict[tuple[int, ...], tuple[tuple[float, ...], list[str]]] = {}
 
     def run(self) -> None:
-        for key, count in self.waiting.items():
+        for number, count in enumerate(self.waiting):
             if count == 0:
-                self._ready(key, None)
-        while self.timers or self.flow_ends:
-            next_s = min(
-                self.timers[0][0] if self.timers else float("inf"), min(self.flow_ends.values(), default=float("inf"))
-            )
+                self._ready(number, None)
+        timers, flows = self.timers, self.flows
+        while timers or flows:
+            next_s = self.first_flow_end_s
+            if timers and timers[0][0] < next_s:
+                next_s = timers[0][0]
             self._advance(next_s)
-            ended = sorted((key for key, end in self.flow_ends.items() if end <= next_s), key=self.number.__getitem__)
-            for key in ended:
-                del self.remaining[key], self.rates[key], self.flow_ends[key]
-                self._finish(key)
+            ended: list[int] = []
+            if self.first_flow_end_s <= next_s:
+                ended = sorted(number for number, flow in flows.items() if flow.end_s <= next_s)
+            for number in ended:
+                del flows[number]
+                self._finish(number)
             started = False
-            while self.timers and self.timers[0][0] <= next_s:
-                key = heapq.heappop(self.timers)[2]
-                task = self.tasks[key]
-                if task.usage and task.size_bytes + task.work_s > 0:
-                    self.remaining[key] = task.size_bytes + task.work_s
+            while timers and timers[0][0] <= next_s:
+                number = heapq.heappop(timers)[1]
+                task = self.tasks[number]
+                if task.usage and (size := task.size_bytes + task.work_s) > 0:
+                    flows[number] = _Flow(size, self._shape(task))
                     started = True
                 else:
-                    self._finish(key)
+                    self._finish(number)
             if ended or started:
                 self._share()
         if self.done < len(self.tasks):
-            stuck = [str(key) for key, task in self.tasks.items() if task.end_s < 0][:6]
+            stuck = [str(task.key) for task in self.tasks if task.end_s < 0][:6]
             raise UsageError(f"{len(self.tasks) - self.done} tasks wait for each other and never start: {stuck} ...")
 
     def _advance(self, next_s: float) -> None:
         elapsed_s = next_s - self.now_s
-        for link in {link for key in self.remaining for link in self.tasks[key].usage}:
-            if link in self.engine.links:
-                self.engine.link_busy_s[link] += elapsed_s
-        for key, rate in self.rates.items():
-            self.remaining[key] -= rate * elapsed_s
+        for link in self.busy_links:
+            self.engine.link_busy_s[link] += elapsed_s
+        for flow in self.flows.values():
+            flow.remaining -= flow.rate * elapsed_s
         self.now_s = next_s
+
+    def _shape(self, task: Task) -> int:
+        weight = task.weight if self.engine.cores else 1.0
+        shape = (tuple(task.usage.items()), weight, task.device is not None)
+        return self.shapes.setdefault(shape, len(self.shapes))
 
     def _share(self) -> None:
         """New rates; the end of a transfer whose rate stays the same is not computed again, so it stays exact."""
-        usage = {key: self.tasks[key].usage for key in self.remaining}
-        if self.engine.cores:
-            computing = [key for key in usage if self.tasks[key].device is not None]
-            capacities = dict(self.engine.links)
-            for name in self.engine.cores:
-                capacities[name] = self.engine.cores_of(name, sum(usage[key].get(name, 0.0) for key in computing))
-            weights = {key: self.tasks[key].weight for key in usage}
-            rates = fair_rates(usage, capacities, weights, dict.fromkeys(computing, 1.0))
+        shapes = tuple([flow.shape for flow in self.flows.values()])
+        if shapes not in self.shared:  # a pipeline repeats itself: few mixes of flows come again and again
+            self.shared[shapes] = self._fair_share()
+        rates, self.busy_links = self.shared[shapes]
+        now_s, first_end_s = self.now_s, math.inf
+        for flow, rate in zip(self.flows.values(), rates, strict=True):
+            if flow.rate != rate:
+                flow.rate, flow.end_s = rate, now_s + max(flow.remaining, 0.0) / rate
+            if flow.end_s < first_end_s:
+                first_end_s = flow.end_s
+        self.first_flow_end_s = first_end_s
+
+    def _fair_share(self) -> tuple[tuple[float, ...], list[str]]:
+        """Rates of the flows, in their order, and the links that they use."""
+        links, shapes = self.engine.links, list(self.shapes)
+        flows = tuple(shapes[flow.shape] for flow in self.flows.values())
+        capacities = list(links.items())
+        for name in self.engine.cores:
+            ranks = sum(dict(usage).get(name, 0.0) for usage, _, is_computing in flows if is_computing)
+            capacities.append((name, self.engine.cores_of(name, ranks)))
+        used = {link for usage, _, _ in flows for link, _ in usage}
+        return _rates_of(flows, tuple(capacities)), [link for link in links if link in used]
+
+    def _ready(self, number: int, cause: Key | None) -> None:
+        channel = self.tasks[number].channel
+        if channel is None:
+            self._begin(number, cause)
+        elif channel in self.busy_channels:
+            heapq.heappush(self.queues.setdefault(channel, []), (self.now_s, number))
         else:
-            rates = fair_rates(usage, self.engine.links)
-        for key, rate in rates.items():
-            if self.rates.get(key) != rate:
-                self.flow_ends[key] = self.now_s + max(self.remaining[key], 0.0) / rate
-        self.rates = rates
+            self.busy_channels.add(channel)
+            self._begin(number, cause)
 
-    def _ready(self, key: Key, cause: Key | None) -> None:
-        task = self.tasks[key]
-        task.cause = cause
-        if task.device is not None:
-            self._start_device(task.device, cause)
-        elif task.channel is None:
-            self._begin(key, cause)
-        else:
-            heapq.heappush(self.queues.setdefault(task.channel, []), (self.now_s, self.number[key], key))
-            self._start_channel(task.channel, cause)
-
-    def _start_device(self, device: str, cause: Key | None) -> None:
-        program, index = self.programs[device], self.next_in_program[device]
-        if index < len(program) and self.waiting[program[index]] == 0:
-            previous = self.tasks[program[index - 1]] if index else None
-            if previous is None or previous.end_s >= 0:
-                self.next_in_program[device] = index + 1
-                self._begin(program[index], cause)
-
-    def _start_channel(self, channel: Key, cause: Key | None) -> None:
-        if self.queues.get(channel) and not self.channel_busy.get(channel):
-            self.channel_busy[channel] = True
-            self._begin(heapq.heappop(self.queues[channel])[2], cause)
-
-    def _begin(self, key: Key, cause: Key | None) -> None:
-        task = self.tasks[key]
+    def _begin(self, number: int, cause: Key | None) -> None:
+        task = self.tasks[number]
         task.start_s, task.cause = self.now_s, cause
-        heapq.heappush(self.timers, (self.now_s + task.duration_s + task.latency_s, self.number[key], key))
+        heapq.heappush(self.timers, (self.now_s + task.duration_s + task.latency_s, number))
 
-    def _finish(self, key: Key) -> None:
-        task = self.tasks[key]
+    def _finish(self, number: int) -> None:
+        task, waiting, link_bytes = self.tasks[number], self.waiting, self.engine.link_bytes
         task.end_s = self.now_s
         self.done += 1
         for link, copies in task.usage.items():
-            if link in self.engine.links:
-                self.engine.link_bytes[link] += copies * task.size_bytes
-        for follower in self.followers[key]:
-            self.waiting[follower] -= 1
-            if self.waiting[follower] == 0:
-                self._ready(follower, key)
-        if task.device is not None:
-            self._start_device(task.device, key)
-        elif task.channel is not None:
-            self.channel_busy[task.channel] = False
-            self._start_channel(task.channel, key)
+            if link in link_bytes:
+                link_bytes[link] += copies * task.size_bytes
+        for follower in self.followers[number]:
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                self._ready(follower, task.key)
+        if task.channel is not None:
+            if queue := self.queues.get(task.channel):
+                self._begin(heapq.heappop(queue)[1], task.key)
+            else:
+                self.busy_channels.discard(task.channel)
+
+
+@lru_cache(maxsize=16384)  # choices that a search simulates differ in times and sizes more than in their flows
+def _rates_of(flows: tuple[_Shape, ...], capacities: tuple[tuple[str, float], ...]) -> tuple[float, ...]:
+    """Of flows of these shapes, in their order. Computations have a rate of at most 1."""
+    usage = {i: dict(flow[0]) for i, flow in enumerate(flows)}
+    weights = {i: weight for i, (_, weight, _) in enumerate(flows)}
+    limits = {i: 1.0 for i, (_, _, is_computing) in enumerate(flows) if is_computing}
+    rates = fair_rates(usage, dict(capacities), weights, limits)
+    return tuple(rates[i] for i in usage)
 
 
 Flow = TypeVar("Flow", bound=Hashable)

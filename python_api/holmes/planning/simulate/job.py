@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from holmes.cluster.topology import Topology
 from holmes.planning.groups.reach import Reach
-from holmes.planning.model.gpt import Transformer, check_recomputation
+from holmes.planning.model.gpt import PartTimes, Transformer, check_recomputation
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import plan_differs
 from holmes.planning.simulate.rates import Rates
@@ -149,8 +149,12 @@ def make_step(job: Job, rates: Rates) -> Step:
         embedding = _boundary(job, rates, 0, stages - 1, shard_bytes)
     reduces, gathers = SYNCHRONIZATIONS[job.framework.synchronization]
     wire_share = max(reduces, gathers) * (job.data - 1) / job.data if job.data > 1 else 1.0
+    times, plain = (
+        rates.times(job.model, job.micro_batch, job.tensor, recomputation)
+        for recomputation in (job.framework.recomputation, "none")
+    )
     return Step(
-        stages=tuple(_stage(job, rates, i) for i in range(stages)),
+        stages=tuple(_stage(job, rates, times, plain, i) for i in range(stages)),
         boundaries=tuple(_boundary(job, rates, a, b, activation_bytes) for a, b in pairs),
         links=links,
         micro_batches=job.micro_batches,
@@ -165,12 +169,11 @@ def make_step(job: Job, rates: Rates) -> Step:
     )
 
 
-def _stage(job: Job, rates: Rates, index: int) -> Stage:
+def _stage(job: Job, rates: Rates, times: PartTimes, plain: PartTimes, index: int) -> Stage:
+    """`plain`: the times without recomputation."""
     model, framework, place = job.model, job.framework, job.places[index]
-    times = rates.times(model, job.micro_batch, job.tensor, framework.recomputation).scaled(1 / place.speed)
-    passes = times.stage(job.layers_per_stage, index)
-    plain = rates.times(model, job.micro_batch, job.tensor, "none").scaled(1 / place.speed)
-    weights_s = plain.stage(job.layers_per_stage, index).backward_s / 2
+    passes = times.scaled(1 / place.speed).stage(job.layers_per_stage, index)
+    weights_s = plain.scaled(1 / place.speed).stage(job.layers_per_stage, index).backward_s / 2
     parameters = model.stage_parameters(job.layers_per_stage, index) / job.tensor
     wire_bytes = parameters * framework.element_bytes * (job.data - 1) / job.data
     reduces, gathers = SYNCHRONIZATIONS[framework.synchronization]

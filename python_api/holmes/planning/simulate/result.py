@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holmes.planning.simulate.build import COMMUNICATION, build, device_of
@@ -79,9 +79,13 @@ def simulate(step: Step) -> Result:
     engine = build(step)
     tasks = engine.run()
     step_s = max(task.end_s for task in tasks.values())
+    on_device: dict[str, list[Task]] = {device_of(i): [] for i in range(len(step.stages))}
+    for task in tasks.values():
+        if task.device is not None:
+            on_device[task.device].append(task)
     return Result(
         step_s=step_s,
-        devices=tuple(_device_time(tasks, device_of(i), step_s) for i in range(len(step.stages))),
+        devices=tuple(_device_time(tasks, mine, step_s) for mine in on_device.values()),
         link_busy_share={link: busy_s / step_s if step_s else 0.0 for link, busy_s in engine.link_busy_s.items()},
         link_bytes=dict(engine.link_bytes),
         critical_s=_critical_path(tasks, engine.links),
@@ -89,10 +93,9 @@ def simulate(step: Step) -> Result:
     )
 
 
-def _device_time(tasks: Mapping[Key, Task], device: str, step_s: float) -> DeviceTime:
+def _device_time(tasks: Mapping[Key, Task], mine: Sequence[Task], step_s: float) -> DeviceTime:
     busy_s, bubble_s, cursor_s = 0.0, 0.0, 0.0
     exposed_s = dict.fromkeys(COMMUNICATION, 0.0)
-    mine = [task for task in tasks.values() if task.device == device]
     for task in mine:
         for kind, time_s in _why_idle(tasks, task, cursor_s, task.start_s):
             if kind in exposed_s:

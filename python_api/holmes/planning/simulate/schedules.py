@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from holmes.planning.schedule import check_schedule
 from holmes_comm.errors import UsageError
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One piece of a stage's work: phase "F" (forward), "B" (backward) or "W" (weight gradients, zero-bubble only)."""
 
     phase: str

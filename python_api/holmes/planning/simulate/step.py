@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from holmes.planning.simulate.schedules import check_sizes
 from holmes_comm.errors import UsageError
@@ -24,7 +25,7 @@ class Route:
     cores: Mapping[str, float] = field(default_factory=dict)
     core_s_per_byte: float = 0.0
 
-    @property
+    @cached_property
     def usage(self) -> Mapping[str, float]:
         """All that a byte of the transfer takes."""
         return {**self.copies, **self.cores}
