@@ -62,10 +62,12 @@ def random_case(seed: int) -> tuple[Topology, Transformer, int]:
 
 def every_candidate(found: SearchResult, model: Transformer, batch: int) -> list[Candidate]:
     """All choices that fit into memory, simulated."""
+    simulated = {candidate.choice: candidate for candidate in found.candidates}
     every = []
     for choice, _ in found.estimates:
         with contextlib.suppress(ValueError):  # memory has room for parts of layers only
-            every.append(evaluate(Layout.of(found.machines, model, choice, batch)))
+            known = simulated.get(choice)
+            every.append(known or evaluate(Layout.of(found.machines, model, choice, batch)))
     return every
 
 

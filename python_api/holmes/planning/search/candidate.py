@@ -55,8 +55,9 @@ def evaluate(layout: Layout) -> Candidate:
     counted as slowness; the faster one counts. Raises ValueError where memory cannot fit."""
     best = _simulated(layout, _partition(layout, None))
     if layout.choice.pipeline > 1 and max(best.losses_s) - min(best.losses_s) > _UNEVEN_LOSSES * best.step_s:
-        other = _simulated(layout, _partition(layout, best.losses_s))
-        best = min(best, other, key=lambda simulated: simulated.step_s)
+        other = _partition(layout, best.losses_s)
+        if other.layers_per_stage != best.partition.layers_per_stage:
+            best = min(best, _simulated(layout, other), key=lambda simulated: simulated.step_s)
     return _candidate(layout, best)
 
 
@@ -76,7 +77,7 @@ def _partition(layout: Layout, losses_s: tuple[float, ...] | None) -> Partition:
 
 def _simulated(layout: Layout, partition: Partition) -> _Simulated:
     """The step; of very many micro-batches only some are simulated: each further one takes as long as the last ones."""
-    job, rates = layout.job(partition.layers_per_stage), layout.rates()
+    job, rates = layout.job(partition.layers_per_stage), layout.rates
     unit = layout.choice.pipeline
     most = max(_MOST_OPERATIONS // (unit * layout.choice.chunks) // unit, 3) * unit
     if layout.micro_batches <= most:

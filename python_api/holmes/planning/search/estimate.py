@@ -8,8 +8,8 @@ micro-batch of the slowest stage at the best split of equal layers within memory
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ class Estimate:
 
 def estimate(layout: Layout) -> Estimate:
     """Of one choice."""
-    choice, layers = layout.choice, layout.layers()
+    choice, layers = layout.choice, layout.layers
     embedding, layer, head = layers[0], layers[1], layers[-1]
     stages, count = choice.pipeline, layout.model.layers
     flying = _in_flight(layout) / choice.chunks
@@ -84,36 +84,39 @@ def _turns_s(layout: Layout, slot_s: float, hops_s: Floats, wire_s: float) -> fl
 
 def _in_flight(layout: Layout) -> Floats:
     """Micro-batches that each stage holds at most, those of all chunks added up."""
-    choice, micro_batches = layout.choice, layout.micro_batches
-    stages = choice.pipeline
-    later: Floats = stages - 1 - np.arange(stages, dtype=np.float64)
-    most: dict[str, npt.NDArray[np.floating[Any]]] = {
-        "gpipe": np.full(stages, np.inf),
-        "1f1b": later + 1,
-        # as many chunk-forwards as the warm-up has, and one
-        "interleaved": later * 2 + (choice.chunks - 1) * stages + 1,
-        "zb-h1": np.full(stages, float(stages)),
-    }
-    held: Floats = np.minimum(most[choice.schedule], micro_batches * choice.chunks).astype(np.float64)
-    return held
+    choice, stages = layout.choice, layout.choice.pipeline
+    later = stages - 1 - np.arange(stages, dtype=np.float64)
+    if choice.schedule == "1f1b":
+        most = later + 1
+    elif choice.schedule == "interleaved":  # as many chunk-forwards as the warm-up has, and one
+        most = later * 2 + (choice.chunks - 1) * stages + 1
+    else:
+        most = np.full(stages, float(stages) if choice.schedule == "zb-h1" else np.inf)
+    return np.minimum(most, layout.micro_batches * choice.chunks)
 
 
 def _bottleneck_s(layer_s: float, head_s: float, count: int, speeds: Floats, room: Floats, chunks: int) -> float:
     """The least time per micro-batch in which the stages together run all layers, each within its room."""
     extra_s = np.zeros(len(speeds))
     extra_s[-1] = head_s
+    # Stages are of few kinds, which plain numbers get through faster than arrays; room for more than all is no other.
+    kinds = Counter(zip(speeds.tolist(), extra_s.tolist(), np.minimum(room, count).tolist(), strict=True))
     low, high = 0.0, (count * layer_s + head_s) / float(speeds.min())
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        layers = np.floor((middle * speeds - extra_s) / layer_s * (1 + 1e-9))
-        fits = layers.min() >= chunks and np.minimum(layers, room).sum() >= count
-        low, high = (low, middle) if fits else (middle, high)
+        least, total = count, 0.0
+        for (speed, extra, most), stages in kinds.items():
+            layers = math.floor((middle * speed - extra) / layer_s * (1 + 1e-9))
+            if layers < least:
+                least = layers
+            total += stages * (layers if layers < most else most)
+        low, high = (low, middle) if least >= chunks and total >= count else (middle, high)
     return high
 
 
 def _hops_s(layout: Layout, size_bytes: float) -> Floats:
     """Of activations from each stage to the next, and from the last to the first (0 without interleaving)."""
-    choice, places, rates = layout.choice, layout.places(), layout.rates()
+    choice, places, rates = layout.choice, layout.places, layout.rates
     hops_s = np.zeros(choice.pipeline)
     for stage in range(choice.pipeline - (choice.chunks == 1)):
         source, target = places[stage], places[(stage + 1) % choice.pipeline]
@@ -127,7 +130,7 @@ def _hops_s(layout: Layout, size_bytes: float) -> Floats:
 def _wire_s(layout: Layout, hops_s: Floats) -> float:
     """What the busiest NIC sends of a micro-batch: activations to the stages after its host's, gradients to those
     before, once for each chunk."""
-    choice, places = layout.choice, layout.places()
+    choice, places = layout.choice, layout.places
     sent_s: dict[tuple[str, str], float] = {}
     for stage, hop_s in enumerate(hops_s):
         last = stage == choice.pipeline - 1  # from the last chunk nothing goes on

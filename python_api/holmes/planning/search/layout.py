@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from holmes.planning.model.gpt import Transformer
 from holmes.planning.partition import Layer, Link, PartitionProblem, Stage
@@ -38,16 +39,17 @@ class Layout:
         """Of a step, through each replica."""
         return self.choice.micro_batches(self.global_batch)
 
-    @property
+    @cached_property
     def reference_tflops(self) -> float:
         """Times are of a GPU this fast; the fastest one's."""
         return max(cluster.tflops for cluster in self.clusters)
 
-    @property
+    @cached_property
     def speeds(self) -> tuple[float, ...]:
         """Of each stage, relative to the fastest."""
         return tuple(cluster.tflops / self.reference_tflops for cluster in self.clusters)
 
+    @cached_property
     def rates(self) -> Rates:
         """Of the simulator: networks by name; between clusters that share a bottleneck, what a host gets of it."""
         links: dict[str, LinkRate] = {}
@@ -72,6 +74,7 @@ class Layout:
     def _hosts(self, cluster: ClusterMachines) -> int:
         return max(self.choice.tensor * self.choice.data // cluster.ranks_per_host, 1)
 
+    @cached_property
     def places(self) -> tuple[Place, ...]:
         """Of the stages; several on one host share its NICs."""
         width = self.choice.tensor * self.choice.data
@@ -94,30 +97,31 @@ class Layout:
             )
         return tuple(found)
 
+    @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Of the partition: times on the fastest stage, bytes of one GPU."""
-        choice = self.choice
-        times = self.rates().times(self.model, choice.micro_batch, choice.tensor, choice.recomputation)
-        return layers_of_times(
+        choice, rates = self.choice, self.rates
+        return _layers(
             self.model,
-            times,
-            micro_batch=choice.micro_batch,
-            tensor=choice.tensor,
-            optimizer_shards=choice.data,
-            recomputation=choice.recomputation,
+            rates.compute_tflops,
+            rates.tensor_gbps,
+            choice.micro_batch,
+            choice.tensor,
+            choice.data,
+            choice.recomputation,
         )
 
     def problem(self, extra_s: tuple[float, ...] | None = None) -> PartitionProblem:
         """For the partition. `extra_s`: seconds of each stage in a step beside its layers (exposed communication),
         counted as if it computed as much slower."""
-        layers, micro_batches, choice = self.layers(), self.micro_batches, self.choice
+        layers, micro_batches, choice = self.layers, self.micro_batches, self.choice
         speeds = list(self.speeds)
         if extra_s is not None:
             busy_s = micro_batches * sum(layer.forward_s + layer.backward_s for layer in layers) / sum(speeds)
             speeds = [speed * busy_s / (busy_s + extra) for speed, extra in zip(speeds, extra_s, strict=True)]
         links: tuple[Link, ...] = ()
         if self.machines.pipeline is not None and choice.pipeline > 1:
-            rates, places = self.rates(), self.places()
+            rates, places = self.rates, self.places
             count = choice.pipeline - (choice.chunks == 1)
             links = tuple(self._link(places[i], places[(i + 1) % choice.pipeline], rates) for i in range(count))
         return PartitionProblem(
@@ -153,7 +157,7 @@ class Layout:
         return Job(
             self.model,
             layers_per_stage,
-            self.places(),
+            self.places,
             framework,
             choice.micro_batch,
             self.global_batch,
@@ -161,3 +165,19 @@ class Layout:
             choice.schedule,
             choice.chunks,
         )
+
+
+@lru_cache(maxsize=1024)  # choices with another schedule or order have the same
+def _layers(
+    model: Transformer,
+    compute_tflops: float | None,
+    tensor_gbps: float | None,
+    micro_batch: int,
+    tensor: int,
+    data: int,
+    recomputation: str,
+) -> tuple[Layer, ...]:
+    times = Rates(compute_tflops, {}, tensor_gbps=tensor_gbps).times(model, micro_batch, tensor, recomputation)
+    return layers_of_times(
+        model, times, micro_batch=micro_batch, tensor=tensor, optimizer_shards=data, recomputation=recomputation
+    )

@@ -24,7 +24,7 @@ _TRIES = 3  # choices with a value, of which the first that fits into memory cou
 _HOPELESS = 1.5  # times the best: estimates do not err by more
 _CLOSE = 1.3  # times the best estimate: values of a decision that are looked at on their own
 _MOST = 10  # times as many choices as are wanted are simulated at most
-_OPERATIONS = 4_096  # forwards and backwards of micro-batches: a quarter of a second
+_OPERATIONS = 4_096  # forwards and backwards of micro-batches: some tenths of a second
 _NEIGHBOURS = 3  # choices with another value of one decision that are simulated at a time
 _EXPANDED = 40  # choices that are tried with every order of the clusters
 
@@ -88,7 +88,7 @@ def search(
     Every stage lies in one cluster, every tensor group in one host; the optimizer is sharded over data-parallel ranks,
     its traffic overlapped. `wanted` fixes what is decided already; `simulated`: so many choices are partitioned exactly
     and simulated for their estimate, then those that differ from the best in one decision and those with another value
-    of each, until nothing is faster, then the others while a quarter of a second for each that is asked for lasts:
+    of each, until nothing is faster, then the others while some tenths of a second for each that is asked for last:
     small jobs are searched through. Local and deterministic. Raises one ValueError, with all numbers and the
     nearest fix, where nothing fits.
     """
