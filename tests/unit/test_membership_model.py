@@ -8,6 +8,7 @@ that takes none is stopped or killed. Searched breadth first, so that what is fo
 
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -65,9 +66,14 @@ def broken(state: State, rules: Rules) -> str | None:
 
 
 def steps(state: State, rules: Rules) -> Iterator[tuple[str, State | str]]:
-    """What may happen next: (what, the state after it, or what is broken by it)."""
-    yield "tick", state._replace(ranks=tuple(map(_older, state.ranks)))
+    """What may happen next: (what, the state after it, or what is broken by it).
+
+    The ranks are alike, so states that differ only in who is who are one: ranks are sorted.
+    """
+    yield "tick", state._replace(ranks=tuple(sorted(map(_older, state.ranks))))
     for index, rank in enumerate(state.ranks):
+        if rank in state.ranks[:index]:  # whatever it does leads where that one does
+            continue
         for what, after in _steps_of(state, rank, rules):
             if isinstance(after, str):
                 yield f"{index}: {what}", after
@@ -77,7 +83,7 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State | str]]:
             if changes.pop("decides", False):
                 out = changes.pop("without")
                 ranks = tuple(_decided(other, changes["generation"], place == out) for place, other in enumerate(ranks))
-            yield f"{index}: {what}", state._replace(ranks=ranks, **changes)
+            yield f"{index}: {what}", state._replace(ranks=tuple(sorted(ranks)), **changes)
 
 
 def _decided(rank: Rank, generation: int, is_left_out: bool) -> Rank:
@@ -87,6 +93,7 @@ def _decided(rank: Rank, generation: int, is_left_out: bool) -> Rank:
     return rank._replace(is_member=False) if rank.waited < 0 else Rank(told=generation, is_member=True)
 
 
+@cache
 def _older(rank: Rank) -> Rank:
     if rank.answer == 1 and rank.asked + 1 >= OLD:  # too late to renew anything
         rank = rank._replace(asked=-1, answer=-1)
@@ -103,7 +110,8 @@ def _steps_of(state: State, rank: Rank, rules: Rules) -> Iterator[tuple[str, tup
         yield "restarts", (Rank(), {"lost": state.lost or (rank.is_member and not is_here)})
     left = Rank(is_member=rank.is_member)
     if rank.in_:
-        yield from _steps_of_training(state, rank, rules, left)
+        runs = rank.in_ == state.generation and not state.has_ended
+        yield from _steps_of_training(rank, rules, runs, state.claimed, state.written)
     elif rank.told:
         yield "trains", (Rank(in_=rank.told, is_member=rank.is_member), {})
     if not rank.in_ and not is_here and state.has_ended and state.generation < GENERATIONS:
@@ -118,8 +126,18 @@ def _steps_of(state: State, rank: Rank, rules: Rules) -> Iterator[tuple[str, tup
                     yield "decides without one", (rank, {**changes, "without": place})
 
 
-def _steps_of_training(state: State, rank: Rank, rules: Rules, left: Rank) -> Iterator[tuple[str, tuple | str]]:
-    runs = rank.in_ == state.generation and not state.has_ended
+@cache
+def _steps_of_training(
+    rank: Rank, rules: Rules, runs: bool, claimed: int, written: int
+) -> tuple[tuple[str, tuple | str], ...]:
+    """`runs`: its generation is the latest, and not over."""
+    return tuple(_each_of_training(rank, rules, runs, claimed, written))
+
+
+def _each_of_training(
+    rank: Rank, rules: Rules, runs: bool, claimed: int, written: int
+) -> Iterator[tuple[str, tuple | str]]:
+    left = Rank(is_member=rank.is_member)
     if rank.asked < 0:
         yield "begins a look", (rank._replace(asked=0), {})
     elif rank.answer < 0:
@@ -131,14 +149,14 @@ def _steps_of_training(state: State, rank: Rank, rules: Rules, left: Rank) -> It
     if runs:
         yield "ends the generation", (left, {"has_ended": True})
     if rank.armed:
-        if rules.token and rank.in_ < state.claimed:
+        if rules.token and rank.in_ < claimed:
             yield "is refused by the folder", (left, {})
-        elif rank.in_ < state.written:
+        elif rank.in_ < written:
             yield "writes", "an earlier generation writes after a later one"
         else:
             yield "writes", (rank._replace(armed=False), {"written": rank.in_})
     elif trains(rank, rules):
-        yield "may write", (rank._replace(armed=True), {"claimed": max(state.claimed, rank.in_)})
+        yield "may write", (rank._replace(armed=True), {"claimed": max(claimed, rank.in_)})
 
 
 def search(rules: Rules) -> tuple[str | None, list[str], int]:
@@ -149,12 +167,11 @@ def search(rules: Rules) -> tuple[str | None, list[str], int]:
     while open_:
         state = open_.popleft()
         for what, after in steps(state, rules):
-            found = after if isinstance(after, str) else broken(after, rules)
-            if found:
-                return found, [*_way(came_from, state), what], len(came_from)
-            # The ranks are alike: states that differ only in who is who are one.
-            after = after._replace(ranks=tuple(sorted(after.ranks)))
+            if isinstance(after, str):
+                return after, [*_way(came_from, state), what], len(came_from)
             if after not in came_from:
+                if found := broken(after, rules):
+                    return found, [*_way(came_from, state), what], len(came_from)
                 came_from[after] = (state, what)
                 open_.append(after)
     return None, [], len(came_from)
