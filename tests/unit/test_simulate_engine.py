@@ -170,6 +170,13 @@ def test_timeline_holds_every_task(tmp_path: Path) -> None:
     assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 
+def test_a_trace_holds_transfers_that_take_no_time() -> None:
+    """Inside a host: no link, no latency."""
+    result = simulate(Step((Stage(1.0, 2.0, reduce_bytes=4.0),), (), {}, 1, bucket_bytes=1.0))
+    names = [event["args"]["name"] for event in chrome_trace(result)["traceEvents"] if event["ph"] == "M"]
+    assert names == ["stage 0", "stage 0 data parallel"]
+
+
 def test_wrong_tasks_are_named() -> None:
     engine = Engine({"a": 1.0})
     with pytest.raises(ValueError, match="uses link 'b'"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def lane_of(task: Task) -> str:
 
 def chrome_trace(result: Result) -> dict[str, Any]:
     """The trace as a JSON object; times in microseconds, a row for each device and each channel of transfers."""
-    lanes = {lane: number for number, lane in enumerate(_lanes(result))}
+    lanes = {lane: number for number, lane in enumerate(_lanes(result.tasks))}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": lane}}
         for lane, number in lanes.items()
@@ -74,7 +74,7 @@ def draw(result: Result, path: str | Path, title: str = "") -> None:
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    lanes = _lanes(result)
+    lanes = _lanes([task for task in result.tasks if task.end_s > task.start_s])
     figure, axis = pyplot.subplots(figsize=(12, 0.45 * len(lanes) + 1.6), constrained_layout=True)
     kinds = [kind for kind in _COLORS if any(task.kind == kind and task.end_s > task.start_s for task in result.tasks)]
     for row, lane in enumerate(lanes):
@@ -99,6 +99,5 @@ def draw(result: Result, path: str | Path, title: str = "") -> None:
     pyplot.close(figure)
 
 
-def _lanes(result: Result) -> list[str]:
-    found = dict.fromkeys(lane_of(task) for task in result.tasks if task.end_s > task.start_s)
-    return sorted(found, key=lambda lane: (lane.startswith("embedding"), lane))
+def _lanes(tasks: Iterable[Task]) -> list[str]:
+    return sorted({lane_of(task) for task in tasks}, key=lambda lane: (lane.startswith("embedding"), lane))
