@@ -19,10 +19,9 @@ from topologies import two_clusters
 from torch_ranks import run_module
 
 from holmes.lab.demo.comparison import check_runs, largest_difference
-from holmes.lab.demo.device import choose_device
 from holmes.lab.demo.run_demo import planned_settings, run_demo
 from holmes.lab.demo.runs import Run, RunFailed, launch_here
-from holmes.lab.demo.settings import Settings
+from holmes.lab.demo.settings import Settings, choose_device
 from holmes.planning.plan import Plan, plan_for
 
 TINY = Settings(layers=3, width=32, heads=2, sequence=16, global_batch=8, steps=6)

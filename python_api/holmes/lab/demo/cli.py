@@ -41,9 +41,8 @@ def demo(
     console = Console()
     if missing := [name for name in ("torch", "matplotlib") if find_spec(name) is None]:
         raise UsageError(f"the demo needs {' and '.join(missing)}; run: pip install 'holmes-comm[lab]'")
-    from holmes.lab.demo.device import choose_device
     from holmes.lab.demo.run_demo import planned_settings, run_demo, testbed_launch
-    from holmes.lab.demo.settings import Settings
+    from holmes.lab.demo.settings import Settings, choose_device
 
     out.mkdir(parents=True, exist_ok=True)
     if ablation and device == "cuda":

@@ -10,17 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from holmes.lab.demo.settings import choose_device
 from holmes_comm.errors import UsageError
-
-
-def choose_device(asked: str = "") -> str:
-    """`asked`, or where it is empty `cuda` if torch has a GPU, else `cpu`. Raises ValueError where it cannot be had."""
-    if asked not in ("", "cpu", "cuda"):
-        raise UsageError(f"--device {asked!r} is unknown; known are cpu and cuda")
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    if asked == "cuda" and found != "cuda":
-        raise UsageError("--device cuda needs a GPU and a torch with CUDA, and torch finds none; use --device cpu")
-    return asked or found
 
 
 def rank_device(name: str) -> torch.device:

@@ -13,6 +13,20 @@ from holmes_comm.errors import UsageError
 MARK = "HOLMES-DEMO "  # begins a rank's line that is meant for the demo
 
 
+def choose_device(asked: str = "") -> str:
+    """`asked`, or where it is empty `cuda` if torch has a GPU, else `cpu`. Raises ValueError where it cannot be had."""
+    if asked not in ("", "cpu", "cuda"):
+        raise UsageError(f"--device {asked!r} is unknown; known are cpu and cuda")
+    if asked == "cpu":
+        return asked
+    import torch  # seconds: not to refuse a name, nor for the processor
+
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda" and found != "cuda":
+        raise UsageError("--device cuda needs a GPU and a torch with CUDA, and torch finds none; use --device cpu")
+    return found
+
+
 @dataclass(frozen=True)
 class Settings:
     """Model, data and optimizer, equal in all runs. Batch sizes in samples, `sequence` in characters.
