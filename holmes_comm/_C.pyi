@@ -361,11 +361,11 @@ class TcpStore(Store):
     """
     def __init__(
         self,
-        host: str,
-        port: typing.SupportsInt | typing.SupportsIndex,
+        host: typing.Any,
+        port: typing.Any,
         is_server: bool = False,
-        timeout_s: typing.SupportsFloat | typing.SupportsIndex = 60.0,
-        secret: str = "",
+        timeout_s: typing.Any = 60.0,
+        secret: typing.Any = "",
     ) -> None: ...
     @property
     def host(self) -> str:

@@ -120,9 +120,11 @@ def init(
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     if transport is None:
         transport = selection.transport if selection is not None else "auto"
+    if options is not None and not isinstance(options, _C.CommunicatorOptions):
+        raise UsageError(f"options={options!r} is no CommunicatorOptions")
     made_of = copy.copy(options) if options is not None else _C.CommunicatorOptions()
-    made_of.rank, made_of.size, made_of.name = rank, size, f"holmes/{name}"
-    made_of.timeout_s, made_of.connect_timeout_s, made_of.secret = timeout_s, connect_timeout_s, secret
+    _assign(made_of, rank=rank, size=size, name=f"holmes/{name}")
+    _assign(made_of, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, secret=secret)
     store = _C.AttemptStore(store, made_of.name, rank, connect_timeout_s)
     if backend == "nccl":
         if cluster is not None or cluster_nics is not None or hierarchical_min_bytes is not None:
@@ -130,8 +132,8 @@ def init(
         return _init_nccl(store, made_of, selection, device, nccl_variables, nccl_host_id, nccl)
     if backend != "host":
         raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
-    made_of.transport, made_of.tls, made_of.hierarchical_min_bytes = transport, tls, hierarchical_min_bytes
-    made_of.priority, made_of.dscp = priority, dscp
+    _assign(made_of, transport=transport, tls=tls, hierarchical_min_bytes=hierarchical_min_bytes)
+    _assign(made_of, priority=priority, dscp=dscp)
     membership = agree_membership(
         store,
         rank,
@@ -150,6 +152,18 @@ def init(
     made_of.cluster_nics = bindings(membership.cluster_nics)
     _C.log_nics(made_of, membership.reason)
     return _C.make_communicator(store, made_of)
+
+
+def _assign(options: _C.CommunicatorOptions, **values: Any) -> None:
+    """Sets the fields; where one is of a wrong type UsageError names it, without a secret's value."""
+    for name, value in values.items():
+        try:
+            setattr(options, name, value)
+        except TypeError:
+            kinds = {int: "a whole number", float: "a number", str: "text"}
+            kind = "text" if name == "tls" else kinds.get(type(getattr(options, name)), "a whole number or None")
+            shown = type(value).__name__ if name == "secret" else repr(value)
+            raise UsageError(f"{name}={shown} is of another type than it can be; give {kind}") from None
 
 
 def _init_nccl(

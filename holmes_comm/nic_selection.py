@@ -45,6 +45,9 @@ class NicSelection:
         object.__setattr__(self, "names", (self.names,) if isinstance(self.names, str) else tuple(self.names))
         if self.transport not in TRANSPORTS:
             raise UsageError(f"transport {self.transport!r} does not exist; use one of {', '.join(TRANSPORTS)}")
+        for field in ("nic_class", "subnet"):
+            if getattr(self, field) == "":
+                raise UsageError(f"{field}='' is none; name one, or leave it out for any")
         self._rule()
 
     @classmethod

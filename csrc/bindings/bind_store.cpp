@@ -21,6 +21,30 @@ using namespace py::literals;
 namespace holmes {
 namespace {
 
+// Throw UsageError naming `what` where the value is of another type; without the value, which may be a secret.
+std::string text_of(const char* what, const py::object& value) {
+  if (!py::isinstance<py::str>(value))
+    throw UsageError(std::string(what) + " is of type " + Py_TYPE(value.ptr())->tp_name + "; give text");
+  return value.cast<std::string>();
+}
+
+double number_of(const char* what, const py::object& value) {
+  if (!py::isinstance<py::int_>(value) && !py::isinstance<py::float_>(value))
+    throw UsageError(std::string(what) + " is of type " + Py_TYPE(value.ptr())->tp_name + "; give a number");
+  return value.cast<double>();
+}
+
+std::uint16_t port_of(const py::object& value) {
+  const std::string rule = "; it must be a whole number from 0 (any) to 65535";
+  if (!py::isinstance<py::int_>(value))
+    throw UsageError(std::string("port is of type ") + Py_TYPE(value.ptr())->tp_name + rule);
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  if (overflow != 0 || number < 0 || number > 65535)
+    throw UsageError("port is " + py::str(value).cast<std::string>() + rule);
+  return static_cast<std::uint16_t>(number);
+}
+
 // Holds the GIL only inside its methods. What the object raises passes through, but for "not there in time".
 class PyStore final : public Store {
 public:
@@ -237,10 +261,14 @@ void define_store(py::module_& module) {
       "connect, waiting up to `timeout_s` seconds for it. `secret`: the job's; empty: HOLMES_SECRET or "
       "HOLMES_SECRET_FILE,\n"
       "else none: then who reaches the port can read and write.")
-      .def(py::init([](const std::string& host, std::uint16_t port, bool is_server, double timeout_s,
-                       const std::string& secret) {
+      // All of any type: pybind11 answers a wrong one with all arguments, the secret too.
+      .def(py::init([](const py::object& host, const py::object& port, bool is_server, const py::object& timeout_s,
+                       const py::object& secret) {
+             const std::string host_text = text_of("host", host), secret_text = text_of("secret", secret);
+             const std::uint16_t number = port_of(port);
+             const Duration timeout = seconds(number_of("timeout_s", timeout_s));
              const GilRelease no_gil;
-             return std::make_shared<TcpStore>(host, port, is_server, seconds(timeout_s), secret);
+             return std::make_shared<TcpStore>(host_text, number, is_server, timeout, secret_text);
            }),
            "host"_a, "port"_a, "is_server"_a = false, "timeout_s"_a = 60.0, "secret"_a = "")
       .def_property_readonly("host", &TcpStore::host, "Host it listens on or connects to.")

@@ -97,7 +97,8 @@ void check_tensor(const at::Tensor& tensor, Payload payload, c10::Device device)
   check_kind(tensor);
   if (payload == Payload::reduce && !known_dtype(tensor.scalar_type()))
     throw UsageError("dtype " + std::string(c10::toString(tensor.scalar_type())) +
-                     " cannot be reduced; use float64, float32, float16, bfloat16, int8 to int64, uint8 or bool");
+                     " cannot be reduced; use float64, float32, float16, bfloat16, int8 to int64, uint8 or bool" +
+                     (tensor.is_complex() ? ", or for a sum torch.view_as_real(tensor)" : ""));
   check_memory(tensor);
 }
 

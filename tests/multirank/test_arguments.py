@@ -109,3 +109,53 @@ def test_a_selection_that_is_a_text_is_named(keyword):
         holmes_comm.UsageError, match=rf"{keyword}='eth99' is no NicSelection; say for example NicSelection.parse"
     ):
         holmes_comm.init(holmes_comm.LocalStore(), 0, 1, **{keyword: "eth99"})
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "rule"),
+    [
+        ("rank", 0.5, "give a whole number"),
+        ("timeout_s", "a", "give a number"),
+        ("timeout_s", None, "give a number"),
+        ("transport", 3, "give text"),
+        ("tls", True, "give text"),
+        ("priority", "high", "give a whole number or None"),
+        ("priority", 2**40, "give a whole number or None"),
+        ("dscp", 1.5, "give a whole number or None"),
+        ("secret", 12345678901234567890, "give text"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_named(field, wrong, rule) -> None:
+    arguments = {"store": holmes_comm.LocalStore(), "rank": 0, "size": 1, field: wrong}
+    with pytest.raises(holmes_comm.UsageError) as caught:
+        holmes_comm.init(**arguments)
+    said = str(caught.value)
+    assert said.startswith(f"{field}=")
+    assert rule in said
+    assert ("1234567890" in said) is False
+    assert field == "secret" or repr(wrong) in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"port": 70000}, "port is 70000; it must be a whole number from 0 (any) to 65535"),
+        ({"port": -1}, "port is -1;"),
+        ({"port": 2**70}, "port is 1180591620717411303424;"),
+        ({"port": "29500"}, "port is of type str;"),
+        ({"host": 3}, "host is of type int; give text"),
+        ({"timeout_s": "a"}, "timeout_s is of type str; give a number"),
+        ({"secret": ["The secret of the job 0123"]}, "secret is of type list; give text"),
+    ],
+)
+def test_a_store_names_what_is_wrong_and_never_the_secret(wrong, words) -> None:
+    arguments = {"host": "127.0.0.1", "port": 0, "is_server": True, "secret": "The secret of the job 0123", **wrong}
+    with pytest.raises(holmes_comm.UsageError) as caught:
+        holmes_comm.TcpStore(**arguments)
+    assert words in str(caught.value)
+    assert "The secret" not in str(caught.value)
+
+
+def test_nobody_can_send_to_the_only_rank() -> None:
+    (comm,) = run_communicators(1, lambda comm: comm)
+    refused(comm, "has one rank: nobody can send to it", lambda: comm.recv(np.zeros(3)))

@@ -113,6 +113,35 @@ def test_forked_child_neither_uses_nor_keeps_the_communicator(transport: str) ->
         os.kill(child["child"], signal.SIGKILL)
 
 
+FORK_WITH_A_STORE = """
+import os, sys, threading
+import holmes_comm
+store = holmes_comm.TcpStore("127.0.0.1", 0, True)
+child = os.fork()
+if child == 0:
+    for number in range(200):
+        store.set(f"child {number}", str(number).encode())
+    # What a new thread gets may be what the server's had: the child must not take it for that.
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    sys.exit(0)
+for number in range(200):
+    store.set(f"parent {number}", str(-number).encode())
+assert os.waitpid(child, 0)[1] == 0
+assert [store.get(f"child {number}") for number in range(200)] == [str(number).encode() for number in range(200)]
+assert [store.get(f"parent {number}") for number in range(200)] == [str(-number).encode() for number in range(200)]
+print("both")
+"""
+
+
+def test_a_forked_child_uses_and_drops_its_parents_store() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", FORK_WITH_A_STORE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "both\n", "")
+
+
 END_IN_MID_OPERATION = """
 import numpy as np
 import holmes_comm

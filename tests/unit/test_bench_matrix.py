@@ -75,6 +75,7 @@ def test_a_cell_is_lost_where_the_fastest_peer_won_twice(ranks):
     assert (lost.operation, lost.best_peer, lost.ratio) == ("all_reduce", "openmpi-tcp", 0.8)
     assert [run[3] for run in made.runs] == [("all_reduce", "broadcast", "barrier"), ("all_reduce",), ("broadcast",)]
     assert matrix.report()[-1] == "# 3 cells, 1 lost by more than 5%, twice"
+    assert matrix.document("it")["complete"]
     assert "0.80x" in matrix.report()[1]
     assert "openmpi-tcp" in matrix.report()[1]
 
@@ -96,6 +97,22 @@ def test_what_cannot_be_measured_is_said_and_takes_nothing_with_it(ranks, monkey
     monkeypatch.setattr(module, "find_mpirun", lambda: None)
     made.ratios["all_reduce", "gloo"].append(2.0)
     assert measure(made, ("gloo", "openmpi-tcp")).failures == ["tcp-4: there is no mpirun, so without openmpi-tcp"]
+
+
+def test_what_was_ended_early_says_so(ranks, monkeypatch):
+    made = ranks({("all_reduce", "gloo"): [0.5]})
+
+    def interrupted(*arguments):
+        if made.runs:
+            raise KeyboardInterrupt
+        return made(*arguments)
+
+    monkeypatch.setattr(module, "launch", interrupted)
+    matrix = Matrix(Settings(("all_reduce",), sizes=(1024,), peers=()), ("gloo",), lambda *_: 1)
+    with pytest.raises(KeyboardInterrupt):
+        matrix.run([LAYOUTS["tcp-4"]])
+    assert matrix.report()[-1] == "# 1 cell, 1 lost by more than 5% so far: it was ended early"
+    assert not matrix.document("it")["complete"]
 
 
 def test_layouts_are_named():

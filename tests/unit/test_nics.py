@@ -286,3 +286,23 @@ def test_the_matrix_fits_80_columns(machine, sysfs, monkeypatch):
         assert all(word in run.output for row in rows for word in row["nics"].values())
     else:
         assert "no matrix" in run.output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("class:", "has nothing behind 'class:'"),
+        ("eth0,subnet:", "has nothing behind 'subnet:'"),
+        (",", "has no word between its commas"),
+        (" , ,", "has no word between its commas"),
+    ],
+)
+def test_a_word_that_names_nothing_is_no_selection(text, words):
+    with pytest.raises(UsageError, match=words):
+        NicSelection.parse(text)
+
+
+@pytest.mark.parametrize("field", ["nic_class", "subnet"])
+def test_an_empty_condition_is_none(field):
+    with pytest.raises(UsageError, match=f"{field}='' is none; name one, or leave it out"):
+        NicSelection(**{field: ""})

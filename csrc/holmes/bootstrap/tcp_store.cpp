@@ -11,6 +11,7 @@
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/bootstrap/sha256.hpp"
 #include "holmes/bootstrap/tcp_store_server.hpp"
+#include "holmes/core/fork.hpp"
 #include "holmes/core/interrupt.hpp"
 #include "holmes/transport/socket.hpp"
 
@@ -122,7 +123,9 @@ TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duratio
     : host_(std::move(host)),
       port_(port),
       secret_(given_secret(secret, Env::read()).value_or("")),
-      timeout_(std::min(timeout, max_wait)) {
+      epoch_(fork_epoch()),
+      timeout_(std::min(timeout, max_wait)),
+      idle_epoch_(epoch_) {
   if (is_server) {
     server_ = std::make_unique<TcpStoreServer>(host_, port_, secret_);
     port_ = server_->port();
@@ -130,7 +133,11 @@ TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duratio
   idle_.push_back(connect(timeout_));
 }
 
-TcpStore::~TcpStore() = default;
+TcpStore::~TcpStore() {
+  // In a forked child thread and keys are the parent's.
+  if (epoch_ != fork_epoch()) [[maybe_unused]]
+    auto* const parents = server_.release();
+}
 
 UniqueFd TcpStore::connect(Duration timeout) {
   const auto deadline = Clock::now() + timeout;
@@ -196,6 +203,7 @@ std::string TcpStore::call(char operation, const std::string& key, const std::st
   UniqueFd fd;
   {
     const std::lock_guard lock(mutex_);
+    if (std::exchange(idle_epoch_, fork_epoch()) != fork_epoch()) idle_.clear();  // the parent's
     if (!idle_.empty()) {
       fd = std::move(idle_.back());
       idle_.pop_back();

@@ -48,10 +48,12 @@ private:
   std::string host_;
   std::uint16_t port_;
   std::string secret_;
+  std::uint64_t epoch_;  // of the process whose server it is (see fork_epoch)
   std::unique_ptr<TcpStoreServer> server_;
   Duration timeout_;
   std::mutex mutex_;
   std::vector<UniqueFd> idle_;  // connections no call uses; a call that waits does not hold up the others
+  std::uint64_t idle_epoch_;    // of the process whose they are
 };
 
 }  // namespace holmes

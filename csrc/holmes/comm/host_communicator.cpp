@@ -449,6 +449,8 @@ P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::o
     if (*peer == options_.rank)
       throw UsageError("rank " + std::to_string(*peer) + " of communicator '" + options_.name +
                        "' cannot send to or receive from itself; copy the buffer instead");
+  } else if (options_.size == 1) {
+    throw UsageError("communicator '" + options_.name + "' has one rank: nobody can send to it");
   }
   Call call = begin(options);
   cuda::EventPtr ready;

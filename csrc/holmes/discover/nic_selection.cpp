@@ -160,6 +160,9 @@ NicSelection NicSelection::parse(const std::string& text) {
   NicSelection selection;
   std::map<std::string, std::string> named;
   std::size_t begin = 0;
+  if (text.find(',') != std::string::npos && text.find_first_not_of(", \t") == std::string::npos)
+    throw UsageError("NIC selection " + in_quotes(text) +
+                     " has no word between its commas; leave it empty for any NIC");
   while (begin <= text.size()) {
     const auto end = std::min(text.find(',', begin), text.size());
     const std::string word = stripped(text.substr(begin, end - begin));
@@ -173,6 +176,9 @@ NicSelection NicSelection::parse(const std::string& text) {
       continue;
     }
     const std::string value = word.substr(colon + 1);
+    if (value.empty())
+      throw UsageError("NIC selection " + in_quotes(text) + " has nothing behind " + in_quotes(key + ":") +
+                       "; name one, or leave the word out");
     const auto [at, is_new] = named.emplace(key, value);
     if (!is_new && at->second != value)
       throw UsageError("NIC selection " + in_quotes(text) + " has two of " + in_quotes(key) + ": " +

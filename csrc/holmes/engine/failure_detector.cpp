@@ -200,7 +200,8 @@ std::optional<Failure> FailureDetector::check_deadlines() {
     text += "communicator '" + group_.name + "': " + overdue;
   ErrorContext context = culprit ? context_of(*culprit) : own_context();
   if (culprit && !late && is_silent(*culprit))
-    text += "; " + group_.controls[*culprit]->describe() + " gives no sign of life";
+    text += "; " + group_.controls[*culprit]->describe() +
+            " answers nothing (it computes, or it is cut off, powered off or stopped)";
   if (cut) {
     const std::string near = cut->near == group_.rank ? own_place_ : group_.controls[cut->near]->describe();
     text +=

@@ -106,6 +106,7 @@ class Matrix:
         """`settings` say operations, sizes and times, `peers` which of a layout's to take; `width` as in Output."""
         self.cells: dict[Key, Cell] = {}
         self.failures: list[str] = []
+        self.is_complete = False
         self._settings = settings
         self._peers = peers
         self._on_testbed = on_testbed
@@ -123,6 +124,7 @@ class Matrix:
                 # A barrier has none, which the settings do not take.
                 sizes = sizes if OPERATIONS[operation].has_data else self._settings.sizes
                 self._measure(layout, peers, replace(self._settings, operations=(operation,), sizes=sizes))
+        self.is_complete = True
 
     def lost(self) -> list[Cell]:
         """Returns the lost cells, the worst first."""
@@ -183,7 +185,7 @@ class Matrix:
                 for cell in lost
             ),
         ]
-        beyond = f"lost by more than {NOISE:.0%}, twice"
+        beyond = f"lost by more than {NOISE:.0%}" + (", twice" if self.is_complete else " so far: it was ended early")
         return [*(lines if lost else []), *self.failures, f"# {count(len(self.cells), 'cell')}, {len(lost)} {beyond}"]
 
     def document(self, command: str) -> dict[str, Any]:
@@ -193,6 +195,7 @@ class Matrix:
             "version": 1,
             **facts(command, {**asdict(self._settings), "peers": list(self._peers)}),
             "noise": NOISE,
+            "complete": self.is_complete,
             "failures": self.failures,
             "cells": [asdict(cell) for cell in self.cells.values()],
         }
