@@ -530,8 +530,9 @@ class Communicator:
     def connections(self) -> list:
         """
         Every established connection as a dict: peer, host, transport, purpose, interface, local_address, remote_address,
-        device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks,
-        encryption ('' where there is none). Local.
+        device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks, round_trip_us,
+        path_bytes_per_s (of a far path while more was to be sent than it took; 0: not known), path_changes (how
+        often that became another rate), encryption ('' where there is none). Local.
         """
     def flight_record(self) -> typing.Any:
         """

@@ -106,8 +106,10 @@ def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
     """What each connection of ``group`` (default: the world) really uses; one dict per connection. Local.
 
     Keys: peer (group rank), host, transport ("tcp", "shm", "rdma"), purpose, interface, local_address, remote_address,
-    device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks, encryption ("" where there
-    is none). Raises UsageError where the group's CPU backend is not holmes.
+    device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks, round_trip_us,
+    path_bytes_per_s (of a far path while more was to be sent than it took; 0: not known), path_changes (how often that
+    became another rate), encryption ("" where there is none). Raises UsageError where the group's CPU backend is not
+    holmes.
     """
     rows: list[dict[str, Any]] = _backend(group).connections()
     return rows

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from namespaces import needs_namespaces
 from paths import WORKERS
 
 from holmes.lab.testbed import Testbed
+from holmes.lab.testbed.check import slowness
 from holmes.lab.testbed.launch import TestbedSession
 from holmes.lab.testbed.spec import parse_spec
 
@@ -74,3 +78,74 @@ def test_a_round_trip_is_paid_once_for_what_is_queued(nodes: int) -> None:
 def test_nothing_is_sent_ahead_of_what_it_depends_on(nodes: int) -> None:
     with _session({"delay_ms": 20}, nodes) as session:
         assert _run(session, "far_worker", "chained")["right"]
+
+
+#: Of the frames that `holmes-line` sends; then what is measured is about the machine.
+_MOST_LATE = 0.25
+_TOLD = re.compile(r"info: communicator \S+: the (\w+) connection to rank 1 .* carries (\d+) Mbit/s, before (\d+);")
+
+
+def _change_while_it_runs(folder: Path, options: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
+    """Of the frames, the share that `holmes-line` sent late, and what rank 0 found, with what its log told."""
+    network = {"class": "ethernet", "uplink": {"rate_gbps": 0.1, "delay_ms": 10, "queue_ms": 50}}
+    clusters = {name: {"nodes": 1, "nics": [{"name": "eth0", "network": "eth"}]} for name in "ab"}
+    spec = parse_spec("changing", {"networks": {"eth": network}, "clusters": clusters})
+    command = [sys.executable, str(WORKERS / "far_worker.py"), "changing", str(folder), *options]
+    changed_s = []
+    with Testbed(spec).session() as session:
+        job = session.launch(command, env={"HOLMES_LOG": "info"})
+        until = time.monotonic() + 60
+        while not (folder / "begun").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        before = session.line_counters()
+        for rate_gbps in (0.05, 0.1):
+            time.sleep(8)
+            changed_s.append(time.monotonic())
+            session.change_link("eth/a", rate_gbps=rate_gbps)
+        time.sleep(11)
+        late_share, _ = slowness(before, session.line_counters())
+        (folder / "stop").touch()
+        result = job.wait(60.0)
+    lines = [line for lines in result.outputs.values() for line in lines]
+    assert result.returncode == 0, lines
+    (found,) = [json.loads(line) for line in lines if line.startswith("{")]
+    told = [(purpose, int(now) / int(before)) for line in lines for purpose, now, before in _TOLD.findall(line)]
+    return late_share, {**found, "changed_s": changed_s, "told": told}
+
+
+@needs_namespaces
+@pytest.mark.parametrize("options", [(), ("1",), ("-1", "4")], ids=["plain", "priority", "streams"])
+def test_the_rate_of_an_uplink_halves_and_comes_back(options: tuple[str, ...], tmp_path: Path) -> None:
+    """All is compared with what the link carried before in the same run: the machine is shared."""
+    for attempt in range(3):
+        (folder := tmp_path / str(attempt)).mkdir()
+        late_share, found = _change_while_it_runs(folder, options)
+        assert found["right"]
+        if late_share < _MOST_LATE:
+            break
+    else:
+        pytest.skip(f"the machine is too busy for the link: {100 * late_share:.0f} % of the frames were late")
+    halved_s, returned_s = found["changed_s"]
+    rounds = found["rounds"]
+
+    def megabits(from_s: float, to_s: float) -> float:
+        """Of the rounds that lie in between."""
+        rates = [8e-6 * size / (end - start) for start, end, size, _ in rounds if from_s <= start and end <= to_s]
+        return statistics.median(rates)
+
+    full = megabits(halved_s - 5, halved_s)
+    assert full > 40
+    assert 0.75 * full / 2 < megabits(halved_s + 2, returned_s) < 0.65 * full
+    assert megabits(returned_s + 5, returned_s + 11) > 0.75 * full
+    # What it says of it: in connections(), within 5 s and a round, and in the log.
+    for purpose in ("collective", "p2p"):
+        for since_s, share in ((halved_s, 0.5), (returned_s, 1.0)):
+            sums = [
+                (sum(rate for one, rate, _ in paths if one == purpose), sum(n for one, _, n in paths if one == purpose))
+                for _, end, _, paths in rounds
+                if since_s < end < since_s + 7
+            ]
+            assert any(changes and 0.7 < 8e-6 * rate / (share * full) < 1.6 for rate, changes in sums), (purpose, sums)
+        ratios = [ratio for one, ratio in found["told"] if one == purpose]
+        assert any(ratio < 1 / 1.4 for ratio in ratios), ratios
+        assert any(ratio > 1.4 for ratio in ratios), ratios

@@ -2,7 +2,8 @@
 
 message: 8 MiB to rank 1, twice; seconds of the second. queued: many small all_reduces at once. chained: the same buffer
 reduced again and again without waiting. beside: messages while another group sends without a pause, without and with
-priorities.
+priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and messages of 4 MiB until there is FOLDER/stop, each
+looked at; FOLDER/begun is made when the first ones are done.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -22,8 +24,8 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 STORE = holmes_comm.TcpStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1, is_server=RANK == 0)
 
 
-def make(name: str, priority: int | None = None):
-    nics = holmes_comm.NicSelection(names=("eth0",))
+def make(name: str, priority: int | None = None, streams: int = 1):
+    nics = holmes_comm.NicSelection(names=("eth0",), streams=streams)
     return holmes_comm.init(STORE, RANK, SIZE, nics=nics, name=name, priority=priority, timeout_s=60.0)
 
 
@@ -111,6 +113,50 @@ def beside() -> dict[str, object]:
     return found
 
 
-result = {"message": message, "queued": queued, "chained": chained, "beside": beside}[sys.argv[1]]()
+def changing(count: int = 1 << 19) -> dict[str, object]:
+    """Rounds: when each began and ended, the bytes that went one after the other, and what rank 0's paths carry."""
+    folder = Path(sys.argv[2])
+    options = [int(text) for text in sys.argv[3:]]
+    comm = make("far", options[0] if options and options[0] >= 0 else None, options[1] if options[1:] else 1)
+    there, back = np.arange(count, dtype="float64"), np.zeros(count)
+    rounds, right, number = [], True, 0
+    while True:
+        number += 1
+        data = np.full(count, RANK + float(number))
+        data[0] = RANK == 0 and (folder / "stop").exists()
+        start_s = time.monotonic()
+        comm.all_reduce(data)
+        comm.barrier()  # or what a socket holds yet would share the link with the next
+        is_last = data[0] == 1
+        right &= bool((data[1:] == 2 * number + 1).all())
+        back[:] = 0
+        if RANK == 0:
+            comm.send(there, 1)
+            comm.barrier()
+            comm.recv(back, 1)
+        else:
+            comm.recv(back, 0)
+            comm.barrier()
+            comm.send(back, 0)
+        comm.barrier()
+        right &= bool((back == there).all())
+        paths = [(c["purpose"], c["path_bytes_per_s"], c["path_changes"]) for c in comm.connections()]
+        rounds.append((start_s, time.monotonic(), 3 * data.nbytes, paths))
+        if number == 2 and RANK == 0:
+            (folder / "begun").touch()
+        if is_last:
+            break
+    comm.barrier()
+    return {"right": right, "rounds": rounds}
+
+
+scenarios = {
+    "message": message,
+    "queued": queued,
+    "chained": chained,
+    "beside": beside,
+    "changing": changing,
+}
+result = scenarios[sys.argv[1]]()
 if RANK == 0:
     print(json.dumps(result), flush=True)

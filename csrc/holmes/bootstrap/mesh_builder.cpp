@@ -335,8 +335,17 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, Connection connected
     // What was accepted has its listener's, which suits ranks of this kernel.
     const std::string congestion = congestion_control(peer);
     if (congestion.empty()) set_congestion_control(socket.fd.get(), default_congestion_control());
-    if (const auto round_trip = shortest_round_trip(socket.fd.get()); round_trip && *round_trip >= far_round_trip)
+    const auto round_trip = shortest_round_trip(socket.fd.get());
+    const bool is_far = round_trip && *round_trip >= far_round_trip;
+    if (is_far) {
       suit_far_path(socket.fd.get(), env_.tcp_congestion.has_value());
+      const int label = options_.labels.empty() ? peer : options_.labels[static_cast<std::size_t>(peer)];
+      if (purpose != Purpose::control)
+        socket.watch =
+            std::make_unique<PathWatch>(socket.fd.get(), options_.rank,
+                                        "communicator '" + options_.name + "': the " + name(purpose) +
+                                            " connection to " + describe_peer(label, socket.info.host, nic.interface));
+    }
     if (options_.priority && purpose != Purpose::control)
       socket.pacer = std::make_unique<PathPacer>(socket.fd.get(), *options_.priority, nic.interface);
   }

@@ -9,6 +9,7 @@
 #include "holmes/core/descriptors.hpp"
 #include "holmes/tls/tls_stream.hpp"
 #include "holmes/transport/path_pacer.hpp"
+#include "holmes/transport/path_watch.hpp"
 
 namespace holmes {
 
@@ -22,6 +23,7 @@ struct Connection {
   ConnectionInfo info;  // peer, host, transport, purpose, interface, both addresses, device_bound, encryption
   std::unique_ptr<TlsStream> tls{};    // null: as it is
   std::unique_ptr<PathPacer> pacer{};  // null: of a group without a priority
+  std::unique_ptr<PathWatch> watch{};  // null: the peer is near
 
   // As sendmsg and recvmsg, without blocking or SIGPIPE. After a partial send the next one must begin with the bytes
   // that follow, the same ones as were offered.
@@ -42,6 +44,8 @@ struct Connection {
   ssize_t post(const msghdr& message) const {
     return tls ? tls->post(message) : ::sendmsg(fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   }
+  // `info` with what the system and `watch` know by now. Safe from any thread.
+  ConnectionInfo current_info() const;
   // Whether bytes may be here that no poll tells of: recv until EAGAIN first.
   bool may_hold_input() const { return tls && tls->may_hold_input(); }
 };

@@ -134,6 +134,7 @@ std::optional<std::uint64_t> Rail::oldest_sequence() const {
 
 void Rail::collect(Clock::time_point now, FramePool& pool) {
   if (socket_.pacer && has_unwritten()) socket_.pacer->look(now);
+  if (socket_.watch) socket_.watch->look(now);
   if (queue_.empty()) return;
   // Encrypted, there are a few more of them than of the bytes that are counted here: the sum errs on the safe side.
   int queued_bytes = 0;
@@ -287,11 +288,10 @@ ChunkQueue Rail::retire() {
 void Rail::shutdown() { ::shutdown(fd(), SHUT_RDWR); }
 
 void Rail::append_info(std::vector<ConnectionInfo>& infos) const {
-  infos.push_back(socket_.info);
+  infos.push_back(socket_.current_info());
   infos.back().sent_bytes = sent_bytes_.load(std::memory_order_relaxed);
   infos.back().received_bytes = received_bytes_.load(std::memory_order_relaxed);
   infos.back().is_retired = state() == State::retired;
-  infos.back().retransmitted_segments = holmes::retransmitted_segments(fd());
   infos.back().resent_chunks = resent_chunks_.load(std::memory_order_relaxed);
 }
 

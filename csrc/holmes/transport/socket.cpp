@@ -327,11 +327,6 @@ std::optional<::tcp_info> tcp_info_of(int fd) {
   return info;
 }
 
-std::uint64_t retransmitted_segments(int fd) {
-  const auto info = tcp_info_of(fd);
-  return info ? info->tcpi_total_retrans : 0;
-}
-
 int socket_error(int fd) {
   int error = 0;
   socklen_t length = sizeof(error);

@@ -17,7 +17,7 @@ public:
   void set_low_water(std::size_t bytes) override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void finish_wait() override { awaits_send_ = false; }
-  bool needs_maintenance() const override { return socket_.pacer != nullptr; }
+  bool needs_maintenance() const override { return socket_.pacer || socket_.watch; }
   std::optional<Clock::time_point> next_maintenance() const override;
   void maintain(Clock::time_point now) override;
   void shutdown() override;
