@@ -91,6 +91,7 @@ class CommunicatorOptions:
     """
 
     __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
+    between_clusters: bool | None
     hierarchical_min_bytes: typing.Any
     integrity: bool | None
     name: str

@@ -14,7 +14,7 @@ __all__ = ["Metrics", "NicMetrics", "OperationMetrics", "Wait", "metrics"]
 
 @dataclass(frozen=True)
 class NicMetrics:
-    """What a group's connections over one NIC carried.
+    """What a group's connections over one NIC carried inside a cluster, or between clusters.
 
     Attributes:
         group: name of the communicator, or of the process group.
@@ -24,6 +24,9 @@ class NicMetrics:
         retransmitted_segments: TCP segments that the system sent again.
         resent_chunks: pieces that went out again on other rails, since this one was lost.
         connections: open ones.
+        path: "inter": to ranks of other clusters, or far ones where no clusters are named; "intra": to all others.
+        round_trip_s: the longest that TCP measures now, of open connections; 0: none does.
+        path_changes: how often what a far connection carried became another rate, by more than a third.
     """
 
     group: str
@@ -33,6 +36,9 @@ class NicMetrics:
     retransmitted_segments: int
     resent_chunks: int
     connections: int
+    path: str = "intra"
+    round_trip_s: float = 0.0
+    path_changes: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Metrics:
     """Totals since the process began, also of communicators that have ended.
 
     Attributes:
-        nics: by group and NIC.
+        nics: by group, NIC and path.
         operations: by group and operation; empty with HOLMES_FLIGHT_RECORDER=0.
         failures: communicators that failed, by group and name of the error.
         communicators: those alive, by group.
@@ -125,7 +131,7 @@ class Metrics:
 
     def _families(self) -> Iterator[tuple[str, str, str, list[tuple[dict[str, str], float]]]]:
         def of_nics(field: str) -> list[tuple[dict[str, str], float]]:
-            return [({"group": nic.group, "nic": nic.nic}, getattr(nic, field)) for nic in self.nics]
+            return [({"group": nic.group, "nic": nic.nic, "path": nic.path}, getattr(nic, field)) for nic in self.nics]
 
         def of_operations(field: str) -> list[tuple[dict[str, str], float]]:
             return [({"group": op.group, "op": op.op}, getattr(op, field)) for op in self.operations]
@@ -137,6 +143,10 @@ class Metrics:
         resent = "Pieces sent again on other rails after a rail was lost."
         yield "holmes_resent_chunks_total", "counter", resent, of_nics("resent_chunks")
         yield "holmes_connections", "gauge", "Open connections.", of_nics("connections")
+        round_trips = [sample for sample in of_nics("round_trip_s") if sample[1] > 0]
+        yield "holmes_round_trip_seconds", "gauge", "Longest that TCP measures now.", round_trips
+        changes = "Times that a far path's rate became another."
+        yield "holmes_path_changes_total", "counter", changes, of_nics("path_changes")
         yield "holmes_operations_total", "counter", "Operations that ended well.", of_operations("completed")
         yield "holmes_operations_failed_total", "counter", "Operations that failed.", of_operations("failed")
         yield "holmes_operation_bytes_total", "counter", "Bytes of this rank's buffers.", of_operations("bytes")

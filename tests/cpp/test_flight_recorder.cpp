@@ -171,7 +171,7 @@ void check_failure() {
   CHECK(metrics.failures.at({"test", "MismatchError"}) == 2);
   CHECK(metrics.operations.at({"test", OpCode::all_reduce}).failed == 2);
   CHECK(metrics.operations.at({"test", OpCode::barrier}).completed > 0);
-  CHECK(metrics.nics.at({"test", "lo"}).sent_bytes > 1000);
+  CHECK(metrics.nics.at({"test", "lo", false}).sent_bytes > 1000);
 }
 
 // Groups without end, each with a name of its own: nothing is lost from the totals, and little is kept.

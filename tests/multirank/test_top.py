@@ -128,6 +128,23 @@ def test_rates_are_differences_and_groups_that_ended_are_left_out() -> None:
     assert rows_of([], [now])[0].sent_gbps == 0  # there is no time to divide by
 
 
+def test_what_is_between_clusters_is_a_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    def taken(taken_s: float, inside: int, between: int) -> Sample:
+        nics = (
+            NicMetrics("pp", "eth0", inside, 0, 0, 0, 1),
+            NicMetrics("pp", "eth0", between, 0, 0, 0, 1, "inter", 0.0412, 2),
+        )
+        return Sample("a", 3, "a", taken_s, Metrics(nics, (), {}, {"pp": 1}, {}))
+
+    rows = rows_of([taken(10.0, 0, 10**9)], [taken(18.0, 2 * 10**9, 2 * 10**9)])
+    assert [(row.path, row.nic, row.sent_gbps) for row in rows] == [("intra", "eth0", 2.0), ("inter", "eth0", 1.0)]
+    Console(width=80).print(table_of(rows, 8.0, 80))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[3] for line in lines if line.startswith("   3 ")] == ["eth0"]
+    assert [line.split()[:2] for line in lines if "*eth0" in line] == [["pp", "*eth0"]]
+    assert lines[-1] == "* between clusters; round trip up to 41.2 ms, 2 changes of rate"
+
+
 @pytest.mark.parametrize("gbps", [0.00123, 0.00999, 0.0123, 1.0, 999.7, 12345.0])
 def test_a_rate_fits_its_column(gbps: float, capsys: pytest.CaptureFixture[str]) -> None:
     bits = int(gbps * 1e9)

@@ -80,6 +80,34 @@ def test_nothing_is_sent_ahead_of_what_it_depends_on(nodes: int) -> None:
         assert _run(session, "far_worker", "chained")["right"]
 
 
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("delay_ms", "arguments"), [(10, []), (0, ["never"]), (0, [""])], ids=["far", "named", "hierarchical"]
+)
+def test_what_is_between_clusters_is_told_apart(delay_ms: float, arguments: list[str]) -> None:
+    """By the clusters' names, where there are some: in groups of one rank each and in a hierarchy's parts too."""
+    network = {"class": "ethernet", "uplink": {"rate_gbps": 0.5, "delay_ms": delay_ms}}
+    nics = [{"name": "eth0", "network": "eth"}]
+    clusters = {"a": {"nodes": 2, "nics": nics}, "b": {"nodes": 1, "nics": nics}}
+    with Testbed(parse_spec("counted", {"networks": {"eth": network}, "clusters": clusters})).session() as session:
+        found = _run(session, "far_worker", "counted", *arguments)
+    by_path = {path: [nic for nic in found["nics"] if nic["path"] == path] for path in ("intra", "inter")}
+    assert {nic["nic"] for nics in by_path.values() for nic in nics} == {"eth0"}
+    own = {path: next(nic for nic in nics if nic["group"].endswith("pp")) for path, nics in by_path.items()}
+    # The messages, and the all_reduce: flat both ranks get all of it at once, or half of it twice.
+    if arguments != [""]:
+        assert 1e6 <= own["intra"]["sent_bytes"] < 3.2e6
+        assert 3e6 <= own["inter"]["sent_bytes"] < 5.2e6
+        assert own["intra"]["connections"] == own["inter"]["connections"] == 3  # control, collective, p2p
+    else:  # parts have names of their own
+        parts = {nic["group"].rpartition("/")[2]: nic["path"] for nic in found["nics"]}
+        assert parts == {"pp": parts["pp"], "cluster0.scatter": "intra", "cluster0.gather": "intra", "cross0": "inter"}
+    assert own["intra"]["round_trip_s"] > 0
+    assert own["inter"]["round_trip_s"] >= 2e-3 * delay_ms
+    assert f'holmes_sent_bytes_total{{group="{own["inter"]["group"]}",nic="eth0",path="inter",rank="0"' in found["text"]
+    assert "holmes_path_changes_total{" in found["text"]
+
+
 #: Of the frames that `holmes-line` sends; then what is measured is about the machine.
 _MOST_LATE = 0.25
 _TOLD = re.compile(r"info: communicator \S+: the (\w+) connection to rank 1 .* carries (\d+) Mbit/s, before (\d+);")

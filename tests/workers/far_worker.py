@@ -3,17 +3,20 @@
 message: 8 MiB to rank 1, twice; seconds of the second. queued: many small all_reduces at once. chained: the same buffer
 reduced again and again without waiting. beside: messages while another group sends without a pause, without and with
 priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and messages of 4 MiB until there is FOLDER/stop, each
-looked at; FOLDER/begun is made when the first ones are done.
+looked at; FOLDER/begun is made when the first ones are done. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and the
+metrics of that; with FLAT= or FLAT=never the first letters of the hosts are their clusters.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import statistics
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -150,12 +153,30 @@ def changing(count: int = 1 << 19) -> dict[str, object]:
     return {"right": right, "rounds": rounds}
 
 
+def counted() -> dict[str, object]:
+    cluster = socket.gethostname()[0] if sys.argv[2:] else None
+    never = (sys.argv[2] or None) if sys.argv[2:] else None
+    nics = holmes_comm.NicSelection(names=("eth0",))
+    comm = holmes_comm.init(STORE, RANK, SIZE, nics=nics, name="pp", cluster=cluster, hierarchical_min_bytes=never)
+    for peer in range(1, SIZE):
+        data = np.zeros((0, 125_000, 375_000)[peer])
+        if RANK == 0:
+            comm.send(data, peer)
+        elif peer == RANK:
+            comm.recv(data, 0)
+    comm.all_reduce(np.zeros(125_000))
+    found = holmes_comm.metrics()
+    comm.barrier()
+    return {"nics": [asdict(nic) for nic in found.nics], "text": found.to_prometheus()}
+
+
 scenarios = {
     "message": message,
     "queued": queued,
     "chained": chained,
     "beside": beside,
     "changing": changing,
+    "counted": counted,
 }
 result = scenarios[sys.argv[1]]()
 if RANK == 0:

@@ -337,6 +337,9 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, Connection connected
     if (congestion.empty()) set_congestion_control(socket.fd.get(), default_congestion_control());
     const auto round_trip = shortest_round_trip(socket.fd.get());
     const bool is_far = round_trip && *round_trip >= far_round_trip;
+    const auto& own = (*records_)[static_cast<std::size_t>(options_.rank)];
+    const bool is_other = !own.same_cluster((*records_)[static_cast<std::size_t>(peer)]);
+    socket.info.is_between = options_.between_clusters.value_or(own.cluster.empty() ? is_far : is_other);
     if (is_far) {
       suit_far_path(socket.fd.get(), env_.tcp_congestion.has_value());
       const int label = options_.labels.empty() ? peer : options_.labels[static_cast<std::size_t>(peer)];

@@ -74,6 +74,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   if (hierarchy.cluster_count() == 1 && !options.cluster_nics.empty()) options.nics = std::move(options.cluster_nics);
   // One cluster, or each rank in another.
   if (options.tls == TlsMode::clusters) options.tls = hierarchy.cluster_count() == 1 ? TlsMode::off : TlsMode::all;
+  options.between_clusters = hierarchy.cluster_count() > 1;
   options.clusters.clear();
   options.cluster_nics.clear();
   return std::make_shared<HostCommunicator>(std::move(store), std::move(options));

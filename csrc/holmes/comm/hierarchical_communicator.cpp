@@ -65,8 +65,8 @@ void HierarchicalCommunicator::connect_parts() {
     part.labels = members;
     // Its members are of one cluster, or each of another.
     const auto cluster_of = [&](int member) { return options_.clusters[static_cast<std::size_t>(member)]; };
-    if (part.tls == TlsMode::clusters)
-      part.tls = cluster_of(members.front()) == cluster_of(members.back()) ? TlsMode::off : TlsMode::all;
+    part.between_clusters = cluster_of(members.front()) != cluster_of(members.back());
+    if (part.tls == TlsMode::clusters) part.tls = *part.between_clusters ? TlsMode::all : TlsMode::off;
     return std::make_shared<HostCommunicator>(store_, std::move(part));
   };
   parts_->flat = std::make_shared<HostCommunicator>(store_, options_);

@@ -17,6 +17,7 @@ struct ConnectionInfo {
   std::string remote_address;  // as getpeername says
   bool device_bound = false;   // SO_BINDTODEVICE was permitted
   bool is_retired = false;     // a lost rail: the stream goes on without it
+  bool is_between = false;     // clusters; where the ranks name none: the path is far
   std::string encryption;      // "TLSv1.3 TLS_AES_128_GCM_SHA256"; empty: none
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;

@@ -71,6 +71,9 @@ struct CommunicatorOptions {
   // As `nics`, in the same order on every rank of this rank's cluster: its ranks talk to each other over these, to all
   // others over `nics`. Empty: over `nics` to all.
   std::vector<NicBinding> cluster_nics{};
+  // For metrics: whether its connections are between clusters. Absent: those between ranks of different `clusters`;
+  // where that is empty, those to far peers.
+  std::optional<bool> between_clusters{};
   // From how many bytes on an operation runs hierarchically; equal on all ranks that give it, `never_hierarchical` by
   // all or none. Absent: HOLMES_HIERARCHICAL_MIN_BYTES, else measured at set-up.
   std::optional<std::uint64_t> hierarchical_min_bytes{};
@@ -112,6 +115,7 @@ void visit_fields(Visit&& visit) {
   visit("rdma_ports", &Options::rdma_ports);
   visit("clusters", &Options::clusters);
   visit("cluster_nics", &Options::cluster_nics);
+  visit("between_clusters", &Options::between_clusters);
   visit("hierarchical_min_bytes", &Options::hierarchical_min_bytes);
   visit("job_rank", &Options::job_rank);
   visit("labels", &Options::labels);

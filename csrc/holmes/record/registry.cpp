@@ -53,6 +53,8 @@ void operator+=(NicTotals& to, const NicTotals& from) {
   to.retransmitted_segments += from.retransmitted_segments;
   to.resent_chunks += from.resent_chunks;
   to.connections += from.connections;
+  to.round_trip_us = std::max(to.round_trip_us, from.round_trip_us);
+  to.path_changes += from.path_changes;
 }
 
 void operator+=(OperationTotals& to, const OperationTotals& from) {
@@ -64,12 +66,15 @@ void operator+=(OperationTotals& to, const OperationTotals& from) {
 
 void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
   for (const ConnectionInfo& info : one.connections) {
-    NicTotals& totals = all.nics[{one.name, info.transport == "shm" ? "shm" : info.interface}];
+    const bool is_open = is_alive && !info.is_retired;
+    NicTotals& totals = all.nics[{one.name, info.transport == "shm" ? "shm" : info.interface, info.is_between}];
     totals += {.sent_bytes = info.sent_bytes,
                .received_bytes = info.received_bytes,
                .retransmitted_segments = info.retransmitted_segments,
                .resent_chunks = info.resent_chunks,
-               .connections = is_alive && !info.is_retired ? 1U : 0U};
+               .connections = is_open ? 1U : 0U,
+               .round_trip_us = is_open ? info.round_trip_us : 0,
+               .path_changes = info.path_changes};
   }
   for (std::size_t op = 0; op < op_code_count; ++op) {
     const OperationTotals& from = one.operations[op];
@@ -83,12 +88,16 @@ void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
   if (!is_first && one.waiting->queued < place->second.queued) place->second = *one.waiting;
 }
 
-// Moves what `counts`, by group and something else, has of `group` to the older groups.
+// Moves what `counts`, by group and more, has of `group` to the older groups.
 template <typename Counts>
 void fold(Counts& counts, const std::string& group) {
-  auto at = counts.lower_bound({group, {}});
-  while (at != counts.end() && at->first.first == group) {
-    counts[{older_groups, at->first.second}] += at->second;
+  typename Counts::key_type first{};
+  std::get<0>(first) = group;
+  auto at = counts.lower_bound(first);
+  while (at != counts.end() && std::get<0>(at->first) == group) {
+    auto key = at->first;
+    std::get<0>(key) = older_groups;
+    counts[key] += at->second;
     at = counts.erase(at);
   }
 }
@@ -191,13 +200,16 @@ void append_json(JsonWriter& json, const Metrics& metrics) {
   json.begin_object().key("nics").begin_array();
   for (const auto& [key, totals] : metrics.nics)
     json.begin_object()
-        .field("group", key.first)
-        .field("nic", key.second)
+        .field("group", std::get<0>(key))
+        .field("nic", std::get<1>(key))
+        .field("path", std::get<2>(key) ? "inter" : "intra")
         .field("sent_bytes", totals.sent_bytes)
         .field("received_bytes", totals.received_bytes)
         .field("retransmitted_segments", totals.retransmitted_segments)
         .field("resent_chunks", totals.resent_chunks)
         .field("connections", totals.connections)
+        .field("round_trip_s", static_cast<double>(totals.round_trip_us) * 1e-6)
+        .field("path_changes", totals.path_changes)
         .end_object();
   json.end_array().key("operations").begin_array();
   for (const auto& [key, totals] : metrics.operations)

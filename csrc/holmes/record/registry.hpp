@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,13 +26,18 @@ void count_failure(const std::string& communicator, ErrorKind kind);
 // are missing, it looks again after `settle` and tells what has moved; zero: it does not.
 std::vector<CommunicatorRecord> collect_records(Duration patience, Duration settle);
 
-// Bytes that connections over one NIC carried for one group.
+// A group, and of its connections those over one interface ("shm": shared memory) between clusters, or inside them.
+using NicKey = std::tuple<std::string, std::string, bool>;
+
+// What they carried.
 struct NicTotals {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   std::uint64_t retransmitted_segments = 0;
   std::uint64_t resent_chunks = 0;
-  std::uint64_t connections = 0;  // open ones
+  std::uint64_t connections = 0;    // open ones
+  std::uint64_t round_trip_us = 0;  // the longest of those
+  std::uint64_t path_changes = 0;
 };
 
 // What ended groups count together that are no longer kept one by one.
@@ -40,8 +46,8 @@ inline constexpr const char* older_groups = "(older groups)";
 // Since the process began, ended communicators included. A group is a communicator's name; of those that ended the last
 // 256 are kept, and the others together as `older_groups`.
 struct Metrics {
-  std::map<std::pair<std::string, std::string>, NicTotals> nics;         // by group and interface; "shm": shared memory
-  std::map<std::pair<std::string, OpCode>, OperationTotals> operations;  // by group and operation
+  std::map<NicKey, NicTotals> nics;
+  std::map<std::pair<std::string, OpCode>, OperationTotals> operations;   // by group and operation
   std::map<std::pair<std::string, std::string>, std::uint64_t> failures;  // by group and kind of error
   std::map<std::string, std::uint64_t> communicators;                     // alive ones, by group
   std::map<std::string, RecordedOperation> waiting;                       // the oldest that has not ended, by group

@@ -13,12 +13,13 @@ __all__ = ["Row", "rows_of"]
 
 @dataclass(frozen=True)
 class Row:
-    """A group of a rank on one NIC; `nic` and all rates are None where its connections are not known (NCCL).
+    """A group of a rank on one NIC and path; `nic` and all rates are None where its connections are not known (NCCL).
 
     Attributes:
         sent_gbps: Gbit/s in the interval; received_gbps alike.
         operations_per_s: of the group, which ended well; only on its first row, as the following.
         retransmitted: TCP segments sent again in the interval; all_retransmitted: since the process began.
+        path: "inter" between clusters, "intra" inside; round_trip_s and path_changes: as in `NicMetrics`.
         waits_in: the oldest operation that has not ended, as in errors.
         waits_s: since its call.
         problem: why the process did not answer; then there is nothing else.
@@ -33,6 +34,9 @@ class Row:
     operations_per_s: float | None = None
     retransmitted: int = 0
     all_retransmitted: int = 0
+    path: str = "intra"
+    round_trip_s: float = 0.0
+    path_changes: int = 0
     waits_in: str = ""
     waits_s: float = 0.0
     problem: str = ""
@@ -42,7 +46,7 @@ _NOTHING = Metrics((), (), {}, {}, {})
 
 
 def rows_of(before: Sequence[Sample], now: Sequence[Sample]) -> list[Row]:
-    """By rank, group and NIC; the groups that are alive. A process that did not answer before has rates of 0."""
+    """By rank, group, NIC and path; the groups that are alive. A process that did not answer before has rates of 0."""
     earlier = {sample.key: sample for sample in before}
     return [row for sample in now for row in _rows(earlier.get(sample.key), sample)]
 
@@ -52,7 +56,7 @@ def _rows(before: Sample | None, now: Sample) -> list[Row]:
         return [Row(now.rank, now.host, problem=now.problem)]
     was = now.metrics if before is None or before.metrics is None else before.metrics
     seconds = max(now.taken_s - before.taken_s, 1e-3) if before else 1.0
-    old = {(nic.group, nic.nic): nic for nic in was.nics}
+    old = {(nic.group, nic.nic, nic.path): nic for nic in was.nics}
     done_before, done = _completed(was), _completed(now.metrics)
     waits = {wait.group: wait for wait in now.metrics.waits}
     rows = []
@@ -65,7 +69,7 @@ def _rows(before: Sample | None, now: Sample) -> list[Row]:
         }
         nics = [nic for nic in now.metrics.nics if nic.group == group and (nic.connections or nic.sent_bytes)]
         for nic in nics:
-            base = old.get((group, nic.nic))
+            base = old.get((group, nic.nic, nic.path))
             sent, received = (base.sent_bytes, base.received_bytes) if base else (0, 0)
             rows.append(
                 Row(
@@ -77,6 +81,9 @@ def _rows(before: Sample | None, now: Sample) -> list[Row]:
                     max(0, nic.received_bytes - received) * 8 / seconds / 1e9,
                     retransmitted=max(0, nic.retransmitted_segments - (base.retransmitted_segments if base else 0)),
                     all_retransmitted=nic.retransmitted_segments,
+                    path=nic.path,
+                    round_trip_s=nic.round_trip_s,
+                    path_changes=nic.path_changes,
                     **(first if nic is nics[0] else {}),  # type: ignore[arg-type]
                 )
             )

@@ -45,7 +45,7 @@ def table_of(rows: Sequence[Row], every_s: float, width: int, most_rows: int | N
         table.add_row(
             *place,
             row.group,
-            row.nic or "-",
+            _nic(row),
             _rate(row.sent_gbps),
             _rate(row.received_gbps),
             _rate(row.operations_per_s),
@@ -55,7 +55,18 @@ def table_of(rows: Sequence[Row], every_s: float, width: int, most_rows: int | N
     hidden = len(rows) - len(shown)
     notes = [f"rank {row.rank if row.rank >= 0 else '?'} ({row.host}): {row.problem}" for row in shown if row.problem]
     lines = [Text(note, style="red", overflow="fold") for note in notes]
+    between = [row for row in shown if row.path == "inter"]
+    if between:
+        longest_ms = 1e3 * max(row.round_trip_s for row in between)
+        changes = sum(row.path_changes for row in between)
+        lines.append(
+            Text(f"* between clusters; round trip up to {longest_ms:.3g} ms, {count(changes, 'change')} of rate")
+        )
     return Group(Text(title), table, *lines, *([Text(f"{count(hidden, 'row')} more")] if hidden else []))
+
+
+def _nic(row: Row) -> str:
+    return ("*" if row.path == "inter" else "") + (row.nic or "-")
 
 
 def _rate(value: float | None) -> str:
