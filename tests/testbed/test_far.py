@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
 import sys
@@ -141,6 +142,9 @@ def _change_while_it_runs(folder: Path, options: tuple[str, ...]) -> tuple[float
     return late_share, {**found, "changed_s": changed_s, "told": told}
 
 
+@pytest.mark.skipif(
+    "HOLMES_TEST_QUIET" not in os.environ, reason="times a link: on a quiet machine, HOLMES_TEST_QUIET=1"
+)
 @needs_namespaces
 # With a priority ("1",) or four streams ("-1", "4") it was not seen to pass yet: a round took longer than a window.
 @pytest.mark.parametrize("options", [()], ids=["plain"])
