@@ -10,7 +10,7 @@
 namespace holmes {
 namespace {
 
-constexpr std::size_t proof_bytes = 16;
+constexpr std::size_t sealing_bytes = 16;
 
 std::string proof_of(const Seal& seal, std::uint64_t position, const std::string& value) {
   FieldWriter content;
@@ -19,7 +19,7 @@ std::string proof_of(const Seal& seal, std::uint64_t position, const std::string
   content.add(position);
   content.add(value);
   const Digest digest = hmac_sha256(seal.secret, content.take());
-  return to_hex({digest.begin(), digest.begin() + proof_bytes});
+  return to_hex({digest.begin(), digest.begin() + sealing_bytes});
 }
 
 }  // namespace
