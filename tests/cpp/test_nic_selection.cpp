@@ -78,6 +78,9 @@ void test_wrong_words() {
   CHECK(
       contains(complaint("class:myrinet"), "NIC class 'myrinet' does not exist; use one of infiniband, roce, roce_v2"));
   CHECK(contains(complaint("rails:two"), "rails:two is no number; write it as 'rails:2'"));
+  CHECK(contains(complaint("class:"), "has nothing behind 'class:'") &&
+        contains(complaint("eth0,subnet:"), "'subnet:'"));
+  CHECK(contains(complaint(" , "), "has no word between its commas") && NicSelection::parse("eth0,").names.size() == 1);
   CHECK(contains(complaint("streams:"), "streams: is no number") && contains(complaint("rails:-1"), "is no number"));
   CHECK(contains(complaint("rails:0"), "max_rails=0 is not possible; it must be from 1 to 64"));
   CHECK(contains(complaint("rails:8,streams:9"), "streams=9 is not possible; it must be from 1 to 8"));

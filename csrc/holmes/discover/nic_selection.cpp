@@ -176,7 +176,7 @@ NicSelection NicSelection::parse(const std::string& text) {
       continue;
     }
     const std::string value = word.substr(colon + 1);
-    if (value.empty())
+    if (value.empty() && (key == "class" || key == "subnet"))
       throw UsageError("NIC selection " + in_quotes(text) + " has nothing behind " + in_quotes(key + ":") +
                        "; name one, or leave the word out");
     const auto [at, is_new] = named.emplace(key, value);
