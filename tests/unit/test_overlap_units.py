@@ -260,6 +260,7 @@ def test_gradients_of_all_buckets_share_one_array_that_ranks_can_read(reduce_dty
     assert all(any(part.data_ptr() in place for place in shared_memory()) for part in gradients)
     for number, part in enumerate(gradients):
         part.fill_(number)
+    assert [part._version for part in gradients] == [1, 1, 1]  # a change of one is none of the others
     assert [set(part.tolist()) for part in gradients] == [{0.0}, {1.0}, {2.0}]
     del part, gradients
     assert len(shared_memory()) == before

@@ -41,9 +41,10 @@ def gradient_memory(
         math.ceil(size / _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES if first.device.type == "cpu" else 0
         for size, first in zip(sizes, firsts, strict=True)
     ]
+    # With .data each has a version of its own, by which changes between backward and step are seen.
     parts = holmes_comm.empty(sum(shared_sizes), torch.uint8).split(shared_sizes)
     return [
-        part[:size].view(dtype) if len(part) else torch.zeros(bucket.numel, dtype=dtype, device=first.device)
+        part[:size].view(dtype).data if len(part) else torch.zeros(bucket.numel, dtype=dtype, device=first.device)
         for part, size, dtype, bucket, first in zip(parts, sizes, dtypes, buckets, firsts, strict=True)
     ]
 
