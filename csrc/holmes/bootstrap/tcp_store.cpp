@@ -134,9 +134,8 @@ TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duratio
 }
 
 TcpStore::~TcpStore() {
-  // In a forked child thread and keys are the parent's.
-  if (epoch_ != fork_epoch()) [[maybe_unused]]
-    auto* const parents = server_.release();
+  if (epoch_ == fork_epoch()) return;
+  [[maybe_unused]] auto* const parents = server_.release();  // in a forked child its thread and keys are the parent's
 }
 
 UniqueFd TcpStore::connect(Duration timeout) {
