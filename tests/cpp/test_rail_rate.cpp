@@ -45,6 +45,27 @@ void small_messages_tell_nothing() {
   CHECK(!rate.bytes_per_s());
 }
 
+// A busy processor acknowledges late: that is no slow rail.
+void a_pause_at_the_beginning_tells_nothing() {
+  RailRate rate;
+  Clock::time_point now{};
+  double acknowledged = 0;
+  rate.start(now, 0);
+  run_busy(rate, now, acknowledged, 20, 0.0);
+  CHECK(!rate.bytes_per_s());
+  run_busy(rate, now, acknowledged, 80, 1.0);
+  CHECK(rate.bytes_per_s() && *rate.bytes_per_s() > 100e6);
+}
+
+void a_rail_that_carries_next_to_nothing_is_known_in_time() {
+  RailRate rate;
+  Clock::time_point now{};
+  double acknowledged = 0;
+  rate.start(now, 0);
+  run_busy(rate, now, acknowledged, 100, 0.001);
+  CHECK(is_near(rate.bytes_per_s(), 125e3));
+}
+
 void a_run_that_ended_early_only_raises() {
   RailRate rate;
   Clock::time_point now{};
@@ -78,6 +99,8 @@ void a_peer_that_does_not_read_is_disregarded() {
 int main() {
   learns_from_busy_windows();
   small_messages_tell_nothing();
+  a_pause_at_the_beginning_tells_nothing();
+  a_rail_that_carries_next_to_nothing_is_known_in_time();
   a_run_that_ended_early_only_raises();
   a_peer_that_does_not_read_is_disregarded();
   return result("rail_rate");

@@ -20,8 +20,6 @@ namespace {
 // Of the newest window. Measured rates of 10 ms windows on a shaped link differ by a tenth.
 constexpr double newest_weight = 0.4;
 constexpr double least_rail_bytes_per_s = 1000;
-// Less may be acknowledged late because the peer's kernel waits for more.
-constexpr double telling_bytes = 48 * 1024;
 constexpr double burst_trust = 0.5;
 
 }  // namespace
@@ -40,6 +38,7 @@ void RailRate::observe(Clock::time_point now, std::uint64_t acknowledged_bytes, 
     return;
   }
   if (!is_due(now)) return;
+  if (!rate_ && bytes < telling_bytes && now - *start_ < longest_first_window) return;
   const double measured = std::max(bytes / elapsed_s, least_rail_bytes_per_s);
   rate_ = rate_ ? *rate_ + newest_weight * (measured - *rate_) : measured;
   disregard(now, acknowledged_bytes, is_busy);

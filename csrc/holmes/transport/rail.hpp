@@ -18,11 +18,15 @@ namespace holmes {
 // How fast a rail delivers, from what the peer acknowledged while the rail was busy.
 // The kernel's own estimate (TCP_INFO) wavers with bursts of acknowledgements; this one averages over windows of
 // `window` or more. A window counts in full only where the rail had bytes under way all the time; one that ended early
-// tells the least that the rail can do.
+// tells the least that the rail can do. The first one also waits for `telling_bytes`: nothing at all acknowledged may
+// be a busy processor, and who takes a rail for dead gives it nothing by which to learn better.
 class RailRate {
 public:
   static constexpr auto window = std::chrono::milliseconds(10);
   static constexpr auto first_window = std::chrono::milliseconds(3);
+  static constexpr auto longest_first_window = std::chrono::milliseconds(100);
+  // Less may be acknowledged late because the peer's kernel waits for more.
+  static constexpr std::size_t telling_bytes = 48 * 1024;
 
   // Bytes per second; absent: not known yet.
   std::optional<double> bytes_per_s() const { return rate_; }

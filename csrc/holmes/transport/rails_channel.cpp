@@ -118,7 +118,8 @@ void RailsChannel::assign(std::span<const iovec> pieces, std::uint64_t end, Cloc
     Rail* rail = choose_rail(std::min<std::uint64_t>(left, max_chunk_bytes));
     if (!rail) return;
     Rail* const idle = find_idle_rail(*rail, now);
-    const std::size_t longest = idle ? std::min(rail->chunk_bytes(), max_chunk_bytes / 2) : rail->chunk_bytes();
+    const std::size_t longest =
+        idle ? std::clamp(rail->chunk_bytes(), RailRate::telling_bytes, max_chunk_bytes / 2) : rail->chunk_bytes();
     Chunk chunk{pool_.take(), assigned_position_};
     chunk.frame->header.bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(longest, left));
     chunk.frame->header.sequence = next_sequence_++;
