@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t token_bytes = 16;
+constexpr std::size_t attempt_token_bytes = 16;
 constexpr Duration token_interval = 20ms;
 
 // Which ones the ranks of this process have joined: the last few, as one that is over is soon followed by another.
@@ -74,7 +74,7 @@ Store& AttemptStore::view(Clock::time_point until) {
 }
 
 std::string AttemptStore::begin() {
-  const std::string token = to_hex(random_bytes(token_bytes));
+  const std::string token = to_hex(random_bytes(attempt_token_bytes));
   base_->set(key_, token);
   return token;
 }

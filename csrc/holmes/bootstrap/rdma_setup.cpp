@@ -18,7 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // How long to look for the reason after a peer has gone away.
-constexpr Duration reason_grace = 2s;
+constexpr Duration told_why_grace = 2s;
 
 constexpr int pairs_of_a_peer = 2;  // for collectives, for messages
 
@@ -80,7 +80,7 @@ private:
   }
 
   [[noreturn]] void throw_gone(const Connecting& from) {
-    for (const auto end = Clock::now() + reason_grace; Clock::now() < end;) look_around_();  // it may have told why
+    for (const auto end = Clock::now() + told_why_grace; Clock::now() < end;) look_around_();  // it may have told why
     throw UnreachableError("rank " + std::to_string(from.connections->peer) + " (host " + from.connections->host +
                                ") ended while RDMA over " + port_ + " was set up; check that it still runs",
                            context(from));

@@ -85,8 +85,8 @@ using namespace std::chrono_literals;
 using namespace store_protocol;
 
 constexpr std::size_t most_clients = 8192;
-constexpr std::size_t max_strangers = 256;  // connections that have not sent a request yet
-constexpr int max_accepts = 64;             // per turn of the loop
+constexpr std::size_t max_silent_clients = 256;  // connections that have not sent a request yet
+constexpr int max_new_clients = 64;              // per turn of the loop
 constexpr std::size_t max_stored_bytes = std::size_t{1} << 30;
 constexpr std::size_t max_buffered_bytes = std::size_t{256} << 20;
 constexpr Duration request_timeout = 10s;  // from connect, or a request's first byte, to its last
@@ -190,12 +190,13 @@ void TcpStoreServer::poll_once() {
 }
 
 void TcpStoreServer::accept_all() {
-  for (int i = 0; i < max_accepts; ++i) {
+  for (int i = 0; i < max_new_clients; ++i) {
     auto fd = accept_one(listener_.get());
     if (!fd) return;
     const auto strangers = std::ranges::count_if(clients_, [](const Client& client) { return !client.is_known; });
     // The oldest had the longest chance.
-    if (static_cast<std::size_t>(strangers) >= max_strangers || clients_.size() >= max_clients_) drop_oldest_stranger();
+    if (static_cast<std::size_t>(strangers) >= max_silent_clients || clients_.size() >= max_clients_)
+      drop_oldest_stranger();
     Client client;
     client.fd = std::move(fd);
     if (clients_.size() >= max_clients_) {

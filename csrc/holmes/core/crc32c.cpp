@@ -51,13 +51,13 @@ std::uint64_t load_8(const std::byte* data) {
 
 // The instruction takes three cycles and one can begin in each: three blocks go side by side. What a block's state
 // becomes behind so many further bytes is linear in its bits, so a table for each of its bytes says it.
-constexpr std::size_t block_bytes = 4096;
+constexpr std::size_t lane_bytes = 4096;
 
 HOLMES_CRC_TARGET std::array<Table, 4> make_shift() {
   std::array<std::uint32_t, 32> of_bit{};
   for (int bit = 0; bit < 32; ++bit) {
     std::uint32_t state = std::uint32_t{1} << bit;
-    for (std::size_t i = 0; i < block_bytes; i += 8) state = step_8(state, 0);
+    for (std::size_t i = 0; i < lane_bytes; i += 8) state = step_8(state, 0);
     of_bit[bit] = state;
   }
   std::array<Table, 4> shift{};
@@ -74,13 +74,13 @@ std::uint32_t behind_block(std::uint32_t state) {
 }
 
 HOLMES_CRC_TARGET std::uint32_t by_instruction(std::uint32_t state, const std::byte* data, std::size_t bytes) {
-  for (; bytes >= 3 * block_bytes; data += 3 * block_bytes, bytes -= 3 * block_bytes) {
+  for (; bytes >= 3 * lane_bytes; data += 3 * lane_bytes, bytes -= 3 * lane_bytes) {
     std::uint32_t second = 0;
     std::uint32_t third = 0;
-    for (std::size_t i = 0; i < block_bytes; i += 8) {
+    for (std::size_t i = 0; i < lane_bytes; i += 8) {
       state = step_8(state, load_8(data + i));
-      second = step_8(second, load_8(data + block_bytes + i));
-      third = step_8(third, load_8(data + 2 * block_bytes + i));
+      second = step_8(second, load_8(data + lane_bytes + i));
+      third = step_8(third, load_8(data + 2 * lane_bytes + i));
     }
     state = behind_block(behind_block(state) ^ second) ^ third;
   }

@@ -15,7 +15,7 @@ namespace {
 
 std::atomic<std::uint64_t> epoch{0};
 
-struct Registry {
+struct OpenSockets {
   std::mutex mutex;
   std::vector<const UninheritedSockets*> entries;
   UniqueFd nothing = event_fd();
@@ -25,7 +25,7 @@ struct Registry {
   }
 };
 
-Registry& registry() { return fork_registry<Registry>(); }
+OpenSockets& open_sockets() { return fork_registry<OpenSockets>(); }
 
 }  // namespace
 
@@ -36,13 +36,13 @@ std::uint64_t fork_epoch() {
 }
 
 UninheritedSockets::UninheritedSockets(std::vector<int> fds) : fds_(std::move(fds)) {
-  Registry& known = registry();
+  OpenSockets& known = open_sockets();
   std::lock_guard lock(known.mutex);
   known.entries.push_back(this);
 }
 
 UninheritedSockets::~UninheritedSockets() {
-  Registry& known = registry();
+  OpenSockets& known = open_sockets();
   std::lock_guard lock(known.mutex);
   std::erase(known.entries, this);
 }

@@ -10,7 +10,7 @@ namespace {
 // What run_in_background leaves goes to the I/O thread after so long: until a caller would have come to wait for it
 // (from Python 3 to 10 us; a sleeping thread takes 25 to 35 us to wake in a virtual machine), and longer where callers
 // always did, as arming a timer costs 10 us there that is due before the kernel's next tick.
-constexpr std::chrono::microseconds patience{30};
+constexpr std::chrono::microseconds short_patience{30};
 constexpr std::chrono::milliseconds long_patience{1};
 constexpr unsigned prompt_waits_for_long = 16;
 // Rounds without blocking after which deadlines are looked at.
@@ -58,7 +58,7 @@ void Driver::run_in_background(std::size_t bytes) {
   }
   if (is_polled_ || !engine_.has_pending()) return;
   const bool is_long = prompt_waits_.load(std::memory_order_relaxed) >= prompt_waits_for_long;
-  offer(is_long ? Duration(long_patience) : Duration(patience));
+  offer(is_long ? Duration(long_patience) : Duration(short_patience));
 }
 
 void Driver::poll() {
@@ -95,7 +95,7 @@ bool Driver::help(const Work& work, std::optional<Clock::time_point> until) {
     if (drive) {
       if (is_offered_.exchange(false)) {
         io_thread_.take_back(engine_);
-        const bool is_prompt = Clock::now() - offered_at_.load(std::memory_order_relaxed) < patience;
+        const bool is_prompt = Clock::now() - offered_at_.load(std::memory_order_relaxed) < short_patience;
         prompt_waits_.store(is_prompt ? prompt_waits_.load(std::memory_order_relaxed) + 1 : 0,
                             std::memory_order_relaxed);
       }

@@ -8,16 +8,16 @@ namespace {
 
 constexpr std::uint64_t state_bits = 2;
 constexpr std::uint64_t state_mask = (1u << state_bits) - 1;
-constexpr std::uint8_t no_reduction = 255;
-constexpr std::int32_t no_rank = -1;  // in the slot only
+constexpr std::uint8_t not_reduced = 255;
+constexpr std::int32_t no_peer = -1;  // in the slot only
 
 std::uint64_t word_of(std::uint64_t number, WorkState state) {
   return number << state_bits | static_cast<std::uint64_t>(state);
 }
 
 std::uint64_t pack(const RecordedCall& call) {
-  const auto rank = static_cast<std::uint32_t>((call.is_collective() ? call.root : call.peer).value_or(no_rank));
-  const std::uint64_t reduction = call.reduction ? static_cast<std::uint8_t>(*call.reduction) : no_reduction;
+  const auto rank = static_cast<std::uint32_t>((call.is_collective() ? call.root : call.peer).value_or(no_peer));
+  const std::uint64_t reduction = call.reduction ? static_cast<std::uint8_t>(*call.reduction) : not_reduced;
   return static_cast<std::uint64_t>(call.op) | static_cast<std::uint64_t>(call.dtype) << 8 | reduction << 16 |
          static_cast<std::uint64_t>(rank) << 32;
 }
@@ -26,9 +26,9 @@ RecordedCall unpack(std::uint64_t what, std::uint64_t position, std::uint64_t co
   RecordedCall call;
   call.op = static_cast<OpCode>(what & 0xff);
   call.dtype = static_cast<DType>(what >> 8 & 0xff);
-  if (const auto reduction = static_cast<std::uint8_t>(what >> 16); reduction != no_reduction)
+  if (const auto reduction = static_cast<std::uint8_t>(what >> 16); reduction != not_reduced)
     call.reduction = static_cast<ReduceOp>(reduction);
-  if (const auto rank = static_cast<std::int32_t>(what >> 32); rank != no_rank)
+  if (const auto rank = static_cast<std::int32_t>(what >> 32); rank != no_peer)
     (call.is_collective() ? call.root : call.peer) = rank;
   call.sequence = call.is_collective() ? position : position & 0xffffffff;
   if (!call.is_collective()) call.tag = static_cast<std::uint32_t>(position >> 32);

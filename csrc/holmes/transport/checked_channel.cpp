@@ -9,7 +9,7 @@ namespace holmes {
 namespace {
 
 // Of a frame at most: what one system call moves, half of it here, so that it is still in the cache when it leaves.
-constexpr std::size_t max_payload_bytes = 256 * 1024;
+constexpr std::size_t max_piece_bytes = 256 * 1024;
 // A piece of at most so many bytes, in front of more, is an operation's header.
 constexpr std::size_t max_operation_header_bytes = 256;
 
@@ -17,8 +17,8 @@ constexpr std::size_t max_operation_header_bytes = 256;
 // sender's memory takes no room there.)
 std::size_t most_payload_bytes(const Channel& channel) {
   const std::size_t peek_bytes = channel.max_peek_bytes();
-  if (peek_bytes == 0 || channel.cma_use() != CmaUse::never) return max_payload_bytes;
-  return std::min(max_payload_bytes, peek_bytes / 2);
+  if (peek_bytes == 0 || channel.cma_use() != CmaUse::never) return max_piece_bytes;
+  return std::min(max_piece_bytes, peek_bytes / 2);
 }
 
 std::uint32_t crc_of(const CheckedHeader& header) {
@@ -184,7 +184,7 @@ void CheckedChannel::end_frame(const CheckedHeader& next, std::size_t next_bytes
 void CheckedChannel::check_header() const {
   if (in_.header_crc != crc_of(in_)) throw_changed("the header of frame " + std::to_string(in_sequence_));
   if (in_.magic == CheckedHeader::right_magic && in_.sequence == in_sequence_ && in_.bytes > 0 &&
-      in_.bytes <= max_payload_bytes)
+      in_.bytes <= max_piece_bytes)
     return;
   throw_changed("frame " + std::to_string(in_.sequence) + " of " + std::to_string(in_.bytes) + " bytes in place of " +
                 std::to_string(in_sequence_));

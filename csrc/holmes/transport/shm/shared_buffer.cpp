@@ -78,7 +78,7 @@ void ask_for_huge_pages(std::byte* data, std::size_t bytes) {
 }
 
 // The living buffers of this process, by the address of their data.
-struct Registry {
+struct LivingBuffers {
   struct Entry {
     std::size_t bytes;
     std::uint64_t id;
@@ -103,7 +103,7 @@ struct Registry {
 };
 
 // Buffers may outlive static destruction.
-Registry& registry() { return fork_registry<Registry>(); }
+LivingBuffers& living_buffers() { return fork_registry<LivingBuffers>(); }
 
 std::uint64_t random_id() {
   std::random_device random;
@@ -144,9 +144,9 @@ SharedBuffer::SharedBuffer(std::size_t bytes) : bytes_(bytes), id_(random_id()),
   header_of(data_, bytes).id = id_;
   header_of(data_, bytes).bytes = bytes;
   try {
-    Registry& own = registry();
+    LivingBuffers& own = living_buffers();
     std::lock_guard lock(own.mutex);
-    own.entries.emplace(reinterpret_cast<std::uintptr_t>(data_), Registry::Entry{bytes_, id_, fd_.get(), epoch_});
+    own.entries.emplace(reinterpret_cast<std::uintptr_t>(data_), LivingBuffers::Entry{bytes_, id_, fd_.get(), epoch_});
     own.count = own.entries.size();
   } catch (...) {
     ::munmap(data_, all);
@@ -156,7 +156,7 @@ SharedBuffer::SharedBuffer(std::size_t bytes) : bytes_(bytes), id_(random_id()),
 }
 
 SharedBuffer::~SharedBuffer() {
-  Registry& own = registry();
+  LivingBuffers& own = living_buffers();
   {
     std::lock_guard lock(own.mutex);
     own.entries.erase(reinterpret_cast<std::uintptr_t>(data_));
@@ -172,7 +172,7 @@ SharedBuffer::~SharedBuffer() {
 }
 
 BufferPlace SharedBuffer::place_of(const void* data, std::size_t bytes) noexcept {
-  Registry& own = registry();
+  LivingBuffers& own = living_buffers();
   if (own.count.load(std::memory_order_acquire) == 0) return {};
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   std::lock_guard lock(own.mutex);
