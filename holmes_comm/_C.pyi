@@ -94,6 +94,7 @@ class CommunicatorOptions:
     between_clusters: bool | None
     hierarchical_min_bytes: typing.Any
     integrity: bool | None
+    local_completion: bool | None
     name: str
     secret: str
     tls: str | None

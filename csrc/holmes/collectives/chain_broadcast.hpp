@@ -13,6 +13,7 @@ public:
                  Buffer data);
 
 protected:
+  bool may_end_early() const override { return true; }
   std::size_t send_total_bytes(int peer) const override { return peer == next_ ? data_.bytes() : 0; }
   std::size_t recv_total_bytes(int peer) const override { return peer == previous_ ? data_.bytes() : 0; }
   iovec next_send(int peer, std::size_t done_bytes) override;

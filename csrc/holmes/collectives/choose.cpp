@@ -44,6 +44,13 @@ std::vector<Buffer> nothing(const Group& group, DType dtype) {
   return std::vector<Buffer>(static_cast<std::size_t>(group.size), Buffer{nullptr, 0, dtype, nullptr});
 }
 
+// Where operations end locally, few ranks talk to the root alone: what goes through others waits for them.
+bool goes_straight(const Group& group, std::size_t bytes) {
+  constexpr int most_ranks = 8;
+  return group.local_completion && group.size <= most_ranks &&
+         bytes * static_cast<std::size_t>(group.size - 1) <= group.one_step_bytes;
+}
+
 // Straight from the root, or to it.
 std::unique_ptr<Collective> direct_broadcast(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                              Clock::time_point deadline, Buffer data) {
@@ -108,7 +115,8 @@ std::unique_ptr<Collective> choose_all_gather(Group& group, const Signature& sig
 
 std::unique_ptr<Collective> choose_broadcast(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                              Clock::time_point deadline, Buffer data) {
-  if (!relays(group)) return direct_broadcast(group, signature, std::move(work), deadline, std::move(data));
+  if (!relays(group) || goes_straight(group, data.bytes()))
+    return direct_broadcast(group, signature, std::move(work), deadline, std::move(data));
   if (!pays_in_chain(group, data.bytes())) {
     std::vector<Buffer> outputs = nothing(group, data.dtype);
     outputs[static_cast<std::size_t>(*signature.root)] = data;
@@ -121,7 +129,8 @@ std::unique_ptr<Collective> choose_broadcast(Group& group, const Signature& sign
 
 std::unique_ptr<Collective> choose_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                           Clock::time_point deadline, Buffer data) {
-  if (!relays(group)) return direct_reduce(group, signature, std::move(work), deadline, std::move(data));
+  if (!relays(group) || goes_straight(group, data.bytes()))
+    return direct_reduce(group, signature, std::move(work), deadline, std::move(data));
   const std::size_t root_bytes = data.bytes() * static_cast<std::size_t>(group.size - 1);
   if (group.size > most_direct_ranks && takes_log_steps(group, root_bytes)) {
     Buffer output = *signature.root == group.rank ? data : Buffer{nullptr, 0, data.dtype, nullptr};

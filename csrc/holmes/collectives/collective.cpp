@@ -17,6 +17,8 @@ Collective::Collective(Group& group, Signature signature, std::shared_ptr<Work> 
 void Collective::prepare() {
   prepared_ = true;
   copies_.begin(group_, signature_.op, agreed_bytes(), [this] { return sends_shared(); });
+  ends_early_ = group_.local_completion && signature_.root && signature_.form == Form::flat && !copies_.votes() &&
+                may_end_early();
   flows_.resize(static_cast<std::size_t>(group_.size));
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;
@@ -112,6 +114,22 @@ std::size_t Collective::send_bytes() const {
 
 bool Collective::is_done() const { return prepared_ && open_flows_ == 0 && is_computed(); }
 
+bool Collective::is_done_here() const {
+  if (!ends_early_ || !prepared_ || open_sends_ > 0 || !is_computed()) return false;
+  return std::ranges::all_of(flows_, [](const Flow& flow) {
+    return flow.in_bytes == flow.in_total || (flow.in_total == header_bytes && flow.in_bytes < header_bytes);
+  });
+}
+
+OwedHeaders Collective::owed() const {
+  OwedHeaders headers(deadline_);
+  for (int peer = 0; peer < group_.size; ++peer) {
+    const Flow& flow = flows_[peer];
+    if (flow.in_bytes < flow.in_total) headers.add(peer, flow.out, flow.in, flow.in_bytes);
+  }
+  return headers;
+}
+
 bool Collective::send_to(int peer) {
   Flow& flow = flows_[peer];
   if (flow.out_bytes == flow.out_total || !may_send(peer)) return false;
@@ -137,7 +155,8 @@ bool Collective::send_to(int peer) {
 
 bool Collective::recv_from(int peer) {
   Flow& flow = flows_[peer];
-  if (flow.in_bytes == flow.in_total) return false;
+  if (flow.in_bytes == flow.in_total || (!group_.owed.empty() && group_.owed[static_cast<std::size_t>(peer)]))
+    return false;
   iovec pieces[2];
   std::size_t count = 0;
   const std::size_t before = flow.in_bytes;
@@ -176,7 +195,7 @@ void Collective::count_received(int peer, std::size_t bytes) {
 std::size_t Collective::awaited_recv_bytes(int peer) {
   const Flow& flow = flows_[peer];
   if (flow.in_bytes == flow.in_total) return 0;
-  if (flow.in_bytes < header_bytes) return 1;
+  if (flow.in_bytes < header_bytes) return 1;  // its own, or one before it
   if (!copies_.is_decided()) return 0;
   if (awaits_peek(peer)) return 1;
   return next_recv(peer, flow.in_bytes - header_bytes).iov_len;

@@ -10,6 +10,7 @@
 
 #include "holmes/collectives/collective_header.hpp"
 #include "holmes/collectives/copy_call.hpp"
+#include "holmes/collectives/owed_headers.hpp"
 #include "holmes/collectives/pace.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
@@ -60,6 +61,10 @@ public:
   bool has_sent_all() const { return prepared_ && open_sends_ == 0; }
   // Appends the memory that it reads or writes. False where it cannot tell: then nothing is sent ahead.
   virtual bool append_touched(Touched& /*touched*/) const { return false; }
+  // Whether this rank's part is done, and all that is missing are headers that nothing follows; only where operations
+  // end so (CommunicatorOptions::local_completion). What a mismatch is, those headers tell later.
+  bool is_done_here() const;
+  OwedHeaders owed() const;
   // Called once, when it is done.
   void end();
   // What to wait for before calling advance again: bytes that can be received next / sent next without a break, 0 for
@@ -92,6 +97,12 @@ protected:
   // Whether anything, the header at least, goes to / comes from `peer`; it says the same of the other direction.
   virtual bool sends_to(int /*peer*/) const { return true; }
   virtual bool receives_from(int /*peer*/) const { return true; }
+  // Whether it may end before all headers are there, where the communicator's operations do. Asked once it is known
+  // whether the ranks vote.
+  virtual bool may_end_early() const { return false; }
+  bool ends_early() const { return ends_early_; }
+  // Whether one of the two is the root, which all others are compared with.
+  bool is_with_root(int peer) const { return signature_.root == group_.rank || signature_.root == peer; }
   // Whether the header may go to `peer` already.
   virtual bool may_send(int /*peer*/) const { return true; }
   // Flows that share links get equal parts of them where they go at one pace.
@@ -149,6 +160,7 @@ private:
   int open_flows_ = 0;  // directions that are not finished
   int open_sends_ = 0;  // of these
   bool prepared_ = false;
+  bool ends_early_ = false;
   CopyCall copies_;
   Pace pace_;
 };

@@ -30,6 +30,8 @@ public:
   CopyWay way() const { return way_; }
   // What this rank tells the others.
   const CopyVote::Ballot& ballot() const { return ballot_; }
+  // Whether the ranks decide together, for which all of them must be heard.
+  bool votes() const { return votes_; }
   // Whether to say when all ranks are in the operation: its time counts from then on.
   bool awaits_arrivals() const { return votes_ && !all_here_at_; }
   // `ballot_of(peer)`: what came from it.

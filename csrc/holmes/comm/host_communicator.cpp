@@ -535,16 +535,20 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   constexpr std::size_t words = sizeof(Introduction) / sizeof(std::uint64_t);
   constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
   constexpr std::uint64_t far_bit = std::uint64_t{1} << 62;
+  constexpr std::uint64_t local_bit = std::uint64_t{1} << 61;
+  constexpr std::uint64_t bits = shared_memory_bit | far_bit | local_bit;
   const bool all_shared = std::all_of(mesh.peers.begin(), mesh.peers.end(), [](const PeerConnections& connections) {
     return connections.peer < 0 || connections.shared_memory_bytes > 0;
   });
   const auto leader = std::ranges::find_if(mesh.peers, [](const PeerConnections& connections) {
     return connections.peer < 0 || connections.shared_memory_bytes > 0;
   });
+  const bool is_local = options_.local_completion.value_or(Env::read().local_completion);
   const auto job_rank = job_rank_of(options_);
   if (job_rank) set_log_rank(static_cast<int>(*job_rank));
   std::random_device random;
-  const Introduction mine{slice_bytes | (all_shared ? shared_memory_bit : 0) | (engine_->group().is_far ? far_bit : 0),
+  const Introduction mine{slice_bytes | (all_shared ? shared_memory_bit : 0) | (engine_->group().is_far ? far_bit : 0) |
+                              (is_local ? local_bit : 0),
                           std::uint64_t{random()} << 32 | random(), ::getpid(), job_rank.value_or(no_job_rank),
                           leader - mesh.peers.begin()};
   std::vector<Introduction> all(static_cast<std::size_t>(options_.size), mine);
@@ -560,13 +564,19 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   for (const Introduction& one : all) {
     agreed.all_shared_memory &= (one.wish & shared_memory_bit) != 0;
     agreed.is_far |= (one.wish & far_bit) != 0;
-    agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, one.wish & ~(shared_memory_bit | far_bit));
+    agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, one.wish & ~bits);
     agreed.memory_leaders.push_back(static_cast<int>(one.memory_leader));
     const std::size_t rank = identities.size();
+    if ((one.wish & local_bit) != (all.front().wish & local_bit))
+      throw UsageError("communicator '" + options_.name + "': of rank " + std::to_string(agreed.label(0)) +
+                       " and rank " + std::to_string(agreed.label(static_cast<int>(rank))) +
+                       " only one ends operations with a root by itself; give every rank the same local_completion "
+                       "(HOLMES_LOCAL_COMPLETION)");
     PeerIdentity identity{rank < mesh.hosts.size() ? mesh.hosts[rank] : "", mesh.peers[rank].nic, one.pid, {}};
     if (one.job_rank != no_job_rank) identity.job_rank = static_cast<int>(one.job_rank);
     identities.push_back(std::move(identity));
   }
+  agreed.local_completion = is_local;
   engine_->records().set_identities(all.front().random, std::move(identities));
 }
 

@@ -35,6 +35,7 @@ struct Env {
   std::uint64_t unexpected_bytes = std::uint64_t{256} << 20;
   bool integrity = false;
   int integrity_digest_every = 0;
+  bool local_completion = false;
   bool shm = true;
   CmaUse cma = CmaUse::measured;
   std::optional<std::uint64_t> hierarchical_min_bytes;  // UINT64_MAX: never

@@ -90,6 +90,10 @@ struct CommunicatorOptions {
   // Of how many all_reduce, all_gather and broadcast one has its result compared over the ranks, by CRC32C (0: none);
   // the same on all ranks. Absent: HOLMES_INTEGRITY_DIGEST_EVERY, else none.
   std::optional<int> integrity_digest_every{};
+  // Whether broadcast, reduce, gather and scatter end on a rank as soon as its own part is done, as with MPI, and not
+  // when every rank has entered them; the same on all ranks. Who is missing is told by a later operation then. Absent:
+  // HOLMES_LOCAL_COMPLETION, else not.
+  std::optional<bool> local_completion{};
   // From 0 to 3: on links that they share, groups of higher priority go first (docs/wan.md). Absent: as TCP shares.
   std::optional<int> priority{};
   // Of its IP packets: the code point of differentiated services, 0 to 63. Absent: what its priority has, if any.
@@ -126,6 +130,7 @@ void visit_fields(Visit&& visit) {
   visit("tls", &Options::tls);
   visit("integrity", &Options::integrity);
   visit("integrity_digest_every", &Options::integrity_digest_every);
+  visit("local_completion", &Options::local_completion);
   visit("priority", &Options::priority);
   visit("dscp", &Options::dscp);
   visit("spin_us", &Options::spin_us);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <thread>
 #include <utility>
 
 #include "holmes/core/error.hpp"
@@ -15,6 +17,30 @@ namespace {
 
 // Operations started by what follows another one's end (Work::on_final) are not driven inside of it.
 thread_local bool this_thread_drives = false;
+
+// Communicators that were destroyed and are not closed yet. The process waits for them at its end.
+std::atomic<int> settling{0};
+
+void wait_until_settled() {
+  constexpr auto patience = std::chrono::seconds(5);
+  constexpr auto pause = std::chrono::milliseconds(1);
+  const auto start = Clock::now();
+  for (bool is_told = false; settling > 0; std::this_thread::sleep_for(pause)) {
+    if (is_told || Clock::now() - start < patience) continue;
+    is_told = true;
+    log(LogLevel::warn, std::nullopt,
+        "this process waits at its end for ranks that have not entered operations with a root that ended here "
+        "(local_completion), until the operations' deadlines");
+  }
+}
+
+void settle_before_exit() {
+  static const std::uint64_t epoch = fork_epoch();
+  // A child has none of the threads that settle.
+  [[maybe_unused]] static const int registered = std::atexit([] {
+    if (fork_epoch() == epoch) wait_until_settled();
+  });
+}
 
 // What the works of `failure` raise.
 std::exception_ptr raised(const Failure& failure) {
@@ -139,10 +165,7 @@ bool Engine::progress_or_throw() {
     fail_as_requested();
     return true;
   }
-  if (close_requested_.load(std::memory_order_acquire)) {
-    close_now();
-    return true;
-  }
+  if (close_requested_.load(std::memory_order_acquire)) return settle_and_close();
   if (operations_.has_new()) operations_.take_new();
   if (records_.is_requested()) records_.take_state();
   const bool moved = operations_.advance();
@@ -162,8 +185,8 @@ std::vector<ConnectionInfo> Engine::connections() const {
 }
 
 bool Engine::prepare_wait(std::vector<pollfd>& fds) {
-  if (operations_.has_new() || failure_requested_.load() || close_requested_.load() || records_.is_requested())
-    return false;
+  if (operations_.has_new() || failure_requested_.load() || records_.is_requested()) return false;
+  if (close_requested_.load() && !operations_.is_settling()) return false;
   // It may have died since the waiter looked at its work, and then nothing would wake it any more.
   if (is_dead()) return false;
   Collective* running = operations_.running();
@@ -178,9 +201,9 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
       waited_.push_back(&channel);
       block &= channel.prepare_wait(recv_bytes > 0, send_bytes > 0, fds);
     };
-    for (int peer = 0; running && peer < group_->size; ++peer)
+    for (int peer = 0; (operations_.running() || operations_.is_settling()) && peer < group_->size; ++peer)
       if (peer != group_->rank)
-        wait_for(*group_->channels[peer], running->awaited_recv_bytes(peer), operations_.awaited_send_bytes(peer));
+        wait_for(*group_->channels[peer], operations_.awaited_recv_bytes(peer), operations_.awaited_send_bytes(peer));
     for (const int peer : p2p.active_peers())
       wait_for(*p2p.channels()[peer], p2p.awaited_recv_bytes(peer), p2p.awaited_send_bytes(peer));
     fds.push_back(detector_.controls_pollfd());
@@ -217,7 +240,9 @@ void Engine::check_deadlines() {
 }
 
 std::optional<Clock::time_point> Engine::next_wake() const {
+  constexpr auto settling_pause = std::chrono::seconds(1);
   auto next = detector_.next_deadline();
+  if (is_settling_) next = Clock::now() + settling_pause;
   for (const Channel* channel : maintained_) {
     const auto at = channel->next_maintenance();
     if (at && (!next || *at < *next)) next = at;
@@ -261,6 +286,7 @@ void Engine::set_dead(Failure failure, bool is_error) {
     dead_.store(true, std::memory_order_release);
   }
   operations_.close();
+  if (std::exchange(is_settling_, false)) --settling;
 }
 
 void Engine::fail(Failure failure) {
@@ -337,7 +363,7 @@ void Engine::close() {
   wake();
   {
     std::unique_lock drive(drive_, std::try_to_lock);
-    if (drive) close_now();
+    if (drive) progress();
   }
   if (has_pending()) driver_.give_to_io_thread();
 }
@@ -372,6 +398,27 @@ Failure Engine::reason_of_pending() {
         "communicator '" + group_->name + "' was destroyed by " + detector_.own_place() + " with operations pending",
         detector_.own_context()};
   });
+}
+
+bool Engine::settle_and_close() {
+  bool moved = false;
+  bool waits = false;
+  if (operations_.is_empty()) {
+    try {
+      moved = operations_.settle();
+      waits = operations_.is_owed(Clock::now(), [&](int peer) { return !detector_.is_lost(peer); });
+    } catch (const StreamClosed&) {  // who is gone owes nothing
+    }
+  }
+  if (!waits) {
+    close_now();
+    return true;
+  }
+  if (!std::exchange(is_settling_, true)) {
+    settle_before_exit();
+    ++settling;
+  }
+  return moved;
 }
 
 void Engine::close_now() {

@@ -92,6 +92,8 @@ private:
   void fail_where_it_throws(const Action& action);
   // Of the exception that is being handled.
   Failure current_failure() const;
+  // Before it closes it waits for what others owe to operations that have ended here. Returns whether anything moved.
+  bool settle_and_close();
   void close_now();
   Failure reason_of_pending();
   // Nothing is submitted any more, every later call throws `failure`.
@@ -108,6 +110,7 @@ private:
   std::uint64_t epoch_ = fork_epoch();
   UninheritedSockets sockets_;
   std::mutex drive_;
+  bool is_settling_ = false;          // driver; counted for the end of the process
   std::vector<Channel*> maintained_;  // channels that need maintenance
   std::vector<Channel*> waited_;      // channels whose wait is prepared and not finished
   bool is_watched_ = false;           // driver; the I/O thread calls maintain

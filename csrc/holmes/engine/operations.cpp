@@ -15,6 +15,9 @@ void make_room(std::vector<Element>& elements, std::size_t more) {
   if (needed > elements.capacity()) elements.reserve(std::max(needed, 2 * elements.capacity()));
 }
 
+// So many operations may a rank be ahead of who is slowest.
+constexpr std::size_t most_owed = 64;
+
 }  // namespace
 
 Operations::Operations(Group& group, std::vector<std::unique_ptr<Channel>> p2p_channels, int wake_fd)
@@ -122,10 +125,16 @@ bool Operations::advance_collective() {
     group_.recorder->start(running.record(), std::max(running.work().submitted(), last_end_));
     running.start();
   }
-  bool moved = running.advance();
-  if (!running.is_done()) {
+  bool moved = !owed_.empty() && receive_owed();
+  moved |= running.advance();
+  const bool is_owed = !running.is_done();
+  if (is_owed && !(running.is_done_here() && owed_.size() < most_owed)) {
     moved |= send_ahead();
     return moved;
+  }
+  if (is_owed) {
+    owed_.push_back(running.owed());
+    receive_owed();
   }
   ahead_ = nullptr;
   running.end();
@@ -137,6 +146,15 @@ bool Operations::advance_collective() {
   group_.recorder->finish(finished->record(), true, last_end_);
   finished->work().complete(last_end_);
   return true;
+}
+
+// The headers of what has ended here, in order: what comes after them belongs to the next.
+bool Operations::receive_owed() {
+  group_.owed.assign(static_cast<std::size_t>(group_.size), 0);
+  bool any = false;
+  for (OwedHeaders& headers : owed_) any |= headers.receive(group_);
+  std::erase_if(owed_, [](const OwedHeaders& headers) { return headers.is_empty(); });
+  return any;
 }
 
 // What a far peer needs of those that wait for their turn, see Collective::send_ahead.
@@ -161,6 +179,18 @@ bool Operations::send_ahead() {
     }
   }
   return moved;
+}
+
+bool Operations::settle() {
+  is_settling_ = true;
+  return !owed_.empty() && receive_owed();
+}
+
+std::size_t Operations::awaited_recv_bytes(int peer) const {
+  const bool is_owed = !owed_.empty() && group_.owed[static_cast<std::size_t>(peer)];
+  if (queue_.empty()) return is_settling_ && is_owed ? 1 : 0;
+  const std::size_t bytes = queue_.front()->awaited_recv_bytes(peer);
+  return bytes > 0 && is_owed ? 1 : bytes;
 }
 
 std::size_t Operations::awaited_send_bytes(int peer) const {
@@ -255,6 +285,7 @@ void Operations::fail_all(const std::exception_ptr& error) {
     work.fail(error, now);
   };
   ahead_ = nullptr;
+  owed_.clear();
   while (!queue_.empty()) {
     const std::unique_ptr<Collective> collective = std::move(queue_.front());
     queue_.pop_front();

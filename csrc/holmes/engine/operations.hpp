@@ -40,6 +40,7 @@ public:
   bool advance();
   // The first collective, or null.
   Collective* running() const { return queue_.empty() ? nullptr : queue_.front().get(); }
+  std::size_t awaited_recv_bytes(int peer) const;
   // Of the first collective or, where it has sent all, of one behind it; see Collective.
   std::size_t awaited_send_bytes(int peer) const;
   const P2pEngine& p2p() const { return p2p_; }
@@ -55,6 +56,17 @@ public:
   void fail_watches(std::optional<int> peer, const std::exception_ptr& error);
   // Nothing can be submitted any more, and what is pending stays so until fail_all. Neither takes memory.
   void close();
+  // What is owed to operations that have ended here, before the end: a connection that is closed while the peer sends
+  // loses what it has not taken yet. Whether anything came.
+  bool settle();
+  // Whether a peer of which `is_there(peer)` owes anything yet whose time is not up.
+  template <typename IsThere>
+  bool is_owed(Clock::time_point now, const IsThere& is_there) const {
+    for (std::size_t peer = 0; !owed_.empty() && owed_.back().deadline() > now && peer < group_.owed.size(); ++peer)
+      if (group_.owed[peer] && is_there(static_cast<int>(peer))) return true;
+    return false;
+  }
+  bool is_settling() const { return is_settling_; }
   void fail_all(const std::exception_ptr& error);
 
 private:
@@ -63,13 +75,16 @@ private:
   void record_call(Collective& collective, WorkState state);
   void record_call(P2pEngine::Request& request);
   bool advance_collective();
+  bool receive_owed();
   bool send_ahead();
 
   Group& group_;
   P2pEngine p2p_;
   std::deque<std::unique_ptr<Collective>> queue_;  // the front one runs
   bool front_started_ = false;
-  Collective* ahead_ = nullptr;  // the last one of the queue that was sent of before its turn
+  bool is_settling_ = false;
+  std::vector<OwedHeaders> owed_;  // of collectives that have ended here, in order
+  Collective* ahead_ = nullptr;    // the last one of the queue that was sent of before its turn
   bool may_send_ahead_ = true;
   Touched touched_;                 // by those before it
   Clock::time_point last_end_{};    // of a collective

@@ -24,10 +24,14 @@ struct Group {
   std::size_t slice_bytes = 64 * 1024;                       // unit of pipelining, agreed at set-up
   std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
   bool is_far = false;                     // a pair of ranks is, as all of them agreed; see far_round_trip
+  bool local_completion = false;           // of operations with a root, as all ranks agreed; see CommunicatorOptions
   bool any_shared_memory = false;          // a pair of this rank
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
   // By rank, as all ranks agreed: the first rank with which it shares memory, itself where there is none before.
   std::vector<int> memory_leaders;
+  // By rank, whether a header of an operation that has ended here is still to come (local_completion only): what
+  // follows it belongs to later operations.
+  std::vector<char> owed;
   CopyVote copy_vote;
   std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
   std::vector<std::byte> staging;     // memory for the one collective that runs; grows, never shrinks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -113,7 +114,11 @@ class Matrix:
         self._width = width
 
     def run(self, layouts: Sequence[Layout]) -> None:
-        """Measures all, then what was lost once more: a cell counts as lost where it was lost both times."""
+        """Measures all, then what was lost once more: a cell counts as lost where it was lost both times.
+
+        Operations with a root end locally, as the peers' do, unless HOLMES_LOCAL_COMPLETION says otherwise.
+        """
+        os.environ.setdefault("HOLMES_LOCAL_COMPLETION", "1")
         runs = [(layout, peers) for layout in layouts for peers in self._runs(layout)]
         for layout, peers in runs:
             self._measure(layout, peers, self._settings)

@@ -1,0 +1,182 @@
+// CommunicatorOptions::local_completion: operations with a root end on a rank when its own part is done; the numbers
+// stay right whoever is late, and who is missing or disagrees is told by a later operation.
+#include <atomic>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "collective_checks.hpp"
+#include "holmes/core/error.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+void run_local(int size, Transport transport, const std::function<void(Communicator&)>& body, Duration timeout = 60s) {
+  ::setenv("HOLMES_LOCAL_COMPLETION", "1", 1);
+  run_communicators(size, transport, body, 1, timeout);
+  ::unsetenv("HOLMES_LOCAL_COMPLETION");
+}
+
+void wait_for(const std::atomic<bool>& flag) {
+  while (!flag) std::this_thread::sleep_for(1ms);
+}
+
+// The root is through ten broadcasts before anybody else has begun; so are those who send in a gather.
+void ends_before_others_begin(Transport transport) {
+  std::atomic<bool> is_through = false;
+  run_local(4, transport, [&](Communicator& comm) {
+    if (comm.rank() != 1) wait_for(is_through);
+    for (int i = 0; i < 10; ++i) {
+      auto data = values(comm.rank() + i, 20);
+      comm.broadcast(buffer(data, DType::int64), 1)->wait();
+      CHECK(data == values(1 + i, 20));
+    }
+    is_through = true;
+    comm.barrier()->wait();
+  });
+  std::atomic<int> through = 0;
+  std::atomic<bool> all_through = false;
+  run_local(4, transport, [&](Communicator& comm) {
+    if (comm.rank() == 2) wait_for(all_through);
+    for (int i = 0; i < 10; ++i) {
+      auto data = values(comm.rank() + i, 20);
+      comm.reduce(buffer(data, DType::int64), 2, ReduceOp::max)->wait();
+      for (std::size_t k = 0; comm.rank() == 2 && k < data.size(); ++k) {
+        std::int64_t largest = 0;
+        for (int rank = 0; rank < 4; ++rank) largest = std::max(largest, value(rank + i, k));
+        CHECK(data[k] == largest);
+      }
+    }
+    if (++through == 3) all_through = true;
+  });
+}
+
+// What a root may be ahead is bounded, in memory too.
+void goes_only_so_far_ahead(Transport transport) {
+  std::atomic<int> done = 0;
+  run_local(2, transport, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      std::this_thread::sleep_for(300ms);
+      CHECK(done > 0 && done <= 64);
+    }
+    for (int i = 0; i < 1000; ++i) {
+      std::vector<std::int64_t> data{comm.rank() == 0 ? i : -1};
+      comm.broadcast(buffer(data, DType::int64), 0)->wait();
+      CHECK(data[0] == i);
+      if (comm.rank() == 0) ++done;
+    }
+  });
+}
+
+// Any operations in any order, some at once, with ranks that are late by turns.
+void any_order(Transport transport, int size, unsigned seed) {
+  run_local(size, transport, [&](Communicator& comm) {
+    std::mt19937 shared(seed);
+    std::mt19937 own(seed * 100 + static_cast<unsigned>(comm.rank()));
+    constexpr std::size_t counts[] = {0, 1, 100, 1000, 9000, 60000};
+    for (int i = 0; i < 150; ++i) {
+      const auto kind = shared() % 7;
+      const std::size_t count = counts[shared() % std::size(counts)];
+      const int root = static_cast<int>(shared() % static_cast<unsigned>(size));
+      if (own() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 1000));
+      if (kind == 0) check_all_reduce(comm, count);
+      if (kind == 1) check_all_gather(comm, count);
+      if (kind == 2) {
+        check_p2p(comm, count);
+        comm.barrier()->wait();  // it takes messages from anyone, and not those of the next one
+      }
+      if (kind == 3) check_async(comm, count / 10);
+      if (kind >= 4) check_rooted(comm, count, root);
+    }
+  });
+}
+
+// Ranks that called something else are told, each by its next operation at the latest.
+void disagreement_is_told(Transport transport, int wrong_rank) {
+  std::atomic<int> told = 0;
+  run_local(3, transport, [&](Communicator& comm) {
+    std::vector<std::int64_t> data(comm.rank() == wrong_rank ? 5 : 4);
+    std::string message;
+    try {
+      comm.broadcast(buffer(data, DType::int64), 0)->wait();
+      comm.barrier()->wait();
+    } catch (const HolmesError& error) {
+      message = error.what();
+    }
+    if (message.find("broadcast #") != std::string::npos) ++told;
+  });
+  CHECK(told == 3);
+}
+
+void the_missing_are_named() {
+  std::atomic<bool> is_over = false;
+  run_local(
+      3, Transport::tcp,
+      [&](Communicator& comm) {
+        if (comm.rank() == 2) return wait_for(is_over);
+        std::vector<std::int64_t> data(4);
+        comm.broadcast(buffer(data, DType::int64), 0)->wait();
+        std::string message;
+        try {
+          comm.barrier()->wait();
+        } catch (const HolmesError& error) {
+          message = error.what();
+        }
+        is_over = true;
+        CHECK(message.find("rank 2") != std::string::npos);
+        CHECK(message.find("has not entered") != std::string::npos || message.find("aborted") != std::string::npos ||
+              comm.rank() == 1);
+      },
+      1s);
+}
+
+// A root that leaves at once: what it sent is there.
+void a_root_may_leave(Transport transport) {
+  run_local(3, transport, [&](Communicator& comm) {
+    if (comm.rank() != 0) std::this_thread::sleep_for(100ms);
+    for (int i = 0; i < 5; ++i) {
+      auto data = values(comm.rank() + i, 500);
+      comm.broadcast(buffer(data, DType::int64), 0)->wait();
+      CHECK(data == values(i, 500));
+    }
+  });
+}
+
+void ranks_must_agree() {
+  const auto store = make_local_store();
+  std::atomic<int> refused = 0;
+  run_ranks(3, [&](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.size = 3;
+    options.local_completion = rank != 1;
+    options.connect_timeout = 20s;
+    try {
+      make_communicator(store, options);
+    } catch (const UsageError& error) {
+      const std::string message = error.what();
+      if (message.find("of rank 0 and rank 1 only one") != std::string::npos) ++refused;
+    }
+  });
+  CHECK(refused == 3);
+}
+
+}  // namespace
+
+int main() {
+  ranks_must_agree();
+  the_missing_are_named();
+  for (const Transport transport : {Transport::tcp, Transport::automatic}) {
+    ends_before_others_begin(transport);
+    goes_only_so_far_ahead(transport);
+    a_root_may_leave(transport);
+    for (const int wrong_rank : {1, 2}) disagreement_is_told(transport, wrong_rank);
+    for (const int size : {2, 3, 4, 9}) any_order(transport, size, static_cast<unsigned>(size));
+    for (int size = 1; size <= 5; ++size) run_local(size, transport, check_everything);
+  }
+  std::puts("local_completion: all checks passed");
+  return 0;
+}

@@ -1,0 +1,86 @@
+"""CommunicatorOptions(local_completion=True): operations with a root end on a rank when its own part is done."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from ranks import run_threads
+
+import holmes_comm
+from holmes_comm import CommunicatorOptions, UsageError
+
+LOCAL = CommunicatorOptions(local_completion=True)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_root_is_through_before_the_others_begin(transport):
+    store = holmes_comm.LocalStore()
+    is_through = threading.Event()
+
+    def body(rank):
+        comm = holmes_comm.init(store, rank, 3, name="local", transport=transport, options=LOCAL)
+        data = np.full(4, float(rank))
+        if rank != 0:
+            assert is_through.wait(30)
+        comm.broadcast(data, 0)
+        is_through.set()
+        comm.reduce(data, 0)
+        return data.tolist()
+
+    first, *others = run_threads(3, body, timeout_s=60)
+    assert first == [0.0] * 4
+    assert others == [[0.0] * 4] * 2
+
+
+def test_ranks_that_do_not_agree_are_told():
+    store = holmes_comm.LocalStore()
+
+    def body(rank):
+        with pytest.raises(UsageError, match=r"of rank 0 and rank 1 only one .* give every rank the same"):
+            holmes_comm.init(store, rank, 2, name="split", options=CommunicatorOptions(local_completion=rank == 0))
+
+    run_threads(2, body, timeout_s=60)
+
+
+#: Sends more than connections hold to a root that is late, and ends: nothing of it is lost.
+LEAVES_AT_ONCE = """
+import sys, time
+import numpy as np
+import holmes_comm
+rank, port, transport = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+store = holmes_comm.TcpStore("127.0.0.1", port)
+comm = holmes_comm.init(store, rank, 2, name="job", transport=transport)
+if rank == 0:
+    time.sleep(0.5)
+for number in range(20):
+    data = np.full(300_000, number + rank, "float64")
+    if rank == 0 and number == 10:
+        time.sleep(0.5)
+    parts = [np.zeros_like(data) for _ in range(2)] if rank == 0 else None
+    comm.gather(data, parts, 0)
+    if rank == 0:
+        assert all((part == number + r).all() for r, part in enumerate(parts)), number
+print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_process_that_ends_at_once_loses_nothing(transport, monkeypatch):
+    monkeypatch.setenv("HOLMES_LOCAL_COMPLETION", "1")
+    store = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVES_AT_ONCE, str(rank), str(store.port), transport],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    assert [out.split() for out, _ in said] == [["right"], ["right"]], said
+    assert [rank.returncode for rank in ranks] == [0, 0], said
