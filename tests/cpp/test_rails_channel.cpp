@@ -99,12 +99,12 @@ void reset_rail_is_survived() {
   CHECK(sent_bytes(left, 1) == before);
   // Nothing more to look after once all is acknowledged.
   const auto rest_end = Clock::now() + patience;
-  while (left.next_maintenance() && right.next_maintenance() && Clock::now() < rest_end) {
+  while (left.next_maintenance(Clock::now()) && right.next_maintenance(Clock::now()) && Clock::now() < rest_end) {
     left.maintain(Clock::now());
     right.maintain(Clock::now());
     std::this_thread::sleep_for(1ms);
   }
-  CHECK(!left.next_maintenance() || !right.next_maintenance());
+  CHECK(!left.next_maintenance(Clock::now()) || !right.next_maintenance(Clock::now()));
 }
 
 void all_rails_ended_is_the_end() {

@@ -33,7 +33,7 @@ class HostWork final : public Work {
 public:
   explicit HostWork(std::weak_ptr<Engine> engine) : engine_(std::move(engine)) {}
   void wait(std::optional<Duration> timeout) override {
-    const auto start = Clock::now();
+    const auto start = timeout ? Clock::now() : Clock::time_point{};
     help(timeout ? std::optional(start + *timeout) : std::nullopt);
     await_final(timeout, start);
     Work::wait(std::nullopt);
@@ -215,6 +215,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     group->controls[connections.peer] = std::make_unique<ControlConnection>(
         group->label(connections.peer), connections.host, connections.nic, std::move(connections.control));
     group->any_shared_memory |= connections.uses_shared_memory();
+    group->any_rdma |= connections.rdma.collective != nullptr;
   }
   EngineNeeds needs;
   try {
@@ -259,8 +260,9 @@ HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const
         "communicator '" + options_.name +
         "': compression is for all_reduce over a group that spans clusters; leave it out here, or give each "
         "rank its cluster's name when the communicator is made");
-  return {std::make_shared<HostWork>(engine_), Clock::now() + options.timeout.value_or(options_.timeout),
-          options.async};
+  auto work = std::make_shared<HostWork>(engine_);
+  const auto deadline = work->submitted() + options.timeout.value_or(options_.timeout);
+  return {std::move(work), deadline, options.async};
 }
 
 HostCommunicator::Call HostCommunicator::begin_alike(const CallOptions& options) {

@@ -37,16 +37,27 @@ bool handles_signals();
 // Of no effect in another thread. The caller holds no locks: handlers do what they like.
 void check_signals();
 
-// When a thread that waits is to look. It asks no clock before the wait has gone on for a while.
+// When a thread that waits is to look. It asks no clock before the wait has gone on for a while. `now`: for who has
+// looked at the clock already.
 class SignalTimer {
 public:
   // Absent: never.
-  std::optional<Clock::time_point> due();
+  std::optional<Clock::time_point> due() { return due_ ? due_ : handles() ? due(Clock::now()) : std::nullopt; }
+  std::optional<Clock::time_point> due(Clock::time_point now) {
+    if (!due_ && handles()) due_ = now + signal_check_interval;
+    return due_;
+  }
   bool is_due() { return due() && Clock::now() >= *due_; }
+  bool is_due(Clock::time_point now) { return due(now) && now >= *due_; }
   // A system call was interrupted.
   void ring();
 
 private:
+  bool handles() {
+    if (!handles_) handles_ = handles_signals();
+    return *handles_;
+  }
+
   std::optional<bool> handles_;
   std::optional<Clock::time_point> due_;
 };

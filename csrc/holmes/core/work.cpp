@@ -38,7 +38,7 @@ std::string_view name(WorkState state) {
 }
 
 void Work::wait(std::optional<Duration> timeout) {
-  await_final(timeout);
+  await_final(timeout, timeout ? Clock::now() : Clock::time_point{});
   if (state() == WorkState::failed) std::rethrow_exception(error());
 }
 

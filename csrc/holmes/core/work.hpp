@@ -47,7 +47,8 @@ public:
   // As wait_stream, on the stream that the operation was called on; how a synchronous call ends.
   virtual void join() { wait(); }
   // As wait, but a failed work throws nothing. `timeout` counts from `since`.
-  void await_final(std::optional<Duration> timeout = std::nullopt, Clock::time_point since = Clock::now());
+  void await_final(std::optional<Duration> timeout, Clock::time_point since);
+  void await_final() { await_final(std::nullopt, {}); }
   // The error of a failed work, else null.
   std::exception_ptr error() const;
   // Rank the message of a recv (also from any source) came from; -1 for other operations and before the end.

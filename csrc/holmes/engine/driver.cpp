@@ -66,7 +66,7 @@ void Driver::poll() {
   if (!drive) return;
   int rounds = 0;
   while (rounds < max_rounds_of_poll && engine_.progress()) ++rounds;
-  if (rounds == 0 && ++idle_polls_ % polls_per_check == 0) engine_.finish_wait();
+  if (rounds == 0 && ++idle_polls_ % polls_per_check == 0) engine_.finish_wait(Clock::now());
   if (!engine_.has_pending()) engine_.watch();
 }
 
@@ -123,7 +123,7 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
       }
       if (work.is_final()) return false;
     }
-    if (++rounds % rounds_per_deadline_check == 0) engine_.check_deadlines();
+    if (++rounds % rounds_per_deadline_check == 0) engine_.check_deadlines(Clock::now());
     if (rounds % rounds_per_signal_check == 0 && signals.is_due()) return true;
     if (moved) continue;
     if (waits_for_bulk()) {
@@ -140,26 +140,27 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
     fds_.clear();
     const bool block = engine_.prepare_wait(fds_);
     const auto before = Clock::now();
-    if (block) sleep(until, signals);
-    engine_.finish_wait();
-    const auto now = Clock::now();
+    if (block) sleep(until, signals, before);
+    const auto now = block ? Clock::now() : before;
+    engine_.finish_wait(now, block ? fds_ : std::span<const pollfd>{});
     if (block) spin_.slept(now - before);
     spin = spin_.begin();
     if (until && now >= *until) return false;
-    if (block && signals.is_due()) return true;
+    if (block && signals.is_due(now)) return true;
   }
 }
 
 // Until one of `fds_` is ready, something is due, or `until`.
-void Driver::sleep(std::optional<Clock::time_point> until, SignalTimer& signals) {
-  if (!poll_until(fds_, earliest({engine_.next_wake(), until, signals.due()}))) signals.ring();
+void Driver::sleep(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point now) {
+  if (!poll_until(fds_, earliest({engine_.next_wake(now), until, signals.due(now)}), now)) signals.ring();
 }
 
-// Whether much is awaited, over sockets only. What comes with shared memory is asked for too quickly to sleep.
+// Whether much is awaited, over sockets only. What comes with shared memory, or is written there by an HCA, is asked
+// for too quickly to sleep.
 bool Driver::waits_for_bulk() const {
   constexpr std::size_t bulk_bytes = 64 * 1024;
   const Group& group = engine_.group();
-  if (group.any_shared_memory) return false;
+  if (group.any_shared_memory || group.any_rdma) return false;
   std::size_t total = 0;
   Collective* running = engine_.operations().running();
   const P2pEngine& p2p = engine_.operations().p2p();
@@ -173,23 +174,27 @@ bool Driver::waits_for_bulk() const {
 // this processor meanwhile), it asks again and again; on a slow network it sleeps, and what comes while it sleeps costs
 // no processor time. Returns whether it slept for longer than the spin.
 bool Driver::wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals) {
-  bool is_long = false;
   fds_.clear();
-  if (engine_.prepare_wait(fds_)) {
-    const auto start = Clock::now();
-    bool is_ready = false;
-    if (spin_.allows_bulk()) {
-      auto spin = spin_.begin();
-      while (!is_ready && spin.goes_on()) {
-        ::sched_yield();
-        is_ready = ::poll(fds_.data(), fds_.size(), 0) != 0;
-      }
-    }
-    if (!is_ready) sleep(until, signals);
-    is_long = spin_.waited_for_bulk(Clock::now() - start, !is_ready);
+  const bool block = engine_.prepare_wait(fds_);
+  const auto start = Clock::now();
+  if (!block) {
+    engine_.finish_wait(start);
+    return false;
   }
-  engine_.finish_wait();
-  return is_long;
+  bool is_ready = false;
+  auto asleep_at = start;
+  if (spin_.allows_bulk()) {
+    auto spin = spin_.begin();
+    while (!is_ready && spin.goes_on()) {
+      ::sched_yield();
+      is_ready = ::poll(fds_.data(), fds_.size(), 0) != 0;
+    }
+    if (!is_ready && spin.has_begun()) asleep_at = Clock::now();
+  }
+  if (!is_ready) sleep(until, signals, asleep_at);
+  const auto now = Clock::now();
+  engine_.finish_wait(now, fds_);
+  return spin_.waited_for_bulk(now - start, !is_ready);
 }
 
 }  // namespace holmes

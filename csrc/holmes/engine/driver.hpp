@@ -41,7 +41,7 @@ public:
 
 private:
   bool drive_until(const Work& work, std::optional<Clock::time_point> until);
-  void sleep(std::optional<Clock::time_point> until, SignalTimer& signals);
+  void sleep(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point now);
   bool waits_for_bulk() const;
   bool wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals);
   void offer(Duration patience);

@@ -212,15 +212,21 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
   return block && !is_dead();
 }
 
-void Engine::finish_wait() {
-  std::uint64_t ignored;
-  [[maybe_unused]] const ssize_t bytes = ::read(wake_fd_.get(), &ignored, sizeof ignored);
+void Engine::finish_wait(Clock::time_point now, std::span<const pollfd> asked) {
+  // The last two are the control connections and the wake-up.
+  const std::size_t count = asked.size();
+  const bool may_be_woken = count < 2 || asked[count - 1].revents != 0;
+  const bool may_be_told = count < 2 || asked[count - 2].revents != 0 || !detector_.has_looked();
+  if (may_be_woken) {
+    std::uint64_t ignored;
+    [[maybe_unused]] const ssize_t bytes = ::read(wake_fd_.get(), &ignored, sizeof ignored);
+  }
   for (Channel* channel : waited_) channel->finish_wait();
   waited_.clear();
   if (is_dead()) return;
   fail_where_it_throws([&] {
-    for (Channel* channel : maintained_) channel->maintain(Clock::now());
-    detector_.check_controls();
+    for (Channel* channel : maintained_) channel->maintain(now);
+    if (may_be_told) detector_.check_controls();
     // A peer that is gone may have left all that is needed; look before giving up on it.
     for (int peer = 0; detector_.has_lost_any() && peer < group_->size; ++peer) {
       if (!detector_.is_missed(peer)) continue;
@@ -229,22 +235,22 @@ void Engine::finish_wait() {
       if (!is_dead() && detector_.is_missed(peer)) detector_.throw_peer_lost(peer, 0);
     }
   });
-  check_deadlines();
+  check_deadlines(now);
 }
 
-void Engine::check_deadlines() {
+void Engine::check_deadlines(Clock::time_point now) {
   if (is_dead()) return;
   fail_where_it_throws([&] {
-    if (const auto failure = detector_.check_deadlines()) fail(*failure);  // or throws what a peer told first
+    if (const auto failure = detector_.check_deadlines(now)) fail(*failure);  // or throws what a peer told first
   });
 }
 
-std::optional<Clock::time_point> Engine::next_wake() const {
+std::optional<Clock::time_point> Engine::next_wake(Clock::time_point now) const {
   constexpr auto settling_pause = std::chrono::seconds(1);
   auto next = detector_.next_deadline();
-  if (is_settling_) next = Clock::now() + settling_pause;
-  for (const Channel* channel : maintained_) {
-    const auto at = channel->next_maintenance();
+  if (is_settling_) next = now + settling_pause;
+  for (Channel* channel : maintained_) {
+    const auto at = channel->next_maintenance(now);
     if (at && (!next || *at < *next)) next = at;
   }
   return next;
@@ -259,7 +265,7 @@ std::optional<Clock::time_point> Engine::maintain() {
   } else if (!is_dead()) {
     fail_where_it_throws([&] {
       for (Channel* channel : maintained_) channel->maintain(now);
-      next = next_wake();
+      next = next_wake(now);
     });
   }
   is_watched_ = next.has_value();
@@ -268,7 +274,7 @@ std::optional<Clock::time_point> Engine::maintain() {
 
 // What was sent last is not acknowledged yet; should its rail be lost now, somebody has to send it again.
 void Engine::watch() {
-  if (is_watched_ || maintained_.empty() || is_dead() || !next_wake()) return;
+  if (is_watched_ || maintained_.empty() || is_dead() || !next_wake({})) return;  // whenever it is
   is_watched_ = true;
   io_thread_.watch(shared_from_this());
 }

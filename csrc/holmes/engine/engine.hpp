@@ -63,12 +63,13 @@ public:
   bool progress();
   // Driver. Appends what to poll for; false: something is ready, do not block.
   bool prepare_wait(std::vector<pollfd>& fds);
-  // Driver. After blocking: looks at the control connections and deadlines.
-  void finish_wait();
+  // Driver. After blocking: looks at the control connections and deadlines. `asked`: what prepare_wait has appended, as
+  // poll answered it; where it is given, the system is asked for nothing that is not ready.
+  void finish_wait(Clock::time_point now, std::span<const pollfd> asked = {});
   // Driver. Ends the communicator where an operation is late.
-  void check_deadlines();
+  void check_deadlines(Clock::time_point now);
   // Driver. When to look again though nothing is ready: the earliest deadline, or a channel that needs maintenance.
-  std::optional<Clock::time_point> next_wake() const;
+  std::optional<Clock::time_point> next_wake(Clock::time_point now) const;
   // Driver. Asks the I/O thread to call maintain as long as needed.
   void watch();
   // Driver. Looks after the channels while nothing is pending. Returns when to do so again; absent: no need.

@@ -166,8 +166,7 @@ std::optional<FailureDetector::Cut> FailureDetector::find_cut(const Replies& rep
   return std::nullopt;
 }
 
-std::optional<Failure> FailureDetector::check_deadlines() {
-  const auto now = Clock::now();
+std::optional<Failure> FailureDetector::check_deadlines(Clock::time_point now) {
   const bool late = operations_.is_late(now);
   const std::string overdue = operations_.p2p().describe_overdue(now);
   if (!late && overdue.empty()) deferred_until_.reset();

@@ -21,6 +21,8 @@ public:
 
   // Reads what the peers said. Throws the failure that one of them reports.
   void check_controls();
+  // Before it was called once, something may be there that nothing makes readable.
+  bool has_looked() const { return has_looked_; }
   // Readable when there is something for it.
   pollfd controls_pollfd() const { return {controls_.get(), POLLIN, 0}; }
   // By rank: whose control connection ended.
@@ -42,7 +44,7 @@ public:
   std::optional<Clock::time_point> next_deadline() const;
   // What ends the communicator where an operation is late; nothing where none is, or others may know more. Throws the
   // failure that a peer reports meanwhile.
-  std::optional<Failure> check_deadlines();
+  std::optional<Failure> check_deadlines(Clock::time_point now);
 
   const std::string& own_place() const { return own_place_; }
   // Of an error that this rank sees and `peer` is to blame for.

@@ -36,9 +36,10 @@ void clear(const UniqueFd& fd) {
 
 }  // namespace
 
-bool poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until) {
+bool poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until,
+                std::optional<Clock::time_point> now) {
   timespec timeout{};
-  if (until) timeout = timespec_of(std::max(*until - Clock::now(), Clock::duration::zero()));
+  if (until) timeout = timespec_of(std::max(*until - (now ? *now : Clock::now()), Clock::duration::zero()));
   return ::ppoll(fds.data(), fds.size(), until ? &timeout : nullptr, nullptr) >= 0 || errno != EINTR;
 }
 
@@ -218,7 +219,7 @@ void IoThread::run() {
     }
     for (const auto& engine : own_.waiting) {
       std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
-      if (drive) engine->finish_wait();
+      if (drive) engine->finish_wait(Clock::now());
     }
   }
 }
@@ -240,7 +241,7 @@ bool IoThread::round(std::optional<Clock::time_point>& wake_at) {
     } else if (engine->has_pending()) {
       block &= engine->prepare_wait(fds_);
       own_.waiting.push_back(engine);
-      const auto next = engine->next_wake();
+      const auto next = engine->next_wake(Clock::now());
       if (next && (!wake_at || *next < *wake_at)) wake_at = next;
     }
     const bool pending = engine->has_pending();

@@ -21,8 +21,10 @@ namespace holmes {
 
 class Engine;
 
-// poll() until something is ready or `until` (absent: no limit). False where a signal ended it.
-bool poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until);
+// poll() until something is ready or `until` (absent: no limit). False where a signal ended it. `now`: where the caller
+// has looked at the clock.
+bool poll_until(std::vector<pollfd>& fds, std::optional<Clock::time_point> until,
+                std::optional<Clock::time_point> now = std::nullopt);
 
 // Thread-safe. Never destroyed. An engine takes its place once; what it is given to the thread for afterwards takes no
 // memory.

@@ -23,10 +23,10 @@ Duration thread_cpu_time() {
 
 // The first part is measured on the wall clock, which costs no system call.
 bool SpinPolicy::Spin::goes_on() {
+  if (spin_ == Duration::zero()) return false;
   const auto now = Clock::now();
   if (!start_) start_ = now;
   if (now - *start_ < spin_) return true;
-  if (spin_ == Duration::zero()) return false;
   const Duration used = thread_cpu_time();
   if (!end_) end_ = used + spin_;
   return used < *end_;

@@ -95,7 +95,7 @@ public:
   // waits for it.
   virtual bool needs_maintenance() const { return false; }
   // When to call maintain, though no descriptor is ready; absent: never.
-  virtual std::optional<Clock::time_point> next_maintenance() const { return std::nullopt; }
+  virtual std::optional<Clock::time_point> next_maintenance(Clock::time_point /*now*/) { return std::nullopt; }
   virtual void maintain(Clock::time_point /*now*/) {}
 
   // Ends the stream in both directions; the peer sees StreamClosed. Safe from any thread, does not block.

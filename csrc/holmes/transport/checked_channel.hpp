@@ -47,7 +47,9 @@ public:
   }
   void finish_wait() override { inner_->finish_wait(); }
   bool needs_maintenance() const override { return inner_->needs_maintenance(); }
-  std::optional<Clock::time_point> next_maintenance() const override { return inner_->next_maintenance(); }
+  std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override {
+    return inner_->next_maintenance(now);
+  }
   void maintain(Clock::time_point now) override { inner_->maintain(now); }
   void shutdown() override { inner_->shutdown(); }
   void append_info(std::vector<ConnectionInfo>& infos) const override;

@@ -376,7 +376,7 @@ void RailsChannel::maintain(Clock::time_point now) {
   send_again(now);
 }
 
-std::optional<Clock::time_point> RailsChannel::next_maintenance() const {
+std::optional<Clock::time_point> RailsChannel::next_maintenance(Clock::time_point now) {
   const bool is_stalled = !again_.empty() || std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) {
     return rail->is_living() && rail->has_unwritten();
   });
@@ -387,7 +387,6 @@ std::optional<Clock::time_point> RailsChannel::next_maintenance() const {
       (has_living() && std::any_of(rails_.begin(), rails_.end(),
                                    [](const auto& rail) { return rail->state() == Rail::State::broken; }));
   if (!is_watching) return std::nullopt;
-  const auto now = Clock::now();
   auto at = std::max(health_check_at_, now + shortest_pause);
   if (is_stalled) at = std::min<Clock::time_point>(at, now + longest_pause);
   if (!awaits_send_) return at;

@@ -44,7 +44,7 @@ public:
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void finish_wait() override { awaits_recv_ = awaits_send_ = false; }
   bool needs_maintenance() const override { return true; }
-  std::optional<Clock::time_point> next_maintenance() const override;
+  std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override;
   void maintain(Clock::time_point now) override;
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;

@@ -146,10 +146,10 @@ bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
 
 // A socket whose rate is low would be ready long after it may be higher. And a path is watched for as long as it is the
 // limit, also where the socket has taken all and nobody waits for it.
-std::optional<Clock::time_point> TcpChannel::next_maintenance() const {
+std::optional<Clock::time_point> TcpChannel::next_maintenance(Clock::time_point now) {
   const auto paced = awaits_send_ && socket_.pacer ? socket_.pacer->next_look() : std::nullopt;
   const bool is_watched = socket_.watch && has_unsent(socket_.fd.get());
-  return earliest({paced, is_watched ? std::optional(Clock::now() + watch_interval) : std::nullopt});
+  return earliest({paced, is_watched ? std::optional(now + watch_interval) : std::nullopt});
 }
 
 void TcpChannel::maintain(Clock::time_point now) {

@@ -287,9 +287,8 @@ bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>
   pair_->arm(for_send && sendable_bytes() == 0);
   look_for_receives();
   look_for_sends();
-  const auto now = Clock::now();
   const bool has_moved = std::exchange(waited_, progress()) != progress();
-  if (has_moved || look_at_ == Clock::time_point::max()) look_at_ = now + port_look_interval;
+  if (has_moved) look_at_.reset();
   fds.push_back({pair_->fd(), POLLIN, 0});
   if (!is_closed_by_peer_) fds.push_back({socket_.fd.get(), POLLIN | POLLRDHUP, 0});
   if (error_ != 0 || has_ended_ || is_closed_by_peer_) return false;
@@ -309,12 +308,14 @@ bool RdmaChannel::has_peer_left() {
   return is_closed_by_peer_;
 }
 
-std::optional<Clock::time_point> RdmaChannel::next_maintenance() const {
-  return is_waiting_ ? std::optional(look_at_) : std::nullopt;
+std::optional<Clock::time_point> RdmaChannel::next_maintenance(Clock::time_point now) {
+  if (!is_waiting_) return std::nullopt;
+  if (!look_at_) look_at_ = now + port_look_interval;
+  return look_at_;
 }
 
 void RdmaChannel::maintain(Clock::time_point now) {
-  if (now < look_at_ || error_ != 0) return;
+  if (!look_at_ || now < *look_at_ || error_ != 0) return;
   look_at_ = now + port_look_interval;
   look_for_sends();
   is_unanswered_ = asked_.has_value();

@@ -37,7 +37,7 @@ public:
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void finish_wait() override;
   bool needs_maintenance() const override { return true; }
-  std::optional<Clock::time_point> next_maintenance() const override;
+  std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override;
   void maintain(Clock::time_point now) override;
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;
@@ -101,7 +101,7 @@ private:
   Progress progress() const { return {arrived_bytes_, completed_, credit_.bytes}; }
   Progress waited_;
   bool is_waiting_ = false;
-  Clock::time_point look_at_ = Clock::time_point::max();
+  std::optional<Clock::time_point> look_at_;  // absent: as soon after the next look at the clock as ever
   std::optional<std::uint64_t> asked_;  // the request whose acknowledgement shows that the path lives
   bool is_unanswered_ = false;
   int inactive_looks_ = 0;
