@@ -1,9 +1,12 @@
 // Communicators over RDMA, on the stand-in for libibverbs: every operation with completions that come late and in any
 // order, what is left behind, and what is said where something fails.
 #include <dlfcn.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <barrier>
 #include <cstdlib>
+#include <ctime>
 #include <tuple>
 
 #include "collective_checks.hpp"
@@ -16,10 +19,23 @@ using namespace std::chrono_literals;
 
 namespace {
 
+thread_local int clock_looks = 0;
+
+}  // namespace
+
+// In place of libc's: counts.
+extern "C" int clock_gettime(clockid_t clock, timespec* now) {
+  ++clock_looks;
+  return static_cast<int>(::syscall(SYS_clock_gettime, clock, now));
+}
+
+namespace {
+
 struct Fake {
   decltype(&fake_verbs_set) set;
   decltype(&fake_verbs_objects) objects;
   decltype(&fake_verbs_answered) answered;
+  decltype(&fake_verbs_events) events;
 };
 
 const Fake& fake() {
@@ -28,7 +44,8 @@ const Fake& fake() {
     CHECK(handle != nullptr);
     return Fake{reinterpret_cast<decltype(&fake_verbs_set)>(::dlsym(handle, "fake_verbs_set")),
                 reinterpret_cast<decltype(&fake_verbs_objects)>(::dlsym(handle, "fake_verbs_objects")),
-                reinterpret_cast<decltype(&fake_verbs_answered)>(::dlsym(handle, "fake_verbs_answered"))};
+                reinterpret_cast<decltype(&fake_verbs_answered)>(::dlsym(handle, "fake_verbs_answered")),
+                reinterpret_cast<decltype(&fake_verbs_events)>(::dlsym(handle, "fake_verbs_events"))};
   }();
   return found;
 }
@@ -85,6 +102,10 @@ void check_operations() {
     }
   }
   fake().set("delay_us", 0);
+  fake().set("inline_limit", 48);  // some HCAs'
+  run_communicators(2, Transport::rdma, check_everything);
+  check_nothing_left();
+  fake().set("inline_limit", 256);
 }
 
 // Far more bytes and messages than the rings and queues hold, in both directions at once and one way.
@@ -107,6 +128,69 @@ void check_credits() {
     });
     check_nothing_left();
   }
+}
+
+// Two ranks that sleep at once where they wait.
+void run_sleepers(const std::function<void(Communicator&)>& body) {
+  const auto store = make_local_store();
+  run_ranks(2, [&](int rank) {
+    CommunicatorOptions options = options_of(rank, 2);
+    options.spin_us = 0;
+    body(*make_communicator(store, options));
+  });
+  check_nothing_left();
+}
+
+// A sleeping receiver is woken for pieces of half a MiB, not for each message, and a sleeping sender not for credits.
+void check_wakes() {
+  fake().set("delay_us", 4000);
+  std::barrier both(2);
+  run_sleepers([&](Communicator& comm) {
+    std::vector<std::uint8_t> data(1 << 20, 1);
+    std::vector<std::uint8_t> reply(1);
+    comm.barrier({})->wait();
+    std::this_thread::sleep_for(100ms);  // what the barrier led to
+    const long before = fake().events();
+    both.arrive_and_wait();
+    if (comm.rank() == 0) {
+      std::this_thread::sleep_for(20ms);
+      comm.send(buffer(data, DType::uint8), 1, 0, {})->wait();
+      comm.recv(buffer(reply, DType::uint8), 1, 0, {})->wait();
+    } else {
+      comm.recv(buffer(data, DType::uint8), 0, 0, {})->wait();
+      std::this_thread::sleep_for(100ms);
+      comm.send(buffer(reply, DType::uint8), 0, 0, {})->wait();
+    }
+    both.arrive_and_wait();
+    if (fake().events() - before > 5) std::fprintf(stderr, "%ld events\n", fake().events() - before);
+    CHECK(fake().events() - before <= 5);
+    comm.barrier({})->wait();
+  });
+  fake().set("delay_us", 0);
+}
+
+// Each is a system call where the kernel has no vDSO, and some of the time of a small message where it has.
+void check_clock_looks() {
+  constexpr int rounds = 20;
+  run_sleepers([&](Communicator& comm) {
+    std::vector<std::uint8_t> data(64);
+    std::vector<int> sends, receives;
+    for (int i = 0; i < rounds; ++i) {
+      for (const int sender : {0, 1}) {
+        clock_looks = 0;
+        if (comm.rank() == sender)
+          comm.send(buffer(data, DType::uint8), 1 - comm.rank(), 0, {})->wait();
+        else
+          comm.recv(buffer(data, DType::uint8), 1 - comm.rank(), 0, {})->wait();
+        (comm.rank() == sender ? sends : receives).push_back(clock_looks);
+      }
+    }
+    for (auto* looks : {&sends, &receives}) std::ranges::sort(*looks);
+    std::fprintf(stderr, "looks at the clock: %d to send 64 bytes, %d to receive them asleep\n", sends[rounds / 2],
+                 receives[rounds / 2]);
+    CHECK(sends[rounds / 2] <= 4);     // when it was called, when it ended, and two of the stand-in
+    CHECK(receives[rounds / 2] <= 4);  // and before and after the sleep
+  });
 }
 
 // What was sent last arrives though the sender is gone at once.
@@ -275,6 +359,8 @@ int main() {
   }
   check_operations();
   check_credits();
+  check_wakes();
+  check_clock_looks();
   check_orderly_end();
   check_connections();
   check_lost_path();

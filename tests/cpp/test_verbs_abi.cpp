@@ -98,6 +98,7 @@ EQUAL(access_remote_write, IBV_ACCESS_REMOTE_WRITE);
 EQUAL(Opcode::rdma_write, IBV_WR_RDMA_WRITE);
 EQUAL(Opcode::rdma_write_with_immediate, IBV_WR_RDMA_WRITE_WITH_IMM);
 EQUAL(send_signaled, IBV_SEND_SIGNALED);
+EQUAL(send_solicited, IBV_SEND_SOLICITED);
 EQUAL(send_inline, IBV_SEND_INLINE);
 EQUAL(set_state, IBV_QP_STATE);
 EQUAL(set_access, IBV_QP_ACCESS_FLAGS);

@@ -55,6 +55,7 @@ struct Channel : CompletionChannel {
 struct Queue : CompletionQueue {
   std::deque<WorkCompletion> completions;
   bool is_armed = false;
+  bool is_for_solicited = false;  // only, and for errors
   unsigned unacknowledged = 0;
   int pairs = 0;
 };
@@ -96,11 +97,12 @@ struct World {
   std::map<std::uint32_t, MemoryRegion*> regions;  // by key
   std::mt19937 random{1};
   std::uint32_t next_number = 16;
-  std::map<std::string, long> settings{
-      {"delay_us", 0}, {"fail_after", -1}, {"retry_ms", 50}, {"memory_limit", -1}, {"port_active", 1}};
+  std::map<std::string, long> settings{{"delay_us", 0},      {"fail_after", -1}, {"retry_ms", 50},
+                                       {"memory_limit", -1}, {"port_active", 1}, {"inline_limit", 256}};
   long registered_bytes = 0;
   long objects = 0;
   long answered = 0;
+  long events = 0;
 
   World() {
     std::thread([this] { run(); }).detach();
@@ -111,7 +113,7 @@ struct World {
     const long delay = most > 0 ? static_cast<long>(random() % static_cast<unsigned long>(most)) : 0;
     return std::max(earliest, Clock::now() + std::chrono::microseconds(delay));
   }
-  void push(CompletionQueue* to, const WorkCompletion& completion);
+  void push(CompletionQueue* to, const WorkCompletion& completion, bool is_solicited = false);
   void flush(Pair& pair);
   void break_off(Pair& pair, const Sending& sending, Status status);
   MemoryRegion& region(std::uint32_t key, std::uint64_t address, std::size_t bytes, bool is_remote);
@@ -127,12 +129,14 @@ World& world() {
 
 Device devices[] = {{"fake0"}, {"fake1"}};
 
-void World::push(CompletionQueue* to, const WorkCompletion& completion) {
+void World::push(CompletionQueue* to, const WorkCompletion& completion, bool is_solicited) {
   Queue& queue = *static_cast<Queue*>(to);
   if (queue.completions.size() >= static_cast<std::size_t>(queue.capacity)) misused("a completion queue overflows");
   queue.completions.push_back(completion);
   if (!queue.is_armed) return;
+  if (queue.is_for_solicited && !is_solicited && completion.status == Status::success) return;
   queue.is_armed = false;
+  ++events;
   ++queue.unacknowledged;
   const void* const pointer = &queue;
   if (::write(static_cast<Channel*>(queue.channel)->write_end, &pointer, sizeof pointer) != sizeof pointer)
@@ -214,7 +218,7 @@ void World::carry_out(Pair& pair) {
     completion.bytes = static_cast<std::uint32_t>(bytes);
     completion.immediate = request.immediate;
     completion.qp_number = peer->number;
-    push(peer->receive_queue, completion);
+    push(peer->receive_queue, completion, (request.flags & send_solicited) != 0);
   }
   sending.due = some_time_after(pair.answers.empty() ? Clock::now() : pair.answers.back().due);
   pair.answers.push_back(std::move(sending));
@@ -279,9 +283,12 @@ int poll_queue(CompletionQueue* of, int count, WorkCompletion* completions) {
   return taken;
 }
 
-int request_notification(CompletionQueue* of, int) {
+// What was asked for before holds if it is more.
+int request_notification(CompletionQueue* of, int only_solicited) {
   const std::lock_guard lock(world().mutex);
-  static_cast<Queue*>(of)->is_armed = true;
+  Queue& queue = *static_cast<Queue*>(of);
+  queue.is_for_solicited = only_solicited != 0 && (!queue.is_armed || queue.is_for_solicited);
+  queue.is_armed = true;
   return 0;
 }
 
@@ -362,6 +369,11 @@ long fake_verbs_objects() {
 long fake_verbs_answered() {
   const std::lock_guard lock(world().mutex);
   return world().answered;
+}
+
+long fake_verbs_events() {
+  const std::lock_guard lock(world().mutex);
+  return world().events;
 }
 
 Device** ibv_get_device_list(int* count) {
@@ -508,7 +520,8 @@ void ibv_ack_cq_events(CompletionQueue* queue, unsigned count) {
 
 QueuePair* ibv_create_qp(ProtectionDomain* domain, QpSetup* setup) {
   const std::lock_guard lock(world().mutex);
-  if (setup->type != reliable_connected) {
+  if (setup->type != reliable_connected ||
+      static_cast<long>(setup->capacity.inline_bytes) > world().settings["inline_limit"]) {
     errno = EINVAL;
     return nullptr;
   }

@@ -4,8 +4,11 @@
 // "seed": of delays and order. "delay_us": a request takes up to so long, and its acknowledgement as long again.
 // "fail_after": of all requests the one that gets no answer, counted from now on; -1: none. "retry_ms": how long the
 // sender of it tries. "memory_limit": bytes that may be registered; -1: no limit. "port_active": 0 or 1.
+// "inline_limit": bytes that a request may hold.
 extern "C" void fake_verbs_set(const char* name, long value);
 // What was made and is not destroyed.
 extern "C" long fake_verbs_objects();
 // Requests that were answered.
 extern "C" long fake_verbs_answered();
+// Completion events that were raised: how often a thread that sleeps was woken.
+extern "C" long fake_verbs_events();

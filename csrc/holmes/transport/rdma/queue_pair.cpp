@@ -18,7 +18,8 @@
 namespace holmes {
 namespace {
 
-constexpr std::uint32_t wanted_inline_bytes = 64;
+// So many go with the request, where the HCA takes that: a small message and its header, else a header, else a credit.
+constexpr std::uint32_t inline_choices[] = {128, 64, 16};
 constexpr std::uint32_t psn_mask = 0xffffff;
 constexpr std::uint8_t most_hops = 64;
 constexpr std::uint8_t shortest_rnr_wait = 12;  // 0.64 ms; it never comes to that: credits see to it
@@ -67,9 +68,12 @@ RdmaQueuePair::RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::size
     verbs::QpSetup setup{};
     setup.send_queue = sends_.get();
     setup.receive_queue = receives_.get();
-    setup.capacity = {send_depth, receive_depth, 1, 1, wanted_inline_bytes};
     setup.type = verbs::reliable_connected;
-    pair_ = {library_.make_pair(device_->domain(), &setup), {library_.destroy_pair}};
+    for (const std::uint32_t bytes : inline_choices) {
+      setup.capacity = {send_depth, receive_depth, 1, 1, bytes};
+      pair_ = {library_.make_pair(device_->domain(), &setup), {library_.destroy_pair}};
+      if (pair_) break;
+    }
     if (!pair_) throw_short("queue pair", errno);
     inline_bytes_ = setup.capacity.inline_bytes;
     psn_ = std::random_device{}() & psn_mask;
@@ -209,7 +213,7 @@ int RdmaQueuePair::post(const Write& write) {
   request.entry_count = write.bytes > 0 ? 1 : 0;
   request.opcode = write.immediate ? verbs::Opcode::rdma_write_with_immediate : verbs::Opcode::rdma_write;
   if (write.immediate) request.immediate = htonl(*write.immediate);
-  request.flags = (write.is_signaled ? verbs::send_signaled : 0U) |
+  request.flags = (write.is_signaled ? verbs::send_signaled : 0U) | (write.is_solicited ? verbs::send_solicited : 0U) |
                   (write.bytes > 0 && write.bytes <= inline_bytes_ ? verbs::send_inline : 0U);
   request.remote_address = peer_.address + write.remote_offset;
   request.remote_key = peer_.key;
@@ -235,21 +239,28 @@ std::size_t RdmaQueuePair::poll(verbs::CompletionQueue& queue, std::span<verbs::
   return static_cast<std::size_t>(std::max(count, 0));
 }
 
-void RdmaQueuePair::arm(bool for_sends) {
-  const auto request = [](verbs::CompletionQueue& queue, bool& is_armed) {
-    if (!is_armed) is_armed = queue.context->operations.request_notification(&queue, 0) == 0;
+void RdmaQueuePair::arm(Wake wake) {
+  const auto request = [](verbs::CompletionQueue& queue, bool& is_armed, int only_solicited) {
+    if (!is_armed) is_armed = queue.context->operations.request_notification(&queue, only_solicited) == 0;
   };
-  request(*receives_, is_armed_for_receives_);
-  if (for_sends) request(*sends_, is_armed_for_sends_);
+  if (wake != Wake::solicited)
+    request(*receives_, is_armed_for_receives_, 0);
+  else if (!is_armed_for_receives_)
+    request(*receives_, is_armed_for_solicited_, 1);
+  if (wake == Wake::any) request(*sends_, is_armed_for_sends_, 0);
 }
 
 bool RdmaQueuePair::take_events() {
   bool any = false;
   verbs::CompletionQueue* queue = nullptr;
   void* owner = nullptr;
-  while ((is_armed_for_receives_ || is_armed_for_sends_) && library_.get_event(channel_.get(), &queue, &owner) == 0) {
+  while ((is_armed_for_solicited_ || is_armed_for_receives_ || is_armed_for_sends_) &&
+         library_.get_event(channel_.get(), &queue, &owner) == 0) {
     library_.acknowledge_events(queue, 1);
-    (queue == sends_.get() ? is_armed_for_sends_ : is_armed_for_receives_) = false;
+    if (queue == sends_.get())
+      is_armed_for_sends_ = false;
+    else
+      is_armed_for_receives_ = is_armed_for_solicited_ = false;
     any = true;
   }
   return any;

@@ -76,6 +76,7 @@ public:
     std::uint64_t remote_offset = 0;  // in the peer's memory
     const std::uint32_t* immediate = nullptr;
     bool is_signaled = false;
+    bool is_solicited = false;  // wakes a peer that waits for no less
     std::uint64_t id = 0;
   };
   int post(const Write& write);
@@ -86,8 +87,10 @@ public:
 
   std::size_t poll_sends(std::span<verbs::WorkCompletion> completions) { return poll(*sends_, completions); }
   std::size_t poll_receives(std::span<verbs::WorkCompletion> completions) { return poll(*receives_, completions); }
-  // Makes `fd` readable at the next completion, of sends too where asked for.
-  void arm(bool for_sends);
+  // What makes `fd` readable.
+  enum class Wake { solicited, any_receive, any };
+  // Makes it so once.
+  void arm(Wake wake);
   // Takes what made `fd` readable; returns whether anything did.
   bool take_events();
   int fd() const { return channel_->fd; }
@@ -114,6 +117,7 @@ private:
   std::size_t inline_bytes_ = 0;
   std::uint32_t psn_ = 0;
   RdmaEndpoint peer_;
+  bool is_armed_for_solicited_ = false;
   bool is_armed_for_receives_ = false;
   bool is_armed_for_sends_ = false;
 };

@@ -18,6 +18,9 @@ namespace {
 
 // Bytes of a message at most: the HCA sends one while this side copies the next.
 constexpr std::size_t max_message_bytes = 128 * 1024;
+// Bytes after which a peer that sleeps is woken though more follow: it copies these while the others come. (Those of a
+// call wake it with the last, so that it is not woken for each message.)
+constexpr std::size_t wake_bytes = 512 * 1024;
 // Of the requests in a row one is signaled at least; what it tells frees those before it.
 constexpr std::uint64_t signal_every = 16;
 constexpr std::uint32_t kind_shift = 30;
@@ -70,7 +73,7 @@ void RdmaChannel::start_proof() {
 
 bool RdmaChannel::is_proven() {
   pair_->take_events();
-  pair_->arm(true);
+  pair_->arm(RdmaQueuePair::Wake::any);
   look_for_sends();
   if (error_ != 0) {
     const ConnectionInfo& info = socket_.info;
@@ -97,9 +100,9 @@ int RdmaChannel::post(RdmaQueuePair::Write write) {
   return 0;
 }
 
-std::size_t RdmaChannel::sendable_bytes() const {
-  const bool has_message = data_messages_ - credit_.messages < RdmaQueuePair::data_depth;
-  const bool has_request = posted_ - completed_ < RdmaQueuePair::data_send_depth;
+std::size_t RdmaChannel::sendable_bytes(std::uint64_t more) const {
+  const bool has_message = data_messages_ + more - credit_.messages < RdmaQueuePair::data_depth;
+  const bool has_request = posted_ + more - completed_ < RdmaQueuePair::data_send_depth;
   if (!has_message || !has_request) return 0;
   return pair_->ring_bytes() - (sent_to_ - std::min(credit_.bytes, completed_to_));
 }
@@ -107,7 +110,7 @@ std::size_t RdmaChannel::sendable_bytes() const {
 std::size_t RdmaChannel::try_send(std::span<const iovec> pieces) {
   std::size_t wanted = 0;
   for (const iovec& piece : pieces) wanted += piece.iov_len;
-  wanted = std::min(wanted, max_call_bytes);
+  wanted = std::min(wanted, pair_->ring_bytes());
   if (error_ != 0 || is_closed_by_peer_ || has_ended_) {
     if (error_ == 0) look_for_receives();
     throw_if_ended();
@@ -144,10 +147,13 @@ std::size_t RdmaChannel::send_chunk(std::span<const iovec> pieces, std::size_t s
   }
   sent_to_ += filled;
   const std::uint32_t told = immediate(Kind::data, static_cast<std::uint32_t>(filled));
+  // Without it only where another one follows for sure: a credit may be sent in between.
+  const bool wakes = filled == most || sent_to_ - woken_to_ >= wake_bytes || sendable_bytes(2) == 0;
   const int error = post({.from = pair_->send_ring() + at,
                           .bytes = filled,
                           .remote_offset = pair_->ring_offset() + at,
-                          .immediate = &told});
+                          .immediate = &told,
+                          .is_solicited = wakes});
   if (error != 0) {
     sent_to_ -= filled;
     if (error != EAGAIN && error != ENOMEM) {
@@ -157,12 +163,14 @@ std::size_t RdmaChannel::send_chunk(std::span<const iovec> pieces, std::size_t s
     return 0;
   }
   ++data_messages_;
+  if (wakes) woken_to_ = sent_to_;
   return filled;
 }
 
 std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
   if (readable_bytes() == 0) look_for_receives();
   if (readable_bytes() == 0) {
+    seen_bytes_ = arrived_bytes_;
     throw_if_ended();
     return 0;
   }
@@ -175,6 +183,7 @@ std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
     received += bytes;
     if (bytes < piece.iov_len) break;
   }
+  seen_bytes_ = arrived_bytes_;
   give_credit();
   count_received(received);
   return received;
@@ -182,6 +191,7 @@ std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
 
 const std::byte* RdmaChannel::try_peek(std::size_t bytes) {
   if (readable_bytes() < bytes) look_for_receives();
+  seen_bytes_ = arrived_bytes_;
   if (readable_bytes() >= bytes) return pair_->receive_ring() + (consumed_bytes_ & (pair_->ring_bytes() - 1));
   throw_if_ended();
   return nullptr;
@@ -245,7 +255,8 @@ void RdmaChannel::look_for_sends() {
   } while (count == completions.size());
 }
 
-// Tells the peer what it may send again, in steps of a quarter: a sender never runs dry for it.
+// Tells the peer what it may send again, in steps of a quarter: a sender never runs dry for it. It wakes only who waits
+// for room.
 void RdmaChannel::give_credit() {
   if (consumed_bytes_ - given_.bytes < pair_->ring_bytes() / 4 &&
       arrived_messages_ - given_.messages < RdmaQueuePair::data_depth / 4)
@@ -284,15 +295,16 @@ void RdmaChannel::throw_if_ended() {
 
 bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
   is_waiting_ = true;
-  pair_->arm(for_send && sendable_bytes() == 0);
+  const bool is_full = for_send && sendable_bytes() == 0;
+  pair_->arm(is_full ? RdmaQueuePair::Wake::any : RdmaQueuePair::Wake::solicited);
   look_for_receives();
   look_for_sends();
-  const bool has_moved = std::exchange(waited_, progress()) != progress();
-  if (has_moved) look_at_.reset();
+  if (std::exchange(waited_, progress()) != progress()) look_at_.reset();
+  const bool has_unseen = std::exchange(seen_bytes_, arrived_bytes_) != arrived_bytes_;
   fds.push_back({pair_->fd(), POLLIN, 0});
   if (!is_closed_by_peer_) fds.push_back({socket_.fd.get(), POLLIN | POLLRDHUP, 0});
   if (error_ != 0 || has_ended_ || is_closed_by_peer_) return false;
-  return !(for_recv && has_moved) && !(for_send && sendable_bytes() > 0);
+  return !(for_recv && has_unseen) && !(for_send && sendable_bytes() > 0);
 }
 
 void RdmaChannel::finish_wait() {
@@ -332,13 +344,13 @@ void RdmaChannel::shutdown() {
   if (is_shut_down_.exchange(true)) return;
   shut_down_at_.store(Clock::now());
   const std::uint32_t told = immediate(Kind::end);
-  pair_->post({.immediate = &told, .is_signaled = true, .id = end_id});
+  pair_->post({.immediate = &told, .is_signaled = true, .is_solicited = true, .id = end_id});
 }
 
 void RdmaChannel::linger() {
   const auto end = shut_down_at_.load() + longest_linger;
   while (!is_end_complete_ && error_ == 0 && !has_ended_ && Clock::now() < end) {
-    pair_->arm(true);
+    pair_->arm(RdmaQueuePair::Wake::any);
     look_for_sends();
     look_for_receives();
     if (is_end_complete_ || error_ != 0 || has_ended_ || has_peer_left()) return;

@@ -56,7 +56,8 @@ private:
   static constexpr std::uint64_t end_id = UINT64_MAX;
 
   std::size_t readable_bytes() const { return arrived_bytes_ - consumed_bytes_; }
-  std::size_t sendable_bytes() const;
+  // After `more` other messages.
+  std::size_t sendable_bytes(std::uint64_t more = 0) const;
   std::size_t send_chunk(std::span<const iovec> pieces, std::size_t skip, std::size_t most);
   int post(RdmaQueuePair::Write write);
   void look_for_receives();
@@ -81,12 +82,14 @@ private:
   std::uint64_t unsignaled_from_ = 0;  // position
   std::vector<std::uint64_t> ends_;    // by request
   std::uint64_t data_messages_ = 0;
+  std::uint64_t woken_to_ = 0;  // position up to which a sleeping peer is woken
   RdmaCredit credit_;
   bool is_end_complete_ = false;
 
   // Receiving.
   std::uint64_t arrived_bytes_ = 0;
   std::uint64_t consumed_bytes_ = 0;
+  std::uint64_t seen_bytes_ = 0;  // arrived before who receives asked last
   std::uint64_t arrived_messages_ = 0;
   RdmaCredit given_;
   bool has_ended_ = false;  // the peer shut down; nothing follows
@@ -102,7 +105,7 @@ private:
   Progress waited_;
   bool is_waiting_ = false;
   std::optional<Clock::time_point> look_at_;  // absent: as soon after the next look at the clock as ever
-  std::optional<std::uint64_t> asked_;  // the request whose acknowledgement shows that the path lives
+  std::optional<std::uint64_t> asked_;        // the request whose acknowledgement shows that the path lives
   bool is_unanswered_ = false;
   int inactive_looks_ = 0;
 
