@@ -215,7 +215,6 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     group->controls[connections.peer] = std::make_unique<ControlConnection>(
         group->label(connections.peer), connections.host, connections.nic, std::move(connections.control));
     group->any_shared_memory |= connections.uses_shared_memory();
-    group->any_rdma |= connections.rdma.collective != nullptr;
   }
   EngineNeeds needs;
   try {

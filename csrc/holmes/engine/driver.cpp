@@ -155,12 +155,11 @@ void Driver::sleep(std::optional<Clock::time_point> until, SignalTimer& signals,
   if (!poll_until(fds_, earliest({engine_.next_wake(now), until, signals.due(now)}), now)) signals.ring();
 }
 
-// Whether much is awaited, over sockets only. What comes with shared memory, or is written there by an HCA, is asked
-// for too quickly to sleep.
+// Whether much is awaited, over sockets only. What comes with shared memory is asked for too quickly to sleep.
 bool Driver::waits_for_bulk() const {
   constexpr std::size_t bulk_bytes = 64 * 1024;
   const Group& group = engine_.group();
-  if (group.any_shared_memory || group.any_rdma) return false;
+  if (group.any_shared_memory) return false;
   std::size_t total = 0;
   Collective* running = engine_.operations().running();
   const P2pEngine& p2p = engine_.operations().p2p();

@@ -26,7 +26,6 @@ struct Group {
   bool is_far = false;                     // a pair of ranks is, as all of them agreed; see far_round_trip
   bool local_completion = false;           // of operations with a root, as all ranks agreed; see CommunicatorOptions
   bool any_shared_memory = false;          // a pair of this rank
-  bool any_rdma = false;                   // likewise
   bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
   // By rank, as all ranks agreed: the first rank with which it shares memory, itself where there is none before.
   std::vector<int> memory_leaders;
