@@ -45,6 +45,7 @@ __all__: list[str] = [
     "nccl_unique_id",
     "process_metrics",
     "process_record",
+    "rdma_mtu",
 ]
 
 class EnvVariable:
@@ -1011,4 +1012,9 @@ def process_metrics() -> str:
 def process_record(reason: str) -> str:
     """
     The flight record of this process as JSON text; holmes_comm.flight_record() parses it. Local.
+    """
+
+def rdma_mtu(port: str) -> int:
+    """
+    Bytes that an RDMA port ('mlx5_0:1') sends in a packet, as its HCA tells by verbs. Local. Raises NicError, SystemError where it cannot be asked.
     """

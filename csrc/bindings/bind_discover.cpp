@@ -9,6 +9,7 @@
 #include "holmes/discover/host.hpp"
 #include "holmes/discover/nic.hpp"
 #include "holmes/discover/pci.hpp"
+#include "holmes/transport/rdma/device.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -122,6 +123,9 @@ void bind_discover(py::module_& m) {
   m.def("host_name", &holmes::host_name, "HOLMES_HOSTNAME, else the system's host name. Local.");
   m.def("host_identity", &holmes::host_identity,
         "Equal on processes that share a kernel and a network namespace, and so a loopback. Local.");
+  m.def("rdma_mtu", &holmes::rdma_mtu_bytes, py::arg("port"),
+        "Bytes that an RDMA port ('mlx5_0:1') sends in a packet, as its HCA tells by verbs. Local. Raises NicError, "
+        "SystemError where it cannot be asked.");
   m.def(
       "discover_gpus",
       [](const std::optional<std::string>& sysfs_root) {

@@ -190,6 +190,49 @@ def test_roce_needs_a_v2_entry_under_one_index() -> None:
     assert "index 5, and 2 other NICs have 3" in found.problem
 
 
+def test_gids_of_two_types_in_a_subnet() -> None:
+    def with_index(index: str, **variables: str) -> list[Finding]:
+        told = {"HOLMES_RDMA_GID_INDEX": index, **variables}
+        nics = [(nic("roce0", f"10.0.0.{n + 1}/24", **ROCE),) for n in range(3)]
+        ranks = [rank(0, nics=nics[0]), rank(1, nics=nics[1], variables=told), rank(2, nics=nics[2])]
+        return [found for found in findings(job(*ranks)) if found.check == "gid"]
+
+    assert with_index("3") == []
+    (found,) = with_index("2")
+    assert (found.severity, found.host, found.nic) == ("warning", "h1", "roce0")
+    assert "its GID 2, of type IB/RoCE v1, and 2 other NICs in 10.0.0.0/24 use RoCE v2" in found.problem
+    assert "unset HOLMES_RDMA_GID_INDEX" in found.fix
+    (found,) = with_index("2", HOLMES_TRANSPORT="rdma")
+    assert found.severity == "error"
+    (found,) = with_index("7")
+    assert (found.severity, found.host) == ("error", "h1")
+    assert "HOLMES_RDMA_GID_INDEX=7 names no GID of it; it has 2 (IB/RoCE v1), 3 (RoCE v2)" in found.problem
+
+
+def test_an_hca_that_sends_smaller_packets() -> None:
+    def with_mtu(*sizes: int | None) -> list[Finding]:
+        fabric = (nic("ib0", f"10.1.0.{n + 1}/24", "infiniband", rdma_mtu=size) for n, size in enumerate(sizes))
+        found = findings(job(*(rank(n, nics=(one,)) for n, one in enumerate(fabric))))
+        return [one for one in found if one.check != "host name"]
+
+    assert with_mtu(4096, 4096) == with_mtu(4096, None) == []
+    (found,) = with_mtu(4096, 2048, 4096)
+    assert (found.severity, found.check, found.host, found.nic) == ("warning", "mtu", "h1", "ib0")
+    assert "its HCA sends 2048 bytes in a packet, and 2 other NICs in 10.1.0.0/24 4096" in found.problem
+
+
+def test_a_port_without_interface_is_for_verbs_only() -> None:
+    port = nic("mlx5_0:1", "", "infiniband", is_netdev_up=False, has_interface=False, state="active")
+    ports = (nic("eth0", "10.0.0.1/24"), port)
+    found = the_one(job(rank(0, nics=ports)))
+    assert (found.severity, found.check, found.nic) == ("note", "rdma port", "mlx5_0:1")
+    assert "no network interface" in found.problem
+    asked = job(rank(0, nics=ports, variables={"HOLMES_TRANSPORT": "rdma"}))
+    assert [found.check for found in findings(asked) if found.check == "rdma port"] == []
+    down = the_one(job(rank(0, nics=(ports[0], dataclasses.replace(port, is_up=False, state="init")))))
+    assert "'init', not active" in down.problem
+
+
 def test_a_label_that_groups_other_classes() -> None:
     label = {"variables": {"HOLMES_CLUSTER": "a"}}
     assert [f.severity for f in findings(job(rank(0, **label), rank(1, **label), rank(2, **label)))] == ["note"]

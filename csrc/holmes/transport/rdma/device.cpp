@@ -53,6 +53,20 @@ verbs::Context* open_device(const verbs::Library& library, const std::string& po
   return context;
 }
 
+// The port's number of "mlx5_0:1", and what its HCA says of it.
+std::uint8_t ask_port(const verbs::Library& library, verbs::Context* context, const std::string& name,
+                      verbs::PortAttributes& attributes) {
+  const auto colon = name.find(':');
+  const std::string number = name.substr(colon + 1);
+  std::uint8_t port = 0;
+  const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), port);
+  const bool is_number = failed == std::errc{} && end == number.data() + number.size() && port > 0;
+  if (!is_number || library.query_port(context, port, &attributes) != 0)
+    throw NicError("HCA " + name.substr(0, colon) + " has no port '" + number + "'; name one that it has",
+                   {.nic = name});
+  return port;
+}
+
 }  // namespace
 
 std::string text_of(const verbs::Gid& gid) {
@@ -64,14 +78,9 @@ std::string with_port(const std::string& hca) { return hca.find(':') == std::str
 
 RdmaDevice::RdmaDevice(const std::string& port, const Env& env)
     : settings_(env), library_(verbs::library()), name_(with_port(port)), epoch_(fork_epoch()) {
-  const auto colon = name_.find(':');
-  const std::string number = name_.substr(colon + 1);
-  const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), port_);
-  const bool is_number = failed == std::errc{} && end == number.data() + number.size() && port_ > 0;
-  context_ = {open_device(library_, name_, name_.substr(0, colon)), {library_.close}};
+  context_ = {open_device(library_, name_, name_.substr(0, name_.find(':'))), {library_.close}};
+  port_ = ask_port(library_, context_.get(), name_, attributes_);
   const ErrorContext here{.nic = name_};
-  if (!is_number || library_.query_port(context_.get(), port_, &attributes_) != 0)
-    throw NicError("HCA " + name_.substr(0, colon) + " has no port '" + number + "'; name one that it has", here);
   if (attributes_.state != verbs::port_active)
     throw NicError(
         "port " + name_ + " is " + state_text(attributes_.state) +
@@ -114,6 +123,16 @@ RdmaDevice::~RdmaDevice() {
   if (epoch_ == fork_epoch()) return;
   [[maybe_unused]] auto* const domain = domain_.release();
   [[maybe_unused]] auto* const context = context_.release();
+}
+
+int rdma_mtu_bytes(const std::string& port) {
+  const verbs::Library& library = verbs::library();
+  const std::string name = with_port(port);
+  const VerbsPointer<verbs::Context> context{open_device(library, name, name.substr(0, name.find(':'))),
+                                             {library.close}};
+  verbs::PortAttributes attributes{};
+  ask_port(library, context.get(), name, attributes);
+  return mtu_bytes(attributes.active_mtu);
 }
 
 bool RdmaDevice::is_active() const {

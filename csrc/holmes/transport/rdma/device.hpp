@@ -59,6 +59,9 @@ private:
 
 // "::ffff:10.0.0.1", "fe80::ff:fe00:a".
 std::string text_of(const verbs::Gid& gid);
+// Bytes that the port sends in a packet at most, as the HCA tells. Throws as RdmaDevice, but for a port that is not
+// active.
+int rdma_mtu_bytes(const std::string& port);
 // "mlx5_0:1" of "mlx5_0".
 std::string with_port(const std::string& hca);
 

@@ -12,6 +12,7 @@ from holmes.tools.doctor.finding import ERROR, NOTE, WARNING, Finding
 
 _IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
 _MEMLOCK_ENOUGH_BYTES = 1 << 40
+_GID_INDEX = "HOLMES_RDMA_GID_INDEX"
 
 
 def rdma_nics(host: HostFacts) -> list[NicFacts]:
@@ -26,6 +27,12 @@ def check_ports(job: JobFacts) -> Iterator[Finding]:
             if not nic.is_up:
                 problem = f"its RDMA port is {nic.state!r}, not active"
                 fix = "look at cable and switch port (ibstat); on InfiniBand a subnet manager must run (sminfo)"
+            elif not nic.has_interface:
+                if host.facts.variables.get("HOLMES_TRANSPORT") != "rdma":
+                    problem = "it has no network interface: TCP does not go over it, only what is sent by verbs"
+                    fix = "load its driver for IP (ib_ipoib), or set HOLMES_TRANSPORT=rdma"
+                    yield Finding(NOTE, "rdma port", host.name, nic.name, problem, fix)
+                continue
             elif not nic.is_netdev_up:
                 problem, fix = "its RDMA port is active, but its interface is down", f"ip link set dev {nic.name} up"
             elif not nic.address and not nic.master:
@@ -124,6 +131,62 @@ def check_gids(job: JobFacts) -> Iterator[Finding]:
                     f"its RoCE v2 IPv4 GID has index {index}, and {len(indices[usual])} other NICs have {usual}; one "
                     "NCCL_IB_GID_INDEX cannot fit both",
                     "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 and later choose for each NIC), or set it per host",
+                )
+
+
+def check_gid_types(job: JobFacts) -> Iterator[Finding]:
+    """RoCE by verbs: the GIDs that a subnet's NICs use are of one type."""
+    used: dict[str, list[tuple[HostFacts, NicFacts, int, str]]] = defaultdict(list)
+    for host in job.hosts:
+        told = host.facts.variables.get(_GID_INDEX)
+        for nic in host.wires:
+            if nic.nic_class not in ("roce_v1", "roce_v2"):
+                continue
+            index = int(told) if told and told.isdecimal() else nic.gid_index
+            kind = next((gid["type"] for gid in nic.gids if gid["index"] == index), None)
+            if kind is not None and index is not None:
+                used[nic.subnet].append((host, nic, index, kind))
+            elif told and nic.gids:
+                has = some(f"{gid['index']} ({gid['type']})" for gid in nic.gids)
+                problem = f"{_GID_INDEX}={told} names no GID of it; it has {has}: RDMA over it is refused"
+                yield Finding(ERROR, "gid", host.name, nic.name, problem, f"unset {_GID_INDEX}")
+    for subnet, nics in used.items():
+        kinds = Counter(kind for _, _, _, kind in nics)
+        usual = kinds.most_common(1)[0][0]
+        for host, nic, index, kind in nics:
+            if kind != usual and (_GID_INDEX in host.facts.variables or roce_v2_index(nic) is not None):
+                yield Finding(
+                    ERROR if host.facts.variables.get("HOLMES_TRANSPORT") == "rdma" else WARNING,
+                    "gid",
+                    host.name,
+                    nic.name,
+                    f"RDMA uses its GID {index}, of type {kind}, and {kinds[usual]} other NICs in {subnet} use "
+                    f"{usual}: they cannot talk",
+                    f"unset {_GID_INDEX}, or set it on each host to a GID of type {usual} (`holmes nics` lists them)",
+                )
+
+
+def check_rdma_mtu(job: JobFacts) -> Iterator[Finding]:
+    """The MTU that HCAs send with, as verbs tell it, is one for each class of NIC in a subnet."""
+    members: dict[tuple[str, str], list[tuple[HostFacts, NicFacts]]] = defaultdict(list)
+    for host in job.hosts:
+        for nic in rdma_nics(host):
+            if nic.is_up and nic.rdma_mtu is not None and not nic.master:
+                members[nic.nic_class, nic.subnet].append((host, nic))
+    for (nic_class, subnet), nics in members.items():
+        most = max(nic.rdma_mtu or 0 for _, nic in nics)
+        count = sum(nic.rdma_mtu == most for _, nic in nics)
+        for host, nic in nics:
+            if nic.rdma_mtu != most:
+                where = f"in {subnet}" if subnet else f"of class {nic_class}"
+                yield Finding(
+                    WARNING,
+                    "mtu",
+                    host.name,
+                    nic.name,
+                    f"its HCA sends {nic.rdma_mtu} bytes in a packet, and {count} other NICs {where} {most}; pairs "
+                    "with it take the smaller, and are slower",
+                    "raise the MTU of its interface (RoCE) or of its partition (InfiniBand, the subnet manager)",
                 )
 
 

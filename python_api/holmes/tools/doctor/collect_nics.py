@@ -39,10 +39,12 @@ def _facts(nic: dict[str, Any], *, shares_subnet: bool) -> NicFacts:
         has_gateway=nic["has_gateway"],
         hca=nic["hca"],
         state=nic["state"],
+        has_interface=bool(netdev),
         master=nic["master"],
         parent=nic["parent"],
         gids=tuple({key: gid[key] for key in ("index", "gid", "type")} for gid in nic["gids"]),
         gid_index=nic["gid_index"],
+        rdma_mtu=_rdma_mtu(nic["port_name"]) if nic["port_name"] else None,
         rp_filter=_setting(netdev, "rp_filter"),
         arp_filter=_setting(netdev, "arp_filter"),
         arp_ignore=_setting(netdev, "arp_ignore"),
@@ -57,6 +59,16 @@ def _address(nic: dict[str, Any]) -> str:
 
 def _subnet(address: str) -> str:
     return str(ipaddress.ip_interface(address).network) if address else ""
+
+
+def _rdma_mtu(port: str) -> int | None:
+    """None where verbs cannot be asked: transport rdma says why."""
+    from holmes_comm import _C, HolmesError
+
+    try:
+        return _C.rdma_mtu(port)
+    except HolmesError:
+        return None
 
 
 def _setting(netdev: str, name: str) -> int | None:

@@ -20,6 +20,8 @@ CHECKS: dict[str, tuple[Check, bool]] = {
     "reachability and class of each NIC": (check_reach.check_topology, True),
     "connections and firewalls": (check_reach.check_connections, True),
     "GID indices": (check_rdma.check_gids, False),
+    "GIDs that RDMA uses": (check_rdma.check_gid_types, False),
+    "MTU of RDMA": (check_rdma.check_rdma_mtu, True),
     "MTU": (check_reach.check_mtu, True),
     "duplicate addresses": (check_addresses.check_duplicates, False),
     "NICs in one subnet, rp_filter": (check_addresses.check_subnets, False),

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class NicFacts:
     """A NIC as `holmes_comm` discovers it, and the system's settings of its interface; None where unknown.
 
-    `address` is the one that is used ("10.0.0.1/16", empty: none), `gids` its GID table (dicts of index, gid, type).
+    `has_interface`: an RDMA port may have none. `address` is the one that is used ("10.0.0.1/16", empty: none), `gids`
+    its GID table (dicts of index, gid, type). `rdma_mtu`: bytes of a packet that its HCA sends, as verbs tell it.
     `rp_filter`, `arp_filter`, `arp_ignore`: as the kernel combines "all" with the interface's own. `egress`: by which
     interface the kernel sends from this address into this subnet.
     """
@@ -36,10 +37,12 @@ class NicFacts:
     has_gateway: bool = False
     hca: str = ""
     state: str = "up"
+    has_interface: bool = True
     master: str = ""
     parent: str = ""
     gids: Sequence[Mapping[str, Any]] = ()
     gid_index: int | None = None
+    rdma_mtu: int | None = None
     rp_filter: int | None = None
     arp_filter: int | None = None
     arp_ignore: int | None = None
