@@ -17,14 +17,19 @@ constexpr std::uint16_t other = protocol_version + 1;
 const std::string other_version = "version " + std::to_string(other);
 const std::string own_version = "version " + std::to_string(protocol_version);
 
+// As a record begins.
+std::string in_version(std::uint16_t version) {
+  const std::string number = std::to_string(version);
+  return "6:holmes" + std::to_string(number.size()) + ":" + number;
+}
+
 void test_other_version() {
   auto store = make_local_store();
-  store->set("world/rank/1",
-             "6:holmes" + std::to_string(std::to_string(other).size()) + ":" + std::to_string(other) + "4:rank");
+  store->set("world/rank/1", in_version(other) + "4:rank");
   const auto outcomes = run_ranks(2, {}, [](auto& options) { return options.rank == 0; }, store);
   check_all_fail(outcomes, ErrorKind::protocol, {"rank 1", other_version, own_version}, 1);
   store = make_local_store();
-  store->set("world/rank/1", "6:holmes1:" + std::to_string(protocol_version) + "99999999999:rank");
+  store->set("world/rank/1", in_version(protocol_version) + "99999999999:rank");
   const auto garbage = run_ranks(2, {}, [](auto& options) { return options.rank == 0; }, store);
   check_all_fail(garbage, ErrorKind::protocol, {"rank 1", "makes no sense"}, 1);
 }
