@@ -59,8 +59,9 @@ void goes_only_so_far_ahead(Transport transport) {
   std::atomic<int> done = 0;
   run_local(2, transport, [&](Communicator& comm) {
     if (comm.rank() == 1) {
-      std::this_thread::sleep_for(300ms);
-      CHECK(done > 0 && done <= 64);
+      while (done == 0) std::this_thread::sleep_for(1ms);
+      std::this_thread::sleep_for(100ms);
+      CHECK(done <= 64);
     }
     for (int i = 0; i < 1000; ++i) {
       std::vector<std::int64_t> data{comm.rank() == 0 ? i : -1};
@@ -118,19 +119,19 @@ void the_missing_are_named() {
       [&](Communicator& comm) {
         if (comm.rank() == 2) return wait_for(is_over);
         std::vector<std::int64_t> data(4);
-        comm.broadcast(buffer(data, DType::int64), 0)->wait();
         std::string message;
         try {
+          comm.broadcast(buffer(data, DType::int64), 0)->wait();
           comm.barrier()->wait();
         } catch (const HolmesError& error) {
           message = error.what();
         }
         is_over = true;
         CHECK(message.find("rank 2") != std::string::npos);
-        CHECK(message.find("has not entered") != std::string::npos || message.find("aborted") != std::string::npos ||
-              comm.rank() == 1);
+        // Rank 1 may hear last, when rank 2 has left.
+        CHECK(message.find("has not entered") != std::string::npos || comm.rank() == 1);
       },
-      1s);
+      3s);
 }
 
 // A root that leaves at once: what it sent is there.

@@ -81,6 +81,6 @@ def test_a_process_that_ends_at_once_loses_nothing(transport, monkeypatch):
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=60) for rank in ranks]
+    said = [rank.communicate(timeout=120) for rank in ranks]
     assert [out.split() for out, _ in said] == [["right"], ["right"]], said
     assert [rank.returncode for rank in ranks] == [0, 0], said
