@@ -151,7 +151,7 @@ def test_two_layouts_for_real(tmp_path):
         "barrier",
         "--matrix",
         "--layouts",
-        "tcp-2,clusters-6",
+        "tcp-2,links-2",
         "--peers",
         "gloo",
         "--sizes",
@@ -159,14 +159,14 @@ def test_two_layouts_for_real(tmp_path):
     ]
     files = ["--json", str(saved), "--plot", str(picture)]
     command = [sys.executable, "-m", "holmes", "bench", *arguments, "--seconds", "0.02", "--rounds", "2", *files]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     document = json.loads(saved.read_text())
     assert document["kind"] == "holmes bench matrix"
     assert document["failures"] == []
     keys = {(cell["layout"], cell["operation"], cell["size_bytes"]) for cell in document["cells"]}
     assert keys == {
-        (layout, *each) for layout in ("tcp-2", "clusters-6") for each in (("all_reduce", 1024), ("barrier", 0))
+        (layout, *each) for layout in ("tcp-2", "links-2") for each in (("all_reduce", 1024), ("barrier", 0))
     }
     assert all(cell["ratios"].keys() == {"gloo"} for cell in document["cells"])
     assert picture.read_bytes().startswith(b"\x89PNG")

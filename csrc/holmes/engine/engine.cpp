@@ -189,7 +189,6 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
   if (close_requested_.load() && !operations_.is_settling()) return false;
   // It may have died since the waiter looked at its work, and then nothing would wake it any more.
   if (is_dead()) return false;
-  Collective* running = operations_.running();
   const P2pEngine& p2p = operations_.p2p();
   bool block = true;
   fail_where_it_throws([&] {

@@ -44,7 +44,7 @@ def _facts(nic: dict[str, Any], *, shares_subnet: bool) -> NicFacts:
         parent=nic["parent"],
         gids=tuple({key: gid[key] for key in ("index", "gid", "type")} for gid in nic["gids"]),
         gid_index=nic["gid_index"],
-        rdma_mtu=_rdma_mtu(nic["port_name"]) if nic["port_name"] else None,
+        rdma_mtu=_rdma_mtu(f"{nic['hca']}:{nic['port'] or 1}") if nic["hca"] else None,
         rp_filter=_setting(netdev, "rp_filter"),
         arp_filter=_setting(netdev, "arp_filter"),
         arp_ignore=_setting(netdev, "arp_ignore"),

@@ -13,7 +13,7 @@ from typing import Any
 from holmes.lab.stress.faults.preloaded import FaultyCalls
 from holmes_comm import _C
 
-_VERSION_FIELD = b"6:holmes1:"  # of a rank's record in the store, followed by the version's digit
+_RECORD = b"6:holmes"  # how a rank's record in the store begins; the version follows
 _SMALL_BYTES = 64 * 1024
 _SPARE_DESCRIPTORS = 3
 _DESCRIPTORS = 1024  # what many systems give a process unless told otherwise
@@ -154,9 +154,9 @@ class _OldVersion:
 
     def set(self, key: str, value: bytes | str) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
-        if data.startswith(_VERSION_FIELD):
-            at = len(_VERSION_FIELD)
-            data = _VERSION_FIELD + b"%d" % (int(data[at : at + 1]) - 1) + data[at + 1 :]
+        if data.startswith(_RECORD):
+            magic, version, *rest = _fields_of(data)
+            data = _bytes_of([magic, b"%d" % (int(version) - 1), *rest])
         self._store.set(key, data)
 
 
@@ -169,7 +169,7 @@ class _RewrittenRecord:
 
     def set(self, key: str, value: bytes | str) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._store.set(key, rewritten(data, self._field) if data.startswith(_VERSION_FIELD) else data)
+        self._store.set(key, rewritten(data, self._field) if data.startswith(_RECORD) else data)
 
 
 def rewritten(record: bytes, field: int) -> bytes:
