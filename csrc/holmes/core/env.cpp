@@ -205,8 +205,7 @@ const std::vector<Row>& table() {
        number(&Env::integrity_digest_every, 0, 1'000'000'000)},
       {{"HOLMES_LOCAL_COMPLETION", "`0`, `1`", "`0`",
         "`1`: broadcast, reduce, gather and scatter end on a rank when its own part is done, as with MPI, not when "
-        "every "
-        "rank has entered them ([algorithms](algorithms.md#local-completion))."},
+        "every rank has entered them ([algorithms](algorithms.md#local-completion))."},
        choice(&Env::local_completion, {{"0", false}, {"1", true}})},
       {{"HOLMES_SSL_LIBRARY", "path", "the system's `libssl.so.3`, else `libssl.so.1.1`",
         "The OpenSSL that TLS takes."},
