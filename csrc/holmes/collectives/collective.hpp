@@ -95,14 +95,14 @@ public:
 
 protected:
   // Whether anything, the header at least, goes to / comes from `peer`; it says the same of the other direction.
-  virtual bool sends_to(int /*peer*/) const { return true; }
-  virtual bool receives_from(int /*peer*/) const { return true; }
+  // Where it may end early, only the root is heard, which all others are compared with.
+  virtual bool sends_to(int peer) const {
+    return !ends_early_ || signature_.root == group_.rank || signature_.root == peer;
+  }
+  virtual bool receives_from(int peer) const { return sends_to(peer); }
   // Whether it may end before all headers are there, where the communicator's operations do. Asked once it is known
   // whether the ranks vote.
   virtual bool may_end_early() const { return false; }
-  bool ends_early() const { return ends_early_; }
-  // Whether one of the two is the root, which all others are compared with.
-  bool is_with_root(int peer) const { return signature_.root == group_.rank || signature_.root == peer; }
   // Whether the header may go to `peer` already.
   virtual bool may_send(int /*peer*/) const { return true; }
   // Flows that share links get equal parts of them where they go at one pace.

@@ -15,8 +15,6 @@ public:
   void start() override { reducer_.start(); }
 
 protected:
-  bool sends_to(int peer) const override { return !ends_early() || is_with_root(peer); }
-  bool receives_from(int peer) const override { return sends_to(peer); }
   bool may_end_early() const override { return true; }
   Pacing pacing() const override { return Pacing::by_received; }
   std::size_t agreed_bytes() const override { return total_bytes(inputs_); }
