@@ -396,6 +396,9 @@ void message_of_ranks(Communicator& comm) {
 // sent, and one flipped bit of it fails both ranks.
 void check_direct_copies_of_communicators() {
   ::setenv("HOLMES_CMA", "always", 1);
+  // A sender that goes to sleep withdraws what it showed, and sends it through the ring: none is to sleep here, on
+  // however slow a machine.
+  ::setenv("HOLMES_SPIN_US", "1000000", 1);
   for (const auto& body : {collectives_of, message_of_ranks}) {
     CHECK(direct_copies_of(body) > 0);
     std::array<std::string, 2> errors;
@@ -407,6 +410,7 @@ void check_direct_copies_of_communicators() {
   ::setenv("HOLMES_CMA", "0", 1);
   CHECK(direct_copies_of(collectives_of) == 0);
   ::unsetenv("HOLMES_CMA");
+  ::unsetenv("HOLMES_SPIN_US");
 }
 
 void check_words() {
