@@ -15,6 +15,8 @@ from holmes.lab.demo.settings import MARK, Settings
 from holmes_comm.errors import HolmesError
 
 WARM_UP_STEPS = 2
+#: Of a run that failed: torch's stack of a rank that fell later must not hide what another said first.
+LAST_LINES_PER_RANK = 60
 
 #: Runs a command on every node (command, environment, called with each line) and returns the exit code.
 Launch = Callable[[Sequence[str], Mapping[str, str], Callable[[str], None]], int]
@@ -58,7 +60,7 @@ class Run:
 
         code = launch(command, {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.env}, on_line)
         if code != 0 or len(self.ends) != self.ranks:
-            last = "\n".join(self.output[-40:])
+            last = "\n".join(self.output[-LAST_LINES_PER_RANK * self.ranks :])
             raise RunFailed(f"run '{self.title}' ended with exit code {code}; the end of its output:\n{last}")
 
     def losses(self) -> list[float]:
