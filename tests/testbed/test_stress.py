@@ -110,6 +110,16 @@ def test_summary_names_the_wrong_result_first_and_the_command() -> None:
     assert summary(good, settings)[-1] == "all correct"
 
 
+def test_who_loses_a_rank_that_was_interrupted_did_not_fail() -> None:
+    """The signal reaches ranks one after the other, and a busy machine is slow to tell why a peer left."""
+    lost = GroupResult("dp", (2, 3), 3, 10, 1000, {}, 2.0, "PeerLostError: rank 1", 3, lost_rank=3)
+    ended = GroupResult("pp", (0, 2), 3, 10, 1000, {}, 2.0, "AbortedError: the dp group failed", 3)
+    two = RankResult(2, "b0", (lost, ended), is_interrupted=True)
+    assert StressResult((two, RankResult(3, "b1", is_interrupted=True))).exit_code == 0
+    killed = StressResult((two, RankResult(3, "b1")))
+    assert [group.kind for _, group in killed.failures] == ["dp", "pp"]
+
+
 @pytest.mark.parametrize(
     "wrong", [{"seconds": 0}, {"max_bytes": 10}, {"seed": -1}, {"corrupt": "dp:1"}, {"corrupt": "xx:1:1"}]
 )

@@ -17,8 +17,8 @@ class WrongResultError(HolmesError):
 @dataclass(frozen=True)
 class GroupResult:
     """What one rank did in one group: rounds, operations, bytes whose content was checked; bytes sent by NIC ("shm":
-    shared memory) over the time `seconds`. `failure`: why it ended early, empty where it did not; `failed_round` then.
-    """
+    shared memory) over the time `seconds`. `failure`: why it ended early, empty where it did not; `failed_round` then,
+    and `lost_rank` where a lost peer is why: its rank in the job."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -30,6 +30,7 @@ class GroupResult:
     failure: str = ""
     failed_round: int = 0
     is_wrong: bool = False
+    lost_rank: int | None = None
 
     @property
     def is_aborted(self) -> bool:
@@ -74,8 +75,15 @@ class StressResult:
 
     @property
     def failures(self) -> list[tuple[RankResult, GroupResult]]:
-        """The groups that ended early: wrong results first, then lost and late peers, then what these ended."""
+        """The groups that ended early: wrong results first, then lost and late peers, then what these ended.
+
+        An interrupted rank may be gone before another one is: who lost it so, and what that ended, did not fail.
+        """
+        interrupted = {rank.rank for rank in self.ranks if rank.is_interrupted}
         found = [(rank, group) for rank in self.ranks for group in rank.groups if group.failure]
+        found = [(rank, group) for rank, group in found if group.lost_rank not in interrupted]
+        if interrupted and all(group.is_aborted for _, group in found):
+            return []
         return sorted(found, key=lambda item: (not item[1].is_wrong, item[1].is_aborted))
 
     @property

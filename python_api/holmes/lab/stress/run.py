@@ -19,7 +19,7 @@ from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.result import GroupResult, RankResult, StressResult, WrongResultError
 from holmes.lab.stress.settings import Settings
 from holmes.planning.groups.group import Group
-from holmes_comm import AbortedError, Communicator, HolmesError
+from holmes_comm import AbortedError, Communicator, HolmesError, PeerLostError
 
 _SLACK_S = 10.0  # beyond all deadlines
 _PROGRESS_S = 1.0
@@ -111,6 +111,7 @@ class GroupRun:
         if self.failure is not None:
             failure = f"{type(self.failure).__name__}: {self.failure}"
         is_wrong = isinstance(self.failure, WrongResultError)
+        lost = self.failure.peer if isinstance(self.failure, PeerLostError) else None
         moved = {nic: count - self._before.get(nic, 0) for nic, count in sent_bytes(self.communicator).items()}
         return GroupResult(
             kind=self.group.kind,
@@ -123,6 +124,7 @@ class GroupRun:
             failure=str(self.failure) if is_wrong else failure,
             failed_round=self.loop.round,
             is_wrong=is_wrong,
+            lost_rank=None if lost is None else self.group.ranks[lost],
         )
 
     def _run(self) -> None:
