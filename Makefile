@@ -29,10 +29,11 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test test-cpp test-python test-docs test-torch test-trainers test-launchers test-distributed test-rdma test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels release docs clean
+.PHONY: help build demo test test-cpp test-python test-training test-docs test-torch test-trainers test-launchers test-distributed test-rdma test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels release docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
+	@echo "make test-training  training programs beside plain torch"
 	@echo "make test-docs   every command and snippet of README and docs, as printed"
 	@echo "make test-torch  other versions of torch: the backend beside Gloo, and its tests (VERSIONS='2.9.1 2.15.0', gigabytes)"
 	@echo "make test-trainers   Megatron-core, DeepSpeed, torchtitan, torchft and the examples (installs them)"
@@ -139,8 +140,12 @@ test-cpp: build $(VENV)/.nccl
 	$(BIN)/ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure --timeout 300
 
 test-python: build $(VENV)/.nccl
-	$(BIN)/python -m pytest --ignore tests/docs --ignore tests/trainers --ignore tests/launchers --ignore tests/pytorch \
+	$(BIN)/python -m pytest $(patsubst %,--ignore tests/%,differential docs trainers launchers pytorch) \
 	  -n $(TEST_JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Whole training programs beside plain torch, minutes of them.
+test-training: build
+	$(BIN)/python -m pytest tests/differential -n $(TEST_JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Every command and snippet of README and docs as printed: most start jobs of several processes.
 test-docs: build

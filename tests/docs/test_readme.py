@@ -103,7 +103,7 @@ NO_SNIPPETS = {
     ("integrations.md", "torchtitan_parallelism"): "needs torchtitan; tests/trainers/test_torchtitan.py runs it",
     ("integrations.md", "torchft import ProcessGroupHolmes"): "needs torchft; tests/trainers/test_torchft.py runs it",
     ("optimizer.md", "last_checkpoint"): "ends when a peer is lost; tests/torch/test_optimizer_resume.py kills one",
-    ("pipeline.md", "pipeline_stages"): "needs a model in parts; tests/torch/test_pipeline_steps.py has them",
+    ("pipeline.md", "pipeline_stages"): "needs a model in parts; tests/differential/test_pipeline_steps.py has them",
     ("plan.md", "found.reasons()"): "searches for minutes; tests/unit/test_search.py has smaller ones",
     ("rails.md", "max_rails=2"): "names NICs of the reader's machine; tests/testbed/test_rails.py runs it on its own",
     ("rdma.md", "transport"): "needs an RDMA port; tests/rdma/test_rdma.py has some, in user-mode Linux",
