@@ -46,6 +46,24 @@ def test_ranks_that_do_not_agree_are_told():
     run_threads(2, body, timeout_s=60)
 
 
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_results_are_compared_over_all_ranks(transport):
+    """As without local completion: a digest that only the root was heard for found good memory faulty."""
+    store = holmes_comm.LocalStore()
+    options = CommunicatorOptions(local_completion=True, integrity_digest_every=1)
+
+    def body(rank):
+        comm = holmes_comm.init(store, rank, 4, name="digests", transport=transport, options=options)
+        for number in range(4):
+            data = np.full(1000, float(rank + number))
+            comm.broadcast(data, number)
+            assert (data == 2 * number).all()
+            comm.reduce(data, number)
+            assert (data == (8 * number if rank == number else 2 * number)).all()
+
+    run_threads(4, body, timeout_s=60)
+
+
 #: Sends more than connections hold to a root that is late, and ends: nothing of it is lost.
 LEAVES_AT_ONCE = """
 import sys, time

@@ -16,6 +16,7 @@ public:
 
 protected:
   bool may_send(int /*peer*/) const override { return is_read_; }
+  bool may_end_early() const override { return false; }  // also where the operation has a root, every rank is heard
   std::size_t agreed_bytes() const override { return 0; }
   bool compute() override;
   bool is_computed() const override { return is_compared_; }
