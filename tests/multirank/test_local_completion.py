@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -62,6 +63,30 @@ def test_results_are_compared_over_all_ranks(transport):
             assert (data == (8 * number if rank == number else 2 * number)).all()
 
     run_threads(4, body, timeout_s=60)
+
+
+@pytest.mark.parametrize("count", [2, 3000])
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_what_a_rank_left_behind_waits_for_the_others(transport, count):
+    """A sum is in the order of ranks: the last one's part lay in its ring, and its farewell ended the operation."""
+    store = holmes_comm.LocalStore()
+    has_left = threading.Event()
+
+    def body(rank):
+        comm = holmes_comm.init(store, rank, 3, name="left", transport=transport, options=LOCAL)
+        if rank == 1:
+            assert has_left.wait(30)
+        data = np.full(count, float(rank + 1))
+        work = comm.reduce(data, 0, async_op=True)
+        if rank == 2:
+            work.wait()
+            del comm
+            time.sleep(0.5)  # it is gone when it has heard the root
+            has_left.set()
+        work.wait()
+        return data[-1]
+
+    assert run_threads(3, body, timeout_s=60)[0] == 6
 
 
 #: Sends more than connections hold to a root that is late, and ends: nothing of it is lost.

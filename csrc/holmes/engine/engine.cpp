@@ -1,6 +1,7 @@
 #include "holmes/engine/engine.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <thread>
@@ -445,11 +446,14 @@ void Engine::close_now() {
   set_dead(failure_or(ErrorKind::usage, unusable), /*is_error=*/false);
   for (int peer = 0; peer < group_->size; ++peer) {
     if (peer == group_->rank) continue;
+    const std::array channels{group_->channels[peer].get(), operations_.p2p().channels()[peer].get()};
+    // A ring's end is marked before the farewell has the peer look for it; a socket's says less than the farewell.
+    for (Channel* channel : channels)
+      if (!channel->tells_end()) channel->shutdown();
     group_->controls[peer]->send_bye();
     // Unread bytes would turn the orderly end into a reset.
     where_memory_allows([&] { [[maybe_unused]] const auto ignored = group_->controls[peer]->drain(); });
-    group_->channels[peer]->shutdown();
-    operations_.p2p().channels()[peer]->shutdown();
+    for (Channel* channel : channels) channel->shutdown();
   }
 }
 

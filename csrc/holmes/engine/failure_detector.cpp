@@ -74,9 +74,11 @@ void FailureDetector::wait_for_controls(Clock::time_point until) const {
 
 bool FailureDetector::is_missed(int peer) const {
   if (!is_lost(peer)) return false;
-  const bool is_heard_out =
-      group_.controls[peer]->is_cut() || !group_.channels[peer]->tells_end() || operations_.p2p().has_ended(peer);
-  return is_heard_out && involves(peer);
+  if (group_.controls[peer]->is_cut()) return involves(peer);
+  // Else who reads a stream that tells its end sees it there, behind all that was sent.
+  const P2pEngine& p2p = operations_.p2p();
+  if (operations_.runs_with(peer) && !group_.channels[peer]->tells_end()) return true;
+  return p2p_needs(peer) && (!p2p.channels()[peer]->tells_end() || p2p.has_ended(peer));
 }
 
 std::optional<int> FailureDetector::vanished_peer() const {

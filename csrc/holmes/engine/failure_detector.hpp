@@ -65,7 +65,9 @@ private:
   void wait_for_controls(Clock::time_point until) const;
   std::optional<int> unanswered_peer() const;
   std::optional<Cut> find_cut(const Replies& replies) const;
-  bool involves(int peer) const { return operations_.involves(peer, group_.controls[peer]->said_bye()); }
+  // Whether what is under way needs `peer`: all of it, messages alone.
+  bool involves(int peer) const { return operations_.runs_with(peer) || p2p_needs(peer); }
+  bool p2p_needs(int peer) const { return operations_.p2p().needs(peer, group_.controls[peer]->said_bye()); }
   template <typename Wanted>
   std::optional<int> first_peer(const Wanted& is_wanted) const;
 

@@ -199,8 +199,8 @@ std::size_t Operations::awaited_send_bytes(int peer) const {
   return bytes == 0 && ahead_ && may_send_ahead_ ? ahead_->awaited_send_bytes(peer) : bytes;
 }
 
-bool Operations::involves(int peer, bool left_in_order) const {
-  return (front_started_ && !queue_.empty() && queue_.front()->involves(peer)) || p2p_.needs(peer, left_in_order);
+bool Operations::runs_with(int peer) const {
+  return front_started_ && !queue_.empty() && queue_.front()->involves(peer);
 }
 
 std::optional<Clock::time_point> Operations::next_deadline() const {

@@ -44,8 +44,8 @@ public:
   // Of the first collective or, where it has sent all, of one behind it; see Collective.
   std::size_t awaited_send_bytes(int peer) const;
   const P2pEngine& p2p() const { return p2p_; }
-  // Whether what is under way needs `peer`; see P2pEngine::needs.
-  bool involves(int peer, bool left_in_order) const;
+  // Whether the collective that is under way needs `peer`.
+  bool runs_with(int peer) const;
   std::optional<Clock::time_point> next_deadline() const;
   // Whether a collective is late.
   bool is_late(Clock::time_point now) const;

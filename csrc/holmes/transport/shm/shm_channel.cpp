@@ -271,6 +271,7 @@ void ShmChannel::took(std::size_t bytes) {
 }
 
 const std::byte* ShmChannel::try_peek(std::size_t bytes) {
+  const bool is_closed = in_.closed.load(std::memory_order_seq_cst);  // before the look at what was written until then
   const std::size_t readable = readable_bytes();
   if (stage_.bytes() == 0 && readable >= bytes) return in_data_ + (consumed_ & (segment_->ring_bytes() - 1));
   if (stage_.bytes() == 0 && readable == 0 && may_pull_) {
@@ -280,7 +281,7 @@ const std::byte* ShmChannel::try_peek(std::size_t bytes) {
   }
   if (stage_.bytes() > 0 || seen_.available(consumed_ + readable) > 0) stage(bytes);
   if (stage_.bytes() > 0 && stage_.bytes() >= bytes) return stage_.data();
-  if (in_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
+  if (is_closed) throw StreamClosed{peer(), 0};
   return nullptr;
 }
 
@@ -336,7 +337,8 @@ bool ShmChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
     known_consumed_ = out_.consumed.load(std::memory_order_seq_cst);
     if (writable_bytes() > 0) return false;
   }
-  return !in_.closed.load(std::memory_order_seq_cst);
+  // What is left of a peer that is gone may have to wait for another one's.
+  return !in_.closed.load(std::memory_order_seq_cst) || (!for_send && readable_bytes() > 0);
 }
 
 void ShmChannel::finish_wait() {
