@@ -7,6 +7,7 @@
 
 #include "bindings/gil.hpp"
 #include "device_stream.hpp"
+#include "holmes/core/text.hpp"
 #include "store_adapter.hpp"
 
 namespace holmes::torch_backend {
@@ -351,8 +352,7 @@ void ProcessGroupHolmes::monitoredBarrier(const ::c10d::BarrierOptions& opts, bo
       store_->wait(keys, std::max(timeout, std::chrono::milliseconds(1)));
     } catch (const std::exception&) {
       for (int rank = 0; rank < size_; ++rank)
-        if (!store_->check({keys[static_cast<std::size_t>(rank)]}))
-          missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+        if (!store_->check({keys[static_cast<std::size_t>(rank)]})) add_word(missing, std::to_string(rank));
       // Tells those that arrive after we gave up.
       if (!missing.empty()) store_->set(missing_key, missing);
     }

@@ -2,6 +2,8 @@
 
 #include <map>
 
+#include "holmes/core/text.hpp"
+
 namespace holmes::nccl_net {
 namespace {
 
@@ -96,7 +98,7 @@ std::string Connection::text() const {
     if (info.purpose != "p2p") continue;
     host = info.host;
     const std::string path = info.interface + " " + info.local_address + " -> " + info.remote_address;
-    paths += (paths.empty() ? "" : ", ") + (info.transport == "shm" ? "shared memory" : path);
+    add_word(paths, info.transport == "shm" ? "shared memory" : path);
     if (!info.encryption.empty()) paths += " (" + info.encryption + ")";
   }
   const std::string rank = pair_.peer_rank ? "rank " + std::to_string(*pair_.peer_rank) + " (host " + host + ")" : host;

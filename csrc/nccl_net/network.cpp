@@ -12,6 +12,7 @@
 #include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/bootstrap/sha256.hpp"
+#include "holmes/core/text.hpp"
 #include "holmes/discover/host.hpp"
 #include "holmes/transport/socket.hpp"
 
@@ -199,7 +200,7 @@ Network::Network(NicSelection selection)
                    {.host = offer.host});
   double gbps = 0;
   for (const NicAddress& rail : rails) {
-    nics_text_ += (nics_text_.empty() ? "" : ", ") + rail.nic + " " + rail.address;
+    add_word(nics_text_, rail.nic + " " + rail.address);
     const auto nic = std::ranges::find(nics, rail.nic, &Nic::name);
     gbps += nic->speed_gbps.value_or(usual_speed_mbps / 1000.0);
     if (pci_path_.empty() && !nic->pci_path.empty()) pci_path_ = default_sysfs_root() + "/" + nic->pci_path;

@@ -5,6 +5,7 @@
 
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/text.hpp"
 #include "holmes/discover/host.hpp"
 #include "holmes/discover/nic_selection.hpp"
 
@@ -148,9 +149,8 @@ NicAgreement agree_nics(const Meeting& asked, const NicOffer& offer, Carrier car
 void log_nics(const CommunicatorOptions& options, const std::string& reason) {
   if (!log_enabled(LogLevel::info)) return;
   const auto listed = [](const std::vector<NicBinding>& nics) {
-    std::string text;
-    for (const auto& [interface, address] : nics) text += (text.empty() ? "" : ", ") + interface + " " + address;
-    return text.empty() ? std::string("no NIC") : text;
+    const auto text = [](const NicBinding& nic) { return nic.interface + " " + nic.address; };
+    return nics.empty() ? "no NIC" : joined(nics, ", ", text);
   };
   std::string text = "group '" + options.name + "': rank " + std::to_string(options.rank) + " of " +
                      std::to_string(options.size) + " on " + listed(options.nics);

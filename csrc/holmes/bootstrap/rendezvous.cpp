@@ -5,6 +5,7 @@
 #include <set>
 
 #include "holmes/core/log.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -206,11 +207,10 @@ void Rendezvous::throw_missing(int first) {
   for (int rank = first + 1; rank < options_.size && Clock::now() < deadline_ + outcome_grace / 2; ++rank) {
     if (!get(rank_key(rank), 1ms)) missing_.push_back(rank);
   }
-  std::string text = missing_.size() == 1 ? "rank " : "ranks ";
-  for (const int rank : missing_) text += (rank == first ? "" : ", ") + std::to_string(rank);
+  const std::string text = joined(missing_, ", ", [](int rank) { return std::to_string(rank); });
   throw TimeoutError(
-      text + " of communicator '" + options_.name + "' (" + std::to_string(options_.size) +
-          " ranks) did not show up within " + seconds_text(options_.connect_timeout) +
+      (missing_.size() == 1 ? "rank " : "ranks ") + text + " of communicator '" + options_.name + "' (" +
+          std::to_string(options_.size) + " ranks) did not show up within " + seconds_text(options_.connect_timeout) +
           "; check that every rank was started, uses the same store and makes this communicator, or raise "
           "the connect timeout",
       {.rank = options_.rank, .peer = first});

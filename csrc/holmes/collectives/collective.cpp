@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -248,7 +249,7 @@ std::string Collective::describe_wait(const std::vector<char>& entered) const {
     if (!is_heard && !entered[static_cast<std::size_t>(peer)]) {
       what = "has not entered it";
     } else if (!is_heard && flow.in_total > 0) {
-      waiting += (waiting.empty() ? "" : "; ") + group_.controls[peer]->describe() + ": in it, nothing received yet";
+      add_word(waiting, group_.controls[peer]->describe() + ": in it, nothing received yet", "; ");
     } else if (flow.in_bytes < flow.in_total) {
       what = std::to_string(received_bytes(peer)) + " of " + std::to_string(flow.in_total - header_bytes) +
              " bytes received";
@@ -256,7 +257,7 @@ std::string Collective::describe_wait(const std::vector<char>& entered) const {
       what = "takes no more data (" + std::to_string(flow.out_bytes) + " of " + std::to_string(flow.out_total) +
              " bytes sent)";
     }
-    if (!what.empty()) text += (text.empty() ? "" : "; ") + group_.controls[peer]->describe() + ": " + what;
+    if (!what.empty()) add_word(text, group_.controls[peer]->describe() + ": " + what, "; ");
   }
   if (text.empty()) text = waiting;
   return text.empty() ? "nobody" : text;

@@ -6,6 +6,7 @@
 
 #include "holmes/core/crc32c.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -69,7 +70,7 @@ void Digest::compare() const {
   for (int rank = 0; rank < group_.size; ++rank) {
     const std::uint64_t crc = crcs_[static_cast<std::size_t>(rank)];
     if (has_majority && crc == *most) continue;
-    who += (who.empty() ? "" : ", ") + place(rank) + " (CRC32C " + hex(crc) + ")";
+    add_word(who, place(rank) + " (CRC32C " + hex(crc) + ")");
     if (!named || *named == group_.rank) named = rank;
   }
   ErrorContext context{.rank = group_.label(group_.rank), .peer = {}, .host = {}, .nic = {}, .system_errno = {}};

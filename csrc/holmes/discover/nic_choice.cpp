@@ -249,9 +249,7 @@ std::string who_has_what(const Offers& offers) {
         owner->second.push_back(static_cast<int>(rank));
     }
   }
-  std::string text;
-  for (const auto& [network, ranks] : owners) text += (text.empty() ? "" : "; ") + network + ": " + ranks_text(ranks);
-  return text;
+  return joined(owners, "; ", [](const auto& owner) { return owner.first + ": " + ranks_text(owner.second); });
 }
 
 // Ethernet with a gateway on every rank, each in its own subnet. Plain Ethernet first: which hosts an RDMA network's

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <map>
+#include <ranges>
 #include <utility>
 
 #include "holmes/core/env.hpp"
@@ -99,16 +100,11 @@ std::string why_unaddressed(const Nic& nic) {
 }
 
 // "ib0 = mlx5_0:1 (infiniband, active, 10.1.0.1/24); eno1 (ethernet, up)".
-std::string in_words(const std::vector<Nic>& nics) {
-  std::vector<std::string> texts;
-  for (const Nic& nic : nics) texts.push_back(summary(nic));
-  return joined(texts, "; ");
-}
+std::string in_words(const std::vector<Nic>& nics) { return joined(nics, "; ", summary); }
 
 std::string each(const std::vector<Nic>& nics, std::string (*why)(const Nic&)) {
-  std::vector<std::string> texts;
-  for (const Nic& nic : nics) texts.push_back("NIC " + nic.name + " " + why(nic));
-  return texts.empty() ? "no NIC is there" : joined(texts, ", ");
+  const auto text = [&](const Nic& nic) { return "NIC " + nic.name + " " + why(nic); };
+  return nics.empty() ? "no NIC is there" : joined(nics, ", ", text);
 }
 
 // Where nothing is `left` of what was asked for: says what is wrong with the `rejected` ones, and what there is.
@@ -130,9 +126,7 @@ std::vector<Nic> kept(const std::vector<Nic>& nics, const Wanted& wanted) {
 }
 
 std::string called(const NicSelection& selection) {
-  std::vector<std::string> names;
-  for (const std::string& name : selection.names) names.push_back(in_quotes(name));
-  return names.empty() ? "" : " called " + joined(names, " or ");
+  return selection.names.empty() ? "" : " called " + joined(selection.names, " or ", in_quotes);
 }
 
 bool is_rdma(NicClass nic_class) { return nic_class != NicClass::ethernet && nic_class != NicClass::loopback; }
@@ -198,11 +192,9 @@ NicSelection NicSelection::from_env() {
 }
 
 void NicSelection::check() const {
-  if (!nic_class.empty() && class_of(nic_class) == nullptr) {
-    std::vector<std::string> known;
-    for (const auto& [name, covered] : classes()) known.push_back(name);
-    throw UsageError("NIC class " + in_quotes(nic_class) + " does not exist; use one of " + joined(known, ", "));
-  }
+  if (!nic_class.empty() && class_of(nic_class) == nullptr)
+    throw UsageError("NIC class " + in_quotes(nic_class) + " does not exist; use one of " +
+                     joined(std::views::keys(classes())));
   const int rails = max_rails.value_or(1);
   if (rails < 1 || rails > max_rails_of_a_pair)
     throw UsageError("max_rails=" + std::to_string(rails) + " is not possible; it must be from 1 to " +

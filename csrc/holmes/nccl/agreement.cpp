@@ -6,6 +6,7 @@
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/fields.hpp"
+#include "holmes/core/text.hpp"
 #include "holmes/nccl/abi.hpp"
 
 namespace holmes::nccl {
@@ -60,9 +61,7 @@ std::string who_has_what(const std::vector<RankReport>& reports,
       if (known == value) members += ", " + who, is_known = true;
     if (!is_known) groups.emplace_back(value, who);
   }
-  std::string text;
-  for (const auto& [value, members] : groups) text += (text.empty() ? "" : "; ") + value + ": " + members;
-  return text;
+  return joined(groups, "; ", [](const auto& group) { return group.first + ": " + group.second; });
 }
 
 }  // namespace

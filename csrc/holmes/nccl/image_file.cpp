@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
 #include "holmes/core/types.hpp"
 
 namespace holmes::nccl {
@@ -186,7 +187,7 @@ ImageFile make_copied_image(const std::string& original, int original_fd, const 
   int last_errno = ENOENT;
   const auto note = [&](const std::string& folder) {
     last_errno = errno;
-    tried += (tried.empty() ? "" : ", ") + folder + " (" + errno_text(last_errno) + ")";
+    add_word(tried, folder + " (" + errno_text(last_errno) + ")");
   };
   for (const std::string& folder : folders) {
     UniqueFd fd(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0700));

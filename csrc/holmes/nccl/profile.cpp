@@ -29,8 +29,7 @@ bool has_global_address(const Nic& nic) {
 }
 
 [[noreturn]] void refuse(const std::string& nic, const std::string& problem, const std::vector<Nic>& nics) {
-  std::string has;
-  for (const Nic& one : nics) has += (has.empty() ? "" : ", ") + one.name + " (" + one.state + ")";
+  const std::string has = joined(nics, ", ", [](const Nic& one) { return one.name + " (" + one.state + ")"; });
   throw NicError(problem + ". This host has: " + (has.empty() ? "no NIC at all" : has) +
                      ". Fix: choose one that is up (`holmes nics` lists them)",
                  {.host = host_name(), .nic = nic});

@@ -5,6 +5,7 @@
 
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -435,11 +436,13 @@ std::string P2pEngine::describe_overdue(Clock::time_point now) const {
   std::string text;
   for_each_pending([&](const Request& request, std::size_t done_bytes, const auto* staged) {
     if (request.deadline > now) return;
-    text += (text.empty() ? "" : "; ") + std::string(request.is_send ? "send of " : "recv of ") +
-            std::to_string(request.buffer.bytes()) + (request.is_send ? " bytes to " : " bytes from ") +
-            (request.peer ? group_.controls[*request.peer]->describe() : std::string("any rank")) + ", tag " +
-            std::to_string(request.tag) + ": " + std::to_string(done_bytes) + " bytes moved" +
-            (staged ? staged->state_text() : "");
+    const std::string what = (request.is_send ? "send of " : "recv of ") + std::to_string(request.buffer.bytes()) +
+                             (request.is_send ? " bytes to " : " bytes from ");
+    const std::string who = request.peer ? group_.controls[*request.peer]->describe() : "any rank";
+    add_word(text,
+             what + who + ", tag " + std::to_string(request.tag) + ": " + std::to_string(done_bytes) + " bytes moved" +
+                 (staged ? staged->state_text() : ""),
+             "; ");
   });
   return text;
 }

@@ -10,6 +10,7 @@
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes::tls {
 namespace {
@@ -28,7 +29,7 @@ std::unique_ptr<OpenSsl> load() {
     path = candidate;
     if (handle != nullptr) break;
     const char* reason = ::dlerror();
-    tried += (tried.empty() ? "" : "; ") + std::string(reason ? reason : candidate);
+    add_word(tried, reason ? reason : candidate, "; ");
   }
   if (handle == nullptr) {
     throw UsageError("TLS is asked for, but there is no OpenSSL: " + tried +

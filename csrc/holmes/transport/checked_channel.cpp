@@ -4,6 +4,7 @@
 
 #include "holmes/core/crc32c.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -201,7 +202,7 @@ void CheckedChannel::throw_changed(const std::string& what) const {
   std::string nics;
   for (const ConnectionInfo& info : infos) {
     const std::string nic = info.transport == "shm" ? "shm" : info.interface;
-    if (nics.find(nic) == std::string::npos) nics += (nics.empty() ? "" : ",") + nic;
+    if (nics.find(nic) == std::string::npos) add_word(nics, nic, ",");
   }
   const std::string host = infos.empty() ? "" : infos.front().host;
   throw IntegrityError("communicator '" + communicator_ + "': what " + own_place_ + " received from " +

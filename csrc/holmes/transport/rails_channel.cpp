@@ -8,6 +8,7 @@
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -448,7 +449,7 @@ void RailsChannel::warn_of(const Rail& rail, const std::string& reason, std::siz
   }
   std::string others;
   for (const auto& other : rails_)
-    if (other->is_living()) others += (others.empty() ? "" : ", ") + other->info().interface;
+    if (other->is_living()) add_word(others, other->info().interface);
   log(LogLevel::warn, context_->label(context_->own_rank),
       "communicator '" + context_->communicator + "' lost the connection to rank " +
           std::to_string(context_->label(peer())) + " (host " + info.host + ") over NIC " + info.interface + " (" +

@@ -10,6 +10,7 @@
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
+#include "holmes/core/text.hpp"
 #include "holmes/discover/nic.hpp"
 
 namespace holmes {
@@ -33,7 +34,7 @@ verbs::Context* open_device(const verbs::Library& library, const std::string& po
   bool is_there = false;
   for (int i = 0; devices != nullptr && i < count; ++i) {
     const std::string name = library.device_name(devices[i]);
-    known += (known.empty() ? "" : ", ") + name;
+    add_word(known, name);
     if (name != hca) continue;
     is_there = true;
     context = library.open(devices[i]);
