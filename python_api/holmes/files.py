@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from holmes_comm.errors import UsageError
+
+_Made = TypeVar("_Made")
 
 SUFFIXES = (".yaml", ".yml", ".json")
 PICTURES = (".svg", ".png", ".pdf")
@@ -95,6 +97,15 @@ def load(path: str | Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold a mapping, but holds {type(data).__name__}")
     return data
+
+
+def load_as(path: str | Path, make: Callable[[Mapping[str, Any]], _Made]) -> _Made:
+    """What `make` reads of the mapping in a file. Raises ValueError naming the file, also where `make` refuses it."""
+    data = load(path)
+    try:
+        return make(data)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def check_writable(path: str | Path | None) -> None:

@@ -123,11 +123,7 @@ class Topology:
     @classmethod
     def load(cls, path: str | Path) -> Topology:
         """Reads what `save` or a person wrote. Raises ValueError naming the file, the field, its value and the fix."""
-        data = files.load(path)
-        try:
-            return cls.from_dict(data)
-        except ValueError as error:
-            raise UsageError(f"{path}: {error}") from error
+        return files.load_as(path, cls.from_dict)
 
     @cached_property
     def _host_by_rank(self) -> dict[int, Host]:

@@ -53,12 +53,12 @@ PRESETS: Mapping[str, Transformer] = {
 def load_model(name_or_path: str) -> Transformer:
     """A preset's sizes, or those in a .yaml or .json file with the fields of `Transformer`.
 
-    Raises ValueError naming the nearest preset, or the field that is wrong.
+    Raises ValueError naming the nearest preset, or the file and the field that is wrong.
     """
     if name_or_path.lower() in PRESETS:
         return PRESETS[name_or_path.lower()]
     if Path(name_or_path).suffix in files.SUFFIXES:
-        return model_from_dict(files.load(name_or_path))
+        return files.load_as(name_or_path, model_from_dict)
     near = difflib.get_close_matches(name_or_path.lower(), PRESETS, 1, 0.0)[0]
     raise UsageError(
         f"model {name_or_path!r} is unknown; the nearest is {near!r} (all: {', '.join(PRESETS)}); or give a .yaml file "

@@ -210,8 +210,8 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Reads what `save` wrote. Raises ValueError naming what is wrong."""
-        return cls.from_dict(files.load(path))
+        """Reads what `save` wrote. Raises ValueError naming the file and what is wrong."""
+        return files.load_as(path, cls.from_dict)
 
 
 def plan_for(

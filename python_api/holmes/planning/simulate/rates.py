@@ -160,5 +160,5 @@ class Rates:
 
     @classmethod
     def load(cls, path: str | Path) -> Rates:
-        """Reads what `save` wrote or a person did. Raises ValueError naming what is wrong."""
-        return cls.from_dict(files.load(path))
+        """Reads what `save` wrote or a person did. Raises ValueError naming the file and what is wrong."""
+        return files.load_as(path, cls.from_dict)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -65,7 +66,7 @@ def check_groups(
     Exit code 1, with what is wrong, what it costs and the nearest fix, where the proof fails; 2 for files that cannot
     be used.
     """
-    proof = check(_groups_in(plan), Topology.load(topology))
+    proof = check(files.load_as(plan, _plan_or_groups), Topology.load(topology))
     show(json_file, {"holds": proof.holds, **files.plain(proof)}, lambda: print_proof(Console(), proof))
     raise typer.Exit(0 if proof.holds else 1)
 
@@ -84,17 +85,16 @@ def print_proof(console: Console, proof: Proof) -> None:
     say("\n".join(lines or ["Every group keeps to its rule."]), "  ")
 
 
-def _groups_in(path: Path) -> Plan | GroupLists:
+def _plan_or_groups(data: Mapping[str, Any]) -> Plan | GroupLists:
     """A plan, or the lists under `groups`; ranks of a group as a list or as text such as 0-14:2."""
-    data = files.load(path)
     if data.get("kind") == KIND:
         return Plan.from_dict(data)
     if not isinstance(data.get("groups"), dict):
         raise UsageError(
-            f"{path} is neither a plan (kind: {KIND}) nor a file of groups such as {{groups: {{dp: [[0, 2], 1-3:2]}}}}"
+            f"neither a plan (kind: {KIND}) nor a file of groups such as {{groups: {{dp: [[0, 2], 1-3:2]}}}}"
         )
     if wrong := [kind for kind, listed in data["groups"].items() if not isinstance(listed, list)]:
-        raise UsageError(f"groups.{wrong[0]} of {path} must be a list of groups such as [[0, 2], 1-3:2]")
+        raise UsageError(f"groups.{wrong[0]} must be a list of groups such as [[0, 2], 1-3:2]")
     return {
         kind: [from_text(ranks) if isinstance(ranks, (str, int)) else tuple(ranks) for ranks in listed]
         for kind, listed in data["groups"].items()
