@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from holmes_comm.errors import HolmesError
 from holmes_comm.launch import recognize, set_environment
 
 _MEET_S = 60.0
+_SAY_S = datetime.timedelta(seconds=1)
 
 
 def own_rank() -> tuple[int, int] | None:
@@ -79,15 +82,36 @@ def run_rank(settings: Settings, output: Output) -> bool:
     """
     place = own_rank()
     assert place is not None, "only a process that a launcher started is a rank"
+    store = None
     try:
-        return _run_rank(*place, settings, output)
+        store = open_store(settings, *place)
+        return _run_rank(store, *place, settings, output)
     except (PeerError, HolmesError) as error:
-        print(f"holmes bench: rank {place[0]}: {error}", file=sys.stderr, flush=True)
+        _say_failure(store, *place, str(error))
         return False
 
 
-def _run_rank(rank: int, ranks: int, settings: Settings, output: Output) -> bool:
-    store = open_store(settings, rank, ranks)
+def _say_failure(store: Any, rank: int, ranks: int, sentence: str) -> None:
+    """On stderr, once for all ranks whose sentence is rank 0's, as that of an input which none of them can use is."""
+    if rank == 0 or _failures(store, [0]) != [sentence]:
+        print(f"holmes bench: rank {rank}: {sentence}", file=sys.stderr, flush=True)
+    with contextlib.suppress(Exception):  # of a store that is gone
+        store.set(f"bench/failed/{rank}", sentence)
+    if rank == 0:
+        _failures(store, range(1, ranks))  # which ask this process, where it serves the store
+
+
+def _failures(store: Any, ranks: Iterable[int]) -> list[str]:
+    """The sentences of these ranks; none where one of them has none within a second, or nobody serves the store."""
+    keys = [f"bench/failed/{rank}" for rank in ranks]
+    try:
+        store.wait(keys, _SAY_S)
+        return [store.get(key).decode() for key in keys]
+    except Exception:  # each store raises its own
+        return []
+
+
+def _run_rank(store: Any, rank: int, ranks: int, settings: Settings, output: Output) -> bool:
     control = Control(store, rank, ranks)
     peers = make_peers(settings)
     for peer in peers:
