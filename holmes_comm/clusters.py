@@ -27,9 +27,9 @@ class GroupOptions:
     and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. tls: "off", "clusters" or "all", which
     connections are encrypted; None: HOLMES_TLS, else off. priority: 0 to 3, the same on all ranks: on links that they
     share, groups of higher priority go first (docs/wan.md); None: as TCP shares. dscp: code point of its IP packets, 0
-    to 63; None: what its priority has (34, 18, 10, 1 for 3, 2, 1, 0), without one the system's. nccl_variables: NCCL
-    variables for the group's CUDA tensors alone ({"NCCL_IB_TC": "106"}). nccl: what NCCL is told for the group.
-    options: what else the engine can be told.
+    to 63, the same on all ranks; None: what its priority has (34, 18, 10, 1 for 3, 2, 1, 0), without one the system's.
+    nccl_variables: NCCL variables for the group's CUDA tensors alone ({"NCCL_IB_TC": "106"}). nccl: what NCCL is told
+    for the group. options: what else the engine can be told.
     As the arguments of `holmes_comm.init`; each rank of the group passes its own. Immutable.
     """
 

@@ -91,8 +91,8 @@ def init(
             different clusters), "all"; None: HOLMES_TLS, else off (docs/security.md).
         priority: 0 to 3, the same on all ranks: on links that they share, communicators of higher priority go first
             (docs/wan.md); None: as TCP shares.
-        dscp: code point of differentiated services that its IP packets have, 0 to 63; None: what its priority has (34,
-            18, 10, 1 for 3, 2, 1, 0), without one the system's.
+        dscp: code point of differentiated services that its IP packets have, 0 to 63, the same on all ranks; None: what
+            its priority has (34, 18, 10, 1 for 3, 2, 1, 0), without one the system's.
         backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md).
         device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).

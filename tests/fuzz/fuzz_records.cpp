@@ -17,6 +17,7 @@ std::vector<std::string> fuzz::seeds() {
   record.user = "0";
   record.unix_token = "holmes-0123";
   record.made_secret = std::string(64, 's');
+  record.priority = 3;
   record.cluster = "1";
   record.rails = {{"eth0", "10.0.0.1", 4000, 4001}, {"ib0", "fd00::1", 5, 6}};
   record.cluster_rails = 1;

@@ -108,6 +108,24 @@ def test_impossible_priorities_and_code_points(name, wrong, most):
     run_threads(2, body, timeout_s=60)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("priority", (3, 1), r"have priority=3 and priority=1; give every rank the same priority, or none"),
+        ("priority", (None, 0), r"have no priority and priority=0; give every rank the same priority, or none"),
+        ("dscp", (46, None), r"have dscp=46 and no dscp; give every rank the same dscp, or none"),
+    ],
+)
+def test_ranks_that_differ_in_priority_or_code_point_are_told(name, values, told):
+    store = holmes_comm.LocalStore()
+
+    def body(rank):
+        with pytest.raises(UsageError, match=rf"rank 0 \(host .*\) and rank 1 \(host .*\) {told}"):
+            holmes_comm.init(store, rank, 2, name="p", **{name: values[rank]})
+
+    run_threads(2, body, timeout_s=60)
+
+
 def test_unknown_field():
     with pytest.raises(TypeError, match="no field 'colour'"):
         CommunicatorOptions(colour="red")

@@ -13,7 +13,7 @@
 
 namespace holmes {
 
-inline constexpr std::uint16_t protocol_version = 10;
+inline constexpr std::uint16_t protocol_version = 11;
 inline constexpr std::size_t hello_bytes = 48;
 inline constexpr std::size_t max_rails = 64;  // of a pair of ranks
 

@@ -142,6 +142,15 @@ void check_rank_infos(const std::vector<RankInfo>& records, Transport transport)
             " compare results every " + std::to_string(first.integrity_digest_every) + " and " +
                 std::to_string(record.integrity_digest_every) +
                 " operations; give every rank the same integrity_digest_every (HOLMES_INTEGRITY_DIGEST_EVERY)");
+    const auto require_same = [&](const std::string& option, std::optional<int> mine, std::optional<int> theirs) {
+      const auto text = [&](std::optional<int> value) {
+        return value ? option + "=" + std::to_string(*value) : "no " + option;
+      };
+      require(mine == theirs,
+              " have " + text(mine) + " and " + text(theirs) + "; give every rank the same " + option + ", or none");
+    };
+    require_same("priority", first.priority, record.priority);
+    require_same("dscp", first.dscp, record.dscp);
     require(record.transport == first.transport, " ask for different transports; use the same on all ranks");
     require(record.shared_memory_bytes == first.shared_memory_bytes,
             " ask for shared memory of " + std::to_string(first.shared_memory_bytes) + " and " +
@@ -216,6 +225,8 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   own.tls = *options.tls;
   own.integrity = *options.integrity;
   own.integrity_digest_every = *options.integrity_digest_every;
+  own.priority = options.priority;
+  own.dscp = options.dscp;
   if (!options.clusters.empty()) {
     own.cluster = std::to_string(options.clusters[static_cast<std::size_t>(options.rank)]);
     own.runs_flat = options.hierarchical_min_bytes == never_hierarchical;

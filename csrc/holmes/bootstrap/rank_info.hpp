@@ -41,6 +41,8 @@ struct RankInfo {
   TlsMode tls = TlsMode::off;
   bool integrity = false;
   int integrity_digest_every = 0;
+  std::optional<int> priority{};
+  std::optional<int> dscp{};
   bool chose_nics = true;         // false: loopback by default
   bool has_secret = false;        // was given one
   std::string made_secret;        // by rank 0, where it was given none

@@ -94,9 +94,9 @@ struct CommunicatorOptions {
   // when every rank has entered them; the same on all ranks. Who is missing is told by a later operation then. Absent:
   // HOLMES_LOCAL_COMPLETION, else not.
   std::optional<bool> local_completion{};
-  // From 0 to 3: on links that they share, groups of higher priority go first (docs/wan.md). Absent: as TCP shares.
+  // 0 to 3, the same on all ranks: where groups share links, higher ones go first (docs/wan.md). Absent: as TCP shares.
   std::optional<int> priority{};
-  // Of its IP packets: the code point of differentiated services, 0 to 63. Absent: what its priority has, if any.
+  // Code point (differentiated services) of its packets, 0 to 63, the same on all ranks. Absent: of its priority.
   std::optional<int> dscp{};
   // How long a waiting thread polls before it sleeps, in microseconds (0: not at all). Absent: HOLMES_SPIN_US, else
   // 150.
