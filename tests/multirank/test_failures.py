@@ -106,6 +106,20 @@ def test_a_stopped_rank_is_named_through_a_chain_of_messages() -> None:
         assert outcome["seconds"] < TIMEOUT_S + 2
 
 
+@pytest.mark.parametrize("source", [None, 1])
+def test_a_receive_whose_peers_all_wait_too_ends_at_its_deadline(source: int | None) -> None:
+    store = holmes_comm.LocalStore()
+
+    def body(rank: int) -> float:
+        comm = holmes_comm.init(store, rank, 3, name="waiting")
+        begin = time.monotonic()
+        with pytest.raises(holmes_comm.TimeoutError, match="from any rank" if source is None else "from rank 1"):
+            comm.recv(np.zeros(4), source if rank == 0 else 0, timeout_s=1.0 if rank == 0 else 30.0)
+        return time.monotonic() - begin
+
+    assert 1.0 <= run_threads(3, body, timeout_s=60)[0] < 1.9
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     "scenario",

@@ -182,8 +182,10 @@ std::optional<Failure> FailureDetector::check_deadlines(Clock::time_point now) {
   const auto is_missing = [&](int peer) { return late && !entered[static_cast<std::size_t>(peer)]; };
   const auto silent = first_peer([&](int peer) { return is_silent(peer) && involves(peer); });
   const auto cut = silent ? std::nullopt : find_cut(replies);
-  // Who answers only waits for somebody too, be it in another operation.
-  if (!deferred_until_ && !silent && !cut && !first_peer([&](int peer) { return is_silent(peer) && late; })) {
+  // Who answers only waits for somebody too, be it in another operation. Whose messages are late and who is answered by
+  // all has nobody to leave it to: no rank is beside a culprit.
+  const bool any_silent = first_peer(is_silent).has_value();
+  if (!deferred_until_ && !silent && !cut && any_silent != late) {
     deferred_until_ = now + deferral;
     return std::nullopt;
   }
