@@ -49,6 +49,13 @@ ReduceOp reduce_op(const ::c10d::ReduceOp& op, const Communicator& comm, CallOpt
   }
 }
 
+// A sum of complex numbers is that of their parts. Torch itself passes those to all_reduce; for reduce it leaves it to
+// the backend.
+at::Tensor summable(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
+  const bool sums = op == ::c10d::ReduceOp::SUM || op == ::c10d::ReduceOp::AVG || op == ::c10d::ReduceOp::PREMUL_SUM;
+  return sums && tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
 void check_length(std::size_t length, int size, const char* what) {
   if (length != static_cast<std::size_t>(size))
     throw UsageError(std::string(what) + " has " + std::to_string(length) + " tensors; give one per rank, " +
@@ -105,7 +112,7 @@ TorchWork ProcessGroupHolmes::allreduce_coalesced(Tensors& tensors, const ::c10d
 TorchWork ProcessGroupHolmes::reduce(Tensors& tensors, const ::c10d::ReduceOptions& opts) {
   return run(OpType::REDUCE, "holmes:reduce", opts, first_of(tensors),
              [&](Operands& operands, Communicator& comm, auto& call) {
-               const at::Tensor& tensor = only(tensors, "reduce's tensor list");
+               const at::Tensor tensor = summable(only(tensors, "reduce's tensor list"), opts.reduceOp);
                const Buffer data = opts.rootRank == rank_ ? operands.in_place(tensor, Payload::reduce)
                                                           : operands.input(tensor, Payload::reduce);
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);

@@ -50,6 +50,9 @@ def check_reductions(rank, size):
     numbers = torch.full((3,), 1 + 2j)
     dist.all_reduce(numbers)  # torch reduces the real view
     assert torch.equal(numbers, torch.full((3,), (1 + 2j) * size))
+    numbers = torch.full((3, 2), 1 + 2j, dtype=torch.complex128).t()
+    dist.reduce(numbers, 0)
+    assert torch.equal(numbers, torch.full((2, 3), (1 + 2j) * (1 if rank else size), dtype=torch.complex128))
     mine = data(rank, (7,))
     dist.reduce(mine, size - 1)
     assert torch.equal(mine, sum(data(r, (7,)) for r in range(size)) if rank == size - 1 else data(rank, (7,)))
