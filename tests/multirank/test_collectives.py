@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 import pytest
-from ranks import run_communicators
+from ranks import outcomes, run_communicators
 
 from holmes_comm import errors
 
@@ -287,6 +287,22 @@ def test_split() -> None:
         assert data[0] == (2 if comm.rank % 2 == 0 else 4)
 
     run_communicators(5, body)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_split_that_meets_another_operation_is_named(transport: str) -> None:
+    """Its colors and keys are as many bytes as what the others gather here."""
+
+    def body(comm):
+        if comm.rank == 0:
+            comm.split(0)
+        else:
+            comm.all_gather([np.zeros(2, "int64") for _ in range(2)], np.ones(2, "int64"))
+
+    for outcome in outcomes(2, body, transport=transport):
+        assert isinstance(outcome, errors.MismatchError), outcome
+        assert "called split #" in str(outcome)
+        assert "called all_gather #" in str(outcome)
 
 
 def test_connections_report_both_ends_and_count_bytes() -> None:

@@ -11,9 +11,9 @@ Exchange::Exchange(Group& group, Signature signature, std::shared_ptr<Work> work
                    std::vector<Buffer> sends, std::vector<Buffer> recvs)
     : Collective(group, signature, std::move(work), deadline), sends_(std::move(sends)), recvs_(std::move(recvs)) {}
 
-// Others' parts may differ, but for these two.
+// Others' parts may differ, but for these.
 std::size_t Exchange::agreed_bytes() const {
-  if (signature_.op == OpCode::all_gather) return total_bytes(recvs_);
+  if (signature_.op == OpCode::all_gather || signature_.op == OpCode::split) return total_bytes(recvs_);
   if (signature_.op == OpCode::broadcast) return signature_.count * size_bytes(signature_.dtype);
   return 0;
 }

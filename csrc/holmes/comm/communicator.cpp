@@ -90,7 +90,9 @@ std::optional<CommunicatorOptions> split_options(Communicator& comm, const Commu
   std::vector<Buffer> outputs;
   for (std::size_t peer = 0; peer < size; ++peer) outputs.push_back({&wishes[2 * peer], 2, DType::int64, nullptr});
   std::int64_t own[2] = {color, key};
-  comm.all_gather(std::move(outputs), {own, 2, DType::int64, nullptr}, {})->wait();
+  CallOptions call;
+  call.told_as = OpCode::split;
+  comm.all_gather(std::move(outputs), {own, 2, DType::int64, nullptr}, call)->wait();
 
   if (color < 0) return std::nullopt;
   std::vector<std::pair<std::int64_t, std::size_t>> members;  // (key, rank)

@@ -187,7 +187,7 @@ WorkPtr HierarchicalCommunicator::all_gather(std::vector<Buffer> outputs, Buffer
   if (bytes < min_bytes_ || call.compression || !is_even(outputs, input))
     return flat().all_gather(std::move(outputs), std::move(input), std::move(call));
   check_apart("all_gather", outputs, static_cast<std::size_t>(options_.rank), {&input, 1}, 0);
-  const Signature signature{.op = OpCode::all_gather, .dtype = input.dtype, .reduction = {}, .root = {}};
+  const Signature signature{.op = call.told_as, .dtype = input.dtype, .reduction = {}, .root = {}};
   return start(signature, bytes, call,
                [&](const HierarchicalChains& chains) { return chains.all_gather(outputs, input); });
 }

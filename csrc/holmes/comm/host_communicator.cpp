@@ -376,7 +376,7 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   check_apart("all_gather", outputs, own(), {&input, 1}, 0);
   Call call = begin_alike(options);
   const Signature signature{
-      .op = OpCode::all_gather, .dtype = input.dtype, .reduction = {}, .root = {}, .count = input.count};
+      .op = options.told_as, .dtype = input.dtype, .reduction = {}, .root = {}, .count = input.count};
   auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, outputs, std::move(input));
   return finish_alike(std::move(call), signature, std::move(collective), std::move(outputs));
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "holmes/core/types.hpp"
 #include "holmes/core/work.hpp"
 
 namespace holmes {
@@ -148,6 +149,8 @@ struct CallOptions {
   std::optional<double> premultiply{};
   // reduce_scatter only: ranks that `avg` divides by, where this is one level of a larger operation. Absent: all.
   std::optional<int> average_over{};
+  // all_gather only: what the other ranks and the records are told, where it is all that an operation moves.
+  OpCode told_as = OpCode::all_gather;
 };
 
 }  // namespace holmes

@@ -16,7 +16,7 @@ constexpr std::array<std::string_view, reduce_op_count> reduce_op_names = {"sum"
                                                                            "product", "band", "bor", "bxor"};
 constexpr std::array<std::string_view, op_code_count> op_names = {
     "",        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
-    "scatter", "all_to_all", "barrier",        "send",       "recv",      "batch"};
+    "scatter", "all_to_all", "barrier",        "split",      "send",      "recv",   "batch"};
 
 template <typename Enum, std::size_t n>
 Enum from_name(std::string_view text, const std::array<std::string_view, n>& names, const char* what) {

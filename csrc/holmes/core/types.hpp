@@ -43,7 +43,7 @@ enum class ReduceOp : std::uint8_t {
 };
 inline constexpr int reduce_op_count = 8;
 
-// What a communicator does. Values up to `barrier` are collectives and part of the wire protocol.
+// What a communicator does. Values up to `split` are collectives and part of the wire protocol.
 enum class OpCode : std::uint8_t {
   all_reduce = 1,
   reduce_scatter = 2,
@@ -54,11 +54,12 @@ enum class OpCode : std::uint8_t {
   scatter = 7,
   all_to_all = 8,
   barrier = 9,
-  send = 10,
-  recv = 11,
-  batch = 12,  // of NCCL, where a group of sends and receives is one operation
+  split = 10,
+  send = 11,
+  recv = 12,
+  batch = 13,  // of NCCL, where a group of sends and receives is one operation
 };
-inline constexpr std::size_t op_code_count = 13;
+inline constexpr std::size_t op_code_count = 14;
 
 constexpr std::size_t size_bytes(DType dtype) {
   switch (dtype) {

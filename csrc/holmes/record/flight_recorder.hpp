@@ -25,7 +25,7 @@ struct RecordedCall {
   std::uint32_t tag = 0;       // of a send or receive
   std::uint64_t count = 0;     // elements of this rank's buffer
 
-  bool is_collective() const { return op <= OpCode::barrier; }
+  bool is_collective() const { return op <= OpCode::split; }
 };
 
 struct RecordedOperation {

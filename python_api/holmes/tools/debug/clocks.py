@@ -13,7 +13,7 @@ from holmes.tools.debug.record import Operation
 __all__ = ["HostClock", "host_clocks"]
 
 # Nobody leaves one of these before all have come, though it has no bytes.
-_TOGETHER = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier")
+_TOGETHER = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier", "split")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ _NAMES = {
     "reduce_scatter": "_reduce_scatter_base",
     **{name: name for name in ("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv")},
     "all_to_all": "all_to_all",
+    "split": "_all_gather_base",
 }
 _STATES = {"queued": "scheduled", "running": "started", "completed": "completed", "failed": "started"}
 
