@@ -82,6 +82,22 @@ def test_nothing_is_sent_ahead_of_what_it_depends_on(nodes: int) -> None:
 
 
 @needs_namespaces
+def test_a_probe_that_is_lost_is_no_lost_peer() -> None:
+    """The first one leaves after 20 s of silence."""
+    with _session({"delay_ms": 10}) as session:
+        job = session.launch([sys.executable, str(WORKERS / "far_worker.py"), "resting"])
+        job.processes[0].wait_for_line("resting", 60.0)
+        time.sleep(18)
+        session.change_link("a0.eth0", up=False)
+        time.sleep(4)
+        session.change_link("a0.eth0", up=True)
+        result = job.wait(60.0)
+    lines = [line for lines in result.outputs.values() for line in lines]
+    assert result.returncode == 0, lines
+    assert [json.loads(line)["right"] for line in lines if line.startswith("{")] == [True]
+
+
+@needs_namespaces
 @pytest.mark.parametrize(
     ("delay_ms", "arguments"), [(10, []), (0, ["never"]), (0, [""])], ids=["far", "named", "hierarchical"]
 )

@@ -3,7 +3,8 @@
 message: 8 MiB to rank 1, twice; seconds of the second. queued: many small all_reduces at once. chained: the same buffer
 reduced again and again without waiting. beside: messages while another group sends without a pause, without and with
 priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and messages of 4 MiB until there is FOLDER/stop, each
-looked at; FOLDER/begun is made when the first ones are done. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and the
+looked at; FOLDER/begun is made when the first ones are done. resting: nothing for longer than a silent peer is waited
+for; a line says when that begins. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and the
 metrics of that; with FLAT= or FLAT=never the first letters of the hosts are their clusters.
 """
 
@@ -170,6 +171,18 @@ def counted() -> dict[str, object]:
     return {"nics": [asdict(nic) for nic in found.nics], "text": found.to_prometheus()}
 
 
+def resting() -> dict[str, object]:
+    comm = make("far")
+    comm.barrier()
+    if RANK == 0:
+        print("resting", flush=True)
+    time.sleep(33)
+    data = np.ones(1000)
+    comm.all_reduce(data)
+    comm.barrier()
+    return {"right": bool((data == SIZE).all())}
+
+
 scenarios = {
     "message": message,
     "queued": queued,
@@ -177,6 +190,7 @@ scenarios = {
     "beside": beside,
     "changing": changing,
     "counted": counted,
+    "resting": resting,
 }
 result = scenarios[sys.argv[1]]()
 if RANK == 0:

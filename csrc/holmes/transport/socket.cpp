@@ -273,7 +273,10 @@ UniqueFd accept_one(int listener) {
 }
 
 void tune_socket(int fd, std::optional<std::chrono::milliseconds> unacknowledged) {
-  constexpr int idle_s = 20, interval_s = 10, probes = 4;
+  constexpr int idle_s = 20, probes = 4;
+  // With a limit of its own a connection ends at the first probe after it that has an unanswered one before: often
+  // enough that several have to be lost, not one.
+  const int interval_s = unacknowledged ? 2 : 10;
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle_s);
