@@ -94,6 +94,35 @@ void a_peer_that_does_not_read_is_disregarded() {
   CHECK(is_near(rate.bytes_per_s(), 125e6));
 }
 
+// Acknowledgements of a far rail come at once for each round trip, and a lost packet holds them up for another one.
+void a_far_rail_is_measured_over_its_round_trip() {
+  RailRate rate;
+  Clock::time_point now{};
+  std::uint64_t acknowledged = 0;
+  rate.set_round_trip(80ms);
+  rate.start(now, 0);
+  const auto round_trips = [&](int count, std::uint64_t bytes) {
+    for (int i = 0; i < count * 80; ++i) {
+      now += 1ms;
+      if (i % 80 == 40) acknowledged += bytes;
+      if (rate.is_due(now)) rate.observe(now, acknowledged, true);
+    }
+  };
+  for (int i = 0; i < 15; ++i) {  // nothing can have come back yet, or little
+    now += 10ms;
+    if (rate.is_due(now)) rate.observe(now, acknowledged, true);
+  }
+  CHECK(!rate.bytes_per_s());
+  round_trips(20, 10'000'000);
+  CHECK(is_near(rate.bytes_per_s(), 125e6));
+  round_trips(1, 0);
+  CHECK(*rate.bytes_per_s() > 125e6 / 2);
+  rate.set_round_trip(100us);  // near: windows as ever
+  const auto before = now;
+  rate.disregard(now, acknowledged, true);
+  CHECK(!rate.is_due(before + RailRate::window / 2) && rate.is_due(before + RailRate::window));
+}
+
 }  // namespace
 
 int main() {
@@ -103,5 +132,6 @@ int main() {
   a_rail_that_carries_next_to_nothing_is_known_in_time();
   a_run_that_ended_early_only_raises();
   a_peer_that_does_not_read_is_disregarded();
+  a_far_rail_is_measured_over_its_round_trip();
   return result("rail_rate");
 }

@@ -12,18 +12,30 @@ from namespaces import needs_namespaces
 from paths import WORKERS
 
 testbed = pytest.importorskip("holmes.lab.testbed")
+from holmes.lab.testbed.spec import parse_spec  # noqa: E402
 
 WORKER = WORKERS / "rails_worker.py"
 DEADLINE_S = 20.0  # of an operation, as the worker has it
 Break = Callable[[Any, str], None]
 
 
-def _run(scenario: str, break_rail: Break | None = None, at: str = "", **env: str) -> tuple[list[Any], list[str], int]:
+def _far_rails() -> Any:
+    """As the spec "rails", with a round trip of 20 ms and lost packets."""
+    link = {"class": "roce_v2", "rate_gbps": 0.25, "delay_ms": 10, "loss_percent": 0.1}
+    nics = [{"name": f"roce{i}", "network": f"rail{i}", "hca": f"mlx5_{i}"} for i in range(2)]
+    return parse_spec(
+        "far-rails", {"networks": {"rail0": link, "rail1": link}, "clusters": {"a": {"nodes": 2, "nics": nics}}}
+    )
+
+
+def _run(
+    scenario: str, break_rail: Break | None = None, at: str = "", spec: Any = "rails", **env: str
+) -> tuple[list[Any], list[str], int]:
     """Runs the worker on both nodes; returns their outcomes, the warnings and the exit code.
 
     `break_rail(session, line)` is called when rank 0 has printed a line with the text `at`.
     """
-    with testbed.Testbed("rails").session() as session:
+    with testbed.Testbed(spec).session() as session:
         job = session.launch([sys.executable, str(WORKER), scenario], env=env)
         if break_rail is not None:
             break_rail(session, job.processes[0].wait_for_line(at, 60.0))
@@ -84,6 +96,12 @@ def test_both_rails_carry_the_operation(streams: int) -> None:
 @pytest.mark.parametrize("break_rail", [_interface_down, _silence, _reset])
 def test_a_lost_rail_is_survived(break_rail: Break) -> None:
     _check_survived(*_run("lossy", break_rail, "operation 33"))
+
+
+@needs_namespaces
+def test_a_lost_far_rail_is_survived() -> None:
+    """With a round trip's worth of chunks under way on it."""
+    _check_survived(*_run("lossy", _reset, "operation 33", _far_rails()))
 
 
 @needs_namespaces

@@ -38,7 +38,8 @@ void RailRate::observe(Clock::time_point now, std::uint64_t acknowledged_bytes, 
     return;
   }
   if (!is_due(now)) return;
-  if (!rate_ && bytes < telling_bytes && now - *start_ < longest_first_window) return;
+  if (!rate_ && bytes < telling_bytes && now - *start_ < std::max<Clock::duration>(longest_first_window, 2 * window_))
+    return;
   const double measured = std::max(bytes / elapsed_s, least_rail_bytes_per_s);
   rate_ = rate_ ? *rate_ + newest_weight * (measured - *rate_) : measured;
   disregard(now, acknowledged_bytes, is_busy);
@@ -59,8 +60,11 @@ namespace {
 // of two equal rails, 15 ms 2 % of unequal ones).
 constexpr double queue_s = 0.012;
 constexpr double chunk_s = 0.0005;
+// Of a round trip at least: on far rails `window_chunks` shorter ones would be less than what is under way.
+constexpr double chunk_round_trips = 1.0 / 8;
 constexpr std::size_t least_limit_bytes = 128 * 1024;
 constexpr std::size_t most_limit_bytes = 2 * 1024 * 1024;  // beyond what the round trip needs; stays in the cache
+constexpr std::size_t most_far_limit_bytes = std::size_t{1} << 30;  // none of its own
 constexpr std::size_t least_chunk_bytes = 16 * 1024;
 // Refill when a quarter has left: fewer wake-ups.
 constexpr double refill_below = 0.75;
@@ -78,6 +82,12 @@ Rail::Rail(Connection socket, int index)
   // Work that the system has not sent yet could still go another way: let little of it wait there.
   const int unsent_limit_bytes = max_chunk_bytes;
   ::setsockopt(fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_limit_bytes, sizeof unsent_limit_bytes);
+  if (const auto round_trip = shortest_round_trip(fd())) set_round_trip(*round_trip);
+}
+
+void Rail::set_round_trip(std::chrono::microseconds shortest) {
+  min_rtt_s_ = std::chrono::duration<double>(shortest).count();
+  rate_.set_round_trip(shortest);
 }
 
 void Rail::push(Chunk chunk, Clock::time_point now) {
@@ -154,7 +164,7 @@ void Rail::collect(Clock::time_point now, FramePool& pool) {
   if (!is_busy && !rate_.bytes_per_s()) unknown_limit_bytes_ = std::min(unknown_limit_bytes_ * 2, most_limit_bytes);
   if (is_busy && !rate_.is_due(now)) return;
   const tcp_info info = tcp_info_of(fd()).value_or(tcp_info{});
-  min_rtt_s_ = info.tcpi_min_rtt == ~0U ? 0 : info.tcpi_min_rtt * 1e-6;
+  if (info.tcpi_min_rtt != ~0U) set_round_trip(std::chrono::microseconds(info.tcpi_min_rtt));
   const bool was_receiver_limited = info.tcpi_rwnd_limited != receiver_limited_us_;
   receiver_limited_us_ = info.tcpi_rwnd_limited;
   if (was_receiver_limited) {
@@ -164,7 +174,12 @@ void Rail::collect(Clock::time_point now, FramePool& pool) {
   }
 }
 
+bool Rail::is_far() const { return min_rtt_s_ >= std::chrono::duration<double>(far_round_trip).count(); }
+
 std::size_t Rail::limit_bytes() const {
+  // TCP knows it better than what was acknowledged tells once in a round trip: one that waits for a lost packet still
+  // takes more.
+  if (is_far()) return most_far_limit_bytes;
   const auto rate = rate_.bytes_per_s();
   if (!rate) return unknown_limit_bytes_;
   const double round_trips = 2;
@@ -180,6 +195,7 @@ double Rail::arrival_s(std::size_t bytes) const {
 double Rail::room_s() const {
   constexpr double unknown_s = 0.001;
   const auto rate = rate_.bytes_per_s();
+  if (is_far()) return min_rtt_s_ * chunk_round_trips;
   if (!rate) return unknown_s;
   return (static_cast<double>(outstanding_bytes()) - static_cast<double>(limit_bytes()) * refill_below) / *rate;
 }
@@ -187,7 +203,8 @@ double Rail::room_s() const {
 std::size_t Rail::chunk_bytes() const {
   const auto rate = rate_.bytes_per_s();
   constexpr std::size_t page_bytes = 4096;
-  const std::size_t wanted = rate ? static_cast<std::size_t>(*rate * chunk_s) : unknown_limit_bytes_ / 4;
+  const double wanted_s = std::max(chunk_s, min_rtt_s_ * chunk_round_trips);
+  const std::size_t wanted = rate ? static_cast<std::size_t>(*rate * wanted_s) : unknown_limit_bytes_ / 4;
   return std::clamp(wanted / page_bytes * page_bytes, least_chunk_bytes, max_chunk_bytes);
 }
 

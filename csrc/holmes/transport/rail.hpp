@@ -3,6 +3,7 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -19,7 +20,8 @@ namespace holmes {
 // The kernel's own estimate (TCP_INFO) wavers with bursts of acknowledgements; this one averages over windows of
 // `window` or more. A window counts in full only where the rail had bytes under way all the time; one that ended early
 // tells the least that the rail can do. The first one also waits for `telling_bytes`: nothing at all acknowledged may
-// be a busy processor, and who takes a rail for dead gives it nothing by which to learn better.
+// be a busy processor, and who takes a rail for dead gives it nothing by which to learn better. On a far rail a window
+// is a round trip.
 class RailRate {
 public:
   static constexpr auto window = std::chrono::milliseconds(10);
@@ -37,14 +39,17 @@ public:
     start_bytes_ = acknowledged_bytes;
     from_idle_ = true;
   }
+  // Acknowledgements come in bursts, one a round trip, and a lost packet holds them up for another one.
+  void set_round_trip(Clock::duration round_trip) { window_ = std::max<Clock::duration>(window, round_trip); }
   // Whether `observe` would end a window.
-  bool is_due(Clock::time_point now) const { return start_ && now - *start_ >= (rate_ ? window : first_window); }
+  bool is_due(Clock::time_point now) const { return start_ && now - *start_ >= (rate_ ? window_ : first_window); }
   // `acknowledged_bytes`: so far. `is_busy`: more than the end of a message is still under way.
   void observe(Clock::time_point now, std::uint64_t acknowledged_bytes, bool is_busy);
   // The peer did not read: what happened in this window says nothing about the rail.
   void disregard(Clock::time_point now, std::uint64_t acknowledged_bytes, bool is_busy);
 
 private:
+  Clock::duration window_ = window;
   std::optional<double> rate_;
   std::optional<Clock::time_point> start_;
   std::uint64_t start_bytes_ = 0;
@@ -136,6 +141,8 @@ public:
   void append_info(std::vector<ConnectionInfo>& infos) const;
 
 private:
+  void set_round_trip(std::chrono::microseconds shortest);
+  bool is_far() const;
   void end_reading(int error);
   void break_off(int error);
   void count_read(std::size_t bytes);
