@@ -141,11 +141,11 @@ test-cpp: build $(VENV)/.nccl
 
 test-python: build $(VENV)/.nccl
 	$(BIN)/python -m pytest $(patsubst %,--ignore tests/%,differential docs trainers launchers pytorch) \
-	  -n $(TEST_JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	  -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Whole training programs beside plain torch, minutes of them.
 test-training: build
-	$(BIN)/python -m pytest tests/differential -n $(TEST_JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/differential -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Every command and snippet of README and docs as printed: most start jobs of several processes.
 test-docs: build

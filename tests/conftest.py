@@ -1,6 +1,6 @@
 """Programs that tests start (tests/workers) import what is in tests/helpers, and say where they are when they crash.
-Under `pytest -n` a file's tests stay together (--dist loadgroup), those that wait most come first, and tests that are
-marked `alone` come last and have the machine to themselves."""
+Under `pytest -n` a file's tests stay together (--dist loadfile), those that wait most come first, and tests that are
+marked `alone` come last in their files, and files of them last of all, and have the machine to themselves."""
 
 import fcntl
 import os
@@ -16,21 +16,13 @@ os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join([*_before, str(_FOLDER / "helpers")])
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=_turn)
-
-
-def _group(item: pytest.Item) -> str:
-    return "alone" if item.get_closest_marker("alone") else item.path.relative_to(_FOLDER).as_posix()
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
-    folder = _group(item).split("/")[0]
+    folder = "alone" if item.get_closest_marker("alone") else item.path.relative_to(_FOLDER).parts[0]
     return _ORDER.index(folder if folder in _ORDER else "other folders")
 
 
