@@ -22,6 +22,10 @@ PAGE = ROOT / "docs" / "install.md"
 BEGIN, END = "<!-- versions: make test-torch -->\n", "<!-- end of versions -->\n"
 HEAD = "| torch | Python | backend | compared with Gloo, 2 ranks | tests/torch |\n| --- | --- | --- | --- | --- |\n"
 STEPS = "tests/torch/test_gloo_steps.py"
+# The same for pipelines and layouts: among the training programs, as they train for minutes.
+TRAINING = [
+    f"tests/differential/test_{name}.py" for name in ("optimizer_layouts", "pipeline_programs", "pipeline_steps")
+]
 RANKS = 2
 LIMIT_S = 3600
 
@@ -152,7 +156,7 @@ def compared(environment: Environment) -> tuple[str, bool]:
 
 def tested(environment: Environment, arguments: list[str]) -> tuple[str, bool]:
     """What the table says of the other tests of the backend; whether none failed."""
-    cases = environment.tests("tests", "tests/torch", f"--ignore={STEPS}", *arguments)
+    cases = environment.tests("tests", "tests/torch", *TRAINING, f"--ignore={STEPS}", *arguments)
     counts = Counter(map(outcome, cases))
     return ", ".join(f"{counts[each]} {each}" for each in ("passed", "failed", "skipped")), not counts["failed"]
 
