@@ -28,7 +28,7 @@ struct Answer {
 std::atomic<bool> is_asking{false};
 
 std::string ask_python() {
-  const py::gil_scoped_acquire gil;
+  const GilAcquire gil;
   try {
     return py::module_::import("holmes_comm.recorder").attr("stacks_json")().cast<std::string>();
   } catch (py::error_already_set&) {

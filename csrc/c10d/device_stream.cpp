@@ -4,6 +4,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "bindings/gil.hpp"
+
 namespace holmes::torch_backend {
 namespace {
 
@@ -14,7 +16,7 @@ void* native_stream_of(const Guard& guard, const c10::Stream& stream) {
     return guard.getStreamNativeHandle(stream);
   } else {
     const c10::StreamGuard make_current(stream);
-    const pybind11::gil_scoped_acquire gil;
+    const GilAcquire gil;
     const auto number = pybind11::module_::import("torch._C")
                             .attr("_cuda_getCurrentRawStream")(static_cast<int>(stream.device_index()));
     return reinterpret_cast<void*>(number.template cast<std::uintptr_t>());

@@ -28,7 +28,7 @@ using DevicePlan = std::tuple<std::string, std::vector<std::string>, std::vector
 // Held by C++ threads too; let go of with the GIL.
 std::shared_ptr<py::object> shared(const py::object& object) {
   return {new py::object(object), [](py::object* held) {
-            const py::gil_scoped_acquire gil;
+            const GilAcquire gil;
             delete held;
           }};
 }
@@ -36,7 +36,7 @@ std::shared_ptr<py::object> shared(const py::object& object) {
 ProcessGroupHolmes::Split splitter(const py::object& split) {
   if (split.is_none()) return nullptr;
   return [held = shared(split)](const std::vector<int>& members, Duration timeout) {
-    const py::gil_scoped_acquire gil;
+    const GilAcquire gil;
     return (*held)(members, timeout).cast<std::pair<c10::intrusive_ptr<ProcessGroupHolmes>, bool>>();
   };
 }
@@ -58,7 +58,7 @@ DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_p
     nccl.device = device;
     nccl.frees_in_stream_order = true;
     {
-      const py::gil_scoped_acquire gil;
+      const GilAcquire gil;
       const auto [net, hcas, interfaces, gid_index, variables, host_id, nics, packages] =
           (*held)(name, own.rank, own.size).cast<DevicePlan>();
       nccl.profile = {.net = nccl::net_from_name(net),

@@ -34,6 +34,32 @@ def test_threads_in_torch_distributed(tmp_path):
             check(process)
 
 
+FIRST_CALL = """
+import builtins, sys, threading, time
+import numpy
+import holmes_comm
+communicator = holmes_comm.init(holmes_comm.LocalStore(), 0, 1)
+plain_import, is_looking = builtins.__import__, threading.Event()
+def slow_import(name, *rest):
+    if name.startswith("numpy"):
+        is_looking.set()
+        time.sleep(0.3)
+    return plain_import(name, *rest)
+builtins.__import__ = slow_import
+threading.Thread(target=communicator.all_reduce, args=(numpy.ones(10),), daemon=True).start()
+is_looking.wait(0.2)
+class Lingers:  # in sys.modules: while the interpreter ends
+    def __del__(self, sleep=time.sleep):
+        sleep(0.6)
+sys.modules["lingers"] = Lingers()
+"""
+
+
+def test_the_interpreter_ends_in_the_first_call():
+    ended = subprocess.run([sys.executable, "-c", FIRST_CALL], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
 TERMINATES = """
 import ctypes, threading
 from holmes_comm import _C
