@@ -105,8 +105,8 @@ class CommunicatorOptions:
     def __getstate__(self) -> dict: ...
     def __init__(self, **kwargs: typing.Any) -> None:
         """
-        Fields by name; the others have the defaults of holmes_comm.init. Raises TypeError for a name that does not exist,
-        UsageError for a value that is not possible.
+        Fields by name; the others have the defaults of holmes_comm.init. Raises TypeError for a name that does not exist
+        or a value of another type, UsageError for a value that is not possible.
         """
     def __repr__(self) -> str: ...
     def __setstate__(self, arg0: dict) -> None: ...

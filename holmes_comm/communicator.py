@@ -35,8 +35,6 @@ class _JobStore:
 #: The store that a launcher's variables name, for as long as the process lives: rank 0 serves it, and the ranks make
 #: and end their communicators at different times. By process (not of a fork), and host, port, secret and rank.
 _job_stores: dict[tuple[int, tuple[str, int, str, int]], _JobStore] = {}
-_DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed
-_DEFAULT_CONNECT_TIMEOUT_S = 60.0
 
 
 def init(
@@ -47,8 +45,8 @@ def init(
     nics: NicSelection | None = None,
     transport: str | None = None,
     name: str | None = None,
-    timeout_s: float = _DEFAULT_TIMEOUT_S,
-    connect_timeout_s: float = _DEFAULT_CONNECT_TIMEOUT_S,
+    timeout_s: float | None = None,
+    connect_timeout_s: float | None = None,
     secret: str = "",
     cluster: str | None = None,
     cluster_nics: NicSelection | None = None,
@@ -76,8 +74,8 @@ def init(
             between ranks of one host, else RDMA; docs/rdma.md); None: what ``nics`` says.
         name: appears in errors; must be the same on all ranks and unique in the store. None: counted. Where the set-up
             failed, all ranks may try again under it, in any order.
-        timeout_s: deadline of an operation in seconds unless its call gives one.
-        connect_timeout_s: deadline of the set-up in seconds.
+        timeout_s: deadline of an operation in seconds unless its call gives one; None: 1800, as torch.distributed.
+        connect_timeout_s: deadline of the set-up in seconds; None: 60.
         secret: per-job secret, the same on all ranks; empty: HOLMES_SECRET, else made by rank 0 and shared by the
             store.
         cluster: name of the cluster this rank is in; None: HOLMES_CLUSTER, else no cluster. Where the ranks name
@@ -98,40 +96,40 @@ def init(
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
         nccl_host_id: with "nccl", makes NCCL take this rank for one of another host (several ranks on one GPU).
         nccl: with "nccl", what NCCL is told for this communicator (thread blocks, priority, ...).
-        options: what else the engine can be told; what the arguments above say counts, not these fields.
+        options: what else the engine can be told, and what the arguments above say where they are left out. Not NICs
+            and clusters, which are chosen here, nor ``rank``, ``size`` and ``name``.
 
     Raises:
+        UsageError: an argument cannot be what it is, or the ranks' differ; on all ranks.
         NicError: a rank has no NIC that fits; names rank, host and interface, on all ranks.
         UnreachableError: two ranks cannot be connected; names both, and the addresses tried.
         ProtocolError: a rank has another secret or version.
         TimeoutError: a rank did not come; names it.
     """
     start_from_environment()
+    made_of = _checked(options)
+    _assign(made_of, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, secret=secret or None)
     launch = recognize() if rank is None or size is None or store is None else None
     rank = _place("rank", rank, launch)
     size = _place("size", size, launch)
     if name is None:
         name = f"comm{next(_names)}"
     if store is None:
-        store = _job_store(launch, rank, connect_timeout_s, secret)
+        store = _job_store(launch, rank, made_of.connect_timeout_s, made_of.secret)
     for keyword, given in (("nics", nics), ("cluster_nics", cluster_nics)):
         if given is not None and not isinstance(given, NicSelection):
             raise UsageError(f"{keyword}={given!r} is no NicSelection; say for example NicSelection.parse('eth1,eth2')")
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
-    if transport is None:
-        transport = selection.transport if selection is not None else "auto"
-    if options is not None and not isinstance(options, _C.CommunicatorOptions):
-        raise UsageError(f"options={options!r} is no CommunicatorOptions")
-    made_of = copy.copy(options) if options is not None else _C.CommunicatorOptions()
     _assign(made_of, rank=rank, size=size, name=f"holmes/{name}")
-    _assign(made_of, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, secret=secret)
-    store = _C.AttemptStore(store, made_of.name, rank, connect_timeout_s)
+    store = _C.AttemptStore(store, made_of.name, rank, made_of.connect_timeout_s)
     if backend == "nccl":
         if cluster is not None or cluster_nics is not None or hierarchical_min_bytes is not None:
             raise UsageError("backend='nccl' has no clusters; make one communicator for each cluster")
         return _init_nccl(store, made_of, selection, device, nccl_variables, nccl_host_id, nccl)
     if backend != "host":
         raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
+    if transport is None and made_of.transport == "auto" and selection is not None:
+        transport = selection.transport
     _assign(made_of, transport=transport, tls=tls, hierarchical_min_bytes=hierarchical_min_bytes)
     _assign(made_of, priority=priority, dscp=dscp)
     membership = agree_membership(
@@ -141,11 +139,11 @@ def init(
         selection,
         cluster,
         cluster_nics,
-        timeout_s=connect_timeout_s,
+        timeout_s=made_of.connect_timeout_s,
         key_prefix=f"{made_of.name}/nics",
-        transport=transport,
-        tls=tls,
-        secret=secret,
+        transport=made_of.transport,
+        tls=made_of.tls,
+        secret=made_of.secret,
     )
     made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
     made_of.rdma_ports = [port.port_name for port in membership.ports]
@@ -154,9 +152,26 @@ def init(
     return _C.make_communicator(store, made_of)
 
 
+#: Fields of CommunicatorOptions that `init` chooses, and which of its arguments say what it chooses from.
+_CHOSEN = {"nics": "nics", "rdma_ports": "nics", "clusters": "cluster", "cluster_nics": "cluster_nics"}
+
+
+def _checked(options: _C.CommunicatorOptions | None) -> _C.CommunicatorOptions:
+    if options is None:
+        return _C.CommunicatorOptions()
+    if not isinstance(options, _C.CommunicatorOptions):
+        raise UsageError(f"options={options!r} is no CommunicatorOptions")
+    for field_name, argument in _CHOSEN.items():
+        if value := getattr(options, field_name):
+            raise UsageError(f"options.{field_name}={value!r} says nothing to init, which chooses it; give {argument}=")
+    return copy.copy(options)
+
+
 def _assign(options: _C.CommunicatorOptions, **values: Any) -> None:
-    """Sets the fields; where one is of a wrong type UsageError names it, without a secret's value."""
+    """Sets the fields that are given; where one is of a wrong type UsageError names it, without a secret's value."""
     for name, value in values.items():
+        if value is None:
+            continue
         try:
             setattr(options, name, value)
         except TypeError:

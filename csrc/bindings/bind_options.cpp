@@ -27,7 +27,15 @@ CommunicatorOptions from_dict(const py::dict& fields) {
   for (const auto& [name, value] : fields) {
     if (!py::hasattr(self, name))
       throw py::type_error("CommunicatorOptions has no field '" + py::str(name).cast<std::string>() + "'");
-    py::setattr(self, name, value);
+    try {
+      py::setattr(self, name, value);
+    } catch (const py::error_already_set& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+      const auto field = py::str(name).cast<std::string>();
+      const auto shown = field == "secret" ? py::str(py::type::handle_of(value)) : py::repr(value);
+      throw py::type_error("CommunicatorOptions: " + field + "=" + shown.cast<std::string>() +
+                           " is of another type than it can be");
+    }
   }
   return options;
 }
@@ -75,7 +83,7 @@ void bind_options(py::module_& module) {
       "means),\ndurations in seconds. The functions that take one overwrite what their other arguments say.");
   options.def(py::init([](const py::KWArgs<py::object>& fields) { return holmes::from_dict(fields); }),
               "Fields by name; the others have the defaults of holmes_comm.init. Raises TypeError for a name that does "
-              "not exist,\nUsageError for a value that is not possible.");
+              "not exist\nor a value of another type, UsageError for a value that is not possible.");
   holmes::visit_fields([&]<typename Field>(const char* name, Field CommunicatorOptions::* field) {
     using Python = holmes::PythonField<Field>;
     options.def_property(

@@ -131,6 +131,13 @@ def test_unknown_field():
         CommunicatorOptions(colour="red")
 
 
+def test_a_value_of_another_type():
+    with pytest.raises(TypeError, match=r"CommunicatorOptions: clusters=\['a'\] is of another type than it can be"):
+        CommunicatorOptions(clusters=["a"])
+    with pytest.raises(TypeError, match="CommunicatorOptions: secret=<class 'list'> is of another type"):
+        CommunicatorOptions(secret=["hidden"])
+
+
 def test_init_takes_them_and_its_own_arguments_count():
     options = CommunicatorOptions(rank=7, job_rank=3, timeout_s=1.0)
 
@@ -144,4 +151,72 @@ def test_init_takes_them_and_its_own_arguments_count():
 
     run_threads(2, body, timeout_s=60)
     assert options == CommunicatorOptions(rank=7, job_rank=3, timeout_s=1.0)
+
+
+def with_options(body, options, size=2, **arguments):
+    store = holmes_comm.LocalStore()
+
+    def made(rank):
+        return body(holmes_comm.init(store, rank, size, name="given", options=options, **arguments))
+
+    return run_threads(size, made, timeout_s=60)
+
+
+def paths_of(comm):
+    return {(connection["transport"], connection["encryption"] != "") for connection in comm.connections()}
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "expected"),
+    [
+        ({"tls": "all"}, {"transport": "tcp"}, {("tcp", True)}),
+        ({"tls": "all", "transport": "tcp"}, {"tls": "off"}, {("tcp", False)}),
+        ({"transport": "tcp"}, {}, {("tcp", False)}),
+        ({"transport": "shm"}, {"transport": "tcp"}, {("tcp", False)}),
+    ],
+)
+def test_what_init_is_not_given_the_options_say(given, arguments, expected):
+    found = with_options(paths_of, CommunicatorOptions(**given), **arguments)
+    assert found == [expected, expected]
+
+
+def test_deadlines_of_the_options_count():
+    def body(comm):
+        with pytest.raises(holmes_comm.TimeoutError, match="the deadline passed"):
+            comm.recv(np.ones(3), 1 - comm.rank)
+
+    with_options(body, CommunicatorOptions(timeout_s=0.3))
+    store = holmes_comm.LocalStore()
+    with pytest.raises(holmes_comm.TimeoutError):
+        holmes_comm.init(store, 0, 2, name="alone", options=CommunicatorOptions(connect_timeout_s=0.3))
+
+
+def test_ranks_whose_options_have_different_secrets_are_told():
+    store = holmes_comm.LocalStore()
+
+    def body(rank):
+        options = CommunicatorOptions(secret=f"{rank}0123456789abcdef", connect_timeout_s=5)
+        with pytest.raises(holmes_comm.ProtocolError):
+            holmes_comm.init(store, rank, 2, name="s", options=options)
+
+    run_threads(2, body, timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "argument"),
+    [
+        ("nics", [("lo", "127.0.0.1")], "nics"),
+        ("rdma_ports", ["mlx5_0:1"], "nics"),
+        ("clusters", [0, 1], "cluster"),
+        ("cluster_nics", [("lo", "127.0.0.1")], "cluster_nics"),
+    ],
+)
+def test_what_init_chooses_is_not_taken_from_options(field, value, argument):
+    with pytest.raises(
+        UsageError, match=rf"options\.{field}=.* says nothing to init, which chooses it; give {argument}="
+    ):
+        holmes_comm.init(holmes_comm.LocalStore(), 0, 1, options=CommunicatorOptions(**{field: value}))
+
+
+def test_they_are_one_class():
     assert holmes_comm.CommunicatorOptions is CommunicatorOptions
