@@ -21,6 +21,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_turn)
 
 
+@pytest.fixture(autouse=True)
+def _environment_stays() -> Iterator[None]:
+    """What one test leaves behind would decide what another one measures."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    for variables in (before, after):
+        variables.pop("PYTEST_CURRENT_TEST", None)
+    changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    for name in changed:
+        os.environ.pop(name, None)
+        if name in before:
+            os.environ[name] = before[name]
+    assert not changed, f"the test leaves other environment variables behind: {sorted(changed)}"
+
+
 def _turn(item: pytest.Item) -> int:
     folder = "alone" if item.get_closest_marker("alone") else item.path.relative_to(_FOLDER).parts[0]
     return _ORDER.index(folder if folder in _ORDER else "other folders")

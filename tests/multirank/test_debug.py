@@ -167,6 +167,7 @@ def test_different_order_of_groups_is_a_deadlock(ranks: Ranks) -> None:
         ("wrong_count", "all_reduce #1", "all_reduce #1 (float32, 1001 elements, sum)"),
         ("wrong_dtype", "all_reduce #1", "all_reduce #1 (int32, 1000 elements, sum)"),
         ("wrong_root", "broadcast #1", "broadcast #1 (float64, 1000 elements, root 2)"),
+        ("wrong_root_locally", "broadcast #1", "broadcast #1 (float64, 1000 elements, root 2)"),
     ],
 )
 def test_mismatch(ranks: Ranks, scenario: str, operation: str, told: str) -> None:

@@ -24,7 +24,7 @@ class Scenario:
         self.store, self.rank, self.size, self.name, self.end = store, rank, size, name, end
         self.comms: list = []
 
-    def comm(self, group: str = "dp", transport: str = "tcp"):
+    def comm(self, group: str = "dp", transport: str = "tcp", **options):
         made = holmes_comm.init(
             self.store,
             self.rank,
@@ -33,6 +33,7 @@ class Scenario:
             name=f"{group}-{self.name}",
             timeout_s=TIMEOUT_S,
             connect_timeout_s=20.0,
+            options=holmes_comm.CommunicatorOptions(**options),
         )
         self.comms.append(made)
         return made
@@ -114,6 +115,11 @@ def wrong_dtype(s: Scenario) -> None:
 
 def wrong_root(s: Scenario) -> None:
     s.comm().broadcast(np.ones(1000), 2 if s.rank == VICTIM else 0)
+
+
+def wrong_root_locally(s: Scenario) -> None:
+    """Nobody hears of it: all but one end on their own, and that one waits for a root that has sent nothing."""
+    s.comm(local_completion=True).broadcast(np.ones(1000), 2 if s.rank == VICTIM else 0)
 
 
 def crashed_rank(s: Scenario) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -114,11 +113,7 @@ class Matrix:
         self._width = width
 
     def run(self, layouts: Sequence[Layout]) -> None:
-        """Measures all, then what was lost once more: a cell counts as lost where it was lost both times.
-
-        Operations with a root end locally, as the peers' do, unless HOLMES_LOCAL_COMPLETION says otherwise.
-        """
-        os.environ.setdefault("HOLMES_LOCAL_COMPLETION", "1")
+        """Measures all, then what was lost once more: a cell counts as lost where it was lost both times."""
         runs = [(layout, peers) for layout in layouts for peers in self._runs(layout)]
         for layout, peers in runs:
             self._measure(layout, peers, self._settings)

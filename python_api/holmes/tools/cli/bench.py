@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -195,6 +196,8 @@ def _run_matrix(settings: Settings, output: Output, peers: str | None, layouts: 
     for peer in chosen:
         if peer not in PEERS:
             raise UsageError(f"peer {peer!r} is unknown; known are {', '.join(PEERS)}")
+    # Operations with a root end on each rank as the peers' do.
+    os.environ.setdefault("HOLMES_LOCAL_COMPLETION", "1")
     matrix = Matrix(settings, chosen, functools.partial(_launch_on_testbed, name_clusters=True), output.width)
     try:
         matrix.run(choose_layouts(layouts))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from holmes.tools.debug.cause import Cause
-from holmes.tools.debug.failures import is_part, other_failure, what_failed
+from holmes.tools.debug.failures import is_part, mismatch_of, other_failure, what_failed
 from holmes.tools.debug.members import Communicator, JobRecord, Member, SetUp, jobs_of
 from holmes.tools.debug.record import ProcessRecord
 from holmes.tools.debug.sources import Silent
@@ -30,7 +30,11 @@ def diagnose_job(job: JobRecord) -> list[Cause]:
     failed = [finding for communicator in job.communicators for finding in what_failed(communicator)]
     explained = {finding.group for finding in failed}
     waits = [wait for wait in _relevant(waits_of(job)) if wait.communicator.name not in explained]
-    hung = _hung(job, waits)
+    # Where operations end on their own (local_completion), ranks that disagree may only wait for each other.
+    waiting = {wait.communicator.id: wait.communicator for wait in waits if not is_part(wait.communicator)}
+    failed += [finding for communicator in waiting.values() if (finding := mismatch_of(communicator)) is not None]
+    explained = {finding.group for finding in failed}
+    hung = _hung(job, [wait for wait in waits if wait.communicator.name not in explained])
     explained |= {finding.group for finding in hung}
     rest = [
         finding

@@ -10,7 +10,7 @@ from holmes.tools.debug.members import Communicator, Member
 from holmes.tools.debug.record import Operation, View
 from holmes.tools.debug.text import name_of, names_of, place_of
 
-__all__ = ["is_part", "other_failure", "what_failed"]
+__all__ = ["is_part", "mismatch_of", "other_failure", "what_failed"]
 
 _EQUAL_COUNTS = ("all_reduce", "broadcast", "reduce")  # of the others, ranks may have different counts
 _REPORTED = "[reported by"
@@ -28,7 +28,7 @@ def what_failed(communicator: Communicator) -> Iterator[Cause]:
     if is_part(communicator):
         return
     if any(failure.error == "MismatchError" for _, failure in failures):
-        yield _mismatch(communicator) or _told(communicator, "mismatch")
+        yield mismatch_of(communicator) or _told(communicator, "mismatch")
     elif any(failure.error == "PeerLostError" for _, failure in failures):
         yield _lost(communicator)
 
@@ -45,8 +45,8 @@ def _signature(operation: Operation) -> tuple[object, ...]:
     return operation.op, operation.dtype, operation.reduction, operation.root, count
 
 
-def _mismatch(communicator: Communicator) -> Cause | None:
-    """The first collective in which the ranks' calls differ."""
+def mismatch_of(communicator: Communicator) -> Cause | None:
+    """The first collective in which the ranks' calls differ; None: in none of those that are recorded."""
     calls: dict[int, dict[int, Operation]] = {}
     for rank, view in communicator.views.items():
         for operation in view.recent:
