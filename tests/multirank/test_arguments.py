@@ -116,7 +116,6 @@ def test_a_selection_that_is_a_text_is_named(keyword):
     [
         ("rank", 0.5, "give a whole number"),
         ("timeout_s", "a", "give a number"),
-        ("timeout_s", None, "give a number"),
         ("transport", 3, "give text"),
         ("tls", True, "give text"),
         ("priority", "high", "give a whole number or None"),
