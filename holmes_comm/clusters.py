@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from holmes_comm._C import CommunicatorOptions
 from holmes_comm.errors import UsageError
+from holmes_comm.nccl_options import NcclSettings
 from holmes_comm.nic_agreement import agree_group
 from holmes_comm.nics import Nic, NicSelection
 
-if TYPE_CHECKING:
-    from holmes_comm._C import CommunicatorOptions
-    from holmes_comm.nccl_options import NcclSettings
+__all__ = ["GroupOptions", "Membership", "agree_membership", "assign"]
 
-__all__ = ["GroupOptions", "Membership", "agree_membership"]
+#: Fields of CommunicatorOptions that are chosen for a group, and which argument says what they are chosen from.
+_CHOSEN = {"nics": "nics", "rdma_ports": "nics", "clusters": "cluster", "cluster_nics": "cluster_nics"}
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,10 @@ class GroupOptions:
     share, groups of higher priority go first (docs/wan.md); None: as TCP shares. dscp: code point of its IP packets, 0
     to 63, the same on all ranks; None: what its priority has (34, 18, 10, 1 for 3, 2, 1, 0), without one the system's.
     nccl_variables: NCCL variables for the group's CUDA tensors alone ({"NCCL_IB_TC": "106"}). nccl: what NCCL is told
-    for the group. options: what else the engine can be told.
-    As the arguments of `holmes_comm.init`; each rank of the group passes its own. Immutable.
+    for the group. options: what else the engine can be told, and what the others say where they are left out; not NICs
+    and clusters, which are chosen, nor `rank`, `size` and `name`. Deadlines of operations are torch's `timeout`.
+    As the arguments of `holmes_comm.init`; each rank of the group passes its own. Immutable. Raises UsageError where a
+    field has a value it cannot have.
     """
 
     nics: NicSelection | None = None
@@ -43,6 +47,47 @@ class GroupOptions:
     nccl_variables: dict[str, str] | None = None
     nccl: NcclSettings | None = None
     options: CommunicatorOptions | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("nics", "cluster_nics"):
+            _check_type(self, name, NicSelection, "no NicSelection; say for example NicSelection.parse('eth1,eth2')")
+        _check_type(self, "cluster", str, "no name of a cluster; give text")
+        _check_type(self, "nccl_variables", dict, "no dict of NCCL variables")
+        _check_type(self, "nccl", NcclSettings, "no NcclSettings")
+        _check_type(self, "options", CommunicatorOptions, "no CommunicatorOptions")
+        self.engine_options()
+
+    def engine_options(self) -> CommunicatorOptions:
+        """What the engine is told: `options`, and over them what the other fields say. A copy. Local."""
+        options = CommunicatorOptions() if self.options is None else copy.copy(self.options)
+        for name, argument in _CHOSEN.items():
+            if value := getattr(options, name):
+                raise UsageError(f"options.{name}={value!r} says nothing here, where it is chosen; give {argument}=")
+        for name in ("hierarchical_min_bytes", "tls", "priority", "dscp"):
+            assign(options, **{name: getattr(self, name)})
+        if self.nics is not None and options.transport == "auto":
+            options.transport = self.nics.transport
+        return options
+
+
+def _check_type(options: GroupOptions, name: str, wanted: type, why: str) -> None:
+    value = getattr(options, name)
+    if value is not None and not isinstance(value, wanted):
+        raise UsageError(f"{name}={value!r} is {why}")
+
+
+def assign(options: CommunicatorOptions, **values: Any) -> None:
+    """Sets the fields that are given; where one is of a wrong type UsageError names it, without a secret's value."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            setattr(options, name, value)
+        except TypeError:
+            kinds = {int: "a whole number", float: "a number", str: "text"}
+            kind = "text" if name == "tls" else kinds.get(type(getattr(options, name)), "a whole number or None")
+            shown = type(value).__name__ if name == "secret" else repr(value)
+            raise UsageError(f"{name}={shown} is of another type than it can be; give {kind}") from None
 
 
 class Membership(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import sys
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from holmes_comm import _C
-from holmes_comm.clusters import agree_membership, bindings
+from holmes_comm.clusters import GroupOptions, agree_membership, assign, bindings
 from holmes_comm.errors import UsageError
 from holmes_comm.launch import Launch, recognize
 from holmes_comm.metrics_server import start_from_environment
@@ -91,7 +90,8 @@ def init(
             (docs/wan.md); None: as TCP shares.
         dscp: code point of differentiated services that its IP packets have, 0 to 63, the same on all ranks; None: what
             its priority has (34, 18, 10, 1 for 3, 2, 1, 0), without one the system's.
-        backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md).
+        backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md); what
+            is for the other one only is refused.
         device: with "nccl", the number of this rank's GPU; None: torch's current one, else 0.
         nccl_variables: with "nccl", NCCL variables for this communicator's NCCL alone ({"NCCL_IB_TC": "106"}).
         nccl_host_id: with "nccl", makes NCCL take this rank for one of another host (several ranks on one GPU).
@@ -107,8 +107,13 @@ def init(
         TimeoutError: a rank did not come; names it.
     """
     start_from_environment()
-    made_of = _checked(options)
-    _assign(made_of, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, secret=secret or None)
+    if backend not in ("host", "nccl"):
+        raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
+    asked = GroupOptions(
+        nics, cluster, cluster_nics, hierarchical_min_bytes, tls, priority, dscp, nccl_variables, nccl, options
+    )
+    made_of = asked.engine_options()
+    assign(made_of, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, secret=secret or None)
     launch = recognize() if rank is None or size is None or store is None else None
     rank = _place("rank", rank, launch)
     size = _place("size", size, launch)
@@ -116,22 +121,17 @@ def init(
         name = f"comm{next(_names)}"
     if store is None:
         store = _job_store(launch, rank, made_of.connect_timeout_s, made_of.secret)
-    for keyword, given in (("nics", nics), ("cluster_nics", cluster_nics)):
-        if given is not None and not isinstance(given, NicSelection):
-            raise UsageError(f"{keyword}={given!r} is no NicSelection; say for example NicSelection.parse('eth1,eth2')")
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
-    _assign(made_of, rank=rank, size=size, name=f"holmes/{name}")
+    assign(made_of, rank=rank, size=size, name=f"holmes/{name}", transport=transport)
+    if backend == "nccl":
+        _refuse_what_nccl_has_not(asked, made_of)
+    else:
+        _refuse_nccls(device=device, nccl_variables=nccl_variables, nccl_host_id=nccl_host_id or None, nccl=nccl)
     store = _C.AttemptStore(store, made_of.name, rank, made_of.connect_timeout_s)
     if backend == "nccl":
-        if cluster is not None or cluster_nics is not None or hierarchical_min_bytes is not None:
-            raise UsageError("backend='nccl' has no clusters; make one communicator for each cluster")
         return _init_nccl(store, made_of, selection, device, nccl_variables, nccl_host_id, nccl)
-    if backend != "host":
-        raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
-    if transport is None and made_of.transport == "auto" and selection is not None:
-        transport = selection.transport
-    _assign(made_of, transport=transport, tls=tls, hierarchical_min_bytes=hierarchical_min_bytes)
-    _assign(made_of, priority=priority, dscp=dscp)
+    if transport is None and made_of.transport == "auto":
+        made_of.transport = selection.transport
     membership = agree_membership(
         store,
         rank,
@@ -152,33 +152,26 @@ def init(
     return _C.make_communicator(store, made_of)
 
 
-#: Fields of CommunicatorOptions that `init` chooses, and which of its arguments say what it chooses from.
-_CHOSEN = {"nics": "nics", "rdma_ports": "nics", "clusters": "cluster", "cluster_nics": "cluster_nics"}
+#: Options of what moves host memory.
+_OF_HOST_MEMORY = (
+    *("transport", "hierarchical_min_bytes", "priority", "dscp"),
+    *("integrity", "integrity_digest_every", "local_completion"),
+)
 
 
-def _checked(options: _C.CommunicatorOptions | None) -> _C.CommunicatorOptions:
-    if options is None:
-        return _C.CommunicatorOptions()
-    if not isinstance(options, _C.CommunicatorOptions):
-        raise UsageError(f"options={options!r} is no CommunicatorOptions")
-    for field_name, argument in _CHOSEN.items():
-        if value := getattr(options, field_name):
-            raise UsageError(f"options.{field_name}={value!r} says nothing to init, which chooses it; give {argument}=")
-    return copy.copy(options)
+def _refuse_nccls(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise UsageError(f"{name}={value!r} is for backend='nccl'; give that, or leave it out")
 
 
-def _assign(options: _C.CommunicatorOptions, **values: Any) -> None:
-    """Sets the fields that are given; where one is of a wrong type UsageError names it, without a secret's value."""
-    for name, value in values.items():
-        if value is None:
-            continue
-        try:
-            setattr(options, name, value)
-        except TypeError:
-            kinds = {int: "a whole number", float: "a number", str: "text"}
-            kind = "text" if name == "tls" else kinds.get(type(getattr(options, name)), "a whole number or None")
-            shown = type(value).__name__ if name == "secret" else repr(value)
-            raise UsageError(f"{name}={shown} is of another type than it can be; give {kind}") from None
+def _refuse_what_nccl_has_not(asked: GroupOptions, made_of: _C.CommunicatorOptions) -> None:
+    if asked.cluster is not None or asked.cluster_nics is not None or made_of.hierarchical_min_bytes is not None:
+        raise UsageError("backend='nccl' has no clusters; make one communicator for each cluster")
+    default = _C.CommunicatorOptions()
+    for name in _OF_HOST_MEMORY:
+        if (value := getattr(made_of, name)) != getattr(default, name):
+            raise UsageError(f"{name}={value!r} is for host memory, not for backend='nccl'; leave it out")
 
 
 def _init_nccl(

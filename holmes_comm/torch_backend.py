@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import functools
 import hashlib
 import re
@@ -57,7 +56,6 @@ __all__ = [
 ]
 
 NAME = "holmes"
-_CONNECT_TIMEOUT = timedelta(seconds=60)
 _RETURN_S = 0.1
 #: Of torch 2.13 and later.
 _TORCHCOMMS = (
@@ -230,7 +228,17 @@ def _connect(
     from holmes_comm.nics import NicSelection
 
     selection = asked.nics if asked.nics is not None else NicSelection.from_env()
-    connect_timeout = min(timeout, _CONNECT_TIMEOUT)
+    made_of = asked.engine_options()
+    if made_of.timeout_s != CommunicatorOptions().timeout_s:
+        raise UsageError(
+            f"options.timeout_s={made_of.timeout_s:g} says nothing to a process group, whose deadline is torch's; give "
+            "timeout= to init_process_group or new_group"
+        )
+    if made_of.transport == "auto":
+        made_of.transport = selection.transport
+    made_of.rank, made_of.size, made_of.name = rank, size, name
+    made_of.timeout_s = timeout.total_seconds()
+    made_of.connect_timeout_s = min(made_of.timeout_s, made_of.connect_timeout_s)
     # A store may outlive a group of this name, and the next one may have another size: every `size` arrivals at a size
     # are one incarnation, with keys of its own.
     arrivals = f"{NAME}/{size}/arrivals"
@@ -245,22 +253,17 @@ def _connect(
             selection,
             asked.cluster,
             asked.cluster_nics,
-            timeout_s=connect_timeout.total_seconds(),
+            timeout_s=made_of.connect_timeout_s,
             key_prefix="nics",
-            transport=selection.transport,
-            tls=asked.tls,
-            secret=asked.options.secret if asked.options is not None else "",
+            transport=made_of.transport,
+            tls=made_of.tls,
+            secret=made_of.secret,
         )
-        made_of = copy.copy(asked.options) if asked.options is not None else CommunicatorOptions()
-        made_of.rank, made_of.size, made_of.name = rank, size, name
-        made_of.transport, made_of.tls = selection.transport, asked.tls
-        made_of.timeout_s, made_of.connect_timeout_s = timeout.total_seconds(), connect_timeout.total_seconds()
-        made_of.hierarchical_min_bytes = asked.hierarchical_min_bytes
-        made_of.priority, made_of.dscp = asked.priority, asked.dscp
         made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
         made_of.rdma_ports = [port.port_name for port in membership.ports]
         made_of.cluster_nics = bindings(membership.cluster_nics)
-        made_of.job_rank = global_ranks[rank] if global_ranks else rank
+        if made_of.job_rank is None:
+            made_of.job_rank = global_ranks[rank] if global_ranks else rank
         log_nics(made_of, membership.reason)
         return c10d_module.load().ProcessGroupHolmes(
             store,

@@ -213,9 +213,56 @@ def test_ranks_whose_options_have_different_secrets_are_told():
 )
 def test_what_init_chooses_is_not_taken_from_options(field, value, argument):
     with pytest.raises(
-        UsageError, match=rf"options\.{field}=.* says nothing to init, which chooses it; give {argument}="
+        UsageError, match=rf"options\.{field}=.* says nothing here, where it is chosen; give {argument}="
     ):
         holmes_comm.init(holmes_comm.LocalStore(), 0, 1, options=CommunicatorOptions(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"device": 0},
+        {"nccl_variables": {"NCCL_IB_TC": "106"}},
+        {"nccl_host_id": "other"},
+        {"nccl": holmes_comm.NcclSettings(max_ctas=1)},
+    ],
+)
+def test_what_only_nccl_has_is_refused_for_host_memory(given):
+    with pytest.raises(UsageError, match=rf"{next(iter(given))}=.* is for backend='nccl'; give that, or leave it out"):
+        holmes_comm.init(holmes_comm.LocalStore(), 0, 1, **given)
+
+
+@pytest.mark.parametrize("as_option", [False, True])
+@pytest.mark.parametrize("given", [{"transport": "tcp"}, {"priority": 3}, {"dscp": 10}])
+def test_what_only_host_memory_has_is_refused_for_nccl(given, as_option):
+    arguments = {"options": CommunicatorOptions(**given)} if as_option else given
+    with pytest.raises(UsageError, match=rf"{next(iter(given))}=.* is for host memory, not for backend='nccl'"):
+        holmes_comm.init(holmes_comm.LocalStore(), 0, 1, backend="nccl", **arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"tls": "all"}, {"options": CommunicatorOptions(tls="all")}])
+def test_nccl_does_not_run_in_the_clear_where_all_is_to_be_encrypted(arguments):
+    with pytest.raises(UsageError, match="NCCL's connections cannot be encrypted, and tls is 'all'"):
+        holmes_comm.init(holmes_comm.LocalStore(), 0, 1, backend="nccl", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"nics": "lo"}, "nics='lo' is no NicSelection"),
+        ({"cluster_nics": "lo"}, "cluster_nics='lo' is no NicSelection"),
+        ({"cluster": 3}, "cluster=3 is no name of a cluster"),
+        ({"tls": "ALL"}, "tls 'ALL' does not exist"),
+        ({"dscp": "x"}, "dscp='x' is of another type"),
+        ({"nccl_variables": "NCCL_IB_TC=106"}, "nccl_variables='NCCL_IB_TC=106' is no dict"),
+        ({"nccl": {}}, "nccl={} is no NcclSettings"),
+        ({"options": {}}, "options={} is no CommunicatorOptions"),
+        ({"options": CommunicatorOptions(clusters=[0, 1])}, r"options\.clusters=\[0, 1\] says nothing here"),
+    ],
+)
+def test_a_value_that_group_options_cannot_have(given, told):
+    with pytest.raises(UsageError, match=told):
+        GroupOptions(**given)
 
 
 def test_they_are_one_class():

@@ -14,7 +14,7 @@ dist = pytest.importorskip("torch.distributed")
 
 from torch_ranks import init, run_ranks  # noqa: E402
 
-from holmes_comm import errors  # noqa: E402
+from holmes_comm import CommunicatorOptions, GroupOptions, errors  # noqa: E402
 from holmes_comm.nics import NicSelection  # noqa: E402
 from holmes_comm.torch_backend import connections, nic_reason  # noqa: E402
 
@@ -327,6 +327,34 @@ def wrong_nic(rank, size, store):
     with pytest.raises(errors.UsageError, match="pg_options is a str"):
         init(store, rank, size, pg_options="lo")
     return str(caught.value)
+
+
+SECRET = "A secret of the job 0123"
+
+
+def options_of_the_engine(rank, size, store):
+    init(store, rank, size)
+    options = CommunicatorOptions(tls="all", transport="tcp", secret=SECRET)
+    group = dist.new_group(pg_options=GroupOptions(options=options))
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [2.0] * 4
+    with pytest.raises(errors.UsageError, match=r"options\.timeout_s=3 says nothing to a process group"):
+        dist.new_group(pg_options=GroupOptions(options=CommunicatorOptions(timeout_s=3)))
+    with pytest.raises(errors.UsageError, match="dscp=99 is not possible"):
+        dist.new_group(pg_options=GroupOptions(options=CommunicatorOptions(dscp=99)))
+    if rank == 1:  # the other one waits for it, and not as long as it would without
+        return None, 0.0
+    start = time.monotonic()
+    with pytest.raises(errors.TimeoutError):
+        dist.new_group(pg_options=GroupOptions(options=CommunicatorOptions(connect_timeout_s=0.3)))
+    return {(row["transport"], row["encryption"] != "") for row in connections(group)}, time.monotonic() - start
+
+
+def test_what_pg_options_are_not_given_their_options_say():
+    (paths, seconds), _ = run_ranks(options_of_the_engine, 2)
+    assert paths == {("tcp", True)}
+    assert seconds < 10
 
 
 def test_wrong_nic_is_an_error_on_every_rank():
