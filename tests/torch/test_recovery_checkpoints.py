@@ -141,7 +141,7 @@ def test_a_folder_belongs_to_the_job_that_claimed_it_last(tmp_path):
 def generation_of(rank, size, folder, number, **options):
     plan = SimpleNamespace(data=size, world_size=size, global_batch=None)
     members = [Member(index + 1, index, f"n{index}") for index in range(size)]
-    return Generation(number, members, rank, None, plan, Checkpoints(folder), 5, "holmes", 30, lambda: False, **options)
+    return Generation(number, members, rank, None, plan, Checkpoints(folder), 5, "holmes", lambda: False, **options)
 
 
 def a_disk_that_is_full(rank, size, store, folder):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -48,7 +50,8 @@ def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | N
     and "dp_cp" too, with experts "ep", "expt_tp" and "expt_dp". Groups of one rank are made too, as Megatron does.
     Backend "holmes" puts each group on its planned NICs. In one that spans clusters, ranks of one cluster use its NICs
     with each other, and large collectives run hierarchically (docs/hierarchy.md). Any other backend (for comparison)
-    chooses by itself. Raises ValueError where the plan is for another number of ranks, or a kind does not exist.
+    chooses by itself. All else (deadline, TLS, secret, ...) is as the default group was told. Raises ValueError where
+    the plan is for another number of ranks, or a kind does not exist.
     """
     if plan.world_size != (size := dist.get_world_size()):
         raise UsageError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")
@@ -57,7 +60,7 @@ def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | N
         check_kind(kind)
     ordered = [kind for kind in KINDS if kind in wanted]
     rank = dist.get_rank()
-    keep_order = _keep_order(plan, ordered)
+    options = {**_keep_order(plan, ordered), "timeout": _timeout()}
     mine: dict[str, dist.ProcessGroup] = {}
     for kind in ordered:
         groups = plan.groups(kind)
@@ -68,7 +71,7 @@ def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | N
                 backend=backend,
                 pg_options=group_options(groups[index], rank) if backend == "holmes" and index == row else None,
                 group_desc=f"{kind}{index}",
-                **keep_order,
+                **options,
             )
             if index == row:
                 mine[kind] = handle
@@ -85,21 +88,38 @@ def default_kinds(plan: Plan) -> list[str]:
 
 
 def group_options(group: Group, rank: int) -> Any:
-    """`pg_options` for `torch.distributed.new_group` with backend "holmes": the planned NICs of one rank. Local."""
-    from holmes_comm import GroupOptions, NicSelection
+    """`pg_options` for `torch.distributed.new_group` with backend "holmes": the planned NICs of one rank, and what else
+    the default group was told. Local."""
+    from holmes_comm import GroupOptions, NicSelection, torch_backend
+
+    try:
+        told = torch_backend.group_options()
+    except ValueError:  # there is none, or another backend made it
+        told = GroupOptions()
+    transport = (told.nics or NicSelection.from_env()).transport
 
     def selection(names: tuple[str, ...]) -> NicSelection:
-        return NicSelection(names=names, max_rails=max(len(names), 1))
+        return NicSelection(names=names, max_rails=max(len(names), 1), transport=transport)
 
     nics = selection(group.nics.get(rank, ()))
     if max(Counter(group.cluster_of.values()).values(), default=0) < 2:  # no two of its ranks have better ones
-        return GroupOptions(nics=nics)
-    return GroupOptions(
-        nics,
+        return replace(told, nics=nics, cluster_nics=None)
+    return replace(
+        told,
+        nics=nics,
         cluster=group.cluster_of[rank],
         cluster_nics=selection(group.cluster_nics[rank]),
-        hierarchical_min_bytes=None if _has_large_collectives(group) else "never",
+        hierarchical_min_bytes=told.hierarchical_min_bytes if _has_large_collectives(group) else "never",
     )
+
+
+def _timeout() -> timedelta | None:
+    """The default group's; torch's own default does not ask for it. None: of a backend that has none."""
+    default: Any = dist.distributed_c10d._get_default_group()
+    backend = default._get_backend(default._device_types[0])
+    backend = getattr(backend, "wrapped_pg", backend)  # of TORCH_DISTRIBUTED_DEBUG=DETAIL
+    timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
+    return timeout
 
 
 def _has_large_collectives(group: Group) -> bool:

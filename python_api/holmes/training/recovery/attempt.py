@@ -131,7 +131,7 @@ class Attempt:
             _log.info("generation %d:\n%s", number, plan.describe())
         return Generation(
             number, members, rank, topology, plan, settings.checkpoints, settings.every_steps, settings.backend,
-            settings.timeout_s, self.watch.can_grow, lambda: self._fence(settings.checkpoints.claim),
+            self.watch.can_grow, lambda: self._fence(settings.checkpoints.claim),
             lambda: self._fence(settings.checkpoints.check_claim), self.watch.raise_if_failed,
         )  # fmt: skip
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from holmes.cluster.topology import Topology
 from holmes.planning.plan.plan import Plan
@@ -47,7 +45,6 @@ class Generation:
         checkpoints: Checkpoints,
         every_steps: int,
         backend: str,
-        timeout_s: float,
         can_grow: Callable[[], bool],
         claim: Callable[[], None] = lambda: None,
         may_write: Callable[[], None] = lambda: None,
@@ -61,7 +58,7 @@ class Generation:
         self.saved_step: int | None = None  # of the last checkpoint written or loaded
         self.is_left = False  # at a boundary
         self._checkpoints, self._every_steps, self._backend = checkpoints, every_steps, backend
-        self._timeout_s, self._can_grow = timeout_s, can_grow
+        self._can_grow = can_grow
         self._claim, self._may_write, self._may_train = claim, may_write, may_train
         self._last_save_failed = False
         self._state: TrackedState | None = None
@@ -70,10 +67,7 @@ class Generation:
     @cached_property
     def groups(self) -> ProcessGroups:
         """Collective over the default group when first read. This rank's process groups on the plan's NICs."""
-        groups = process_groups(self.plan, self._backend)
-        for group in groups.values():  # torch's default is half an hour
-            distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout_s), group)
-        return groups
+        return process_groups(self.plan, self._backend)
 
     @property
     def stage(self) -> int:
