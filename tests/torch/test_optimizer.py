@@ -193,6 +193,17 @@ def test_alone_without_torch_distributed():
     check_equal(0, 1, Odd, reference_arguments={"clip": 0.1})
 
 
+def gather_in_other_ranks(rank, size, store):
+    init(store, rank, size)
+    alone = [dist.new_group([other]) for other in range(size)][rank]
+    with pytest.raises(ValueError, match=rf"gather_group has ranks \[{rank}\], but group has \[0, 1\]"):
+        holmes.DistributedOptimizer(nn.Linear(4, 4), torch.optim.SGD, lr=0.1, gather_group=alone)
+
+
+def test_gathers_of_other_ranks_are_refused():
+    run_ranks(gather_in_other_ranks, 2)
+
+
 def end_without_close(rank, size, store):
     init(store, rank, size)
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """The parts of the overlapped optimizer that need no ranks: layout of buckets, bucket size, schedule, reports."""
 
+import gc
 import json
 from pathlib import Path
 
@@ -225,6 +226,21 @@ def test_an_overflow_is_skipped_and_halves_the_scale():
     assert not torch.equal(before[0], model[0].weight)
 
 
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan")])
+def test_a_norm_that_clips_nothing_or_everything_is_refused(wrong):
+    with pytest.raises(ValueError, match=f"max_grad_norm={wrong} must be above 0; None clips nothing"):
+        small(max_grad_norm=wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5])
+def test_passes_that_cannot_be_counted_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"accumulation_steps={wrong} must be a whole number"):
+        small(accumulation_steps=wrong)
+    _, optimizer = small()
+    with pytest.raises(ValueError, match=f"accumulation_steps={wrong} must be a whole number"):
+        optimizer.accumulation_steps = wrong
+
+
 def test_trace_has_compute_lanes(tmp_path):
     model, optimizer = small()
     path = tmp_path / "trace.json"
@@ -251,6 +267,7 @@ def test_gradients_of_all_buckets_share_one_array_that_ranks_can_read(reduce_dty
     trained = [Trained(str(i), torch.nn.Parameter(torch.ones(5, dtype=kind)), 0) for i, kind in enumerate(kinds)]
     sizes = [ParameterSize(t.tensor.numel(), t.tensor.element_size(), t.tensor.dtype) for t in trained]
     buckets = [bucket for i in range(3) for bucket in lay_out([i], sizes, 1, 2)]
+    gc.collect()  # what other tests left
     before = len(shared_memory())
     gradients = gradient_memory(buckets, trained, reduce_dtype)
     assert [part.dtype for part in gradients] == [reduce_dtype or kind for kind in kinds]

@@ -27,6 +27,8 @@ def test_plan_of_two_clusters() -> None:
 
 def test_as_few_stages_as_fit_by_default() -> None:
     assert plan_for(two_clusters(ranks_per_host=2), model_layers=8, tensor=2).pipeline == 2
+    with pytest.raises(ValueError, match=r"model_layers=4\.5 must be a whole number"):
+        plan_for(two_clusters(), model_layers=4.5)
 
 
 def test_more_stages_than_layers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,12 @@ def plan_for(
     Local and deterministic: equal on all ranks that have the same topology. Raises one ValueError, with all numbers and
     the nearest fix, where sizes do not fit, layers do not suffice or sum up, or ranks of a group share no network.
     """
+    whole = {"model_layers": model_layers, "pipeline": pipeline, "tensor": tensor, "context": context, "expert": expert}
+    whole |= {"expert_tensor": expert_tensor, "chunks": chunks}
+    whole |= {"micro_batch": micro_batch, "global_batch": global_batch}
+    for name, value in whole.items():
+        if value is not None and not isinstance(value, Integral):
+            raise UsageError(f"{name}={value!r} must be a whole number")
     chunks = chunks if chunks is not None else (1 if layers_per_chunk is None else len(layers_per_chunk[0]))
     schedule = schedule or ("interleaved" if chunks > 1 else "1f1b")
     check_schedule(schedule, chunks)

@@ -130,7 +130,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # One lane would have to carry both kinds in one order; a GPU's streams wait by themselves.
         has_background = self._gather_lane is not self._reduce_lane and self._device.type == "cpu"
         self._step_in_backward = step_in_backward and self._clipped is None and has_background and can_undo
-        self._accumulation_steps = accumulation_steps
+        self._accumulation_steps = None if accumulation_steps is None else _checked_passes(accumulation_steps)
         self.grad_norm: float | None = None  # of the last step, before clipping; None without max_grad_norm and scaling
         self.last_report: StepReport | None = None
         self.timeline = Timeline()
@@ -155,6 +155,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `group` may come in between at another place on each rank. On a GPU one for both: one order for both.
         """
         given = Lane(group)
+        if gather_group is not None and (ranks := _ranks_of(gather_group)) != _ranks_of(group):
+            raise ValueError(f"gather_group has ranks {ranks}, but group has {_ranks_of(group)}; give one of the same")
         if given.size == 1:
             return given, given
         own = self._take_group(group, given.label)
@@ -266,7 +268,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def accumulation_steps(self, count: int) -> None:
         if self._runtime is not None and not self._runtime.reducer.is_idle:
             raise RuntimeError("accumulation_steps changes between a backward pass and its step; set it after step")
-        self._accumulation_steps = count
+        self._accumulation_steps = _checked_passes(count)
         if self._runtime is None:
             self._recorded_accumulation = count
         else:
@@ -619,6 +621,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._step_in_backward:
             self._observer = StepObserver(len(layout.buckets))
         return self._runtime
+
+
+def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
+    if not dist.is_initialized():
+        return [0]
+    ranks: list[int] = dist.get_process_group_ranks(group or dist.group.WORLD)
+    return ranks
+
+
+def _checked_passes(count: int) -> int:
+    if count < 1 or count != int(count):
+        raise ValueError(f"accumulation_steps={count!r} must be a whole number of backward passes, 1 or more")
+    return count
 
 
 def _members_of(groups: Sequence[Mapping[str, Any]]) -> tuple[int, list[list[int]]]:
