@@ -17,6 +17,7 @@ from holmes.lab.stress.run import gather_results
 from holmes.lab.stress.summary import print_result, progress_line, rates, summary
 from holmes.tools.bench import parse_bytes
 from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.refusal import refuse_given
 from holmes.tools.job_store import in_job, join_job
 from holmes_comm.errors import UsageError
 
@@ -24,17 +25,20 @@ _EVERY_S = 5.0  # between lines of progress
 _AFTER_FAILURE_S = 10.0
 _AFTER_INTERRUPT_S = 4.0  # ranks leave a round that is under way one by one
 _MAX_BYTES, _FAULT_BYTES = "4M", "256K"
+_OF_A_JOB = ("tensor", "pipeline", "first_round", "join_timeout_s")
+_OF_THE_TESTBED = ("episode", "save", "slack_s", "lease_s")
 
 
 def stress(
+    context: typer.Context,
     seconds: Annotated[float, typer.Option(min=0.001, help="How long new operations (episodes) are started.")] = 20.0,
     minutes: Annotated[float | None, typer.Option(min=0.001, help="The same, in minutes.")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of sizes, types and data, to see a failure again. Default: a random one.")
     ] = None,
     max_bytes: Annotated[
-        str, typer.Option(help="Largest buffer: 64K, 4M (units of 1024); with faults 256K.")
-    ] = _MAX_BYTES,
+        str | None, typer.Option(help="Largest buffer: 64K, 4M (units of 1024). Default: 4M, with faults 256K.")
+    ] = None,
     tensor: Annotated[
         int, typer.Option(min=0, help="Ranks of a tensor group; 0: two where hosts have an even number.")
     ] = 0,
@@ -72,27 +76,35 @@ def stress(
     Exit code: 0 where all was correct, 1 where anything failed, 2 where it cannot start, 130 after Ctrl-C, 143 after
     SIGTERM.
     """
-    most_bytes = parse_bytes(max_bytes)
+    most_bytes = parse_bytes(max_bytes or (_FAULT_BYTES if testbed else _MAX_BYTES))
     if minutes is not None:
+        refuse_given(context, ("seconds",), "--minutes says how long")
         seconds = 60 * minutes
     if testbed:
+        refuse_given(context, _OF_A_JOB, "it is of a load alone, without --testbed")
+        if partitions:
+            refuse_given(context, ("max_bytes", "slack_s"), "--partitions is a run of its own")
+        else:
+            refuse_given(context, ("lease_s",), "it is of --partitions")
         options: dict[str, Any] = {
             "seconds": seconds,
             "seed": seed,
             "episode": episode,
             "save": save,
             "timeout_s": timeout_s,
+            "json_file": json_file,
         }
         with ending_early() as interrupt:
             if partitions:
-                code = _with_partitions(faults, peers, lease_s=lease_s, json_file=json_file, **options)
+                code = _with_partitions(faults, peers, lease_s=lease_s, **options)
             else:
-                code = _with_faults(faults, peers, max_bytes=max_bytes, slack_s=slack_s, json_file=json_file, **options)
+                code = _with_faults(faults, peers, max_bytes=most_bytes, slack_s=slack_s, **options)
         raise typer.Exit(interrupt.exit_code if interrupt.has_come else code)
     if faults or peers or partitions:
         raise UsageError(
             "--faults, --partitions and --peers need --testbed: faults are injected on emulated nodes only"
         )
+    refuse_given(context, _OF_THE_TESTBED, "it is of --testbed")
     if not in_job():
         raise UsageError(
             "it needs several ranks; on this machine alone: torchrun --nproc-per-node 4 --no-python holmes stress, "
@@ -137,9 +149,7 @@ def _with_faults(faults: str, peers: str, **options: Any) -> int:
         raise UsageError(
             "--testbed needs --faults, --partitions or --peers; a load alone: holmes testbed run -- holmes stress"
         )
-    if options["max_bytes"] == _MAX_BYTES:
-        options["max_bytes"] = _FAULT_BYTES
-    return stress_with_faults(faults, peers, **{**options, "max_bytes": parse_bytes(options["max_bytes"])})
+    return stress_with_faults(faults, peers, **options)
 
 
 def _with_partitions(faults: str, peers: str, *, timeout_s: float | None, **options: Any) -> int:

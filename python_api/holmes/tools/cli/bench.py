@@ -7,7 +7,6 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -30,12 +29,14 @@ from holmes.tools.bench import (
 from holmes.tools.bench.matrix import LAYOUTS, SIZES, Matrix, choose_layouts
 from holmes.tools.bench.settings import STDOUT
 from holmes.tools.cli.output import JsonFile, columns
-from holmes.tools.cli.refusal import missing_module
+from holmes.tools.cli.refusal import is_given, missing_module, refuse_given
 from holmes_comm.errors import UsageError
 
 _MOST_RANKS = 1024
 # What a layout of the matrix says itself.
 _OF_ONE_LAYOUT = ("ranks", "testbed", "nproc_per_node", "congestion_control", "transport", "nics", "through", "holmes")
+
+_OF_A_SERIES = ("begin", "end", "factor")
 
 
 def bench(
@@ -125,11 +126,15 @@ def bench(
     ones; --json has all. Ctrl-C and SIGTERM end it early: --json and --plot have what was measured till then.
     """
     if matrix:
-        _refuse(context, _OF_ONE_LAYOUT, "--matrix has layouts of its own (--layouts)")
+        refuse_given(context, _OF_ONE_LAYOUT, "--matrix has layouts of its own (--layouts)")
     else:
-        _refuse(context, ("layouts",), "layouts are those of --matrix")
+        refuse_given(context, ("layouts",), "layouts are those of --matrix")
+        if testbed is None:
+            refuse_given(context, ("nproc_per_node",), "it is for --testbed; --ranks says how many there are here")
+    if sizes is not None:
+        refuse_given(context, _OF_A_SERIES, "--sizes has all sizes")
     default_sizes = SIZES if matrix else ()
-    is_size_given = any(_is_given(context, name) for name in ("begin", "end", "factor", "sizes"))
+    is_size_given = any(is_given(context, name) for name in (*_OF_A_SERIES, "sizes"))
     settings = Settings(
         operations=tuple(operations or OPERATIONS),
         begin_bytes=parse_bytes(begin),
@@ -173,17 +178,6 @@ def bench(
         typer.echo(f"holmes bench: {error}", err=True)
         status = 1
     raise typer.Exit(status)
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
-
-
-def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
-    for name in names:
-        if _is_given(context, name):
-            raise UsageError(f"--{name.replace('_', '-')} says nothing here: {why}; leave it out")
 
 
 def _run_matrix(settings: Settings, output: Output, peers: str | None, layouts: str | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import typer
@@ -46,6 +47,21 @@ def missing_module(error: ModuleNotFoundError, extra: str | None = None) -> str:
 def refuse(name: str, error: BaseException) -> None:
     """Prints the sentence of a command that ends with exit code 2."""
     typer.echo(f"{name}: {sentence(error)}", err=True)
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line has this option."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def refuse_given(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Raises UsageError for the first of these options that the command line has: nobody is to believe in it."""
+    from holmes_comm.errors import UsageError  # not for `holmes --help`
+
+    for name in names:
+        if is_given(context, name):
+            raise UsageError(f"--{name.replace('_', '-')} says nothing here: {why}; leave it out")
 
 
 def check_number(name: str, value: float) -> None:
