@@ -88,7 +88,7 @@ class Compression:
 class CommunicatorOptions:
     """
     What a communicator is made of; the fields are those of the C++ struct (holmes/core/options.hpp says what each means),
-    durations in seconds. The functions that take one overwrite what their other arguments say.
+    durations in seconds. What the other arguments of a function that takes one say counts over it.
     """
 
     __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]

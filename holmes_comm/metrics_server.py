@@ -76,7 +76,7 @@ def start_from_environment() -> None:
     text = os.environ.get(_VARIABLE, "")
     if not text or _started_by == os.getpid():
         return
-    if not text.isdigit() or not 1 <= int(text) <= 65535:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise UsageError(
             f"{_VARIABLE}={text!r} is not allowed: it must be a port from 1 to 65535; say for example 9400"
         )
@@ -89,7 +89,7 @@ def start_from_environment() -> None:
         ) from None
     _started_by = os.getpid()
     local_rank = os.environ.get("LOCAL_RANK", "0")
-    port = int(text) + (int(local_rank) if local_rank.isdigit() else 0)
+    port = int(text) + (int(local_rank) if local_rank.isdecimal() else 0)
     try:
         serve_metrics(port, address)
     except (OSError, OverflowError) as error:

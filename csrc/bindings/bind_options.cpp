@@ -80,7 +80,7 @@ void bind_options(py::module_& module) {
   py::class_<CommunicatorOptions> options(
       module, "CommunicatorOptions",
       "What a communicator is made of; the fields are those of the C++ struct (holmes/core/options.hpp says what each "
-      "means),\ndurations in seconds. The functions that take one overwrite what their other arguments say.");
+      "means),\ndurations in seconds. What the other arguments of a function that takes one say counts over it.");
   options.def(py::init([](const py::KWArgs<py::object>& fields) { return holmes::from_dict(fields); }),
               "Fields by name; the others have the defaults of holmes_comm.init. Raises TypeError for a name that does "
               "not exist\nor a value of another type, UsageError for a value that is not possible.");

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "bindings/gil.hpp"
+#include "bindings/python_values.hpp"
 #include "device_stream.hpp"
 #include "holmes/core/text.hpp"
 #include "store_adapter.hpp"
@@ -39,6 +40,12 @@ SparseReducer::Make sparse_maker(const c10::intrusive_ptr<::c10d::Store>& store,
   return [store, options = std::move(options)] {
     return make_communicator(std::make_shared<StoreAdapter>(store), options);
   };
+}
+
+// Throws UsageError where it is not above 0, or longer than a Duration can be.
+std::chrono::milliseconds checked(std::chrono::milliseconds timeout) {
+  to_duration("timeout", std::chrono::duration<double>(timeout).count());
+  return timeout;
 }
 
 std::uint32_t checked_tag(int tag) {
@@ -93,8 +100,7 @@ std::shared_ptr<Communicator> ProcessGroupHolmes::communicator() const {
 }
 
 void ProcessGroupHolmes::setTimeout(std::chrono::milliseconds timeout) {
-  timeout_ = timeout;
-  options_->timeout = timeout;
+  translated([&] { options_->timeout = timeout_ = checked(timeout); });
 }
 
 ProcessGroupHolmes::BackendPtr ProcessGroupHolmes::split(const StorePtr& store, const std::vector<int>& ranks,
@@ -193,7 +199,7 @@ void ProcessGroupHolmes::shutdown() {
 }
 
 Duration ProcessGroupHolmes::timeout_or_default(std::chrono::milliseconds timeout) const {
-  return timeout == ::c10d::kUnsetTimeout ? timeout_.load() : timeout;
+  return timeout == ::c10d::kUnsetTimeout ? timeout_.load() : checked(timeout);
 }
 
 ProcessGroupHolmes::Batch* ProcessGroupHolmes::batch_of_this_thread() {

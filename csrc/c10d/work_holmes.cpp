@@ -13,6 +13,11 @@
 #include "torch_error.hpp"
 
 namespace holmes::torch_backend {
+namespace {
+
+constexpr auto longest_wait = std::chrono::hours(24 * 365 * 100);  // that a Duration from now on can be
+
+}  // namespace
 
 void WorkHolmes::start(std::vector<WorkPtr> parts, std::uint64_t sequence) {
   parts_ = std::move(parts);
@@ -79,7 +84,7 @@ bool WorkHolmes::wait(std::chrono::milliseconds timeout) {
       wait_on_stream();
       if (timeout == kNoTimeout && !host_waits_) return;
     }
-    const auto deadline = Clock::now() + timeout;
+    const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(timeout, longest_wait);
     for (const auto& part : parts_) {
       std::optional<Duration> left;
       if (timeout != kNoTimeout) left = std::max(Duration::zero(), Duration(deadline - Clock::now()));

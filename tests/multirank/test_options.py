@@ -126,6 +126,17 @@ def test_ranks_that_differ_in_priority_or_code_point_are_told(name, values, told
     run_threads(2, body, timeout_s=60)
 
 
+def test_labels_are_of_all_ranks():
+    with pytest.raises(UsageError, match="labels names 1 ranks, but there are 2; give one for each rank, or none"):
+        sum_with(CommunicatorOptions(labels=[5]))
+
+
+def test_a_congestion_control_that_cannot_be_had_is_told(monkeypatch):
+    monkeypatch.setenv("HOLMES_TCP_CONGESTION", "nosuch")
+    with pytest.raises(UsageError, match=r"rank \d .*HOLMES_TCP_CONGESTION='nosuch' cannot be used here: it must be"):
+        sum_with(CommunicatorOptions(transport="tcp"))
+
+
 def test_unknown_field():
     with pytest.raises(TypeError, match="no field 'colour'"):
         CommunicatorOptions(colour="red")

@@ -14,6 +14,7 @@ dist = pytest.importorskip("torch.distributed")
 
 from torch_ranks import init, run_ranks  # noqa: E402
 
+import holmes  # noqa: E402
 from holmes_comm import CommunicatorOptions, GroupOptions, errors  # noqa: E402
 from holmes_comm.nics import NicSelection  # noqa: E402
 from holmes_comm.torch_backend import connections, nic_reason  # noqa: E402
@@ -320,6 +321,28 @@ def test_set_timeout():
     assert "rank 1" in message
 
 
+def odd_time_outs(rank, size, store):
+    init(store, rank, size)
+    group, options = dist.group.WORLD, dist.AllreduceOptions()
+    for wrong in (timedelta(0), timedelta(seconds=-1), timedelta(days=200000)):
+        options.timeout = wrong
+        for call in (
+            lambda wrong=wrong: dist.distributed_c10d._set_pg_timeout(wrong, group),
+            lambda: group.allreduce([torch.ones(3)], options),
+        ):
+            with pytest.raises(errors.UsageError, match=r"timeout is .* must be more than 0 and at most 1e9 seconds"):
+                call()
+    if rank:
+        time.sleep(0.3)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, async_op=True).wait(timedelta(days=200000))  # 547 years
+    return tensor.tolist()
+
+
+def test_time_outs_that_cannot_be_meant_are_refused_and_a_long_wait_is_long():
+    assert run_ranks(odd_time_outs, 2) == [[2.0] * 3] * 2
+
+
 def wrong_nic(rank, size, store):
     selection = NicSelection(names=("nosuch0",)) if rank == 1 else LOOPBACK
     with pytest.raises(errors.NicError) as caught:
@@ -355,6 +378,33 @@ def test_what_pg_options_are_not_given_their_options_say():
     (paths, seconds), _ = run_ranks(options_of_the_engine, 2)
     assert paths == {("tcp", True)}
     assert seconds < 10
+
+
+def groups_of_a_plan(rank, size, store):
+    options = CommunicatorOptions(transport="tcp", secret=SECRET)
+    init(store, rank, size, timeout_s=17, pg_options=GroupOptions(tls="all", options=options))
+    plan = holmes.plan_for(holmes.gather_topology(1.0, 0), model_layers=4)
+    group = holmes.process_groups(plan, kinds=["dp"]).dp
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [2.0] * 4
+    paths = {(row["transport"], row["encryption"] != "") for row in connections(group)}
+    return paths, group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+def test_groups_of_a_plan_are_told_what_the_default_group_was():
+    assert run_ranks(groups_of_a_plan, 2) == [({("tcp", True)}, 17.0)] * 2
+
+
+def groups_of_a_plan_by_environment(rank, size, store):
+    init(store, rank, size)
+    plan = holmes.plan_for(holmes.gather_topology(1.0, 0), model_layers=4)
+    return {row["transport"] for row in connections(holmes.process_groups(plan, kinds=["dp"]).dp)}
+
+
+def test_groups_of_a_plan_are_on_the_transport_of_the_environment(monkeypatch):
+    monkeypatch.setenv("HOLMES_TRANSPORT", "tcp")
+    assert run_ranks(groups_of_a_plan_by_environment, 2) == [{"tcp"}] * 2
 
 
 def test_wrong_nic_is_an_error_on_every_rank():

@@ -1,10 +1,12 @@
 """What people tell ProcessGroupNCCL, as the backend "holmes" takes it."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 
-from holmes_comm import NcclSettings, UsageError
+from holmes_comm import NcclSettings, UsageError, nccl_options
+from holmes_comm._C import env_variables
 from holmes_comm.nccl_options import (
     is_torch_options,
     net_of,
@@ -88,3 +90,11 @@ def test_what_carries_groups_on_ethernet(monkeypatch):
     monkeypatch.setenv("HOLMES_NCCL_NET", "Holmes")
     with pytest.raises(UsageError, match=r"HOLMES_NCCL_NET='Holmes' is not allowed"):
         net_of(None)
+
+
+def test_notes_name_variables_that_there_are(monkeypatch):
+    for name in nccl_options._INSTEAD:
+        monkeypatch.setenv(name, "1")
+    named = set(re.findall(r"HOLMES_\w+", "\n".join(variable_notes())))
+    assert named
+    assert named <= {variable.name for variable in env_variables()}

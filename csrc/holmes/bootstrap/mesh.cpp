@@ -59,6 +59,9 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
       throw UsageError(std::string(option) + "=" + std::to_string(*value) + " is not possible; it must be from 0 to " +
                        std::to_string(most));
   };
+  if (!options.labels.empty() && options.labels.size() != static_cast<std::size_t>(options.size))
+    throw UsageError("labels names " + std::to_string(options.labels.size()) + " ranks, but there are " +
+                     std::to_string(options.size) + "; give one for each rank, or none");
   check_range("priority", options.priority, highest_priority);
   check_range("dscp", options.dscp, max_dscp);
 }

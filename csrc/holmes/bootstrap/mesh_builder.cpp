@@ -92,7 +92,11 @@ void MeshBuilder::listen(RankInfo& record) {
 
 // What it accepts has it too.
 void MeshBuilder::suit_listener(int fd) const {
-  set_congestion_control(fd, env_.tcp_congestion.value_or(unpaced));
+  const bool is_set = set_congestion_control(fd, env_.tcp_congestion.value_or(unpaced));
+  if (!is_set && env_.tcp_congestion)
+    throw UsageError("HOLMES_TCP_CONGESTION='" + *env_.tcp_congestion +
+                     "' cannot be used here: it must be a name in net.ipv4.tcp_allowed_congestion_control (" +
+                     errno_text(errno) + "); say for example cubic or unset it");
   if (const auto dscp = dscp_of(options_)) set_dscp(fd, *dscp);
 }
 
