@@ -117,12 +117,39 @@ void test_the_listener_proves_last() {
   CHECK(received(wire.right.get()).empty());
 }
 
+// The numbers of streams travel with the purpose, and who has only one says what was said before there were more.
+void test_streams_in_a_hello() {
+  Hello hello;
+  hello.purpose = Purpose::p2p;
+  hello.rail = 5;
+  constexpr std::size_t purpose_at = 10;  // behind "HOLMES\r\n" and the version
+  CHECK(hello.encode().at(purpose_at) == 2 && hello.encode().at(purpose_at + 1) == 5);
+  for (int streams = 1; streams <= max_far_streams; ++streams)
+    for (int stream = 0; stream < max_far_streams; ++stream) {
+      hello.streams = static_cast<std::uint8_t>(streams);
+      hello.stream = static_cast<std::uint8_t>(stream);
+      const auto read = Hello::decode(hello.encode());
+      CHECK(read && read->purpose == Purpose::p2p && read->rail == 5);
+      CHECK(read->streams == streams && read->stream == stream);
+    }
+  Wire wire;
+  hello.stream = 1;
+  auto connecting = Handshake::connecting(hello, 0, secret, false);
+  CHECK(connecting.step(wire.left.get()) == Handshake::Step::waiting);
+  auto other = hello;
+  other.stream = 2;
+  say(wire.right.get(), other.encode());
+  CHECK(connecting.step(wire.left.get()) == Handshake::Step::failed);
+  CHECK(contains(connecting.failure(), "another connection"));
+}
+
 // Keys of two connections have nothing in common.
 void test_keys_differ() { CHECK(record().key != record().key); }
 
 }  // namespace
 
 int main() {
+  test_streams_in_a_hello();
   test_replay();
   test_reflection();
   test_the_listener_proves_last();

@@ -120,6 +120,10 @@ void test_strangers() {
     say(changed.encode());
     changed = hello, changed.purpose = static_cast<Purpose>(200);
     say(changed.encode());
+    changed = hello, changed.streams = 2;  // of control connections there is one
+    say(changed.encode());
+    changed = hello, changed.purpose = Purpose::p2p, changed.streams = 2, changed.stream = 3;
+    say(changed.encode());
     changed = hello, changed.group = group_hash("other");
     say(changed.encode());
     say(hello.encode() + std::string(32, 'x'));  // a wrong proof

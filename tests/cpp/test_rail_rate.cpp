@@ -123,9 +123,35 @@ void a_far_rail_is_measured_over_its_round_trip() {
   CHECK(!rate.is_due(before + RailRate::window / 2) && rate.is_due(before + RailRate::window));
 }
 
+// A connection whose buffer is the limit: all of it is under way, three round trips after each other.
+void a_buffer_that_bounds_is_known() {
+  constexpr std::size_t all = 6'000'000;
+  const auto now = Clock::now();
+  const auto look = [&](BufferBound& bound, std::size_t unsent, std::chrono::microseconds round_trip) {
+    bound.observe(now, unsent, all - unsent, round_trip, 80ms);
+  };
+  BufferBound bound;
+  for (int looks = 0; looks < BufferBound::telling_looks; ++looks) {
+    CHECK(!bound.is_known());
+    look(bound, 0, 85ms);
+  }
+  CHECK(bound.is_known());
+  BufferBound full;  // the path has a queue
+  for (int looks = 0; looks < 10; ++looks) look(full, 0, 110ms);
+  CHECK(!full.is_known());
+  BufferBound paced;  // the congestion window or the pacing holds bytes back
+  for (int looks = 0; looks < 10; ++looks) look(paced, all / 2, 81ms);
+  CHECK(!paced.is_known());
+  BufferBound now_and_then;
+  for (int looks = 0; looks < 10; ++looks) look(now_and_then, 0, looks % 3 == 2 ? 110ms : 81ms);
+  CHECK(!now_and_then.is_known());
+  CHECK(!bound.is_due(now + 79ms, 80ms) && bound.is_due(now + 80ms, 80ms));
+}
+
 }  // namespace
 
 int main() {
+  a_buffer_that_bounds_is_known();
   learns_from_busy_windows();
   small_messages_tell_nothing();
   a_pause_at_the_beginning_tells_nothing();

@@ -107,6 +107,33 @@ void reset_rail_is_survived() {
   CHECK(!left.next_maintenance(Clock::now()) || !right.next_maintenance(Clock::now()));
 }
 
+// Three connections of which two are in reserve, as over a far path.
+RailSockets reserved_sockets() {
+  auto sockets = rail_sockets(3);
+  for (auto* side : {&sockets.left, &sockets.right})
+    for (std::size_t i = 1; i < side->size(); ++i) (*side)[i].is_reserve = true;
+  return sockets;
+}
+
+void reserves_rest() {
+  auto sockets = reserved_sockets();
+  RailsChannel left(1, std::move(sockets.left), context()), right(0, std::move(sockets.right), context());
+  transfer(left, right, pattern(20'000'000), [] {});
+  transfer(right, left, pattern(20'000'000), [] {});
+  for (const auto* channel : {&left, &right})
+    CHECK(sent_bytes(*channel, 0) > 20'000'000 && sent_bytes(*channel, 1) == 0 && sent_bytes(*channel, 2) == 0);
+}
+
+void reserves_stand_in_for_a_lost_connection() {
+  auto sockets = reserved_sockets();
+  const int victim = sockets.left[0].fd.get();
+  RailsChannel left(1, std::move(sockets.left), context()), right(0, std::move(sockets.right), context());
+  const auto data = pattern(20'000'000);
+  transfer(left, right, data, [&] { reset_connection(victim); });
+  transfer(right, left, data, [] {});
+  CHECK(sent_bytes(left, 1) > 0 && sent_bytes(left, 2) > 0 && sent_bytes(right, 1) > 0);
+}
+
 void all_rails_ended_is_the_end() {
   auto sockets = rail_sockets(2);
   RailsChannel left(1, std::move(sockets.left), context()), right(0, std::move(sockets.right), context());
@@ -253,6 +280,8 @@ void wrong_frames_are_refused() {
 int main() {
   stream_is_intact();
   reset_rail_is_survived();
+  reserves_rest();
+  reserves_stand_in_for_a_lost_connection();
   all_rails_ended_is_the_end();
   early_and_double_chunks();
   broken_off_chunk_goes_on_elsewhere();

@@ -27,13 +27,17 @@ def _session(link: dict[str, Any], nodes: int = 2) -> TestbedSession:
     return Testbed(parse_spec("far", {"networks": {"eth": network}, "clusters": {"a": cluster}})).session()
 
 
-def _run(session: TestbedSession, worker: str, *arguments: str) -> Any:
-    """What rank 0 printed as JSON."""
-    result = session.launch([sys.executable, str(WORKERS / f"{worker}.py"), *arguments]).wait(100.0)
+def _run_told(session: TestbedSession, worker: str, *arguments: str, **env: str) -> tuple[Any, list[str]]:
+    """What rank 0 printed as JSON, and all lines."""
+    result = session.launch([sys.executable, str(WORKERS / f"{worker}.py"), *arguments], env=env).wait(100.0)
     lines = [line for lines in result.outputs.values() for line in lines]
     assert result.returncode == 0, lines
     (found,) = [json.loads(line) for line in lines if line.startswith("{")]
-    return found
+    return found, lines
+
+
+def _run(session: TestbedSession, worker: str, *arguments: str) -> Any:
+    return _run_told(session, worker, *arguments)[0]
 
 
 @needs_namespaces
@@ -61,6 +65,39 @@ def test_loss_does_not_slow_a_far_message_down() -> None:
         found = _run(session, "far_worker", "message")
     assert found["right"]
     assert found["seconds"] < 6
+
+
+_SHARES = "4 p2p connections share the stream"
+
+
+@needs_namespaces
+def test_a_path_that_one_buffer_does_not_fill_is_shared() -> None:
+    """Of 1 Gbit/s and 120 ms, 15 MB are under way; one connection's buffer holds 8 MiB at most."""
+    if int(Path("/proc/sys/net/core/wmem_max").read_text()) > 4 << 20:
+        pytest.skip("one connection's buffer may hold as much as is under way")
+    with _session({"rate_gbps": 1, "delay_ms": 60, "queue_bytes": 15_000_000}) as session:
+        found, lines = _run_told(session, "far_worker", "shared", "24", HOLMES_LOG="info")
+    assert found["right"]
+    assert len(found["sent"]) == 4
+    assert min(found["sent"]) > 1e6
+    assert sum(_SHARES in line for line in lines) == 1  # by rank 0, which sends; once
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("delay_ms", "env", "connections"),
+    [(10, {}, 4), (10, {"HOLMES_FAR_STREAMS": "2"}, 2), (10, {"HOLMES_FAR_STREAMS": "1"}, 1), (0, {}, 1)],
+    ids=["far", "two", "one", "near"],
+)
+def test_a_path_that_one_connection_fills_is_left_to_it(delay_ms: float, env: dict[str, str], connections: int) -> None:
+    """0.5 MB are under way. A near peer gets no connection more than ever."""
+    with _session({"rate_gbps": 0.2, "delay_ms": delay_ms, "queue_bytes": 500_000}) as session:
+        found, lines = _run_told(session, "far_worker", "shared", "2", HOLMES_LOG="info", **env)
+    assert found["right"]
+    assert len(found["sent"]) == connections
+    assert found["sent"][0] > 20e6
+    assert sum(found["sent"][1:]) == 0
+    assert not [line for line in lines if _SHARES in line]
 
 
 @needs_namespaces
@@ -115,7 +152,8 @@ def test_what_is_between_clusters_is_told_apart(delay_ms: float, arguments: list
     if arguments != [""]:
         assert 1e6 <= own["intra"]["sent_bytes"] < 3.2e6
         assert 3e6 <= own["inter"]["sent_bytes"] < 5.2e6
-        assert own["intra"]["connections"] == own["inter"]["connections"] == 3  # control, collective, p2p
+        assert own["intra"]["connections"] == 3  # control, collective, p2p
+        assert own["inter"]["connections"] == (9 if delay_ms else 3)  # of a far one three of the latter in reserve
     else:  # parts have names of their own
         parts = {nic["group"].rpartition("/")[2]: nic["path"] for nic in found["nics"]}
         assert parts == {"pp": parts["pp"], "cluster0.scatter": "intra", "cluster0.gather": "intra", "cross0": "inter"}

@@ -1,6 +1,7 @@
 """Operations between ranks that are far from each other; rank 0 prints what became of them: ``far_worker.py SCENARIO``.
 
-message: 8 MiB to rank 1, twice; seconds of the second. queued: many small all_reduces at once. chained: the same buffer
+message: 8 MiB to rank 1, twice; seconds of the second. shared [MIB]: 10 messages of so many MiB to rank 1; what each
+connection sent of them. queued: many small all_reduces at once. chained: the same buffer
 reduced again and again without waiting. beside: messages while another group sends without a pause, without and with
 priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and messages of 4 MiB until there is FOLDER/stop, each
 looked at; FOLDER/begun is made when the first ones are done. resting: nothing for longer than a silent peer is waited
@@ -50,6 +51,26 @@ def message() -> dict[str, object]:
     right = bool((data == np.arange(1 << 20)).all())
     comm.barrier()
     return {"right": right, "seconds": seconds[-1]}
+
+
+def shared(count: int = 10) -> dict[str, object]:
+    comm = make("far")
+    size = int(sys.argv[2]) << 17
+    right = True
+    for number in range(count):
+        data = np.arange(size, dtype="float64") + number if RANK == 0 else np.zeros(size)
+        if RANK == 0:
+            comm.send(data, 1)
+            comm.recv(np.zeros(1), 1)
+        else:
+            comm.recv(data, 0)
+            comm.send(np.zeros(1), 0)
+        right &= bool((data == np.arange(size) + number).all())
+    sent = np.array([float(c["sent_bytes"]) for c in comm.connections() if c["purpose"] == "p2p"])
+    verdicts = np.array([float(right)])
+    comm.all_reduce(verdicts, "min")
+    comm.barrier()
+    return {"right": bool(verdicts[0] == 1), "sent": sent.tolist()}
 
 
 def queued(count: int = 20) -> dict[str, object]:
@@ -185,6 +206,7 @@ def resting() -> dict[str, object]:
 
 scenarios = {
     "message": message,
+    "shared": shared,
     "queued": queued,
     "chained": chained,
     "beside": beside,

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/interrupt.hpp"
@@ -21,6 +22,8 @@ using namespace std::chrono_literals;
 constexpr std::size_t max_strangers = 64;  // beyond the connections that are expected
 constexpr int max_accepts = 64;            // per turn of the loop
 constexpr auto control_unacknowledged = 30s;
+// A large group has many pairs, and each of its ranks as many descriptors.
+constexpr int most_far_streams_of_a_rank = 256;
 
 const char* name(Purpose purpose) {
   return purpose == Purpose::control ? "control" : purpose == Purpose::collective ? "collective" : "p2p";
@@ -133,7 +136,8 @@ std::string MeshBuilder::describe(int peer) const {
   return "rank " + std::to_string(peer) + " (host " + (*records_)[static_cast<std::size_t>(peer)].host + ")";
 }
 
-Connection& MeshBuilder::slot(int peer, Purpose purpose, int rail) {
+Connection& MeshBuilder::slot(int peer, Purpose purpose, int rail, int stream) {
+  if (stream > 0) return more_streams_.at({peer, purpose, rail})[static_cast<std::size_t>(stream) - 1];
   auto& connections = mesh_.peers[static_cast<std::size_t>(peer)];
   auto& sockets = purpose == Purpose::control      ? connections.control
                   : purpose == Purpose::collective ? connections.collective
@@ -165,6 +169,46 @@ void MeshBuilder::prepare_slots() {
   }
 }
 
+int MeshBuilder::choose_streams(const Attempt& attempt) const {
+  // What keeps a queue short does so by connection: several would make as many queues.
+  const bool is_paced = options_.priority && *options_.priority < highest_priority;
+  // Several rails are several connections already, and who asked for them has chosen.
+  if (attempt.over_unix || attempt.purpose == Purpose::control || options_.transport == Transport::rdma || is_paced ||
+      rails_to(attempt.peer).size() > 1)
+    return 1;
+  // Nearly all that are near are known by this, without asking the system.
+  if (Clock::now() - attempt.started_at < far_round_trip) return 1;
+  const auto round_trip = shortest_round_trip(attempt.socket.fd.get());
+  if (!round_trip || *round_trip < far_round_trip || !is_bounded_by_buffer(*round_trip)) return 1;
+  const int most = env_.far_streams.value_or(max_far_streams);
+  return std::clamp(most_far_streams_of_a_rank / options_.size, 1, most);
+}
+
+void MeshBuilder::expect_streams(int peer, Purpose purpose, int rail, int streams) {
+  const auto more = static_cast<std::size_t>(streams) - 1;
+  const auto [place, is_new] = more_streams_.try_emplace({peer, purpose, rail});
+  if (!is_new) return;
+  place->second.resize(more);
+  missing_ += static_cast<int>(more);
+}
+
+bool MeshBuilder::has_all_streams(int peer, int rail) const {
+  const auto stands = [](const Connection& connection) { return static_cast<bool>(connection.fd); };
+  return std::ranges::all_of(more_streams_, [&](const auto& entry) {
+    const auto [other, purpose, its_rail] = entry.first;
+    return other != peer || its_rail != rail || std::ranges::all_of(entry.second, stands);
+  });
+}
+
+void MeshBuilder::append_streams() {
+  for (auto& [place, streams] : more_streams_) {
+    const auto [peer, purpose, rail] = place;
+    auto& connections = mesh_.peers[static_cast<std::size_t>(peer)];
+    auto& sockets = purpose == Purpose::collective ? connections.collective : connections.p2p;
+    std::ranges::move(streams, std::back_inserter(sockets));
+  }
+}
+
 Mesh MeshBuilder::connect(const std::vector<RankInfo>& records, const std::string& secret, Clock::time_point deadline,
                           const std::function<void()>& look_around) {
   records_ = &records;
@@ -189,6 +233,7 @@ Mesh MeshBuilder::connect(const std::vector<RankInfo>& records, const std::strin
     check_signals();
     signals = {};
   }
+  append_streams();
   return std::move(mesh_);
 }
 
@@ -226,6 +271,8 @@ void MeshBuilder::poll_once(Clock::time_point deadline) {
     }
   }
   std::erase_if(attempts_, [](const Attempt& attempt) { return attempt.is_done; });
+  std::ranges::move(more_attempts_, std::back_inserter(attempts_));
+  more_attempts_.clear();
   for (auto& stranger : strangers_) {
     if (fds[next++].revents != 0) {
       advance(stranger);
@@ -268,6 +315,10 @@ std::string MeshBuilder::check_hello(const Hello& hello, const Listener& listene
       (listener.is_unix && hello.purpose != Purpose::control)) {
     return "it asks for a connection that does not exist";
   }
+  const auto known = more_streams_.find({static_cast<int>(hello.rank), hello.purpose, hello.rail});
+  const bool is_expected = known == more_streams_.end() || known->second.size() + 1 == hello.streams;
+  if (hello.stream >= hello.streams || (hello.purpose == Purpose::control && hello.streams > 1) || !is_expected)
+    return "it asks for a stream that does not exist";
   return "";
 }
 
@@ -276,7 +327,11 @@ void MeshBuilder::advance(Stranger& stranger) {
   if (step == Handshake::Step::verified) {
     const auto& hello = stranger.handshake.peer();
     const int peer = static_cast<int>(hello.rank);
-    const auto& socket = slot(peer, hello.purpose, hello.rail);
+    // What was unknown when its hello came may be known by now.
+    const std::string refusal = check_hello(hello, *stranger.listener);
+    if (!refusal.empty()) return drop(stranger, refusal);
+    expect_streams(peer, hello.purpose, hello.rail, hello.streams);
+    const auto& socket = slot(peer, hello.purpose, hello.rail, hello.stream);
     if (socket.fd && !is_closed_by_peer(socket.fd.get())) {
       return drop(stranger, "this connection of rank " + std::to_string(peer) + " stands already");
     }
@@ -304,8 +359,9 @@ void MeshBuilder::advance(Stranger& stranger) {
         return drop(stranger, stranger.tls->failure());
       }
     }
-    fill(peer, hello.purpose, hello.rail, {.fd = std::move(stranger.fd), .info = {}, .tls = std::move(stranger.tls)},
-         stranger.listener->is_unix, stranger.listener->socket.device_bound);
+    fill(peer, hello.purpose, hello.rail, hello.stream,
+         {.fd = std::move(stranger.fd), .info = {}, .tls = std::move(stranger.tls)}, stranger.listener->is_unix,
+         stranger.listener->socket.device_bound);
     stranger.is_done = true;
   }
 }
@@ -317,13 +373,15 @@ void MeshBuilder::drop(Stranger& stranger, const std::string& reason) {
   stranger.is_done = true;
 }
 
-void MeshBuilder::fill(int peer, Purpose purpose, int rail, Connection connected, bool over_unix, bool device_bound) {
-  auto& socket = slot(peer, purpose, rail);
+void MeshBuilder::fill(int peer, Purpose purpose, int rail, int stream, Connection connected, bool over_unix,
+                       bool device_bound) {
+  auto& socket = slot(peer, purpose, rail, stream);
   if (!socket.fd) --missing_;  // else it replaces one that the peer gave up
   socket = std::move(connected);
   const auto& nic = nics_[static_cast<std::size_t>(rail)];
   const auto local = SocketAddress::local_of(socket.fd.get()), remote = SocketAddress::remote_of(socket.fd.get());
   socket.rail = rail;
+  socket.is_reserve = stream > 0;
   socket.info = {.peer = peer,
                  .host = mesh_.hosts[static_cast<std::size_t>(peer)],
                  .transport = over_unix ? "shm" : "tcp",
@@ -364,6 +422,7 @@ bool can_bind_device(const NicBinding& nic) { return nic.interface != "lo" || is
 
 void MeshBuilder::start(Attempt& attempt) {
   const auto& peer = (*records_)[static_cast<std::size_t>(attempt.peer)];
+  attempt.started_at = Clock::now();
   int system_errno = 0;
   if (attempt.over_unix) {
     attempt.socket = {connect_to_unix(peer.unix_token, system_errno)};
@@ -377,22 +436,39 @@ void MeshBuilder::start(Attempt& attempt) {
                                       congestion_control(attempt.peer), dscp_of(options_), system_errno);
   }
   if (!attempt.socket.fd) return retry(attempt, errno_text(system_errno), system_errno);
+  attempt.tls.reset();
+  attempt.is_connected = false;
+  attempt.deadline = attempt.started_at + handshake_timeout;
+}
+
+// The first connection of a rail tells how far the peer is, hence how many there will be; the others follow at once.
+void MeshBuilder::greet(Attempt& attempt) {
+  if (attempt.streams == 0) {
+    attempt.streams = choose_streams(attempt);
+    expect_streams(attempt.peer, attempt.purpose, attempt.rail, attempt.streams);
+    for (int stream = 1; stream < attempt.streams; ++stream)
+      more_attempts_.push_back({.peer = attempt.peer,
+                                .purpose = attempt.purpose,
+                                .rail = attempt.rail,
+                                .stream = stream,
+                                .streams = attempt.streams});
+  }
   Hello hello;
   hello.purpose = attempt.purpose;
+  hello.streams = static_cast<std::uint8_t>(attempt.streams);
+  hello.stream = static_cast<std::uint8_t>(attempt.stream);
   hello.rail = static_cast<std::uint8_t>(attempt.rail);
   hello.rank = static_cast<std::uint32_t>(options_.rank);
   hello.group = group_hash(options_.name);
   attempt.handshake =
       Handshake::connecting(hello, static_cast<std::uint32_t>(attempt.peer), secret_, attempt.over_unix);
-  attempt.tls.reset();
-  attempt.is_connected = false;
-  attempt.deadline = Clock::now() + handshake_timeout;
+  attempt.is_connected = true;
 }
 
 void MeshBuilder::advance(Attempt& attempt) {
   if (!attempt.is_connected) {
     if (const int error = socket_error(attempt.socket.fd.get())) return retry(attempt, errno_text(error), error);
-    attempt.is_connected = true;
+    greet(attempt);
   }
   const auto step = attempt.tls ? Handshake::Step::done : attempt.handshake->step(attempt.socket.fd.get());
   if (step == Handshake::Step::failed) {
@@ -423,7 +499,7 @@ void MeshBuilder::advance(Attempt& attempt) {
       return retry(attempt, "TLS: " + attempt.tls->failure());
     }
   }
-  fill(attempt.peer, attempt.purpose, attempt.rail,
+  fill(attempt.peer, attempt.purpose, attempt.rail, attempt.stream,
        {.fd = std::move(attempt.socket.fd), .info = {}, .tls = std::move(attempt.tls)}, attempt.over_unix,
        attempt.socket.device_bound);
   attempt.is_done = true;
@@ -509,7 +585,9 @@ void MeshBuilder::throw_incomplete(Duration waited) const {
     const auto rails = shm ? RailRange{0, 1} : rails_to(peer);
     for (std::size_t rail = rails.first; rail < rails.end; ++rail) {
       const auto i = rail - rails.first;
-      const bool stands = connections.control[i].fd && (shm || (connections.collective[i].fd && connections.p2p[i].fd));
+      const bool stands = connections.control[i].fd &&
+                          (shm || (connections.collective[i].fd && connections.p2p[i].fd)) &&
+                          has_all_streams(peer, static_cast<int>(rail));
       if (stands) continue;
       const auto& record = (*records_)[static_cast<std::size_t>(peer)];
       const auto& nic = nics_[rail];

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "holmes/bootstrap/handshake.hpp"
@@ -38,8 +40,11 @@ private:
     int peer = 0;
     Purpose purpose = Purpose::control;
     int rail = 0;
+    int stream = 0;
+    int streams = 0;  // of this purpose over this rail; 0: not chosen yet
     bool over_unix = false;
     BoundSocket socket{};
+    Clock::time_point started_at{};  // the try under way
     bool is_connected = false;
     std::optional<Handshake> handshake{};
     std::unique_ptr<TlsStream> tls{};  // once the handshake is done, where the connection is encrypted
@@ -69,11 +74,20 @@ private:
     bool is_done = false;
   };
 
-  Connection& slot(int peer, Purpose purpose, int rail);
+  Connection& slot(int peer, Purpose purpose, int rail, int stream);
   void prepare_slots();
+  // How many connections there are to be, now that the system has connected the first one: both sides go by what the
+  // connecting one says.
+  int choose_streams(const Attempt& attempt) const;
+  // Expects so many; counts once for each purpose and rail.
+  void expect_streams(int peer, Purpose purpose, int rail, int streams);
+  bool has_all_streams(int peer, int rail) const;
+  // Behind the first of each rail, in the same order on both sides.
+  void append_streams();
   void poll_once(Clock::time_point deadline);
 
   void start(Attempt& attempt);
+  void greet(Attempt& attempt);
   void advance(Attempt& attempt);
   void retry(Attempt& attempt, const std::string& failure, int system_errno = 0);
   [[noreturn]] void give_up(const Attempt& attempt) const;
@@ -89,7 +103,7 @@ private:
   bool encrypts(int peer) const;
   // The peer has proved the secret, but TLS with it fails.
   [[noreturn]] void throw_no_tls(int peer, int rail, const std::string& failure) const;
-  void fill(int peer, Purpose purpose, int rail, Connection connected, bool over_unix, bool device_bound);
+  void fill(int peer, Purpose purpose, int rail, int stream, Connection connected, bool over_unix, bool device_bound);
   std::string describe(int peer) const;
   bool shares_memory(int peer) const;
   // The numbers, in `nics_`, of those that join this rank and `peer`.
@@ -110,6 +124,9 @@ private:
   Mesh mesh_;
   int missing_ = 0;  // sockets that do not stand yet
   std::vector<Attempt> attempts_;
+  std::vector<Attempt> more_attempts_;  // of streams that were just chosen
+  // The streams after the first, where their number is known.
+  std::map<std::tuple<int, Purpose, int>, std::vector<Connection>> more_streams_;
   std::vector<Stranger> strangers_;
   Clock::time_point look_around_at_;
 };

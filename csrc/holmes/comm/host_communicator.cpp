@@ -149,7 +149,7 @@ std::size_t preferred_slice_bytes(const Mesh& mesh, int size, std::size_t ring_b
   const std::size_t share = staging_goal_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
   const std::size_t slice = std::clamp<std::size_t>(share / 4096 * 4096, 64 * 1024, 256 * 1024);
   const bool any_rails = std::any_of(mesh.peers.begin(), mesh.peers.end(), [](const PeerConnections& connections) {
-    return connections.collective.size() > 1;
+    return connections.collective.size() > 1 && !connections.collective.back().is_reserve;
   });
   return any_rails ? slice * rails_slice_factor : slice;
 }

@@ -32,6 +32,7 @@ struct Env {
   std::optional<std::chrono::nanoseconds> connect_timeout;
   std::chrono::nanoseconds rail_timeout = std::chrono::seconds(2);
   std::optional<std::string> tcp_congestion;
+  std::optional<int> far_streams;
   std::uint64_t unexpected_bytes = std::uint64_t{256} << 20;
   bool integrity = false;
   int integrity_digest_every = 0;

@@ -19,8 +19,9 @@ enum class Purpose : std::uint8_t { control = 0, collective = 1, p2p = 2 };
 // One connected, authenticated, non-blocking TCP socket (TCP_NODELAY set), bound to one rail.
 struct Connection {
   UniqueFd fd{};
-  int rail = 0;         // index into CommunicatorOptions::nics and, behind them, cluster_nics
-  ConnectionInfo info;  // peer, host, transport, purpose, interface, both addresses, device_bound, encryption
+  bool is_reserve = false;  // nothing is sent on it as long as those before it suffice
+  int rail = 0;             // index into CommunicatorOptions::nics and, behind them, cluster_nics
+  ConnectionInfo info;      // peer, host, transport, purpose, interface, both addresses, device_bound, encryption
   std::unique_ptr<TlsStream> tls{};    // null: as it is
   std::unique_ptr<PathPacer> pacer{};  // null: of a group without a priority
   std::unique_ptr<PathWatch> watch{};  // null: the peer is near

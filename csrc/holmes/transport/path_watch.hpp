@@ -41,6 +41,8 @@ public:
 
   // Looks, where it is time to.
   void look(Clock::time_point now);
+  // From now on others share the path, or no longer: another rate is no change of it.
+  void forget() { rate_ = {}; }
   // 0: not known.
   std::uint64_t bytes_per_s() const { return bytes_per_s_.load(std::memory_order_relaxed); }
   std::uint64_t changes() const { return changes_.load(std::memory_order_relaxed); }

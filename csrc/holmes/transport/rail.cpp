@@ -79,10 +79,16 @@ void add(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
 
 Rail::Rail(Connection socket, int index)
     : socket_(std::move(socket)), index_(index), unknown_limit_bytes_(least_limit_bytes) {
-  // Work that the system has not sent yet could still go another way: let little of it wait there.
+  if (const auto round_trip = shortest_round_trip(fd())) set_round_trip(*round_trip);
+}
+
+void Rail::limit_unsent() {
   const int unsent_limit_bytes = max_chunk_bytes;
   ::setsockopt(fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_limit_bytes, sizeof unsent_limit_bytes);
-  if (const auto round_trip = shortest_round_trip(fd())) set_round_trip(*round_trip);
+}
+
+void Rail::forget_path_rate() {
+  if (socket_.watch) socket_.watch->forget();
 }
 
 void Rail::set_round_trip(std::chrono::microseconds shortest) {
@@ -144,6 +150,7 @@ std::optional<std::uint64_t> Rail::oldest_sequence() const {
 void Rail::collect(Clock::time_point now, FramePool& pool) {
   if (socket_.pacer && has_unwritten()) socket_.pacer->look(now);
   if (socket_.watch) socket_.watch->look(now);
+  look_at_buffer(now);
   if (queue_.empty()) return;
   // Encrypted, there are a few more of them than of the bytes that are counted here: the sum errs on the safe side.
   int queued_bytes = 0;
@@ -151,7 +158,7 @@ void Rail::collect(Clock::time_point now, FramePool& pool) {
   const std::uint64_t acknowledged =
       std::max(written_bytes_ - std::min<std::uint64_t>(written_bytes_, static_cast<unsigned>(queued_bytes)),
                acknowledged_bytes_);
-  if (acknowledged != acknowledged_bytes_) progress_at_ = now;
+  if (acknowledged != acknowledged_bytes_) progress_at_ = acknowledged_at_ = now;
   acknowledged_bytes_ = acknowledged;
   while (written_chunks_ > 0 && released_bytes_ + queue_[0].frame->wire_bytes() <= acknowledged) {
     Chunk chunk = queue_.pop_front();
@@ -172,6 +179,18 @@ void Rail::collect(Clock::time_point now, FramePool& pool) {
   } else {
     rate_.observe(now, acknowledged_bytes_, is_busy);
   }
+}
+
+void Rail::look_at_buffer(Clock::time_point now) {
+  const auto round_trip = std::chrono::duration<double>(min_rtt_s_);
+  if (!is_far() || !has_unwritten() || !is_living() ||
+      !buffer_bound_.is_due(now, std::chrono::duration_cast<Clock::duration>(round_trip)))
+    return;
+  const auto info = tcp_info_of(fd());
+  if (!info) return;
+  const std::uint64_t under_way = std::uint64_t{info->tcpi_unacked} * info->tcpi_snd_mss;
+  buffer_bound_.observe(now, info->tcpi_notsent_bytes, under_way, std::chrono::microseconds(info->tcpi_rtt),
+                        std::chrono::microseconds(info->tcpi_min_rtt));
 }
 
 bool Rail::is_far() const { return min_rtt_s_ >= std::chrono::duration<double>(far_round_trip).count(); }
@@ -291,6 +310,11 @@ bool Rail::is_stuck(Clock::duration timeout, Clock::time_point now) const {
   if (queue_.empty() || now - progress_at_ < timeout) return false;
   const tcp_info info = tcp_info_of(fd()).value_or(tcp_info{});
   return info.tcpi_retransmits >= repetitions_of_a_loss || info.tcpi_probes >= repetitions_of_a_loss;
+}
+
+bool Rail::is_unanswered() const {
+  const tcp_info info = tcp_info_of(fd()).value_or(tcp_info{});
+  return info.tcpi_unacked > 0 && info.tcpi_retransmits > 0;
 }
 
 ChunkQueue Rail::retire() {

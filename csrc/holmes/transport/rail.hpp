@@ -56,6 +56,32 @@ private:
   bool from_idle_ = false;
 };
 
+// Whether a connection is slower than its path because its buffer holds no more: the system has sent all that it took
+// and takes nothing until something is acknowledged, and packets wait in no queue on the way, so the path would carry
+// more. One more connection has one more buffer. (Where the path is full, round trips get longer, or bytes stay
+// unsent.)
+class BufferBound {
+public:
+  static constexpr int telling_looks = 3;  // after each other: a start, or a lost packet, looks like it for one or two
+
+  // Once in a round trip at most, while the socket refuses bytes.
+  bool is_due(Clock::time_point now, Clock::duration round_trip) const { return now - looked_at_ >= round_trip; }
+  // `under_way_bytes`: sent and not acknowledged.
+  void observe(Clock::time_point now, std::size_t unsent_bytes, std::size_t under_way_bytes,
+               std::chrono::microseconds round_trip, std::chrono::microseconds shortest) {
+    looked_at_ = now;
+    constexpr std::size_t small_share = 16;
+    constexpr double longest = 1.2;  // as the shortest one, queues of the hosts included
+    const bool is_bound = unsent_bytes * small_share < under_way_bytes && round_trip < longest * shortest;
+    looks_ = is_bound ? looks_ + 1 : 0;
+  }
+  bool is_known() const { return looks_ >= telling_looks; }
+
+private:
+  Clock::time_point looked_at_{};
+  int looks_ = 0;
+};
+
 // Keeps what it sent until the peer's kernel has acknowledged it: what is acknowledged can be read there even when the
 // connection is lost, what is not goes out again on another rail.
 // One thread at a time, `append_info` and `shutdown` excepted.
@@ -84,6 +110,11 @@ public:
   State state() const { return state_.load(std::memory_order_relaxed); }
   bool is_living() const { return state() == State::living; }
 
+  // Lets little wait in the socket: what the system has not sent yet could still go another way.
+  void limit_unsent();
+  // What the path carries is no longer this connection's rate: others share it from now on.
+  void forget_path_rate();
+
   // --- sending ---
   void push(Chunk chunk, Clock::time_point now);
   // Writes what the socket takes of what was pushed.
@@ -106,6 +137,8 @@ public:
   // The right length of a chunk for the rail's speed.
   std::size_t chunk_bytes() const;
   std::optional<double> bytes_per_s() const { return rate_.bytes_per_s(); }
+  // See BufferBound.
+  bool is_buffer_bound() const { return buffer_bound_.is_known(); }
   // What is under way where its path is full, as far as the rate is known.
   double path_bytes() const { return bytes_per_s().value_or(0) * min_rtt_s_; }
   // Nothing is under way, and nothing was given for `duration`: its rate may be out of date.
@@ -132,6 +165,11 @@ public:
   bool is_interface_down() const;
   // Nothing was acknowledged for `timeout`, though the system sent it again. (A peer that does not read is no loss.)
   bool is_stuck(Clock::duration timeout, Clock::time_point now) const;
+  // The system sends again what the peer's does not acknowledge.
+  bool is_unanswered() const;
+  Clock::time_point progress_at() const { return progress_at_; }
+  // When the peer's system acknowledged something last.
+  Clock::time_point acknowledged_at() const { return acknowledged_at_; }
   Clock::time_point broken_at() const { return broken_at_; }
   int error() const { return error_; }
   // The chunks that are not acknowledged, in order, for other rails.
@@ -143,6 +181,7 @@ public:
 private:
   void set_round_trip(std::chrono::microseconds shortest);
   bool is_far() const;
+  void look_at_buffer(Clock::time_point now);
   void end_reading(int error);
   void break_off(int error);
   void count_read(std::size_t bytes);
@@ -164,7 +203,9 @@ private:
   std::size_t unknown_limit_bytes_;   // while the rate is not known
   Clock::time_point pushed_at_{};
   Clock::time_point progress_at_{};  // something was acknowledged, or pushed on an idle rail
+  Clock::time_point acknowledged_at_{};
   RailRate rate_;
+  BufferBound buffer_bound_;
   double min_rtt_s_ = 0;
   std::uint64_t receiver_limited_us_ = 0;  // as the system counts
 

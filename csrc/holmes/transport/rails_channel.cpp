@@ -88,15 +88,37 @@ private:
 };
 
 RailsChannel::RailsChannel(int peer, std::vector<Connection> sockets, std::shared_ptr<RailsContext> context)
-    : Channel(peer), context_(std::move(context)), received_at_(Clock::now()), health_check_at_(received_at_) {
+    : Channel(peer),
+      context_(std::move(context)),
+      used_rails_(static_cast<std::size_t>(
+          std::ranges::count_if(sockets, [](const Connection& socket) { return !socket.is_reserve; }))),
+      shares_path_(used_rails_ < sockets.size()),
+      received_at_(Clock::now()),
+      health_check_at_(received_at_) {
   int index = 0;
   for (Connection& socket : sockets) rails_.push_back(std::make_unique<Rail>(std::move(socket), index++));
+  if (shares_path_) return;
+  for (const auto& rail : rails_) rail->limit_unsent();
+}
+
+void RailsChannel::use_reserves() {
+  const ConnectionInfo& info = rails_.front()->info();
+  if (rails_.front()->is_living() && log_enabled(LogLevel::info))
+    log(LogLevel::info, context_->label(context_->own_rank),
+        "communicator '" + context_->communicator + "': the path to rank " + std::to_string(context_->label(peer())) +
+            " (host " + info.host + ") over NIC " + info.interface + " takes more than the buffer of one connection; " +
+            std::to_string(rails_.size()) + " " + info.purpose + " connections share the stream from now on");
+  used_rails_ = rails_.size();
+  for (const auto& rail : rails_) {
+    rail->limit_unsent();
+    rail->forget_path_rate();
+  }
 }
 
 std::size_t RailsChannel::lead_bytes() {
   double path_bytes = 0;
-  for (const auto& rail : rails_) path_bytes += rail->path_bytes();
-  return std::max(min_lead_bytes * rails_.size(), static_cast<std::size_t>(2 * path_bytes));
+  for (const auto& rail : used()) path_bytes += rail->path_bytes();
+  return std::max(min_lead_bytes * used_rails_, static_cast<std::size_t>(2 * path_bytes));
 }
 
 std::size_t RailsChannel::try_send(std::span<const iovec> pieces) {
@@ -141,7 +163,7 @@ Rail* RailsChannel::choose_rail(std::size_t bytes) const {
   Rail* chosen = nullptr;
   double chosen_s = std::numeric_limits<double>::infinity();
   double earliest_s = chosen_s;
-  for (const auto& rail : rails_) {
+  for (const auto& rail : used()) {
     if (!rail->is_living()) continue;
     const bool has_room = rail->has_room();
     // While its rate is unknown, a rail is taken as long as it has room, and not waited for.
@@ -156,7 +178,7 @@ Rail* RailsChannel::choose_rail(std::size_t bytes) const {
 }
 
 Rail* RailsChannel::find_idle_rail(const Rail& chosen, Clock::time_point now) const {
-  for (const auto& rail : rails_)
+  for (const auto& rail : used())
     if (rail.get() != &chosen && rail->is_living() && rail->bytes_per_s() && rail->is_idle_for(rate_expiry, now))
       return rail.get();
   return nullptr;
@@ -370,6 +392,8 @@ void RailsChannel::maintain(Clock::time_point now) {
     rail->collect(now, pool_);
     rail->flush();
   }
+  const auto is_too_little = [](const auto& rail) { return rail->is_buffer_bound() || !rail->is_living(); };
+  if (used_rails_ < rails_.size() && std::ranges::any_of(used(), is_too_little)) use_reserves();
   if (now >= health_check_at_) {
     health_check_at_ = now + health_interval;
     check_health(now);
@@ -408,6 +432,8 @@ void RailsChannel::check_health(Clock::time_point now) {
       const int error = rail->error();
       if (now - rail->broken_at() >= end_grace)
         retire(*rail, error != 0 ? errno_text(error) : "the connection was closed", true, now);
+    } else if (shares_path_ && !is_outlived(*rail)) {
+      // No other connection would do better.
     } else if (rail->is_interface_down()) {
       retire(*rail, "the interface is down", true, now);
     } else if (rail->is_stuck(context_->timeout, now)) {
@@ -415,6 +441,28 @@ void RailsChannel::check_health(Clock::time_point now) {
       retire(*rail, "no acknowledgement for " + std::to_string(silent_s).substr(0, 4) + " s", true, now);
     }
   }
+}
+
+// Another rail was acknowledged long after this one.
+bool RailsChannel::is_outlived(const Rail& rail) const {
+  return std::ranges::any_of(rails_, [&](const auto& other) {
+    return other.get() != &rail && other->is_living() &&
+           other->acknowledged_at() - rail.progress_at() > context_->timeout / 2;
+  });
+}
+
+// Rails of several NICs are several paths, and lost one by one.
+bool RailsChannel::is_unanswered() const {
+  if (!shares_path_) return false;
+  bool any = false;
+  for (const auto& rail : rails_) {
+    if (!rail->is_living()) continue;
+    if (rail->is_unanswered())
+      any = true;
+    else if (rail->outstanding_bytes() > 0)
+      return false;
+  }
+  return any;
 }
 
 void RailsChannel::retire(Rail& rail, const std::string& reason, bool tell_peer, Clock::time_point now) {

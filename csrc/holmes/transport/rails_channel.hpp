@@ -32,6 +32,9 @@ struct RailsContext {
 // nothing for the context's timeout. The side that notices tells the other; both send the rail's unacknowledged chunks
 // again on the others (what comes twice is dropped), say so in the log, and go on. The last rail is never given up:
 // when it ends, so does the stream.
+//
+// Over one far path there may be rails in reserve (Connection::is_reserve): used from when the buffer of the first is
+// what bounds it, or when that one is lost. Before that the stream goes as over one connection.
 class RailsChannel final : public Channel {
 public:
   RailsChannel(int peer, std::vector<Connection> sockets, std::shared_ptr<RailsContext> context);
@@ -41,6 +44,7 @@ public:
   std::size_t try_recv(std::span<const iovec> pieces) override;
   std::size_t lead_bytes() override;
   bool tells_end() const override;
+  bool is_unanswered() const override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void finish_wait() override { awaits_recv_ = awaits_send_ = false; }
   bool needs_maintenance() const override { return true; }
@@ -55,10 +59,13 @@ private:
 
   // --- sending ---
   void assign(std::span<const iovec> pieces, std::uint64_t end, Clock::time_point now);
+  std::span<const std::unique_ptr<Rail>> used() const { return std::span(rails_).first(used_rails_); }
   Rail* choose_rail(std::size_t bytes) const;
   Rail* find_idle_rail(const Rail& chosen, Clock::time_point now) const;
   bool is_window_open();
   std::uint64_t first_unwritten() const;
+
+  void use_reserves();
 
   // --- receiving ---
   bool deliver(Sink& sink);
@@ -74,12 +81,15 @@ private:
   bool has_living(const Rail* except = nullptr) const;
   [[noreturn]] void throw_closed() const;
   void check_health(Clock::time_point now);
+  bool is_outlived(const Rail& rail) const;
   void retire(Rail& rail, const std::string& reason, bool tell_peer, Clock::time_point now);
   void send_again(Clock::time_point now);
   void warn_of(const Rail& rail, const std::string& reason, std::size_t chunks) const;
 
   std::shared_ptr<RailsContext> context_;
   std::vector<std::unique_ptr<Rail>> rails_;
+  std::size_t used_rails_;  // the first ones; what follows is in reserve
+  bool shares_path_;        // with its reserves: what cuts one connection's path cuts that of all
   FramePool pool_;
 
   std::uint64_t sent_position_ = 0;      // of the stream: everything before it is in a socket

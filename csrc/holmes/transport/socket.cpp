@@ -304,11 +304,11 @@ std::optional<std::chrono::microseconds> shortest_round_trip(int fd) {
   return std::chrono::microseconds(info->tcpi_min_rtt);
 }
 
-void suit_far_path(int fd, bool is_algorithm_given) {
-  if (!is_algorithm_given && !set_congestion_control(fd, "bbr"))
-    set_congestion_control(fd, default_congestion_control());
-  // What is set by hand does not grow by itself any more: only where it is more than what it would grow to.
-  static const int most_bytes = [] {
+namespace {
+
+// How large a sending buffer may be: set by hand, and grown by itself.
+std::pair<int, int> send_limits() {
+  static const auto limits = [] {
     constexpr int wanted = 64 * 1024 * 1024;
     const auto probe = open_socket(AF_INET);
     int allowed = 0;
@@ -318,9 +318,27 @@ void suit_far_path(int fd, bool is_algorithm_given) {
     std::ifstream file("/proc/sys/net/ipv4/tcp_wmem");
     int least = 0, usual = 0, most = 0;
     file >> least >> usual >> most;
-    return allowed > most ? allowed / 2 : 0;  // the system doubles what is set
+    return std::pair(allowed, most);
   }();
-  if (most_bytes > 0) set_option(fd, SOL_SOCKET, SO_SNDBUF, most_bytes);
+  return limits;
+}
+
+}  // namespace
+
+void suit_far_path(int fd, bool is_algorithm_given) {
+  if (!is_algorithm_given && !set_congestion_control(fd, "bbr"))
+    set_congestion_control(fd, default_congestion_control());
+  // What is set by hand does not grow by itself any more: only where it is more than what it would grow to.
+  const auto [by_hand, by_itself] = send_limits();
+  if (by_hand > by_itself) set_option(fd, SOL_SOCKET, SO_SNDBUF, by_hand / 2);  // the system doubles what is set
+}
+
+bool is_bounded_by_buffer(std::chrono::microseconds round_trip) {
+  constexpr double goal_bytes_per_s = 10e9 / 8;  // where it is reached, copies for more streams would cost more
+  constexpr double payload_share = 0.7;
+  const auto [by_hand, by_itself] = send_limits();
+  return goal_bytes_per_s * std::chrono::duration<double>(round_trip).count() >
+         payload_share * std::max(by_hand, by_itself);
 }
 
 std::optional<::tcp_info> tcp_info_of(int fd) {

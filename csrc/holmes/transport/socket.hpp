@@ -95,6 +95,8 @@ std::optional<std::chrono::microseconds> shortest_round_trip(int fd);
 // carries a small part of the rate there (`is_algorithm_given`: it stays as it is), and as large a buffer as the system
 // allows.
 void suit_far_path(int fd, bool is_algorithm_given);
+// Whether one connection cannot carry 10 Gbit/s over so long a round trip: what is under way is kept in its buffer.
+bool is_bounded_by_buffer(std::chrono::microseconds round_trip);
 
 template <class Value>
 bool set_option(int fd, int level, int option, const Value& value) {
