@@ -174,7 +174,9 @@ Rail* RailsChannel::choose_rail(std::size_t bytes) const {
     chosen = rail.get();
     chosen_s = arrival_s;
   }
-  return chosen_s <= earliest_s * lateness_allowed ? chosen : nullptr;
+  // A connection that was in reserve begins with a small window, which grows only by what it is given.
+  // If chunks waited for the first one instead, it would stay slow.
+  return shares_path_ || chosen_s <= earliest_s * lateness_allowed ? chosen : nullptr;
 }
 
 Rail* RailsChannel::find_idle_rail(const Rail& chosen, Clock::time_point now) const {
