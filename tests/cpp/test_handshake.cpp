@@ -117,7 +117,7 @@ void test_the_listener_proves_last() {
   CHECK(received(wire.right.get()).empty());
 }
 
-// The numbers of streams travel with the purpose, and who has only one says what was said before there were more.
+// The numbers of streams travel behind the rail.
 void test_streams_in_a_hello() {
   Hello hello;
   hello.purpose = Purpose::p2p;

@@ -124,6 +124,10 @@ void test_strangers() {
     say(changed.encode());
     changed = hello, changed.purpose = Purpose::p2p, changed.streams = 2, changed.stream = 3;
     say(changed.encode());
+    changed.streams = 200;
+    say(changed.encode());
+    changed.streams = changed.stream = 0;
+    say(changed.encode());
     changed = hello, changed.group = group_hash("other");
     say(changed.encode());
     say(hello.encode() + std::string(32, 'x'));  // a wrong proof

@@ -37,12 +37,6 @@ std::array<std::uint8_t, 16> random_nonce() {
   return nonce;
 }
 
-// Of the byte of the purpose; what is above all of them is part of the purpose, hence a wrong one.
-constexpr int stream_shift = 2;
-constexpr int streams_shift = 4;
-constexpr std::uint8_t stream_mask = max_far_streams - 1;
-static_assert(max_far_streams == 1 << (streams_shift - stream_shift));
-
 // Room for one descriptor as ancillary data.
 union DescriptorControl {
   cmsghdr header;
@@ -54,9 +48,10 @@ union DescriptorControl {
 std::string Hello::encode() const {
   std::string bytes(hello_magic);
   put(bytes, version, 2);
-  const int which = (streams - 1) << streams_shift | stream << stream_shift;
-  put(bytes, static_cast<std::uint8_t>(static_cast<int>(purpose) | which), 1);
+  put(bytes, static_cast<std::uint8_t>(purpose), 1);
   put(bytes, rail, 1);
+  put(bytes, streams, 1);
+  put(bytes, stream, 1);
   put(bytes, rank, 4);
   bytes.append(group.begin(), group.end());
   bytes.append(nonce.begin(), nonce.end());
@@ -68,11 +63,10 @@ std::optional<Hello> Hello::decode(const std::string& bytes) {
   std::size_t offset = hello_magic.size();
   Hello hello;
   hello.version = static_cast<std::uint16_t>(take(bytes, offset, 2));
-  const auto which = static_cast<std::uint8_t>(take(bytes, offset, 1));
-  hello.purpose = static_cast<Purpose>(which & ~(stream_mask << stream_shift | stream_mask << streams_shift));
-  hello.stream = (which >> stream_shift) & stream_mask;
-  hello.streams = static_cast<std::uint8_t>(((which >> streams_shift) & stream_mask) + 1);
+  hello.purpose = static_cast<Purpose>(take(bytes, offset, 1));
   hello.rail = static_cast<std::uint8_t>(take(bytes, offset, 1));
+  hello.streams = static_cast<std::uint8_t>(take(bytes, offset, 1));
+  hello.stream = static_cast<std::uint8_t>(take(bytes, offset, 1));
   hello.rank = static_cast<std::uint32_t>(take(bytes, offset, 4));
   std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(offset), hello.group.size(), hello.group.begin());
   offset += hello.group.size();
@@ -100,7 +94,7 @@ Handshake Handshake::connecting(const Hello& own, std::uint32_t peer_rank, std::
     if (peer.group != own.group) return "it belongs to another communicator";
     if (peer.rank != peer_rank) return "it is rank " + std::to_string(peer.rank);
     const auto connection = [](const Hello& hello) {
-      return std::tuple(hello.purpose, hello.streams, hello.stream, hello.rail);
+      return std::tuple(hello.purpose, hello.rail, hello.streams, hello.stream);
     };
     if (connection(peer) != connection(own)) return "it answers for another connection";
     return "";

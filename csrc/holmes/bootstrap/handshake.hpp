@@ -14,23 +14,22 @@
 namespace holmes {
 
 inline constexpr std::uint16_t protocol_version = 12;
-inline constexpr std::size_t hello_bytes = 48;
+inline constexpr std::size_t hello_bytes = 50;
 inline constexpr std::size_t max_rails = 64;  // of a pair of ranks
-inline constexpr int max_far_streams = 4;     // of one purpose over a rail that is far: as many as a hello can say
+inline constexpr int max_far_streams = 4;     // of one purpose over a rail that is far
 
 // What each side says first. The connecting side says what the connection is for; the other repeats it.
 struct Hello {
   std::uint16_t version = protocol_version;
   Purpose purpose = Purpose::control;
-  std::uint8_t streams = 1;              // connections of this purpose over this rail, as the connecting side chose
-  std::uint8_t stream = 0;               // number of this one, less than max_far_streams as `streams` is at most
   std::uint8_t rail = 0;                 // number in RankInfo::rails of both
+  std::uint8_t streams = 1;              // connections of this purpose over this rail, as the connecting side chose
+  std::uint8_t stream = 0;               // number of this one
   std::uint32_t rank = 0;                // of the side that speaks
   std::array<std::uint8_t, 16> group{};  // group_hash of the communicator's name
   std::array<std::uint8_t, 16> nonce{};  // random
 
-  // "HOLMES\r\n", then the fields in the order above, little endian. The numbers of streams are in the byte of the
-  // purpose: a hello of the only one is as it was before there were more.
+  // "HOLMES\r\n", then the fields in the order above, little endian.
   std::string encode() const;
   // Nothing where the length or the first eight bytes are wrong; any other field may hold anything.
   static std::optional<Hello> decode(const std::string& bytes);

@@ -315,9 +315,10 @@ std::string MeshBuilder::check_hello(const Hello& hello, const Listener& listene
       (listener.is_unix && hello.purpose != Purpose::control)) {
     return "it asks for a connection that does not exist";
   }
+  const int most = hello.purpose == Purpose::control ? 1 : max_far_streams;
   const auto known = more_streams_.find({static_cast<int>(hello.rank), hello.purpose, hello.rail});
   const bool is_expected = known == more_streams_.end() || known->second.size() + 1 == hello.streams;
-  if (hello.stream >= hello.streams || (hello.purpose == Purpose::control && hello.streams > 1) || !is_expected)
+  if (hello.streams > most || hello.stream >= hello.streams || !is_expected)
     return "it asks for a stream that does not exist";
   return "";
 }

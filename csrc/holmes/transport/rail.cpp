@@ -312,10 +312,7 @@ bool Rail::is_stuck(Clock::duration timeout, Clock::time_point now) const {
   return info.tcpi_retransmits >= repetitions_of_a_loss || info.tcpi_probes >= repetitions_of_a_loss;
 }
 
-bool Rail::is_unanswered() const {
-  const tcp_info info = tcp_info_of(fd()).value_or(tcp_info{});
-  return info.tcpi_unacked > 0 && info.tcpi_retransmits > 0;
-}
+bool Rail::is_unanswered() const { return holmes::is_unanswered(fd()); }
 
 ChunkQueue Rail::retire() {
   state_.store(State::retired, std::memory_order_relaxed);

@@ -348,6 +348,11 @@ std::optional<::tcp_info> tcp_info_of(int fd) {
   return info;
 }
 
+bool is_unanswered(int fd) {
+  const auto info = tcp_info_of(fd);
+  return info && info->tcpi_unacked > 0 && info->tcpi_retransmits > 0;
+}
+
 int socket_error(int fd) {
   int error = 0;
   socklen_t length = sizeof(error);

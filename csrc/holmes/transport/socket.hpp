@@ -106,6 +106,9 @@ bool set_option(int fd, int level, int option, const Value& value) {
 // What the kernel knows of a TCP connection; older kernels fill less. Nothing where it is none.
 std::optional<::tcp_info> tcp_info_of(int fd);
 
+// Whether the system sends again what the peer's does not acknowledge.
+bool is_unanswered(int fd);
+
 // Whether a call on a non-blocking socket is to be tried again.
 inline bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 

@@ -67,10 +67,7 @@ double path_bytes(int fd) {
 
 }  // namespace
 
-bool TcpChannel::is_unanswered() const {
-  const auto info = tcp_info_of(socket_.fd.get());
-  return info && info->tcpi_unacked > 0 && info->tcpi_retransmits > 0;
-}
+bool TcpChannel::is_unanswered() const { return holmes::is_unanswered(socket_.fd.get()); }
 
 std::size_t TcpChannel::try_send(std::span<const iovec> pieces) {
   std::array<std::byte, small_bytes> together;
