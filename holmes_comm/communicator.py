@@ -110,7 +110,16 @@ def init(
     if backend not in ("host", "nccl"):
         raise UsageError(f"backend {backend!r} does not exist; use 'host' or 'nccl'")
     asked = GroupOptions(
-        nics, cluster, cluster_nics, hierarchical_min_bytes, tls, priority, dscp, nccl_variables, nccl, options
+        nics=nics,
+        cluster=cluster,
+        cluster_nics=cluster_nics,
+        hierarchical_min_bytes=hierarchical_min_bytes,
+        tls=tls,
+        priority=priority,
+        dscp=dscp,
+        nccl_variables=nccl_variables,
+        nccl=nccl,
+        options=options,
     )
     made_of = asked.engine_options()
     assign(made_of, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, secret=secret or None)

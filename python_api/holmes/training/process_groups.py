@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from holmes.planning.groups.group import Group
@@ -60,7 +61,7 @@ def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | N
         check_kind(kind)
     ordered = [kind for kind in KINDS if kind in wanted]
     rank = dist.get_rank()
-    options = {**_keep_order(plan, ordered), "timeout": _timeout()}
+    options = {**_keep_order(plan, ordered), "timeout": timeout_of(None)}
     mine: dict[str, dist.ProcessGroup] = {}
     for kind in ordered:
         groups = plan.groups(kind)
@@ -113,12 +114,14 @@ def group_options(group: Group, rank: int) -> Any:
     )
 
 
-def _timeout() -> timedelta | None:
-    """The default group's; torch's own default does not ask for it. None: of a backend that has none."""
-    default: Any = dist.distributed_c10d._get_default_group()
-    backend = default._get_backend(default._device_types[0])
-    backend = getattr(backend, "wrapped_pg", backend)  # of TORCH_DISTRIBUTED_DEBUG=DETAIL
-    timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
+def timeout_of(group: dist.ProcessGroup | None, device: torch.device | None = None) -> timedelta | None:
+    """The time limit of a group's operations (None: the default group's) on `device` (None: the first that it serves);
+    None where the backend does not say. Local."""
+    asked: Any = group or dist.group.WORLD
+    try:
+        timeout: timedelta = asked._get_backend(device or asked._device_types[0]).options._timeout
+    except (AttributeError, IndexError, RuntimeError):  # torch's fake one, MPI's, those written in Python
+        return None
     return timeout
 
 

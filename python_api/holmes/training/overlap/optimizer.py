@@ -43,7 +43,7 @@ from holmes.training.overlap.schedule import BucketTimes, StepObserver, gather_o
 from holmes.training.overlap.sent import SentGradient, SpentGradient
 from holmes.training.overlap.shards import with_fused
 from holmes.training.overlap.timeline import Timeline
-from holmes.training.overlap.transfers import Lane, Transfer, give_back_group, take_group
+from holmes.training.overlap.transfers import Lane, Transfer, give_back_group, ranks_of, take_group
 from holmes.training.overlap.unsent import UnsentGradients
 from holmes.training.overlap.usage import UsageRecord, agree, find_needs, first_uses
 
@@ -155,8 +155,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `group` may come in between at another place on each rank. On a GPU one for both: one order for both.
         """
         given = Lane(group)
-        if gather_group is not None and (ranks := _ranks_of(gather_group)) != _ranks_of(group):
-            raise ValueError(f"gather_group has ranks {ranks}, but group has {_ranks_of(group)}; give one of the same")
+        if gather_group is not None and (ranks := ranks_of(gather_group)) != ranks_of(group):
+            raise ValueError(f"gather_group has ranks {ranks}, but group has {ranks_of(group)}; give one of the same")
         if given.size == 1:
             return given, given
         own = self._take_group(group, given.label)
@@ -621,13 +621,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._step_in_backward:
             self._observer = StepObserver(len(layout.buckets))
         return self._runtime
-
-
-def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    if not dist.is_initialized():
-        return [0]
-    ranks: list[int] = dist.get_process_group_ranks(group or dist.group.WORLD)
-    return ranks
 
 
 def _checked_passes(count: int) -> int:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from holmes.training.overlap.usage import agree
+from holmes.training.process_groups import timeout_of
 
 # torch 2.13 renamed both.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -109,7 +110,7 @@ class Lane:
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Blocks until `tensor` is the first rank's, and returns it."""
         if self.size > 1:
-            source = dist.get_process_group_ranks(self.group or dist.group.WORLD)[0]
+            source = ranks_of(self.group)[0]
             dist.broadcast(tensor, source, group=self.group)
         return tensor
 
@@ -137,6 +138,12 @@ class Lane:
             last_end = transfer.ended_s
             self.ended = [transfer]
         return done
+
+
+def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
+    """A group's ranks (None: the default group's), in the order that they have in it. Local."""
+    ranks: list[int] = dist.get_process_group_ranks(group or dist.group.WORLD)
+    return ranks
 
 
 #: Groups like another one that nobody uses at the moment: (the other one, the group).
@@ -169,7 +176,7 @@ def second_group(group: dist.ProcessGroup | None, label: str, device: torch.devi
     Collectives of two groups run side by side, those of one group one after another.
     """
     global _made
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    ranks = ranks_of(group)
     if ranks != sorted(ranks):
         return None
     ((_made,),) = agree(group, [[_made + 1]], device)
@@ -178,11 +185,10 @@ def second_group(group: dist.ProcessGroup | None, label: str, device: torch.devi
         from holmes_comm.torch_backend import group_options
 
         options = group_options(group)
-    first: Any = group or dist.group.WORLD
     with _named(f"holmes-{_made}-{hashlib.sha256(str(ranks).encode()).hexdigest()[:16]}"):
         made: dist.ProcessGroup = dist.new_group(
             ranks,
-            timeout=first._get_backend(device).options._timeout,
+            timeout=timeout_of(group, device),
             backend=backend,
             pg_options=options,
             use_local_synchronization=True,
