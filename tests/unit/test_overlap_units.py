@@ -11,6 +11,7 @@ hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from torch import distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 import holmes  # noqa: E402
@@ -21,6 +22,7 @@ from holmes.training.overlap.report import union_s  # noqa: E402
 from holmes.training.overlap.schedule import OBSERVED_STEPS, BucketTimes, StepObserver, gather_order  # noqa: E402
 from holmes.training.overlap.storage import gradient_memory  # noqa: E402
 from holmes.training.overlap.transfers import ALL_GATHER, REDUCE_SCATTER, Transfer  # noqa: E402
+from holmes.training.process_groups import timeout_of  # noqa: E402
 
 sizes = st.lists(
     st.builds(ParameterSize, st.integers(0, 5000), st.just(4), st.sampled_from(["a", "b"])), min_size=1, max_size=30
@@ -281,3 +283,9 @@ def test_gradients_of_all_buckets_share_one_array_that_ranks_can_read(reduce_dty
     assert [set(part.tolist()) for part in gradients] == [{0.0}, {1.0}, {2.0}]
     del part, gradients
     assert len(shared_memory()) == before
+
+
+def test_a_group_whose_backend_tells_no_time_limit_has_torchs() -> None:
+    written_in_python = dist.ProcessGroup(0, 1)
+    assert timeout_of(written_in_python) is None
+    assert timeout_of(written_in_python, torch.device("cpu")) is None
