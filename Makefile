@@ -131,13 +131,15 @@ figures: build
 # --- prove ---
 test: test-cpp test-python
 
-# Most tests wait more than they compute: twice as many beside each other as the two processors of a small machine.
-TEST_JOBS ?= 4
+# Most tests wait more than they compute: three times as many beside each other as the two processors of a small machine.
+# Those in C++ wait less.
+TEST_JOBS ?= 6
+CPP_TEST_JOBS ?= 4
 # In the same build tree as the modules, so that the library is compiled once.
 test-cpp: build $(VENV)/.nccl
 	$(BIN)/cmake -S . -B $(BUILD) -DHOLMES_TESTS=ON >/dev/null
 	$(BIN)/cmake --build $(BUILD)
-	$(BIN)/ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure --timeout 300
+	$(BIN)/ctest --test-dir $(BUILD) -j $(CPP_TEST_JOBS) --output-on-failure --timeout 300
 
 test-python: build $(VENV)/.nccl
 	$(BIN)/python -m pytest $(patsubst %,--ignore tests/%,differential docs trainers launchers pytorch) \

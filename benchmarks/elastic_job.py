@@ -13,10 +13,14 @@ from typing import Any
 from holmes.lab.stress.elastic.nodes import STORE_NODE, spec_with_store
 from holmes.lab.testbed import Testbed, TestbedSession
 
-LAST_STEPS = 4  # of a generation, in which descriptors are counted
+LAST_STEPS = 4  # of a generation, in which is looked what is open
 SUPERVISOR = Path(__file__).with_name("elastic_node.py")
 # Buffered, so that each line is one write: a supervisor and its child write to the same pipe.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
+
+
+def _fewest(kinds: list[str]) -> str:
+    return min(kinds[-LAST_STEPS:], key=lambda line: sum(map(int, re.findall(r"(?:^|, )(\d+) ", line))))
 
 
 class ElasticNodes:
@@ -191,20 +195,20 @@ class ElasticJob:
                 found[int(match[1])] = re.findall(r" on ([a-z0-9]+)", match[2])
         return found
 
-    def kept(self) -> dict[str, tuple[int, int]]:
-        """Node -> descriptors in its first and its last generation of all nodes, of processes that lived on.
+    def kept(self) -> dict[str, tuple[str, str]]:
+        """Node -> what is open in its first and its last generation of all nodes, of processes that lived on.
 
-        The fewest of the last steps: what a step or an error has open for a moment does not count. What a generation
-        leaves open would be in the last, but not in the first.
+        Where the fewest are, of the last steps: what a step or an error has open for a moment does not count. What a
+        generation leaves open would be in the last, but not in the first.
         """
-        found: dict[tuple[str, str], dict[int, list[int]]] = {}
+        found: dict[tuple[str, str], dict[int, list[str]]] = {}
         members = self.members()
         for _, node, line in self.lines:
-            match = re.match(r"(\d+) descriptors of process (\d+) in generation (\d+)$", line)
-            if match and len(members[int(match[3])]) == len(self.places):
-                found.setdefault((node, match[2]), {}).setdefault(int(match[3]), []).append(int(match[1]))
-        lived = {node: list(counts.values()) for (node, _), counts in found.items() if len(counts) > 1}
-        return {node: (min(counts[0][-LAST_STEPS:]), min(counts[-1][-LAST_STEPS:])) for node, counts in lived.items()}
+            match = re.match(r"descriptors of process (\d+) in generation (\d+): (.*)$", line)
+            if match and len(members[int(match[2])]) == len(self.places):
+                found.setdefault((node, match[1]), {}).setdefault(int(match[2]), []).append(match[3])
+        lived = {node: list(kinds.values()) for (node, _), kinds in found.items() if len(kinds) > 1}
+        return {node: (_fewest(kinds[0]), _fewest(kinds[-1])) for node, kinds in lived.items()}
 
     def _failed(self) -> list[str]:
         """Nodes whose rank ended badly though nobody killed it."""

@@ -1,10 +1,12 @@
 """A rank of examples/elastic_gpt.py that can be held at a step and can hurt itself. Started by elastic_node.py."""
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -18,6 +20,15 @@ from holmes.lab.demo.settings import Settings
 from holmes.training.recovery import Rules
 
 HOLD_S = 120.0  # at most
+
+
+def open_kinds() -> str:
+    """What this process has open: files by their paths, the rest by what they are."""
+    names = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the folder's own
+            names.append(os.readlink(descriptor).partition(":[")[0])
+    return ", ".join(f"{count} {name}" for name, count in sorted(Counter(names).items()))
 
 
 def run(options: dict) -> None:
@@ -41,8 +52,7 @@ def run(options: dict) -> None:
 
     def train(generation: holmes.Generation) -> None:
         def after_step(step: int) -> None:
-            count = len(os.listdir("/proc/self/fd"))
-            print(f"{count} descriptors of process {os.getpid()} in generation {generation.number}", flush=True)
+            print(f"descriptors of process {os.getpid()} in generation {generation.number}: {open_kinds()}", flush=True)
             hold = options["hold"].get(str(generation.number))
             deadline_s = time.monotonic() + HOLD_S
             while hold and step == hold["step"] and not Path(hold["file"]).exists() and time.monotonic() < deadline_s:

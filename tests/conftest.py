@@ -1,6 +1,6 @@
 """Programs that tests start (tests/workers) import what is in tests/helpers, and say where they are when they crash.
-Under `pytest -n` a file's tests stay together (--dist loadfile), those that wait most come first, and tests that are
-marked `alone` come last in their files, and files of them last of all, and have the machine to themselves."""
+Under `pytest -n` a file's tests stay together (--dist loadfile), those that wait most come first, and files that are
+marked `alone` last, and have the machine to themselves."""
 
 import fcntl
 import os
@@ -28,7 +28,8 @@ def _environment_stays() -> Iterator[None]:
     yield
     after = dict(os.environ)
     for variables in (before, after):
-        variables.pop("PYTEST_CURRENT_TEST", None)
+        for name in ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"):  # torch's first optimizer sets it
+            variables.pop(name, None)
     changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
     for name in changed:
         os.environ.pop(name, None)

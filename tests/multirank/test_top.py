@@ -22,8 +22,6 @@ from holmes.tools.top.sources import Sample, source_of
 from holmes.tools.top.table import table_of
 from holmes_comm.process_metrics import Metrics, NicMetrics, OperationMetrics, Wait
 
-pytestmark = pytest.mark.alone  # asks all processes of this user
-
 
 @contextmanager
 def job(**more: str) -> Iterator[list[subprocess.Popen[str]]]:

@@ -7,7 +7,7 @@ import rig
 
 PING = "ibv_rc_pingpong -g 1 -e -m 4096 -d rxe0 -n 100"
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("hosts")]
+pytestmark = pytest.mark.usefixtures("hosts")
 
 
 def test_the_rig_gives_output_and_status() -> None:

@@ -246,23 +246,6 @@ def test_sigterm_leaves_the_table_of_the_episodes_till_then(tmp_path: Path) -> N
     assert found["holmes"]["leaks"] == []
 
 
-@needs_namespaces
-@pytest.mark.alone  # its episodes have deadlines of their own
-@pytest.mark.parametrize("fault", ["flipped-bit", "no-threads", "hung-folder", "unasked-messages"])
-def test_faults_of_the_system_are_reported_by_name(tmp_path: Path, fault: str) -> None:
-    command = [sys.executable, "-m", "holmes", "stress", "--testbed", "--faults", fault, "--seed", "1"]
-    done = subprocess.run(
-        [*command, "--seconds", "8", "--save", str(tmp_path / "out")], capture_output=True, text=True, timeout=120
-    )
-    assert (tmp_path / "out.json").exists(), done.stderr
-    found = json.loads((tmp_path / "out.json").read_text())["holmes"]
-    if fault in found["left_out"]:
-        pytest.skip(found["left_out"][fault])
-    assert done.returncode == 0, done.stderr
-    (row,) = found["faults"].values()
-    assert row["injected"] == row["right"] == row["reported"] > 0
-
-
 def test_faults_need_the_testbed() -> None:
     command = [sys.executable, "-m", "holmes", "stress", "--faults", "kill"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
