@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -217,6 +219,30 @@ def test_a_wrong_input_is_answered_with_one_sentence(
     assert len(said.splitlines()) == 1, said
     assert said.startswith("holmes"), said
     assert words in said
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("HOLMES_TLSS", ["HOLMES_TLSS means nothing to Holmes; is HOLMES_TLS meant?"]),
+        (
+            "HOLMES_CONNECT_TIMEOUT",
+            ["HOLMES_CONNECT_TIMEOUT means nothing to Holmes; is HOLMES_CONNECT_TIMEOUT_S meant?"],
+        ),
+        ("HOLMES_LOG_LEVEL", ["HOLMES_LOG_LEVEL means nothing to Holmes; is HOLMES_LOG meant?"]),
+        ("HOLMES_SHM", []),
+        ("HOLMES_TEST_RDMA", []),  # of the tests
+    ],
+)
+def test_a_variable_that_is_nearly_one_is_told_once(name: str, told: list[str]) -> None:
+    program = "import holmes_comm as h; [h.init(h.LocalStore(), 0, 1) for _ in range(2)]"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, name: "1"}, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if name in line]
+    assert len(lines) == len(told)
+    assert all(words in line for words, line in zip(told, lines, strict=True))
 
 
 @pytest.mark.parametrize("command", ["doctor", "topology", "stress"])

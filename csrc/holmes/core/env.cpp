@@ -2,12 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <numeric>
+#include <string_view>
 #include <type_traits>
 
 #include "holmes/core/cpu_list.hpp"
@@ -333,9 +336,54 @@ const std::vector<Row>& table() {
   return rows;
 }
 
+// Letters to change, add or leave out.
+std::size_t edit_distance(std::string_view one, std::string_view other) {
+  std::vector<std::size_t> row(other.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < other.size(); ++j) {
+      const std::size_t changed = diagonal + (one[i] == other[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({changed, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+// HOLMES_LOG and HOLMES_LOG_LEVEL.
+bool begins_alike(std::string_view one, std::string_view other) {
+  const auto [shorter, longer] = std::minmax(one, other, [](auto a, auto b) { return a.size() < b.size(); });
+  return longer.starts_with(shorter) && longer[shorter.size()] == '_';
+}
+
+// The variable that is probably meant by a name that is none.
+std::optional<std::string> meant_by(std::string_view name) {
+  std::optional<std::string> meant;
+  std::size_t least = 3;
+  for (const auto& row : table()) {
+    const std::size_t distance = begins_alike(name, row.variable.name) ? 2 : edit_distance(name, row.variable.name);
+    if (distance == 0) return std::nullopt;
+    if (distance < least) meant = row.variable.name, least = distance;
+  }
+  return meant;
+}
+
+bool warn_of_misspelt_names() {
+  for (char** entry = environ; entry && *entry; ++entry) {
+    const std::string_view name = std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
+    if (!name.starts_with("HOLMES_")) continue;
+    if (const auto meant = meant_by(name))
+      log(LogLevel::warn, std::nullopt,
+          "the environment variable " + std::string(name) + " means nothing to Holmes; is " + *meant +
+              " meant? (`holmes env` lists all)");
+  }
+  return true;
+}
+
 }  // namespace
 
 Env Env::read() {
+  [[maybe_unused]] static const bool warned = warn_of_misspelt_names();
   Env env;
   for (const auto& [variable, read] : table())
     if (const auto value = read ? text_of(variable.name) : std::nullopt) read(env, {variable.name, *value});

@@ -65,7 +65,8 @@ struct Env {
   NcclImageForm nccl_image = NcclImageForm::sparse;
   std::optional<std::string> nccl_image_folder;
 
-  // Throws UsageError naming variable, value, rule and fix.
+  // Throws UsageError naming variable, value, rule and fix. The first call warns of variables whose names are nearly
+  // those of Holmes.
   static Env read();
 };
 
