@@ -206,6 +206,9 @@ def unfreeze(rank, size, store):
     pipeline.stages[0].submod.requires_grad_(True)
     output = torch.zeros(2, WIDTH, requires_grad=True)
     told = error_of(pipeline.stages[0]._check_outputs, 0, (output,)) if rank == 0 else None
+    for wrong in (0, -4, 1.5):
+        with pytest.raises(ValueError, match=f"micro_batches={wrong} must be a whole number, 1 or more"):
+            holmes.pipeline_schedule(make_plan("1f1b", size, 4), pipeline.stages, program.loss, micro_batches=wrong)
     pipeline.schedule = holmes.pipeline_schedule(make_plan("1f1b", size, 4), pipeline.stages, program.loss)
     pipeline.run(*program.data(0))
     after = [p.grad is not None for part in pipeline.parts.values() for p in part.parameters()]

@@ -243,6 +243,12 @@ def test_passes_that_cannot_be_counted_are_refused(wrong):
         optimizer.accumulation_steps = wrong
 
 
+@pytest.mark.parametrize("wrong", ["bf16", torch.int32, float])
+def test_a_dtype_that_gradients_cannot_have_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"reduce_dtype=.* must be a floating-point torch.dtype"):
+        small(reduce_dtype=wrong)
+
+
 def test_trace_has_compute_lanes(tmp_path):
     model, optimizer = small()
     path = tmp_path / "trace.json"

@@ -15,7 +15,7 @@ import pytest
 from test_groups import loopback
 from topologies import hosts_of, port
 
-from holmes.cluster.probe.discover import local_gpu
+from holmes.cluster.probe.discover import discover_topology, local_gpu
 from holmes.cluster.probe.exchange import Exchange
 from holmes.cluster.probe.meter import Meter
 from holmes.cluster.probe.rates import pack, tournament
@@ -383,3 +383,9 @@ def test_latency_is_the_wires_also_where_hosts_are_busy(slow_of_ten: int) -> Non
         assert _ping(near) < slow_s / 4
     far.join(5)
     listener.close()
+
+
+@pytest.mark.parametrize(("timeout_s", "measure_s"), [(0.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (3.0, -1.0)])
+def test_times_that_are_none_are_refused(timeout_s: float, measure_s: float) -> None:
+    with pytest.raises(ValueError, match=f"timeout_s={timeout_s}, measure_s={measure_s}: seconds, timeout_s above 0"):
+        discover_topology(LocalStore(), 0, 1, "times", timeout_s, measure_s)

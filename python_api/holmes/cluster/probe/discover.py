@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from holmes.cluster.probe.reach import confirm_fabrics
 from holmes.cluster.topology import Host, NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
 from holmes.cluster.topology.contradictions import MIXED, contradictions, mixed_wires
 from holmes_comm import _C
+from holmes_comm.errors import UsageError
 
 _GPU_TIMEOUT_S = 10.0
 
@@ -26,7 +28,14 @@ def discover_topology(
 
     `name` must be new in the store; `timeout_s` bounds one connection attempt, `measure_s` (0: nothing is measured) the
     tournaments of the measurement, which in all takes at most about twice that. Equal result on all ranks.
+
+    Raises UsageError where a time is none.
     """
+    if not 0 < timeout_s < math.inf or not 0 <= measure_s < math.inf:
+        raise UsageError(
+            f"timeout_s={timeout_s!r}, measure_s={measure_s!r}: seconds, timeout_s above 0 and measure_s 0 (nothing is "
+            "measured) or more; leave them out for the usual ones"
+        )
     exchange = Exchange(store, rank, size, name)
     mine = local_inventory(rank)
     entries = exchange.all_gather([mine.host, mine.host_id, [vars(port) for port in mine.ports]])

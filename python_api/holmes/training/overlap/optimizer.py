@@ -125,7 +125,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._clipped = ClippedStep(
                 self._reduce_lane, self._trained, max_grad_norm, norm_groups, is_replicated, self._loss_scale
             )
-        self._reduce_dtype = reduce_dtype
+        self._reduce_dtype = _checked_dtype(reduce_dtype)
         self._bucket_bytes = bucket_bytes
         # One lane would have to carry both kinds in one order; a GPU's streams wait by themselves.
         has_background = self._gather_lane is not self._reduce_lane and self._device.type == "cpu"
@@ -621,6 +621,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._step_in_backward:
             self._observer = StepObserver(len(layout.buckets))
         return self._runtime
+
+
+def _checked_dtype(reduce_dtype: torch.dtype | None) -> torch.dtype | None:
+    if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
+        raise ValueError(f"reduce_dtype={reduce_dtype!r} must be a floating-point torch.dtype, such as torch.float32")
+    return reduce_dtype
 
 
 def _checked_passes(count: int) -> int:

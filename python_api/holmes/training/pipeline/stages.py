@@ -95,12 +95,14 @@ def pipeline_schedule(
     `eval` needs no target; gradients are right where torch's zero-bubble schedule loses some (docs/upstream.md), also
     with torch's own stages.
 
-    Raises ValueError where the number of stages is not the plan's, or of micro-batches is not known.
+    Raises ValueError where the number of stages is not the plan's, or of micro-batches is not known or below 1.
     """
     check_schedule(plan.schedule, len(stages))
     if len(stages) != plan.chunks:
         raise UsageError(f"stages has {len(stages)} entries, but the plan gives each rank {plan.chunks} (its chunks)")
-    count = micro_batches or plan.micro_batches
+    if micro_batches is not None and (micro_batches < 1 or micro_batches != int(micro_batches)):
+        raise UsageError(f"micro_batches={micro_batches!r} must be a whole number, 1 or more; None takes the plan's")
+    count = plan.micro_batches if micro_batches is None else micro_batches
     if count is None:
         raise UsageError(
             "micro_batches=None needs a plan with micro_batch and global_batch, but this one has "
