@@ -248,7 +248,7 @@ sanitize: $(VENV)/.requirements $(VENV)/.nccl
 	  dir=build/sanitize-$${sanitizer%%,*}; \
 	  $(BIN)/cmake -S . -B $$dir -GNinja -DHOLMES_TESTS=ON -DHOLMES_CUDA=OFF -DHOLMES_SANITIZE=$$sanitizer >/dev/null && \
 	  $(BIN)/cmake --build $$dir && \
-	  $(BIN)/ctest --test-dir $$dir -j 2 --output-on-failure --timeout 600 || exit 1; \
+	  $(BIN)/ctest --test-dir $$dir -j 3 --output-on-failure --timeout 600 || exit 1; \
 	done
 
 # Everything that reads what a peer or a stranger sent, each FUZZ_SECONDS, two at a time. clang's libFuzzer is used where
