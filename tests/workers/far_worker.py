@@ -4,9 +4,10 @@ message: 8 MiB to rank 1, twice; seconds of the second. shared [MIB]: 10 message
 connection sent of them. queued: many small all_reduces at once. chained: the same buffer
 reduced again and again without waiting. beside: messages while another group sends without a pause, without and with
 priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and messages of 4 MiB until there is FOLDER/stop, each
-looked at; FOLDER/begun is made when the first ones are done. resting: nothing for longer than a silent peer is waited
-for; a line says when that begins. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and the
-metrics of that; with FLAT= or FLAT=never the first letters of the hosts are their clusters.
+looked at; FOLDER/begun is made when the first ones are done. following FOLDER: messages of 1 MiB to rank 1 until there
+is FOLDER/stop, each looked at; when each was received, and what rank 0's path then carried. resting: nothing for longer
+than a silent peer is waited for; a line says when that begins. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and
+the metrics of that; with FLAT= or FLAT=never the first letters of the hosts are their clusters.
 """
 
 from __future__ import annotations
@@ -175,6 +176,33 @@ def changing(count: int = 1 << 19) -> dict[str, object]:
     return {"right": right, "rounds": rounds}
 
 
+def following(count: int = 1 << 17, most: int = 4096) -> dict[str, object]:
+    folder, comm = Path(sys.argv[2]), make("far")
+    expected, received_s, paths, right = np.arange(count, dtype="float64"), np.zeros(most), [], np.ones(1)
+    for number in range(1, most):
+        data = expected + number if RANK == 0 else np.zeros(count)
+        if RANK == 0:
+            data[0] = -1 if (folder / "stop").exists() else number
+            comm.send(data, 1)
+            known = [c for c in comm.connections() if c["purpose"] == "p2p"]
+            sums = [sum(c[key] for c in known) for key in ("path_bytes_per_s", "path_changes")]
+            paths.append((time.monotonic(), *sums))
+        else:
+            comm.recv(data, 0)
+            received_s[number] = time.monotonic()
+            right *= data[0] in (-1, number) and (data[1:] == expected[1:] + number).all()
+        if data[0] == -1:
+            break
+    for array in (received_s, right):
+        comm.broadcast(array, 1)
+    return {
+        "right": bool(right[0]),
+        "received_s": received_s[received_s > 0].tolist(),
+        "paths": paths,
+        "bytes": data.nbytes,
+    }
+
+
 def counted() -> dict[str, object]:
     cluster = socket.gethostname()[0] if sys.argv[2:] else None
     never = (sys.argv[2] or None) if sys.argv[2:] else None
@@ -211,6 +239,7 @@ scenarios = {
     "chained": chained,
     "beside": beside,
     "changing": changing,
+    "following": following,
     "counted": counted,
     "resting": resting,
 }
