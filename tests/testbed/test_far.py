@@ -56,6 +56,9 @@ def test_packets_carry_the_code_point(subnet: str) -> None:
     assert min(sum(counts.values()) for counts in found.values()) > 20  # the connections' first packets too
 
 
+_on_a_quiet_machine = pytest.mark.skipif(
+    "HOLMES_TEST_QUIET" not in os.environ, reason="times a link: on a quiet machine, HOLMES_TEST_QUIET=1"
+)
 _needs_bbr = pytest.mark.skipif(
     "bbr" not in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split(),
     reason="the kernel has no bbr (modprobe tcp_bbr)",
@@ -201,9 +204,7 @@ def _change_while_it_runs(folder: Path, options: tuple[str, ...]) -> tuple[float
     return late_share, {**found, "changed_s": changed_s, "told": told}
 
 
-@pytest.mark.skipif(
-    "HOLMES_TEST_QUIET" not in os.environ, reason="times a link: on a quiet machine, HOLMES_TEST_QUIET=1"
-)
+@_on_a_quiet_machine
 @needs_namespaces
 # With a priority ("1",) or four streams ("-1", "4") it was not seen to pass yet: a round took longer than a window.
 @pytest.mark.parametrize("options", [()], ids=["plain"])
@@ -275,6 +276,7 @@ def _follow(folder: Path) -> tuple[float, dict[str, Any]]:
     return late_share, {**found, "changed_s": changed_s, "told": told}
 
 
+@_on_a_quiet_machine
 @_needs_bbr
 @needs_namespaces
 def test_messages_follow_a_rate_that_halves_and_comes_back(tmp_path: Path) -> None:
