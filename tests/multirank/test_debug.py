@@ -20,6 +20,8 @@ import holmes_comm
 from holmes.lab.testbed import Testbed
 from holmes.tools.debug import Cause, ask_processes, diagnose
 
+pytestmark = pytest.mark.alone  # asks all testbeds of this user
+
 WORKER = WORKERS / "hang_worker.py"
 SIZE = 4
 VICTIM = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from paths import WORKERS
 
 import holmes_comm
 from holmes.tools.debug import Cause, ask_processes, diagnose, read_folder
+from holmes_comm import _C
 
 WORKER = WORKERS / "hang_worker.py"
 SIZE = 3
@@ -98,3 +100,32 @@ def test_a_folder_that_hangs_does_not_hold_back_the_error(tmp_path: Path) -> Non
     assert first_s < 2.5, done.stderr
     assert second_s < 2.0, done.stderr
     assert "did not answer" in done.stderr
+
+
+WAITING = """
+import threading, time, numpy, holmes_comm
+store = holmes_comm.LocalStore()
+def wait(rank):
+    holmes_comm.init(store, rank, 2, name="waiting").recv(numpy.zeros(4), 1 - rank)
+for rank in range(2):
+    threading.Thread(target=wait, args=(rank,), daemon=True).start()
+time.sleep(60)
+"""
+
+
+def test_questions_that_mean_other_processes_do_not_keep_the_next_one_waiting() -> None:
+    """Whoever asks for another process hangs up at once; a record takes 0.3 s where threads hang."""
+    process = subprocess.Popen([sys.executable, "-c", WAITING])
+    try:
+        until(lambda: [len(record.views) for record in ask_processes([process.pid]).records] == [2])
+        (path,) = Path(_C.debug_socket_folder()).glob(f"{process.pid}-*.sock")
+        for _ in range(8):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unasked:
+                unasked.connect(str(path))
+        began_s = time.monotonic()
+        answers = ask_processes([process.pid])
+        assert [record.pid for record in answers.records] == [process.pid]
+        assert time.monotonic() - began_s < 1.5
+    finally:
+        process.kill()
+        process.wait()

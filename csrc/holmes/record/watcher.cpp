@@ -94,6 +94,9 @@ std::string file_name() {
   return std::to_string(::getpid()) + "-" + host + "-" + std::to_string(std::random_device{}() % 100'000) + suffix;
 }
 
+// How soon after its question an asker knows, and hangs up, that it meant another process.
+constexpr int hang_up_ms = 20;
+
 // The UNIX socket over which a process gives its flight record to its own user. One thread.
 class DebugSocket {
 public:
@@ -132,6 +135,9 @@ void DebugSocket::serve(std::string (*text)()) const {
   socklen_t length = sizeof who;
   if (::getsockopt(client.get(), SOL_SOCKET, SO_PEERCRED, &who, &length) != 0) return;
   if (who.uid != ::geteuid() && who.uid != 0) return;
+  // Who meant another process has gone: a record, which takes tenths of a second, would keep the next one waiting.
+  pollfd asker{client.get(), POLLRDHUP, 0};
+  if (::poll(&asker, 1, hang_up_ms) > 0) return;
   ::setsockopt(client.get(), SOL_SOCKET, SO_SNDTIMEO, &send_timeout, sizeof send_timeout);
   const std::string answer = text();
   for (std::size_t done = 0; done < answer.size();) {
