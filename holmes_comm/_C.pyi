@@ -46,6 +46,7 @@ __all__: list[str] = [
     "process_metrics",
     "process_record",
     "rdma_mtu",
+    "variable_meant_by",
 ]
 
 class EnvVariable:
@@ -1017,4 +1018,9 @@ def process_record(reason: str) -> str:
 def rdma_mtu(port: str) -> int:
     """
     Bytes that an RDMA port ('mlx5_0:1') sends in a packet, as its HCA tells by verbs. Local. Raises NicError, SystemError where it cannot be asked.
+    """
+
+def variable_meant_by(name: str) -> str | None:
+    """
+    The variable of Holmes whose name is nearly `name`; None: there is none, or `name` is one. Local.
     """

@@ -53,6 +53,8 @@ void bind_env(py::module_& module) {
       .def_readonly("default", &EnvVariable::default_value)
       .def_readonly("meaning", &EnvVariable::meaning);
   module.def("env_variables", &holmes::env_variables, "All environment variables that Holmes reads. Local.");
+  module.def("variable_meant_by", &holmes::variable_meant_by, "name"_a,
+             "The variable of Holmes whose name is nearly `name`; None: there is none, or `name` is one. Local.");
 }
 
 void bind_compression(py::module_& module) {

@@ -356,23 +356,11 @@ bool begins_alike(std::string_view one, std::string_view other) {
   return longer.starts_with(shorter) && longer[shorter.size()] == '_';
 }
 
-// The variable that is probably meant by a name that is none.
-std::optional<std::string> meant_by(std::string_view name) {
-  std::optional<std::string> meant;
-  std::size_t least = 3;
-  for (const auto& row : table()) {
-    const std::size_t distance = begins_alike(name, row.variable.name) ? 2 : edit_distance(name, row.variable.name);
-    if (distance == 0) return std::nullopt;
-    if (distance < least) meant = row.variable.name, least = distance;
-  }
-  return meant;
-}
-
 bool warn_of_misspelt_names() {
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view name = std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
     if (!name.starts_with("HOLMES_")) continue;
-    if (const auto meant = meant_by(name))
+    if (const auto meant = variable_meant_by(name))
       log(LogLevel::warn, std::nullopt,
           "the environment variable " + std::string(name) + " means nothing to Holmes; is " + *meant +
               " meant? (`holmes env` lists all)");
@@ -394,6 +382,17 @@ std::vector<EnvVariable> env_variables() {
   std::vector<EnvVariable> variables;
   for (const auto& row : table()) variables.push_back(row.variable);
   return variables;
+}
+
+std::optional<std::string> variable_meant_by(std::string_view name) {
+  std::optional<std::string> meant;
+  std::size_t least = 3;
+  for (const auto& row : table()) {
+    const std::size_t distance = begins_alike(name, row.variable.name) ? 2 : edit_distance(name, row.variable.name);
+    if (distance == 0) return std::nullopt;
+    if (distance < least) meant = row.variable.name, least = distance;
+  }
+  return meant;
 }
 
 std::string host_name() {

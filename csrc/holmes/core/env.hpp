@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -80,6 +81,8 @@ struct EnvVariable {
 
 // All that Holmes reads, in the engine or in Python: the one place where they are described.
 std::vector<EnvVariable> env_variables();
+// The variable whose name is nearly this one, which is none: at most two letters differ, or one begins with the other.
+std::optional<std::string> variable_meant_by(std::string_view name);
 
 // HOLMES_HOSTNAME, else the system's host name.
 std::string host_name();

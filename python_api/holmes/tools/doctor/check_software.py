@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ from holmes.cluster.topology.contradictions import some
 from holmes.tools.doctor.facts import JobFacts
 from holmes.tools.doctor.finding import ERROR, NOTE, WARNING, Finding
 from holmes.tools.doctor.variables import HOLMES, MUST_AGREE, OTHERS, USUAL
+from holmes_comm import _C
 
 
 def check_variables(job: JobFacts) -> Iterator[Finding]:
@@ -32,8 +32,8 @@ def check_variables(job: JobFacts) -> Iterator[Finding]:
                 problem = f"{shown}: {HOLMES[name]}"
                 yield Finding(NOTE, "variable", host, "", problem, "nothing, if meant (docs/environment.md)")
             elif name.startswith("HOLMES_"):
-                near = difflib.get_close_matches(name, HOLMES, 1)
-                fix = f"write {near[0]}" if near else "unset it; docs/environment.md lists all"
+                near = _C.variable_meant_by(name)
+                fix = f"write {near}" if near else "unset it; docs/environment.md lists all"
                 yield Finding(
                     WARNING, "variable", host, "", f"{shown}: Holmes has no such variable, nothing reads it", fix
                 )
