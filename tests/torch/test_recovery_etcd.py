@@ -1,6 +1,7 @@
 """A job's store on a real etcd 3: members lost while a job trains, answers lost on the way, no quorum, wrong logins."""
 
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import threading
 import time
 from datetime import timedelta
+from http.client import RemoteDisconnected
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -27,7 +29,7 @@ from torch_ranks import run_ranks  # noqa: E402
 
 from holmes.training.recovery import Rules, StoreLostError  # noqa: E402
 from holmes.training.recovery.connect import connect_store  # noqa: E402
-from holmes.training.recovery.etcd import EtcdAddress, EtcdStore  # noqa: E402
+from holmes.training.recovery.etcd import EtcdAddress, EtcdStore, _reason  # noqa: E402
 from holmes.training.recovery.rendezvous import Rendezvous  # noqa: E402
 from holmes_comm.errors import HolmesError, UsageError  # noqa: E402
 
@@ -195,6 +197,11 @@ def test_a_connection_that_ends_without_an_answer_may_want_tls(resets):
         said = refusal(f"etcd://127.0.0.1:{server.server_address[1]}", StoreLostError, 1.0)
         server.shutdown()
     assert "closes the connection without an answer, as one does that speaks TLS only (etcds://...)" in said
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, RemoteDisconnected, BrokenPipeError])
+def test_how_a_connection_ends_is_a_matter_of_time(error):
+    assert "closes the connection without an answer, as one does" in _reason(error(errno.EPIPE, "Broken pipe"), False)
 
 
 class NoEtcd(BaseHTTPRequestHandler):

@@ -385,7 +385,8 @@ def _shown(endpoint: tuple[str, int]) -> str:
 def _reason(error: Exception, is_over_tls: bool) -> str:
     if isinstance(error, TimeoutError):
         return "no answer"
-    if isinstance(error, ConnectionResetError):  # RemoteDisconnected too: which of them is a matter of time
+    # RemoteDisconnected is one of the first: which of them is a matter of time.
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
         closed = "it closes the connection without an answer"
         return closed if is_over_tls else f"{closed}, as one does that speaks TLS only (etcds://...)"
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
