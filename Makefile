@@ -131,9 +131,9 @@ figures: build
 # --- prove ---
 test: test-cpp test-python
 
-# Most tests wait more than they compute: three times as many beside each other as the two processors of a small machine.
+# Most tests wait more than they compute: five files beside each other on the two processors of a small machine.
 # Those in C++ wait less.
-TEST_JOBS ?= 6
+TEST_JOBS ?= 5
 CPP_TEST_JOBS ?= 4
 # In the same build tree as the modules, so that the library is compiled once.
 test-cpp: build $(VENV)/.nccl
