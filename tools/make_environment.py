@@ -11,7 +11,8 @@ HEAD = """# Environment variables
 
 Everything Holmes reads from the environment; nothing is ever written to it. A value that is not allowed raises
 `UsageError` naming the variable, the value and the rule. An argument in the code wins over the variable unless the table
-says otherwise. `holmes env` shows this table in a terminal, and what is set. (Made by `make stubs` from
+says otherwise. `holmes env` shows this table in a terminal, and what is set. A variable that begins with `HOLMES_` and whose
+name is nearly one of these is told in a warning, once. (Made by `make stubs` from
 csrc/holmes/core/env.cpp.)
 
 | variable | values | default | meaning |

@@ -126,6 +126,11 @@ def test_questions_that_mean_other_processes_do_not_keep_the_next_one_waiting() 
         answers = ask_processes([process.pid])
         assert [record.pid for record in answers.records] == [process.pid]
         assert time.monotonic() - began_s < 1.5
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:  # as `nc -U PATH < /dev/null`
+            asker.settimeout(10)
+            asker.connect(str(path))
+            asker.shutdown(socket.SHUT_WR)
+            assert asker.recv(1) == b"{"
     finally:
         process.kill()
         process.wait()

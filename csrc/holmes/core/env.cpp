@@ -353,7 +353,7 @@ std::size_t edit_distance(std::string_view one, std::string_view other) {
 // HOLMES_LOG and HOLMES_LOG_LEVEL.
 bool begins_alike(std::string_view one, std::string_view other) {
   const auto [shorter, longer] = std::minmax(one, other, [](auto a, auto b) { return a.size() < b.size(); });
-  return longer.starts_with(shorter) && longer[shorter.size()] == '_';
+  return longer.starts_with(shorter) && longer.substr(shorter.size()).starts_with('_');
 }
 
 bool warn_of_misspelt_names() {

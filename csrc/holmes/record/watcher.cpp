@@ -136,7 +136,7 @@ void DebugSocket::serve(std::string (*text)()) const {
   if (::getsockopt(client.get(), SOL_SOCKET, SO_PEERCRED, &who, &length) != 0) return;
   if (who.uid != ::geteuid() && who.uid != 0) return;
   // Who meant another process has gone: a record, which takes tenths of a second, would keep the next one waiting.
-  pollfd asker{client.get(), POLLRDHUP, 0};
+  pollfd asker{client.get(), 0, 0};  // POLLHUP; one that only has nothing more to say still listens
   if (::poll(&asker, 1, hang_up_ms) > 0) return;
   ::setsockopt(client.get(), SOL_SOCKET, SO_SNDTIMEO, &send_timeout, sizeof send_timeout);
   const std::string answer = text();
