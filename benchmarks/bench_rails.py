@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rank_jobs import parse_or_work
 from timed_call import timed_call
 
 import holmes_comm
@@ -163,11 +164,7 @@ def main() -> None:
     parser.add_argument("-o", "--operation", action="append", choices=_OPERATIONS)
     parser.add_argument("--rounds", type=int, default=7, help="calls of each operation and selection")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("results") / "rails.json")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        _run_rank(json.loads(arguments.rank))
-        return
+    arguments = parse_or_work(parser, _run_rank)
     sizes = [_size_bytes(text) for text in arguments.size or ("16M", "64M")]
     one, two = {"names": ["roce0"]}, {"nic_class": "roce", "max_rails": 2}
     results: dict[str, Any] = {}

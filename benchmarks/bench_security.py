@@ -28,6 +28,7 @@ from typing import Any
 
 import hostile_traffic as hostile
 import numpy as np
+from rank_jobs import parse_or_work
 from timed_call import timed_call
 
 import holmes_comm
@@ -230,11 +231,7 @@ def main() -> int:
     parser.add_argument("--interval-s", type=float, default=2.0, help="length of a quiet or hostile interval")
     parser.add_argument("--connections", type=int, default=10_000, help="connection attempts in all")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("results") / "security.json")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        _run_rank(json.loads(arguments.rank))
-        return 0
+    arguments = parse_or_work(parser, _run_rank)
     results = json.loads(arguments.json.read_text())["results"] if arguments.json.exists() else {}
     bad = False
     for checked in _VARIANTS:

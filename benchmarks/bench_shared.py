@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rank_jobs import parse_or_work
 
 import holmes_comm
 
@@ -113,11 +114,7 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, help="where results are written (default: results/shared.json, if all ran)"
     )
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        run_rank(*json.loads(arguments.rank))
-        return
+    arguments = parse_or_work(parser, lambda job: run_rank(*job))
     results = []
     print("| ranks | operation | MiB | ordinary ms | shared ms | times as fast | quartiles |\n" + "| --- " * 7 + "|")
     for size in arguments.ranks or [2, 4]:

@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 import numpy as np
+from rank_jobs import parse_or_work
 from result_files import write_results
 
 MIB = 2**20
@@ -180,11 +181,7 @@ def main() -> None:
     parser.add_argument("--reduce-mib", type=float, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json and NAME.md")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        work(json.loads(arguments.rank))
-        return
+    arguments = parse_or_work(parser, work)
     result = run(arguments)
     text = table(result["phases"])
     print(text, flush=True)

@@ -21,6 +21,7 @@ import time
 from typing import Any
 
 import numpy as np
+from rank_jobs import parse_or_work
 from result_files import write_results
 
 MIB = 2**20
@@ -254,11 +255,7 @@ def main() -> None:
     parser.add_argument("--congestion", help="TCP's default on the nodes (default: the kernel's)")
     parser.add_argument("--skip", nargs="*", default=[], help="forms to leave out, as gloo_send")
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json and NAME.md")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        work(json.loads(arguments.rank))
-        return
+    arguments = parse_or_work(parser, work)
     cells = []
     print(HEAD, flush=True)
     for round_trip_ms in arguments.round_trips_ms:

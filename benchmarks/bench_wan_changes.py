@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from rank_jobs import parse_or_work
 from result_files import write_results
 
 MIB = 2**20
@@ -356,11 +357,7 @@ def main() -> None:
     parser.add_argument("--tcp-streams", type=int, default=4, help="plain connections")
     parser.add_argument("--tcp-congestion", default="bbr", help="of the plain connections")
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json and NAME.md")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        work(json.loads(arguments.rank))
-        return
+    arguments = parse_or_work(parser, work)
     results, rows = [], []
     for rate_gbps in arguments.rates_gbps:
         for round_trip_ms in arguments.round_trips_ms:
