@@ -19,10 +19,6 @@ SUPERVISOR = Path(__file__).with_name("elastic_node.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
 
 
-def _fewest(kinds: list[str]) -> str:
-    return min(kinds[-LAST_STEPS:], key=lambda line: sum(map(int, re.findall(r"(?:^|, )(\d+) ", line))))
-
-
 class ElasticNodes:
     """A testbed with a supervisor on each node, which forks ranks. Leave it to end all. `folder`: for files.
 
@@ -201,14 +197,17 @@ class ElasticJob:
         Where the fewest are, of the last steps: what a step or an error has open for a moment does not count. What a
         generation leaves open would be in the last, but not in the first.
         """
-        found: dict[tuple[str, str], dict[int, list[str]]] = {}
+        found: dict[tuple[str, str], dict[int, list[tuple[int, str]]]] = {}
         members = self.members()
         for _, node, line in self.lines:
-            match = re.match(r"descriptors of process (\d+) in generation (\d+): (.*)$", line)
-            if match and len(members[int(match[2])]) == len(self.places):
-                found.setdefault((node, match[1]), {}).setdefault(int(match[2]), []).append(match[3])
-        lived = {node: list(kinds.values()) for (node, _), kinds in found.items() if len(kinds) > 1}
-        return {node: (_fewest(kinds[0]), _fewest(kinds[-1])) for node, kinds in lived.items()}
+            match = re.match(r"(\d+) descriptors of process (\d+) in generation (\d+): (.*)$", line)
+            if match and len(members[int(match[3])]) == len(self.places):
+                steps = found.setdefault((node, match[2]), {}).setdefault(int(match[3]), [])
+                steps.append((int(match[1]), match[4]))
+        lived = {node: list(steps.values()) for (node, _), steps in found.items() if len(steps) > 1}
+        return {
+            node: (min(steps[0][-LAST_STEPS:])[1], min(steps[-1][-LAST_STEPS:])[1]) for node, steps in lived.items()
+        }
 
     def _failed(self) -> list[str]:
         """Nodes whose rank ended badly though nobody killed it."""

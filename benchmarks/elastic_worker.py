@@ -22,13 +22,13 @@ from holmes.training.recovery import Rules
 HOLD_S = 120.0  # at most
 
 
-def open_kinds() -> str:
-    """What this process has open: files by their paths, the rest by what they are."""
+def open_kinds() -> tuple[int, str]:
+    """How much this process has open, and what: files by their paths, the rest by what they are."""
     names = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the folder's own
             names.append(os.readlink(descriptor).partition(":[")[0])
-    return ", ".join(f"{count} {name}" for name, count in sorted(Counter(names).items()))
+    return len(names), ", ".join(f"{count} {name}" for name, count in sorted(Counter(names).items()))
 
 
 def run(options: dict) -> None:
@@ -52,7 +52,9 @@ def run(options: dict) -> None:
 
     def train(generation: holmes.Generation) -> None:
         def after_step(step: int) -> None:
-            print(f"descriptors of process {os.getpid()} in generation {generation.number}: {open_kinds()}", flush=True)
+            count, kinds = open_kinds()
+            where = f"process {os.getpid()} in generation {generation.number}"
+            print(f"{count} descriptors of {where}: {kinds}", flush=True)
             hold = options["hold"].get(str(generation.number))
             deadline_s = time.monotonic() + HOLD_S
             while hold and step == hold["step"] and not Path(hold["file"]).exists() and time.monotonic() < deadline_s:
