@@ -19,6 +19,7 @@ void exchange(Communicator& comm, bool posts_first) {
   const int peer = 1 - comm.rank();
   std::vector<std::vector<unsigned char>> buffers;
   std::vector<WorkPtr> works;
+  std::vector<unsigned char> other(1);
   CallOptions async;
   async.async = true;
   if (comm.rank() == 0) {
@@ -30,10 +31,11 @@ void exchange(Communicator& comm, bool posts_first) {
     }
     for (const auto& work : works) work->wait();
     if (!posts_first) comm.barrier();
+    other[0] = 77;
+    comm.send(buffer(other, DType::uint8), peer, 6)->wait();
     return;
   }
   std::vector<std::shared_ptr<std::size_t>> received;
-  std::vector<unsigned char> other(1);
   // With a receive of another tag open, messages that come early are kept.
   const WorkPtr last = comm.recv(buffer(other, DType::uint8), peer, 6, async);
   if (!posts_first) comm.barrier();
@@ -49,6 +51,8 @@ void exchange(Communicator& comm, bool posts_first) {
     for (std::size_t at = 0; at < sizes[i]; ++at) CHECK(buffers[i][at] == value(i, at));
     for (std::size_t at = sizes[i]; at < most_bytes; ++at) CHECK(buffers[i][at] == 255);
   }
+  last->wait();
+  CHECK(other[0] == 77);
 }
 
 void run(Transport transport, int rails) {
@@ -57,9 +61,6 @@ void run(Transport transport, int rails) {
         2, transport,
         [&](Communicator& comm) {
           exchange(comm, posts_first);
-          std::vector<unsigned char> last(1);
-          const int peer = 1 - comm.rank();
-          if (comm.rank() == 0) comm.send(buffer(last, DType::uint8), peer, 6)->wait();
           comm.barrier();
         },
         rails);
