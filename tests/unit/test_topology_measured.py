@@ -86,6 +86,17 @@ def test_a_slow_uplink_makes_two_clusters() -> None:
     assert slow_hosts(fabric, hosts, pairs) == []
 
 
+def test_busy_processors_do_not_join_what_is_apart() -> None:
+    """A host that streamed next to nothing to itself in a busy moment: its NIC's nominal rate says nothing then."""
+    fabric, hosts = fabric_of("abcdef"), hosts_with("abcdef")
+    pairs = all_pairs("abcdef", {}, cross=0.05, groups=("abc", "def"))
+    limited = [PairRate(one.nics, one.gbps, one.latency_s, host_limited=True) for one in pairs]
+    found = measured_fabrics(fabric, hosts, limited)
+    assert [(f.host_limited, f.rate_gbps) for f in found] == [(True, 1.0), (True, 1.0), (False, 0.05)]
+    topology = make_topology(list(hosts.values()), found)
+    assert [cluster.hosts for cluster in topology.clusters] == [("a", "b", "c"), ("d", "e", "f")]
+
+
 def test_an_uplink_half_as_fast_does_not() -> None:
     pairs = all_pairs("abcdef", {}, cross=0.5, groups=("abc", "def"))
     assert parts_of(fabric_of("abcdef"), pairs) == [list("abcdef")]

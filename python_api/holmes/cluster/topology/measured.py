@@ -135,7 +135,8 @@ def measured_fabrics(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[
         found.append(_with_rates(make_fabric(name, fabric.nic_class, fabric.subnet, ports, confirmed=True), inside))
     place = {host_id: index for index, part in enumerate(parts) for host_id in part}
     between = [pair for pair in pairs if place[pair.hosts[0]] != place[pair.hosts[1]]]
-    return [*found, _with_rates(fabric, between)]
+    # What keeps them apart is not their processors, which carried three times as much inside their parts.
+    return [*found, dataclasses.replace(_with_rates(fabric, between), host_limited=False)]
 
 
 def slow_hosts(fabric: Fabric, hosts: Mapping[str, Host], pairs: Sequence[PairRate]) -> list[TopologyFinding]:
