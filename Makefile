@@ -29,6 +29,9 @@ export HOLMES_NCCL_LIBRARY ?= $(NCCL_LIBRARY)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
+# One step after the other, also with -j: two pips at once in one environment break each other, and every step that is
+# long uses all processors.
+.NOTPARALLEL:
 .PHONY: help build demo test test-cpp test-python test-training test-docs test-torch test-trainers test-launchers test-distributed test-rdma test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels release docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
@@ -120,7 +123,7 @@ demo: build
 bench: build
 	$(BIN)/holmes bench $(BENCH_ARGS)
 
-# Regressions since another commit: make bench-compare BASE=HEAD~3 COMPARE_ARGS='-k all_reduce --threshold 0.1'
+# Regressions since another commit: make bench-compare BASE=HEAD~3 COMPARE_ARGS='-k all_reduce- --threshold 0.1'
 bench-compare: build
 	@test -n "$(BASE)" || { echo "name the commit to compare with: make bench-compare BASE=HEAD~1" >&2; exit 2; }
 	$(BIN)/python benchmarks/compare_commits.py $(BASE) $(COMPARE_ARGS)

@@ -1,7 +1,7 @@
-"""pytest-benchmark version, for comparing commits (compare_commits.py): `pytest benchmarks/bench_collectives.py`.
+"""pytest-benchmark version: `pytest benchmarks/bench_collectives.py`.
 
 Ranks are processes; rank 0 is the one that pytest-benchmark times. For figures against other libraries use
-`holmes bench`.
+`holmes bench`; compare_commits.py times the same calls of two commits in turns.
 """
 
 import json
@@ -23,6 +23,15 @@ CALLS = {
 }
 
 
+CASES = [
+    (operation, transport, size_bytes)
+    for operation in CALLS
+    for transport in ("tcp", "shm")
+    for size_bytes in (1 << 10, 64 << 10, 4 << 20, 64 << 20)
+    if operation != "barrier" or size_bytes == 1 << 10  # a barrier has no size
+]
+
+
 def prepare(store, rank, operation, transport, size_bytes):
     """Returns the call to time; it keeps its communicator and buffers."""
     nics = holmes_comm.NicSelection(nic_class="loopback")
@@ -41,12 +50,8 @@ def follow(port, rank, calls, *case):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("size_bytes", [1 << 10, 64 << 10, 4 << 20, 64 << 20])
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-@pytest.mark.parametrize("operation", CALLS)
+@pytest.mark.parametrize(("operation", "transport", "size_bytes"), CASES)
 def test_collective(benchmark, operation, transport, size_bytes):
-    if operation == "barrier" and size_bytes != 1 << 10:
-        pytest.skip("a barrier has no size")
     # Short calls are timed in bulk: one alone is not much longer than reading the clock.
     iterations, rounds, warmup_rounds = (200, 20, 2) if size_bytes <= 64 << 10 else (2, 10, 1)
     store = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)

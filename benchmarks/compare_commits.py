@@ -1,25 +1,33 @@
 """Compares this tree with another commit: `python benchmarks/compare_commits.py COMMIT`, or `make bench-compare`.
 
-Builds COMMIT in a temporary git worktree, runs this tree's bench_collectives.py on both in turns (pytest-benchmark),
-and prints how many times faster this tree is. Exits with 1 where one benchmark has become slower than the threshold
-allows. This tree must be built.
+Builds COMMIT in a temporary git worktree and times the calls of bench_collectives.py on both in short turns, so that
+what else the machine does falls on both alike. The commit takes part twice: how much its two copies differ is the
+noise, and what differs by no more than that is no regression. Exits with 1 where a call has become slower than the
+threshold allows. This tree must be built.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from bench_collectives import CASES, RANKS, prepare
+from rank_jobs import parse_or_work
+
+import holmes_comm
+
 ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ROOT / "benchmarks" / "bench_collectives.py"
-#: Seconds by benchmark: the median of one run.
-Medians = dict[str, float]
+TURN_S = 0.02
+WARM_UP_S = 0.5
 
 
 @contextlib.contextmanager
@@ -37,58 +45,127 @@ def built_commit(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def run_benchmarks(tree: Path, pytest_options: list[str]) -> Medians:
-    """Returns the medians of one run with the packages of `tree`. Exits where one failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        # The path wins over an editable installation; the folder keeps pytest from finding this tree's packages.
-        # Within a worker of pytest-xdist pytest-benchmark would not measure; this is a run of its own.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-        environment["PYTHONPATH"] = os.pathsep.join([str(tree), str(tree / "python_api")])
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-disable-gc"]
-        command += [f"--benchmark-json={result}", *pytest_options, str(BENCHMARKS)]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"benchmarks of {tree} failed:\n{done.stdout}{done.stderr}")
-        benchmarks = json.loads(result.read_text())["benchmarks"]
-    return {each["name"]: each["stats"]["median"] for each in benchmarks}
+class Job:
+    """The ranks of one case, as processes that use the packages of `tree`; they call as often as they are told to."""
+
+    def __init__(self, tree: Path, case: tuple[str, str, int]) -> None:
+        self.tree = tree
+        # The path wins over an editable installation.
+        path = os.pathsep.join([str(tree), str(tree / "python_api")])
+        self.store = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, "-", "--rank", json.dumps([self.store.port, rank, *case])],
+                env=os.environ | {"PYTHONPATH": path},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(RANKS)
+        ]
+
+    def call(self, calls: int) -> float:
+        """Every rank calls; returns seconds a call on rank 0."""
+        for rank in self.ranks:
+            assert rank.stdin
+            with contextlib.suppress(BrokenPipeError):  # a rank that failed is told of below
+                rank.stdin.write(f"{calls}\n")
+                rank.stdin.flush()
+        answers = [rank.stdout.readline() for rank in self.ranks if rank.stdout]
+        if not all(answers):
+            raise SystemExit(f"a rank with the packages of {self.tree} failed")
+        return float(answers[0])
+
+    def calls_in_a_turn(self) -> int:
+        """Warms up, and returns how many calls take TURN_S."""
+        calls = 1
+        end = time.monotonic() + WARM_UP_S
+        while True:
+            each = self.call(calls)
+            calls = max(1, math.ceil(TURN_S / each))
+            if time.monotonic() > end:
+                return calls
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.communicate()
 
 
-def compare(base: list[Medians], own: list[Medians]) -> dict[str, float]:
-    """Returns by benchmark how many times faster `own` is: the median over rounds, each of two runs side by side."""
-    names = [name for name in own[0] if name in base[0]]
-    return {name: statistics.median(b[name] / o[name] for b, o in zip(base, own, strict=True)) for name in names}
+def work(job: list) -> None:
+    """One rank: makes as many calls as each line of its input says, and answers with the seconds of one."""
+    port, rank, *case = job
+    call = prepare(holmes_comm.TcpStore("127.0.0.1", port, is_server=False), rank, *case)
+    for line in sys.stdin:
+        calls = int(line)
+        call()  # all ranks are there
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        print((time.perf_counter() - start) / calls, flush=True)
 
 
-def slower(ratios: dict[str, float], threshold: float) -> list[str]:
-    """Returns the benchmarks that take more than (1 + threshold) times as long as before."""
-    return [name for name, ratio in ratios.items() if 1 / ratio > 1 + threshold]
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds a call before and now (medians of turns), how many times faster now, and the same of two equal trees."""
+
+    before_s: float
+    now_s: float
+    faster: float
+    control: float
+
+    @classmethod
+    def of(cls, turns: list[tuple[float, float, float]]) -> "Comparison":
+        """From the turns' seconds a call, each of the base, the base's second copy and this tree."""
+        before, _, now = (statistics.median(each) for each in zip(*turns, strict=True))
+        faster = statistics.median(math.sqrt(base * twin) / own for base, twin, own in turns)
+        control = statistics.median(base / twin for base, twin, _ in turns)
+        return cls(before, now, faster, control)
+
+    def slower(self, threshold: float) -> bool:
+        """Whether it takes more than (1 + threshold) times as long as before, and more than noise explains."""
+        noise = max(self.control, 1 / self.control) - 1
+        return 1 / self.faster > 1 + max(threshold, noise)
+
+
+def compare(base: Path, own: Path, case: tuple[str, str, int], turns: int) -> Comparison:
+    jobs: list[Job] = []
+    try:
+        jobs.extend(Job(tree, case) for tree in (base, base, own))
+        calls = max(job.calls_in_a_turn() for job in jobs)
+        taken = []
+        for turn in range(turns):
+            # Who comes after whom changes: a job is slower right after another one's.
+            order = sorted(range(len(jobs)), key=lambda index: (index + turn) % len(jobs), reverse=turn % 2 == 1)
+            times = {index: jobs[index].call(calls) for index in order}
+            taken.append((times[0], times[1], times[2]))
+        return Comparison.of(taken)
+    finally:
+        for job in jobs:
+            job.close()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("commit", help="to compare with")
-    parser.add_argument("-k", dest="expression", help="only benchmarks that match, as pytest reads it")
-    parser.add_argument("--rounds", type=int, default=5, help="how often the two take turns")
+    parser.add_argument("-k", dest="word", default="", help="only cases with this in their name, as all_reduce-tcp-")
+    parser.add_argument("--turns", type=int, default=60, help="of each tree, in each case")
     parser.add_argument("--threshold", type=float, default=0.25, help="slower by this share is a regression")
-    arguments = parser.parse_args()
-    options = ["-k", arguments.expression] if arguments.expression else []
-    base: list[Medians] = []
-    own: list[Medians] = []
+    arguments = parse_or_work(parser, work)
+    cases = {"-".join(map(str, case)): case for case in CASES}
+    regressed = 0
     with built_commit(arguments.commit) as tree:
-        for index in range(arguments.rounds):
-            print(f"round {index + 1} of {arguments.rounds}", flush=True)
-            base.append(run_benchmarks(tree, options))
-            own.append(run_benchmarks(ROOT, options))
-    ratios = compare(base, own)
-    regressed = slower(ratios, arguments.threshold)
-    print(f"{'benchmark':<48} {'before (us)':>12} {'now (us)':>12} {'faster':>8}")
-    for name, ratio in ratios.items():
-        before, now = (1e6 * statistics.median(run[name] for run in runs) for runs in (base, own))
-        print(f"{name:<48} {before:>12.1f} {now:>12.1f} {ratio:>7.2f}x{'  SLOWER' if name in regressed else ''}")
-    print(
-        f"{len(ratios)} benchmarks, {len(regressed)} more than {arguments.threshold:.0%} slower than {arguments.commit}"
-    )
+        print(f"{'case':<28} {'before (us)':>12} {'now (us)':>12} {'faster':>8} {'control':>8}")
+        for name in [name for name in cases if arguments.word in name]:
+            result = compare(tree, ROOT, cases[name], arguments.turns)
+            slower = result.slower(arguments.threshold)
+            regressed += slower
+            times = f"{1e6 * result.before_s:>12.1f} {1e6 * result.now_s:>12.1f}"
+            print(
+                f"{name:<28} {times} {result.faster:>7.2f}x {result.control:>7.2f}x{'  SLOWER' if slower else ''}",
+                flush=True,
+            )
+    print(f"{regressed} more than {arguments.threshold:.0%} slower than {arguments.commit}")
     return 1 if regressed else 0
 
 
