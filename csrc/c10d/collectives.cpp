@@ -49,11 +49,18 @@ ReduceOp reduce_op(const ::c10d::ReduceOp& op, const Communicator& comm, CallOpt
   }
 }
 
-// A sum of complex numbers is that of their parts. Torch itself passes those to all_reduce; for reduce it leaves it to
-// the backend.
+// A sum of complex numbers is that of their parts. Torch itself passes those to all_reduce; for reduce and
+// reduce_scatter it leaves it to the backend.
 at::Tensor summable(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
   const bool sums = op == ::c10d::ReduceOp::SUM || op == ::c10d::ReduceOp::AVG || op == ::c10d::ReduceOp::PREMUL_SUM;
   return sums && tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
+std::vector<at::Tensor> summable(const std::vector<at::Tensor>& tensors, const ::c10d::ReduceOp& op) {
+  std::vector<at::Tensor> parts;
+  parts.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) parts.push_back(summable(tensor, op));
+  return parts;
 }
 
 void check_length(std::size_t length, int size, const char* what) {
@@ -209,9 +216,11 @@ TorchWork ProcessGroupHolmes::reduce_scatter(Tensors& outputs, TensorLists& inpu
              [&](Operands& operands, Communicator& comm, auto& call) {
                const Tensors& list = only(inputs, "reduce_scatter's list of input lists");
                check_length(list.size(), size_, "reduce_scatter's input list");
-               const Buffer output = operands.output(only(outputs, "reduce_scatter's output list"), Payload::reduce);
+               const at::Tensor& result = only(outputs, "reduce_scatter's output list");
+               const Buffer output = operands.output(summable(result, opts.reduceOp), Payload::reduce);
+               auto sources = operands.inputs(summable(list, opts.reduceOp), Payload::reduce);
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
-               return one(comm.reduce_scatter(output, operands.inputs(list, Payload::reduce), op, call));
+               return one(comm.reduce_scatter(output, std::move(sources), op, call));
              });
 }
 
@@ -219,9 +228,9 @@ TorchWork ProcessGroupHolmes::_reduce_scatter_base(at::Tensor& output, at::Tenso
                                                    const ::c10d::ReduceScatterOptions& opts) {
   return run(OpType::_REDUCE_SCATTER_BASE, "holmes:reduce_scatter_tensor", opts, input,
              [&](Operands& operands, Communicator& comm, auto& call) {
-               const Buffer target = operands.output(output, Payload::reduce);
-               auto sources =
-                   equal_pieces(operands.input(input, Payload::reduce), size_, "the input of reduce_scatter_tensor");
+               const Buffer target = operands.output(summable(output, opts.reduceOp), Payload::reduce);
+               auto sources = equal_pieces(operands.input(summable(input, opts.reduceOp), Payload::reduce), size_,
+                                           "the input of reduce_scatter_tensor");
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
                return one(comm.reduce_scatter(target, std::move(sources), op, call));
              });
@@ -236,9 +245,9 @@ TorchWork ProcessGroupHolmes::reduce_scatter_tensor_coalesced(Tensors& outputs, 
                return together(comm, call, [&] {
                  std::vector<WorkPtr> works;
                  for (std::size_t i = 0; i < inputs.size(); ++i) {
-                   const Buffer target = operands.output(outputs[i], Payload::reduce);
-                   auto sources = equal_pieces(operands.input(inputs[i], Payload::reduce), size_,
-                                               "an input of reduce_scatter_tensor");
+                   const Buffer target = operands.output(summable(outputs[i], opts.reduceOp), Payload::reduce);
+                   auto sources = equal_pieces(operands.input(summable(inputs[i], opts.reduceOp), Payload::reduce),
+                                               size_, "an input of reduce_scatter_tensor");
                    works.push_back(comm.reduce_scatter(target, std::move(sources), op, call));
                  }
                  return works;

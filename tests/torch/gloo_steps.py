@@ -135,6 +135,18 @@ def reduce_scatter(rank, size):
 
 
 @step
+def reduce_scatter_complex(rank, size):
+    def numbers(seed, *shape):
+        return torch.complex(data(seed, shape), data(seed + 7, shape))
+
+    one, list_of_one, average = (torch.empty(3, 2, dtype=torch.complex64) for _ in range(3))
+    dist.reduce_scatter_tensor(one, numbers(rank, 3 * size, 2))
+    dist.reduce_scatter(list_of_one, [numbers(10 * rank + r, 3, 2) for r in range(size)])
+    dist.reduce_scatter_tensor(average, numbers(rank, 3 * size, 2), dist.ReduceOp.AVG)
+    return one, list_of_one, average
+
+
+@step
 def reduce_scatter_tensor(rank, size):
     outputs = [torch.empty(3, dtype=dtype) for dtype in FLOATS + INTEGERS]
     for output in outputs:
