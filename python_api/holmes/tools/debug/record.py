@@ -146,8 +146,10 @@ class ProcessRecord:
     to_wall_s: float = 0.0
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ProcessRecord:
+    def from_dict(cls, data: object) -> ProcessRecord:
         """Reads what the engine wrote. Raises ValueError where it is no flight record of this version."""
+        if not isinstance(data, Mapping):
+            raise UsageError(f"expected an object of kind {KIND!r}, got a {type(data).__name__}; name flight records")
         if data.get("kind") != KIND or data.get("version") != _VERSION:
             raise UsageError(
                 f"expected kind {KIND!r} of version {_VERSION}, got {data.get('kind')!r} of version "

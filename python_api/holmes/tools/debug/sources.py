@@ -78,8 +78,10 @@ def read_folder(folder: Path) -> Answers:
     for path in sorted(entry for entry in folder.iterdir() if entry.suffix == ".json"):
         try:
             records.append(ProcessRecord.from_dict(json.loads(path.read_text())))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             notes.append(f"{path}: {error}")
+        except (AttributeError, KeyError, TypeError) as error:
+            notes.append(f"{path}: not as a flight record is written ({type(error).__name__}: {error})")
     return Answers(tuple(records), (), tuple(notes))
 
 
