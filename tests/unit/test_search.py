@@ -120,6 +120,8 @@ def test_unknown_names_say_the_nearest() -> None:
         load_model("lama-3-8b")
     with pytest.raises(ValueError, match="GPU 'H10' is unknown; the nearest is"):
         search(topology(gpu="H10"), GPT, 256)
+    with pytest.raises(ValueError, match="GPU 'H10' is unknown; the nearest is"):
+        Assumptions(gpu="H10")  # also where every host names its own
     assert gpu_named("NVIDIA A100-SXM4-80GB").memory_gib == 80
     hosts = [dataclasses.replace(host, gpu=None) for host in topology().hosts]
     bare = dataclasses.replace(topology(), hosts=tuple(hosts))

@@ -180,6 +180,7 @@ def test_rates_are_a_file(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"layers_per_stage": (15, 14)}, "must sum to 30"),
+        ({"schedule": "interleaved", "chunks": 99}, "chunks=99 of a stage need a layer each, but a stage has 15"),
         ({"global_batch": 700}, "= 64; the nearest is 704"),
         ({"tensor": 3}, "tensor=3 must divide the 8 ranks"),
         ({"layers_per_stage": (10, 10, 10)}, "3 stages need as many places"),

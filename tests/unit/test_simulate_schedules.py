@@ -84,6 +84,7 @@ def test_an_activation_pays_for_its_way(micro_batches: int) -> None:
         ("2f2b", 2, 4, 1, "'2f2b' is unknown"),
         ("interleaved", 4, 6, 2, "nearest number is 8"),
         ("1f1b", 2, 4, 2, "needs schedule='interleaved'"),
+        ("interleaved", 2, 4, 1, "needs chunks of 2 or more"),
         ("gpipe", 2, 0, 1, "micro_batches=0"),
     ],
 )

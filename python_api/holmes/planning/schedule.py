@@ -18,7 +18,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 
 
 def check_schedule(schedule: str, chunks: int) -> None:
-    """Raises ValueError where the name is unknown, or a stage holds several chunks without being interleaved."""
+    """Raises ValueError where the name is unknown, or a stage does not hold several chunks just where interleaved."""
     if schedule not in SCHEDULES:
         raise UsageError(f"schedule={schedule!r} is unknown; it must be one of {list(SCHEDULES)}")
     if chunks < 1:
@@ -27,6 +27,8 @@ def check_schedule(schedule: str, chunks: int) -> None:
         raise UsageError(
             f"chunks={chunks} needs schedule='interleaved', but it is {schedule!r}; use that schedule, or chunks=1"
         )
+    if chunks == 1 and schedule == "interleaved":
+        raise UsageError("schedule='interleaved' needs chunks of 2 or more; with one chunk a stage it is '1f1b'")
 
 
 @lru_cache(maxsize=4096)

@@ -99,6 +99,8 @@ class Assumptions:
                 raise UsageError(f"{name}={value} must be above 0")
         if not self.reserve_gib >= 0:
             raise UsageError(f"reserve_gib={self.reserve_gib} must be at least 0")
+        if self.gpu is not None:
+            gpu_named(self.gpu)  # known, also where no host needs it
 
 
 def machines_of(topology: Topology, assumptions: Assumptions) -> Machines:

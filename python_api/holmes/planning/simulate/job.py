@@ -98,6 +98,10 @@ class Job:
             raise UsageError(
                 f"layers_per_stage={list(self.layers_per_stage)} must sum to {self.model.layers}, all above 0"
             )
+        if self.chunks > min(self.layers_per_stage):
+            raise UsageError(
+                f"chunks={self.chunks} of a stage need a layer each, but a stage has {min(self.layers_per_stage)}"
+            )
         for place in self.places:
             if place.ranks_per_host % self.tensor:
                 raise UsageError(f"tensor={self.tensor} must divide the {place.ranks_per_host} ranks of {place.host}")
