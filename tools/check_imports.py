@@ -29,6 +29,7 @@ ORDER = [
     "holmes.planning.simulate",
     "holmes.planning.search",
     "holmes.planning",
+    "holmes.training.arguments",
     "holmes.training.session",
     "holmes.training.process_groups",
     "holmes.training.overlap",

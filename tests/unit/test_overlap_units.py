@@ -243,6 +243,27 @@ def test_passes_that_cannot_be_counted_are_refused(wrong):
         optimizer.accumulation_steps = wrong
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_grad_norm": "1"}, "max_grad_norm='1' must be above 0"),
+        ({"loss_scale": "dynamik"}, "loss_scale='dynamik' must be above 0, or \"dynamic\""),
+        ({"loss_scale": float("inf")}, "loss_scale=inf makes every loss infinite"),
+        ({"bucket_bytes": 0}, "bucket_bytes=0 must be a whole number, 1 or more"),
+        ({"bucket_bytes": "25"}, "bucket_bytes='25' must be a whole number"),
+        ({"accumulation_steps": True}, "accumulation_steps=True must be a whole number"),
+        ({"group": 5}, "group=5 must be a process group"),
+        ({"gather_group": dist.GroupMember.NON_GROUP_MEMBER}, "gather_group: this rank is not in that group"),
+        ({"norm_groups": [None, "dp"]}, r"norm_groups\[1\]='dp' must be a process group"),
+        ({"params": []}, "there is no parameter to train"),
+        ({"params": ["weight"]}, "params holds 'weight'; give parameters"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        small(**arguments)
+
+
 @pytest.mark.parametrize("wrong", ["bf16", torch.int32, float])
 def test_a_dtype_that_gradients_cannot_have_is_refused(wrong):
     with pytest.raises(ValueError, match=r"reduce_dtype=.* must be a floating-point torch.dtype"):

@@ -58,8 +58,6 @@ class ClippedStep:
         is_replicated: Callable[[str, nn.Parameter], bool] | None,
         loss_scale: LossScale | None,
     ) -> None:
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm={max_grad_norm} must be above 0; None clips nothing")
         self._lane = lane
         self._max_grad_norm = max_grad_norm
         self._loss_scale = loss_scale

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
+
+from holmes.training.arguments import above_zero
+from holmes_comm.errors import UsageError
 
 
 class LossScale:
@@ -21,9 +25,9 @@ class LossScale:
         growth_interval: int = 2000,
     ) -> None:
         self.is_dynamic = scale == "dynamic"
-        self.value = initial if scale == "dynamic" else float(scale)
-        if not self.value > 0:
-            raise ValueError(f'loss_scale={scale!r} must be above 0, or "dynamic"')
+        self.value = initial if self.is_dynamic else above_zero("loss_scale", scale, ', or "dynamic"')
+        if not math.isfinite(self.value):
+            raise UsageError(f'loss_scale={scale!r} makes every loss infinite; give a finite number, or "dynamic"')
         self._growth, self._backoff, self._interval = growth, backoff, growth_interval
         self._good_steps = 0
 

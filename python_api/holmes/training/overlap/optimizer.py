@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from holmes.training.arguments import above_zero, floating_dtype, process_group, whole
 from holmes.training.overlap.agreement import broadcast_model, check_equal_models
 from holmes.training.overlap.checkpoint import (
     StateElsewhere,
@@ -98,6 +99,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._is_ready = False
         self._is_closed = False
+        named = {"group": group, "gather_group": gather_group}
+        named |= {f"norm_groups[{index}]": each for index, each in enumerate(norm_groups)}
+        for name, each in named.items():
+            if each is not None:
+                process_group(name, each)
+        self._reduce_dtype = None if reduce_dtype is None else floating_dtype("reduce_dtype", reduce_dtype)
+        self._bucket_bytes = None if bucket_bytes is None else whole("bucket_bytes", bucket_bytes)
+        self._accumulation_steps: int | None = None
+        if accumulation_steps is not None:
+            self._accumulation_steps = whole("accumulation_steps", accumulation_steps)
+        if max_grad_norm is not None:
+            max_grad_norm = above_zero("max_grad_norm", max_grad_norm, "; None clips nothing")
+        self._loss_scale = None if loss_scale is None else LossScale(loss_scale)
         self._modules = as_modules(model)
         groups = as_groups(self._modules, params)
         self._trained = trained_parameters(self._modules, groups, name_of)
@@ -119,18 +133,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             check_embeddings(self._modules, self._trained)
         check_equal_models(self._reduce_lane, self._trained)
         broadcast_model(self._reduce_lane, self._modules)
-        self._loss_scale = None if loss_scale is None else LossScale(loss_scale)
         self._clipped: ClippedStep | None = None
         if max_grad_norm is not None or loss_scale is not None:
             self._clipped = ClippedStep(
                 self._reduce_lane, self._trained, max_grad_norm, norm_groups, is_replicated, self._loss_scale
             )
-        self._reduce_dtype = _checked_dtype(reduce_dtype)
-        self._bucket_bytes = bucket_bytes
         # One lane would have to carry both kinds in one order; a GPU's streams wait by themselves.
         has_background = self._gather_lane is not self._reduce_lane and self._device.type == "cpu"
         self._step_in_backward = step_in_backward and self._clipped is None and has_background and can_undo
-        self._accumulation_steps = None if accumulation_steps is None else _checked_passes(accumulation_steps)
         self.grad_norm: float | None = None  # of the last step, before clipping; None without max_grad_norm and scaling
         self.last_report: StepReport | None = None
         self.timeline = Timeline()
@@ -139,7 +149,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._is_holding = False  # inside no_sync
         self._observer: StepObserver | None = None  # until the order of the all-gathers is fixed
         self._record = UsageRecord()
-        self._recorded_accumulation = accumulation_steps or 1
+        self._recorded_accumulation = self._accumulation_steps or 1
         self._runtime: Runtime | None = None
         self._pending: PendingState | None = None  # state before the first step
         self._hooks = ModelHooks(self._modules, self._trained, self, self.timeline)
@@ -268,7 +278,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def accumulation_steps(self, count: int) -> None:
         if self._runtime is not None and not self._runtime.reducer.is_idle:
             raise RuntimeError("accumulation_steps changes between a backward pass and its step; set it after step")
-        self._accumulation_steps = _checked_passes(count)
+        count = self._accumulation_steps = whole("accumulation_steps", count)
         if self._runtime is None:
             self._recorded_accumulation = count
         else:
@@ -621,18 +631,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._step_in_backward:
             self._observer = StepObserver(len(layout.buckets))
         return self._runtime
-
-
-def _checked_dtype(reduce_dtype: torch.dtype | None) -> torch.dtype | None:
-    if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
-        raise ValueError(f"reduce_dtype={reduce_dtype!r} must be a floating-point torch.dtype, such as torch.float32")
-    return reduce_dtype
-
-
-def _checked_passes(count: int) -> int:
-    if count < 1 or count != int(count):
-        raise ValueError(f"accumulation_steps={count!r} must be a whole number of backward passes, 1 or more")
-    return count
 
 
 def _members_of(groups: Sequence[Mapping[str, Any]]) -> tuple[int, list[list[int]]]:

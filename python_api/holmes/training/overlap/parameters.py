@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from holmes_comm.errors import UsageError
+
 _log = logging.getLogger(__name__)
 
 #: Addresses of buckets: what shares memory with a parameter there is an optimizer's own, perhaps a closed one's.
@@ -59,9 +61,13 @@ def as_groups(modules: Sequence[nn.Module], params: Any) -> list[dict[str, Any]]
     for group in groups:
         given = group["params"]
         tensors = [given] if isinstance(given, torch.Tensor) else [p[1] if isinstance(p, tuple) else p for p in given]
+        if strange := [p for p in tensors if not isinstance(p, torch.Tensor)]:
+            raise UsageError(f'params holds {strange[0]!r}; give parameters, or dicts of settings with "params"')
         group["params"] = [p for p in tensors if p.requires_grad]
     if not any(group["params"] for group in groups):
-        raise ValueError("no parameter of the model is trained: every one has requires_grad=False")
+        if not entries:
+            raise UsageError("there is no parameter to train; give params= some, or a model that has one")
+        raise UsageError("no parameter of the model is trained: every one has requires_grad=False")
     return groups
 
 

@@ -14,6 +14,7 @@ from torch.distributed.pipelining import PipelineStage as TorchPipelineStage
 
 from holmes.planning.plan.plan import Plan
 from holmes.planning.schedule import SCHEDULES, check_schedule
+from holmes.training.arguments import whole
 from holmes.training.pipeline.checked import checked
 from holmes.training.pipeline.stage import PipelineStage
 from holmes.training.pipeline.steps import Steps
@@ -100,8 +101,8 @@ def pipeline_schedule(
     check_schedule(plan.schedule, len(stages))
     if len(stages) != plan.chunks:
         raise UsageError(f"stages has {len(stages)} entries, but the plan gives each rank {plan.chunks} (its chunks)")
-    if micro_batches is not None and (micro_batches < 1 or micro_batches != int(micro_batches)):
-        raise UsageError(f"micro_batches={micro_batches!r} must be a whole number, 1 or more; None takes the plan's")
+    if micro_batches is not None:
+        micro_batches = whole("micro_batches", micro_batches, "; None takes the plan's")
     count = plan.micro_batches if micro_batches is None else micro_batches
     if count is None:
         raise UsageError(
