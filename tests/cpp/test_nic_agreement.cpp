@@ -75,6 +75,27 @@ void check_meeting() {
   });
 }
 
+// A rank that was started with another number of ranks is told so, at once.
+void check_sizes() {
+  const auto check = [](int size, int other_size, const std::string& expected) {
+    const auto store = make_local_store();
+    run_ranks(2, [&](int rank) {
+      try {
+        meet(
+            {*store, "sizes", "testing", rank, rank == 0 ? size : other_size, 10s},
+            [&](const Seal&) { return said(rank); }, [](const auto&, const Seal&) { return std::string(); });
+        CHECK(rank == 0 && size == 1);  // nobody else that it waits for
+      } catch (const UsageError& error) {
+        CHECK(std::string(error.what()).starts_with(expected));
+        CHECK(error.context().rank == rank);
+      }
+    });
+  };
+  check(3, 2, "rank 1 says that there are 2 ranks, but rank 0 says 3: give every rank the same number (WORLD_SIZE)");
+  check(2, 3, "rank 1 says that there are 3 ranks, but rank 0 says 2");
+  check(1, 2, "rank 0 says that there are 1 ranks, but rank 1 says 2");
+}
+
 void check_communicator() {
   const auto store = make_local_store();
   run_ranks(2, [&](int rank) {
@@ -90,5 +111,6 @@ void check_communicator() {
 int main() {
   check_choice();
   check_meeting();
+  check_sizes();
   check_communicator();
 }

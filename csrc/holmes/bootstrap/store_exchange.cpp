@@ -1,6 +1,7 @@
 #include "holmes/bootstrap/store_exchange.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/bootstrap/secret.hpp"
@@ -63,10 +64,11 @@ TimeoutError missing(const Meeting& meeting) {
                       {.peer = ranks.front()});
 }
 
-// What a rank says: how it fared, then its bytes.
-std::string success(const std::string& bytes) {
+// What a rank says: how it fared, how many ranks it knows of, then its bytes.
+std::string success(const Meeting& meeting, const std::string& bytes) {
   FieldWriter writer;
   writer.add(encode_success());
+  writer.add(static_cast<std::uint64_t>(meeting.size));
   writer.add(bytes);
   return writer.take();
 }
@@ -77,11 +79,18 @@ std::string failure(const HolmesError& error) {
   return writer.take();
 }
 
-// Throws the writer's failure.
-std::string bytes_of(const std::string& said, const std::string& writer) {
+// Throws the writer's failure, and where it knows of another number of ranks.
+std::string bytes_of(const Meeting& meeting, const std::string& said, int rank) {
+  const std::string writer = "rank " + std::to_string(rank);
   FieldReader reader(said, writer);
   const std::string outcome = reader.text();
   if (const auto failed = decode_outcome(outcome, writer)) failed->raise();
+  const std::uint64_t size = reader.number(std::numeric_limits<int>::max());
+  if (size != static_cast<std::uint64_t>(meeting.size))
+    throw UsageError(writer + " says that there are " + std::to_string(size) + " ranks, but rank " +
+                         std::to_string(meeting.rank) + " says " + std::to_string(meeting.size) +
+                         ": give every rank the same number (WORLD_SIZE)",
+                     {.peer = rank});
   return reader.text();
 }
 
@@ -97,8 +106,7 @@ std::vector<Sealed> collect(const Meeting& meeting, const Sealed& own, Clock::ti
   for (int rank = 1; rank < meeting.size; ++rank) {
     const std::string key = key_of(meeting, rank);
     if (!exists(meeting, key, deadline - Clock::now())) throw missing(meeting);
-    values.push_back(
-        {bytes_of(meeting.store.get(key, store_probe), "rank " + std::to_string(rank)), {own.seal.secret, key}});
+    values.push_back({bytes_of(meeting, meeting.store.get(key, store_probe), rank), {own.seal.secret, key}});
   }
   return values;
 }
@@ -115,8 +123,8 @@ Sealed meet(const Meeting& meeting, const Bring& bring, const Conclude& conclude
     try {
       answer.secret = given_secret(meeting.secret, Env::read()).value_or("");
       const Sealed own{bring({answer.secret, own_key}), {answer.secret, own_key}};
-      meeting.store.set(own_key, success(own.bytes));  // so that the others see that it came
-      meeting.store.set(answer.key, success(conclude(collect(meeting, own, deadline), answer)));
+      meeting.store.set(own_key, success(meeting, own.bytes));  // so that the others see that it came
+      meeting.store.set(answer.key, success(meeting, conclude(collect(meeting, own, deadline), answer)));
     } catch (const HolmesError& error) {
       meeting.store.set(answer.key, failure(error));
       raise(failure_of(error), meeting.rank);
@@ -124,7 +132,7 @@ Sealed meet(const Meeting& meeting, const Bring& bring, const Conclude& conclude
   } else {
     try {
       answer.secret = given_secret(meeting.secret, Env::read()).value_or("");
-      meeting.store.set(own_key, success(bring({answer.secret, own_key})));
+      meeting.store.set(own_key, success(meeting, bring({answer.secret, own_key})));
     } catch (const HolmesError& error) {
       meeting.store.set(own_key, failure(error));
       throw;
@@ -132,7 +140,7 @@ Sealed meet(const Meeting& meeting, const Bring& bring, const Conclude& conclude
   }
   if (!exists(meeting, answer.key, deadline - Clock::now())) raise(failure_of(missing(meeting)), meeting.rank);
   try {
-    return {bytes_of(meeting.store.get(answer.key, store_probe), "rank 0"), answer};
+    return {bytes_of(meeting, meeting.store.get(answer.key, store_probe), 0), answer};
   } catch (const HolmesError& error) {
     raise(failure_of(error), meeting.rank);
   }

@@ -31,7 +31,7 @@ using Conclude = std::function<std::string(const std::vector<Sealed>&, const Sea
 
 // What everybody brings to rank 0, and what that concludes from all of it, by rank, to everybody: two keys and two
 // waits a rank. Collective. Throws on every rank what `bring` and `conclude` throw, and TimeoutError naming those who
-// did not come; UsageError where the meeting has no such rank.
+// did not come; UsageError where the meeting has no such rank, and where ranks know of different numbers of them.
 Sealed meet(const Meeting& meeting, const Bring& bring, const Conclude& conclude);
 
 }  // namespace holmes
