@@ -15,7 +15,7 @@ namespace {
 // Whether an operation that brings so many bytes to every rank goes in log2(n) steps. Only where a message costs more
 // than its bytes: over sockets, with few bytes, and more than the two ranks that one step serves.
 bool takes_log_steps(const Group& group, std::size_t received_bytes) {
-  return group.size > 2 && !group.all_shared_memory && received_bytes <= group.one_step_bytes;
+  return group.size > 2 && !group.all_shared_memory && received_bytes <= group.one_step_bytes();
 }
 
 // Whether what all ranks want of one root, or send to it, goes through others too. Not where there are none, and not
@@ -36,10 +36,6 @@ bool pays_in_chain(const Group& group, std::size_t bytes) {
 // 4 ranks, slower above; with 8 ranks faster up to 8 KiB).
 constexpr int most_direct_ranks = 4;
 
-// Two ranks send each other all of it in one step, and no more bytes than in two. It takes memory of its length.
-constexpr std::size_t most_one_step_far_bytes = 8 * 1024 * 1024;
-bool is_far_pair(const Group& group) { return group.size == 2 && group.is_far; }
-
 std::vector<Buffer> nothing(const Group& group, DType dtype) {
   return std::vector<Buffer>(static_cast<std::size_t>(group.size), Buffer{nullptr, 0, dtype, nullptr});
 }
@@ -48,7 +44,7 @@ std::vector<Buffer> nothing(const Group& group, DType dtype) {
 bool goes_straight(const Group& group, std::size_t bytes) {
   constexpr int most_ranks = 8;
   return group.local_completion && group.size <= most_ranks &&
-         bytes * static_cast<std::size_t>(group.size - 1) <= group.one_step_bytes;
+         bytes * static_cast<std::size_t>(group.size - 1) <= group.one_step_bytes();
 }
 
 // Straight from the root, or to it.
@@ -85,7 +81,7 @@ std::unique_ptr<Collective> choose_all_reduce(Group& group, const Signature& sig
     return std::make_unique<BruckReduce>(group, signature, std::move(work), deadline, std::move(output),
                                          std::vector<Buffer>{std::move(data)}, 0);
   }
-  if (one_step_bytes <= (is_far_pair(group) ? most_one_step_far_bytes : group.one_step_bytes))
+  if (one_step_bytes <= group.one_step_bytes())
     return std::make_unique<OneStepAllReduce>(group, signature, std::move(work), deadline, std::move(data));
   return std::make_unique<AllReduce>(group, signature, std::move(work), deadline, std::move(data));
 }
@@ -137,7 +133,7 @@ std::unique_ptr<Collective> choose_reduce(Group& group, const Signature& signatu
     return std::make_unique<BruckReduce>(group, signature, std::move(work), deadline, std::move(output),
                                          std::vector<Buffer>{std::move(data)}, 0);
   }
-  if (root_bytes <= group.one_step_bytes)
+  if (root_bytes <= group.one_step_bytes())
     return direct_reduce(group, signature, std::move(work), deadline, std::move(data));
   return std::make_unique<GatherReduce>(group, signature, std::move(work), deadline, std::move(data));
 }

@@ -22,11 +22,10 @@ struct Group {
   std::vector<std::unique_ptr<Channel>> channels;            // for collectives, by rank; own is null
   std::vector<std::unique_ptr<ControlConnection>> controls;  // by rank; own is null
   std::size_t slice_bytes = 64 * 1024;                       // unit of pipelining, agreed at set-up
-  std::size_t one_step_bytes = 64 * 1024;  // all_reduce in one step where that costs no more bytes than this
-  bool is_far = false;                     // a pair of ranks is, as all of them agreed; see far_round_trip
-  bool local_completion = false;           // of operations with a root, as all ranks agreed; see CommunicatorOptions
-  bool any_shared_memory = false;          // a pair of this rank
-  bool all_shared_memory = true;           // every pair of ranks, as all ranks agreed
+  bool is_far = false;                                       // a pair of ranks is, as all agreed; see far_round_trip
+  bool local_completion = false;   // of operations with a root, as all ranks agreed; see CommunicatorOptions
+  bool any_shared_memory = false;  // a pair of this rank
+  bool all_shared_memory = true;   // every pair of ranks, as all ranks agreed
   // By rank, as all ranks agreed: the first rank with which it shares memory, itself where there is none before.
   std::vector<int> memory_leaders;
   // By rank, whether a header of an operation that has ended here is still to come (local_completion only): what
@@ -38,6 +37,9 @@ struct Group {
   std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
 
   int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
+  // all_reduce goes in one step where that costs no more bytes than this. Two ranks send each other no more than in two
+  // steps, and far ones save a round trip; it takes memory of that length.
+  std::size_t one_step_bytes() const { return is_far && size == 2 ? 8 * 1024 * 1024 : 64 * 1024; }
   // 64-byte aligned, valid for the running collective.
   std::byte* staging_bytes(std::size_t bytes) {
     constexpr std::size_t alignment = 64;
