@@ -76,6 +76,8 @@ _INSTEAD = {
     "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "register a MemPool: backend.register_mem_pool(pool)",
     "TORCH_NCCL_AVOID_RECORD_STREAMS": "no operation records streams",
 }
+#: torchrun gives it to every worker, as 1 where the user has not said otherwise.
+_TORCHRUNS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _OLD_NAMES = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_DESYNC_DEBUG", "NCCL_ENABLE_TIMING")
 
 
@@ -132,6 +134,8 @@ def waits_and_checks() -> dict[str, bool]:
 def variable_notes() -> list[str]:
     """A sentence for each variable of ProcessGroupNCCL that is set here and that Holmes does not read. Local."""
     names = {name: instead for name, instead in _INSTEAD.items() if name in os.environ}
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get(_TORCHRUNS) == "1":
+        del names[_TORCHRUNS]
     names |= {old: _INSTEAD[f"TORCH_{old}"] for old in _OLD_NAMES if old in os.environ}
     return [
         f"{name}={os.environ[name]} is ProcessGroupNCCL's and changes nothing for the backend holmes: {instead}"

@@ -75,6 +75,18 @@ def test_variables(monkeypatch):
     assert "BLOCKING_WAIT" not in notes
 
 
+def test_what_torchrun_sets_is_not_the_users(monkeypatch):
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv(name, "1")
+    assert not any(name in note for note in variable_notes())
+    monkeypatch.setenv(name, "3")
+    assert any(f"{name}=3 is ProcessGroupNCCL's" in note for note in variable_notes())
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    monkeypatch.setenv(name, "1")
+    assert any(f"{name}=1 is ProcessGroupNCCL's" in note for note in variable_notes())
+
+
 def test_what_carries_groups_on_ethernet(monkeypatch):
     monkeypatch.delenv("HOLMES_NCCL_NET", raising=False)
     assert net_of(None) == net_of(NcclSettings()) == "socket"
