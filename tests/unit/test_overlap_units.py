@@ -264,6 +264,14 @@ def test_arguments_that_cannot_be_are_named(arguments, words):
         small(**arguments)
 
 
+def test_an_optimizer_in_place_of_its_class_is_named():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="optimizer_class is a SGD that was made; give the class"):
+        holmes.DistributedOptimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match=r"model=None is a NoneType; give a torch.nn.Module"):
+        holmes.DistributedOptimizer(None, torch.optim.SGD, lr=0.1)
+
+
 @pytest.mark.parametrize("wrong", ["bf16", torch.int32, float])
 def test_a_dtype_that_gradients_cannot_have_is_refused(wrong):
     with pytest.raises(ValueError, match=r"reduce_dtype=.* must be a floating-point torch.dtype"):

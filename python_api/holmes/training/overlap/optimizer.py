@@ -47,6 +47,7 @@ from holmes.training.overlap.timeline import Timeline
 from holmes.training.overlap.transfers import Lane, Transfer, give_back_group, ranks_of, take_group
 from holmes.training.overlap.unsent import UnsentGradients
 from holmes.training.overlap.usage import UsageRecord, agree, find_needs, first_uses
+from holmes_comm.errors import UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +100,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._is_ready = False
         self._is_closed = False
+        if not isinstance(optimizer_class, type):
+            kind = type(optimizer_class).__name__
+            raise UsageError(f"optimizer_class is a {kind} that was made; give the class, and its arguments by name")
         named = {"group": group, "gather_group": gather_group}
         named |= {f"norm_groups[{index}]": each for index, each in enumerate(norm_groups)}
         for name, each in named.items():

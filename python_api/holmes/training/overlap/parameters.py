@@ -31,6 +31,8 @@ class Trained:
 
 def as_modules(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
     """The model, or the chunks of it that this rank holds (interleaved pipelines). Raises TypeError on others."""
+    if not isinstance(model, nn.Module | Sequence):
+        raise TypeError(f"model={model!r} is a {type(model).__name__}; give a torch.nn.Module or a sequence of them")
     modules = (model,) if isinstance(model, nn.Module) else tuple(model)
     for module in modules:
         if not isinstance(module, nn.Module):
