@@ -87,6 +87,8 @@ def assign(options: CommunicatorOptions, **values: Any) -> None:
             kinds = {int: "a whole number", float: "a number", str: "text"}
             kind = "text" if name == "tls" else kinds.get(type(getattr(options, name)), "a whole number or None")
             shown = type(value).__name__ if name == "secret" else repr(value)
+            if isinstance(value, int) and kind.startswith("a whole number"):
+                raise UsageError(f"{name}={shown} is beyond what its type can hold; give {kind}") from None
             raise UsageError(f"{name}={shown} is of another type than it can be; give {kind}") from None
 
 

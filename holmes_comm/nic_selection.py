@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 
 from holmes_comm import _C
 from holmes_comm._C import Nic
 from holmes_comm.errors import UsageError
 
 TRANSPORTS = ("auto", "tcp", "shm", "rdma")
+_KINDS = {
+    "nic_class": (str | None, "text, or None for any"),
+    "fastest": (bool, "True or False"),
+    "subnet": (str | None, "text such as '10.1.0.0/16', or None for any"),
+    "max_rails": (Integral | None, "a whole number, or None"),
+    "streams": (Integral, "a whole number"),
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,17 @@ class NicSelection:
     streams: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", (self.names,) if isinstance(self.names, str) else tuple(self.names))
+        given = (self.names,) if isinstance(self.names, str) else self.names
+        names = tuple(given) if isinstance(given, Iterable) else (None,)
+        if not all(isinstance(name, str) for name in names):
+            raise UsageError(f"names={self.names!r} are no names of NICs; give text, or a sequence of it")
+        object.__setattr__(self, "names", names)
+        for field, (wanted, words) in _KINDS.items():
+            value = getattr(self, field)
+            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+                raise UsageError(f"{field}={value!r} is of another type than it can be; give {words}")
+            if isinstance(value, Integral) and abs(int(value)) >= 1 << 31:
+                raise UsageError(f"{field}={value!r} is beyond what its type can hold; give {words}")
         if self.transport not in TRANSPORTS:
             raise UsageError(f"transport {self.transport!r} does not exist; use one of {', '.join(TRANSPORTS)}")
         for field in ("nic_class", "subnet"):

@@ -164,6 +164,11 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("device", &Communicator::device,
                              "Number of the GPU whose memory it moves; None: host memory.")
       .def_property_readonly("is_dead", &Communicator::is_dead, "Whether an error, abort or close ended it.")
+      .def("__repr__",
+           [](const Communicator& self) {
+             return "<Communicator '" + self.name() + "', rank " + std::to_string(self.rank()) + " of " +
+                    std::to_string(self.size()) + (self.is_dead() ? ", ended>" : ">");
+           })
       .def(
           "all_reduce",
           [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op,

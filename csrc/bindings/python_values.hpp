@@ -5,6 +5,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <charconv>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,9 +34,12 @@ using TimeoutSeconds = std::optional<double>;
 // Throws UsageError naming `what` where the value is not above 0, or longer than a Duration can be.
 inline Duration to_duration(const char* what, double seconds) {
   constexpr double max_seconds = 1e9;
-  if (!(seconds > 0) || seconds > max_seconds)
-    throw UsageError(std::string(what) + " is " + std::to_string(seconds) +
+  if (!(seconds > 0) || seconds > max_seconds) {
+    std::array<char, 32> digits{};  // the fewest that tell the value
+    const auto written = std::to_chars(digits.data(), digits.data() + digits.size(), seconds);
+    throw UsageError(std::string(what) + " is " + std::string(digits.data(), written.ptr) +
                      "; it must be more than 0 and at most 1e9 seconds");
+  }
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 

@@ -225,6 +225,25 @@ def test_wrong_environment_is_named(env, error):
         NicSelection.from_env(env)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"names": 3}, "names=3 are no names of NICs"),
+        ({"names": ["eth0", None]}, "are no names of NICs"),
+        ({"nic_class": 3}, "nic_class=3 is of another type than it can be; give text"),
+        ({"fastest": "yes"}, "fastest='yes' is of another type"),
+        ({"subnet": b"10.0.0.0/8"}, "subnet=b.* is of another type"),
+        ({"max_rails": 1.5}, "max_rails=1.5 is of another type than it can be; give a whole number, or None"),
+        ({"max_rails": 1 << 31}, "max_rails=2147483648 is beyond what its type can hold"),
+        ({"streams": "2"}, "streams='2' is of another type than it can be; give a whole number"),
+        ({"streams": True}, "streams=True is of another type"),
+    ],
+)
+def test_fields_of_wrong_types_are_named(fields, words):
+    with pytest.raises(UsageError, match=words):
+        NicSelection(**fields)
+
+
 def test_rails_are_asked_for_in_the_selection() -> None:
     assert NicSelection.parse("class:roce,rails:2") == NicSelection(nic_class="roce", max_rails=2)
     with pytest.raises(UsageError, match="max_rails=0 is not possible; it must be from 1 to 64"):

@@ -31,6 +31,7 @@ from holmes.tools.bench.settings import STDOUT
 from holmes.tools.cli.output import JsonFile, columns
 from holmes.tools.cli.refusal import is_given, missing_module, refuse_given
 from holmes_comm.errors import UsageError
+from holmes_comm.nic_selection import NicSelection
 
 _MOST_RANKS = 1024
 # What a layout of the matrix says itself.
@@ -155,6 +156,8 @@ def bench(
     )
     if not 1 <= ranks <= _MOST_RANKS:
         raise UsageError(f"ranks is {ranks}; it must be 1 to {_MOST_RANKS}: each is a process of this machine")
+    for text in settings.nics:
+        NicSelection.parse(text)  # before ranks are started
     if congestion_control is not None and testbed is None:
         raise UsageError("--congestion-control changes emulated nodes only; give --testbed, for example one-node")
     files.check_picture(plot_path)
