@@ -64,17 +64,20 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
                      std::to_string(options.size) + "; give one for each rank, or none");
   check_range("priority", options.priority, highest_priority);
   check_range("dscp", options.dscp, max_dscp);
+  if (options.wide_min_ranks.value_or(2) < 2)
+    throw UsageError("wide_min_ranks=" + std::to_string(*options.wide_min_ranks) +
+                     " is not possible; it must be a number of ranks, 2 or more");
 }
 
 std::string label(const std::vector<RankInfo>& records, std::size_t rank) {
-  return "rank " + std::to_string(rank) + " (host " + records[rank].host + ")";
+  return "rank " + std::to_string(records[rank].label) + " (host " + records[rank].host + ")";
 }
 
 // Throws where the NICs cannot join ranks that are on different hosts.
 void check_rails_across_hosts(const std::vector<RankInfo>& records, std::size_t rank, std::size_t other,
                               const RailRange& rails) {
   const auto both = label(records, rank) + " and " + label(records, other) + " are on different hosts, but ";
-  ErrorContext context{.peer = static_cast<int>(rank), .host = records[rank].host};
+  ErrorContext context{.peer = records[rank].label, .host = records[rank].host};
   if (!records[rank].chose_nics) {
     throw UsageError(both + label(records, rank) + " was given no NIC; name the NICs of every rank", context);
   }
@@ -102,7 +105,7 @@ void check_rails(const std::vector<RankInfo>& records, const std::vector<std::si
     const auto require = [&](bool holds, const std::string& problem_and_fix) {
       if (holds) return;
       throw UsageError(label(records, first) + " and " + label(records, rank) + problem_and_fix,
-                       {.peer = static_cast<int>(rank), .host = records[rank].host});
+                       {.peer = records[rank].label, .host = records[rank].host});
     };
     require(rails.size() == expected.size(), " use " + std::to_string(expected.size()) + " and " +
                                                  std::to_string(rails.size()) + " NICs" +
@@ -132,7 +135,7 @@ void check_rank_infos(const std::vector<RankInfo>& records, Transport transport)
     const auto& record = records[r];
     const auto both = label(records, 0) + " and " + label(records, r);
     const auto require = [&](bool holds, const std::string& problem_and_fix) {
-      if (!holds) throw UsageError(both + problem_and_fix, {.peer = static_cast<int>(r), .host = record.host});
+      if (!holds) throw UsageError(both + problem_and_fix, {.peer = record.label, .host = record.host});
     };
     require(
         record.has_secret == first.has_secret,
@@ -154,6 +157,7 @@ void check_rank_infos(const std::vector<RankInfo>& records, Transport transport)
     };
     require_same("priority", first.priority, record.priority);
     require_same("dscp", first.dscp, record.dscp);
+    require_same("wide_min_ranks", first.wide_min_ranks, record.wide_min_ranks);
     require(record.transport == first.transport, " ask for different transports; use the same on all ranks");
     require(record.shared_memory_bytes == first.shared_memory_bytes,
             " ask for shared memory of " + std::to_string(first.shared_memory_bytes) + " and " +
@@ -185,7 +189,7 @@ void check_clusters(const std::vector<RankInfo>& records, const std::vector<int>
     throw UsageError(label(records, r) + " says that it is in cluster " + records[r].cluster + ", but " +
                          label(records, static_cast<std::size_t>(own_rank)) + " was told that it is in cluster " +
                          std::to_string(clusters[r]) + "; give all ranks the same list of clusters",
-                     {.peer = static_cast<int>(r), .host = records[r].host});
+                     {.peer = records[r].label, .host = records[r].host});
   }
 }
 
@@ -230,6 +234,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   own.integrity_digest_every = *options.integrity_digest_every;
   own.priority = options.priority;
   own.dscp = options.dscp;
+  own.wide_min_ranks = options.wide_min_ranks.value_or(env.wide_min_ranks);
   if (!options.clusters.empty()) {
     own.cluster = std::to_string(options.clusters[static_cast<std::size_t>(options.rank)]);
     own.runs_flat = options.hierarchical_min_bytes == never_hierarchical;
@@ -253,7 +258,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
     if (options.size > 1) builder->listen(own);
     if (own.tls != TlsMode::off) tls::openssl();  // where there is none, say so now
   } catch (const HolmesError& error) {
-    throw_as_own(error, options.rank, own.host);
+    throw_as_own(error, label_of(options, options.rank), own.host);
   }
   if (options.size == 1) {
     Mesh alone;
@@ -262,7 +267,8 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
     return alone;
   }
   rendezvous.publish(own, secret.value_or(""));
-  const auto records = rendezvous.gather();
+  auto records = rendezvous.gather();
+  for (std::size_t r = 0; r < records.size(); ++r) records[r].label = label_of(options, static_cast<int>(r));
   check_rank_infos(records, options.transport);
   check_clusters(records, options.clusters, options.rank);
   if (!secret && own.tls != TlsMode::off && options.rank == 0) warn_of_shared_secret(options.name);
@@ -274,7 +280,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
     return mesh;
   } catch (const SystemError& error) {
     if (error.context().rank) throw;  // another's
-    throw_as_own(error, options.rank, own.host);
+    throw_as_own(error, label_of(options, options.rank), own.host);
   }
 }
 
@@ -312,7 +318,8 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
   } catch (const std::exception& error) {  // not ours: of the store, or an interrupt
     const std::string what = error.what();
     try {
-      rendezvous.raise_alarm({ErrorKind::job, "rank " + std::to_string(options.rank) + " (host " + host_name() +
+      rendezvous.raise_alarm({ErrorKind::job, "rank " + std::to_string(label_of(options, options.rank)) + " (host " +
+                                                  host_name() +
                                                   ") gave up the set-up: " + what.substr(0, what.find('\n'))});
     } catch (const std::exception&) {  // the store is gone: nobody to tell
     }

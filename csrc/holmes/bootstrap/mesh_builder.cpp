@@ -132,8 +132,8 @@ bool MeshBuilder::encrypts(int peer) const {
   return own.tls == TlsMode::all || !own.same_cluster((*records_)[static_cast<std::size_t>(peer)]);
 }
 
-std::string MeshBuilder::describe(int peer) const {
-  return "rank " + std::to_string(peer) + " (host " + (*records_)[static_cast<std::size_t>(peer)].host + ")";
+std::string MeshBuilder::describe(int rank) const {
+  return "rank " + std::to_string(label(rank)) + " (host " + (*records_)[static_cast<std::size_t>(rank)].host + ")";
 }
 
 Connection& MeshBuilder::slot(int peer, Purpose purpose, int rail, int stream) {
@@ -487,7 +487,7 @@ void MeshBuilder::advance(Attempt& attempt) {
       throw ProtocolError(describe(attempt.peer) + " passed no sealed shared memory of " +
                               std::to_string(shared_memory_bytes_) +
                               " bytes; install the same version of Holmes everywhere or set HOLMES_SHM=0",
-                          {.rank = options_.rank, .peer = attempt.peer, .host = connections.host});
+                          {.rank = label(options_.rank), .peer = label(attempt.peer), .host = connections.host});
     }
   }
   if (encrypts(attempt.peer)) {
@@ -527,9 +527,8 @@ void MeshBuilder::retry(Attempt& attempt, const std::string& failure, int system
 
 void MeshBuilder::give_up(const Attempt& attempt) const {
   const auto& peer = (*records_)[static_cast<std::size_t>(attempt.peer)];
-  const auto own =
-      "rank " + std::to_string(options_.rank) + " (host " + mesh_.hosts[static_cast<std::size_t>(options_.rank)] + ")";
-  ErrorContext context{.rank = options_.rank, .peer = attempt.peer, .host = peer.host};
+  const auto own = describe(options_.rank);
+  ErrorContext context{.rank = label(options_.rank), .peer = label(attempt.peer), .host = peer.host};
   std::string path = "a Unix socket";
   if (!attempt.over_unix) {
     const auto& nic = nics_[static_cast<std::size_t>(attempt.rail)];
@@ -559,11 +558,14 @@ void MeshBuilder::give_up(const Attempt& attempt) const {
 
 void MeshBuilder::throw_no_tls(int peer, int rail, const std::string& failure) const {
   const auto& nic = nics_[static_cast<std::size_t>(rail)];
-  throw ProtocolError(
-      describe(peer) + " proved the secret, but TLS with it over NIC " + nic.interface + " fails: " + failure +
-          "; give every rank the same tls (HOLMES_TLS), and check that nothing between the hosts "
-          "changes what they send",
-      {.rank = options_.rank, .peer = peer, .host = mesh_.hosts[static_cast<std::size_t>(peer)], .nic = nic.interface});
+  throw ProtocolError(describe(peer) + " proved the secret, but TLS with it over NIC " + nic.interface +
+                          " fails: " + failure +
+                          "; give every rank the same tls (HOLMES_TLS), and check that nothing between the hosts "
+                          "changes what they send",
+                      {.rank = label(options_.rank),
+                       .peer = label(peer),
+                       .host = mesh_.hosts[static_cast<std::size_t>(peer)],
+                       .nic = nic.interface});
 }
 
 void MeshBuilder::throw_incomplete(Duration waited) const {
@@ -593,17 +595,16 @@ void MeshBuilder::throw_incomplete(Duration waited) const {
       const auto& record = (*records_)[static_cast<std::size_t>(peer)];
       const auto& nic = nics_[rail];
       throw UnreachableError(
-          describe(peer) + " did not connect to rank " + std::to_string(options_.rank) + " (host " +
-              mesh_.hosts[static_cast<std::size_t>(options_.rank)] + ") over " +
+          describe(peer) + " did not connect to " + describe(options_.rank) + " over " +
               (shm ? "a Unix socket"
                    : "NIC " + nic.interface + ": " + record.rails[rail].address + " -> " + nic.address) +
               within +
               "; check that it still runs, that this NIC has a route to that address and no firewall is in the way, or "
               "choose a NIC that all ranks of the communicator share",
-          {.rank = options_.rank, .peer = peer, .host = record.host, .nic = shm ? "" : nic.interface});
+          {.rank = label(options_.rank), .peer = label(peer), .host = record.host, .nic = shm ? "" : nic.interface});
     }
   }
-  throw TimeoutError("the mesh of communicator '" + options_.name + "' is incomplete", {.rank = options_.rank});
+  throw TimeoutError("the mesh of communicator '" + options_.name + "' is incomplete", {.rank = label(options_.rank)});
 }
 
 }  // namespace holmes

@@ -104,7 +104,8 @@ private:
   // The peer has proved the secret, but TLS with it fails.
   [[noreturn]] void throw_no_tls(int peer, int rail, const std::string& failure) const;
   void fill(int peer, Purpose purpose, int rail, int stream, Connection connected, bool over_unix, bool device_bound);
-  std::string describe(int peer) const;
+  int label(int rank) const { return label_of(options_, rank); }
+  std::string describe(int rank) const;
   bool shares_memory(int peer) const;
   // The numbers, in `nics_`, of those that join this rank and `peer`.
   RailRange rails_to(int peer) const;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "holmes/bootstrap/sealed_fields.hpp"
+#include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/options.hpp"
 
@@ -43,6 +44,7 @@ struct RankInfo {
   int integrity_digest_every = 0;
   std::optional<int> priority{};
   std::optional<int> dscp{};
+  int wide_min_ranks = Env{}.wide_min_ranks;
   bool chose_nics = true;         // false: loopback by default
   bool has_secret = false;        // was given one
   std::string made_secret;        // by rank 0, where it was given none
@@ -52,6 +54,7 @@ struct RankInfo {
   std::string rdma_port;          // "mlx5_0:1", where Transport::rdma is asked for and it has one
   std::string rdma_fabric;        // equal on ports that can talk: "InfiniBand", "RoCE v2"
   std::vector<RailAddress> rails;
+  int label = 0;  // what messages call it, see CommunicatorOptions::labels; not told
 
   std::size_t shared_rails() const { return rails.size() - cluster_rails; }
   // The same from both sides, once check_rank_infos has passed.

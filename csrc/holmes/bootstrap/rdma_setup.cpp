@@ -87,7 +87,10 @@ private:
   }
 
   ErrorContext context(const Connecting& from) const {
-    return {.rank = options_.rank, .peer = from.connections->peer, .host = from.connections->host, .nic = port_};
+    return {.rank = label_of(options_, options_.rank),
+            .peer = label_of(options_, from.connections->peer),
+            .host = from.connections->host,
+            .nic = port_};
   }
 
   const CommunicatorOptions& options_;
@@ -107,14 +110,14 @@ std::string rdma_port_of(const CommunicatorOptions& options) {
 
 void check_rdma(const std::vector<RankInfo>& records) {
   const auto label = [&](std::size_t rank) {
-    return "rank " + std::to_string(rank) + " (host " + records[rank].host + ")";
+    return "rank " + std::to_string(records[rank].label) + " (host " + records[rank].host + ")";
   };
   for (std::size_t rank = 0; rank < records.size(); ++rank) {
     for (std::size_t other = 0; other < records.size(); ++other) {
       const RankInfo& one = records[rank];
       const RankInfo& two = records[other];
       if (rank == other || one.can_share_memory(two)) continue;
-      const ErrorContext context{.peer = static_cast<int>(rank), .host = one.host, .nic = one.rdma_port};
+      const ErrorContext context{.peer = one.label, .host = one.host, .nic = one.rdma_port};
       if (one.rdma_port.empty())
         throw NicError("transport rdma is asked for, but " + label(rank) +
                            " has no RDMA port for it; choose a NIC that has one (`holmes nics` lists them) or name the "

@@ -118,12 +118,12 @@ std::vector<std::string> Rendezvous::take_all() {
     }
     const auto first = get(rank_key(0), 1ms);
     const std::string host = first ? decode(0, *first).host : "";
-    throw TimeoutError("rank 0" + (host.empty() ? "" : " (host " + host + ")") + " of communicator '" + options_.name +
-                           "' did not pass on how to reach the others within " +
+    throw TimeoutError(rank_text(0) + (host.empty() ? "" : " (host " + host + ")") + " of communicator '" +
+                           options_.name + "' did not pass on how to reach the others within " +
                            seconds_text(options_.connect_timeout) + "; check that it still runs",
-                       {.rank = options_.rank, .peer = 0, .host = host});
+                       {.rank = label(options_.rank), .peer = label(0), .host = host});
   }
-  const std::string writer = "rank 0";
+  const std::string writer = rank_text(0);
   FieldReader reader(*bytes, writer);
   if (const auto failure = decode_outcome(reader.text(), writer)) failure->raise();
   std::vector<std::string> all;
@@ -135,10 +135,10 @@ std::vector<std::string> Rendezvous::take_all() {
 RankInfo Rendezvous::decode(int rank, const std::string& bytes) const {
   const std::string* written = rank == options_.rank ? &published_.value() : nullptr;
   try {
-    return decode_rank(bytes, "rank " + std::to_string(rank), seal_of(rank), written);
+    return decode_rank(bytes, rank_text(rank), seal_of(rank), written);
   } catch (const ProtocolError& error) {
     if (error.context().peer) throw;  // of a rank that failed
-    throw ProtocolError(error.what(), {.rank = options_.rank, .peer = rank});
+    throw ProtocolError(error.what(), {.rank = label(options_.rank), .peer = label(rank)});
   }
 }
 
@@ -174,13 +174,13 @@ std::optional<Failure> Rendezvous::agree(const std::optional<Failure>& own) {
   const auto now = Clock::now();
   const auto until = own ? std::min(deadline_ + decision_grace, now + decision_wait) : deadline_ + decision_grace;
   if (const auto bytes = get(key("decision"), std::max(Duration(until - now), alarm_wait))) {
-    const auto decision = decode_outcome(*bytes, "rank 0");
+    const auto decision = decode_outcome(*bytes, rank_text(0));
     return decision ? decision : own;
   }
   if (own) return own;
-  return failure_of(TimeoutError(
-      "rank 0 of communicator '" + options_.name + "' did not say how the set-up ended; check that it still runs",
-      {.rank = options_.rank, .peer = 0}));
+  return failure_of(TimeoutError(rank_text(0) + " of communicator '" + options_.name +
+                                     "' did not say how the set-up ended; check that it still runs",
+                                 {.rank = label(options_.rank), .peer = label(0)}));
 }
 
 std::optional<std::string> Rendezvous::get(const std::string& name, Duration timeout) {
@@ -207,13 +207,13 @@ void Rendezvous::throw_missing(int first) {
   for (int rank = first + 1; rank < options_.size && Clock::now() < deadline_ + outcome_grace / 2; ++rank) {
     if (!get(rank_key(rank), 1ms)) missing_.push_back(rank);
   }
-  const std::string text = joined(missing_, ", ", [](int rank) { return std::to_string(rank); });
+  const std::string text = joined(missing_, ", ", [this](int rank) { return std::to_string(label(rank)); });
   throw TimeoutError(
       (missing_.size() == 1 ? "rank " : "ranks ") + text + " of communicator '" + options_.name + "' (" +
           std::to_string(options_.size) + " ranks) did not show up within " + seconds_text(options_.connect_timeout) +
           "; check that every rank was started, uses the same store and makes this communicator, or raise "
           "the connect timeout",
-      {.rank = options_.rank, .peer = first});
+      {.rank = label(options_.rank), .peer = label(first)});
 }
 
 std::optional<Failure> Rendezvous::collect(const std::optional<Failure>& own) {
@@ -229,11 +229,11 @@ std::optional<Failure> Rendezvous::collect(const std::optional<Failure>& own) {
     const auto bytes = get(ok_key(rank), std::max(Duration(until - Clock::now()), alarm_wait));
     try {
       if (!bytes) {
-        throw TimeoutError("rank " + std::to_string(rank) + " of communicator '" + options_.name +
+        throw TimeoutError(rank_text(rank) + " of communicator '" + options_.name +
                                "' did not finish the set-up; check that it still runs",
-                           {.rank = 0, .peer = rank});
+                           {.rank = label(0), .peer = label(rank)});
       }
-      if (const auto failure = decode_outcome(*bytes, "rank " + std::to_string(rank))) add(*failure);
+      if (const auto failure = decode_outcome(*bytes, rank_text(rank))) add(*failure);
     } catch (const HolmesError& error) {
       add(failure_of(error));
     }

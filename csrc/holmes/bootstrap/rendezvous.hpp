@@ -51,6 +51,8 @@ private:
   [[noreturn]] void throw_missing(int first);
   std::optional<Failure> collect(const std::optional<Failure>& own);
   bool is_missing(int rank) const;
+  int label(int rank) const { return label_of(options_, rank); }
+  std::string rank_text(int rank) const { return "rank " + std::to_string(label(rank)); }
 
   Store& store_;
   const CommunicatorOptions& options_;

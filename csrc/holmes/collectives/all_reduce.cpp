@@ -10,10 +10,11 @@ AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> wo
 
 AllReduce::AllReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
                      Buffer data, Block own)
-    : ReducingCollective(group, signature, std::move(work), deadline,
-                         SliceReducer(group, data.begin() + own.begin_bytes, data.begin() + own.begin_bytes,
-                                      own.bytes() / size_bytes(data.dtype), data.dtype, *signature.reduction,
-                                      group.size, /*bypass_cache=*/false, group.slice_bytes)),
+    : ReducingCollective(
+          group, signature, std::move(work), deadline,
+          SliceReducer(group, data.begin() + own.begin_bytes, data.begin() + own.begin_bytes,
+                       own.bytes() / size_bytes(data.dtype), data.dtype, *signature.reduction,
+                       signature.average_over.value_or(group.size), /*bypass_cache=*/false, group.slice_bytes)),
       data_(std::move(data)),
       own_(own) {}
 

@@ -7,6 +7,9 @@ namespace {
 
 constexpr std::uint32_t header_magic = 0x484c4d31;  // "HLM1"
 constexpr std::uint8_t no_reduction = 255;
+constexpr std::int32_t no_root = -1;
+// Above it -1, which is "none".
+constexpr std::int32_t first_digest = -2;
 
 std::string_view compression_suffix(Form form) {
   if (form == Form::hierarchical_bf16) return " with bf16 compression";
@@ -19,6 +22,12 @@ std::string describe(const CollectiveHeader& header) {
   if (static_cast<int>(header.dtype) < dtype_count) text += " " + std::string(name(header.dtype));
   if (header.reduction < reduce_op_count) text += " " + std::string(name(static_cast<ReduceOp>(header.reduction)));
   if (header.root >= 0) text += " root " + std::to_string(header.root);
+  if (header.form == Form::wide) {
+    if (header.root <= first_digest) text += " with counts #" + std::to_string(first_digest - header.root);
+    if (header.announced_bytes > 0) text += " of " + std::to_string(header.announced_bytes) + " bytes";
+    return text + " (a step of it that sends " + std::to_string(header.payload_bytes) + " and expects " +
+           std::to_string(header.expected_bytes) + " bytes)";
+  }
   if (header.form != Form::flat)
     return text + ", hierarchical" + std::string(compression_suffix(header.form)) + ", of " +
            std::to_string(header.announced_bytes) + " bytes";
@@ -26,29 +35,46 @@ std::string describe(const CollectiveHeader& header) {
          std::to_string(header.expected_bytes) + " bytes";
 }
 
+// What the other ranks are told of it.
+WholeCall told_by(const Signature& signature) {
+  if (signature.whole) return *signature.whole;
+  return {.op = signature.op,
+          .dtype = signature.dtype,
+          .reduction = signature.reduction,
+          .root = signature.root,
+          .bytes = signature.announced_bytes};
+}
+
+std::int32_t root_field(const WholeCall& told) {
+  if (told.counts_digest > 0) return first_digest - static_cast<std::int32_t>(told.counts_digest >> 2);
+  return told.root.value_or(no_root);
+}
+
 }  // namespace
 
 std::string describe(const Signature& signature, const std::string& communicator) {
-  std::string text(name(signature.op));
-  text += " #" + std::to_string(signature.sequence) + " (" + std::string(name(signature.dtype));
-  if (signature.reduction) text += ", " + std::string(name(*signature.reduction));
-  if (signature.root) text += ", root " + std::to_string(*signature.root);
+  const WholeCall told = told_by(signature);
+  std::string text(name(told.op));
+  text += " #" + std::to_string(signature.sequence) + " (" + std::string(name(told.dtype));
+  if (told.reduction) text += ", " + std::string(name(*told.reduction));
+  if (told.root) text += ", root " + std::to_string(*told.root);
   return text + ") of communicator '" + communicator + "'";
 }
 
 CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes, std::uint64_t payload_bytes,
                              std::uint64_t expected_bytes, const CopyVote::Ballot& ballot) {
+  const WholeCall told = told_by(signature);
   return {header_magic,
-          signature.op,
-          signature.dtype,
-          signature.reduction ? static_cast<std::uint8_t>(*signature.reduction) : no_reduction,
-          signature.form,
-          signature.root.value_or(-1),
+          told.op,
+          told.dtype,
+          told.reduction ? static_cast<std::uint8_t>(*told.reduction) : no_reduction,
+          signature.whole ? Form::wide : signature.form,
+          root_field(told),
           static_cast<std::uint32_t>(slice_bytes),
           signature.sequence,
           payload_bytes,
           expected_bytes,
-          signature.announced_bytes,
+          told.bytes,
           ballot};
 }
 

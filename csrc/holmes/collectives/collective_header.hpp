@@ -2,16 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "holmes/core/options.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/group/group.hpp"
 
 namespace holmes {
 
 // How an operation is carried out. Values are part of the wire protocol.
-enum class Form : std::uint8_t { flat = 0, hierarchical = 1, hierarchical_bf16 = 2, hierarchical_int8 = 3 };
+enum class Form : std::uint8_t { flat = 0, hierarchical = 1, hierarchical_bf16 = 2, hierarchical_int8 = 3, wide = 4 };
 
 // What all ranks must agree on; it travels in front of every collective, on every pair.
 struct Signature {
@@ -21,9 +23,10 @@ struct Signature {
   std::optional<int> root;
   std::uint64_t sequence = 0;
   Form form = Form::flat;
-  std::uint64_t announced_bytes = 0;  // of a hierarchical operation, which moves them on other communicators
-  std::optional<int> average_over{};  // see CallOptions; not compared
-  std::uint64_t count = 0;            // elements of this rank's buffer, for the flight recorder; not compared
+  std::uint64_t announced_bytes = 0;         // of a hierarchical operation, which moves them on other communicators
+  std::optional<int> average_over{};         // see CallOptions; not compared
+  std::uint64_t count = 0;                   // elements of this rank's buffer, for the flight recorder; not compared
+  std::shared_ptr<const WholeCall> whole{};  // what it is a step of; then that is compared and told
 };
 
 // "all_reduce #17 (float32, sum) of communicator 'dp0'".
@@ -36,7 +39,7 @@ struct CollectiveHeader {
   DType dtype;
   std::uint8_t reduction;  // 255: none
   Form form;
-  std::int32_t root;  // -1: none (on the wire only)
+  std::int32_t root;  // -1: none; below that: the digest of a whole's counts (on the wire only)
   std::uint32_t slice_bytes;
   std::uint64_t sequence;
   std::uint64_t payload_bytes;   // that follow

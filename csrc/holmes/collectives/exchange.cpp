@@ -72,7 +72,8 @@ bool OneStepAllReduce::compute() {
   std::vector<const void*> sources(static_cast<std::size_t>(group_.size));
   for (int peer = 0; peer < group_.size; ++peer) sources[peer] = recvs_[peer].data;
   if (data_.count)
-    reduce(data_.data, sources.data(), group_.size, data_.count, data_.dtype, *signature_.reduction, group_.size);
+    reduce(data_.data, sources.data(), group_.size, data_.count, data_.dtype, *signature_.reduction,
+           signature_.average_over.value_or(group_.size));
   reduced_ = true;
   return true;
 }

@@ -28,11 +28,11 @@ GatherReduce::GatherReduce(Group& group, Signature signature, std::shared_ptr<Wo
 
 GatherReduce::GatherReduce(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline,
                            Buffer data, Block own)
-    : ReducingCollective(
-          group, signature, std::move(work), deadline,
-          SliceReducer(group, data.begin() + own.begin_bytes, SliceReducer::in_staging,
-                       own.bytes() / size_bytes(data.dtype), data.dtype, *signature.reduction, group.size,
-                       /*bypass_cache=*/false, std::min(group.slice_bytes, most_slice_bytes))),
+    : ReducingCollective(group, signature, std::move(work), deadline,
+                         SliceReducer(group, data.begin() + own.begin_bytes, SliceReducer::in_staging,
+                                      own.bytes() / size_bytes(data.dtype), data.dtype, *signature.reduction,
+                                      signature.average_over.value_or(group.size), /*bypass_cache=*/false,
+                                      std::min(group.slice_bytes, most_slice_bytes))),
       data_(std::move(data)),
       root_(*signature.root) {}
 

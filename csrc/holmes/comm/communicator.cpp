@@ -5,6 +5,7 @@
 
 #include "holmes/bootstrap/nic_agreement.hpp"
 #include "holmes/comm/hierarchical_communicator.hpp"
+#include "holmes/comm/wide_communicator.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 
@@ -52,6 +53,16 @@ void drain(Communicator& communicator, Duration max_silence) {
   }
 }
 
+namespace {
+
+std::shared_ptr<Communicator> make_in_cluster(std::shared_ptr<Store> store, CommunicatorOptions options) {
+  if (WideCommunicator::is_for(options))
+    return std::make_shared<WideCommunicator>(std::move(store), std::move(options));
+  return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+}
+
+}  // namespace
+
 // A group on NICs of its own, or one that spans clusters.
 std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
   check_place(options.rank, options.size);
@@ -60,7 +71,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   if (!options.integrity_digest_every) options.integrity_digest_every = Env::read().integrity_digest_every;
   if (options.nics.empty() && options.size > 1 && options.transport != Transport::shm)
     set_default_nics(*store, options);
-  if (options.clusters.empty()) return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+  if (options.clusters.empty()) return make_in_cluster(std::move(store), std::move(options));
   if (options.clusters.size() != static_cast<std::size_t>(options.size))
     throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +
                      " ranks, but there " + "are " + std::to_string(options.size) + "; give one for each rank");
@@ -77,7 +88,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   options.between_clusters = hierarchy.cluster_count() > 1;
   options.clusters.clear();
   options.cluster_nics.clear();
-  return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+  return make_in_cluster(std::move(store), std::move(options));
 }
 
 std::optional<CommunicatorOptions> split_options(Communicator& comm, const CommunicatorOptions& options, int number,

@@ -16,7 +16,8 @@ constexpr std::size_t max_chain_pieces = 32;
 // Cuts fall between cache lines.
 constexpr std::size_t line_bytes = 64;
 
-// `whole` in `parts` equal runs of whole cache lines; the last ones may be shorter or empty.
+}  // namespace
+
 Run equal_part(const Run& whole, std::size_t parts, std::size_t index, DType dtype) {
   const std::size_t line = line_bytes / size_bytes(dtype);
   const std::size_t step = ((whole.count + parts - 1) / parts + line - 1) / line * line;
@@ -24,8 +25,6 @@ Run equal_part(const Run& whole, std::size_t parts, std::size_t index, DType dty
   const std::size_t end = std::min(whole.count, begin + step);
   return {whole.begin + begin, end - begin};
 }
-
-}  // namespace
 
 Hierarchy::Hierarchy(const std::vector<int>& cluster_of, int rank) : rank_(rank) {
   std::map<int, int> numbers;

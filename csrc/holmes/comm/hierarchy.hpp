@@ -19,6 +19,9 @@ struct Run {
   std::size_t count = 0;
 };
 
+// `whole` in `parts` equal runs of whole cache lines; the last ones may be shorter or empty.
+Run equal_part(const Run& whole, std::size_t parts, std::size_t index, DType dtype);
+
 // Clusters are numbered as their first ranks are; within one, a rank's index is its place in rank order. Immutable.
 class Hierarchy {
 public:

@@ -254,11 +254,7 @@ struct HostCommunicator::Call {
 
 HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const {
   engine_->throw_if_inherited();
-  if (options.compression)
-    throw UsageError(
-        "communicator '" + options_.name +
-        "': compression is for all_reduce over a group that spans clusters; leave it out here, or give each "
-        "rank its cluster's name when the communicator is made");
+  arguments_.check_not_compressed(options);
   auto work = std::make_shared<HostWork>(engine_);
   const auto deadline = work->submitted() + options.timeout.value_or(options_.timeout);
   return {std::move(work), deadline, options.async};
@@ -296,30 +292,6 @@ WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collecti
   return call.work;
 }
 
-void HostCommunicator::check_rank(const char* what, int value) const {
-  if (value >= 0 && value < options_.size) return;
-  throw UsageError(std::string(what) + " " + std::to_string(value) + " is not a rank of communicator '" +
-                   options_.name + "'; it has ranks 0 to " + std::to_string(options_.size - 1));
-}
-
-void HostCommunicator::check_one_per_rank(const char* what, const std::vector<Buffer>& buffers, DType dtype) const {
-  if (static_cast<int>(buffers.size()) != options_.size)
-    throw UsageError(std::string(what) + " holds " + std::to_string(buffers.size()) + " buffers; communicator '" +
-                     options_.name + "' needs one for each of its " + std::to_string(options_.size) + " ranks");
-  for (std::size_t i = 0; i < buffers.size(); ++i)
-    if (buffers[i].dtype != dtype)
-      throw UsageError(std::string(what) + "[" + std::to_string(i) + "] is " +
-                       std::string(holmes::name(buffers[i].dtype)) + ", the other side of the call is " +
-                       std::string(holmes::name(dtype)) + "; use one dtype");
-}
-
-void HostCommunicator::check_equal_count(const char* operation, const Buffer& output, const Buffer& input) const {
-  if (output.count == input.count && output.dtype == input.dtype) return;
-  throw UsageError(std::string(operation) + ": the output holds " + std::to_string(output.count) + " " +
-                   std::string(holmes::name(output.dtype)) + ", this rank's part of the input " +
-                   std::to_string(input.count) + " " + std::string(holmes::name(input.dtype)) + "; they must be equal");
-}
-
 std::vector<Buffer> HostCommunicator::nothing(DType dtype) const {
   return std::vector<Buffer>(static_cast<std::size_t>(options_.size), Buffer{nullptr, 0, dtype, nullptr});
 }
@@ -329,16 +301,21 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
   // Over clusters it is allowed, but here nothing crosses by itself.
   if (!options_.clusters.empty()) options.compression.reset();
   Call call = begin_alike(options);
-  const Signature signature{
-      .op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .root = {}, .count = data.count};
+  const Signature signature{.op = OpCode::all_reduce,
+                            .dtype = data.dtype,
+                            .reduction = op,
+                            .root = {},
+                            .average_over = options.average_over,
+                            .count = data.count,
+                            .whole = options.part_of};
   auto collective = choose_all_reduce(engine_->group(), signature, call.work, call.deadline, data);
   return finish_alike(std::move(call), signature, std::move(collective), {std::move(data)});
 }
 
 WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions options) {
   check_reduction(output.dtype, op);
-  check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
-  check_equal_count("reduce_scatter", output, inputs[options_.rank]);
+  arguments_.check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
+  Arguments::check_equal_count("reduce_scatter", output, inputs[options_.rank]);
   check_apart("reduce_scatter", {&output, 1}, 0, inputs, own());
   Call call = begin(options);
   const Signature signature{.op = OpCode::reduce_scatter,
@@ -346,7 +323,8 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
                             .reduction = op,
                             .root = {},
                             .average_over = options.average_over,
-                            .count = output.count};
+                            .count = output.count,
+                            .whole = options.part_of};
   auto collective = choose_reduce_scatter(engine_->group(), signature, call.work, call.deadline, std::move(output),
                                           std::move(inputs));
   return finish(std::move(call), std::move(collective));
@@ -354,10 +332,15 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
 
 WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions options) {
   check_reduction(data.dtype, op);
-  check_rank("reduce: root", root);
+  arguments_.check_rank("reduce: root", root);
   Call call = begin(options);
-  const Signature signature{
-      .op = OpCode::reduce, .dtype = data.dtype, .reduction = op, .root = root, .count = data.count};
+  const Signature signature{.op = OpCode::reduce,
+                            .dtype = data.dtype,
+                            .reduction = op,
+                            .root = root,
+                            .average_over = options.average_over,
+                            .count = data.count,
+                            .whole = options.part_of};
   auto collective = choose_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));
   return finish(std::move(call), std::move(collective));
 }
@@ -371,73 +354,84 @@ WorkPtr HostCommunicator::exchange(const Signature& signature, std::vector<Buffe
 }
 
 WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions options) {
-  check_one_per_rank("all_gather: outputs", outputs, input.dtype);
-  check_equal_count("all_gather", outputs[options_.rank], input);
+  arguments_.check_one_per_rank("all_gather: outputs", outputs, input.dtype);
+  Arguments::check_equal_count("all_gather", outputs[options_.rank], input);
   check_apart("all_gather", outputs, own(), {&input, 1}, 0);
   Call call = begin_alike(options);
-  const Signature signature{
-      .op = options.told_as, .dtype = input.dtype, .reduction = {}, .root = {}, .count = input.count};
+  const Signature signature{.op = options.told_as,
+                            .dtype = input.dtype,
+                            .reduction = {},
+                            .root = {},
+                            .count = input.count,
+                            .whole = options.part_of};
   auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, outputs, std::move(input));
   return finish_alike(std::move(call), signature, std::move(collective), std::move(outputs));
 }
 
 WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) {
-  check_rank("broadcast: root", root);
+  arguments_.check_rank("broadcast: root", root);
   Call call = begin_alike(options);
-  const Signature signature{
-      .op = OpCode::broadcast, .dtype = data.dtype, .reduction = {}, .root = root, .count = data.count};
+  const Signature signature{.op = OpCode::broadcast,
+                            .dtype = data.dtype,
+                            .reduction = {},
+                            .root = root,
+                            .count = data.count,
+                            .whole = options.part_of};
   auto collective = choose_broadcast(engine_->group(), signature, call.work, call.deadline, data);
   return finish_alike(std::move(call), signature, std::move(collective), {std::move(data)});
 }
 
 WorkPtr HostCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions options) {
-  check_rank("gather: root", root);
+  arguments_.check_rank("gather: root", root);
   const DType dtype = input.dtype;
   const std::size_t count = input.count;
   std::vector<Buffer> sends = nothing(dtype);
   if (root == options_.rank) {
-    check_one_per_rank("gather: outputs", outputs, dtype);
-    check_equal_count("gather", outputs[root], input);
+    arguments_.check_one_per_rank("gather: outputs", outputs, dtype);
+    Arguments::check_equal_count("gather", outputs[root], input);
     check_apart("gather", outputs, own(), {&input, 1}, 0);
   } else {
     outputs = nothing(dtype);
   }
   sends[root] = std::move(input);
-  return exchange({.op = OpCode::gather, .dtype = dtype, .reduction = {}, .root = root, .count = count},
-                  std::move(sends), std::move(outputs), options);
+  return exchange(
+      {.op = OpCode::gather, .dtype = dtype, .reduction = {}, .root = root, .count = count, .whole = options.part_of},
+      std::move(sends), std::move(outputs), options);
 }
 
 WorkPtr HostCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions options) {
-  check_rank("scatter: root", root);
+  arguments_.check_rank("scatter: root", root);
   const DType dtype = output.dtype;
   const std::size_t count = output.count;
   std::vector<Buffer> recvs = nothing(dtype);
   if (root == options_.rank) {
-    check_one_per_rank("scatter: inputs", inputs, dtype);
-    check_equal_count("scatter", output, inputs[root]);
+    arguments_.check_one_per_rank("scatter: inputs", inputs, dtype);
+    Arguments::check_equal_count("scatter", output, inputs[root]);
     check_apart("scatter", {&output, 1}, 0, inputs, own());
   } else {
     inputs = nothing(dtype);
   }
   recvs[root] = std::move(output);
-  return exchange({.op = OpCode::scatter, .dtype = dtype, .reduction = {}, .root = root, .count = count},
-                  std::move(inputs), std::move(recvs), options);
+  return exchange(
+      {.op = OpCode::scatter, .dtype = dtype, .reduction = {}, .root = root, .count = count, .whole = options.part_of},
+      std::move(inputs), std::move(recvs), options);
 }
 
 WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions options) {
   const DType dtype = inputs.empty() ? DType::uint8 : inputs.front().dtype;
   const std::size_t count = total_bytes(inputs) / size_bytes(dtype);
-  check_one_per_rank("all_to_all: inputs", inputs, dtype);
-  check_one_per_rank("all_to_all: outputs", outputs, dtype);
-  check_equal_count("all_to_all", outputs[options_.rank], inputs[options_.rank]);
+  arguments_.check_one_per_rank("all_to_all: inputs", inputs, dtype);
+  arguments_.check_one_per_rank("all_to_all: outputs", outputs, dtype);
+  Arguments::check_equal_count("all_to_all", outputs[options_.rank], inputs[options_.rank]);
   check_apart("all_to_all", outputs, own(), inputs, own());
-  return exchange({.op = OpCode::all_to_all, .dtype = dtype, .reduction = {}, .root = {}, .count = count},
-                  std::move(inputs), std::move(outputs), options);
+  return exchange(
+      {.op = OpCode::all_to_all, .dtype = dtype, .reduction = {}, .root = {}, .count = count, .whole = options.part_of},
+      std::move(inputs), std::move(outputs), options);
 }
 
 WorkPtr HostCommunicator::barrier(CallOptions options) {
   Call call = begin(options);
-  const Signature signature{OpCode::barrier, DType::uint8, std::nullopt, std::nullopt, 0};
+  const Signature signature{.op = OpCode::barrier, .reduction = {}, .root = {}, .whole = options.part_of};
   auto collective =
       choose_all_gather(engine_->group(), signature, call.work, call.deadline, nothing(DType::uint8), Buffer{});
   return finish(std::move(call), std::move(collective));
@@ -446,10 +440,7 @@ WorkPtr HostCommunicator::barrier(CallOptions options) {
 P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
                                              const CallOptions& options) const {
   if (peer) {
-    check_rank(is_send ? "send: destination" : "recv: source", *peer);
-    if (*peer == options_.rank)
-      throw UsageError("rank " + std::to_string(*peer) + " of communicator '" + options_.name +
-                       "' cannot send to or receive from itself; copy the buffer instead");
+    arguments_.check_peer(is_send, *peer);
   } else if (options_.size == 1) {
     throw UsageError("communicator '" + options_.name + "' has one rank: nobody can send to it");
   }
@@ -458,6 +449,7 @@ P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::o
   if (buffer.device) ready = cuda::Device::get(*buffer.device).mark(buffer.stream, is_send ? "send" : "recv");
   P2pEngine::Request made{is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline};
   made.begin = std::move(ready);
+  made.told_source = options.told_source;
   return made;
 }
 

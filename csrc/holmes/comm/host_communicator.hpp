@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "holmes/comm/arguments.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "holmes/engine/engine.hpp"
 
@@ -56,6 +57,11 @@ public:
   void fail(const Failure& failure) { engine_->fail_in_background(failure); }
   std::optional<Failure> failure() const { return engine_->failure(); }
   Failure abort_failure(const std::string& reason) const { return engine_->abort_failure(reason); }
+  // Throws UsageError in a forked child.
+  void check_usable() const { engine_->throw_if_inherited(); }
+  // From time to time, where nothing may be under way: ends as a peer tells it to. Returns what there is to say of
+  // peers that are gone without having said so. Does nothing where another thread drives it.
+  std::vector<Failure> look_at_peers() { return engine_->look_at_peers(); }
 
 private:
   void introduce(const Mesh& mesh, std::size_t slice_bytes);
@@ -73,12 +79,10 @@ private:
                              const CallOptions& call) const;
   std::vector<Buffer> nothing(DType dtype) const;
   std::size_t own() const { return static_cast<std::size_t>(options_.rank); }
-  void check_rank(const char* what, int value) const;
-  void check_one_per_rank(const char* what, const std::vector<Buffer>& buffers, DType dtype) const;
-  void check_equal_count(const char* operation, const Buffer& output, const Buffer& input) const;
 
   std::shared_ptr<Store> store_;
   CommunicatorOptions options_;
+  const Arguments arguments_{options_};
   std::shared_ptr<Engine> engine_;
   std::string own_place_;  // "rank 0 (host a) on NIC eth0"
   int splits_ = 0;

@@ -41,6 +41,7 @@ struct Env {
   bool shm = true;
   CmaUse cma = CmaUse::measured;
   std::optional<std::uint64_t> hierarchical_min_bytes;  // UINT64_MAX: never
+  int wide_min_ranks = 257;
 
   std::optional<std::string> verbs_library;
   std::optional<int> rdma_gid_index;

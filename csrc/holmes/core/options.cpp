@@ -34,6 +34,11 @@ TlsMode tls_mode_from_name(const std::string& name) {
 
 std::string name(TlsMode mode) { return mode == TlsMode::off ? "off" : mode == TlsMode::clusters ? "clusters" : "all"; }
 
+int label_of(const CommunicatorOptions& options, int rank) {
+  const auto index = static_cast<std::size_t>(rank);
+  return index < options.labels.size() ? options.labels[index] : rank;
+}
+
 std::optional<int> dscp_of(const CommunicatorOptions& options) {
   // By priority: lower effort (RFC 8622), AF11, AF21 and AF41 (RFC 2597). None is of those that RoCE's lossless queues
   // usually have (24 to 31, 48).

@@ -102,9 +102,15 @@ struct CommunicatorOptions {
   // How long a waiting thread polls before it sleeps, in microseconds (0: not at all). Absent: HOLMES_SPIN_US, else
   // 150.
   std::optional<int> spin_us{};
+  // From how many ranks on a group of one cluster is wide (docs/ranks.md): its ranks are connected by rows and columns
+  // and not each with every other one; the same on all ranks, 2 or more. Absent: HOLMES_WIDE_MIN_RANKS, else 257.
+  std::optional<int> wide_min_ranks{};
 
   bool operator==(const CommunicatorOptions&) const = default;
 };
+
+// What messages call rank `rank`.
+int label_of(const CommunicatorOptions& options, int rank);
 
 // The code point that its packets have; absent: the system's.
 std::optional<int> dscp_of(const CommunicatorOptions& options);
@@ -135,9 +141,20 @@ void visit_fields(Visit&& visit) {
   visit("priority", &Options::priority);
   visit("dscp", &Options::dscp);
   visit("spin_us", &Options::spin_us);
+  visit("wide_min_ranks", &Options::wide_min_ranks);
 }
 
 class Compression;
+
+// An operation of a wide group. Calls on the group's parts are steps of it, and their ranks compare it.
+struct WholeCall {
+  OpCode op = OpCode::barrier;
+  DType dtype = DType::uint8;
+  std::optional<ReduceOp> reduction{};
+  std::optional<int> root{};
+  std::uint64_t bytes = 0;          // as all ranks know them alike; 0: they do not
+  std::uint32_t counts_digest = 0;  // of all ranks' counts, where all ranks know them; 0: they do not
+};
 
 // Options every operation takes.
 struct CallOptions {
@@ -147,10 +164,14 @@ struct CallOptions {
   std::shared_ptr<Compression> compression{};
   // Device memory, sums of floating point only: every rank's contribution is multiplied by this first.
   std::optional<double> premultiply{};
-  // reduce_scatter only: ranks that `avg` divides by, where this is one level of a larger operation. Absent: all.
+  // Reductions only: ranks that `avg` divides by, where this is one level of a larger operation. Absent: all.
   std::optional<int> average_over{};
   // all_gather only: what the other ranks and the records are told, where it is all that an operation moves.
   OpCode told_as = OpCode::all_gather;
+  // Host memory: what it is a step of. Null: it is all there is.
+  std::shared_ptr<const WholeCall> part_of{};
+  // recv only: what Work::source_rank says. Absent: the source.
+  std::optional<int> told_source{};
 };
 
 }  // namespace holmes

@@ -272,6 +272,25 @@ std::optional<Clock::time_point> Engine::maintain() {
   return next;
 }
 
+std::vector<Failure> Engine::look_at_peers() {
+  std::vector<Failure> vanished;
+  if (is_dead() || is_inherited()) return vanished;
+  const std::unique_lock drive(drive_, std::try_to_lock);
+  if (!drive || is_dead()) return vanished;
+  const std::vector<char> lost = detector_.lost();
+  fail_where_it_throws([&] { detector_.check_controls(); });
+  if (lost != detector_.lost()) wake();  // who sleeps beside an operation is not told any more
+  for (int peer = 0; detector_.has_lost_any() && !is_dead() && peer < group_->size; ++peer) {
+    if (!detector_.is_lost(peer) || detector_.has_left_in_order(peer)) continue;
+    try {
+      detector_.throw_peer_lost(peer, 0);
+    } catch (const HolmesError& error) {
+      vanished.push_back(failure_of(error));
+    }
+  }
+  return vanished;
+}
+
 // What was sent last is not acknowledged yet; should its rail be lost now, somebody has to send it again.
 void Engine::watch() {
   if (is_watched_ || maintained_.empty() || is_dead() || !next_wake({})) return;  // whenever it is

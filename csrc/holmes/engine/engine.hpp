@@ -74,6 +74,8 @@ public:
   void watch();
   // Driver. Looks after the channels while nothing is pending. Returns when to do so again; absent: no need.
   std::optional<Clock::time_point> maintain();
+  // Any thread, see HostCommunicator.
+  std::vector<Failure> look_at_peers();
   // Driver.
   Operations& operations() { return operations_; }
   // Driver. For the flight record.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "holmes/comm/communicator.hpp"
 #include "holmes/core/env.hpp"
@@ -52,6 +53,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   control.name = options_.name + "/control";
   control.clusters.clear();
   control.cluster_nics.clear();
+  control.wide_min_ranks = std::numeric_limits<int>::max();  // it watches every rank
   control_ = make_communicator(store_, std::move(control));
 
   nccl::RankReport report;

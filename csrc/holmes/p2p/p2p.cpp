@@ -260,8 +260,11 @@ void P2pEngine::end_message(int peer) {
 void P2pEngine::match(int peer) {
   Peer& state = peers_[peer];
   const ControlConnection& control = *group_.controls[peer];
-  const ErrorContext context{
-      .rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}};
+  const ErrorContext context{.rank = group_.label(group_.rank),
+                             .peer = group_.label(peer),
+                             .host = control.host(),
+                             .nic = control.nic(),
+                             .system_errno = {}};
   if (state.header.magic != message_magic)
     throw ProtocolError("communicator '" + group_.name + "': the stream of " + control.describe() +
                             " does not hold a message where one is due; all processes must run the same version",
@@ -281,9 +284,10 @@ void P2pEngine::match(int peer) {
   if (held_bytes(state.header) > max_unexpected_bytes_ - unexpected_bytes_)
     throw MismatchError(
         "communicator '" + group_.name + "': " + control.describe() + " sent " + std::to_string(state.header.bytes) +
-            " bytes with tag " + std::to_string(state.header.tag) + ", for which rank " + std::to_string(group_.rank) +
-            " has posted no receive, and " + std::to_string(unexpected_bytes_) +
-            " bytes of such messages wait already (" + std::to_string(max_unexpected_bytes_) +
+            " bytes with tag " + std::to_string(state.header.tag) + ", for which rank " +
+            std::to_string(group_.label(group_.rank)) + " has posted no receive, and " +
+            std::to_string(unexpected_bytes_) + " bytes of such messages wait already (" +
+            std::to_string(max_unexpected_bytes_) +
             " bytes are kept); post receives in the order of the sends, or raise HOLMES_UNEXPECTED_BYTES",
         context);
   state.stray.resize(state.header.bytes);
@@ -306,17 +310,21 @@ void P2pEngine::check_sizes(const Request& request, int peer, const Header& head
     const bool known = static_cast<int>(dtype) < dtype_count;
     return std::to_string(bytes) + " bytes of " + (known ? std::string(name(dtype)) : "an unknown dtype");
   };
-  throw MismatchError(
-      "communicator '" + group_.name + "': " + control.describe() + " sent " + describe(header.bytes, header.dtype) +
-          " with tag " + std::to_string(header.tag) + ", but the receive of rank " + std::to_string(group_.rank) +
-          " takes " + (takes_less ? "at most " : "") + describe(most_bytes, request.buffer.dtype) +
-          (takes_less ? "; give it a larger buffer, of the send's dtype"
-                      : "; dtype and count of a send and its receive must be equal"),
-      {.rank = group_.rank, .peer = peer, .host = control.host(), .nic = control.nic(), .system_errno = {}});
+  throw MismatchError("communicator '" + group_.name + "': " + control.describe() + " sent " +
+                          describe(header.bytes, header.dtype) + " with tag " + std::to_string(header.tag) +
+                          ", but the receive of rank " + std::to_string(group_.label(group_.rank)) + " takes " +
+                          (takes_less ? "at most " : "") + describe(most_bytes, request.buffer.dtype) +
+                          (takes_less ? "; give it a larger buffer, of the send's dtype"
+                                      : "; dtype and count of a send and its receive must be equal"),
+                      {.rank = group_.label(group_.rank),
+                       .peer = group_.label(peer),
+                       .host = control.host(),
+                       .nic = control.nic(),
+                       .system_errno = {}});
 }
 
 void P2pEngine::finish(Request& request, int source, std::size_t bytes) {
-  request.work->set_source_rank(source);
+  request.work->set_source_rank(request.told_source.value_or(source));
   if (request.received_bytes) *request.received_bytes = bytes;
   finish(request);
 }

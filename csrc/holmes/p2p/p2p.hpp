@@ -30,6 +30,7 @@ public:
     // Of a receive into host memory that takes a shorter message too: where to write the message's bytes, before `work`
     // is final.
     std::shared_ptr<std::size_t> received_bytes{};
+    std::optional<int> told_source{};  // see CallOptions
   };
 
   // `wake_fd`: an event descriptor that makes the driver call `advance` again.

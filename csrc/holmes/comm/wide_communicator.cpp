@@ -1,0 +1,465 @@
+#include "holmes/comm/wide_communicator.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "holmes/bootstrap/rank_info.hpp"
+#include "holmes/core/env.hpp"
+#include "holmes/core/error.hpp"
+#include "holmes/core/fields.hpp"
+#include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
+#include "holmes/record/communicator_record.hpp"
+
+namespace holmes {
+namespace {
+
+int min_ranks(const CommunicatorOptions& options) {
+  return options.wide_min_ranks.value_or(Env::read().wide_min_ranks);
+}
+
+// What fails in the set-up of one part is heard of in that of all others.
+class PartStore final : public Store {
+public:
+  PartStore(std::shared_ptr<Store> base, std::string whole) : base_(std::move(base)), whole_(std::move(whole)) {}
+  void set(const std::string& key, const std::string& value) override { base_->set(place(key), value); }
+  std::string get(const std::string& key, Duration timeout) override { return base_->get(place(key), timeout); }
+  void wait(const std::string& key, Duration timeout) override { base_->wait(place(key), timeout); }
+
+private:
+  std::string place(const std::string& key) const { return key.ends_with("/alarm") ? whole_ + "/alarm" : key; }
+
+  std::shared_ptr<Store> base_;
+  std::string whole_;
+};
+
+std::uint32_t digest_of(const std::vector<Buffer>& buffers) {
+  std::uint64_t digest = 14695981039346656037u;  // FNV-1a
+  for (const Buffer& buffer : buffers)
+    for (std::size_t rest = buffer.count, i = 0; i < sizeof rest; ++i, rest >>= 8)
+      digest = (digest ^ (rest & 255)) * 1099511628211u;
+  return std::max<std::uint32_t>(static_cast<std::uint32_t>(digest ^ digest >> 32), 1);
+}
+
+}  // namespace
+
+class WideCommunicator::Body final : public Watched {
+public:
+  Body(const CommunicatorOptions& options, const std::shared_ptr<Store>& store)
+      : name_(options.name),
+        store_(store),
+        recorder_(std::make_shared<FlightRecorder>(Env::read().flight_recorder_operations)),
+        parts(std::make_shared<WideParts>(WideParts{.grid = Grid(options.size), .rank = options.rank, .name = name_})) {
+    // What they hear of ends all of them.
+    const auto late_queue = std::make_shared<std::weak_ptr<StepQueue>>();
+    pairs = std::make_shared<PairConnections>(store, options, [late_queue](const Failure& failure) {
+      if (const auto known = late_queue->lock()) known->fail(failure);
+    });
+    queue = std::make_shared<StepQueue>([parts = parts, pairs = pairs](const Failure& failure) {
+      parts->fail(failure);
+      pairs->fail(failure);
+    });
+    *late_queue = queue;
+  }
+
+  void look() override {
+    for_each_part([&](HostCommunicator& part) {
+      for (const Failure& vanished : part.look_at_peers()) tell_lost(vanished);
+      if (auto failure = part.failure()) queue->fail(std::move(*failure));
+    });
+  }
+
+  // The failure of a part is that of all.
+  void take_over_failure() {
+    for_each_part([&](HostCommunicator& part) {
+      if (auto failure = part.failure()) queue->fail(std::move(*failure));
+    });
+  }
+
+  template <typename Visit>
+  void for_each_part(const Visit& visit) const {
+    if (parts->row) visit(*parts->row);
+    for (const auto& column : parts->columns) visit(*column.part);
+    for (const auto& [peer, part] : pairs->connected()) visit(*part);
+  }
+
+  // Records an operation that `work` stands for.
+  void record(RecordedCall call, const WorkPtr& work) {
+    std::uint64_t number = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      call.sequence = entered_++;
+      number = recorder_->add(call, WorkState::queued, work->submitted());
+      recorder_->start(number, work->submitted());
+    }
+    work->on_final([recorder = recorder_, number, own = std::weak_ptr(work)] {
+      const auto ended = own.lock();
+      recorder->finish(number, ended && ended->state() == WorkState::completed, Clock::now());
+    });
+  }
+
+  CommunicatorRecord own_record() const {
+    CommunicatorRecord record;
+    record.name = name_;
+    record.backend = "host";
+    record.rank = parts->rank;
+    record.size = parts->grid.size();
+    record.failure = queue->failure();
+    record.state.emplace();
+    record.state->taken = Clock::now();
+    record.state->pending_count = queue->pending() + pairs->waiting();
+    record.operations = recorder_->operations();
+    const std::lock_guard lock(mutex_);
+    record.entered = entered_;
+    return record;
+  }
+
+private:
+  // To ranks that wait for it and are not connected with it.
+  void tell_lost(const Failure& vanished) {
+    const int peer = vanished.context.peer.value_or(parts->rank);
+    {
+      const std::lock_guard lock(mutex_);
+      if (!told_lost_.insert(peer).second) return;
+    }
+    try {
+      store_->set(lost_key(name_, peer), encode(vanished));
+    } catch (const std::exception&) {  // the store is gone: nobody to tell
+    }
+  }
+
+  const std::string name_;
+  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<FlightRecorder> recorder_;
+  mutable std::mutex mutex_;
+  std::uint64_t entered_ = 0;
+  std::set<int> told_lost_;
+
+public:
+  const std::shared_ptr<WideParts> parts;
+  std::shared_ptr<PairConnections> pairs;
+  std::shared_ptr<StepQueue> queue;
+};
+
+namespace {
+
+// Of an operation in steps.
+class WideWork final : public Work {
+public:
+  WideWork(std::weak_ptr<StepQueue> queue, std::string what) : queue_(std::move(queue)), what_(std::move(what)) {}
+
+private:
+  void abandon(const std::string& reason) override {
+    if (const auto queue = queue_.lock()) queue->fail({ErrorKind::aborted, what_ + ": " + reason, {}});
+  }
+
+  std::weak_ptr<StepQueue> queue_;
+  std::string what_;
+};
+
+// Where it fails, all fails.
+void follow(const WorkPtr& work, const std::weak_ptr<StepQueue>& queue) {
+  work->on_final([own = std::weak_ptr(work), queue] {
+    const auto ended = own.lock();
+    const auto known = queue.lock();
+    if (!ended || !known || ended->state() != WorkState::failed) return;
+    try {
+      std::rethrow_exception(ended->error());
+    } catch (const HolmesError& error) {
+      known->fail(failure_of(error));
+    } catch (const std::exception& error) {
+      known->fail({ErrorKind::system, error.what(), {}});
+    }
+  });
+}
+
+}  // namespace
+
+bool WideCommunicator::is_for(const CommunicatorOptions& options) {
+  return options.clusters.empty() && options.size >= std::max(min_ranks(options), Grid::least_ranks) &&
+         !options.local_completion.value_or(Env::read().local_completion);
+}
+
+WideCommunicator::WideCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
+    : store_(std::move(store)), options_(std::move(options)), body_(std::make_shared<Body>(options_, store_)) {
+  tell_ranks_with_a_mesh();
+  try {
+    connect_parts();
+  } catch (const HolmesError& error) {
+    body_->queue->fail(failure_of(error));
+    throw;
+  } catch (const std::exception& error) {
+    body_->queue->fail({ErrorKind::job, std::string("the set-up was given up: ") + error.what(), {}});
+    throw;
+  }
+  const Grid& grid = body_->parts->grid;
+  log(LogLevel::info, options_.job_rank.value_or(options_.rank),
+      "communicator '" + options_.name + "' is wide: " + std::to_string(grid.rows()) + " rows, " +
+          std::to_string(grid.columns()) + " columns; this rank is number " +
+          std::to_string(body_->parts->own_index()) + " of row " + std::to_string(body_->parts->own_row()));
+  watch(body_);
+}
+
+// Ranks that were told otherwise, or by another version, make a mesh. They hear of it there, and then so do all.
+void WideCommunicator::tell_ranks_with_a_mesh() {
+  const std::string told = encode(
+      Failure{ErrorKind::usage,
+              "rank " + std::to_string(options_.rank) + " (host " + host_name() + ") of communicator '" +
+                  options_.name + "' makes a wide group of its " + std::to_string(options_.size) +
+                  " ranks (wide_min_ranks=" + std::to_string(min_ranks(options_)) +
+                  "), another one does not; give every rank the same wide_min_ranks (HOLMES_WIDE_MIN_RANKS) and the "
+                  "same local_completion (HOLMES_LOCAL_COMPLETION)",
+              {.rank = options_.rank}});
+  store_->set(options_.name + "/rank/" + std::to_string(options_.rank), told);
+  if (options_.rank != 0) return;
+  FieldWriter records;
+  records.add(told);
+  store_->set(options_.name + "/records", records.take());
+}
+
+void WideCommunicator::connect_parts() {
+  WideParts& parts = *body_->parts;
+  const auto store = std::make_shared<PartStore>(store_, options_.name);
+  const auto connect = [&](const std::string& suffix, const std::vector<int>& members, int rank) {
+    CommunicatorOptions part = options_;
+    part.name += suffix;
+    part.size = static_cast<int>(members.size());
+    part.rank = rank;
+    part.labels = members;
+    return std::make_shared<HostCommunicator>(store, std::move(part));
+  };
+  const int row = parts.own_row();
+  parts.row = connect("/row" + std::to_string(row), parts.grid.row_members(row), parts.own_index());
+  for (const int number : parts.grid.columns_of(options_.rank))
+    parts.columns.push_back(
+        {number, connect("/column" + std::to_string(number), parts.grid.column_members(number), row)});
+  CallOptions call;
+  call.timeout = options_.connect_timeout;
+  barrier(call)->wait();
+}
+
+WideCommunicator::~WideCommunicator() {
+  body_->take_over_failure();  // which is the reason why all of them end
+  if (body_->queue->pending() > 0 || body_->pairs->waiting() > 0)
+    body_->queue->fail(abort_failure("it was destroyed with operations pending"));
+  body_->pairs->close();
+}
+
+Failure WideCommunicator::abort_failure(const std::string& reason) const {
+  return failure_or(ErrorKind::aborted, [&] {
+    const std::string host = host_name();
+    return Failure{ErrorKind::aborted,
+                   "communicator '" + options_.name + "' was aborted by rank " + std::to_string(options_.rank) +
+                       " (host " + host + "): " + reason,
+                   {.rank = options_.rank}};
+  });
+}
+
+void WideCommunicator::abort(const std::string& reason) { body_->queue->fail(abort_failure(reason)); }
+
+bool WideCommunicator::is_dead() const {
+  bool is_dead = body_->queue->failure().has_value();
+  body_->for_each_part([&](const HostCommunicator& part) { is_dead |= part.is_dead(); });
+  return is_dead;
+}
+
+void WideCommunicator::check_usable(const CallOptions& call) const {
+  if (body_->parts->row) body_->parts->row->check_usable();
+  arguments_.check_not_compressed(call);
+  body_->take_over_failure();
+  body_->queue->throw_if_failed(options_.name);
+}
+
+template <typename Make>
+WorkPtr WideCommunicator::start(const WholeCall& whole, std::size_t count, const CallOptions& call, const Make& make) {
+  check_usable(call);
+  const auto work = std::make_shared<WideWork>(
+      body_->queue, abort_failure(std::string(holmes::name(whole.op)) + " was given up").message);
+  const auto deadline = work->submitted() + call.timeout.value_or(options_.timeout);
+  StepList list = make(WideSteps(body_->parts, std::make_shared<const WholeCall>(whole), deadline));
+  body_->record(
+      {.op = whole.op, .dtype = whole.dtype, .reduction = whole.reduction, .root = whole.root, .count = count}, work);
+  body_->queue->start(std::move(list), work, !call.async);
+  return work;
+}
+
+WorkPtr WideCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions call) {
+  check_reduction(data.dtype, op);
+  return start({.op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .bytes = data.bytes()}, data.count,
+               call, [&](const WideSteps& steps) { return steps.all_reduce(data, op); });
+}
+
+WorkPtr WideCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions call) {
+  const auto own = static_cast<std::size_t>(options_.rank);
+  check_reduction(output.dtype, op);
+  arguments_.check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
+  Arguments::check_equal_count("reduce_scatter", output, inputs[own]);
+  check_apart("reduce_scatter", {&output, 1}, 0, inputs, own);
+  return start({.op = OpCode::reduce_scatter,
+                .dtype = output.dtype,
+                .reduction = op,
+                .bytes = total_bytes(inputs),
+                .counts_digest = digest_of(inputs)},
+               output.count, call, [&](const WideSteps& steps) { return steps.reduce_scatter(output, inputs, op); });
+}
+
+WorkPtr WideCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions call) {
+  const auto own = static_cast<std::size_t>(options_.rank);
+  arguments_.check_one_per_rank("all_gather: outputs", outputs, input.dtype);
+  Arguments::check_equal_count("all_gather", outputs[own], input);
+  check_apart("all_gather", outputs, own, {&input, 1}, 0);
+  return start(
+      {.op = call.told_as, .dtype = input.dtype, .bytes = total_bytes(outputs), .counts_digest = digest_of(outputs)},
+      input.count, call, [&](const WideSteps& steps) { return steps.all_gather(outputs, input); });
+}
+
+WorkPtr WideCommunicator::broadcast(Buffer data, int root, CallOptions call) {
+  arguments_.check_rank("broadcast: root", root);
+  return start({.op = OpCode::broadcast, .dtype = data.dtype, .root = root, .bytes = data.bytes()}, data.count, call,
+               [&](const WideSteps& steps) { return steps.broadcast(data, root); });
+}
+
+WorkPtr WideCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions call) {
+  check_reduction(data.dtype, op);
+  arguments_.check_rank("reduce: root", root);
+  return start({.op = OpCode::reduce, .dtype = data.dtype, .reduction = op, .root = root, .bytes = data.bytes()},
+               data.count, call, [&](const WideSteps& steps) { return steps.reduce(data, root, op); });
+}
+
+WorkPtr WideCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions call) {
+  const auto own = static_cast<std::size_t>(options_.rank);
+  const DType dtype = input.dtype;
+  const std::size_t count = input.count;
+  const std::vector<Buffer> nothing(static_cast<std::size_t>(options_.size), Buffer{nullptr, 0, dtype, nullptr});
+  arguments_.check_rank("gather: root", root);
+  if (root == options_.rank) {
+    arguments_.check_one_per_rank("gather: outputs", outputs, dtype);
+    Arguments::check_equal_count("gather", outputs[own], input);
+    check_apart("gather", outputs, own, {&input, 1}, 0);
+  } else {
+    outputs = nothing;
+  }
+  std::vector<Buffer> inputs = nothing;
+  inputs[static_cast<std::size_t>(root)] = std::move(input);
+  return start({.op = OpCode::gather, .dtype = dtype, .root = root}, count, call,
+               [&](const WideSteps& steps) { return steps.exchange(outputs, inputs); });
+}
+
+WorkPtr WideCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int root, CallOptions call) {
+  const auto own = static_cast<std::size_t>(options_.rank);
+  const DType dtype = output.dtype;
+  const std::size_t count = output.count;
+  const std::vector<Buffer> nothing(static_cast<std::size_t>(options_.size), Buffer{nullptr, 0, dtype, nullptr});
+  arguments_.check_rank("scatter: root", root);
+  if (root == options_.rank) {
+    arguments_.check_one_per_rank("scatter: inputs", inputs, dtype);
+    Arguments::check_equal_count("scatter", output, inputs[own]);
+    check_apart("scatter", {&output, 1}, 0, inputs, own);
+  } else {
+    inputs = nothing;
+  }
+  std::vector<Buffer> outputs = nothing;
+  outputs[static_cast<std::size_t>(root)] = std::move(output);
+  return start({.op = OpCode::scatter, .dtype = dtype, .root = root}, count, call,
+               [&](const WideSteps& steps) { return steps.exchange(outputs, inputs); });
+}
+
+WorkPtr WideCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Buffer> inputs, CallOptions call) {
+  const auto own = static_cast<std::size_t>(options_.rank);
+  const DType dtype = inputs.empty() ? DType::uint8 : inputs.front().dtype;
+  arguments_.check_one_per_rank("all_to_all: inputs", inputs, dtype);
+  arguments_.check_one_per_rank("all_to_all: outputs", outputs, dtype);
+  Arguments::check_equal_count("all_to_all", outputs[own], inputs[own]);
+  check_apart("all_to_all", outputs, own, inputs, own);
+  return start({.op = OpCode::all_to_all, .dtype = dtype}, total_bytes(inputs) / size_bytes(dtype), call,
+               [&](const WideSteps& steps) { return steps.exchange(outputs, inputs); });
+}
+
+WorkPtr WideCommunicator::barrier(CallOptions call) {
+  return start({.op = OpCode::barrier}, 0, call, [](const WideSteps& steps) { return steps.barrier(); });
+}
+
+WorkPtr WideCommunicator::send(Buffer data, int peer, std::uint32_t tag, CallOptions call) {
+  return start_p2p({{true, std::move(data), peer, tag}}, call).front();
+}
+
+WorkPtr WideCommunicator::recv(Buffer data, int peer, std::uint32_t tag, CallOptions call) {
+  return start_p2p({{false, std::move(data), peer, tag}}, call).front();
+}
+
+WorkPtr WideCommunicator::recv_any(Buffer, std::uint32_t, CallOptions) {
+  throw UsageError("communicator '" + options_.name + "' of " + std::to_string(options_.size) +
+                   " ranks is wide: its ranks are not all connected, so nothing is received from just anyone; name the "
+                   "source, split off a smaller group, or give every rank a larger wide_min_ranks "
+                   "(HOLMES_WIDE_MIN_RANKS)");
+}
+
+std::vector<WorkPtr> WideCommunicator::batch(std::vector<P2pCall> calls, CallOptions call) {
+  return start_p2p(std::move(calls), call);
+}
+
+// Calls with one peer stay in order; between those of several there is none.
+std::vector<WorkPtr> WideCommunicator::start_p2p(std::vector<P2pCall> calls, const CallOptions& call) {
+  for (const P2pCall& one : calls) arguments_.check_peer(one.is_send, one.peer);
+  check_usable(call);
+  const WideParts& parts = *body_->parts;
+  std::vector<WorkPtr> works;
+  CallOptions options = call;
+  options.async = call.async || calls.size() > 1;
+  const auto start_on = [&](HostCommunicator& part, P2pCall& one, int place) {
+    options.told_source = one.peer;
+    return one.is_send ? part.send(std::move(one.buffer), place, one.tag, options)
+                       : part.recv(std::move(one.buffer), place, one.tag, options);
+  };
+  for (P2pCall& one : calls) {
+    const int row = parts.grid.row_of(one.peer);
+    const auto column = std::ranges::find_if(
+        parts.columns, [&](const auto& known) { return parts.grid.rank_at(row, known.number) == one.peer; });
+    if (row == parts.own_row())
+      works.push_back(start_on(*parts.row, one, parts.grid.index_of(one.peer)));
+    else if (column != parts.columns.end())
+      works.push_back(start_on(*column->part, one, row));
+    else
+      works.push_back(body_->pairs->start(one.peer, {std::move(one)}, options).front());
+    follow(works.back(), body_->queue);
+  }
+  if (call.async) return works;
+  for (const WorkPtr& work : works) {
+    try {
+      work->wait();
+    } catch (const HolmesError&) {  // the caller's wait raises it
+    }
+  }
+  return works;
+}
+
+std::shared_ptr<Communicator> WideCommunicator::split(int color, int key) {
+  auto options = split_options(*this, options_, splits_++, color, key);
+  return options ? make_communicator(store_, std::move(*options)) : nullptr;
+}
+
+std::vector<ConnectionInfo> WideCommunicator::connections() const {
+  const WideParts& parts = *body_->parts;
+  std::vector<ConnectionInfo> all;
+  const auto append = [&all](const HostCommunicator& part, const std::vector<int>& ranks) {
+    for (ConnectionInfo& info : part.connections()) {
+      info.peer = ranks[static_cast<std::size_t>(info.peer)];
+      all.push_back(std::move(info));
+    }
+  };
+  append(*parts.row, parts.grid.row_members(parts.own_row()));
+  for (const auto& column : parts.columns) append(*column.part, parts.grid.column_members(column.number));
+  for (const auto& [peer, part] : body_->pairs->connected())
+    append(*part, {std::min(peer, options_.rank), std::max(peer, options_.rank)});
+  return all;
+}
+
+// The whole first, then its parts.
+std::vector<CommunicatorRecord> WideCommunicator::flight_record() const {
+  std::vector<CommunicatorRecord> all{body_->own_record()};
+  body_->for_each_part(
+      [&](const HostCommunicator& part) { std::ranges::copy(part.flight_record(), std::back_inserter(all)); });
+  return all;
+}
+
+}  // namespace holmes

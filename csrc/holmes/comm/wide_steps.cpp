@@ -1,0 +1,305 @@
+#include "holmes/comm/wide_steps.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "holmes/comm/joined.hpp"
+#include "holmes/comm/routed_exchange.hpp"
+
+namespace holmes {
+namespace {
+
+// Longer than a probe (failure_detector.cpp).
+constexpr auto hop_grace = std::chrono::milliseconds(500);
+// Up to so many bytes, a step less is worth more than fewer bytes.
+constexpr std::size_t most_two_step_bytes = 32 * 1024;
+// Of partial results, for an operation.
+constexpr std::size_t most_scratch_bytes = 32 * 1024 * 1024;
+constexpr std::size_t most_piece_bytes = 8 * 1024 * 1024;
+
+// Contributions were divided in the rows (CallOptions::average_over).
+ReduceOp between_rows(ReduceOp op) { return op == ReduceOp::avg ? ReduceOp::sum : op; }
+
+std::vector<Run> cut(std::size_t count, std::size_t most) {
+  std::vector<Run> runs;
+  do {
+    const std::size_t begin = runs.empty() ? 0 : runs.back().begin + runs.back().count;
+    runs.push_back({begin, std::min(count - begin, most)});
+  } while (runs.back().begin + runs.back().count < count);
+  return runs;
+}
+
+// What of `run` a buffer has.
+Buffer clipped(const Buffer& buffer, const Run& run) {
+  const std::size_t begin = std::min(run.begin, buffer.count);
+  return slice(buffer, {begin, std::min(run.begin + run.count, buffer.count) - begin});
+}
+
+Buffer nothing(DType dtype) { return {nullptr, 0, dtype, nullptr}; }
+
+void copy(const Buffer& to, const Buffer& from) {
+  if (from.bytes() > 0) std::memcpy(to.data, from.data, from.bytes());
+}
+
+}  // namespace
+
+void WideParts::fail(const Failure& failure) const {
+  if (row) row->fail(failure);
+  for (const Column& column : columns) column.part->fail(failure);
+}
+
+CallOptions WideSteps::call(const StepList& list, Hop hop, bool is_alone) const {
+  const auto due = deadline_ + static_cast<int>(hop) * hop_grace;
+  CallOptions options;
+  // Too late: the operation fails with its own message, which says whom it waits for.
+  options.timeout = std::max<Duration>(due - Clock::now(), std::chrono::nanoseconds(1));
+  options.async = !(list.is_here && is_alone);
+  options.part_of = whole_;
+  return options;
+}
+
+CallOptions WideSteps::averaging_call(const StepList& list, Hop hop) const {
+  CallOptions options = call(list, hop);
+  options.average_over = parts_->grid.size();
+  return options;
+}
+
+template <typename Make>
+void WideSteps::in_columns(StepList& list, const Make& make) const {
+  for (const auto& column : parts_->columns)
+    list.works.push_back(make(column, call(list, Hop::column, parts_->columns.size() == 1)));
+}
+
+StepList WideSteps::barrier() const {
+  StepList list;
+  list.steps.push_back([self = *this](StepList& steps) {
+    steps.works.push_back(self.parts_->row->barrier(self.call(steps, Hop::row)));
+  });
+  list.steps.push_back([self = *this](StepList& steps) {
+    self.in_columns(steps, [](const auto& column, CallOptions options) { return column.part->barrier(options); });
+  });
+  return list;
+}
+
+StepList WideSteps::small_all_reduce(const Buffer& data, ReduceOp op) const {
+  StepList list;
+  list.steps.push_back([self = *this, data, op](StepList& steps) {
+    steps.works.push_back(self.parts_->row->all_reduce(data, op, self.averaging_call(steps, Hop::row)));
+  });
+  list.steps.push_back([self = *this, data, op](StepList& steps) {
+    std::vector<Buffer> results;
+    for (const auto& column : self.parts_->columns) {
+      results.push_back(self.parts_->stands_in(column) ? self.take(data.count, data.dtype) : data);
+      if (results.size() > 1) copy(results.back(), data);  // before the first one changes it
+    }
+    auto result = results.begin();
+    self.in_columns(steps, [&](const auto& column, CallOptions options) {
+      return column.part->all_reduce(*result++, between_rows(op), options);
+    });
+  });
+  return list;
+}
+
+StepList WideSteps::all_reduce(const Buffer& data, ReduceOp op) const {
+  if (data.bytes() <= most_two_step_bytes) return small_all_reduce(data, op);
+  const Grid& grid = parts_->grid;
+  const auto shares = static_cast<std::size_t>(grid.least_row_size());
+  std::vector<Buffer> parts;
+  for (int index = 0; index < grid.row_size(parts_->own_row()); ++index)
+    parts.push_back(index < grid.least_row_size()
+                        ? slice(data, equal_part({0, data.count}, shares, static_cast<std::size_t>(index), data.dtype))
+                        : slice(data, {data.count, 0}));
+  const Buffer own = parts[static_cast<std::size_t>(parts_->own_index())];
+  StepList list;
+  list.steps.push_back([self = *this, parts, own, op](StepList& steps) {
+    steps.works.push_back(self.parts_->row->reduce_scatter(own, parts, op, self.averaging_call(steps, Hop::row)));
+  });
+  if (parts_->own_index() < grid.least_row_size())
+    list.steps.push_back([self = *this, own, op](StepList& steps) {
+      steps.works.push_back(
+          self.parts_->columns.front().part->all_reduce(own, between_rows(op), self.call(steps, Hop::column)));
+    });
+  list.steps.push_back([self = *this, parts, own](StepList& steps) {
+    steps.works.push_back(self.parts_->row->all_gather(parts, own, self.call(steps, Hop::last)));
+  });
+  return list;
+}
+
+StepList WideSteps::broadcast(const Buffer& data, int root) const {
+  const Grid& grid = parts_->grid;
+  const int root_row = grid.row_of(root);
+  StepList list;
+  list.steps.push_back([self = *this, data, root_row, index = grid.index_of(root)](StepList& steps) {
+    const CallOptions options = self.call(steps, Hop::row);
+    HostCommunicator& row = *self.parts_->row;
+    steps.works.push_back(self.parts_->own_row() == root_row ? row.broadcast(data, index, options)
+                                                             : row.barrier(options));
+  });
+  // Who stands in for another takes it a second time, in pieces.
+  const auto pieces = cut(data.count, most_piece_bytes / size_bytes(data.dtype));
+  for (const Run& piece : pieces)
+    list.steps.push_back([self = *this, data, piece, root_row](StepList& steps) {
+      const auto& parts = *self.parts_;
+      const bool is_source = parts.own_row() == root_row;
+      const Run whole{0, data.count};
+      const bool is_first = piece.begin == 0;
+      for (const auto& column : parts.columns) {
+        const bool is_in_pieces = parts.grid.is_uneven() && column.number == parts.grid.columns() - 1;
+        if (!is_in_pieces && !is_first) continue;
+        Buffer part = slice(data, is_in_pieces ? piece : whole);
+        if (parts.stands_in(column) && !is_source) part = self.take(part.count, part.dtype);
+        const CallOptions options = self.call(steps, Hop::column, parts.columns.size() == 1);
+        steps.works.push_back(column.part->broadcast(part, root_row, options));
+      }
+    });
+  return list;
+}
+
+StepList WideSteps::reduce(const Buffer& data, int root, ReduceOp op) const {
+  const Grid& grid = parts_->grid;
+  const int root_row = grid.row_of(root);
+  const int root_column = grid.index_of(root);
+  const int target = grid.index_in(parts_->own_row(), root_column);
+  const bool is_target = parts_->own_index() == target;
+  StepList list;
+  for (const Run& piece : cut(data.count, most_piece_bytes / size_bytes(data.dtype))) {
+    const auto partial = std::make_shared<Buffer>();
+    list.steps.push_back([self = *this, part = slice(data, piece), partial, op, target, is_target,
+                          is_root = parts_->rank == root](StepList& steps) {
+      *partial = part;
+      if (is_target && !is_root) {  // only the root's data may change
+        *partial = self.take(part.count, part.dtype);
+        copy(*partial, part);
+      }
+      steps.works.push_back(self.parts_->row->reduce(*partial, target, op, self.averaging_call(steps, Hop::row)));
+    });
+    list.steps.push_back(
+        [self = *this, partial, op, root_row, root_column, is_first = piece.begin == 0](StepList& steps) {
+          const bool is_alone = self.parts_->columns.size() == 1;
+          for (const auto& column : self.parts_->columns) {
+            const CallOptions options = self.call(steps, Hop::column, is_alone);
+            if (column.number == root_column)
+              steps.works.push_back(column.part->reduce(*partial, root_row, between_rows(op), options));
+            else if (is_first)
+              steps.works.push_back(column.part->barrier(options));
+          }
+          if (steps.works.empty()) *partial = {};
+        });
+  }
+  return list;
+}
+
+StepList WideSteps::reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op) const {
+  const Grid& grid = parts_->grid;
+  const DType dtype = output.dtype;
+  std::size_t longest = 0;
+  for (const Buffer& input : inputs) longest = std::max(longest, input.count);
+  const std::size_t block_bytes = static_cast<std::size_t>(grid.size()) * size_bytes(dtype);
+  StepList list;
+  for (const Run& piece : cut(longest, std::max<std::size_t>(most_scratch_bytes / block_bytes, 1))) {
+    const auto partial = std::make_shared<Joined>();  // what this rank passes on, reduced over its row
+    list.steps.push_back([self = *this, inputs, piece, partial, op, dtype](StepList& steps) {
+      const auto& parts = *self.parts_;
+      std::vector<Buffer> packed;
+      for (int index = 0; index < parts.grid.row_size(parts.own_row()); ++index) {
+        std::vector<Buffer> blocks;
+        for (const int rank : parts.grid.reached_through(parts.own_row(), index))
+          blocks.push_back(clipped(inputs[static_cast<std::size_t>(rank)], piece));
+        const Joined joined(std::move(blocks), dtype);
+        const Buffer whole = joined.in_one(*parts.scratch);
+        if (index == parts.own_index()) *partial = joined.like(self.take(whole.count, dtype));
+        packed.push_back(whole);
+      }
+      steps.works.push_back(
+          parts.row->reduce_scatter(partial->whole(), packed, op, self.averaging_call(steps, Hop::row)));
+    });
+    list.steps.push_back([self = *this, part = clipped(output, piece), partial, op, dtype](StepList& steps) {
+      const auto& parts = *self.parts_;
+      auto block = partial->blocks().begin();
+      self.in_columns(steps, [&](const auto& column, CallOptions options) {
+        std::vector<Buffer> blocks;
+        for (int row = 0; row < parts.grid.rows(); ++row)
+          blocks.push_back(parts.grid.has(row, column.number) ? *block++ : nothing(dtype));
+        return column.part->reduce_scatter(parts.stands_in(column) ? nothing(dtype) : part, blocks, between_rows(op),
+                                           options);
+      });
+    });
+  }
+  return list;
+}
+
+StepList WideSteps::all_gather(const std::vector<Buffer>& outputs, const Buffer& input) const {
+  const Grid& grid = parts_->grid;
+  // What each row has.
+  const auto rows = std::make_shared<std::vector<Joined>>();
+  std::size_t longest = 0;
+  for (int row = 0; row < grid.rows(); ++row) {
+    std::vector<Buffer> blocks;
+    for (const int rank : grid.row_members(row)) blocks.push_back(outputs[static_cast<std::size_t>(rank)]);
+    rows->push_back(Joined(std::move(blocks), input.dtype));
+    longest = std::max(longest, rows->back().count());
+  }
+  StepList list;
+  list.steps.push_back([self = *this, rows, input](StepList& steps) {
+    const auto& parts = *self.parts_;
+    steps.works.push_back(parts.row->all_gather((*rows)[static_cast<std::size_t>(parts.own_row())].blocks(), input,
+                                                self.call(steps, Hop::row)));
+  });
+  const std::size_t row_bytes = static_cast<std::size_t>(grid.rows()) * size_bytes(input.dtype);
+  for (const Run& piece : cut(longest, std::max<std::size_t>(most_scratch_bytes / row_bytes, 1))) {
+    const auto slices = std::make_shared<std::vector<Joined>>();
+    const auto wholes = std::make_shared<std::vector<Buffer>>();
+    list.steps.push_back([self = *this, rows, piece, slices, wholes, dtype = input.dtype](StepList& steps) {
+      const auto& parts = *self.parts_;
+      const auto own = static_cast<std::size_t>(parts.own_row());
+      for (std::size_t row = 0; row < rows->size(); ++row) {
+        slices->push_back((*rows)[row].cut(piece));
+        wholes->push_back(row == own ? slices->back().in_one(*parts.scratch)
+                                     : slices->back().place_for_one(*parts.scratch));
+      }
+      self.in_columns(steps, [&](const auto& column, CallOptions options) {
+        if (!parts.grid.is_uneven() || column.number < parts.grid.columns() - 1)
+          return column.part->all_gather(*wholes, (*wholes)[own], options);
+        // Who stands in for another needs nothing.
+        std::vector<Buffer> sends;
+        std::vector<Buffer> recvs;
+        for (std::size_t row = 0; row < rows->size(); ++row) {
+          const bool is_sent = row != own && parts.grid.has(static_cast<int>(row), column.number);
+          sends.push_back(is_sent ? (*wholes)[own] : nothing(dtype));
+          recvs.push_back(row == own || parts.stands_in(column) ? nothing(dtype) : (*wholes)[row]);
+        }
+        return column.part->all_to_all(recvs, sends, options);
+      });
+    });
+    list.steps.push_back([slices, wholes, own = static_cast<std::size_t>(parts_->own_row())](StepList&) {
+      for (std::size_t row = 0; row < slices->size(); ++row)
+        if (row != own) (*slices)[row].take_from((*wholes)[row]);
+      slices->clear();
+      wholes->clear();
+    });
+  }
+  return list;
+}
+
+StepList WideSteps::exchange(const std::vector<Buffer>& outputs, const std::vector<Buffer>& inputs) const {
+  const auto routed = std::make_shared<RoutedExchange>(parts_, outputs, inputs);
+  StepList list;
+  list.steps.push_back(
+      [self = *this, routed](StepList& steps) { routed->tell_row(steps, self.call(steps, Hop::row)); });
+  list.steps.push_back([self = *this, routed](StepList& steps) {
+    routed->tell_columns(steps, self.call(steps, Hop::column, self.parts_->columns.size() == 1));
+  });
+  list.steps.push_back([self = *this, routed](StepList& steps) {
+    for (std::size_t piece = 0; piece < routed->check(); ++piece) {
+      steps.steps.push_back(
+          [self, routed, piece](StepList& later) { routed->send_in_row(later, piece, self.call(later, Hop::last)); });
+      steps.steps.push_back([self, routed, piece](StepList& later) {
+        routed->send_in_columns(later, piece, self.call(later, Hop::last, self.parts_->columns.size() == 1));
+      });
+      steps.steps.push_back([routed, piece](StepList&) { routed->take(piece); });
+    }
+  });
+  return list;
+}
+
+}  // namespace holmes

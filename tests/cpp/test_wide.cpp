@@ -1,0 +1,99 @@
+// Wide groups, small ones: every operation against its plain result, ranks that disagree, that leave, that abort.
+#include "collective_checks.hpp"
+#include "holmes/core/error.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+
+namespace {
+
+void check_messages(Communicator& comm) {
+  // A ring, and pairs of which many share neither row nor column.
+  for (const int distance : {1, 4, comm.size() / 2}) {
+    auto data = values(comm.rank(), 100);
+    std::vector<std::int64_t> got(100);
+    const int to = (comm.rank() + distance) % comm.size();
+    const int from = (comm.rank() + comm.size() - distance) % comm.size();
+    for (int round = 0; round < 2; ++round) {
+      const auto works =
+          comm.batch({{true, buffer(data, DType::int64), to, 1}, {false, buffer(got, DType::int64), from, 1}},
+                     {.timeout = {}, .async = true});
+      for (const auto& work : works) work->wait();
+      CHECK(got == values(from, 100));
+      CHECK(works.back()->source_rank() == from);
+    }
+  }
+  bool is_refused = false;
+  try {
+    std::vector<std::int64_t> got(1);
+    comm.recv_any(buffer(got, DType::int64), 0, {});
+  } catch (const UsageError&) {
+    is_refused = true;
+  }
+  CHECK(is_refused);
+}
+
+void check_all(Communicator& comm) {
+  comm.barrier()->wait();
+  for (const std::size_t count :
+       {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{1000}, std::size_t{40001}}) {
+    check_all_reduce(comm, count);
+    check_reduce_scatter(comm, count);
+    check_all_gather(comm, count);
+    for (const int root : {0, comm.size() / 2, comm.size() - 1}) check_rooted(comm, count, root);
+    check_all_to_all(comm, count);
+    check_async(comm, count / 4);
+  }
+  check_messages(comm);
+  check_split(comm);
+}
+
+// The last rank does something else than the others: all of them raise an `Error` and say whom it is about.
+template <class Error>
+void check_failure(const char* name, const std::function<void(Communicator&)>& other, const std::string& said) {
+  run_communicators(13, Transport::tcp, [&](Communicator& comm) {
+    check_all_reduce(comm, 100);
+    if (comm.rank() == comm.size() - 1) {
+      try {
+        other(comm);
+      } catch (const HolmesError&) {
+      }
+      return;
+    }
+    const auto start = Clock::now();
+    try {
+      for (int i = 0; i < 3; ++i) check_all_reduce(comm, 20000);
+      std::fprintf(stderr, "%s: rank %d heard nothing\n", name, comm.rank());
+      CHECK(false);
+    } catch (const Error& error) {
+      if (std::string(error.what()).find(said) == std::string::npos)
+        std::fprintf(stderr, "%s: %s\n", name, error.what());
+      CHECK(std::string(error.what()).find(said) != std::string::npos);
+    }
+    CHECK(Clock::now() - start < std::chrono::seconds(10));
+    CHECK(comm.is_dead());
+  });
+  std::printf("%s: ok\n", name);
+}
+
+void check_failures() {
+  check_failure<MismatchError>("another operation", [](Communicator& comm) { comm.barrier()->wait(); }, "rank ");
+  check_failure<MismatchError>("another count", [](Communicator& comm) { check_all_reduce(comm, 20001); }, "rank ");
+  check_failure<AbortedError>(
+      "abort", [](Communicator& comm) { comm.abort("enough"); }, "was aborted by rank 12 (host ");
+  check_failure<PeerLostError>("a rank that leaves", [](Communicator&) {}, "rank 12 (host ");
+}
+
+}  // namespace
+
+int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  ::setenv("HOLMES_WIDE_MIN_RANKS", "2", 1);
+  for (const int size : {5, 6, 7, 12, 13}) {
+    run_communicators(size, Transport::tcp, check_all);
+    std::printf("%d ranks: ok\n", size);
+  }
+  run_communicators(7, Transport::automatic, check_all);
+  check_failures();
+  return 0;
+}
