@@ -177,8 +177,7 @@ const std::vector<Row>& table() {
        read_hierarchical_min_bytes},
       {{"HOLMES_WIDE_MIN_RANKS", "ranks, 2 to 2147483647", "257",
         "From how many ranks on a group of one cluster is wide: its ranks are connected by rows and columns and not "
-        "each "
-        "with every other one ([many ranks](ranks.md#wide-groups)); equal on all ranks."},
+        "each with every other one ([many ranks](ranks.md#wide-groups)); equal on all ranks."},
        number(&Env::wide_min_ranks, 2, 2147483647)},
       {{"HOLMES_TRANSPORT", "`auto`, `tcp`, `shm`, `rdma`", "`auto`",
         "With `HOLMES_NICS`: shared memory between ranks of one host and TCP else, TCP always, shared memory only, or "
