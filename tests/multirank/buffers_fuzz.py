@@ -1,6 +1,6 @@
 """A fuzz of communicators against numpy: random operations, buffers, splits, aliases, lifetimes and orders of waiting.
 
-    python tests/multirank/buffers_fuzz.py --minutes 60 --seed 1
+    python tests/multirank/buffers_fuzz.py --minutes 60 --seed 1            # --wide: of wide groups
 
 A case is all that its seed says, and stands alone: a few ranks (threads), a transport, some operations in blocks, whose
 works are waited for in random order. What every rank's buffers must hold afterwards, inputs and the bytes around them
@@ -509,14 +509,15 @@ OPERATIONS: dict[str, Callable[[Step], Prepared]] = {
 class Case:
     """All that a seed says."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_wide: bool = False) -> None:
         rng = random.Random(f"case {seed}")
         self.seed = seed
-        self.size = rng.choice([1, 2, 2, 3, 4, 5])
+        self.is_wide = is_wide
+        self.size = rng.choice([4, 5, 6, 7, 9, 11] if is_wide else [1, 2, 2, 3, 4, 5])
         self.options: dict[str, Any] = {"transport": rng.choice(["tcp", "shm", "auto"])}
         self.causes: list[str] = []  # what the ranks raised, the first first
         self.blocks = [rng.randrange(1, 8) for _ in range(rng.randrange(1, 4))]
-        if self.size > 2 and rng.random() < 0.4:
+        if self.size > 2 and not is_wide and rng.random() < 0.4:
             self.clusters = [rng.choice("ab") for _ in range(self.size)]
             self.min_bytes = rng.choice([1, 4096, "never"])
         else:
@@ -524,7 +525,8 @@ class Case:
 
     def __str__(self) -> str:
         over = f", clusters {''.join(self.clusters)} from {self.min_bytes} bytes" if self.clusters else ""
-        return f"{self.size} ranks, {self.options['transport']}{over}, blocks of {self.blocks} operations"
+        wide = ", wide" if self.is_wide else ""
+        return f"{self.size} ranks{wide}, {self.options['transport']}{over}, blocks of {self.blocks} operations"
 
     def run(self) -> None:
         store, name = holmes_comm.LocalStore(), f"fuzz{next(_names)}"
@@ -534,6 +536,8 @@ class Case:
         options = dict(self.options)
         if self.clusters:
             options |= {"cluster": self.clusters[rank], "hierarchical_min_bytes": self.min_bytes}
+        if self.is_wide:
+            options["options"] = holmes_comm.CommunicatorOptions(wide_min_ranks=4)
         comm = holmes_comm.init(
             store, rank, self.size, name=name, timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S, **options
         )
@@ -552,6 +556,8 @@ class Case:
         is_bulk = own.random() < 0.5
         for i in range(operations):
             step = Step(f"{self.seed}/{number}/{i}", comm.rank, comm.size)
+            if self.is_wide and step.kind == "any_message":  # refused there
+                continue
             what = f"rank {comm.rank}, block {number}, operation {i}: {step.kind}"
             prepared = step.prepare()
             is_async = is_bulk or own.random() < 0.3
@@ -589,28 +595,30 @@ class Case:
 class Failure(NamedTuple):
     seed: int
     text: str
+    is_wide: bool = False
 
     def __str__(self) -> str:
-        return f"{self.text}\nagain: python tests/multirank/buffers_fuzz.py --seed {self.seed} --cases 1"
+        wide = " --wide" if self.is_wide else ""
+        return f"{self.text}\nagain: python tests/multirank/buffers_fuzz.py --seed {self.seed} --cases 1{wide}"
 
 
-def run_case(seed: int) -> Failure | None:
-    case = Case(seed)
+def run_case(seed: int, *, is_wide: bool = False) -> Failure | None:
+    case = Case(seed, is_wide=is_wide)
     try:
         case.run()
     except Exception:
         causes = [*case.causes, traceback.format_exc()]
-        return Failure(seed, f"{causes[0]}seed {seed}: {case}")
+        return Failure(seed, f"{causes[0]}seed {seed}: {case}", is_wide)
     return None
 
 
-def run(first_seed: int, *, seconds: float, cases: int) -> tuple[int, Failure | None]:
+def run(first_seed: int, *, seconds: float, cases: int, is_wide: bool = False) -> tuple[int, Failure | None]:
     """Cases from `first_seed` on until time or number is spent, or one fails: how many ran, and the one that failed."""
     end = time.monotonic() + seconds
     for number in range(cases):
         if time.monotonic() > end:
             return number, None
-        if failure := run_case(first_seed + number):
+        if failure := run_case(first_seed + number, is_wide=is_wide):
             return number + 1, failure
     return cases, None
 
@@ -620,9 +628,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="when to stop (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the first case; the next has the next (default 1)")
     parser.add_argument("--cases", type=int, default=10_000_000, help="how many at most")
+    parser.add_argument("--wide", action="store_true", help="groups of rows and columns, of 4 ranks or more")
     arguments = parser.parse_args()
     start = time.monotonic()
-    done, failure = run(arguments.seed, seconds=60 * arguments.minutes, cases=arguments.cases)
+    done, failure = run(arguments.seed, seconds=60 * arguments.minutes, cases=arguments.cases, is_wide=arguments.wide)
     print(f"{done} cases from seed {arguments.seed} on in {time.monotonic() - start:.0f} s", flush=True)
     if failure:
         print(failure, file=sys.stderr, flush=True)

@@ -1,5 +1,7 @@
 """Every collective and point-to-point form of torch.distributed, against results computed on one rank."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -159,7 +161,10 @@ def check_point_to_point(rank, size):
     for work in works:
         work.wait()
     assert all(torch.equal(o, data(source, o.shape)) for o in outputs)
-    if rank == 0:
+    if "HOLMES_WIDE_MIN_RANKS" in os.environ:
+        with pytest.raises(errors.UsageError, match="is wide: its ranks are not all connected"):
+            dist.recv(torch.empty(1))
+    elif rank == 0:
         seen = set()
         for _ in range(size - 1):
             message = torch.empty(1, dtype=torch.int64)
@@ -267,6 +272,11 @@ def all_checks(rank, size, store):
 @pytest.mark.parametrize("size", [2, 3])
 def test_collectives(size):
     assert run_ranks(all_checks, size) == ["holmes"] * size
+
+
+def test_collectives_of_a_wide_group(monkeypatch):
+    monkeypatch.setenv("HOLMES_WIDE_MIN_RANKS", "4")
+    assert run_ranks(all_checks, 5) == ["holmes"] * 5
 
 
 def single(rank, size, store):

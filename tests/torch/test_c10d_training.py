@@ -156,3 +156,27 @@ def all_checks(rank, size, store, folder):
 
 def test_training(tmp_path):
     assert all(run_ranks(all_checks, 2, str(tmp_path)))
+
+
+def ddp_and_groups(rank, size, store):
+    init(store, rank, size)
+    check_ddp(rank, size, None)
+    halves = [dist.new_group([r for r in range(size) if r % 2 == half]) for half in range(2)]
+    most = dist.new_group(list(range(1, size)))
+    totals = [torch.ones(100_000) * rank for _ in range(3)]
+    works = [
+        dist.all_reduce(totals[0], group=halves[rank % 2], async_op=True),
+        dist.all_reduce(totals[2], async_op=True),
+    ]
+    if rank > 0:
+        works.append(dist.all_reduce(totals[1], group=most, async_op=True))
+    for work in works:
+        work.wait()
+    return [total[-1].item() for total in totals]
+
+
+def test_a_wide_group_trains_and_is_parted(monkeypatch):
+    monkeypatch.setenv("HOLMES_WIDE_MIN_RANKS", "4")
+    size = 8
+    for rank, totals in enumerate(run_ranks(ddp_and_groups, size)):
+        assert totals == [12.0 if rank % 2 == 0 else 16.0, 28.0 if rank else 0.0, 28.0]

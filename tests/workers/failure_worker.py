@@ -1,4 +1,7 @@
-"""One rank of a failure scenario, its outcome as JSON: ``failure_worker.py SCENARIO PORT RANK SIZE TRANSPORT``."""
+"""One rank of a failure scenario, its outcome as JSON: ``failure_worker.py SCENARIO PORT RANK SIZE TRANSPORT``.
+
+A sixth argument is the rank that something happens to, else rank 1.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from outcomes import error_fields
 import holmes_comm
 
 TIMEOUT_S = 5.0
-VICTIM = 1
+VICTIM = int(sys.argv[6]) if len(sys.argv) > 6 else 1
 
 
 def forever(call) -> None:

@@ -1,11 +1,13 @@
 #include "holmes/comm/pair_connections.hpp"
 
 #include <algorithm>
-#include <thread>
+#include <system_error>
+#include <type_traits>
 
 #include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/no_memory.hpp"
 
 namespace holmes {
 namespace {
@@ -15,6 +17,8 @@ using namespace std::chrono_literals;
 // How often a pair's thread looks whether the peer has called; longer and longer.
 constexpr Duration first_pause = 1ms;
 constexpr Duration longest_pause = 100ms;
+// How long a call on the store lasts before the thread looks up; stores with one connection serve others then.
+constexpr Duration longest_store_wait = 50ms;
 
 // Stands for a work of a pair that is not connected yet.
 class WaitingWork final : public Work {
@@ -49,112 +53,160 @@ WorkPtr start_on(HostCommunicator& part, P2pCall call, CallOptions options) {
   return part.recv(std::move(call.buffer), other, call.tag, std::move(options));
 }
 
+std::optional<std::string> value_of(Store& store, const std::string& key) {
+  try {
+    return store.get(key, store_probe);
+  } catch (const TimeoutError&) {
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 std::string lost_key(const std::string& name, int rank) { return name + "/lost/" + std::to_string(rank); }
+
+// The group's store as a pair's thread uses it: no call goes on when there is nothing to connect any more.
+class PairConnections::PairStore final : public Store {
+public:
+  PairStore(std::shared_ptr<const PairConnections> pairs, int peer) : pairs_(std::move(pairs)), peer_(peer) {}
+  void set(const std::string& key, const std::string& value) override { pairs_.lock()->store_->set(key, value); }
+  std::string get(const std::string& key, Duration timeout) override {
+    return in_turns(timeout, [&](Store& store, Duration turn) { return store.get(key, turn); });
+  }
+  void wait(const std::string& key, Duration timeout) override {
+    in_turns(timeout, [&](Store& store, Duration turn) { store.wait(key, turn); });
+  }
+
+private:
+  template <typename Ask>
+  std::invoke_result_t<Ask, Store&, Duration> in_turns(Duration timeout, const Ask& ask) {
+    const auto pairs = pairs_.lock();  // whose thread calls
+    const auto until = Clock::now() + timeout;
+    while (true) {
+      const Duration left = until - Clock::now();
+      try {
+        return ask(*pairs->store_, std::min(left, longest_store_wait));
+      } catch (const TimeoutError&) {
+        if (left <= longest_store_wait) throw;
+      }
+      pairs->look(peer_);
+    }
+  }
+
+  std::weak_ptr<const PairConnections> pairs_;
+  int peer_;
+};
 
 PairConnections::PairConnections(std::shared_ptr<Store> store, CommunicatorOptions options,
                                  std::function<void(const Failure&)> on_failure)
     : store_(std::move(store)), options_(std::move(options)), on_failure_(std::move(on_failure)) {}
 
-std::vector<WorkPtr> PairConnections::start(int peer, std::vector<P2pCall> calls, const CallOptions& options) {
-  std::vector<WorkPtr> works;
+WorkPtr PairConnections::start(P2pCall call, const CallOptions& options) {
+  const int peer = call.peer;
   std::shared_ptr<HostCommunicator> part;
-  bool is_new = false;
   {
     const std::lock_guard lock(mutex_);
     if (failure_) throw_dead(options_.name, *failure_);
-    const auto [found, is_first] = pairs_.try_emplace(peer);
-    is_new = is_first;
-    part = found->second.part;
-    for (P2pCall& call : calls) {
-      if (part) break;
-      auto work = std::make_shared<WaitingWork>(weak_from_this(), options_.name);
+    Pair& pair = pairs_[peer];
+    part = pair.part;
+    if (!part) {
+      const auto work = std::make_shared<WaitingWork>(weak_from_this(), options_.name);
       work->mark_running();
       const auto deadline = work->submitted() + options.timeout.value_or(options_.timeout);
-      found->second.waiting.push_back({std::move(call), options, deadline, work});
-      works.push_back(std::move(work));
+      std::list<Waiting> room;
+      room.push_back({std::move(call), options, deadline, work});
+      try {
+        if (!pair.thread.joinable())
+          pair.thread = std::thread([self = shared_from_this(), peer] { self->connect(peer); });
+      } catch (const std::system_error& error) {
+        throw SystemError("communicator '" + options_.name + "': no thread can be started to connect rank " +
+                              std::to_string(peer) + ": " + error.what(),
+                          {.rank = options_.rank, .peer = peer, .system_errno = error.code().value()});
+      }
+      pair.waiting.splice(pair.waiting.end(), room);
+      return work;
     }
   }
-  if (part)
-    for (P2pCall& call : calls) works.push_back(start_on(*part, std::move(call), options));
-  if (is_new) std::thread([self = shared_from_this(), peer] { self->connect(peer); }).detach();
-  return works;
+  return start_on(*part, std::move(call), options);
 }
 
-std::string PairConnections::key(int peer, int of_rank) const {
+std::string PairConnections::name_with(int peer) const {
   const auto [low, high] = std::minmax(peer, options_.rank);
-  return options_.name + "/pair" + std::to_string(low) + "-" + std::to_string(high) + "/called/" +
-         std::to_string(of_rank);
+  return options_.name + "/pair" + std::to_string(low) + "-" + std::to_string(high);
 }
 
 // In a thread of its own. Whatever goes wrong ends the group, as it does where all are connected.
 void PairConnections::connect(int peer) {
   try {
-    if (!await(peer)) return;
-    start_waiting(peer, make(peer));
-  } catch (const HolmesError& error) {
-    on_failure_(failure_of(error));
-  } catch (const std::exception& error) {
-    on_failure_({ErrorKind::system,
-                 "communicator '" + options_.name + "': rank " + std::to_string(options_.rank) +
-                     " cannot be connected with rank " + std::to_string(peer) + ": " + error.what(),
-                 {.rank = options_.rank, .peer = peer}});
+    const auto store = std::make_shared<PairStore>(shared_from_this(), peer);
+    await(peer, *store);
+    start_waiting(peer, make(peer, store));
+  } catch (const std::exception&) {
+    Failure failure = failure_of(std::current_exception());
+    {
+      const std::lock_guard lock(mutex_);
+      if (has_ended_) return;
+    }
+    where_memory_allows([&] {
+      if (!failure.context.rank) failure.context.rank = options_.rank;
+      if (!failure.context.peer) failure.context.peer = peer;
+    });
+    on_failure_(failure);
   }
 }
 
-bool PairConnections::await(int peer) {
-  const auto value_of = [&](const std::string& name) -> std::optional<std::string> {
-    try {
-      return store_->get(name, store_probe);
-    } catch (const TimeoutError&) {
-      return std::nullopt;
-    }
-  };
-  store_->set(key(peer, options_.rank), "1");
-  auto pause = first_pause;
-  while (!has_ended_) {
-    if (value_of(key(peer, peer))) return true;
-    if (const auto lost = value_of(lost_key(options_.name, peer)))
-      if (const auto failure = decode_outcome(*lost, "a rank beside rank " + std::to_string(peer))) failure->raise();
-    if (const auto late = overdue(peer)) late->raise();
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, longest_pause);
+void PairConnections::await(int peer, Store& store) {
+  const auto called = [&](int rank) { return name_with(peer) + "/called/" + std::to_string(rank); };
+  store.set(called(options_.rank), "1");
+  for (auto pause = first_pause; !value_of(store, called(peer)); pause = std::min(pause * 2, longest_pause)) {
+    look(peer);
+    std::unique_lock lock(mutex_);
+    ended_.wait_for(lock, pause, [this] { return has_ended_; });
   }
-  return false;
+  const std::lock_guard lock(mutex_);
+  pairs_.at(peer).has_peer_called = true;
+}
+
+void PairConnections::look(int peer) const {
+  if (const auto late = overdue(peer)) late->raise();
+  if (const auto lost = value_of(*store_, lost_key(options_.name, peer)))
+    if (const auto failure = decode_outcome(*lost, "a rank beside rank " + std::to_string(peer))) failure->raise();
 }
 
 std::optional<Failure> PairConnections::overdue(int peer) const {
   const std::lock_guard lock(mutex_);
+  if (has_ended_) return failure_;
+  const Pair& pair = pairs_.at(peer);
   const auto now = Clock::now();
-  for (const Waiting& waiting : pairs_.at(peer).waiting) {
-    if (now < waiting.deadline) continue;
-    const std::string own = "rank " + std::to_string(options_.rank) + " (host " + host_name() + ")";
-    return Failure{ErrorKind::timeout,
-                   own + ": the deadline passed in communicator '" + options_.name + "': " +
-                       (waiting.call.is_send ? "send of " : "recv of ") + std::to_string(waiting.call.buffer.bytes()) +
-                       " bytes " + (waiting.call.is_send ? "to" : "from") + " rank " + std::to_string(peer) + ", tag " +
-                       std::to_string(waiting.call.tag) + ": rank " + std::to_string(peer) +
-                       " has called no send or recv with rank " + std::to_string(options_.rank) +
-                       " yet; raise the timeout if this is expected",
-                   {.rank = options_.rank, .peer = peer}};
+  for (const auto& [call, options, deadline, work] : pair.waiting) {
+    if (now < deadline) continue;
+    const std::string other = "rank " + std::to_string(peer);
+    return Failure{
+        ErrorKind::timeout,
+        "rank " + std::to_string(options_.rank) + " (host " + host_name() + "): the deadline passed in communicator '" +
+            options_.name + "': " + (call.is_send ? "send of " : "recv of ") + std::to_string(call.buffer.bytes()) +
+            " bytes " + (call.is_send ? "to " : "from ") + other + ", tag " + std::to_string(call.tag) + ": " + other +
+            (pair.has_peer_called ? " has called too, but is not connected"
+                                  : " has called no send or recv with rank " + std::to_string(options_.rank)) +
+            " yet; raise the timeout if this is expected",
+        {.rank = options_.rank, .peer = peer}};
   }
   return std::nullopt;
 }
 
-std::shared_ptr<HostCommunicator> PairConnections::make(int peer) {
+std::shared_ptr<HostCommunicator> PairConnections::make(int peer, std::shared_ptr<Store> store) {
   const auto [low, high] = std::minmax(peer, options_.rank);
   CommunicatorOptions part = options_;
-  part.name += "/pair" + std::to_string(low) + "-" + std::to_string(high);
+  part.name = name_with(peer);
   part.size = 2;
   part.rank = options_.rank == low ? 0 : 1;
   part.labels = {low, high};
-  return std::make_shared<HostCommunicator>(store_, std::move(part));
+  return std::make_shared<HostCommunicator>(std::move(store), std::move(part));
 }
 
 void PairConnections::start_waiting(int peer, const std::shared_ptr<HostCommunicator>& part) {
   while (true) {
-    std::deque<Waiting> ready;
+    std::list<Waiting> ready;
     {
       const std::lock_guard lock(mutex_);
       if (failure_) break;
@@ -172,18 +224,12 @@ void PairConnections::start_waiting(int peer, const std::shared_ptr<HostCommunic
         work->on_final([own = waiting.work, work, self = weak_from_this()] {
           pass_on(*own, *work);
           const auto pairs = self.lock();
-          if (!pairs || work->state() != WorkState::failed) return;
-          try {
-            std::rethrow_exception(work->error());
-          } catch (const HolmesError& error) {
-            pairs->on_failure_(failure_of(error));
-          } catch (const std::exception& error) {
-            pairs->on_failure_({ErrorKind::system, error.what(), {}});
-          }
+          if (pairs && work->state() == WorkState::failed) pairs->on_failure_(failure_of(work->error()));
         });
-      } catch (const HolmesError& error) {
-        waiting.work->fail(error_of(failure_of(error)));
-        on_failure_(failure_of(error));
+      } catch (const std::exception&) {
+        const Failure failure = failure_of(std::current_exception());
+        waiting.work->fail(error_of(failure));
+        on_failure_(failure);
       }
     }
   }
@@ -191,29 +237,33 @@ void PairConnections::start_waiting(int peer, const std::shared_ptr<HostCommunic
 }
 
 void PairConnections::fail(const Failure& failure) {
-  std::vector<std::shared_ptr<HostCommunicator>> parts;
-  std::deque<Waiting> waiting;
+  std::list<Waiting> waiting;
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
-    failure_ = failure;
+    failure_ = failure_or(failure.kind, [&] { return failure; });
     has_ended_ = true;
     for (auto& [peer, pair] : pairs_) {
-      if (pair.part) parts.push_back(pair.part);
-      std::ranges::move(pair.waiting, std::back_inserter(waiting));
-      pair.waiting.clear();
+      if (pair.part) pair.part->fail(failure);
+      waiting.splice(waiting.end(), pair.waiting);
     }
   }
-  for (const auto& part : parts) part->fail(failure);
+  ended_.notify_all();
   for (const Waiting& one : waiting) one.work->fail(error_of(failure));
 }
 
 void PairConnections::close() {
-  std::vector<std::shared_ptr<HostCommunicator>> parts;  // they end outside the lock
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = Failure{ErrorKind::usage, "it was closed", {}};
+    has_ended_ = true;
+  }
+  ended_.notify_all();
+  for (auto& [peer, pair] : pairs_)  // nothing is added any more
+    if (pair.thread.joinable()) pair.thread.join();
+  std::map<int, Pair> gone;  // they end outside the lock
   const std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = Failure{ErrorKind::usage, "it was destroyed", {}};
-  has_ended_ = true;
-  for (auto& [peer, pair] : pairs_) parts.push_back(std::move(pair.part));
+  gone.swap(pairs_);
 }
 
 std::map<int, std::shared_ptr<HostCommunicator>> PairConnections::connected() const {

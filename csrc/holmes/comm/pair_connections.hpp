@@ -2,13 +2,14 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
+#include <condition_variable>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <vector>
+#include <thread>
 
 #include "holmes/comm/host_communicator.hpp"
 
@@ -22,11 +23,11 @@ public:
   PairConnections(std::shared_ptr<Store> store, CommunicatorOptions options,
                   std::function<void(const Failure&)> on_failure);
 
-  // Works of calls with `peer`, in their order. They are not final on return.
-  std::vector<WorkPtr> start(int peer, std::vector<P2pCall> calls, const CallOptions& call);
-  // Ends all of them, and what waits. Does not block.
+  // Asynchronous. Calls with one peer stay in order.
+  WorkPtr start(P2pCall call, const CallOptions& options);
+  // Ends all of them, and what waits, also where memory is short. Does not block.
   void fail(const Failure& failure);
-  // The group is destroyed: leaves all pairs in order.
+  // The group is destroyed: leaves all pairs in order, and waits for the threads, which end soon.
   void close();
   // By peer, those that are connected.
   std::map<int, std::shared_ptr<HostCommunicator>> connected() const;
@@ -34,6 +35,7 @@ public:
   std::size_t waiting() const;
 
 private:
+  class PairStore;
   struct Waiting {
     P2pCall call;
     CallOptions options;
@@ -42,22 +44,27 @@ private:
   };
   struct Pair {
     std::shared_ptr<HostCommunicator> part{};
-    std::deque<Waiting> waiting{};
+    std::list<Waiting> waiting{};
+    std::thread thread{};
+    bool has_peer_called = false;
   };
 
   void connect(int peer);
-  // Until the peer has called too; false where all has ended.
-  bool await(int peer);
-  std::shared_ptr<HostCommunicator> make(int peer);
+  // Until the peer has called too.
+  void await(int peer, Store& store);
+  std::shared_ptr<HostCommunicator> make(int peer, std::shared_ptr<Store> store);
   void start_waiting(int peer, const std::shared_ptr<HostCommunicator>& part);
+  // Throws where all has ended, the peer is lost, or a deadline has passed.
+  void look(int peer) const;
   std::optional<Failure> overdue(int peer) const;
-  std::string key(int peer, int of_rank) const;
+  std::string name_with(int peer) const;
 
   const std::shared_ptr<Store> store_;
   const CommunicatorOptions options_;
   const std::function<void(const Failure&)> on_failure_;
-  std::atomic<bool> has_ended_{false};
   mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  bool has_ended_ = false;
   std::map<int, Pair> pairs_;
   std::optional<Failure> failure_;
 };

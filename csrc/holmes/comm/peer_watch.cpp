@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "holmes/core/fork.hpp"
+#include "holmes/core/no_memory.hpp"
 
 namespace holmes {
 namespace {
@@ -30,17 +31,21 @@ public:
   std::uint64_t epoch() const { return epoch_; }
 
 private:
+  void look() {
+    std::vector<std::weak_ptr<Watched>> all;
+    {
+      std::unique_lock lock(mutex_);
+      added_.wait(lock, [this] { return !watched_.empty(); });
+      std::erase_if(watched_, [](const auto& one) { return one.expired(); });
+      all = watched_;
+    }
+    for (const auto& one : all)
+      if (const auto watched = one.lock()) watched->look();
+  }
+
   void run() {
     while (true) {
-      std::vector<std::weak_ptr<Watched>> all;
-      {
-        std::unique_lock lock(mutex_);
-        added_.wait(lock, [this] { return !watched_.empty(); });
-        std::erase_if(watched_, [](const auto& one) { return one.expired(); });
-        all = watched_;
-      }
-      for (const auto& one : all)
-        if (const auto watched = one.lock()) watched->look();
+      where_memory_allows([this] { look(); });
       std::this_thread::sleep_for(interval);
     }
   }

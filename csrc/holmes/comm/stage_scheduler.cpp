@@ -8,16 +8,9 @@ namespace holmes {
 namespace {
 
 // `title`: of the operation it happened in; empty where the error names it.
-Failure failure_of(const std::exception_ptr& error, const std::string& title) {
+Failure failure_in(const std::exception_ptr& error, const std::string& title) {
   return failure_or(ErrorKind::system, [&] {
-    Failure failure;
-    try {
-      std::rethrow_exception(error);
-    } catch (const HolmesError& known) {
-      failure = holmes::failure_of(known);
-    } catch (const std::exception& other) {
-      failure = {ErrorKind::system, other.what(), {}};
-    }
+    Failure failure = holmes::failure_of(error);
     // One that a peer reported may say it already.
     if (!title.empty() && failure.message.find(title) == std::string::npos) failure.message += "; part of " + title;
     return failure;
@@ -46,7 +39,7 @@ void StageScheduler::fail_where_it_throws(const std::string& title, const Action
   try {
     action();
   } catch (const std::exception&) {
-    fail(failure_of(std::current_exception(), title));
+    fail(failure_in(std::current_exception(), title));
   }
 }
 
@@ -62,7 +55,7 @@ void StageScheduler::await(const std::vector<WorkPtr>& works, const std::shared_
   const auto join =
       made_or([&] { return std::make_shared<Join>(works.size() + 1, then); }, [] { return std::shared_ptr<Join>(); });
   if (!join) {
-    fail(failure_of(std::make_exception_ptr(std::bad_alloc()), title));
+    fail(failure_in(std::make_exception_ptr(std::bad_alloc()), title));
     return end_step(operation);
   }
   const auto arrive = [self = shared_from_this(), operation, join] {
@@ -73,13 +66,13 @@ void StageScheduler::await(const std::vector<WorkPtr>& works, const std::shared_
   for (const auto& work : works) {
     const auto is_awaited = [&] {
       work->on_final([self = shared_from_this(), arrive, work, title] {
-        if (work->state() == WorkState::failed) self->fail(failure_of(work->error(), title));
+        if (work->state() == WorkState::failed) self->fail(failure_in(work->error(), title));
         arrive();
       });
       return true;
     };
     if (made_or(is_awaited, [] { return false; })) continue;
-    fail(failure_of(std::make_exception_ptr(std::bad_alloc()), title));
+    fail(failure_in(std::make_exception_ptr(std::bad_alloc()), title));
     arrive();
   }
   arrive();

@@ -1,26 +1,13 @@
 #include "holmes/comm/step_queue.hpp"
 
-#include <atomic>
-
 #include "holmes/core/interrupt.hpp"
 #include "holmes/core/no_memory.hpp"
 
 namespace holmes {
 namespace {
 
-Failure failure_of(const std::exception_ptr& error) {
-  return failure_or(ErrorKind::system, [&]() -> Failure {
-    try {
-      std::rethrow_exception(error);
-    } catch (const HolmesError& known) {
-      return holmes::failure_of(known);
-    } catch (const Interrupted& interrupted) {
-      return {ErrorKind::aborted, std::string("it was interrupted by ") + interrupted.what(), {}};
-    } catch (const std::exception& other) {
-      return {ErrorKind::system, other.what(), {}};
-    }
-  });
-}
+// A step calls a row, or at most two columns.
+constexpr std::size_t most_works = 2;
 
 }  // namespace
 
@@ -34,14 +21,18 @@ void StepQueue::fail_where_it_throws(const Action& action) {
 }
 
 void StepQueue::start(StepList list, const WorkPtr& work, bool is_sync) {
-  const auto operation = std::make_shared<Operation>(Operation{std::move(list), work});
+  const auto operation = std::make_shared<Operation>();
+  operation->list = std::move(list);
+  operation->list.works.reserve(most_works);  // what a step has started is never lost
+  operation->work = work;
+  std::list<OperationPtr> room{operation};
   bool is_first = false;
   {
     const std::lock_guard lock(mutex_);
     if (failure_) failure_->raise();
     is_first = queue_.empty();
     operation->list.is_here = is_sync && is_first;
-    queue_.push_back(operation);
+    queue_.splice(queue_.end(), room);
   }
   if (operation->list.is_here)
     run_here(operation);
@@ -71,16 +62,26 @@ void StepQueue::run(OperationPtr operation) {
       continue;
     }
     fail_where_it_throws([&] { step(*operation); });
-    const std::vector<WorkPtr> works = operation->list.works;
-    if (works.empty()) continue;
-    const auto missing = std::make_shared<std::atomic<std::size_t>>(works.size() + 1);
-    for (const WorkPtr& work : works)
-      work->on_final([self = shared_from_this(), operation, missing, work] {
-        if (work->state() == WorkState::failed) self->fail(failure_of(work->error()));
-        if (missing->fetch_sub(1) == 1) self->run(operation);
-      });
-    if (missing->fetch_sub(1) != 1) return;  // who finishes the last one goes on
+    if (!is_done(operation)) return;
   }
+}
+
+bool StepQueue::is_done(const OperationPtr& operation) {
+  const std::vector<WorkPtr>& works = operation->list.works;
+  operation->missing = works.size() + 1;
+  for (const WorkPtr& work : works) {
+    const auto is_awaited = [&] {
+      work->on_final([self = shared_from_this(), operation, work] {
+        if (work->state() == WorkState::failed) self->fail(failure_of(work->error()));
+        if (operation->missing.fetch_sub(1) == 1) self->run(operation);
+      });
+      return true;
+    };
+    if (made_or(is_awaited, [] { return false; })) continue;
+    fail(failure_of(std::make_exception_ptr(std::bad_alloc())));
+    operation->missing.fetch_sub(1);
+  }
+  return operation->missing.fetch_sub(1) == 1;
 }
 
 void StepQueue::run_here(const OperationPtr& operation) {
@@ -110,32 +111,30 @@ void StepQueue::run_here(const OperationPtr& operation) {
 
 StepQueue::OperationPtr StepQueue::end(const OperationPtr& operation) {
   OperationPtr next;
-  std::optional<Failure> failure;
+  bool has_failed = false;
   {
     const std::lock_guard lock(mutex_);
-    failure = failure_;
+    has_failed = failure_.has_value();
     std::erase(queue_, operation);
-    if (!failure && !queue_.empty()) next = queue_.front();
+    if (!has_failed && !queue_.empty()) next = queue_.front();
   }
   operation->list.steps.clear();  // buffers' owners may do anything: not under the lock
   operation->list.works.clear();
-  if (failure)
-    operation->work->fail(error_of(*failure));
+  if (has_failed)
+    operation->work->fail(error_of(*failure_));
   else
     operation->work->complete();
   return next;
 }
 
 void StepQueue::fail(Failure failure) {
-  std::vector<OperationPtr> waiting;
+  std::list<OperationPtr> waiting;
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
     failure_ = std::move(failure);
-    while (queue_.size() > 1) {  // who runs the first one ends it
-      waiting.push_back(std::move(queue_.back()));
-      queue_.pop_back();
-    }
+    if (!queue_.empty()) waiting.splice(waiting.end(), queue_, std::next(queue_.begin()), queue_.end());
+    // who runs the first one ends it
   }
   on_failure_(*failure_);
   for (const auto& operation : waiting) operation->work->fail(error_of(*failure_));

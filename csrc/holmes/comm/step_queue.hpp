@@ -1,8 +1,10 @@
 // StepQueue: runs operations that are made of steps on several communicators, one operation after the other.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,7 +28,8 @@ struct StepList {
 };
 
 // All ranks that start the same operations in the same order call the communicators below in one order too. The first
-// failure ends everything; an operation is final when no operation of its steps runs any more. Thread-safe.
+// failure ends everything, also where memory is short; an operation is final when no operation of its steps runs any
+// more. Thread-safe.
 class StepQueue : public std::enable_shared_from_this<StepQueue> {
 public:
   // `on_failure` hears of the first failure, once; it must not block.
@@ -47,6 +50,7 @@ private:
   struct Operation {
     StepList list;
     WorkPtr work;
+    std::atomic<std::size_t> missing{0};  // works of the step under way
   };
   using OperationPtr = std::shared_ptr<Operation>;
 
@@ -57,13 +61,15 @@ private:
   template <typename Action>
   void fail_where_it_throws(const Action& action);
   bool goes_on(const Operation& operation) const;
+  // Whether all works of the step are final already; else who finishes the last one runs the next step.
+  bool is_done(const OperationPtr& operation);
   // Ends the first operation; returns the one that is first then.
   OperationPtr end(const OperationPtr& operation);
 
   const std::function<void(const Failure&)> on_failure_;
   mutable std::mutex mutex_;
-  std::deque<OperationPtr> queue_;  // the front one runs
-  std::optional<Failure> failure_;
+  std::list<OperationPtr> queue_;   // the front one runs
+  std::optional<Failure> failure_;  // stays as it is
 };
 
 }  // namespace holmes

@@ -7,6 +7,7 @@
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/fields.hpp"
+#include "holmes/core/fork.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/core/no_memory.hpp"
 #include "holmes/record/communicator_record.hpp"
@@ -69,6 +70,8 @@ public:
     });
   }
 
+  bool is_inherited() const { return epoch_ != fork_epoch(); }
+
   // The failure of a part is that of all.
   void take_over_failure() {
     for_each_part([&](HostCommunicator& part) {
@@ -128,6 +131,7 @@ private:
     }
   }
 
+  const std::uint64_t epoch_ = fork_epoch();
   const std::string name_;
   const std::shared_ptr<Store> store_;
   const std::shared_ptr<FlightRecorder> recorder_;
@@ -163,13 +167,7 @@ void follow(const WorkPtr& work, const std::weak_ptr<StepQueue>& queue) {
     const auto ended = own.lock();
     const auto known = queue.lock();
     if (!ended || !known || ended->state() != WorkState::failed) return;
-    try {
-      std::rethrow_exception(ended->error());
-    } catch (const HolmesError& error) {
-      known->fail(failure_of(error));
-    } catch (const std::exception& error) {
-      known->fail({ErrorKind::system, error.what(), {}});
-    }
+    known->fail(failure_of(ended->error()));
   });
 }
 
@@ -239,7 +237,11 @@ void WideCommunicator::connect_parts() {
 }
 
 WideCommunicator::~WideCommunicator() {
-  body_->take_over_failure();  // which is the reason why all of them end
+  if (body_->is_inherited()) {  // its threads, and who held its locks, stayed in the parent
+    new std::shared_ptr<Body>(std::move(body_));
+    return;
+  }
+  where_memory_allows([&] { body_->take_over_failure(); });  // which is the reason why all of them end
   if (body_->queue->pending() > 0 || body_->pairs->waiting() > 0)
     body_->queue->fail(abort_failure("it was destroyed with operations pending"));
   body_->pairs->close();
@@ -255,9 +257,12 @@ Failure WideCommunicator::abort_failure(const std::string& reason) const {
   });
 }
 
-void WideCommunicator::abort(const std::string& reason) { body_->queue->fail(abort_failure(reason)); }
+void WideCommunicator::abort(const std::string& reason) {
+  if (!body_->is_inherited()) body_->queue->fail(abort_failure(reason));
+}
 
 bool WideCommunicator::is_dead() const {
+  if (body_->is_inherited()) return true;
   bool is_dead = body_->queue->failure().has_value();
   body_->for_each_part([&](const HostCommunicator& part) { is_dead |= part.is_dead(); });
   return is_dead;
@@ -279,7 +284,12 @@ WorkPtr WideCommunicator::start(const WholeCall& whole, std::size_t count, const
   StepList list = make(WideSteps(body_->parts, std::make_shared<const WholeCall>(whole), deadline));
   body_->record(
       {.op = whole.op, .dtype = whole.dtype, .reduction = whole.reduction, .root = whole.root, .count = count}, work);
-  body_->queue->start(std::move(list), work, !call.async);
+  try {
+    body_->queue->start(std::move(list), work, !call.async);
+  } catch (const std::exception&) {
+    work->fail(std::current_exception());  // for the record
+    throw;
+  }
   return work;
 }
 
@@ -420,7 +430,7 @@ std::vector<WorkPtr> WideCommunicator::start_p2p(std::vector<P2pCall> calls, con
     else if (column != parts.columns.end())
       works.push_back(start_on(*column->part, one, row));
     else
-      works.push_back(body_->pairs->start(one.peer, {std::move(one)}, options).front());
+      works.push_back(body_->pairs->start(std::move(one), options));
     follow(works.back(), body_->queue);
   }
   if (call.async) return works;

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <new>
+#include <string>
 #include <thread>
 
 #include "holmes/core/clock.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/interrupt.hpp"
 
 namespace holmes {
 
@@ -41,6 +44,21 @@ auto made_or(const Make& make, const Spare& spare) {
 template <typename Make>
 Failure failure_or(ErrorKind kind, const Make& make) {
   return made_or(make, [kind] { return Failure{kind, "out of memory", {}}; });  // so few letters take none
+}
+
+// Of what was thrown, whatever it is.
+inline Failure failure_of(const std::exception_ptr& error) {
+  return failure_or(ErrorKind::system, [&]() -> Failure {
+    try {
+      std::rethrow_exception(error);
+    } catch (const HolmesError& known) {
+      return failure_of(known);
+    } catch (const Interrupted& interrupted) {
+      return {ErrorKind::aborted, std::string("it was interrupted by ") + interrupted.what(), {}};
+    } catch (const std::exception& other) {
+      return {ErrorKind::system, other.what(), {}};
+    }
+  });
 }
 
 }  // namespace holmes
