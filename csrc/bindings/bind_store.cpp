@@ -82,6 +82,16 @@ public:
     wait_inside(key, timeout);
   }
 
+  std::shared_ptr<Store> another_client() override {
+    const GilAcquire gil;
+    if (!py::hasattr(store_, "clone")) return nullptr;
+    try {
+      return std::make_shared<PyStore>(store_.attr("clone")());
+    } catch (const py::error_already_set&) {  // it cannot
+      return nullptr;
+    }
+  }
+
 private:
   static constexpr auto first_pause = std::chrono::milliseconds(1);
   static constexpr auto longest_pause = std::chrono::milliseconds(50);

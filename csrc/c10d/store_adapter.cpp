@@ -56,4 +56,12 @@ void StoreAdapter::wait(const std::string& key, Duration timeout) {
   }
 }
 
+std::shared_ptr<Store> StoreAdapter::another_client() {
+  try {
+    return std::make_shared<StoreAdapter>(store_->clone());
+  } catch (const std::exception&) {  // one of Python's that cannot
+    return nullptr;
+  }
+}
+
 }  // namespace holmes::torch_backend

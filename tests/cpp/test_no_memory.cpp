@@ -56,7 +56,6 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
-constexpr int ranks = 3;
 constexpr std::size_t count = 50'000;
 
 struct Outcome {
@@ -66,12 +65,14 @@ struct Outcome {
 
 // `begin`: called once all memory of the test's own is there.
 void work_of(Communicator& comm, Outcome& outcome, const std::function<void()>& begin) {
-  std::vector<float> sum(count, 1), message(1000, static_cast<float>(comm.rank())), received(1000), all(3000);
+  const int ranks = comm.size();
+  const auto size = static_cast<std::size_t>(ranks);
+  std::vector<float> sum(count, 1), message(1000, static_cast<float>(comm.rank())), received(1000), all(1000 * size);
   const auto buffer = [](std::vector<float>& data) {
     return Buffer{data.data(), data.size(), DType::float32, nullptr};
   };
   std::vector<Buffer> outputs;
-  for (std::size_t rank = 0; rank < ranks; ++rank)
+  for (std::size_t rank = 0; rank < size; ++rank)
     outputs.push_back({all.data() + 1000 * rank, 1000, DType::float32, nullptr});
   CallOptions async;
   async.async = true;
@@ -88,8 +89,9 @@ void work_of(Communicator& comm, Outcome& outcome, const std::function<void()>& 
     works.push_back(comm.all_gather(outputs, buffer(message), async));
     for (const auto& work : works) work->wait();
     comm.barrier();
-    outcome.is_right = sum == std::vector<float>(count, ranks) && received == std::vector<float>(1000, before) &&
-                       all[0] == 0 && all[1500] == 1 && all[2999] == 2;
+    outcome.is_right = sum == std::vector<float>(count, static_cast<float>(ranks)) &&
+                       received == std::vector<float>(1000, static_cast<float>(before)) && all[0] == 0 &&
+                       all[1500] == 1 && all.back() == static_cast<float>(ranks - 1);
     if (!outcome.is_right) outcome.error = "wrong numbers";
   } catch (const std::exception& error) {
     outcome.error = error.what();
@@ -98,26 +100,33 @@ void work_of(Communicator& comm, Outcome& outcome, const std::function<void()>& 
   }
 }
 
-enum class Kind { tcp, shm, clusters };
+enum class Kind { tcp, shm, clusters, wide };
 
-const char* name(Kind kind) { return kind == Kind::tcp ? "tcp" : kind == Kind::shm ? "shm" : "clusters"; }
+const char* name(Kind kind) {
+  return kind == Kind::tcp ? "tcp" : kind == Kind::shm ? "shm" : kind == Kind::wide ? "wide" : "clusters";
+}
+
+int ranks_of(Kind kind) { return kind == Kind::wide ? 5 : 3; }
 
 CommunicatorOptions options_of(Kind kind, int rank) {
   if (kind == Kind::clusters) {
-    CommunicatorOptions options{.rank = rank, .size = ranks, .transport = Transport::tcp, .timeout = 20s};
+    CommunicatorOptions options{.rank = rank, .size = ranks_of(kind), .transport = Transport::tcp, .timeout = 20s};
     options.nics = options.cluster_nics = {{"lo", "127.0.0.1"}};
     options.clusters = {0, 0, 1};
     options.hierarchical_min_bytes = 0;
     return options;
   }
-  const Transport transport = kind == Kind::tcp ? Transport::tcp : Transport::shm;
-  return {.rank = rank, .size = ranks, .transport = transport, .timeout = 20s};
+  const Transport transport = kind == Kind::shm ? Transport::shm : Transport::tcp;
+  CommunicatorOptions options{.rank = rank, .size = ranks_of(kind), .transport = transport, .timeout = 20s};
+  if (kind == Kind::wide) options.wide_min_ranks = 4;
+  return options;
 }
 
 // Returns whether the allocation was reached.
 bool run(Kind kind, long allocation) {
   const auto store = make_local_store();
-  std::vector<Outcome> outcomes(ranks);
+  const int ranks = ranks_of(kind);
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
   std::latch connected(ranks), finished(ranks);
   std::vector<std::thread> threads;
   Clock::time_point begun;
@@ -239,11 +248,12 @@ constexpr long stride = 1;
 
 int main() {
   watcher_without_memory();
-  for (const Kind kind : {Kind::tcp, Kind::shm, Kind::clusters}) {
+  for (const Kind kind : {Kind::tcp, Kind::shm, Kind::clusters, Kind::wide}) {
     for (const long in_row : {1, 20}) {
       int reached = 0, tried = 0;
       for (long allocation = 0; allocation < 300;
-           allocation += stride * (allocation < 80 ? 1 : 7) * (in_row > 1 ? 3 : 1), ++tried)
+           allocation += stride * (allocation < 80 ? 1 : 7) * (in_row > 1 ? 3 : 1) * (kind == Kind::wide ? 5 : 1),
+                ++tried)
         reached += run_apart(kind, allocation, in_row) ? 1 : 0;
       CHECK(4 * reached > tried);
     }

@@ -1,5 +1,8 @@
 // Wide groups, small ones: every operation against its plain result, ranks that disagree, that leave, that abort.
+#include <atomic>
+
 #include "collective_checks.hpp"
+#include "holmes/comm/host_communicator.hpp"
 #include "holmes/core/error.hpp"
 
 using namespace holmes;
@@ -84,6 +87,37 @@ void check_failures() {
   check_failure<PeerLostError>("a rank that leaves", [](Communicator&) {}, "rank 12 (host ");
 }
 
+// Who looks after peers for a moment leaves no operation behind that another thread wanted to drive then.
+void check_looks() {
+  constexpr int rounds = 2000;
+  const auto store = make_local_store();
+  run_ranks(2, [&](int rank) {
+    HostCommunicator comm(store, {.rank = rank,
+                                  .size = 2,
+                                  .name = "looked after",
+                                  .nics = {{"lo", "127.0.0.1"}},
+                                  .transport = Transport::tcp,
+                                  .timeout = std::chrono::seconds(20)});
+    std::atomic<bool> is_over{false};
+    std::thread looking([&] {
+      while (!is_over) {
+        CHECK(comm.look_at_peers().empty());
+        std::this_thread::yield();
+      }
+    });
+    for (int i = 0; i < rounds; ++i) {
+      std::vector<std::int64_t> data{rank + 1};
+      const auto work = comm.all_reduce(buffer(data, DType::int64), ReduceOp::sum, {.timeout = {}, .async = true});
+      work->await_final();  // driven by the I/O thread
+      CHECK(work->state() == WorkState::completed && data[0] == 3);
+    }
+    is_over = true;
+    looking.join();
+    comm.barrier({})->wait();
+  });
+  std::printf("looked after: ok\n");
+}
+
 }  // namespace
 
 int main() {
@@ -95,5 +129,6 @@ int main() {
   }
   run_communicators(7, Transport::automatic, check_all);
   check_failures();
+  check_looks();
   return 0;
 }

@@ -172,6 +172,14 @@ def ddp_and_groups(rank, size, store):
         works.append(dist.all_reduce(totals[1], group=most, async_op=True))
     for work in works:
         work.wait()
+    # Pairs are connected also while the owner of the store waits for it.
+    if rank == 0:
+        work = dist.isend(torch.ones(3), 5)
+        store.get("5 has received")
+        work.wait()
+    elif rank == 5:
+        dist.recv(torch.empty(3), 0)
+        store.set("5 has received", "yes")
     return [total[-1].item() for total in totals]
 
 

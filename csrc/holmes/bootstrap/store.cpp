@@ -70,6 +70,11 @@ std::string PrefixStore::get(const std::string& key, Duration timeout) {
 
 void PrefixStore::wait(const std::string& key, Duration timeout) { base_->wait(prefix_ + "/" + key, timeout); }
 
+std::shared_ptr<Store> PrefixStore::another_client() {
+  auto base = base_->another_client();
+  return base ? std::make_shared<PrefixStore>(prefix_, std::move(base)) : nullptr;
+}
+
 std::shared_ptr<Store> make_local_store() { return std::make_shared<LocalStore>(); }
 
 }  // namespace holmes

@@ -23,6 +23,9 @@ public:
   virtual std::string get(const std::string& key, Duration timeout) = 0;
   // Waits until `key` exists. Throws TimeoutError naming the key after `timeout`.
   virtual void wait(const std::string& key, Duration timeout) = 0;
+  // A client of its own, for a thread of the library's, where the owner's calls hold up all others of one client; else
+  // null.
+  virtual std::shared_ptr<Store> another_client() { return nullptr; }
 };
 
 // A view of `base` in which every key gets `prefix` and a slash in front.
@@ -32,6 +35,7 @@ public:
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Duration timeout) override;
   void wait(const std::string& key, Duration timeout) override;
+  std::shared_ptr<Store> another_client() override;
 
 private:
   std::string prefix_;

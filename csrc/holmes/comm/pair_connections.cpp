@@ -138,6 +138,9 @@ std::string PairConnections::name_with(int peer) const {
 // In a thread of its own. Whatever goes wrong ends the group, as it does where all are connected.
 void PairConnections::connect(int peer) {
   try {
+    std::call_once(has_own_client_, [this] {
+      if (auto own = store_->another_client()) store_ = std::move(own);
+    });
     const auto store = std::make_shared<PairStore>(shared_from_this(), peer);
     await(peer, *store);
     start_waiting(peer, make(peer, store));

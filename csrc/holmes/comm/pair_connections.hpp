@@ -59,7 +59,8 @@ private:
   std::optional<Failure> overdue(int peer) const;
   std::string name_with(int peer) const;
 
-  const std::shared_ptr<Store> store_;
+  std::shared_ptr<Store> store_;
+  std::once_flag has_own_client_;  // of the store: the owner may wait in a call on this one
   const CommunicatorOptions options_;
   const std::function<void(const Failure&)> on_failure_;
   mutable std::mutex mutex_;

@@ -275,12 +275,22 @@ std::optional<Clock::time_point> Engine::maintain() {
 std::vector<Failure> Engine::look_at_peers() {
   std::vector<Failure> vanished;
   if (is_dead() || is_inherited()) return vanished;
-  const std::unique_lock drive(drive_, std::try_to_lock);
-  if (!drive || is_dead()) return vanished;
+  {
+    const std::unique_lock drive(drive_, std::try_to_lock);
+    if (!drive || is_dead()) return vanished;
+    fail_where_it_throws([&] { vanished = find_vanished(); });
+  }
+  // Who wanted to drive meanwhile left it to this thread.
+  if (has_pending()) driver_.give_to_io_thread();
+  return vanished;
+}
+
+std::vector<Failure> Engine::find_vanished() {
+  std::vector<Failure> vanished;
   const std::vector<char> lost = detector_.lost();
-  fail_where_it_throws([&] { detector_.check_controls(); });
+  detector_.check_controls();
   if (lost != detector_.lost()) wake();  // who sleeps beside an operation is not told any more
-  for (int peer = 0; detector_.has_lost_any() && !is_dead() && peer < group_->size; ++peer) {
+  for (int peer = 0; detector_.has_lost_any() && peer < group_->size; ++peer) {
     if (!detector_.is_lost(peer) || detector_.has_left_in_order(peer)) continue;
     try {
       detector_.throw_peer_lost(peer, 0);

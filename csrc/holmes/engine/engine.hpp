@@ -82,6 +82,7 @@ public:
   DriverState state() const { return operations_.state(detector_.lost()); }
 
 private:
+  std::vector<Failure> find_vanished();
   bool progress_or_fail();
   bool progress_or_throw();
   void end_watches();
