@@ -91,11 +91,24 @@ def run_rank(store: Any, rank: int, job: dict, together: threading.Barrier) -> d
         timeout_s=job["limit_s"], connect_timeout_s=job["limit_s"],
     )  # fmt: skip
     connected, used_s = time.monotonic(), time.process_time() - used_s
-    sockets = len(comm.connections())
+    found = {
+        "begun": begun,
+        "connected": connected,
+        "process": os.getpid(),
+        "used_s": used_s,
+        "sockets": len(comm.connections()),
+    }
+    try:
+        return found | run_operations(comm)
+    except holmes_comm.HolmesError as error:
+        return found | {"failure": str(error)}
+
+
+def run_operations(comm: Any) -> dict:
     comm.barrier()
-    checking = time.monotonic()
+    start = time.monotonic()
     check_operations(comm)
-    checked = time.monotonic()
+    check_s = time.monotonic() - start
     hop = hop_us(comm)
     sums = []
     for _ in range(ROUNDS):
@@ -104,16 +117,7 @@ def run_rank(store: Any, rank: int, job: dict, together: threading.Barrier) -> d
         comm.all_reduce(np.zeros(1))
         sums.append((time.perf_counter() - start) * 1e6)
     comm.barrier()
-    return {
-        "begun": begun,
-        "connected": connected,
-        "process": os.getpid(),
-        "used_s": used_s,
-        "check_s": checked - checking,
-        "sockets": sockets,
-        "hop_us": hop,
-        "sums_us": sums,
-    }
+    return {"check_s": check_s, "hop_us": hop, "sums_us": sums}
 
 
 def run_process(first: int, job: dict, pipe: Connection, together: Any) -> None:
@@ -178,19 +182,27 @@ def main() -> None:
     failed = [result for result in results if isinstance(result, str)]
     if failed:
         raise SystemExit(f"{len(failed)} of {job['size']} ranks failed, one of them so:\n{failed[0]}")
-    set_up_s = max(result["connected"] for result in results) - min(result["begun"] for result in results)
-    sums = [statistics.median(column) for column in zip(*[result["sums_us"] for result in results], strict=True)]
-    hop = max(result["hop_us"] for result in results)
-    sockets = [result["sockets"] for result in results]
     used_s: dict[int, float] = {}
     for result in results:
         used_s[result["process"]] = max(result["used_s"], used_s.get(result["process"], 0.0))
+    sockets = [result["sockets"] for result in results]
+    set_up_s = max(result["connected"] for result in results) - min(result["begun"] for result in results)
     found = {
         **job,
         "set_up_s": round(set_up_s, 1),
         "set_up_processor_s": round(sum(used_s.values()), 1),
-        "operations_s": round(max(result["check_s"] for result in results), 1),
         "sockets": [min(sockets), max(sockets)],
+    }
+    print(json.dumps(found), flush=True)
+    failures = [result["failure"] for result in results if "failure" in result]
+    if failures:
+        raise SystemExit(
+            f"{len(failures)} of {job['size']} ranks failed after the set-up, one of them so:\n{failures[0]}"
+        )
+    sums = [statistics.median(column) for column in zip(*[result["sums_us"] for result in results], strict=True)]
+    hop = max(result["hop_us"] for result in results)
+    found = {
+        "operations_s": round(max(result["check_s"] for result in results), 1),
         "hop_us": round(hop, 1),
         "all_reduce_8_bytes_us": round(statistics.median(sums), 1),
         "all_reduce_8_bytes_hops": round(statistics.median(sums) / hop, 1),

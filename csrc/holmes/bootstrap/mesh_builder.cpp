@@ -394,7 +394,10 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, int stream, Connecti
                  .encryption = socket.tls ? socket.tls->description() : ""};
   if (!over_unix) {
     using Limit = std::optional<std::chrono::milliseconds>;
-    tune_socket(socket.fd.get(), purpose == Purpose::control ? Limit(control_unacknowledged) : std::nullopt);
+    // Between sockets of one address nothing can be cut; a kernel that is busy with very many of them answers late.
+    const bool may_be_cut = !local || !remote || !local->same_host(*remote);
+    tune_socket(socket.fd.get(),
+                purpose == Purpose::control && may_be_cut ? Limit(control_unacknowledged) : std::nullopt);
     // What was accepted has its listener's, which suits ranks of this kernel.
     const std::string congestion = congestion_control(peer);
     if (congestion.empty()) set_congestion_control(socket.fd.get(), default_congestion_control());
