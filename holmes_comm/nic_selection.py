@@ -36,8 +36,8 @@ class NicSelection:
         speeds; where ranks differ, the smallest number counts. None: one for sockets; NCCL gets every port of the class
         and about the speed of the best.
     streams: connections over each NIC, for links that one TCP connection cannot fill (long ones, very fast ones); where
-        ranks differ, the smallest number counts. 1: to far ranks there are up to 4, used where one is too slow
-        (HOLMES_FAR_STREAMS; docs/wan.md).
+        ranks differ, the smallest number counts. 1: to far ranks there are up to 4, without bbr 16, used where one is
+        too slow (HOLMES_FAR_STREAMS; docs/wan.md).
 
     Raises UsageError where a field has a value it cannot have. Immutable, so safe to share between threads.
     """

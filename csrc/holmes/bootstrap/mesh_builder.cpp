@@ -24,6 +24,10 @@ constexpr int max_accepts = 64;            // per turn of the loop
 constexpr auto control_unacknowledged = 30s;
 // A large group has many pairs, and each of its ranks as many descriptors.
 constexpr int most_far_streams_of_a_rank = 256;
+// To a rank: where one's buffer is the limit, and where lost packets are as well.
+constexpr int usual_far_streams = 4;
+constexpr int lossy_far_streams = max_far_streams;
+constexpr int most_lossy_far_streams_of_a_rank = 64;
 
 const char* name(Purpose purpose) {
   return purpose == Purpose::control ? "control" : purpose == Purpose::collective ? "collective" : "p2p";
@@ -179,9 +183,13 @@ int MeshBuilder::choose_streams(const Attempt& attempt) const {
   // Nearly all that are near are known by this, without asking the system.
   if (Clock::now() - attempt.started_at < far_round_trip) return 1;
   const auto round_trip = shortest_round_trip(attempt.socket.fd.get());
-  if (!round_trip || *round_trip < far_round_trip || !is_bounded_by_buffer(*round_trip)) return 1;
-  const int most = env_.far_streams.value_or(max_far_streams);
-  return std::clamp(most_far_streams_of_a_rank / options_.size, 1, most);
+  if (!round_trip || *round_trip < far_round_trip) return 1;
+  const bool has_loss_bound = env_.tcp_congestion ? heeds_loss(*env_.tcp_congestion) : !has_bbr();
+  if (!has_loss_bound && !is_bounded_by_buffer(*round_trip)) return 1;
+  const int usual = std::clamp(most_far_streams_of_a_rank / options_.size, 1, usual_far_streams);
+  const int lossy = std::clamp(most_lossy_far_streams_of_a_rank / options_.size, usual, lossy_far_streams);
+  const int most = has_loss_bound ? lossy : usual;
+  return env_.far_streams ? std::clamp(most_far_streams_of_a_rank / options_.size, 1, *env_.far_streams) : most;
 }
 
 void MeshBuilder::expect_streams(int peer, Purpose purpose, int rail, int streams) {

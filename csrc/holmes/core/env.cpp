@@ -226,10 +226,10 @@ const std::vector<Row>& table() {
         "A rail on which the peer acknowledges nothing for so long, though the system repeats it, is lost; the others "
         "go on ([rails](rails.md))."},
        seconds(&Env::rail_timeout)},
-      {{"HOLMES_FAR_STREAMS", "1 to 4", "4",
+      {{"HOLMES_FAR_STREAMS", "1 to 16", "4; without bbr up to 16 in small groups",
         "Connections to a far rank that is reached over one NIC by one stream; all but the first are used only where "
         "that one is too slow ([far paths](wan.md#far-paths))."},
-       optional_number(&Env::far_streams, 1, 4)},
+       optional_number(&Env::far_streams, 1, 16)},
       {{"HOLMES_UNEXPECTED_BYTES", "bytes, 0 to 2^40", "268435456",
         "So much of messages that arrived before their receives were posted a communicator keeps in memory, each "
         "counted as 128 bytes at least; more is an error."},

@@ -53,6 +53,44 @@ void RailRate::disregard(Clock::time_point now, std::uint64_t acknowledged_bytes
   from_idle_ = false;
 }
 
+void ConnectionBound::observe(Clock::time_point now, const ConnectionLook& look) {
+  constexpr std::size_t small_share = 16;
+  constexpr double longest = 1.2;  // as the shortest round trip, queues of the hosts included
+  looked_at_ = now;
+  ++looks_;
+  const bool has_queue = look.round_trip >= longest * look.shortest;
+  const bool has_sent_all = look.unsent_bytes * small_share < look.under_way_bytes;
+  full_looks_ = look.is_full && has_sent_all && !has_queue ? full_looks_ + 1 : 0;
+  // What has sent all, or grows fast yet, tells nothing of the window: the next message may.
+  if (has_queue) window_looks_ = 0;
+  if (!has_queue && look.unsent_bytes > 0 && look.has_lost && !look.awaits_receiver) ++window_looks_;
+}
+
+bool RailsInUse::observe(Clock::time_point now, ConnectionBound::Limit limit, double bytes_per_s, int looks) {
+  constexpr std::size_t factor = 4;
+  constexpr double least_gain = 1.5;
+  if (before_ > 0) {
+    if (looks < trial_looks) return false;
+    const std::size_t before = std::exchange(before_, 0);
+    if (bytes_per_s >= least_gain * before_bytes_per_s_) return false;
+    used_ = before;
+    again_at_ = now + trial_pause;
+    return true;
+  }
+  if (are_all() || limit == ConnectionBound::Limit::none || now < again_at_) return false;
+  if (limit == ConnectionBound::Limit::window && used_ > first_) {
+    before_ = used_;
+    before_bytes_per_s_ = bytes_per_s;
+  }
+  used_ = std::min(all_, used_ * factor);
+  return true;
+}
+
+void RailsInUse::use_all() {
+  used_ = all_;
+  before_ = 0;
+}
+
 namespace {
 
 // What may be under way on a rail, in time: long enough to outlast a pause of the sending thread and the queue in which
@@ -78,7 +116,10 @@ void add(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
 }  // namespace
 
 Rail::Rail(Connection socket, int index)
-    : socket_(std::move(socket)), index_(index), unknown_limit_bytes_(least_limit_bytes) {
+    : socket_(std::move(socket)),
+      index_(index),
+      unknown_limit_bytes_(least_limit_bytes),
+      heeds_loss_(heeds_loss(congestion_control_of(fd()))) {
   if (const auto round_trip = shortest_round_trip(fd())) set_round_trip(*round_trip);
 }
 
@@ -87,7 +128,8 @@ void Rail::limit_unsent() {
   ::setsockopt(fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_limit_bytes, sizeof unsent_limit_bytes);
 }
 
-void Rail::forget_path_rate() {
+void Rail::look_anew() {
+  bound_ = {};
   if (socket_.watch) socket_.watch->forget();
 }
 
@@ -150,7 +192,7 @@ std::optional<std::uint64_t> Rail::oldest_sequence() const {
 void Rail::collect(Clock::time_point now, FramePool& pool) {
   if (socket_.pacer && has_unwritten()) socket_.pacer->look(now);
   if (socket_.watch) socket_.watch->look(now);
-  look_at_buffer(now);
+  look_at_limit(now);
   if (queue_.empty()) return;
   // Encrypted, there are a few more of them than of the bytes that are counted here: the sum errs on the safe side.
   int queued_bytes = 0;
@@ -181,16 +223,21 @@ void Rail::collect(Clock::time_point now, FramePool& pool) {
   }
 }
 
-void Rail::look_at_buffer(Clock::time_point now) {
+void Rail::look_at_limit(Clock::time_point now) {
   const auto round_trip = std::chrono::duration<double>(min_rtt_s_);
-  if (!is_far() || !has_unwritten() || !is_living() ||
-      !buffer_bound_.is_due(now, std::chrono::duration_cast<Clock::duration>(round_trip)))
+  if (!is_far() || outstanding_bytes() == 0 || !is_living() ||
+      !bound_.is_due(now, std::chrono::duration_cast<Clock::duration>(round_trip)))
     return;
   const auto info = tcp_info_of(fd());
   if (!info) return;
-  const std::uint64_t under_way = std::uint64_t{info->tcpi_unacked} * info->tcpi_snd_mss;
-  buffer_bound_.observe(now, info->tcpi_notsent_bytes, under_way, std::chrono::microseconds(info->tcpi_rtt),
-                        std::chrono::microseconds(info->tcpi_min_rtt));
+  bound_.observe(now,
+                 {.is_full = has_unwritten(),
+                  .unsent_bytes = info->tcpi_notsent_bytes,
+                  .under_way_bytes = std::size_t{info->tcpi_unacked} * info->tcpi_snd_mss,
+                  .round_trip = std::chrono::microseconds(info->tcpi_rtt),
+                  .shortest = std::chrono::microseconds(info->tcpi_min_rtt),
+                  .has_lost = heeds_loss_ && info->tcpi_snd_cwnd >= info->tcpi_snd_ssthresh,
+                  .awaits_receiver = std::exchange(awaited_us_, info->tcpi_rwnd_limited) != info->tcpi_rwnd_limited});
 }
 
 bool Rail::is_far() const { return min_rtt_s_ >= std::chrono::duration<double>(far_round_trip).count(); }

@@ -56,30 +56,67 @@ private:
   bool from_idle_ = false;
 };
 
-// Whether a connection is slower than its path because its buffer holds no more: the system has sent all that it took
-// and takes nothing until something is acknowledged, and packets wait in no queue on the way, so the path would carry
-// more. One more connection has one more buffer. (Where the path is full, round trips get longer, or bytes stay
-// unsent.)
-class BufferBound {
-public:
-  static constexpr int telling_looks = 3;  // after each other: a start, or a lost packet, looks like it for one or two
+// What the system knows of a connection that has bytes under way.
+struct ConnectionLook {
+  bool is_full = false;             // the socket takes no more
+  std::size_t unsent_bytes = 0;     // in the socket
+  std::size_t under_way_bytes = 0;  // sent and not acknowledged
+  std::chrono::microseconds round_trip{};
+  std::chrono::microseconds shortest{};  // round trip ever
+  // The congestion window is past the threshold that the last loss set: it grows little by little. (That of bbr
+  // follows what the path carries.)
+  bool has_lost = false;
+  bool awaits_receiver = false;  // since the look before
+};
 
-  // Once in a round trip at most, while the socket refuses bytes.
+// Whether a connection is slower than its path: more is to be sent, and no packets wait in a queue on the way, so the
+// path would carry more. One more connection has one more buffer and one more congestion window.
+// - The buffer is the limit: the system has sent all that it took and takes nothing until something is acknowledged.
+// - The congestion window is: bytes stay unsent, though nothing but lost packets makes it small.
+// (Where the path is full, round trips get longer.)
+class ConnectionBound {
+public:
+  enum class Limit : std::uint8_t { none, buffer, window };
+  static constexpr int telling_looks = 3;  // after each other: a start, or a lost packet, looks like it for one or two
+  static constexpr int telling_window_looks = 8;  // without a queue in between: a window recovers within a few
+
+  // Once in a round trip at most.
   bool is_due(Clock::time_point now, Clock::duration round_trip) const { return now - looked_at_ >= round_trip; }
-  // `under_way_bytes`: sent and not acknowledged.
-  void observe(Clock::time_point now, std::size_t unsent_bytes, std::size_t under_way_bytes,
-               std::chrono::microseconds round_trip, std::chrono::microseconds shortest) {
-    looked_at_ = now;
-    constexpr std::size_t small_share = 16;
-    constexpr double longest = 1.2;  // as the shortest one, queues of the hosts included
-    const bool is_bound = unsent_bytes * small_share < under_way_bytes && round_trip < longest * shortest;
-    looks_ = is_bound ? looks_ + 1 : 0;
+  void observe(Clock::time_point now, const ConnectionLook& look);
+  int looks() const { return looks_; }
+  Limit limit() const {
+    if (full_looks_ >= telling_looks) return Limit::buffer;
+    return window_looks_ >= telling_window_looks ? Limit::window : Limit::none;
   }
-  bool is_known() const { return looks_ >= telling_looks; }
 
 private:
   Clock::time_point looked_at_{};
   int looks_ = 0;
+  int full_looks_ = 0;
+  int window_looks_ = 0;
+};
+
+// How many rails of one far path are used, of which all but the first are in reserve: four times as many where these
+// are the limit. Beyond four on trial where the congestion window is: on a path that drops packets before it has a
+// queue windows look small too, and more of them only fill what is full.
+class RailsInUse {
+public:
+  static constexpr int trial_looks = 48;
+  static constexpr auto trial_pause = std::chrono::seconds(60);
+
+  RailsInUse(std::size_t first, std::size_t all) : first_(first), all_(all), used_(first) {}
+  std::size_t count() const { return used_; }
+  bool are_all() const { return used_ == all_; }
+  // `bytes_per_s`: what those in use carry; `looks`: since it was another number. Returns whether it is from now on.
+  bool observe(Clock::time_point now, ConnectionBound::Limit limit, double bytes_per_s, int looks);
+  // Those in use are lost.
+  void use_all();
+
+private:
+  std::size_t first_, all_, used_;
+  std::size_t before_ = 0;  // the trial; 0: none is under way
+  double before_bytes_per_s_ = 0;
+  Clock::time_point again_at_{};  // the next one, at the earliest
 };
 
 // Keeps what it sent until the peer's kernel has acknowledged it: what is acknowledged can be read there even when the
@@ -112,8 +149,6 @@ public:
 
   // Lets little wait in the socket: what the system has not sent yet could still go another way.
   void limit_unsent();
-  // What the path carries is no longer this connection's rate: others share it from now on.
-  void forget_path_rate();
 
   // --- sending ---
   void push(Chunk chunk, Clock::time_point now);
@@ -137,8 +172,9 @@ public:
   // The right length of a chunk for the rail's speed.
   std::size_t chunk_bytes() const;
   std::optional<double> bytes_per_s() const { return rate_.bytes_per_s(); }
-  // See BufferBound.
-  bool is_buffer_bound() const { return buffer_bound_.is_known(); }
+  const ConnectionBound& bound() const { return bound_; }
+  // Others share the path from now on, or no longer.
+  void look_anew();
   // What is under way where its path is full, as far as the rate is known.
   double path_bytes() const { return bytes_per_s().value_or(0) * min_rtt_s_; }
   // Nothing is under way, and nothing was given for `duration`: its rate may be out of date.
@@ -181,7 +217,7 @@ public:
 private:
   void set_round_trip(std::chrono::microseconds shortest);
   bool is_far() const;
-  void look_at_buffer(Clock::time_point now);
+  void look_at_limit(Clock::time_point now);
   void end_reading(int error);
   void break_off(int error);
   void count_read(std::size_t bytes);
@@ -205,9 +241,11 @@ private:
   Clock::time_point progress_at_{};  // something was acknowledged, or pushed on an idle rail
   Clock::time_point acknowledged_at_{};
   RailRate rate_;
-  BufferBound buffer_bound_;
+  ConnectionBound bound_;
   double min_rtt_s_ = 0;
-  std::uint64_t receiver_limited_us_ = 0;  // as the system counts
+  std::uint64_t receiver_limited_us_ = 0;  // as the system counts, for rate_
+  std::uint64_t awaited_us_ = 0;           // the same, for bound_
+  bool heeds_loss_;
 
   Incoming incoming_;
   FrameHeader next_header_;  // read together with the end of a payload

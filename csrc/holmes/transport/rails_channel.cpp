@@ -90,9 +90,10 @@ private:
 RailsChannel::RailsChannel(int peer, std::vector<Connection> sockets, std::shared_ptr<RailsContext> context)
     : Channel(peer),
       context_(std::move(context)),
-      used_rails_(static_cast<std::size_t>(
-          std::ranges::count_if(sockets, [](const Connection& socket) { return !socket.is_reserve; }))),
-      shares_path_(used_rails_ < sockets.size()),
+      in_use_(static_cast<std::size_t>(
+                  std::ranges::count_if(sockets, [](const Connection& socket) { return !socket.is_reserve; })),
+              sockets.size()),
+      shares_path_(!in_use_.are_all()),
       received_at_(Clock::now()),
       health_check_at_(received_at_) {
   int index = 0;
@@ -101,24 +102,50 @@ RailsChannel::RailsChannel(int peer, std::vector<Connection> sockets, std::share
   for (const auto& rail : rails_) rail->limit_unsent();
 }
 
-void RailsChannel::use_reserves() {
-  const ConnectionInfo& info = rails_.front()->info();
-  if (rails_.front()->is_living() && log_enabled(LogLevel::info))
-    log(LogLevel::info, context_->label(context_->own_rank),
-        "communicator '" + context_->communicator + "': the path to rank " + std::to_string(context_->label(peer())) +
-            " (host " + info.host + ") over NIC " + info.interface + " takes more than the buffer of one connection; " +
-            std::to_string(rails_.size()) + " " + info.purpose + " connections share the stream from now on");
-  used_rails_ = rails_.size();
-  for (const auto& rail : rails_) {
-    rail->limit_unsent();
-    rail->forget_path_rate();
+// Uses reserves where they are needed, and no longer where they gain nothing.
+void RailsChannel::choose_rails_in_use(Clock::time_point now) {
+  if (!shares_path_) return;
+  using Limit = ConnectionBound::Limit;
+  Limit limit = Limit::none;
+  bool any_living = false;
+  double bytes_per_s = 0;
+  for (const auto& rail : used()) {
+    if (!rail->is_living()) continue;
+    any_living = true;
+    bytes_per_s += rail->bytes_per_s().value_or(0);
+    if (limit != Limit::buffer && rail->bound().limit() != Limit::none) limit = rail->bound().limit();
   }
+  const std::size_t before = in_use_.count();
+  if (any_living) {
+    if (!in_use_.observe(now, limit, bytes_per_s, rails_.front()->bound().looks())) return;
+    tell_rails_in_use(before, limit);
+  } else if (!in_use_.are_all()) {
+    in_use_.use_all();
+  } else {
+    return;
+  }
+  for (const auto& rail : used()) {
+    rail->limit_unsent();
+    rail->look_anew();
+  }
+}
+
+void RailsChannel::tell_rails_in_use(std::size_t before, ConnectionBound::Limit limit) const {
+  if (!log_enabled(LogLevel::info)) return;
+  const ConnectionInfo& info = rails_.front()->info();
+  const std::string what = limit == ConnectionBound::Limit::buffer ? "buffer" : "congestion window";
+  const std::string of = before == 1 ? "one connection" : std::to_string(before) + " connections";
+  log(LogLevel::info, context_->label(context_->own_rank),
+      "communicator '" + context_->communicator + "': the path to rank " + std::to_string(context_->label(peer())) +
+          " (host " + info.host + ") over NIC " + info.interface + " takes " +
+          (in_use_.count() > before ? "more than the " + what + " of " + of : "no more by " + of) + "; " +
+          std::to_string(in_use_.count()) + " " + info.purpose + " connections share the stream from now on");
 }
 
 std::size_t RailsChannel::lead_bytes() {
   double path_bytes = 0;
   for (const auto& rail : used()) path_bytes += rail->path_bytes();
-  return std::max(min_lead_bytes * used_rails_, static_cast<std::size_t>(2 * path_bytes));
+  return std::max(min_lead_bytes * in_use_.count(), static_cast<std::size_t>(2 * path_bytes));
 }
 
 std::size_t RailsChannel::try_send(std::span<const iovec> pieces) {
@@ -394,8 +421,7 @@ void RailsChannel::maintain(Clock::time_point now) {
     rail->collect(now, pool_);
     rail->flush();
   }
-  const auto is_too_little = [](const auto& rail) { return rail->is_buffer_bound() || !rail->is_living(); };
-  if (used_rails_ < rails_.size() && std::ranges::any_of(used(), is_too_little)) use_reserves();
+  choose_rails_in_use(now);
   if (now >= health_check_at_) {
     health_check_at_ = now + health_interval;
     check_health(now);

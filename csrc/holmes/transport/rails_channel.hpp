@@ -33,8 +33,8 @@ struct RailsContext {
 // again on the others (what comes twice is dropped), say so in the log, and go on. The last rail is never given up:
 // when it ends, so does the stream.
 //
-// Over one far path there may be rails in reserve (Connection::is_reserve): used from when the buffer of the first is
-// what bounds it, or when that one is lost. Before that the stream goes as over one connection.
+// Over one far path there may be rails in reserve (Connection::is_reserve): used from when the first is what limits the
+// stream, as RailsInUse says, or when that one is lost. Before that the stream goes as over one connection.
 class RailsChannel final : public Channel {
 public:
   RailsChannel(int peer, std::vector<Connection> sockets, std::shared_ptr<RailsContext> context);
@@ -59,13 +59,14 @@ private:
 
   // --- sending ---
   void assign(std::span<const iovec> pieces, std::uint64_t end, Clock::time_point now);
-  std::span<const std::unique_ptr<Rail>> used() const { return std::span(rails_).first(used_rails_); }
+  std::span<const std::unique_ptr<Rail>> used() const { return std::span(rails_).first(in_use_.count()); }
   Rail* choose_rail(std::size_t bytes) const;
   Rail* find_idle_rail(const Rail& chosen, Clock::time_point now) const;
   bool is_window_open();
   std::uint64_t first_unwritten() const;
 
-  void use_reserves();
+  void choose_rails_in_use(Clock::time_point now);
+  void tell_rails_in_use(std::size_t before, ConnectionBound::Limit limit) const;
 
   // --- receiving ---
   bool deliver(Sink& sink);
@@ -88,8 +89,8 @@ private:
 
   std::shared_ptr<RailsContext> context_;
   std::vector<std::unique_ptr<Rail>> rails_;
-  std::size_t used_rails_;  // the first ones; what follows is in reserve
-  bool shares_path_;        // with its reserves: what cuts one connection's path cuts that of all
+  RailsInUse in_use_;  // the first ones; what follows is in reserve
+  bool shares_path_;   // with its reserves: what cuts one connection's path cuts that of all
   FramePool pool_;
 
   std::uint64_t sent_position_ = 0;      // of the stream: everything before it is in a socket

@@ -291,6 +291,14 @@ bool set_congestion_control(int fd, const std::string& algorithm) {
   return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, algorithm.data(), static_cast<socklen_t>(algorithm.size())) == 0;
 }
 
+std::string congestion_control_of(int fd) {
+  std::array<char, 16> name{};  // TCP_CA_NAME_MAX
+  socklen_t length = name.size() - 1;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), &length) == 0 ? name.data() : "";
+}
+
+bool heeds_loss(const std::string& algorithm) { return !algorithm.starts_with("bbr"); }
+
 std::string default_congestion_control() {
   std::ifstream file("/proc/sys/net/ipv4/tcp_congestion_control");
   std::string algorithm;
@@ -331,6 +339,11 @@ void suit_far_path(int fd, bool is_algorithm_given) {
   // What is set by hand does not grow by itself any more: only where it is more than what it would grow to.
   const auto [by_hand, by_itself] = send_limits();
   if (by_hand > by_itself) set_option(fd, SOL_SOCKET, SO_SNDBUF, by_hand / 2);  // the system doubles what is set
+}
+
+bool has_bbr() {
+  static const bool has = set_congestion_control(open_socket(AF_INET).get(), "bbr");
+  return has;
 }
 
 bool is_bounded_by_buffer(std::chrono::microseconds round_trip) {

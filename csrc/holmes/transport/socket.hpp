@@ -84,6 +84,10 @@ UniqueFd accept_one(int listener);
 void tune_socket(int fd, std::optional<std::chrono::milliseconds> unacknowledged);
 // False where the system does not know the algorithm or does not permit it.
 bool set_congestion_control(int fd, const std::string& algorithm);
+// Empty where it is no TCP socket.
+std::string congestion_control_of(int fd);
+// Whether an algorithm takes a lost packet for congestion: all that systems bring do, but bbr.
+bool heeds_loss(const std::string& algorithm);
 // What new sockets get; empty where the system does not tell.
 std::string default_congestion_control();
 
@@ -95,6 +99,8 @@ std::optional<std::chrono::microseconds> shortest_round_trip(int fd);
 // carries a small part of the rate there (`is_algorithm_given`: it stays as it is), and as large a buffer as the system
 // allows.
 void suit_far_path(int fd, bool is_algorithm_given);
+// Whether suit_far_path can have bbr.
+bool has_bbr();
 // Whether one connection cannot carry 10 Gbit/s over so long a round trip: what is under way is kept in its buffer.
 bool is_bounded_by_buffer(std::chrono::microseconds round_trip);
 
