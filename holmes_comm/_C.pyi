@@ -22,6 +22,8 @@ __all__: list[str] = [
     "NicOffer",
     "NicSelection",
     "PrefixStore",
+    "RdmaPort",
+    "RdmaProbe",
     "SharedBuffer",
     "SharedNetwork",
     "Store",
@@ -319,6 +321,31 @@ class Nic:
     def vlan_id(self) -> int | None:
         """
         VLAN id.
+        """
+
+class RdmaPort:
+    """
+    An RDMA port ('mlx5_0:1'), open. Local. Raises NicError, SystemError where it cannot be used.
+    """
+    def __init__(self, port: str) -> None: ...
+
+class RdmaProbe:
+    """
+    One end of a trial whether two ports reach each other. Raises SystemError where the HCA or the limit of locked memory has no room for it.
+    """
+    def __init__(self, port: RdmaPort) -> None: ...
+    def connect(self, peer: bytes) -> None:
+        """
+        To the other end's `endpoint`. Raises NicError where the HCA knows no way to it.
+        """
+    def reaches(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+        """
+        Whether the other end's HCA acknowledges a write within the time; that end must be connected, and its process has nothing to do.
+        """
+    @property
+    def endpoint(self) -> bytes:
+        """
+        What the other end connects to.
         """
 
 class Store:

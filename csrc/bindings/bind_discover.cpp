@@ -10,6 +10,7 @@
 #include "holmes/discover/nic.hpp"
 #include "holmes/discover/pci.hpp"
 #include "holmes/transport/rdma/device.hpp"
+#include "holmes/transport/rdma/probe.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -126,6 +127,40 @@ void bind_discover(py::module_& m) {
   m.def("rdma_mtu", &holmes::rdma_mtu_bytes, py::arg("port"),
         "Bytes that an RDMA port ('mlx5_0:1') sends in a packet, as its HCA tells by verbs. Local. Raises NicError, "
         "SystemError where it cannot be asked.");
+  py::class_<holmes::RdmaDevice, std::shared_ptr<holmes::RdmaDevice>>(
+      m, "RdmaPort", "An RDMA port ('mlx5_0:1'), open. Local. Raises NicError, SystemError where it cannot be used.")
+      .def(py::init(
+               [](const std::string& port) { return std::make_shared<holmes::RdmaDevice>(port, holmes::Env::read()); }),
+           py::arg("port"));
+  py::class_<holmes::RdmaProbe>(m, "RdmaProbe",
+                                "One end of a trial whether two ports reach each other. Raises SystemError where the "
+                                "HCA or the limit of locked memory has no room for it.")
+      .def(py::init([](const std::shared_ptr<holmes::RdmaDevice>& port) {
+             return std::make_unique<holmes::RdmaProbe>(port);
+           }),
+           py::arg("port"))
+      .def_property_readonly(
+          "endpoint", [](const holmes::RdmaProbe& probe) { return py::bytes(probe.endpoint()); },
+          "What the other end connects to.")
+      .def(
+          "connect",
+          [](holmes::RdmaProbe& probe, const py::bytes& peer) {
+            const std::string endpoint = peer;
+            const holmes::GilRelease no_gil;
+            probe.connect(endpoint);
+          },
+          py::arg("peer"), "To the other end's `endpoint`. Raises NicError where the HCA knows no way to it.")
+      .def(
+          "reaches",
+          [](holmes::RdmaProbe& probe, double timeout_s) {
+            const holmes::GilRelease no_gil;
+            return probe.reaches(
+                std::chrono::duration_cast<holmes::Duration>(std::chrono::duration<double>(timeout_s)));
+          },
+          py::arg("timeout_s"),
+          "Whether the other end's HCA acknowledges a write within the time; that end must be connected, and its "
+          "process "
+          "has nothing to do.");
   m.def(
       "discover_gpus",
       [](const std::optional<std::string>& sysfs_root) {

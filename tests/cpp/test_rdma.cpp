@@ -13,6 +13,7 @@
 #include "fake_verbs.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/transport/rdma/device.hpp"
+#include "holmes/transport/rdma/probe.hpp"
 
 using namespace holmes;
 using namespace holmes::test;
@@ -313,6 +314,27 @@ void check_abort() {
   check_nothing_left();
 }
 
+// What finds clusters: the other end's process does nothing, and one that is not there is not reached.
+void check_probes() {
+  {
+    const auto device = [](int rank) { return std::make_shared<RdmaDevice>(rdma_port(rank), Env::read()); };
+    RdmaProbe one(device(0)), other(device(1)), alone(device(0));
+    one.connect(other.endpoint());
+    other.connect(one.endpoint());
+    CHECK(one.reaches(5s) && other.reaches(5s));
+    alone.connect(other.endpoint());  // which is connected to another one
+    const auto start = Clock::now();
+    CHECK(!alone.reaches(10ms) && Clock::now() - start < 5s);
+    try {
+      alone.connect("what no endpoint is");
+      CHECK(false);
+    } catch (const ProtocolError& error) {
+      check_contains(error.what(), "same version");
+    }
+  }
+  check_nothing_left();
+}
+
 void check_refusals() {
   const auto check_all = [](const std::vector<std::string>& messages, const std::vector<std::string>& parts) {
     for (const std::string& message : messages)
@@ -381,6 +403,7 @@ int main() {
   check_lost_path();
   check_port_down_while_receiving();
   check_abort();
+  check_probes();
   check_refusals();
   std::printf("RDMA: ok\n");
   return 0;
