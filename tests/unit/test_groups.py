@@ -16,6 +16,7 @@ from holmes.cluster.topology import (
     Topology,
     candidate_fabrics,
     find_clusters,
+    make_fabric,
     make_topology,
     merge_hosts,
 )
@@ -53,6 +54,42 @@ def test_ranks_in_any_order_over_the_hosts() -> None:
     assert stages_of(plan) == [(0, 5, 3, 6), (1, 7, 2, 4)]
     assert [g.ranks for g in plan.groups("dp")] == [(0, 3), (5, 6), (1, 2), (7, 4)]
     assert [g.ranks for g in plan.groups("pp")] == [(0, 1), (5, 7), (3, 2), (6, 4)]
+
+
+def without_ip(number: int, speed_gbps: float = 100) -> list[Port]:
+    gid = Port(f"mlx5_{number % 2}:1", "roce_v2", f"fe80::{number}", "GID fe80::/64", speed_gbps)
+    return [gid, port("ethernet", f"10.9.0.{number}", 25)]
+
+
+def test_ports_without_ip_are_a_network_of_their_own() -> None:
+    """Their GIDs' prefix says nothing of who reaches whom; they are no rails of others, as verbs use one port."""
+    hosts = hosts_of(*(without_ip(number) for number in (2, 4, 6, 8)))
+    (bare, ethernet) = candidate_fabrics(hosts)
+    assert (bare.name, len(bare.ports)) == ("roce_v2 GID fe80::/64", 4)
+    assert ethernet.nic_class == "ethernet"
+    parts = [
+        make_fabric(f"roce_v2 GID fe80::/64{part}", "roce_v2", "GID fe80::/64", members, confirmed=True)
+        for part, members in (
+            ("", {host.host_id: host.ports[0] for host in hosts[:2]}),
+            (" (2)", {host.host_id: host.ports[0] for host in hosts[2:]}),
+        )
+    ]
+    topology = make_topology(hosts, [*parts, ethernet])
+    assert [(c.ranks, c.nic_class) for c in topology.clusters] == [((0, 1), "roce_v2"), ((2, 3), "roce_v2")]
+    assert Topology.from_dict(topology.to_dict()) == topology
+    plan = Plan.from_dict(plan_of(topology, tensor=1, pipeline=2).to_dict())
+    dp, pp = plan.groups("dp")[0], plan.groups("pp")[0]
+    assert (dict(dp.nics), dp.is_verbs_only) == ({0: ("mlx5_0:1",), 1: ("mlx5_0:1",)}, True)
+    assert (dict(pp.nics), pp.is_verbs_only) == ({0: ("eth0",), 2: ("eth0",)}, False)
+    world = plan.groups("world")[0]  # TCP joins it, and TCP is what its ranks have inside a cluster
+    assert (dict(world.cluster_nics), world.is_verbs_only) == (dict(world.nics), False)
+
+
+def test_ports_without_ip_are_no_rails() -> None:
+    hosts = hosts_of(*([*without_ip(number), port("roce_v2", f"10.2.0.{number}", 100)] for number in (2, 4)))
+    topology = make_topology(hosts, candidate_fabrics(hosts))
+    group = first_group(topology, "dp", 1)
+    assert [len(nics) for nics in group.nics.values()] == [1, 1]
 
 
 def test_every_group_is_on_the_best_nic_its_ranks_share() -> None:

@@ -97,7 +97,7 @@ def group_options(group: Group, rank: int) -> Any:
         told = torch_backend.group_options()
     except ValueError:  # there is none, or another backend made it
         told = GroupOptions()
-    transport = (told.nics or NicSelection.from_env()).transport
+    transport = "rdma" if group.is_verbs_only else (told.nics or NicSelection.from_env()).transport
 
     def selection(names: tuple[str, ...]) -> NicSelection:
         return NicSelection(names=names, max_rails=max(len(names), 1), transport=transport)

@@ -7,18 +7,29 @@ import ipaddress
 import math
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holmes.cluster.probe.exchange import Exchange
 from holmes.cluster.probe.rates import measure_topology
 from holmes.cluster.probe.reach import confirm_fabrics
-from holmes.cluster.topology import Host, NodeInventory, Port, Topology, candidate_fabrics, make_topology, merge_hosts
+from holmes.cluster.probe.verbs import port_name, verbs_ports
+from holmes.cluster.topology import (
+    VERBS,
+    Host,
+    NodeInventory,
+    Port,
+    Topology,
+    candidate_fabrics,
+    make_topology,
+    merge_hosts,
+)
 from holmes.cluster.topology.contradictions import MIXED, contradictions, mixed_wires
 from holmes_comm import _C
 from holmes_comm.errors import UsageError
 
 _GPU_TIMEOUT_S = 10.0
+_GID_PREFIX_LENGTH = 64
 
 
 def discover_topology(
@@ -62,9 +73,20 @@ def _with_gpu(host: Host, gpu: Sequence[Any] | None) -> Host:
 
 
 def local_inventory(rank: int) -> NodeInventory:
-    """Local. This host's NICs that are up and have an address, as `holmes_comm` discovers them."""
-    ports = usable_ports([nic.to_dict() for nic in _C.discover_nics()])
-    return NodeInventory(rank, _C.host_name(), _C.host_identity(), ports)
+    """Local. This host's NICs that are up and have an address, as `holmes_comm` discovers them, then its RDMA ports
+    that have none and can be opened by verbs."""
+    nics = [nic.to_dict() for nic in _C.discover_nics()]
+    ports = usable_ports(nics)
+    named = {port.name for port in ports}
+    bare = verbs_ports(nic for nic in nics if nic["name"] not in named)
+    return NodeInventory(rank, _C.host_name(), _C.host_identity(), (*ports, *map(_without_address, bare)))
+
+
+def _without_address(nic: Mapping[str, Any]) -> Port:
+    gid = next((gid for gid in nic["gids"] if gid["index"] == nic["gid_index"]), nic["gids"][0])["gid"]
+    address = ipaddress.ip_address(gid)
+    network = ipaddress.ip_network((address, _GID_PREFIX_LENGTH), strict=False)
+    return Port(port_name(nic), nic["nic_class"], str(address), f"{VERBS}{network}", nic["speed_gbps"])
 
 
 def local_gpu() -> tuple[str, float] | None:

@@ -12,7 +12,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from holmes.cluster.probe.exchange import Exchange
 from holmes.cluster.probe.meter import Meeting, Meter, slot_s
 from holmes.cluster.probe.stream import Window
-from holmes.cluster.topology import ROUTED, Fabric, Host, Link, Pair, Topology, TopologyFinding, make_topology
+from holmes.cluster.topology import (
+    ROUTED,
+    Fabric,
+    Host,
+    Link,
+    Pair,
+    Topology,
+    TopologyFinding,
+    is_verbs_only,
+    make_topology,
+)
 from holmes.cluster.topology.measured import (
     PairRate,
     measured_fabrics,
@@ -95,7 +105,8 @@ def _wishes(fabrics: Sequence[Fabric], hosts: Mapping[str, Host], most_rounds: i
     for fabric in fabrics:
         subnet = {host_id: port.subnet for host_id in fabric.ports if (port := fabric.port_of(hosts[host_id]))}
         mine: list[Round] = []
-        for pairs in tournament(list(fabric.ports), most_rounds):
+        hosts_of = () if is_verbs_only(fabric.subnet) else tuple(fabric.ports)  # no TCP there
+        for pairs in tournament(hosts_of, most_rounds):
             fresh: Round = []
             for one, other in pairs:
                 nics = frozenset(((one, fabric.ports[one]), (other, fabric.ports[other])))
@@ -129,6 +140,7 @@ def measure_links(meter: Meter, topology: Topology, most_rounds: int) -> list[Li
         crowds: dict[tuple[str, str], list[Meeting]] = {}
         for one, other in (sorted(pair, key=order.__getitem__) for pair in pairs):
             shared = topology.fabrics_between([*members[one], *members[other]])
+            shared = tuple(fabric for fabric in shared if not is_verbs_only(fabric.subnet))
             if shared:
                 meetings = [(shared[0], a, b) for a, b in zip(members[one], members[other], strict=False)]
                 crowds[one, other] = meetings[:_MOST_PAIRS]

@@ -10,11 +10,13 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from holmes.cluster.probe.exchange import Exchange
-from holmes.cluster.topology import Fabric, Host, make_fabric
+from holmes.cluster.probe.verbs import Prober, Trial
+from holmes.cluster.topology import Fabric, Host, is_verbs_only, make_fabric
 from holmes.cluster.topology.fabrics import components
 
 _TARGETS = 4  # hosts that all others of a fabric try to reach in one round
@@ -27,9 +29,9 @@ def confirm_fabrics(
 ) -> tuple[Fabric, ...]:
     """Collective. The parts of the assumed fabrics whose hosts really reach each other; parts of one host are dropped.
 
-    One rank of each host answers on all of its NICs. In each round the first hosts of a fabric are the targets of all
-    its others, each from its own NIC's address; those that reach none of them (same subnet, other wire) form the next
-    round. Takes at most four times `timeout_s`, and O(hosts) connections.
+    One rank of each host answers on all of its NICs, where they have no IP address by its HCA. In each round the first
+    hosts of a fabric are the targets of all its others, each from its own NIC's address; those that reach none of them
+    (same subnet, other wire) form the next round. Takes at most four times `timeout_s`, and O(hosts) connections.
     """
     by_id = {host.host_id: host for host in hosts}
     me = next(host for host in hosts if exchange.rank in host.ranks)
@@ -39,9 +41,17 @@ def confirm_fabrics(
         responder = stack.enter_context(Responder([port.address for port in me.ports])) if leads else None
         answers = exchange.all_gather([responder.token, responder.ports] if responder else None)
         waiting = [(fabric, list(fabric.ports), 1) for fabric in fabrics]
+        prober = Prober(exchange)
         for _round in range(_ROUNDS):
-            targets: dict[tuple[int, int], _Target] = {}
+            targets: dict[tuple[int, int], _Trying] = {}
+            trials = _trials(waiting, by_id)
+            by_verbs = prober.ready(trials) if trials else {}
+            for (index, position, asker), tries in by_verbs.items():
+                if asker == exchange.rank:
+                    targets[index, position] = tries
             for index, (fabric, members, _) in enumerate(waiting):
+                if is_verbs_only(fabric.subnet):
+                    continue
                 for position, target_id in enumerate(members[:_TARGETS]):
                     target = by_id[target_id]
                     source, address = fabric.port_of(me), fabric.port_of(target)
@@ -49,7 +59,7 @@ def confirm_fabrics(
                     if leads and source and address and me is not target and source.address != address.address:
                         token, ports = answers[target.ranks[0]]
                         listener = (address.address, ports.get(address.address))
-                        targets[index, position] = (source.address, listener, token)
+                        targets[index, position] = partial(reaches, source.address, listener, token)
             reached = [set(map(tuple, found)) for found in exchange.all_gather(_reachable(targets, timeout_s))]
             following = []
             for index, (fabric, members, part) in enumerate(waiting):
@@ -161,12 +171,29 @@ def _joined(fabric: Fabric, part: int, hosts: Sequence[Host]) -> Fabric:
     return make_fabric(name, fabric.nic_class, fabric.subnet, ports, confirmed=True)
 
 
-_Target = tuple[str, tuple[str, int | None], str]  # source address, listener, token
+def _trials(
+    waiting: Sequence[tuple[Fabric, Sequence[str], int]], hosts: Mapping[str, Host]
+) -> dict[tuple[int, ...], Trial]:
+    """What is tried by verbs in a round: by fabric's and target's place and the rank that asks."""
+    trials: dict[tuple[int, ...], Trial] = {}
+    for index, (fabric, members, _) in enumerate(waiting):
+        if not is_verbs_only(fabric.subnet):
+            continue
+        for position, target_id in enumerate(members[:_TARGETS]):
+            for host_id in members:
+                if host_id != target_id:
+                    asker, target = hosts[host_id].ranks[0], hosts[target_id].ranks[0]
+                    trial = Trial(asker, fabric.ports[host_id], target, fabric.ports[target_id])
+                    trials[index, position, asker] = trial
+    return trials
 
 
-def _reachable(targets: Mapping[tuple[int, int], _Target], timeout_s: float) -> list[tuple[int, int]]:
+_Trying = Callable[[float], bool]  # with seconds: whether it is reached
+
+
+def _reachable(targets: Mapping[tuple[int, int], _Trying], timeout_s: float) -> list[tuple[int, int]]:
     if not targets:
         return []
     with ThreadPoolExecutor(max_workers=min(len(targets), _PARALLEL)) as pool:
-        results = pool.map(lambda target: reaches(target[0], target[1], target[2], timeout_s), targets.values())
+        results = pool.map(lambda tries: tries(timeout_s), targets.values())
         return [key for key, reached in zip(targets, results, strict=True) if reached]

@@ -18,13 +18,14 @@ from holmes.cluster.topology.parts import (
     Port,
     TopologyFinding,
 )
-from holmes.cluster.topology.preference import ROUTED
+from holmes.cluster.topology.preference import ROUTED, VERBS, is_verbs_only
 from holmes.cluster.topology.topology import Topology, find_clusters, make_topology
 
 __all__ = [
     "NIC_CLASSES",
     "RDMA_CLASSES",
     "ROUTED",
+    "VERBS",
     "Cluster",
     "Fabric",
     "Host",
@@ -36,6 +37,7 @@ __all__ = [
     "TopologyFinding",
     "candidate_fabrics",
     "find_clusters",
+    "is_verbs_only",
     "make_fabric",
     "make_topology",
     "merge_hosts",

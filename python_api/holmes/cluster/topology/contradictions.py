@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from holmes.cluster.topology.parts import RDMA_CLASSES, Fabric, Host, Port, TopologyFinding
-from holmes.cluster.topology.preference import ROUTED
+from holmes.cluster.topology.preference import ROUTED, is_verbs_only
 
 MIXED = "mixed"  # in place of a NIC class: a subnet in which NICs say InfiniBand and others say Ethernet
 _UNEQUAL_SPEED = 0.5
@@ -94,8 +94,8 @@ def _out_of_reach(assumed: Fabric, confirmed: Sequence[Fabric], hosts: Mapping[s
         return []
     same = [f for f in confirmed if (f.nic_class, f.subnet) == (assumed.nic_class, assumed.subnet)]
     joined = dict.fromkeys(host_id for fabric in same for host_id in fabric.ports)
-    if not joined and assumed.nic_class not in RDMA_CLASSES:
-        return []  # the bridges of virtual machines and containers: one subnet on every host, and no wire
+    if not joined and (assumed.nic_class not in RDMA_CLASSES or is_verbs_only(assumed.subnet)):
+        return []  # bridges of virtual machines and containers, ports nobody set up: a subnet on every host, no wire
     addresses = Counter(port.address for port in _ports(assumed, hosts).values())
     found = []
     for host_id, port in _ports(assumed, hosts).items():
@@ -136,7 +136,11 @@ def _alone(hosts: Sequence[Host], assumed: Sequence[Fabric]) -> list[TopologyFin
     found = []
     for host in hosts:
         for port in host.ports:
-            if not port.is_rdma or any(f.nic_class == port.nic_class and host.host_id in f.ports for f in assumed):
+            if (
+                not port.is_rdma
+                or is_verbs_only(port.subnet)
+                or any(f.nic_class == port.nic_class and host.host_id in f.ports for f in assumed)
+            ):
                 continue
             others = [f for f in assumed if f.nic_class == port.nic_class]
             if others:

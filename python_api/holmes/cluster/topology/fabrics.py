@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from holmes.cluster.topology.parts import Fabric, Host, NodeInventory, Port
-from holmes.cluster.topology.preference import ROUTED, best_first
+from holmes.cluster.topology.preference import ROUTED, best_first, is_verbs_only
 from holmes_comm.errors import UsageError
 
 
@@ -37,14 +37,15 @@ def merge_hosts(inventories: Sequence[NodeInventory]) -> tuple[Host, ...]:
 def candidate_fabrics(hosts: Sequence[Host]) -> tuple[Fabric, ...]:
     """Assumed fabrics, best first; each joins at least two hosts, of which the fastest NIC in it counts.
 
-    NICs of one class in one subnet; where RoCE and plain Ethernet NICs share a subnet, also all of them as Ethernet;
-    and where Ethernet NICs with a gateway lie in several subnets, all of those, as one routed fabric.
+    NICs of one class in one subnet (of ports without IP address: with one GID prefix); where RoCE and plain Ethernet
+    NICs share a subnet, also all of them as Ethernet; and where Ethernet NICs with a gateway lie in several subnets,
+    all of those, as one routed fabric.
     """
     members: dict[tuple[str, str], dict[str, Port]] = {}
     for host in hosts:
         for port in sorted(host.ports, key=lambda item: (item.is_rdma, -(item.speed_gbps or 0.0), item.name)):
             keys = [(port.nic_class, port.subnet)]
-            if port.nic_class != "infiniband":
+            if port.nic_class != "infiniband" and not is_verbs_only(port.subnet):
                 keys.append(("ethernet", port.subnet))
                 if port.has_gateway:
                     keys.append(("ethernet", ROUTED))

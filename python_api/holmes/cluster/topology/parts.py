@@ -13,9 +13,10 @@ NIC_CLASSES = (*RDMA_CLASSES, "ethernet")
 
 @dataclass(frozen=True)
 class Port:
-    """One usable NIC of a host: it is up and has an IP address. `speed_gbps` is None where the driver tells none.
+    """One usable NIC of a host: it is up and has an IP address, or is an RDMA port (`name` "mlx5_0:1") that has none.
 
-    `nic_class` is one of NIC_CLASSES; `subnet` names the wire; `has_gateway`: a route through it uses a gateway.
+    `speed_gbps` is None where the driver tells none. `nic_class` is one of NIC_CLASSES; `subnet` names the wire ("GID
+    fe80::/64" and a GID as `address` where there is no IP address); `has_gateway`: a route through it uses a gateway.
     `parent`: the NIC whose wire it shares, of a VLAN or an IPoIB child; empty: it has its own. Written by hand,
     `subnet` may be any text and `address` empty.
     """

@@ -8,6 +8,14 @@ from typing import Any, Protocol, TypeVar
 from holmes_comm import _C
 
 ROUTED = "routed"  # in place of a subnet: several subnets joined by gateways
+VERBS = (
+    "GID "  # begins what is in place of a subnet where ports have no IP address: "GID fe80::/64", their GIDs' prefix
+)
+
+
+def is_verbs_only(subnet: str) -> bool:
+    """Whether only verbs reach ports of this network."""
+    return subnet.startswith(VERBS)
 
 
 class Rated(Protocol):
@@ -39,7 +47,8 @@ def best_first(
     """The networks, best first, each with those that serve a group together with it, itself the first.
 
     `nics_of` maps the hosts of a network to the names of their NICs in it; no two rails go through one. `is_child`:
-    some host is in it through a NIC that shares another one's wire (a VLAN): no rail beside any other. `same_hosts`:
+    some host is in it through a NIC that shares another one's wire (a VLAN): no rail beside any other, as is a network
+    that only verbs reach (they use one port). `same_hosts`:
     only networks of the same hosts are rails; else the hosts that matter are in all of them. Of equal networks the one
     given first comes first.
     """
@@ -51,7 +60,7 @@ def best_first(
     shared = []
     for index, network in enumerate(networks):
         nics = nics_of(network)
-        child = is_child(network)
+        child = is_child(network) or is_verbs_only(network.subnet)
         hosts = numbered(("child", index) if child else frozenset(nics) if same_hosts else "all")
         # One network alone has nothing to share a NIC with.
         wires = [numbered(nic) for nic in nics.items()] if len(networks) > 1 else []

@@ -19,7 +19,8 @@ class Group:
     `nics` maps a rank to its rails, in the same order on every rank; without entries the ranks share a host and use
     shared memory. `nic_class` is None then. `cluster_of` maps the ranks of a group that spans clusters to the name of
     theirs, `cluster_nics` to the NICs that they use inside it (none where those of its ranks are on one host); both are
-    empty for a group within one cluster.
+    empty for a group within one cluster. `is_verbs_only`: the ports of `nics` have no IP address, so that only RDMA can
+    use them; never of a group that spans clusters, which TCP joins (docs/rdma.md).
     """
 
     kind: str
@@ -29,6 +30,7 @@ class Group:
     reason: str
     cluster_of: Mapping[int, str] = field(default_factory=dict)
     cluster_nics: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    is_verbs_only: bool = False
 
 
 class Groups(Sequence[Group]):
@@ -62,7 +64,9 @@ class Groups(Sequence[Group]):
         if self._shared.one_host[index]:
             reason = f"all on host {self._reach.hosts[hosts[0]].name}: shared memory"
             return Group(self.kind, ranks, {}, None, reason)
+        spans = self._shared.cluster[index] < 0
         networks = self._shared.networks[index]
+        networks = (self._reach.with_ip(networks) if spans else 0) or networks
         rails = self._reach.rails(networks)
         if not rails.networks:
             raise UsageError(
@@ -72,8 +76,8 @@ class Groups(Sequence[Group]):
             )
         nics = {rank: self._reach.nics(networks, host) for rank, host in zip(ranks, hosts, strict=True)}
         reason = f"best network that all {len(ranks)} ranks share: {rails.reason}"
-        if self._shared.cluster[index] >= 0:
-            return Group(self.kind, ranks, nics, rails.nic_class, reason)
+        if not spans:
+            return Group(self.kind, ranks, nics, rails.nic_class, reason, is_verbs_only=rails.is_verbs_only)
         names, inside = self._inside_clusters(index, ranks)
         return Group(self.kind, ranks, nics, rails.nic_class, f"spans clusters; {reason}", names, inside)
 
@@ -92,6 +96,6 @@ class Groups(Sequence[Group]):
             members = self.ranks[index][clusters == cluster]
             shared = reach.shared(members[None])
             for rank, host in zip(members.tolist(), reach.host_of[members].tolist(), strict=True):
-                inside[rank] = () if shared.one_host[0] else reach.nics(shared.networks[0], host)
+                inside[rank] = () if shared.one_host[0] else reach.nics(reach.with_ip(shared.networks[0]), host)
         names = {rank: reach.clusters[i].name for rank, i in zip(ranks, clusters.tolist(), strict=True)}
         return names, {rank: inside[rank] for rank in ranks}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holmes.cluster.topology import Cluster, Topology
+from holmes.cluster.topology import Cluster, Topology, is_verbs_only
 from holmes.cluster.topology.preference import best_first
 from holmes.words import short
 from holmes_comm.errors import UsageError
@@ -53,6 +53,11 @@ class Rails(NamedTuple):
     def nic_class(self) -> str | None:
         """Of all rails; None without any."""
         return self.networks[0].nic_class if self.networks else None
+
+    @property
+    def is_verbs_only(self) -> bool:
+        """Whether their ports have no IP address."""
+        return any(is_verbs_only(network.subnet) for network in self.networks)
 
     @property
     def rate_gbps(self) -> float | None:
@@ -129,6 +134,14 @@ class Reach:
     def shared_in_cluster(self, cluster: int) -> int:
         """The networks (a bit each) that all hosts of a cluster share."""
         return int(np.bitwise_and.reduce(self._bits[self.cluster_of_host == cluster]))
+
+    def with_ip(self, networks: int) -> int:
+        """Those of these networks (a bit each) that sockets reach."""
+        return networks & self._ip_bits
+
+    @cached_property
+    def _ip_bits(self) -> int:
+        return sum(1 << i for i, network in enumerate(self.networks) if not is_verbs_only(network.subnet))
 
     def rails(self, networks: int) -> Rails:
         """The best of these networks (a bit each) and its rails (docs/nics.md)."""
