@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import lzma
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,14 +17,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from holmes.lab.testbed import uml
+from holmes.lab.testbed.uml import Missing
+
 HERE = Path(__file__).resolve().parent
 TREE = HERE.parents[1]
 WORK = TREE / "build" / "rdma"
-PACKAGES = ["ibverbs-utils", "ibverbs-providers", "libibverbs1", "libnl-3-200", "libnl-route-3-200", "iproute2"]
-
-
-class Missing(Exception):
-    """What the rig needs and this machine does not have."""
 
 
 @dataclass(frozen=True)
@@ -38,46 +34,14 @@ class Result:
 
 
 def kernel() -> Path:
-    """The built kernel: HOLMES_UML_KERNEL, else shared/lab/linux.rdma.xz beside the tree, unpacked. Raises Missing."""
-    given = os.environ.get("HOLMES_UML_KERNEL")
-    packed = Path(given) if given else TREE.parent / "shared" / "lab" / "linux.rdma.xz"
-    if not packed.is_file():
-        raise Missing(
-            f"no kernel at {packed}: build Linux for ARCH=um with rdma_rxe (docs/rdma.md), and name it with "
-            "HOLMES_UML_KERNEL"
-        )
-    if packed.suffix != ".xz":
-        return packed
-    unpacked = WORK / "linux"
-    if not unpacked.is_file() or unpacked.stat().st_mtime < packed.stat().st_mtime:
-        WORK.mkdir(parents=True, exist_ok=True)
-        fresh = WORK / f"linux.{os.getpid()}"
-        fresh.write_bytes(lzma.decompress(packed.read_bytes()))
-        fresh.chmod(0o755)
-        fresh.replace(unpacked)
-    return unpacked
+    """The built kernel: HOLMES_UML_KERNEL, else shared/lab/linux.rdma.xz beside the tree. Raises Missing."""
+    os.environ.setdefault("HOLMES_UML_KERNEL", str(TREE.parent / "shared" / "lab" / "linux.rdma.xz"))
+    return uml.kernel(WORK)
 
 
 def verbs_root() -> Path:
-    """Folder with Debian's verbs library and tools below usr/: HOLMES_VERBS_ROOT, else downloaded. Raises Missing."""
-    given = os.environ.get("HOLMES_VERBS_ROOT")
-    root = Path(given) if given else WORK / "root"
-    if (root / "usr/bin/ibv_rc_pingpong").exists():
-        return root
-    if given or not shutil.which("apt-get") or not shutil.which("dpkg"):
-        raise Missing(f"no {root}/usr/bin/ibv_rc_pingpong: unpack {', '.join(PACKAGES)} there (dpkg -x, needs no root)")
-    with tempfile.TemporaryDirectory() as folder:
-        got = subprocess.run(
-            ["apt-get", "download", *PACKAGES], cwd=folder, capture_output=True, text=True, timeout=300
-        )
-        if got.returncode != 0:
-            raise Missing(f"apt-get download {' '.join(PACKAGES)} failed: {got.stderr.strip()[-300:]}")
-        fresh = WORK / f"root.{os.getpid()}"
-        for package in Path(folder).glob("*.deb"):
-            subprocess.run(["dpkg", "-x", package, fresh], check=True, timeout=60)
-    with contextlib.suppress(OSError):  # another one was faster
-        fresh.rename(root)
-    return root
+    """As a testbed's nodes have it. Raises Missing."""
+    return uml.verbs_root(WORK)
 
 
 def run(commands: list[str], timeout_s: float = 120) -> list[Result]:

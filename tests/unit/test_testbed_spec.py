@@ -51,6 +51,20 @@ _SMALL = {
 }
 
 
+def test_nodes_that_are_kernels() -> None:
+    spec = load_spec("two-clusters-rdma")
+    assert (spec.kernel, spec.common_network) == ("uml", "eth")
+    assert [nic.has_ip for nic in spec.node("a0").nics] == [False, True]
+    for change, told in (
+        ({"kernel": "xen"}, "kernel is 'xen'; it must be one of host, uml"),
+        ({"kernel": "uml"}, "n0.ib0 is infiniband, but Soft-RoCE"),
+        ({"networks": {**_SMALL["networks"], "ib": {"class": "infiniband", "ip": False}}}, r"networks.ib.ip is false"),
+        ({"networks": {**_SMALL["networks"], "ib": {"class": "infiniband", "ip": 0}}}, r"ib.ip is 0; it must be true"),
+    ):
+        with pytest.raises(SpecError, match=told):
+            parse_spec("mine", {**_SMALL, **change})
+
+
 def test_names_and_rates_may_differ_per_node(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(_SMALL))
     spec = load_spec(tmp_path / "mine.yaml")

@@ -169,7 +169,7 @@ def _table(spec: Spec) -> Table:
                 f"{nic.name} ({nic.hca})" if nic.hca else nic.name,
                 nic.nic_class,
                 nic.network,
-                str(nic.address),
+                str(nic.address) if nic.has_ip else "none",
                 "unlimited" if nic.rate_gbps is None else f"{nic.rate_gbps:g}",
                 str(nic.mtu),
                 end_section=nic is node.nics[-1],

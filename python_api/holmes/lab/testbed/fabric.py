@@ -40,6 +40,8 @@ _CHANGED_BURST_BYTES = round(_MAX_SUPER_PACKET_BYTES / _SUPER_PACKET_SHARE)
 _MAX_LINE_BYTES = 16384
 # A queue holds at least so many super-packets, else each of them would be a step of its length.
 _LEAST_SUPER_PACKETS = 4
+# What waits for a node's own kernel: Soft-RoCE sends megabytes at once, and resends all of them where a packet is lost.
+_TAP_PACKETS = 8192
 # What a lane may hold beyond what its delay and rate need, and what it may hold where there is no rate.
 _SPARE_LANE_BYTES = 16 << 20
 _MOST_LANE_BYTES = 256 << 20
@@ -163,7 +165,7 @@ def build(spec: Spec) -> list[Step]:
     return [
         Step("let packets keep their order", ["sh", "-c", _keep_order(spec)]),
         *(Step(f"make node {node.name}", ["sh", "-ec", _node_script(spec, node.name)]) for node in spec.nodes),
-        Step("write the nodes' /etc/hosts", ["sh", "-ec", _hosts_script()], _hosts(spec)),
+        Step("write the nodes' /etc/hosts", ["sh", "-ec", _hosts_script()], hosts_text(spec)),
         Step("make the links", ["ip", "-batch", "-"], "\n".join(bridges + links + _cuts(spec))),
         *_delay_broadcasts(spec),
         *(
@@ -392,11 +394,11 @@ def _node_script(spec: Spec, name: str) -> str:
     )
 
 
-def _hosts(spec: Spec) -> str:
+def hosts_text(spec: Spec) -> str:
     """Every node's /etc/hosts: node names at their common address, and node-nic names for all."""
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     for node in spec.nodes:
-        for nic in node.nics:
+        for nic in (nic for nic in node.nics if nic.has_ip):
             common = nic is node.nic_on(spec.common_network)
             name = f"{node.name}-{nic.name}"
             lines.append(f"{nic.address.ip} {f'{node.name} ' if common else ''}{name}")
@@ -409,12 +411,34 @@ def _hosts_script() -> str:
     return f"cat > {_ROOT}/hosts\n[ ! -e /etc/hosts ] || mount --bind {_ROOT}/hosts /etc/hosts\n"
 
 
+def tap_of(node: Node, nic: Nic) -> str:
+    """The device through which a node's own kernel has this NIC."""
+    return f"tap{node.nics.index(nic)}"
+
+
+def _tap(nic: Nic, tap: str) -> list[str]:
+    """A bridge from the NIC's wire to the node's own kernel. That has the addresses: here nothing may answer for it."""
+    bridge = f"br-{tap}"
+    return [
+        f"tuntap add dev {tap} mode tap",
+        f"link add name {bridge} type bridge mcast_snooping 0",
+        *(f"link set dev {device} addrgenmode none" for device in (nic.name, tap, bridge)),
+        f"link set dev {tap} mtu {nic.mtu} txqueuelen {_TAP_PACKETS} master {bridge} up",
+        f"link set dev {nic.name} master {bridge}",
+        f"link set dev {bridge} mtu {nic.mtu} up",
+    ]
+
+
 def _node_network_script(spec: Spec, node: Node) -> str:
     enter = f"nsenter --net=/run/netns/{node.name}"
     ip = ["link set dev lo up"]
     tc = []
     for nic in node.nics:
-        ip += [f"address add {nic.address} broadcast + dev {nic.name}", f"link set dev {nic.name} up"]
+        if spec.kernel == "uml":
+            ip += _tap(nic, tap_of(node, nic))
+        else:
+            ip.append(f"address add {nic.address} broadcast + dev {nic.name}")
+        ip.append(f"link set dev {nic.name} up")
         if nic.rate_gbps or _has_lanes(spec, nic.network):
             ip.append(f"link set dev {nic.name} gso_max_size {_super_packet_bytes(spec, nic, nic.rate_gbps)}")
         if nic.rate_gbps:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -22,8 +23,10 @@ from holmes.lab.testbed import fabric, sysfs
 from holmes.lab.testbed.changes import LIMITS, changed
 from holmes.lab.testbed.requirements import explain_refusal, find_line_program, find_tools
 from holmes.lab.testbed.spec import Spec, TestbedError
+from holmes.lab.testbed.uml import Guest
 
 _START_S = 20.0  # namespaces come up in milliseconds; a machine under load may need longer
+_BOOT_S = 60.0  # kernels, all at once
 _STOP_S = 5.0
 
 
@@ -33,7 +36,14 @@ class Process:
     `lines` holds its output so far (stdout and stderr together); `pid` is its number inside the testbed.
     """
 
-    def __init__(self, session: Session, number: int, argv: Sequence[str], on_line: Callable[[str], None] | None):
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        argv: Sequence[str],
+        on_line: Callable[[str], None] | None,
+        guest: Guest | None = None,
+    ):
         self.argv = list(argv)
         self.lines: list[str] = []
         self.pid: int | None = None
@@ -42,6 +52,7 @@ class Process:
         self._session = session
         self._number = number
         self._on_line = on_line
+        self._guest = guest
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Waits for the end; returns the exit code, or minus the signal that ended it.
@@ -72,7 +83,7 @@ class Process:
 
     def kill(self, signal_number: int = signal.SIGKILL, *, group: bool = False) -> None:
         """Sends a signal to the process, or to its whole process group; does nothing once it has ended."""
-        self._session.request(op="signal", id=self._number, signal=int(signal_number), group=group)
+        self._session.request(self._guest, op="signal", id=self._number, signal=int(signal_number), group=group)
 
 
 class Session:
@@ -95,6 +106,9 @@ class Session:
         self._agent: subprocess.Popen[bytes] | None = None
         self._readers: list[threading.Thread] = []
         self._line: Process | None = None
+        self._guests: dict[str, Guest] = {}
+        self._kernels: list[Process] = []
+        self._stack = contextlib.ExitStack()
         self._links = fabric.links(spec)
         self._link_lock = threading.Lock()
 
@@ -125,6 +139,8 @@ class Session:
                 self._run(step)
             self._run(sysfs.write_all(self.spec))
             self._start_lines()
+            if self.spec.kernel == "uml":
+                self._boot()
         except BaseException:
             self.close()
             raise
@@ -150,6 +166,7 @@ class Session:
             agent.wait()
         for reader in self._readers:
             reader.join(_STOP_S)
+        self._stack.close()
 
     def spawn(
         self,
@@ -168,14 +185,30 @@ class Session:
         """
         names: Mapping[str, str] = {}
         working_dir = str(cwd or Path.cwd())
-        if node is not None:
+        guest = None if node is None else self._guests.get(node)
+        command = list(argv)
+        if guest is not None:
+            names = guest.environment()
+        elif node is not None:
             names = fabric.node_env(self.spec.node(node))
+            command = fabric.enter_node(node, working_dir, argv)
         full_env = {**os.environ, "PATH": self._path(), **names, **(env or {})}
-        command = list(argv) if node is None else fabric.enter_node(node, working_dir, argv)
-        process = Process(self, next(self._numbers), argv, on_line)
+        return self._spawn(guest, command, argv, full_env, working_dir, stdin, on_line)
+
+    def _spawn(
+        self,
+        guest: Guest | None,
+        command: list[str],
+        shown: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        stdin: str,
+        on_line: Callable[[str], None] | None,
+    ) -> Process:
+        process = Process(self, next(self._numbers), shown, on_line, guest)
         with self._condition:
             self._processes[process._number] = process
-        self.request(op="spawn", id=process._number, argv=command, env=full_env, cwd=working_dir, stdin=stdin)
+        self.request(guest, op="spawn", id=process._number, argv=command, env=env, cwd=cwd, stdin=stdin)
         return process
 
     def exec(self, node: str | None, argv: Sequence[str], *, stdin: str = "", timeout_s: float = 30.0) -> str:
@@ -229,8 +262,12 @@ class Session:
             self._failure = self._failure or error
             self._condition.notify_all()
 
-    def request(self, **fields: Any) -> None:
-        """Sends one request to the testbed's first process. Raises TestbedError where it has ended."""
+    def request(self, guest: Guest | None = None, /, **fields: Any) -> None:
+        """Sends one request to the testbed's first process, or a node's. Raises TestbedError where it has ended."""
+        if guest is not None:
+            with self._write_lock:
+                guest.send(fields)
+            return
         assert self._agent is not None, "enter the session first"
         assert self._agent.stdin is not None
         try:
@@ -264,6 +301,26 @@ class Session:
         self._run(fabric.write_lanes(self.spec, lanes))
         self._line = self.spawn(None, [find_line_program(), str(fabric.LANES_FILE)])
         self._line.wait_for_line("ready", _START_S)
+
+    def _boot(self) -> None:
+        """Starts each node's kernel and waits until all can run programs; they end with the testbed."""
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="holmes-testbed-")))
+        guests = [Guest(self.spec, node, folder, self._handle) for node in self.spec.nodes]
+        for guest in guests:
+            self._stack.callback(guest.close)
+            command = guest.command()
+            kernel = self._spawn(None, command, ["linux"], {"PATH": self._path()}, "/", "", guest.heard)
+            self._kernels.append(kernel)
+
+        def ended() -> bool:
+            return any(kernel.returncode is not None for kernel in self._kernels)
+
+        is_up = self.wait_until(lambda: ended() or all(guest.is_ready for guest in guests), _BOOT_S)
+        if not is_up or ended():
+            late = next(guest for guest in guests if not guest.is_ready or ended())
+            why = "ended" if ended() else f"did not start within {_BOOT_S:g} s"
+            raise TestbedError(f"the kernel of node {late.node.name} {why}: {late.last_words() or 'it said nothing'}")
+        self._guests = {guest.node.name: guest for guest in guests}
 
     def _change_lines(self, lanes: list[fabric.Lane]) -> None:
         self._run(fabric.write_lanes(self.spec, lanes))
@@ -315,7 +372,7 @@ class Session:
             process._on_line(event["text"])
         with self._condition:
             if kind == "ready":
-                self._ready = True
+                self._ready = True  # of the testbed's first process, which comes before its nodes' own
             elif process is not None:
                 if kind == "started":
                     process.pid = event["pid"]
@@ -327,6 +384,11 @@ class Session:
                     if process is self._line:
                         self._failure = TestbedError(
                             f"the links have ended: {'; '.join(process.lines) or process.returncode}"
+                        )
+                    if process in self._kernels and self._guests:
+                        node = self.spec.nodes[self._kernels.index(process)].name
+                        self._failure = TestbedError(
+                            f"the kernel of node {node} has ended: {self._guests[node].last_words()}"
                         )
             self._condition.notify_all()
 

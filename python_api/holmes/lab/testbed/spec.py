@@ -1,12 +1,14 @@
 """The description of a testbed: networks, clusters, nodes and their NICs, read from YAML.
 
     description: one line                     # optional
+    kernel: uml                               # optional: each node is a kernel, its HCAs are Soft-RoCE (docs/rdma.md)
     congestion_control: reno                  # optional; without it, the kernel's default
     seed: 7                                   # optional; which packets are lost or late, see below
     networks:                                 # one bridge each; no route between them
       ib:  {class: infiniband, rate_gbps: 1}  # every link's rate, each direction (default: unlimited); mtu (default
       eth: {class: ethernet, rate_gbps: 0.1}  # 1500) and queue_ms (default 50: what a full link holds) are optional;
-                                              # uplink: what a cluster has to the others (default: no limit)
+                                              # uplink: what a cluster has to the others (default: no limit);
+                                              # ip: false: its NICs have no IP address (with kernel: uml)
       wan:                                    # (class: ethernet; any of these may be left out)
         class: ethernet
         rate_gbps: 1                          # what a NIC sends ...
@@ -64,6 +66,8 @@ class TestbedError(HolmesError):
 
 #: NIC classes of a spec, as users write them.
 NIC_CLASSES = ("infiniband", "roce_v2", "roce_v1", "ethernet")
+#: What a node may be.
+KERNELS = ("host", "uml")
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _NIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 _MIN_MTU, _MAX_MTU = 576, 9000
@@ -125,11 +129,12 @@ class NetworkSpec(Link):
     mtu: int = 1500
     uplink: Link | None = None
     addresses_of: str | None = None
+    has_ip: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nic(Link):
-    """One NIC of one node, and its link; `hca` is the RDMA device, if any."""
+    """One NIC of one node, and its link; `hca` is the RDMA device, if any. Without `has_ip` no node has its address."""
 
     name: str
     network: str
@@ -137,6 +142,7 @@ class Nic(Link):
     mtu: int
     hca: str | None
     address: IPv4Interface
+    has_ip: bool = True
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Spec:
-    """A whole testbed. `common_network` joins all nodes: what a user of stock tools would have to fall back to."""
+    """A whole testbed. `common_network` joins all nodes: what a user of stock tools would have to fall back to.
+
+    `kernel`: "host", nodes are namespaces of this machine's kernel; or "uml", each is a user-mode Linux (docs/rdma.md).
+    """
 
     name: str
     description: str
@@ -179,6 +188,7 @@ class Spec:
     common_network: str
     congestion_control: str | None = None
     seed: int = 0
+    kernel: str = "host"
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -227,7 +237,10 @@ def load_spec(name_or_path: str | Path) -> Spec:
 def parse_spec(name: str, data: Any) -> Spec:
     """Builds a Spec from parsed YAML (see the module's docstring). Raises SpecError where a rule is broken."""
     top = _mapping(data, "the spec")
-    _known(top, "the spec", ("description", "congestion_control", "seed", "networks", "clusters"))
+    _known(top, "the spec", ("description", "kernel", "congestion_control", "seed", "networks", "clusters"))
+    kernel = top.get("kernel", "host")
+    if kernel not in KERNELS:
+        raise SpecError(f"kernel is {kernel!r}; it must be one of {', '.join(KERNELS)}")
     networks = {
         str(key): _network(str(key), _mapping(value, f"networks.{key}"))
         for key, value in _mapping(top.get("networks"), "networks").items()
@@ -246,7 +259,8 @@ def parse_spec(name: str, data: Any) -> Spec:
     )
     nodes = [node for cluster in clusters for node in cluster.nodes]
     _unique((node.name for node in nodes), "node name", "clusters")
-    common = [net for net in networks.values() if all(node.nic_on(net.name) for node in nodes)]
+    _check_kernel(kernel, networks.values(), nodes)
+    common = [net for net in networks.values() if net.has_ip and all(node.nic_on(net.name) for node in nodes)]
     if not common:
         raise SpecError("no network joins all nodes; give every node a NIC on one network (a slow one will do)")
     common.sort(key=lambda net: net.nic_class != "ethernet")  # stable: Ethernet first, then as written
@@ -259,12 +273,27 @@ def parse_spec(name: str, data: Any) -> Spec:
         common_network=common[0].name,
         congestion_control=None if congestion_control is None else str(congestion_control),
         seed=_seed(top.get("seed", 0)),
+        kernel=kernel,
     )
+
+
+def _check_kernel(kernel: str, networks: Iterable[NetworkSpec], nodes: Iterable[Node]) -> None:
+    """What only one kind of node can be."""
+    bare = next((network.name for network in networks if not network.has_ip), None)
+    if kernel == "host" and bare is not None:
+        raise SpecError(f"networks.{bare}.ip is false, but without IP only verbs reach a NIC; give kernel: uml")
+    for node in nodes:
+        for nic in node.nics:
+            if kernel == "uml" and nic.nic_class not in ("roce_v2", "ethernet"):
+                raise SpecError(f"{node.name}.{nic.name} is {nic.nic_class}, but Soft-RoCE (kernel: uml) is roce_v2")
 
 
 def _network(name: str, data: Mapping[str, Any]) -> NetworkSpec:
     where = f"networks.{name}"
-    _known(data, where, ("class", "mtu", "uplink", "uplink_gbps", "addresses_of", *_LINK_KEYS))
+    _known(data, where, ("class", "ip", "mtu", "uplink", "uplink_gbps", "addresses_of", *_LINK_KEYS))
+    has_ip = data.get("ip", True)
+    if not isinstance(has_ip, bool):
+        raise SpecError(f"{where}.ip is {has_ip!r}; it must be true or false")
     addresses_of = data.get("addresses_of")
     link = _link(data, where, Link())
     return NetworkSpec(
@@ -274,6 +303,7 @@ def _network(name: str, data: Mapping[str, Any]) -> NetworkSpec:
         uplink=_uplink(data, where, link),
         **asdict(link),
         addresses_of=None if addresses_of is None else str(addresses_of),
+        has_ip=has_ip,
     )
 
 
@@ -337,6 +367,7 @@ def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, NetworkSpec
         **asdict(_link(data, where, network)),
         hca=None if hca is None else str(hca),
         address=IPv4Interface(f"10.{prefix}.{host // 256}.{host % 256}/16"),
+        has_ip=network.has_ip,
     )
 
 
