@@ -18,7 +18,7 @@ from rich.console import Console
 from topologies import two_clusters
 from torch_ranks import run_module
 
-from holmes.lab.demo.comparison import check_runs, largest_difference
+from holmes.lab.demo.comparison import check_runs, largest_difference, traffic_rows
 from holmes.lab.demo.run_demo import planned_settings, run_demo
 from holmes.lab.demo.runs import Run, RunFailed, launch_here
 from holmes.lab.demo.settings import Settings, choose_device
@@ -81,7 +81,7 @@ def test_a_failing_rank_ends_the_demo_with_its_output() -> None:
 
 def recorded(name: str, losses: list[float], step_s: float, **end: Any) -> Run:
     steps = [{"rank": 0, "step": i, "loss": loss, "step_s": step_s} for i, loss in enumerate(losses)]
-    ends = [{"rank": 0, "node": "", "interfaces": {}, "groups": [], "spans": [], **end}]
+    ends = [{"rank": 0, "node": "", "interfaces": {}, "hcas": [], "groups": [], "spans": [], **end}]
     return Run(name, name, "", "", 1, steps=steps, ends=ends)
 
 
@@ -114,6 +114,25 @@ def test_checks_pass_on_a_good_run_and_fail_on_each_fault() -> None:
         failed = [claim for claim, passed in checks_of(**{**good, **fault}).items() if not passed]
         assert len(failed) == 1, fault
         assert word in failed[0]
+
+
+def test_what_hcas_sent_is_checked_and_shown() -> None:
+    """Their interface is not Ethernet that something leaked onto; too few packets are bytes that went elsewhere."""
+    plan = {"networks": [{"nic_class": "roce_v2", "nics": {"rxe0:1": "0"}}]}
+    groups = [
+        {"group": group, "nic": nic, "sent_bytes": n}
+        for group, nic, n in (("dp", "rxe0:1", 10**8), ("pp", "eth0", 10**6))
+    ]
+    for packets, is_right in ((25000, True), (20000, False)):
+        hcas = [{"port": "rxe0:1", "interface": "roce0", "packets": packets}]
+        kernel = {"roce0": 11 * 10**7, "eth0": 10**6 + 10**5}
+        ours = recorded("holmes", [4.0], 0.1, groups=groups, interfaces=kernel, hcas=hcas, plan=plan)
+        checks = check_runs(TINY, recorded("single", [4.0], 0.1), recorded("gloo", [4.0], 0.5), ours)
+        failed = [check.claim for check in checks if not check.passed]
+        assert failed == ([] if is_right else ["holmes: the HCAs sent the data-parallel bytes"])
+        rows = traffic_rows(TINY, [dataclasses.replace(ours, ranks=4)])
+        (row,) = (row for row in rows if row["counted_by"] == "HCA")
+        assert (row["nic"], row["packets_per_step"]) == ("rxe0:1", packets / TINY.steps)
 
 
 def test_runs_of_different_length_are_not_compared() -> None:

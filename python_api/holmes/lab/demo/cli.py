@@ -43,6 +43,7 @@ def demo(
         raise UsageError(f"the demo needs {' and '.join(missing)}; run: pip install 'holmes-comm[lab]'")
     from holmes.lab.demo.run_demo import planned_settings, run_demo, testbed_launch
     from holmes.lab.demo.settings import Settings, choose_device
+    from holmes.lab.testbed import load_spec
 
     out.mkdir(parents=True, exist_ok=True)
     if ablation and device == "cuda":
@@ -55,7 +56,8 @@ def demo(
         checks = _ablation(console, out, steps, rounds)
     else:
         with testbed_launch(testbed) as launch:
-            checks = run_demo(settings, out, console, backend=backend, launch=launch, ethernet=ethernet)
+            kernel = load_spec(testbed).kernel
+            checks = run_demo(settings, out, console, backend=backend, launch=launch, ethernet=ethernet, kernel=kernel)
     if any(check.required and not check.passed for check in checks):
         raise typer.Exit(1)
 

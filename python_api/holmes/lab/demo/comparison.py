@@ -21,6 +21,7 @@ LOSS_TOLERANCE = 1e-4
 FAST_SHARE = 0.99
 MOST = 0.9
 SPEED_UP = 4.0
+MOST_PACKET_BYTES = 4096  # of RDMA
 HEADER_SHARE = 0.12  # TCP/IP headers and acknowledgements per payload byte, at most
 CONTROL_BYTES_PER_STEP = 4096  # store and heartbeats, per rank
 
@@ -63,13 +64,14 @@ def check_runs(settings: Settings, single: Run, gloo: Run, ours: Run) -> list[Ch
 def _path_checks(settings: Settings, run: Run) -> list[Check]:
     plan = run.plan() or {}
     fast = {name for network in plan["networks"] if network["nic_class"] in RDMA_CLASSES for name in network["nics"]}
-    groups, kernel = run.bytes_by_group(), run.bytes_by_interface()
+    groups, kernel, packets = run.bytes_by_group(), run.bytes_by_interface(), run.packets_by_port()
+    below = {interface for port, interface in packets if port in fast}  # what Soft-RoCE sends the kernel counts there
     data = sum(sent for (group, _), sent in groups.items() if group == "dp")
     on_fast = sum(sent for (group, nic), sent in groups.items() if group == "dp" and nic in fast)
-    seen_fast = sum(sent for nic, sent in kernel.items() if nic in fast)
+    seen_fast = sum(sent for nic, sent in kernel.items() if nic in fast | below)
     share = on_fast / data if data else 0.0
     pipeline = sum(sent for (group, nic), sent in groups.items() if group == "pp" and nic not in fast)
-    ethernet = sum(sent for nic, sent in kernel.items() if nic not in fast)
+    ethernet = sum(sent for nic, sent in kernel.items() if nic not in fast | below)
     allowed = pipeline * (1 + HEADER_SHARE) + CONTROL_BYTES_PER_STEP * settings.steps * run.ranks
     if settings.device == "cuda":  # NCCL moves data-parallel bytes, and the engine does not count them
         on_fast_only = Check(
@@ -81,8 +83,17 @@ def _path_checks(settings: Settings, run: Run) -> list[Check]:
             "holmes: data-parallel bytes on the fast NICs", share > FAST_SHARE and seen_fast >= on_fast,
             f"{100 * share:.2f} % of {_size(data)}; the kernel saw {_size(seen_fast)} there",
         )  # fmt: skip
+    by_hca = []
+    if below and settings.device == "cpu":
+        sent = sum(count for (port, _), count in packets.items() if port in fast)
+        least = on_fast / MOST_PACKET_BYTES
+        by_hca = [
+            Check("holmes: the HCAs sent the data-parallel bytes", sent >= least > 0,
+                  f"{sent} packets; so many bytes are {least:.0f} at least")
+        ]  # fmt: skip
     return [
         on_fast_only,
+        *by_hca,
         Check("holmes: only pipeline traffic and control on Ethernet", 0 < pipeline <= ethernet <= allowed,
               f"the kernel saw {_size(ethernet)}, the pipeline sent {_size(pipeline)}"),
     ]  # fmt: skip
@@ -108,7 +119,8 @@ def print_report(console: Console, settings: Settings, runs: list[Run], checks: 
     for column in ("run", "group", "NIC", "bytes", "counted by"):
         traffic.add_column(column, justify="right" if column == "bytes" else "left")
     for row in traffic_rows(settings, runs):
-        traffic.add_row(row["run"], row["group"], row["nic"], _size(row["bytes_per_step"]), row["counted_by"])
+        sent = f"{row['packets_per_step']:.0f} packets" if "packets_per_step" in row else _size(row["bytes_per_step"])
+        traffic.add_row(row["run"], row["group"], row["nic"], sent, row["counted_by"])
     console.print(traffic)
     for check in checks:
         mark = "[green]ok[/]" if check.passed else "[red]failed[/]" if check.required else "[yellow]missed[/]"
@@ -116,7 +128,7 @@ def print_report(console: Console, settings: Settings, runs: list[Run], checks: 
 
 
 def traffic_rows(settings: Settings, runs: list[Run]) -> list[dict[str, Any]]:
-    """Bytes sent per step by run, group and NIC; `group` is "all" where the kernel counted."""
+    """Bytes sent per step by run, group and NIC; `group` is "all" where the kernel counted, or an HCA (packets)."""
     names = {"dp": "data parallel", "pp": "pipeline", "tp": "tensor parallel"}
     rows = []
     for run in runs:
@@ -127,6 +139,17 @@ def traffic_rows(settings: Settings, runs: list[Run]) -> list[dict[str, Any]]:
         rows += [
             {"run": run.name, "group": group, "nic": nic, "bytes_per_step": sent / settings.steps, "counted_by": by}
             for by, group, nic, sent in sorted(counted)
+            if sent
+        ]
+        rows += [
+            {
+                "run": run.name,
+                "group": "all",
+                "nic": port,
+                "packets_per_step": sent / settings.steps,
+                "counted_by": "HCA",
+            }
+            for (port, _), sent in sorted(run.packets_by_port().items())
             if sent
         ]
     return rows

@@ -38,7 +38,7 @@ class Recorder:
 
     def train(self, step: Callable[[int], float | None]) -> None:
         """Runs `step(number)`, which returns this rank's mean loss (None: not on this rank), for all steps; reports."""
-        interfaces, connections = interface_bytes(), self._connection_bytes()
+        interfaces, connections, packets = interface_bytes(), self._connection_bytes(), hca_packets()
         for number in range(self._settings.steps):
             self._step, self._busy_s = number, 0.0
             started = time.monotonic()
@@ -47,12 +47,14 @@ class Recorder:
             self.add("step", started, ended)
             _print({"rank": self.rank, "step": number, "loss": loss, "step_s": ended - started, "busy_s": self._busy_s})
         sent = _difference(interface_bytes(), interfaces)
+        packets = _difference(hca_packets(), packets)
         by_group = _difference(self._connection_bytes(), connections)
         _print(
             {
                 "rank": self.rank,
                 "node": os.environ.get("HOLMES_HOSTNAME", ""),
                 "interfaces": sent,
+                "hcas": [{"port": port, "interface": netdev, "packets": n} for (port, netdev), n in packets.items()],
                 "groups": [{"group": group, "nic": nic, "sent_bytes": n} for (group, nic), n in by_group.items()],
                 "plan": self._plan,
                 "spans": self._spans,
@@ -91,6 +93,25 @@ def interface_bytes() -> dict[str, int]:
     """Interface -> bytes sent since boot, as the kernel counts them in this network namespace."""
     lines = Path("/proc/net/dev").read_text().splitlines()[2:]
     return {name.strip(): int(numbers.split()[8]) for name, numbers in (line.split(":") for line in lines)}
+
+
+def hca_packets() -> dict[tuple[str, str], int]:
+    """(RDMA port, its interface or "") -> packets sent, as the HCA counts them; of this host's ports that tell."""
+    counted = {}
+    for folder in Path(os.environ.get("HOLMES_SYSFS_ROOT") or "/sys").glob("class/infiniband/*/ports/*"):
+        netdev = _read(folder / "gid_attrs/ndevs/0") or ""
+        for counter in ("counters/port_xmit_packets", "hw_counters/sent_pkts"):  # InfiniBand's and most; Soft-RoCE's
+            if (packets := _read(folder / counter)) is not None:
+                counted[f"{folder.parent.parent.name}:{folder.name}", netdev] = int(packets)
+                break
+    return counted
+
+
+def _read(file: Path) -> str | None:
+    try:
+        return file.read_text().strip()
+    except OSError:  # some are there and say nothing
+        return None
 
 
 def _difference(after: dict[Any, int], before: dict[Any, int]) -> dict[Any, int]:

@@ -18,6 +18,7 @@ from holmes_comm.errors import UsageError
 
 RANKS = 4
 RUN_TIMEOUT_S = 240.0
+_KERNELS_TIMEOUT_S = 900.0  # of nodes that are kernels of their own: torch alone takes them minutes to load
 
 _EMULATED = (
     "Emulated: the 4 nodes are network namespaces of this machine, their links veth pairs limited by tc tbf "
@@ -26,9 +27,16 @@ _EMULATED = (
 )
 
 
-def emulated(device: str) -> str:
-    """What of the demo is not real, in a sentence; `device` as in Settings."""
-    return _EMULATED.format("CPU cores" if device == "cpu" else "GPU")
+_KERNELS = (
+    "Emulated: the 4 nodes are user-mode Linux kernels on this machine, their HCAs are Soft-RoCE without IP address; "
+    "verbs, packets and the HCAs' counters are real, the speed is not (Ethernet: limited to 0.1 Gbit/s, RDMA: what "
+    "this machine's CPU cores, which the nodes share, give)."
+)
+
+
+def emulated(device: str, kernel: str = "host") -> str:
+    """What of the demo is not real, in a sentence; `device` as in Settings, `kernel` as in the testbed's spec."""
+    return _KERNELS if kernel == "uml" else _EMULATED.format("CPU cores" if device == "cpu" else "GPU")
 
 
 def make_runs(backend: str, ethernet: str | None) -> list[Run]:
@@ -65,11 +73,13 @@ def testbed_launch(spec: str) -> Iterator[Launch]:
     """
     from holmes.lab.testbed import Testbed
 
-    with Testbed(spec).session() as session:
+    testbed = Testbed(spec)
+    timeout_s = _KERNELS_TIMEOUT_S if testbed.spec.kernel == "uml" else RUN_TIMEOUT_S
+    with testbed.session() as session:
 
         def launch(command: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
             job = session.launch(command, env=env, on_line=lambda rank, node, line: on_line(line))
-            return job.wait(RUN_TIMEOUT_S).returncode
+            return job.wait(timeout_s).returncode
 
         yield launch
 
@@ -88,12 +98,13 @@ def run_demo(
     backend: str,
     launch: Launch,
     ethernet: str | None,
+    kernel: str = "host",
 ) -> list[Check]:
     """Trains three times, prints the tables and writes `out`/timeline.png and `out`/result.json; returns the checks.
 
-    Raises RunFailed where a run ends with an error.
+    `kernel`: of the nodes, as in their spec. Raises RunFailed where a run ends with an error.
     """
-    console.print(emulated(settings.device), highlight=False)
+    console.print(emulated(settings.device, kernel), highlight=False)
     runs = make_runs(backend, ethernet)
     note = TextColumn("{task.fields[note]}")
     columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), note)
@@ -111,6 +122,6 @@ def run_demo(
     print_report(console, settings, runs, checks)
     out.mkdir(parents=True, exist_ok=True)
     draw_timeline(out / "timeline.png", gloo, ours)
-    write_result(out / "result.json", settings, runs, checks, emulated(settings.device))
+    write_result(out / "result.json", settings, runs, checks, emulated(settings.device, kernel))
     console.print(f"picture: {out / 'timeline.png'}   numbers: {out / 'result.json'}", highlight=False)
     return checks

@@ -89,6 +89,10 @@ class Run:
         counted = _sum((name, "", sent) for end in self.ends for name, sent in end["interfaces"].items())
         return {name: sent for (name, _), sent in counted.items() if name != "lo" and sent}
 
+    def packets_by_port(self) -> dict[tuple[str, str], int]:
+        """(RDMA port, its interface or "") -> packets that all nodes sent, as the HCAs count."""
+        return _sum((hca["port"], hca["interface"], hca["packets"]) for end in self.ends for hca in end["hcas"])
+
     def plan(self) -> dict[str, Any] | None:
         """The plan this run followed, as `Plan.to_dict` gives it; None for a run without one."""
         return next((end["plan"] for end in self.ends if end.get("plan")), None)
