@@ -328,6 +328,10 @@ class RdmaPort:
     An RDMA port ('mlx5_0:1'), open. Local. Raises NicError, SystemError where it cannot be used.
     """
     def __init__(self, port: str) -> None: ...
+    def check_room(self) -> None:
+        """
+        Raises SystemError where this process may not lock what a communicator's connection needs.
+        """
 
 class RdmaProbe:
     """

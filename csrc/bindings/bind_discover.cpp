@@ -131,7 +131,13 @@ void bind_discover(py::module_& m) {
       m, "RdmaPort", "An RDMA port ('mlx5_0:1'), open. Local. Raises NicError, SystemError where it cannot be used.")
       .def(py::init(
                [](const std::string& port) { return std::make_shared<holmes::RdmaDevice>(port, holmes::Env::read()); }),
-           py::arg("port"));
+           py::arg("port"))
+      .def(
+          "check_room",
+          [](const std::shared_ptr<holmes::RdmaDevice>& port) {
+            const holmes::RdmaProbe probe(port, holmes::RdmaQueuePair::ring_bytes_for(2));
+          },
+          "Raises SystemError where this process may not lock what a communicator's connection needs.");
   py::class_<holmes::RdmaProbe>(m, "RdmaProbe",
                                 "One end of a trial whether two ports reach each other. Raises SystemError where the "
                                 "HCA or the limit of locked memory has no room for it.")

@@ -322,6 +322,14 @@ void check_probes() {
     one.connect(other.endpoint());
     other.connect(one.endpoint());
     CHECK(one.reaches(5s) && other.reaches(5s));
+    fake().set("memory_limit", 65536);
+    try {
+      const RdmaProbe large(device(0), RdmaQueuePair::ring_bytes_for(2));
+      CHECK(false);
+    } catch (const SystemError& error) {
+      check_contains(error.what(), "ulimit -l");
+    }
+    fake().set("memory_limit", -1);
     alone.connect(other.endpoint());  // which is connected to another one
     const auto start = Clock::now();
     CHECK(!alone.reaches(10ms) && Clock::now() - start < 5s);

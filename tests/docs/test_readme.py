@@ -217,6 +217,7 @@ TUTORIAL = [
 _ELIDED = "what follows is left out in print"
 _HOSTS = "needs a cluster of hosts"
 _MINUTES = "takes minutes"
+_KERNEL = "needs a kernel with Soft-RoCE; tests/rdma/test_testbed_rdma.py runs it"
 #: The beginning of a printed command that does not run here, and why.
 NO_COMMANDS = {
     "make demo": f"{_MINUTES}; CI and tests/testbed/test_demo.py run the demo",
@@ -228,6 +229,8 @@ NO_COMMANDS = {
     "pip install": f"{_MINUTES} and changes the environment; tests/unit/test_install.py looks at what is installed",
     "holmes stress --testbed": f"{_MINUTES}; make stress, and tests/testbed/test_stress_faults.py with fewer",
     "holmes testbed check": "fails on a busy machine; tests/testbed/test_lines.py runs it",
+    "holmes demo --testbed two-clusters-rdma": _KERNEL,
+    "holmes testbed run -s two-clusters-rdma": _KERNEL,
     "holmes top": "watches a running job; tests/multirank/test_top.py has some",
     "holmes debug": "asks running processes; tests/multirank/test_debug.py has some that hang",
     "holmes store --listen": "serves until it is ended; the test of the elastic example below has one",

@@ -108,6 +108,12 @@ def test_an_mtu_that_the_port_lacks_is_refused() -> None:
 
 
 @long
+def test_the_smaller_of_two_mtus_is_used() -> None:
+    """Larger packets would be lost: 4096 bytes do not pass where 1500 do."""
+    assert on_one_host("everything", before="ip link set vb mtu 1500").count("DONE") == 2
+
+
+@long
 def test_too_little_locked_memory_is_told() -> None:
     prefix = "setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536 env "
     output = on_one_host("refused", prefix=prefix)

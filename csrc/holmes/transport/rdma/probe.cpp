@@ -8,13 +8,9 @@
 #include "holmes/core/error.hpp"
 
 namespace holmes {
-namespace {
 
-constexpr std::size_t ring_bytes = 4096;  // of which nothing is used
-
-}  // namespace
-
-RdmaProbe::RdmaProbe(std::shared_ptr<const RdmaDevice> device) : pair_(std::move(device), ring_bytes) {}
+RdmaProbe::RdmaProbe(std::shared_ptr<const RdmaDevice> device, std::size_t ring_bytes)
+    : pair_(std::move(device), ring_bytes) {}
 
 std::string RdmaProbe::endpoint() const {
   const RdmaEndpoint own = pair_.endpoint();

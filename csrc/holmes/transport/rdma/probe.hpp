@@ -12,8 +12,8 @@ namespace holmes {
 // One thread at a time.
 class RdmaProbe {
 public:
-  // Throws SystemError as RdmaQueuePair.
-  explicit RdmaProbe(std::shared_ptr<const RdmaDevice> device);
+  // Throws SystemError as RdmaQueuePair. Nothing is ever in the ring: a large one tries whether there is room for it.
+  explicit RdmaProbe(std::shared_ptr<const RdmaDevice> device, std::size_t ring_bytes = 4096);
 
   // Bytes for the other end's connect().
   std::string endpoint() const;

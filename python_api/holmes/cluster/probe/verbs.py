@@ -62,7 +62,8 @@ class Prober:
 
 
 def verbs_ports(nics: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Local. Of discovered NICs (as dicts) the RDMA ports that are active and can be opened, one entry each."""
+    """Local. Of discovered NICs (as dicts) the RDMA ports that are active and that a communicator could use, one entry
+    each."""
     found: dict[str, Mapping[str, Any]] = {}
     for nic in nics:
         if nic["hca"] and nic["is_up"] and nic["gids"] and nic["kind"] != "vlan":
@@ -77,7 +78,7 @@ def port_name(nic: Mapping[str, Any]) -> str:
 
 def _opens(port: str) -> bool:
     try:
-        _C.RdmaPort(port)
+        _C.RdmaPort(port).check_room()
     except HolmesError:
         return False
     return True

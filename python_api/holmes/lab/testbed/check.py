@@ -74,10 +74,10 @@ class CheckedPath:
 
 
 def paths(spec: Spec) -> list[tuple[Node, Nic, Node, Nic]]:
-    """From every NIC to the next one of its network on another node, the last one's to the first."""
+    """From every NIC with an address to the next one of its network on another node, the last one's to the first."""
     found = []
     for network in spec.networks:
-        ends = [(node, nic) for node in spec.nodes for nic in node.nics if nic.network == network]
+        ends = [(node, nic) for node in spec.nodes for nic in node.nics if nic.network == network and nic.has_ip]
         for index, (node, nic) in enumerate(ends):
             others = ends[index + 1 :] + ends[:index]
             found += [(node, nic, *end) for end in [end for end in others if end[0] is not node][:1]]

@@ -1,0 +1,85 @@
+"""The testbed with nodes that are kernels: `holmes topology` and the demo on fast networks without an IP address."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import rig
+from namespaces import needs_namespaces
+
+from holmes.cluster.topology import Topology
+from holmes.lab.testbed import Testbed, TestbedError, TestbedSession
+
+SPEC = "two-clusters-rdma"
+TOPOLOGY = [sys.executable, "-m", "holmes", "topology", "--measure-s", "0"]
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.usefixtures("hosts"),
+    needs_namespaces,
+    pytest.mark.skipif("HOLMES_TEST_RDMA" not in os.environ, reason="`make test-rdma` runs it"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLMES_VERBS_ROOT", str(rig.verbs_root()))
+
+
+def discovered(session: TestbedSession, file: Path) -> Topology:
+    """What `holmes topology` finds."""
+    result = session.launch([*TOPOLOGY, "--save", str(file)]).wait(150)
+    assert result.returncode == 0, result.outputs
+    return Topology.load(file)
+
+
+@pytest.mark.timeout(400)
+def test_clusters_without_an_ip_address(tmp_path: Path) -> None:
+    """Found by verbs; and where a wire is cut, which its ends are not told, the hosts behind it are none."""
+    with Testbed(SPEC).session() as session:
+        found = discovered(session, tmp_path / "whole.yaml")
+        session.change_link("a1.roce0", up=False)
+        cut = discovered(session, tmp_path / "cut.yaml")
+    clusters = {cluster.hosts: (cluster.nic_class, cluster.fabric) for cluster in found.clusters}
+    assert clusters == {
+        ("a0", "a1"): ("roce_v2", "roce_v2 GID fe80::/64"),
+        ("b0", "b1"): ("roce_v2", "roce_v2 GID fe80::/64 (2)"),
+    }
+    assert {port.name for host in found.hosts for port in host.ports} == {"eth0", "rxe0:1"}
+    assert found.findings == ()
+    assert [(f.nic_class, len(f.ports)) for f in cut.fabrics] == [("roce_v2", 2), ("ethernet", 4)]
+    assert {(finding.kind, finding.host, finding.nic) for finding in cut.findings} == {
+        ("unreachable", "a0", "rxe0:1"),
+        ("unreachable", "a1", "rxe0:1"),
+    }
+
+
+@pytest.mark.timeout(200)
+def test_a_kernel_that_ends_is_named() -> None:
+    with Testbed(SPEC).session() as session:
+        process = session.spawn("b1", ["sleep", "100"])
+        with pytest.raises(TimeoutError):
+            process.wait(0.1)
+        session.exec(None, ["sh", "-c", f"kill -9 {session._kernels[3].pid}"])
+        with pytest.raises(TestbedError, match="the kernel of node b1 has ended"):
+            process.wait(20)
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_over_verbs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holmes", "demo", "--testbed", SPEC, "--steps", "3", "--out", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=880)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    rows = {(row["run"], row["group"], row["nic"]): row for row in result["traffic"]}
+    assert (
+        rows["holmes", "data parallel", "rxe0:1"]["bytes_per_step"]
+        > 10 * rows["holmes", "pipeline", "eth0"]["bytes_per_step"]
+    )
+    assert rows["holmes", "all", "rxe0:1"]["packets_per_step"] > 0
+    assert "Soft-RoCE" in result["emulated"]
