@@ -1,6 +1,6 @@
 """First process of a node that is a kernel of its own (uml.py): makes its NICs and HCAs, then becomes the agent.
 
-Standard library only and run by path, in isolated mode. HOLMES_GUEST names the file of what to make.
+Standard library only and run by path, in isolated mode. Its argument is the file of what to make.
 """
 
 import json
@@ -72,7 +72,7 @@ def main() -> None:
         if not (place == "/dev" and os.path.exists("/dev/ttyS0") and os.path.ismount("/dev")):
             Path(place).mkdir(exist_ok=True)
             run("mount", "-t", kind, kind, place)
-    settings = json.loads(Path(os.environ["HOLMES_GUEST"]).read_text())
+    settings = json.loads(Path(sys.argv[1]).read_text())
     socket.sethostname(settings["node"])
     run("ip", "link", "set", "lo", "up")
     for number, nic in enumerate(settings["nics"]):

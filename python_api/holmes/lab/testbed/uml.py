@@ -134,8 +134,7 @@ class Guest:
         for number, nic in enumerate(self.node.nics):
             tap = fabric.tap_of(self.node, nic)
             words.append(f"vec{number}:transport=tap,ifname={tap},mac={self._mac(number)},depth=128,mtu={nic.mtu}")
-        words += [f"HOLMES_GUEST={settings}", f"init={sys.executable}"]
-        words += ["--", "-IS", str(Path(__file__).with_name("guest.py"))]
+        words += [f"init={sys.executable}", "--", "-IS", str(Path(__file__).with_name("guest.py")), str(settings)]
         run = ["sh", "-c", _RUN, "sh", str(self._folder / "requests"), str(self._folder / "console"), *words]
         return fabric.enter_node(self.node.name, "/dev/shm", ["env", "TMPDIR=/dev/shm", "HOME=/dev/shm", *run])
 
