@@ -113,6 +113,10 @@ class CommunicatorOptions:
         """
     def __repr__(self) -> str: ...
     def __setstate__(self, arg0: dict) -> None: ...
+    def check(self) -> None:
+        """
+        Raises UsageError naming a number that is not possible. Local.
+        """
     @property
     def cluster_nics(self) -> list[tuple[str, str]]: ...
     @cluster_nics.setter
@@ -465,6 +469,7 @@ class Communicator:
     A group of ranks bound to their NICs. All ranks call the same collectives in the same order; sends and receives match
     per pair and tag. Thread-safe. Make one with holmes_comm.init.
     """
+    def __repr__(self) -> str: ...
     def abort(self, reason: str = "abort was called") -> None:
         """
         Local, from any thread, does not block: every pending and later operation raises AbortedError here and on the peers.

@@ -67,6 +67,7 @@ class GroupOptions:
             assign(options, **{name: getattr(self, name)})
         if self.nics is not None and options.transport == "auto":
             options.transport = self.nics.transport
+        options.check()
         return options
 
 

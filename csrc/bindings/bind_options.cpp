@@ -37,6 +37,7 @@ CommunicatorOptions from_dict(const py::dict& fields) {
                            " is of another type than it can be");
     }
   }
+  check_values(options);
   return options;
 }
 
@@ -101,6 +102,7 @@ void bind_options(py::module_& module) {
             return py::isinstance<CommunicatorOptions>(other) && self == other.cast<const CommunicatorOptions&>();
           },
           "other"_a)
+      .def("check", &holmes::check_values, "Raises UsageError naming a number that is not possible. Local.")
       .def("__copy__", [](const CommunicatorOptions& self) { return self; })
       .def("__repr__",
            [](const CommunicatorOptions& self) {

@@ -6,7 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
-#include <charconv>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
@@ -35,10 +35,9 @@ using TimeoutSeconds = std::optional<double>;
 inline Duration to_duration(const char* what, double seconds) {
   constexpr double max_seconds = 1e9;
   if (!(seconds > 0) || seconds > max_seconds) {
-    std::array<char, 32> digits{};  // the fewest that tell the value
-    const auto written = std::to_chars(digits.data(), digits.data() + digits.size(), seconds);
-    throw UsageError(std::string(what) + " is " + std::string(digits.data(), written.ptr) +
-                     "; it must be more than 0 and at most 1e9 seconds");
+    std::array<char, 32> digits{};
+    std::snprintf(digits.data(), digits.size(), "%#g", seconds);
+    throw UsageError(std::string(what) + " is " + digits.data() + "; it must be more than 0 and at most 1e9 seconds");
   }
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }

@@ -50,23 +50,10 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
                        std::to_string(std::max(options.nics.size(), options.rdma_ports.size())) +
                        " NICs are named; name one");
   }
-  if (options.integrity_digest_every.value_or(0) < 0) {
-    throw UsageError("integrity_digest_every=" + std::to_string(*options.integrity_digest_every) +
-                     " is not possible; it must be a number of operations, or 0 to compare no results");
-  }
-  const auto check_range = [](const char* option, std::optional<int> value, int most) {
-    if (value && (*value < 0 || *value > most))
-      throw UsageError(std::string(option) + "=" + std::to_string(*value) + " is not possible; it must be from 0 to " +
-                       std::to_string(most));
-  };
+  check_values(options);
   if (!options.labels.empty() && options.labels.size() != static_cast<std::size_t>(options.size))
     throw UsageError("labels names " + std::to_string(options.labels.size()) + " ranks, but there are " +
                      std::to_string(options.size) + "; give one for each rank, or none");
-  check_range("priority", options.priority, highest_priority);
-  check_range("dscp", options.dscp, max_dscp);
-  if (options.wide_min_ranks.value_or(2) < 2)
-    throw UsageError("wide_min_ranks=" + std::to_string(*options.wide_min_ranks) +
-                     " is not possible; it must be a number of ranks, 2 or more");
 }
 
 std::string label(const std::vector<RankInfo>& records, std::size_t rank) {

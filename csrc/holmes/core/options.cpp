@@ -39,6 +39,23 @@ int label_of(const CommunicatorOptions& options, int rank) {
   return index < options.labels.size() ? options.labels[index] : rank;
 }
 
+void check_values(const CommunicatorOptions& options) {
+  if (options.integrity_digest_every.value_or(0) < 0) {
+    throw UsageError("integrity_digest_every=" + std::to_string(*options.integrity_digest_every) +
+                     " is not possible; it must be a number of operations, or 0 to compare no results");
+  }
+  const auto check_range = [](const char* option, std::optional<int> value, int most) {
+    if (value && (*value < 0 || *value > most))
+      throw UsageError(std::string(option) + "=" + std::to_string(*value) + " is not possible; it must be from 0 to " +
+                       std::to_string(most));
+  };
+  check_range("priority", options.priority, highest_priority);
+  check_range("dscp", options.dscp, max_dscp);
+  if (options.wide_min_ranks.value_or(2) < 2)
+    throw UsageError("wide_min_ranks=" + std::to_string(*options.wide_min_ranks) +
+                     " is not possible; it must be a number of ranks, 2 or more");
+}
+
 std::optional<int> dscp_of(const CommunicatorOptions& options) {
   // By priority: lower effort (RFC 8622), AF11, AF21 and AF41 (RFC 2597). None is of those that RoCE's lossless queues
   // usually have (24 to 31, 48).

@@ -28,6 +28,8 @@ inline constexpr std::uint32_t internal_tag = UINT32_MAX;
 
 // Of CommunicatorOptions::priority.
 inline constexpr int highest_priority = 3;
+// Of dscp: what differentiated services know, 6 bits.
+inline constexpr int max_dscp = 63;
 
 // How ranks of one host reach each other.
 enum class Transport {
@@ -111,6 +113,9 @@ struct CommunicatorOptions {
 
 // What messages call rank `rank`.
 int label_of(const CommunicatorOptions& options, int rank);
+
+// Throws UsageError naming a number that is not possible, whatever the other fields are.
+void check_values(const CommunicatorOptions& options);
 
 // The code point that its packets have; absent: the system's.
 std::optional<int> dscp_of(const CommunicatorOptions& options);

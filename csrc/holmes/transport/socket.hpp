@@ -54,8 +54,6 @@ struct BoundSocket {
   bool device_bound = false;
 };
 
-// What differentiated services know: 6 bits.
-inline constexpr int max_dscp = 63;
 // The code point of its IP packets. Sockets that a listener accepts have the listener's.
 void set_dscp(int fd, int dscp);
 
