@@ -114,7 +114,7 @@ def completed(words: str) -> list[str]:
         ("holmes bench all_r", ["all_reduce"]),
         ("holmes bench c", ["compute"]),
         ("holmes bench compute --hid", ["--hidden"]),
-        ("holmes testbed show two", ["two-clusters"]),
+        ("holmes testbed show two", ["two-clusters", "two-clusters-rdma"]),
         ("holmes testbed run --spec on", ["one-cluster", "one-node"]),
     ],
 )
