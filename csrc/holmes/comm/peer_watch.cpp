@@ -1,6 +1,5 @@
 #include "holmes/comm/peer_watch.hpp"
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -15,20 +14,20 @@ namespace {
 
 constexpr std::chrono::milliseconds interval{200};
 
-// Never destroyed: its thread lives as long as the process.
+// Its thread lives as long as the process.
 class PeerWatch {
 public:
-  PeerWatch() {
-    std::thread([this] { run(); }).detach();
-  }
+  const std::uint64_t epoch = fork_epoch();
+
   void add(const std::weak_ptr<Watched>& watched) {
     {
       const std::lock_guard lock(mutex_);
       watched_.push_back(watched);
+      if (!is_running_) std::thread([this] { run(); }).detach();
+      is_running_ = true;
     }
     added_.notify_one();
   }
-  std::uint64_t epoch() const { return epoch_; }
 
 private:
   void look() {
@@ -50,27 +49,14 @@ private:
     }
   }
 
-  const std::uint64_t epoch_ = fork_epoch();
   std::mutex mutex_;
+  bool is_running_ = false;
   std::condition_variable added_;
   std::vector<std::weak_ptr<Watched>> watched_;
 };
 
-// As the I/O threads: a forked child has none of its parent's.
-PeerWatch& peer_watch() {
-  static std::atomic<PeerWatch*> current{nullptr};
-  static std::atomic<bool> making{false};
-  while (true) {
-    PeerWatch* const found = current.load();
-    if (found && found->epoch() == fork_epoch()) return *found;
-    if (making.exchange(true)) continue;
-    if (current.load() == found) current.store(new PeerWatch());
-    making.store(false);
-  }
-}
-
 }  // namespace
 
-void watch(const std::weak_ptr<Watched>& watched) { peer_watch().add(watched); }
+void watch(const std::weak_ptr<Watched>& watched) { own_of_process<PeerWatch>().add(watched); }
 
 }  // namespace holmes

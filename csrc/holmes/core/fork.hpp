@@ -3,7 +3,9 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "holmes/core/error.hpp"
@@ -12,6 +14,18 @@ namespace holmes {
 
 // Differs between a process and the children it forks.
 std::uint64_t fork_epoch();
+
+// The one Own of this process, made when first asked for. A forked child has none of its parent's threads, and perhaps
+// a locked mutex: it gets one of its own. Never destroyed: who uses it may outlive static destruction. Own has an
+// `epoch` = fork_epoch(), and starts nothing when it is made: of two threads' one is dropped. Thread-safe.
+template <typename Own>
+Own& own_of_process() {
+  static std::atomic<Own*> current{nullptr};
+  Own* found = current.load();
+  if (found && found->epoch == fork_epoch()) return *found;
+  auto fresh = std::make_unique<Own>();
+  return current.compare_exchange_strong(found, fresh.get()) ? *fresh.release() : *found;
+}
 
 // The one Registry of this process, never destroyed: its fork handlers stay. A fork waits for its `mutex`, so that it
 // is whole in the child, where `after_fork_in_child()` runs, with the mutex held, before fork returns. Throws

@@ -310,17 +310,7 @@ struct Pool {
   int threads = 0;
 };
 
-// A forked child has none of its parent's threads, and perhaps a locked mutex: it gets a pool of its own. Never
-// destroyed: communicators may outlive static destruction.
-Pool& pool() {
-  static std::atomic<Pool*> current{nullptr};
-  Pool* found = current.load();
-  if (found && found->epoch == fork_epoch()) return *found;
-  Pool* fresh = new Pool();
-  if (current.compare_exchange_strong(found, fresh)) return *fresh;
-  delete fresh;
-  return *found;
-}
+Pool& pool() { return own_of_process<Pool>(); }
 
 }  // namespace
 

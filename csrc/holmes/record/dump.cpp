@@ -38,15 +38,7 @@ struct Dumps {
   std::uint64_t done = 0;  // under `writing`: requests up to this one are answered by what was written
 };
 
-Dumps& dumps() {
-  static std::atomic<Dumps*> current{nullptr};
-  Dumps* found = current.load();
-  if (found && found->epoch == fork_epoch()) return *found;
-  Dumps* fresh = new Dumps();
-  if (current.compare_exchange_strong(found, fresh)) return *fresh;
-  delete fresh;
-  return *found;
-}
+Dumps& dumps() { return own_of_process<Dumps>(); }
 
 std::optional<int> job_rank_of(const std::vector<CommunicatorRecord>& records) {
   for (const CommunicatorRecord& record : records)

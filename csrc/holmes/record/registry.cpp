@@ -25,17 +25,7 @@ struct Registry {
   std::deque<std::string> ended_groups;  // names in `ended`, in the order in which they came
 };
 
-// A forked child has none of its parent's communicators, and perhaps a locked mutex: it gets a registry of its own.
-// Never destroyed: communicators may outlive static destruction.
-Registry& registry() {
-  static std::atomic<Registry*> current{nullptr};
-  Registry* found = current.load();
-  if (found && found->epoch == fork_epoch()) return *found;
-  Registry* fresh = new Registry();
-  if (current.compare_exchange_strong(found, fresh)) return *fresh;
-  delete fresh;
-  return *found;
-}
+Registry& registry() { return own_of_process<Registry>(); }
 
 std::vector<std::shared_ptr<RecordSource>> alive_sources() {
   Registry& own = registry();
