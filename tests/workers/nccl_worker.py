@@ -293,6 +293,7 @@ def case_arguments():
         else:
             data = Array(np.zeros(3), rank)
             comm.deregister_buffer(comm.register_buffer(data))
+        comm.barrier()  # who leaves ends the other's
 
     run(2, body)
 

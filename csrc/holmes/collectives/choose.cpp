@@ -36,10 +36,6 @@ bool pays_in_chain(const Group& group, std::size_t bytes) {
 // 4 ranks, slower above; with 8 ranks faster up to 8 KiB).
 constexpr int most_direct_ranks = 4;
 
-std::vector<Buffer> nothing(const Group& group, DType dtype) {
-  return std::vector<Buffer>(static_cast<std::size_t>(group.size), Buffer{nullptr, 0, dtype, nullptr});
-}
-
 // Where operations end locally, few ranks talk to the root alone: what goes through others waits for them.
 bool goes_straight(const Group& group, std::size_t bytes) {
   constexpr int most_ranks = 8;
@@ -51,7 +47,7 @@ bool goes_straight(const Group& group, std::size_t bytes) {
 std::unique_ptr<Collective> direct_broadcast(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                              Clock::time_point deadline, Buffer data) {
   const auto root = static_cast<std::size_t>(*signature.root);
-  std::vector<Buffer> sends = nothing(group, data.dtype);
+  std::vector<Buffer> sends = no_data(data.dtype, group.size);
   std::vector<Buffer> recvs = sends;
   if (*signature.root == group.rank) {
     std::fill(sends.begin(), sends.end(), data);
@@ -64,7 +60,7 @@ std::unique_ptr<Collective> direct_broadcast(Group& group, const Signature& sign
 
 std::unique_ptr<Collective> direct_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                           Clock::time_point deadline, Buffer data) {
-  std::vector<Buffer> inputs = nothing(group, data.dtype);
+  std::vector<Buffer> inputs = no_data(data.dtype, group.size);
   Buffer output = *signature.root == group.rank ? data : inputs.front();
   inputs[static_cast<std::size_t>(*signature.root)] = std::move(data);
   return std::make_unique<ReduceScatter>(group, signature, std::move(work), deadline, std::move(output),
@@ -114,9 +110,9 @@ std::unique_ptr<Collective> choose_broadcast(Group& group, const Signature& sign
   if (!relays(group) || goes_straight(group, data.bytes()))
     return direct_broadcast(group, signature, std::move(work), deadline, std::move(data));
   if (!pays_in_chain(group, data.bytes())) {
-    std::vector<Buffer> outputs = nothing(group, data.dtype);
+    std::vector<Buffer> outputs = no_data(data.dtype, group.size);
     outputs[static_cast<std::size_t>(*signature.root)] = data;
-    Buffer input = *signature.root == group.rank ? std::move(data) : Buffer{nullptr, 0, data.dtype, nullptr};
+    Buffer input = *signature.root == group.rank ? std::move(data) : no_data(data.dtype);
     return std::make_unique<BruckAllGather>(group, signature, std::move(work), deadline, std::move(outputs),
                                             std::move(input));
   }
@@ -129,7 +125,7 @@ std::unique_ptr<Collective> choose_reduce(Group& group, const Signature& signatu
     return direct_reduce(group, signature, std::move(work), deadline, std::move(data));
   const std::size_t root_bytes = data.bytes() * static_cast<std::size_t>(group.size - 1);
   if (group.size > most_direct_ranks && takes_log_steps(group, root_bytes)) {
-    Buffer output = *signature.root == group.rank ? data : Buffer{nullptr, 0, data.dtype, nullptr};
+    Buffer output = *signature.root == group.rank ? data : no_data(data.dtype);
     return std::make_unique<BruckReduce>(group, signature, std::move(work), deadline, std::move(output),
                                          std::vector<Buffer>{std::move(data)}, 0);
   }

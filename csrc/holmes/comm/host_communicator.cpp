@@ -292,10 +292,6 @@ WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collecti
   return call.work;
 }
 
-std::vector<Buffer> HostCommunicator::nothing(DType dtype) const {
-  return std::vector<Buffer>(static_cast<std::size_t>(options_.size), Buffer{nullptr, 0, dtype, nullptr});
-}
-
 WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions options) {
   check_reduction(data.dtype, op);
   // Over clusters it is allowed, but here nothing crosses by itself.
@@ -385,13 +381,13 @@ WorkPtr HostCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int 
   arguments_.check_rank("gather: root", root);
   const DType dtype = input.dtype;
   const std::size_t count = input.count;
-  std::vector<Buffer> sends = nothing(dtype);
+  std::vector<Buffer> sends = no_data(dtype, options_.size);
   if (root == options_.rank) {
     arguments_.check_one_per_rank("gather: outputs", outputs, dtype);
     Arguments::check_equal_count("gather", outputs[root], input);
     check_apart("gather", outputs, own(), {&input, 1}, 0);
   } else {
-    outputs = nothing(dtype);
+    outputs = no_data(dtype, options_.size);
   }
   sends[root] = std::move(input);
   return exchange(
@@ -403,13 +399,13 @@ WorkPtr HostCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int
   arguments_.check_rank("scatter: root", root);
   const DType dtype = output.dtype;
   const std::size_t count = output.count;
-  std::vector<Buffer> recvs = nothing(dtype);
+  std::vector<Buffer> recvs = no_data(dtype, options_.size);
   if (root == options_.rank) {
     arguments_.check_one_per_rank("scatter: inputs", inputs, dtype);
     Arguments::check_equal_count("scatter", output, inputs[root]);
     check_apart("scatter", {&output, 1}, 0, inputs, own());
   } else {
-    inputs = nothing(dtype);
+    inputs = no_data(dtype, options_.size);
   }
   recvs[root] = std::move(output);
   return exchange(
@@ -432,8 +428,8 @@ WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
 WorkPtr HostCommunicator::barrier(CallOptions options) {
   Call call = begin(options);
   const Signature signature{.op = OpCode::barrier, .reduction = {}, .root = {}, .whole = options.part_of};
-  auto collective =
-      choose_all_gather(engine_->group(), signature, call.work, call.deadline, nothing(DType::uint8), Buffer{});
+  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline,
+                                      no_data(DType::uint8, options_.size), Buffer{});
   return finish(std::move(call), std::move(collective));
 }
 
@@ -505,8 +501,9 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 
 WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions options) {
   Call call = begin(options);
-  auto collective = std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline,
-                                               nothing(signature.dtype), nothing(signature.dtype));
+  auto collective =
+      std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline,
+                                 no_data(signature.dtype, options_.size), no_data(signature.dtype, options_.size));
   return finish(std::move(call), std::move(collective));
 }
 

@@ -77,7 +77,6 @@ private:
                    const CallOptions& options);
   P2pEngine::Request request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
                              const CallOptions& call) const;
-  std::vector<Buffer> nothing(DType dtype) const;
   std::size_t own() const { return static_cast<std::size_t>(options_.rank); }
 
   std::shared_ptr<Store> store_;

@@ -70,7 +70,7 @@ std::uint64_t RoutedExchange::bytes_of(std::uint64_t block_bytes, std::size_t pi
   return std::min(block_bytes - begin, piece_bytes());
 }
 
-std::size_t RoutedExchange::check() const {
+std::size_t RoutedExchange::checked_pieces() const {
   const Grid& grid = parts_->grid;
   std::uint64_t longest = 0;
   for (int row = 0; row < grid.rows(); ++row) {

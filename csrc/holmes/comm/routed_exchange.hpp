@@ -21,7 +21,7 @@ public:
   void tell_row(StepList& steps, const CallOptions& call);
   void tell_columns(StepList& steps, const CallOptions& call);
   // In how many pieces the blocks go. Throws MismatchError where a block that comes is not as long as its output.
-  std::size_t check() const;
+  std::size_t checked_pieces() const;
   void send_in_row(StepList& steps, std::size_t piece, const CallOptions& call);
   void send_in_columns(StepList& steps, std::size_t piece, const CallOptions& call);
   // What came goes to the outputs.

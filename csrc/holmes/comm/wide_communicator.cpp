@@ -147,18 +147,33 @@ public:
 
 namespace {
 
+Failure aborted(const std::string& name, int rank, const std::string& reason) {
+  return failure_or(ErrorKind::aborted, [&] {
+    const std::string host = host_name();
+    return Failure{
+        ErrorKind::aborted,
+        "communicator '" + name + "' was aborted by rank " + std::to_string(rank) + " (host " + host + "): " + reason,
+        {.rank = rank}};
+  });
+}
+
 // Of an operation in steps.
 class WideWork final : public Work {
 public:
-  WideWork(std::weak_ptr<StepQueue> queue, std::string what) : queue_(std::move(queue)), what_(std::move(what)) {}
+  WideWork(std::weak_ptr<StepQueue> queue, std::shared_ptr<const WideParts> parts, OpCode op)
+      : queue_(std::move(queue)), parts_(std::move(parts)), op_(op) {}
 
 private:
   void abandon(const std::string& reason) override {
-    if (const auto queue = queue_.lock()) queue->fail({ErrorKind::aborted, what_ + ": " + reason, {}});
+    const auto queue = queue_.lock();
+    if (!queue) return;
+    const std::string what = std::string(holmes::name(op_)) + " was given up: " + reason;
+    queue->fail(aborted(parts_->name, parts_->rank, what));
   }
 
   std::weak_ptr<StepQueue> queue_;
-  std::string what_;
+  std::shared_ptr<const WideParts> parts_;
+  OpCode op_;
 };
 
 // Where it fails, all fails.
@@ -243,22 +258,12 @@ WideCommunicator::~WideCommunicator() {
   }
   where_memory_allows([&] { body_->take_over_failure(); });  // which is the reason why all of them end
   if (body_->queue->pending() > 0 || body_->pairs->waiting() > 0)
-    body_->queue->fail(abort_failure("it was destroyed with operations pending"));
+    body_->queue->fail(aborted(options_.name, options_.rank, "it was destroyed with operations pending"));
   body_->pairs->close();
 }
 
-Failure WideCommunicator::abort_failure(const std::string& reason) const {
-  return failure_or(ErrorKind::aborted, [&] {
-    const std::string host = host_name();
-    return Failure{ErrorKind::aborted,
-                   "communicator '" + options_.name + "' was aborted by rank " + std::to_string(options_.rank) +
-                       " (host " + host + "): " + reason,
-                   {.rank = options_.rank}};
-  });
-}
-
 void WideCommunicator::abort(const std::string& reason) {
-  if (!body_->is_inherited()) body_->queue->fail(abort_failure(reason));
+  if (!body_->is_inherited()) body_->queue->fail(aborted(options_.name, options_.rank, reason));
 }
 
 bool WideCommunicator::is_dead() const {
@@ -278,8 +283,7 @@ void WideCommunicator::check_usable(const CallOptions& call) const {
 template <typename Make>
 WorkPtr WideCommunicator::start(const WholeCall& whole, std::size_t count, const CallOptions& call, const Make& make) {
   check_usable(call);
-  const auto work = std::make_shared<WideWork>(
-      body_->queue, abort_failure(std::string(holmes::name(whole.op)) + " was given up").message);
+  const auto work = std::make_shared<WideWork>(body_->queue, body_->parts, whole.op);
   const auto deadline = work->submitted() + call.timeout.value_or(options_.timeout);
   StepList list = make(WideSteps(body_->parts, std::make_shared<const WholeCall>(whole), deadline));
   body_->record(
@@ -340,16 +344,15 @@ WorkPtr WideCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int 
   const auto own = static_cast<std::size_t>(options_.rank);
   const DType dtype = input.dtype;
   const std::size_t count = input.count;
-  const std::vector<Buffer> nothing(static_cast<std::size_t>(options_.size), Buffer{nullptr, 0, dtype, nullptr});
   arguments_.check_rank("gather: root", root);
   if (root == options_.rank) {
     arguments_.check_one_per_rank("gather: outputs", outputs, dtype);
     Arguments::check_equal_count("gather", outputs[own], input);
     check_apart("gather", outputs, own, {&input, 1}, 0);
   } else {
-    outputs = nothing;
+    outputs = no_data(dtype, options_.size);
   }
-  std::vector<Buffer> inputs = nothing;
+  std::vector<Buffer> inputs = no_data(dtype, options_.size);
   inputs[static_cast<std::size_t>(root)] = std::move(input);
   return start({.op = OpCode::gather, .dtype = dtype, .root = root}, count, call,
                [&](const WideSteps& steps) { return steps.exchange(outputs, inputs); });
@@ -359,16 +362,15 @@ WorkPtr WideCommunicator::scatter(Buffer output, std::vector<Buffer> inputs, int
   const auto own = static_cast<std::size_t>(options_.rank);
   const DType dtype = output.dtype;
   const std::size_t count = output.count;
-  const std::vector<Buffer> nothing(static_cast<std::size_t>(options_.size), Buffer{nullptr, 0, dtype, nullptr});
   arguments_.check_rank("scatter: root", root);
   if (root == options_.rank) {
     arguments_.check_one_per_rank("scatter: inputs", inputs, dtype);
     Arguments::check_equal_count("scatter", output, inputs[own]);
     check_apart("scatter", {&output, 1}, 0, inputs, own);
   } else {
-    inputs = nothing;
+    inputs = no_data(dtype, options_.size);
   }
-  std::vector<Buffer> outputs = nothing;
+  std::vector<Buffer> outputs = no_data(dtype, options_.size);
   outputs[static_cast<std::size_t>(root)] = std::move(output);
   return start({.op = OpCode::scatter, .dtype = dtype, .root = root}, count, call,
                [&](const WideSteps& steps) { return steps.exchange(outputs, inputs); });

@@ -55,7 +55,6 @@ private:
   template <typename Make>
   WorkPtr start(const WholeCall& whole, std::size_t count, const CallOptions& call, const Make& make);
   std::vector<WorkPtr> start_p2p(std::vector<P2pCall> calls, const CallOptions& call);
-  Failure abort_failure(const std::string& reason) const;
 
   std::shared_ptr<Store> store_;
   CommunicatorOptions options_;

@@ -35,8 +35,6 @@ Buffer clipped(const Buffer& buffer, const Run& run) {
   return slice(buffer, {begin, std::min(run.begin + run.count, buffer.count) - begin});
 }
 
-Buffer nothing(DType dtype) { return {nullptr, 0, dtype, nullptr}; }
-
 void copy(const Buffer& to, const Buffer& from) {
   if (from.bytes() > 0) std::memcpy(to.data, from.data, from.bytes());
 }
@@ -219,8 +217,8 @@ StepList WideSteps::reduce_scatter(const Buffer& output, const std::vector<Buffe
       self.in_columns(steps, [&](const auto& column, CallOptions options) {
         std::vector<Buffer> blocks;
         for (int row = 0; row < parts.grid.rows(); ++row)
-          blocks.push_back(parts.grid.has(row, column.number) ? *block++ : nothing(dtype));
-        return column.part->reduce_scatter(parts.stands_in(column) ? nothing(dtype) : part, blocks, between_rows(op),
+          blocks.push_back(parts.grid.has(row, column.number) ? *block++ : no_data(dtype));
+        return column.part->reduce_scatter(parts.stands_in(column) ? no_data(dtype) : part, blocks, between_rows(op),
                                            options);
       });
     });
@@ -265,8 +263,8 @@ StepList WideSteps::all_gather(const std::vector<Buffer>& outputs, const Buffer&
         std::vector<Buffer> recvs;
         for (std::size_t row = 0; row < rows->size(); ++row) {
           const bool is_sent = row != own && parts.grid.has(static_cast<int>(row), column.number);
-          sends.push_back(is_sent ? (*wholes)[own] : nothing(dtype));
-          recvs.push_back(row == own || parts.stands_in(column) ? nothing(dtype) : (*wholes)[row]);
+          sends.push_back(is_sent ? (*wholes)[own] : no_data(dtype));
+          recvs.push_back(row == own || parts.stands_in(column) ? no_data(dtype) : (*wholes)[row]);
         }
         return column.part->all_to_all(recvs, sends, options);
       });
@@ -290,7 +288,8 @@ StepList WideSteps::exchange(const std::vector<Buffer>& outputs, const std::vect
     routed->tell_columns(steps, self.call(steps, Hop::column, self.parts_->columns.size() == 1));
   });
   list.steps.push_back([self = *this, routed](StepList& steps) {
-    for (std::size_t piece = 0; piece < routed->check(); ++piece) {
+    const std::size_t pieces = routed->checked_pieces();
+    for (std::size_t piece = 0; piece < pieces; ++piece) {
       steps.steps.push_back(
           [self, routed, piece](StepList& later) { routed->send_in_row(later, piece, self.call(later, Hop::last)); });
       steps.steps.push_back([self, routed, piece](StepList& later) {

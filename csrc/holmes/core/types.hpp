@@ -106,6 +106,12 @@ struct Buffer {
   std::byte* begin() const { return static_cast<std::byte*>(data); }
 };
 
+inline Buffer no_data(DType dtype) { return {nullptr, 0, dtype, nullptr}; }
+// For each of so many ranks.
+inline std::vector<Buffer> no_data(DType dtype, int ranks) {
+  return std::vector(static_cast<std::size_t>(ranks), no_data(dtype));
+}
+
 inline std::size_t total_bytes(const std::vector<Buffer>& buffers) {
   std::size_t total = 0;
   for (const Buffer& buffer : buffers) total += buffer.bytes();

@@ -66,7 +66,8 @@ class Groups(Sequence[Group]):
             return Group(self.kind, ranks, {}, None, reason)
         spans = self._shared.cluster[index] < 0
         networks = self._shared.networks[index]
-        networks = (self._reach.with_ip(networks) if spans else 0) or networks
+        if spans:
+            networks = self._reach.with_ip(networks) or networks
         rails = self._reach.rails(networks)
         if not rails.networks:
             raise UsageError(
