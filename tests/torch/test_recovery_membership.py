@@ -394,7 +394,7 @@ GARBAGE = [
     ("1/joined/1", A_MEMBER % '"x"', "a member in JSON", lambda rendezvous: rendezvous.joined(1)),
     ("1/joined/1", '{"identity": 1}', "a member in JSON", lambda rendezvous: rendezvous.joined(1)),
     ("waiting/1", A_MEMBER % "-1", "a member in JSON", lambda rendezvous: rendezvous.waiting()),
-    ("1/blamed/1", '{"n0": "n1"}', "a pair of hosts in JSON", lambda rendezvous: rendezvous.culprit(1)),
+    ("1/blamed/1", '{"n0": "n1"}', "a pair of hosts in JSON", lambda rendezvous: rendezvous.culprits(1)),
     ("left_out/1", '["n0"]', "a host and a reason in JSON", lambda rendezvous: rendezvous.left_out()),
     ("waiting/count", "many", "a whole number", lambda rendezvous: rendezvous.waiting()),
 ]

@@ -196,7 +196,7 @@ def test_env_says_what_was_recognized(monkeypatch):
 #: A wait in the job's store does not end with the time that its ranks had to meet. They have met before, so that both
 #: have loaded torch, whose store torchrun's is: on a busy machine one needs seconds longer for it.
 LATE_RANK = """
-import time
+import sys, time
 from holmes.tools.job_store import join_job
 with join_job("first", 50.0):
     pass
@@ -204,7 +204,7 @@ with join_job("late", 4.0) as job:
     if job.rank == 0:
         time.sleep(5.0)
         job.store.set("late", "came")
-    print(bytes(job.store.get("late")).decode(), flush=True)
+    sys.stdout.write(bytes(job.store.get("late")).decode() + "\\n")  # at once: ranks share the pipe
 """
 
 

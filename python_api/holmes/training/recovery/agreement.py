@@ -166,11 +166,13 @@ def _without_blamed(
         return rest if len(rest) >= rules.least else members
 
     left_out = rendezvous.left_out()
-    node = rendezvous.culprit(generation - 1)
-    earlier = range(2, rules.blamed_generations + 1)
-    is_ever_the_same = node is not None and all(rendezvous.culprit(generation - before) == node for before in earlier)
-    if node is not None and is_ever_the_same and node not in left_out and without([node]) != members:
-        first = generation - rules.blamed_generations
+    first = generation - rules.blamed_generations
+    always, number = rendezvous.culprits(generation - 1), generation - 2
+    # A rank that was aborted before it found out blames nobody: two hosts may be alike in some of the generations.
+    while always and number >= first:
+        always, number = always & rendezvous.culprits(number), number - 1
+    node = always.pop() if len(always) == 1 else None
+    if node is not None and node not in left_out and without([node]) != members:
         reason = f"the other hosts lost it in each of the generations {first} to {generation - 1}"
         _log.error("host %s is left out: %s; mend its network or end it there", node, reason)
         rendezvous.leave_out(node, reason)

@@ -140,12 +140,11 @@ class Rendezvous:
         """Says that a process of host `by` lost one of host `node` in this generation; before it joins the next."""
         self._append(f"{generation}/blamed", json.dumps([by, node]))
 
-    def culprit(self, generation: int) -> str | None:
-        """The host that processes of the most other hosts lost in this generation; None where two are equal in that."""
+    def culprits(self, generation: int) -> set[str]:
+        """The hosts that processes of the most other hosts lost in this generation: several where all had as many."""
         accusations = set(self._entries(f"{generation}/blamed", "a pair of hosts in JSON", _pair_of))
-        counts = Counter(node for by, node in accusations if by != node).most_common(2)
-        is_clear = counts and (len(counts) == 1 or counts[0][1] > counts[1][1])
-        return counts[0][0] if is_clear else None
+        counts = Counter(node for by, node in accusations if by != node)
+        return {node for node, count in counts.items() if count == max(counts.values())}
 
     def leave_out(self, node: str, reason: str) -> None:
         """For the rest of this run of the job no generation has a process of this host."""
