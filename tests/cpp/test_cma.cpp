@@ -306,12 +306,36 @@ void check_choice() {
   }
   CHECK(shown > 0 && shown < 60);
   CHECK(!dear.prefers_cma());
+  // A ring that costs half as much in a trial as it does for long: CMA is left once, and then no more.
+  CmaChoice misled(CmaUse::measured, piece_bytes);
+  int changes = 0;
+  int ring_pieces = 0;
+  WayCosts told{2e-10, 0};
+  for (int i = 0, since = 100; i < 10'000; ++i) {
+    const bool prefers = misled.prefers_cma();
+    const bool shows = misled.uses_cma(piece_bytes, {});
+    since = shows ? 0 : since + 1;
+    if (shows)
+      told.cma = 1e-10;
+    else
+      told.ring = since > 16 ? 2e-10 : 0.7e-10;
+    misled.sent(piece_bytes, told);
+    changes += misled.prefers_cma() != prefers;
+    ring_pieces += !shows;
+  }
+  CHECK(misled.prefers_cma());
+  CHECK(changes == 3);
+  CHECK(ring_pieces < 300);
   CmaChoice never(CmaUse::never, piece_bytes);
   CHECK(!never.uses_cma(piece_bytes, CopyWay::cma));
   CopyCost cost;
   cost.add(1000, 1e-6);
   cost.add(1000, 1);  // interrupted
   CHECK(cost.s_per_byte() < 1.3e-9f);
+  CopyCost long_cost(1'000'000);  // of a stream
+  for (int i = 0; i < 1000; ++i) long_cost.add(1000, 1e-6);
+  for (int i = 0; i < 100; ++i) long_cost.add(1000, 0.1e-6);
+  CHECK(long_cost.s_per_byte() > 0.8e-9f);
 }
 
 }  // namespace

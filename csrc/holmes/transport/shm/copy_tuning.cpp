@@ -26,8 +26,15 @@ constexpr double sample_weight = 0.2;
 // --- of one channel ---
 // Where a copy through the kernel is the slower way it was up to 4 times as slow: a trial in so much costs 5 %.
 constexpr std::size_t trials_apart = 64;
+constexpr std::size_t trials_of_probation = 8;
 // By so much it has to be cheaper.
 constexpr double cma_worth = 0.9;
+// By so much at most a trial is taken to mislead, and so much of it counts after one more.
+constexpr double max_optimism = 4;
+constexpr double optimism_kept = 0.95;
+// As regions are opened one by one, and the two sides then wait for each other; those of trials are shorter.
+constexpr std::size_t min_region_bytes = 2 * 1024 * 1024;
+constexpr std::size_t max_region_bytes = 16 * 1024 * 1024;
 // A copy that takes long was interrupted.
 constexpr double cost_weight = 0.2;
 constexpr double max_growth = 2;
@@ -99,7 +106,9 @@ bool StoreChoice::bypasses() const { return difference_s_per_byte_ > worth_s_per
 
 void CopyCost::add(std::size_t bytes, double seconds) {
   const double cost = seconds / static_cast<double>(bytes);
-  average_ = average_ == 0 ? cost : average_ + cost_weight * (std::min(cost, max_growth * average_) - average_);
+  const double share = window_bytes_ ? static_cast<double>(bytes) / static_cast<double>(window_bytes_) : cost_weight;
+  const double weight = std::min(share, cost_weight);
+  average_ = average_ == 0 ? cost : average_ + weight * (std::min(cost, max_growth * average_) - average_);
 }
 
 bool CmaChoice::uses_cma(std::size_t bytes, std::optional<CopyWay> set) const {
@@ -111,9 +120,32 @@ void CmaChoice::sent(std::size_t bytes, const WayCosts& costs) {
   if (use_ != CmaUse::measured) return;
   left_ -= std::min(left_, bytes);
   if (left_ > 0) return;
-  if (is_trial_ && costs.ring > 0 && costs.cma > 0) is_better_ = costs.cma < cma_worth * costs.ring;
+  if (is_trial_ && costs.ring > 0 && costs.cma > 0)
+    end_trial(costs);
+  else if (promised_ > 0)
+    end_probation(costs);
   is_trial_ = !is_trial_;
-  left_ = is_trial_ ? trial_bytes_ : trials_apart * trial_bytes_;
+  left_ = is_trial_ ? trial_bytes_ : (promised_ > 0 ? trials_of_probation : trials_apart) * trial_bytes_;
+}
+
+void CmaChoice::end_trial(const WayCosts& costs) {
+  double& optimism = optimism_[!is_better_];
+  WayCosts expected = costs;
+  (is_better_ ? expected.ring : expected.cma) *= optimism;
+  if ((expected.cma < cma_worth * expected.ring) != is_better_) {
+    given_up_ = of(is_better_, costs);
+    is_better_ = !is_better_;
+    promised_ = of(is_better_, costs);
+  } else {
+    optimism = 1 + optimism_kept * (optimism - 1);
+  }
+}
+
+void CmaChoice::end_probation(const WayCosts& costs) {
+  const double cost = of(is_better_, costs);
+  optimism_[is_better_] = std::clamp(cost / promised_, 1.0, max_optimism);
+  promised_ = 0;
+  if (cost > given_up_) is_better_ = !is_better_;
 }
 
 void CmaChoice::give_up() {
@@ -123,10 +155,18 @@ void CmaChoice::give_up() {
 
 ChannelTuning::ChannelTuning(CmaUse use, std::size_t ring_bytes, bool is_p2p, CmaRegion::Costs* mine,
                              const CmaRegion::Costs* theirs)
-    : mine_(mine), theirs_(theirs), choices_{{use, ring_bytes}, {use, ring_bytes}}, is_p2p_(is_p2p) {}
+    : mine_(mine), theirs_(theirs), choices_{{use, ring_bytes}, {use, ring_bytes}}, is_p2p_(is_p2p) {
+  write_cost_ = CopyCost(4 * ring_bytes);  // half a trial
+  ring_costs_.fill(write_cost_);
+  cma_costs_.fill(write_cost_);
+}
 
 bool ChannelTuning::prefers_sender_memory() const {
   return set_ ? *set_ != CopyWay::ring : std::ranges::any_of(choices_, &CmaChoice::prefers_cma);
+}
+
+std::size_t ChannelTuning::region_bytes() const {
+  return set_ ? max_region_bytes : std::clamp(choices_[traffic()].stretch_bytes(), min_region_bytes, max_region_bytes);
 }
 
 void ChannelTuning::give_up() {

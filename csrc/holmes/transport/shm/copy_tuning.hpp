@@ -26,13 +26,16 @@ inline constexpr std::size_t min_cma_bytes = 128 * 1024;
 // Copies that are worth two looks at the clock.
 inline constexpr std::size_t min_timed_bytes = 16 * 1024;
 
-// The average cost of the last copies, seconds per byte; 0 while none was added.
+// The average cost of the last copies, seconds per byte; 0 while none was added. `window_bytes`: of how many bytes, 0:
+// of the last few, however large. What a few copies cost tells little of a stream: some find what they need in a cache.
 class CopyCost {
 public:
+  explicit CopyCost(std::size_t window_bytes = 0) : window_bytes_(window_bytes) {}
   void add(std::size_t bytes, double seconds);
   float s_per_byte() const { return static_cast<float>(average_); }
 
 private:
+  std::size_t window_bytes_;
   double average_ = 0;
 };
 
@@ -66,7 +69,9 @@ struct WayCosts {
 };
 
 // Long stretches of the stream go the better way, and short ones between them the other way, to learn what it costs by
-// now. A short one is long enough for caches to hold what that way uses.
+// now. A short one is long enough for caches to hold what that way uses; yet it tends to cost less than a long one
+// would (of a ring: half, as what it displaces from the caches is not paid for yet). So the stretch after a change is
+// not so long, and shows by how much, and the change is undone where it was none for the better.
 class CmaChoice {
 public:
   CmaChoice(CmaUse use, std::size_t ring_bytes) : use_(use), trial_bytes_(8 * ring_bytes), left_(trial_bytes_) {}
@@ -76,17 +81,28 @@ public:
   bool uses_cma(std::size_t bytes, std::optional<CopyWay> set) const;
   // So many were sent. The costs count where a stretch ends.
   void sent(std::size_t bytes, const WayCosts& costs);
+  // What is left of a stretch, at least; any number where there are none.
+  std::size_t stretch_bytes() const { return use_ == CmaUse::measured ? left_ : SIZE_MAX; }
   // Trials aside.
   bool prefers_cma() const { return use_ == CmaUse::always || is_better_; }
   // No more: the receiver cannot read this process's memory.
   void give_up();
 
 private:
+  void end_trial(const WayCosts& costs);
+  void end_probation(const WayCosts& costs);
+  static double of(bool cma, const WayCosts& costs) { return cma ? costs.cma : costs.ring; }
+
   CmaUse use_;
   std::size_t trial_bytes_;
   std::size_t left_;  // of this stretch
   bool is_trial_ = false;
   bool is_better_ = false;
+  // After a change, what it was decided by: the costs of the new way, in the trial, and of the old one. 0: it has
+  // stood.
+  double promised_ = 0;
+  double given_up_ = 0;
+  double optimism_[2] = {1, 1};  // of trials: what a ring, and CMA, cost in the end, over what they cost in a trial
 };
 
 // Whether one channel's pieces go through its ring or by CMA: the channel tells what it does, and asks. Sender and
@@ -102,6 +118,8 @@ public:
   void set(std::optional<CopyWay> way) { set_ = way; }
   bool reads_in_place() const { return set_ == CopyWay::in_place; }
   bool uses_cma(std::size_t bytes) const { return choices_[traffic()].uses_cma(bytes, set_); }
+  // So many bytes may be shown to the receiver at once: those of a trial end soon.
+  std::size_t region_bytes() const;
   // Whether pieces are mostly copied out of the sender's memory, or read there.
   bool prefers_sender_memory() const;
   // The receiver cannot read this process's memory.
@@ -129,7 +147,7 @@ private:
   CmaChoice choices_[traffic_count];
   std::optional<CopyWay> set_;
   CopyCost write_cost_;
-  CopyCost ring_costs_[traffic_count], cma_costs_[traffic_count];  // of receiving
+  std::array<CopyCost, traffic_count> ring_costs_, cma_costs_;  // of receiving
   // Of messages: how often something comes between two pieces of one that goes, and the last piece of each way.
   bool is_p2p_;
   double two_way_share_ = 0;

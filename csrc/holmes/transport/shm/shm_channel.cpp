@@ -22,12 +22,9 @@ constexpr int ring_count = 4;
 // Bytes one call copies at most: the peer starts on them while this side copies the next.
 constexpr std::size_t max_copy_bytes = 64 * 1024;
 // The same by CMA, where a call costs a system call too.
-constexpr std::size_t max_pull_bytes = 256 * 1024;
+constexpr std::size_t max_pull_bytes = 1024 * 1024;
 // What is read in place takes no system call, but both sides look at each other's words.
 constexpr std::size_t min_in_place_bytes = 16 * 1024;
-// A region as long as a message would make each trial as long (see CmaChoice). In place there are none, and the two
-// sides wait for each other less often.
-constexpr std::size_t max_region_bytes = 2 * 1024 * 1024;
 
 // As connections() says it.
 constexpr std::string_view p2p_purpose = "p2p";
@@ -163,7 +160,8 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
     room -= bytes;
     if (bytes < piece.iov_len) break;
   }
-  const std::size_t most_bytes = place.id != 0 ? SIZE_MAX : max_region_bytes;
+  // In place there are no trials, and the two sides wait for each other less often.
+  const std::size_t most_bytes = place.id != 0 ? SIZE_MAX : tuning_.region_bytes();
   const std::size_t shown_bytes = to_show ? std::min(to_show->iov_len, most_bytes) : 0;
   tuning_.offered(to_show ? shown_bytes : total);
   produced_ += total;
