@@ -64,6 +64,12 @@ def test_idle_communicators_cost_nothing(transport: str, tmp_path: Path) -> None
         assert not any(rank["wake_ups"].values()), rank
 
 
+def test_who_waits_for_several_works_in_turn_drives_all_of_them() -> None:
+    """The I/O thread is not woken between two waits; but for a round in which other work took the processors."""
+    for rank in run_pair("batches", "auto"):
+        assert min(rank["sleeps"]) <= 3, rank
+
+
 def test_number_and_processors_of_the_io_threads() -> None:
     cpu = max(os.sched_getaffinity(0))
     for rank in run_pair("pinned", "tcp", HOLMES_IO_THREADS="3", HOLMES_IO_CPUS=str(cpu)):

@@ -2,6 +2,7 @@
 
 idle: several communicators, then silence; prints what it used meanwhile. pinned: prints the I/O threads' processors.
 forked: a child that lives on, as a DataLoader's worker does, and tries the communicator; rank 1 is then killed.
+batches: many messages at once, each awaited in order; prints how often the I/O threads went to sleep, by round.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import holmes_comm
 
 COMMUNICATORS = 8
 IDLE_S = 2.0
+ROUNDS = 40
+BATCHES = 30
+MESSAGES = 16
 CHILD_S = 30.0
 IO_THREAD = "holmes-io-"
 
@@ -91,6 +95,23 @@ def pinned(store, rank: int, transport: str) -> None:
     }
     say(rank=rank, io_threads=found, own=sorted(os.sched_getaffinity(0)))
     comms[0].barrier()
+
+
+def batches(store, rank: int, transport: str) -> None:
+    comm = make(store, rank, transport)
+    sent, received = np.ones((MESSAGES, 20_000), "float32"), np.zeros((MESSAGES, 20_000), "float32")
+    calls = [call for number in range(MESSAGES)
+             for call in (("recv", received[number], 1 - rank, 0), ("send", sent[number], 1 - rank, 0))]  # fmt: skip
+    sleeps = []
+    for _ in range(ROUNDS):
+        comm.barrier()
+        before = wake_ups()
+        for _ in range(BATCHES):
+            for work in comm.batch(calls):
+                work.wait()
+        sleeps.append(sum(count - before.get(name, 0) for name, count in wake_ups().items() if IO_THREAD in name))
+    assert (received == 1).all()
+    say(rank=rank, sleeps=sleeps)
 
 
 def forked(store, rank: int, transport: str) -> None:

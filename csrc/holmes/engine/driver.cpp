@@ -7,7 +7,7 @@
 namespace holmes {
 namespace {
 
-// What run_in_background leaves goes to the I/O thread after so long: until a caller would have come to wait for it
+// What a caller leaves goes to the I/O thread after so long: until a caller would have come to wait for it
 // (from Python 3 to 10 us; a sleeping thread takes 25 to 35 us to wake in a virtual machine), and longer where callers
 // always did, as arming a timer costs 10 us there that is due before the kernel's next tick.
 constexpr std::chrono::microseconds short_patience{30};
@@ -31,6 +31,7 @@ bool Driver::run_here(std::unique_ptr<Collective>& collective) {
     if (!drive) return false;
     const std::shared_ptr<Work> work = collective->shared_work();
     if (!engine_.operations().submit_own(collective)) return false;
+    take_back();
     pauses = drive_until(*work, std::nullopt);
     if (!engine_.has_pending()) engine_.watch();
   }
@@ -56,9 +57,7 @@ void Driver::run_in_background(std::size_t bytes) {
       if (!engine_.has_pending()) engine_.watch();
     }
   }
-  if (is_polled_ || !engine_.has_pending()) return;
-  const bool is_long = prompt_waits_.load(std::memory_order_relaxed) >= prompt_waits_for_long;
-  offer(is_long ? Duration(long_patience) : Duration(short_patience));
+  if (!is_polled_ && engine_.has_pending()) offer();
 }
 
 void Driver::poll() {
@@ -70,19 +69,35 @@ void Driver::poll() {
   if (!engine_.has_pending()) engine_.watch();
 }
 
+void Driver::offer() {
+  const bool is_long = prompt_waits_.load(std::memory_order_relaxed) >= prompt_waits_for_long;
+  offer(is_long ? Duration(long_patience) : Duration(short_patience));
+}
+
 void Driver::offer(Duration patience) {
   offered_at_.store(Clock::now(), std::memory_order_relaxed);
   is_offered_.store(true);
   io_thread_.offer(engine_.shared_from_this(), patience);
 }
 
-// What the caller does not drive any more goes on in the background; at once, unless it only looks for signals.
+// What was offered to the I/O thread, and is there still.
+void Driver::take_back() {
+  if (!is_offered_.exchange(false)) return;
+  io_thread_.take_back(engine_);
+  const bool is_prompt = Clock::now() - offered_at_.load(std::memory_order_relaxed) < short_patience;
+  prompt_waits_.store(is_prompt ? prompt_waits_.load(std::memory_order_relaxed) + 1 : 0, std::memory_order_relaxed);
+}
+
+// What the caller does not drive any more goes on in the background; after a while, as it may only look for signals, or
+// wait for the next of several operations. At once where a thread sleeps until it is done.
 void Driver::leave_rest(bool pauses) {
   if (!engine_.has_pending()) return;
-  if (pauses)
+  if (is_polled_ || is_awaited_.exchange(false))
+    give_to_io_thread();
+  else if (pauses)
     offer(long_patience);
   else
-    give_to_io_thread();
+    offer();
 }
 
 void Driver::give_to_io_thread() { io_thread_.add(engine_.shared_from_this()); }
@@ -92,18 +107,16 @@ bool Driver::help(const Work& work, std::optional<Clock::time_point> until) {
   bool pauses = false;
   {
     std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
-    if (drive) {
-      if (is_offered_.exchange(false)) {
-        io_thread_.take_back(engine_);
-        const bool is_prompt = Clock::now() - offered_at_.load(std::memory_order_relaxed) < short_patience;
-        prompt_waits_.store(is_prompt ? prompt_waits_.load(std::memory_order_relaxed) + 1 : 0,
-                            std::memory_order_relaxed);
-      }
-      pauses = drive_until(work, until);
-      if (!engine_.has_pending()) engine_.watch();
+    if (!drive) {  // the other thread may be about to stop
+      is_awaited_.store(true);
+      if (engine_.has_pending()) give_to_io_thread();
+      return false;
     }
+    take_back();
+    pauses = drive_until(work, until);
+    if (!engine_.has_pending()) engine_.watch();
   }
-  leave_rest(pauses);  // also where another thread drives and is about to stop
+  leave_rest(pauses);
   return pauses;
 }
 

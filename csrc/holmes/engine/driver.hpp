@@ -36,14 +36,16 @@ public:
   void set_polled() { is_polled_ = true; }
   // Moves what can be moved, in the calling thread, without blocking; nothing where another thread drives.
   void poll();
-  // No caller waited in time for what run_in_background left.
+  // No caller came in time for what was left to the I/O thread.
   void offer_expired() { prompt_waits_.store(0, std::memory_order_relaxed); }
 
 private:
+  void take_back();
   bool drive_until(const Work& work, std::optional<Clock::time_point> until);
   void sleep(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point now);
   bool waits_for_bulk() const;
   bool wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals);
+  void offer();
   void offer(Duration patience);
   void leave_rest(bool pauses);
 
@@ -53,7 +55,8 @@ private:
   IoThread& io_thread_;
   std::atomic<bool> is_offered_{false};  // to the I/O thread, perhaps
   std::atomic<Clock::time_point> offered_at_{};
-  std::atomic<unsigned> prompt_waits_{0};  // how many operations in a row were waited for in time
+  std::atomic<unsigned> prompt_waits_{0};  // how often in a row a caller came for what was left in time
+  std::atomic<bool> is_awaited_{false};    // by a thread that sleeps, as another one drove when it came
   std::atomic<bool> is_polled_{false};
   unsigned idle_polls_ = 0;  // with the drive lock
 };
