@@ -1,6 +1,6 @@
 #include "holmes/engine/driver.hpp"
 
-#include <sched.h>
+#include <unistd.h>
 
 #include "holmes/engine/engine.hpp"
 
@@ -21,6 +21,11 @@ constexpr unsigned rounds_per_signal_check = 128;
 constexpr unsigned polls_per_check = 64;
 // Of one poll, so that a caller with other work comes back to it.
 constexpr int max_rounds_of_poll = 16;
+
+int processors() {
+  static const int online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  return online;
+}
 
 }  // namespace
 
@@ -122,7 +127,8 @@ bool Driver::help(const Work& work, std::optional<Clock::time_point> until) {
 
 // True where the work goes on, but it is time to look for signals.
 bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> until) {
-  auto spin = spin_.begin();
+  const bool may_rush = engine_.group().all_shared_memory && engine_.group().size <= processors();
+  auto spin = spin_.begin(may_rush);
   SignalTimer signals;
   unsigned rounds = 0;
   unsigned waits = 0;
@@ -131,8 +137,8 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
     const bool moved = engine_.progress();
     if (moved || work.is_final()) {
       if (spin.has_begun()) {
-        spin_.succeeded();
-        spin = spin_.begin();
+        spin_.succeeded(spin);
+        spin = spin_.begin(may_rush);
       }
       if (work.is_final()) return false;
     }
@@ -145,10 +151,7 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
       if (signals.is_due()) return true;
       continue;
     }
-    if (!is_slow && spin_.allows(waits) && spin.goes_on()) {
-      ::sched_yield();
-      continue;
-    }
+    if (!is_slow && spin_.allows(waits) && spin.goes_on()) continue;
     ++waits;
     fds_.clear();
     const bool block = engine_.prepare_wait(fds_);
@@ -157,7 +160,7 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
     const auto now = block ? Clock::now() : before;
     engine_.finish_wait(now, block ? fds_ : std::span<const pollfd>{});
     if (block) spin_.slept(now - before);
-    spin = spin_.begin();
+    spin = spin_.begin(may_rush);
     if (until && now >= *until) return false;
     if (block && signals.is_due(now)) return true;
   }
@@ -196,11 +199,8 @@ bool Driver::wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& 
   bool is_ready = false;
   auto asleep_at = start;
   if (spin_.allows_bulk()) {
-    auto spin = spin_.begin();
-    while (!is_ready && spin.goes_on()) {
-      ::sched_yield();
-      is_ready = ::poll(fds_.data(), fds_.size(), 0) != 0;
-    }
+    auto spin = spin_.begin(/*may_rush=*/false);
+    while (!is_ready && spin.goes_on()) is_ready = ::poll(fds_.data(), fds_.size(), 0) != 0;
     if (!is_ready && spin.has_begun()) asleep_at = Clock::now();
   }
   if (!is_ready) sleep(until, signals, asleep_at);

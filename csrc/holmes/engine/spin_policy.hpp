@@ -17,22 +17,29 @@ public:
   // One wait.
   class Spin {
   public:
-    explicit Spin(Duration spin) : spin_(spin) {}
-    // Whether to poll once more.
+    // `rushes`: polls that leave nobody else the processor, at the beginning.
+    Spin(Duration spin, unsigned rushes) : spin_(spin), rushes_(spin == Duration::zero() ? 0 : rushes) {}
+    // Whether to poll once more; leaves other threads the processor before that.
     bool goes_on();
-    bool has_begun() const { return start_.has_value(); }
+    bool has_begun() const { return rushed_ > 0 || start_.has_value(); }
+    // Whether it polled in a rush, and that was not enough.
+    bool outlived_rush() const { return rushes_ > 0 && start_.has_value(); }
+    bool rushes() const { return rushes_ > 0; }
 
   private:
     Duration spin_;
+    unsigned rushes_;
+    unsigned rushed_ = 0;
     std::optional<Clock::time_point> start_;
     std::optional<Duration> end_;  // in processor time
   };
-  Spin begin() const { return Spin(spin_); }
+  // `may_rush`: what is waited for is asked for without a system call.
+  Spin begin(bool may_rush);
 
   // Whether to poll before the `wait`th sleep for the same work.
   bool allows(unsigned wait) const;
   // What was waited for came while it polled.
-  void succeeded() { misses_ = 0; }
+  void succeeded(const Spin& spin);
   // It had to sleep, for so long.
   void slept(Duration duration) { misses_ = duration > spin_ ? misses_ + 1 : 0; }
 
@@ -44,6 +51,8 @@ public:
 private:
   const Duration spin_;
   unsigned misses_ = 0;       // waits in a row that outlived the spin
+  unsigned rush_misses_ = 0;  // one more for each wait that outlived its rush, one less for each that did not
+  unsigned no_rushes_ = 0;    // since most of them did
   unsigned bulk_misses_ = 0;  // one more for each wait that did, one less for each that did not
   unsigned bulk_waits_ = 0;   // since most of them did
 };
