@@ -225,3 +225,15 @@ def test_a_wait_in_the_store_is_longer_than_the_meeting(tmp_path):
 def test_ranks_of_torchrun_meet_in_its_store(tmp_path):
     run = run_by_torchrun(tmp_path, RANK)
     assert sorted(run.stdout.split()) == sorted(["0", "2", "3.0", "1", "2", "3.0"]), run.stdout + run.stderr
+
+
+def test_env_says_which_variables_nothing_reads(monkeypatch):
+    monkeypatch.setenv("HOLMES_TLSS", "all")
+    monkeypatch.setenv("HOLMES_SOMETHING_ELSE", "1")
+    monkeypatch.setenv("HOLMES_TLS", "all")
+    lines = CliRunner().invoke(load("tools.cli.env:env"), ["--set"]).output.splitlines()
+    said = [line for line in lines if "nothing reads it" in line]
+    assert said == [
+        "HOLMES_SOMETHING_ELSE: Holmes has no such variable, nothing reads it; unset it; docs/environment.md lists all",
+        "HOLMES_TLSS: Holmes has no such variable, nothing reads it; write HOLMES_TLS",
+    ]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holmes.tools.cli.output import JsonFile, show
-from holmes.tools.doctor.variables import plain
+from holmes.tools.doctor.variables import NOT_READ, fix_of, plain
 from holmes_comm import _C
 from holmes_comm.errors import UsageError
 from holmes_comm.launch import recognize
@@ -23,11 +23,12 @@ def env(
     only_set: Annotated[bool, typer.Option("--set", help="Those that are set here only.")] = False,
 ) -> None:
     """Lists which launcher started this process, and what Holmes reads from the environment: allowed values, default,
-    meaning, and what is set here."""
+    meaning, and what is set here; and what looks like a variable of Holmes but is none."""
     rows = [_row(variable) for variable in _C.env_variables()]
     rows = [row for row in rows if row["set"] is not None or not only_set]
-    found = {"launcher": _launcher(), "variables": rows}
-    show(json_file, found, lambda: _print(Console(), _launcher(), rows))
+    not_read = {name: fix for name in sorted(os.environ) if (fix := fix_of(name)) is not None}
+    found = {"launcher": _launcher(), "variables": rows, "not_read": not_read}
+    show(json_file, found, lambda: _print(Console(), found))
 
 
 def _launcher() -> str:
@@ -43,15 +44,17 @@ def _launcher() -> str:
         return str(error)
 
 
-def _print(console: Console, launcher: str, rows: list[dict[str, Any]]) -> None:
-    console.print(f"launcher: {launcher}", markup=False, highlight=False, soft_wrap=True)  # one line for grep
+def _print(console: Console, found: dict[str, Any]) -> None:
+    lines = [f"launcher: {found['launcher']}"]
+    lines += [f"{name}: {NOT_READ}; {fix}" for name, fix in found["not_read"].items()]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)  # one line each for grep
     table = Table(box=None, pad_edge=False, show_lines=True, header_style="bold")
     for header in ("variable", "values", "default", "meaning"):
         table.add_column(header, overflow="fold")
-    for row in rows:
+    for row in found["variables"]:
         name = f"{row['name']}\n= {row['set']}" if row["set"] is not None else row["name"]
         table.add_row(name, row["values"], row["default"], row["meaning"])
-    if rows:
+    if found["variables"]:
         console.print(table)
 
 

@@ -9,8 +9,7 @@ from holmes.cluster.topology import RDMA_CLASSES
 from holmes.cluster.topology.contradictions import some
 from holmes.tools.doctor.facts import JobFacts
 from holmes.tools.doctor.finding import ERROR, NOTE, WARNING, Finding
-from holmes.tools.doctor.variables import HOLMES, MUST_AGREE, OTHERS, USUAL
-from holmes_comm import _C
+from holmes.tools.doctor.variables import HOLMES, MUST_AGREE, NOT_READ, OTHERS, USUAL, fix_of
 
 
 def check_variables(job: JobFacts) -> Iterator[Finding]:
@@ -31,12 +30,8 @@ def check_variables(job: JobFacts) -> Iterator[Finding]:
             elif name in HOLMES:
                 problem = f"{shown}: {HOLMES[name]}"
                 yield Finding(NOTE, "variable", host, "", problem, "nothing, if meant (docs/environment.md)")
-            elif name.startswith("HOLMES_"):
-                near = _C.variable_meant_by(name)
-                fix = f"write {near}" if near else "unset it; docs/environment.md lists all"
-                yield Finding(
-                    WARNING, "variable", host, "", f"{shown}: Holmes has no such variable, nothing reads it", fix
-                )
+            elif (correction := fix_of(name)) is not None:
+                yield Finding(WARNING, "variable", host, "", f"{shown}: {NOT_READ}", correction)
             elif name.startswith("NCCL_"):
                 yield Finding(NOTE, "variable", host, "", f"{shown}: a setting of NCCL", "nothing, if meant")
         if facts.selection_error:

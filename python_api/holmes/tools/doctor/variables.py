@@ -69,3 +69,13 @@ USUAL = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+
+NOT_READ = "Holmes has no such variable, nothing reads it"
+
+
+def fix_of(name: str) -> str | None:
+    """What to do about a variable that looks like one of Holmes' and is none; None: it is one."""
+    if not name.startswith("HOLMES_") or name in HOLMES or name in USUAL:
+        return None
+    near = _C.variable_meant_by(name)
+    return f"write {near}" if near else "unset it; docs/environment.md lists all"
