@@ -61,9 +61,26 @@ void a_lost_rail_is_silent_and_the_other_is_heard() {
   CHECK(watched.control.said_bye());
 }
 
+void turns_are_told_as_they_were_sent() {
+  Watched watched;
+  ControlConnection peer(0, "a0", "eth0", std::move(watched.sockets.right));
+  const std::vector<Turn> sent{{3, 0, Uplink::lease}, {2, 1, std::chrono::milliseconds(0)}};
+  for (const Turn& turn : sent) peer.send_turn(turn);
+  std::vector<Turn> told;
+  for (std::size_t count = 0; count < rails * sent.size() && watched.has_news(1000); count = told.size()) {
+    CHECK(!watched.control.drain());
+    for (const Turn& turn : watched.control.take_turns()) told.push_back(turn);
+  }
+  CHECK(told.size() == rails * sent.size());  // over each rail
+  for (std::size_t i = 0; i < told.size(); ++i) CHECK(told[i] == sent[i % sent.size()]);
+  peer.send_turn({3, 0, 2 * Uplink::lease});
+  CHECK(watched.has_news(1000) && !watched.control.drain() && watched.control.take_turns().empty());
+}
+
 }  // namespace
 
 int main() {
+  turns_are_told_as_they_were_sent();
   a_frame_is_told_until_it_is_read();
   the_ends_of_the_other_rails_wake_nobody_any_more();
   a_lost_rail_is_silent_and_the_other_is_heard();

@@ -1,11 +1,13 @@
 // Every operation over clusters: equal and unequal ones, interleaved ranks, hierarchical from the first byte, from some
 // size on, and as measured; every type and reduction against the flat form; compression.
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
 #include "clusters.hpp"
 #include "collective_checks.hpp"
 #include "holmes/comm/hierarchical_communicator.hpp"
+#include "holmes/transport/uplink.hpp"
 
 using namespace holmes;
 using namespace holmes::test;
@@ -203,9 +205,50 @@ void check_never(Communicator& comm) {
   for (const auto& connection : part->connections()) CHECK(connection.local_address.starts_with("127.0.1."));
 }
 
+// What waits for the path out of the cluster is told to the ranks beside the sender, over a group that has nothing to
+// do just now, and its end too.
+void check_turns() {
+  const auto store = make_local_store();
+  std::atomic<bool> is_heard{false};
+  run_ranks(4, [&](int rank) {
+    auto options = cluster_options({0, 0, 1, 1}, rank, 0);
+    options.priority = 1;
+    const auto gradients = make_communicator(store, options);
+    options = cluster_options({0, 1}, rank / 2, 0);
+    options.name = "pair" + std::to_string(rank % 2);
+    options.priority = 3;
+    const auto messages = make_communicator(store, options);
+    gradients->barrier()->wait();
+    const auto uplink = Uplink::of("lo");  // of all ranks: they are threads
+    const auto until = [&](bool gives_way) {
+      const auto end = Clock::now() + std::chrono::seconds(20);
+      while (uplink->gives_way(1, Clock::now()) != gives_way && Clock::now() < end) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        uplink->hear(Clock::now());
+      }
+      CHECK(uplink->gives_way(1, Clock::now()) == gives_way);
+    };
+    std::vector<std::int64_t> data(std::size_t{4} << 20);
+    if (rank == 0) messages->send(buffer(data, DType::int64), 1)->wait();
+    if (rank == 1) {
+      until(true);
+      is_heard = true;
+      is_heard.notify_all();
+    }
+    if (rank == 2) {
+      is_heard.wait(false);
+      messages->recv(buffer(data, DType::int64), 0)->wait();
+    }
+    gradients->barrier()->wait();
+    until(false);
+    gradients->barrier()->wait();
+  });
+}
+
 }  // namespace
 
 int main() {
+  check_turns();
   for (const auto& layout : layouts) {
     run_clusters(layout, 0, check_everything);
     run_clusters(layout, 0, [](Communicator& comm) {

@@ -33,6 +33,7 @@ std::vector<std::string> fuzz::seeds() {
       sent([](ControlConnection& connection) { connection.send_bye(); }),
       sent([](ControlConnection& connection) { connection.send_probe(); }),
       sent([](ControlConnection& connection) { connection.send_probe_reply({77, 1, "eth0"}); }),
+      sent([](ControlConnection& connection) { connection.send_turn({3, 0, Uplink::lease}); }),
       sent([&](ControlConnection& connection) { connection.send_abort(failure); })};
   std::string together;
   for (auto& one : all) together += one, one.insert(0, 1, '\x40');
@@ -58,6 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
       }
     }
     one.connection->take_probe();
+    for (const Turn& turn : one.connection->take_turns()) REQUIRE(turn.lease <= Uplink::lease && turn.priority >= 0);
   }
   if (has_failed) return 0;
   one.peer.reset();

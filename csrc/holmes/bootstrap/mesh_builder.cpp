@@ -424,7 +424,8 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, int stream, Connecti
                                             " connection to " + describe_peer(label, socket.info.host, nic.interface));
     }
     if (options_.priority && purpose != Purpose::control)
-      socket.pacer = std::make_unique<PathPacer>(socket.fd.get(), *options_.priority, nic.interface);
+      socket.pacer =
+          std::make_unique<PathPacer>(socket.fd.get(), *options_.priority, nic.interface, socket.info.is_between);
   }
 }
 

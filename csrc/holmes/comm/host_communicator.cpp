@@ -162,6 +162,22 @@ bool has_far_peer(const Mesh& mesh) {
   });
 }
 
+// Ranks of the own cluster share its uplinks with this one; so do their messages of other groups.
+void share_uplinks(Group& group, const Mesh& mesh, const CommunicatorOptions& options) {
+  if (!options.priority || *options.priority >= highest_priority) return;
+  bool spans_clusters = false;
+  for (const PeerConnections& connections : mesh.peers) {
+    if (connections.peer < 0) continue;
+    if (connections.control.front().info.is_between)
+      spans_clusters = true;
+    else
+      group.neighbours.push_back(connections.peer);
+  }
+  if (!spans_clusters) group.neighbours.clear();
+  for (std::size_t rail = 0; !group.neighbours.empty() && rail < options.nics.size(); ++rail)
+    group.uplinks.push_back(Uplink::of(options.nics[rail].interface));
+}
+
 constexpr std::int64_t no_job_rank = -1;  // on the wire only
 
 // How long a wait polls: the option, else the variable, else the default.
@@ -210,6 +226,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   std::vector<std::unique_ptr<Channel>> p2p(mesh.peers.size());
   const std::size_t slice_bytes = preferred_slice_bytes(mesh, options_.size, ring_bytes);
   group->is_far = has_far_peer(mesh);
+  share_uplinks(*group, mesh, options_);
   for (PeerConnections& connections : mesh.peers) {
     if (connections.peer < 0) continue;
     group->controls[connections.peer] = std::make_unique<ControlConnection>(
@@ -233,6 +250,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   }
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, spin_of(env, options_), *needs.io_thread,
                                      std::move(needs.wake_fd), std::move(sockets));
+  for (std::size_t rail = 0; rail < engine_->group().uplinks.size(); ++rail)
+    engine_->group().uplinks[rail]->join(engine_, *options_.priority, static_cast<int>(rail));
   if (!is_internal(options_.name)) register_source(std::shared_ptr<RecordSource>(engine_, &engine_->records()));
   start_watcher(env);
   own_place_ = describe_peer(engine_->group().label(options_.rank), host,

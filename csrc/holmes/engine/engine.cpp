@@ -285,6 +285,30 @@ std::vector<Failure> Engine::look_at_peers() {
   return vanished;
 }
 
+void Engine::tell(const Turn& turn) noexcept {
+  if (is_dead() || is_inherited()) return;
+  for (const int peer : group_->neighbours) group_->controls[static_cast<std::size_t>(peer)]->send_turn(turn);
+}
+
+// Nobody reads the control connections of a communicator that has nothing to do; who sends over another one asks.
+void Engine::hear() noexcept {
+  pollfd controls = detector_.controls_pollfd();
+  if (is_dead() || is_inherited() || ::poll(&controls, 1, 0) != 1) return;
+  {
+    // Who drives it, this thread perhaps (POSIX: busy then, too), hears by itself.
+    const std::unique_lock drive(drive_, std::try_to_lock);
+    if (!drive || is_dead()) return;
+    const bool had_lost_any = detector_.has_lost_any();
+    try {
+      detector_.check_controls();
+    } catch (const std::exception&) {  // the I/O thread ends it: this one is inside of another communicator
+      request_failure(current_failure());
+    }
+    if (detector_.has_lost_any() != had_lost_any) wake();
+  }
+  if (has_pending()) driver_.give_to_io_thread();
+}
+
 std::vector<Failure> Engine::find_vanished() {
   std::vector<Failure> vanished;
   const std::vector<char> lost = detector_.lost();

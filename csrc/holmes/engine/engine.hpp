@@ -15,13 +15,13 @@
 namespace holmes {
 
 // Thread-safe except where "driver" is said: that needs the drive lock.
-class Engine : public std::enable_shared_from_this<Engine> {
+class Engine final : public std::enable_shared_from_this<Engine>, public UplinkNeighbours {
 public:
   // `io_thread` drives what no caller does; `wake_fd` is an event descriptor. `sockets` are the ones of the group and
   // the channels: a forked child has none of them.
   Engine(std::unique_ptr<Group> group, std::vector<std::unique_ptr<Channel>> p2p_channels, std::string own_place,
          Duration spin, IoThread& io_thread, UniqueFd wake_fd, std::vector<int> sockets);
-  ~Engine();
+  ~Engine() override;
 
   // Queues operations; their sequence numbers are set here. Throws the failure where the communicator is dead.
   void submit(std::unique_ptr<Collective> collective);
@@ -76,6 +76,9 @@ public:
   std::optional<Clock::time_point> maintain();
   // Any thread, see HostCommunicator.
   std::vector<Failure> look_at_peers();
+  // Any thread: turns on an uplink. Who holds neither lock nor end of this may call them.
+  void tell(const Turn& turn) noexcept override;
+  void hear() noexcept override;
   // Driver.
   Operations& operations() { return operations_; }
   // Driver. For the flight record.

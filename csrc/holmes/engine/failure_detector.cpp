@@ -59,6 +59,10 @@ void FailureDetector::check_control(int peer) {
   ControlConnection& control = *group_.controls[peer];
   if (const auto failure = control.drain())
     throw_error(failure->kind, failure->message + " [reported by " + control.describe() + "]", failure->context);
+  for (const Turn& turn : control.take_turns()) {
+    const auto rail = static_cast<std::size_t>(turn.rail);
+    if (rail < group_.uplinks.size()) group_.uplinks[rail]->heard(&control, turn, Clock::now());
+  }
   if (control.is_closed()) lost_[static_cast<std::size_t>(peer)] = has_lost_any_ = true;
   if (control.take_probe()) {
     const auto unanswered = unanswered_peer();

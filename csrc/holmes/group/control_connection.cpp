@@ -15,7 +15,14 @@
 namespace holmes {
 namespace {
 
-enum FrameType : std::uint32_t { doorbell = 1, abort_frame = 2, bye = 3, probe_frame = 4, probe_reply_frame = 5 };
+enum FrameType : std::uint32_t {
+  doorbell = 1,
+  abort_frame = 2,
+  bye = 3,
+  probe_frame = 4,
+  probe_reply_frame = 5,
+  turn_frame = 6
+};
 
 struct FrameHeader {
   std::uint32_t type;
@@ -30,6 +37,12 @@ constexpr std::size_t most_pieces = 7;  // of a frame's payload
 using Numbers = std::array<std::int32_t, 4>;
 
 std::optional<int> from_wire(std::int32_t value) { return value < 0 ? std::nullopt : std::optional<int>(value); }
+
+struct TurnPayload {
+  std::uint32_t priority;
+  std::uint32_t rail;
+  std::uint32_t lease_ms;
+};
 
 // How a ProbeReply begins on the wire; the NIC's name follows.
 struct ProbeReplyHeader {
@@ -69,6 +82,12 @@ void ControlConnection::send_probe() noexcept {
 void ControlConnection::send_probe_reply(const ProbeReply& reply) noexcept {
   const ProbeReplyHeader header{reply.entered, reply.unanswered.value_or(-1), 0};
   send_frame(probe_reply_frame, {{reinterpret_cast<const char*>(&header), sizeof header}, reply.nic});
+}
+
+void ControlConnection::send_turn(const Turn& turn) noexcept {
+  const TurnPayload payload{static_cast<std::uint32_t>(turn.priority), static_cast<std::uint32_t>(turn.rail),
+                            static_cast<std::uint32_t>(turn.lease.count())};
+  send_frame(turn_frame, {{reinterpret_cast<const char*>(&payload), sizeof payload}});
 }
 
 void ControlConnection::send_abort(const Failure& failure) noexcept {
@@ -142,11 +161,23 @@ std::optional<Failure> ControlConnection::drain(Line& line) {
   return std::nullopt;
 }
 
+void ControlConnection::take_turn(std::string_view payload) {
+  constexpr std::size_t most_turns = 64;
+  constexpr std::uint32_t most_rails = 256;
+  TurnPayload said;
+  std::memcpy(&said, payload.data(), sizeof said);
+  if (turns_.size() == most_turns || said.priority > highest_priority || said.rail > most_rails ||
+      said.lease_ms > Uplink::lease.count())
+    return;
+  turns_.push_back(
+      {static_cast<int>(said.priority), static_cast<int>(said.rail), std::chrono::milliseconds(said.lease_ms)});
+}
+
 std::optional<Failure> ControlConnection::parse(std::string& received) {
   while (received.size() >= sizeof(FrameHeader)) {
     FrameHeader header;
     std::memcpy(&header, received.data(), sizeof header);
-    const bool known = header.type >= doorbell && header.type <= probe_reply_frame;
+    const bool known = header.type >= doorbell && header.type <= turn_frame;
     if (!known || header.payload_bytes > max_payload_bytes)
       return Failure{ErrorKind::protocol,
                      describe() + " sent a control frame of type " + std::to_string(header.type) + " and " +
@@ -162,6 +193,7 @@ std::optional<Failure> ControlConnection::parse(std::string& received) {
       std::memcpy(&said, payload.data(), sizeof said);
       probe_reply_ = {said.entered, from_wire(said.unanswered), payload.substr(sizeof said, IFNAMSIZ)};
     }
+    if (header.type == turn_frame && payload.size() >= sizeof(TurnPayload)) take_turn(payload);
     if (header.type != abort_frame || payload.size() < sizeof(Numbers)) continue;
     Numbers numbers;
     std::memcpy(numbers.data(), payload.data(), sizeof numbers);

@@ -1,5 +1,6 @@
-// ControlConnection: the small connection of a pair that tells of failures and wakes sleepers. It is never blocked by
-// data. With rails there is one over each: every frame goes over all, so that no lost rail silences it.
+// ControlConnection: the small connection of a pair that tells of failures and of turns on an uplink, and wakes
+// sleepers. It is never blocked by data. With rails there is one over each: every frame goes over all, so that no lost
+// rail silences it.
 #pragma once
 
 #include <initializer_list>
@@ -11,6 +12,7 @@
 
 #include "holmes/bootstrap/mesh.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/transport/uplink.hpp"
 
 namespace holmes {
 
@@ -36,6 +38,9 @@ public:
   // The peer answers if somebody drives its communicator just now.
   void send_probe() noexcept;
   void send_probe_reply(const ProbeReply& reply) noexcept;
+  void send_turn(const Turn& turn) noexcept;
+  // The peer's since the last call.
+  std::vector<Turn> take_turns() { return std::exchange(turns_, {}); }
   // Whether the peer asked since the last call.
   bool take_probe() { return std::exchange(asked_, false); }
   // Its answer since the last question.
@@ -72,6 +77,7 @@ private:
   std::optional<Failure> drain(Line& line);
   void unwatch(const Line& line) const;
   std::optional<Failure> parse(std::string& received);
+  void take_turn(std::string_view payload);
 
   int peer_;
   std::string host_;
@@ -84,6 +90,7 @@ private:
   bool bye_ = false;
   bool asked_ = false;
   std::optional<ProbeReply> probe_reply_;
+  std::vector<Turn> turns_;
 };
 
 }  // namespace holmes

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <memory>
 
 #include "holmes/core/connection_info.hpp"
@@ -29,11 +30,16 @@ struct Connection {
   // As sendmsg and recvmsg, without blocking or SIGPIPE. After a partial send the next one must begin with the bytes
   // that follow, the same ones as were offered.
   ssize_t send(const msghdr& message) const {
-    if (pacer) pacer->before_send(Clock::now());
-    if (tls) return tls->send(message);
-    const iovec& first = *message.msg_iov;
-    return message.msg_iovlen == 1 ? ::send(fd.get(), first.iov_base, first.iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
-                                   : ::sendmsg(fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (!pacer) return send_now(message);
+    const auto now = Clock::now();
+    pacer->before_send(now);
+    if (pacer->pauses()) {
+      errno = EAGAIN;
+      return -1;
+    }
+    const ssize_t sent = send_now(message);
+    pacer->after_send(now);
+    return sent;
   }
   ssize_t recv(msghdr& message) const {
     if (tls) return tls->recv(message);
@@ -41,6 +47,8 @@ struct Connection {
     return message.msg_iovlen == 1 ? ::recv(fd.get(), first.iov_base, first.iov_len, MSG_DONTWAIT)
                                    : ::recvmsg(fd.get(), &message, MSG_DONTWAIT);
   }
+  // It would block though the socket has room.
+  bool pauses() const { return pacer && pacer->pauses(); }
   // A small message, whole or not at all where that can be. Not on a socket that uses `send`.
   ssize_t post(const msghdr& message) const {
     return tls ? tls->post(message) : ::sendmsg(fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -49,6 +57,14 @@ struct Connection {
   ConnectionInfo current_info() const;
   // Whether bytes may be here that no poll tells of: recv until EAGAIN first.
   bool may_hold_input() const { return tls && tls->may_hold_input(); }
+
+private:
+  ssize_t send_now(const msghdr& message) const {
+    if (tls) return tls->send(message);
+    const iovec& first = *message.msg_iov;
+    return message.msg_iovlen == 1 ? ::send(fd.get(), first.iov_base, first.iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
+                                   : ::sendmsg(fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
 };
 
 }  // namespace holmes

@@ -8,9 +8,7 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
-#include <mutex>
-#include <vector>
+#include <cerrno>
 
 #include "holmes/transport/socket.hpp"
 
@@ -22,7 +20,10 @@ constexpr std::array<double, highest_priority> target_s{0.01, 0.02, 0.03};
 // After so long with a longer queue, what is left of it belongs to the path: it has become longer, or others never
 // rest.
 constexpr auto patience = std::chrono::seconds(4);
-constexpr double yielding_share = 1.0 / 16;  // of what the path carried, while others of this process send
+// While others send it pauses, and where they go on for longer, sends a share of what the path carried. (Each host
+// behind an uplink takes that share, and of a link that it found empty now and then.)
+constexpr auto pause = std::chrono::milliseconds(500);
+constexpr double yielding_share = 1.0 / 16;
 // So much is always sent: at low rates the peer acknowledges late, which looks like a queue.
 constexpr double least_share = 0.4;
 constexpr double least_pace_bytes_per_s = 64 * 1024;
@@ -33,7 +34,7 @@ constexpr double forget = 0.995;  // of what the path carried, at each adaption
 constexpr double forget_limited = 0.999;
 constexpr double free_share = 1.5;  // of what the path carried: a rate beyond does not limit
 // What the socket may hold that is not sent, so that a changed rate has effect soon.
-constexpr double unsent_s = 0.01;
+constexpr double unsent_s = 0.004;
 constexpr double least_unsent_bytes = 16 * 1024;
 constexpr double most_unsent_bytes = 512 * 1024;
 constexpr auto shortest_adaption = std::chrono::milliseconds(10);
@@ -41,31 +42,14 @@ constexpr auto longest_adaption = std::chrono::milliseconds(100);
 
 }  // namespace
 
-struct PathPacer::Interface {
-  std::mutex mutex;
-  std::vector<const PathPacer*> pacers;
-
-  static std::shared_ptr<Interface> get(const std::string& name) {
-    // Never destroyed: threads of a process that ends may connect still.
-    static auto& all = *new std::map<std::string, std::weak_ptr<Interface>>();
-    static std::mutex all_mutex;
-    const std::lock_guard lock(all_mutex);
-    auto& known = all[name];
-    auto interface = known.lock();
-    if (!interface) known = interface = std::make_shared<Interface>();
-    return interface;
-  }
-};
-
-PathPacer::PathPacer(int fd, int priority, const std::string& interface)
-    : fd_(fd), priority_(priority), interface_(Interface::get(interface)) {
-  const std::lock_guard lock(interface_->mutex);
-  interface_->pacers.push_back(this);
+PathPacer::PathPacer(int fd, int priority, const std::string& interface, bool crosses)
+    : fd_(fd), priority_(priority), crosses_(crosses), uplink_(Uplink::of(interface)) {
+  uplink_->add(*this);
 }
 
 PathPacer::~PathPacer() {
-  const std::lock_guard lock(interface_->mutex);
-  std::erase(interface_->pacers, this);
+  uplink_->remove(*this);
+  if (has_turn_) uplink_->end_turn(priority_);
 }
 
 void PathPacer::before_send(Clock::time_point now) {
@@ -73,15 +57,46 @@ void PathPacer::before_send(Clock::time_point now) {
   look(now);
 }
 
+// What the path takes at once is not worth telling.
+void PathPacer::after_send(Clock::time_point now) {
+  if (!crosses_ || has_turn_) return;
+  const int error = errno;
+  if (uplink_->has_neighbours(priority_) && has_unsent()) {
+    has_turn_ = true;
+    uplink_->begin_turn(priority_, now);
+  }
+  errno = error;
+}
+
+void PathPacer::look_at_turn(Clock::time_point now) {
+  const Clock::time_point sent_at{Clock::duration(sent_at_.load(std::memory_order_relaxed))};
+  if (now - sent_at < look_interval || has_unsent()) return uplink_->keep_turn(priority_, now);
+  has_turn_ = false;
+  uplink_->end_turn(priority_);
+}
+
 void PathPacer::look(Clock::time_point now) {
-  if (priority_ >= highest_priority || now - looked_at_ < look_interval) return;
+  if (now - looked_at_ < look_interval) return;
   looked_at_ = now;
+  if (has_turn_) look_at_turn(now);
+  if (priority_ >= highest_priority) return;
+  if (has_to_hear()) uplink_->hear(now);
   const bool yields = has_to_yield(now);
-  if (yields != yields_) {
+  const bool pauses = yields && (!yields_ || now - yields_since_ < pause);
+  if (yields != yields_ || pauses != pauses_) {
+    if (yields && !yields_) yields_since_ = now;
+    if (!yields) forget_since(now);
     yields_ = yields;
+    pauses_ = pauses;
     keep_to(rate_bytes_per_s_);
   }
   if (!yields_) adapt(now);
+}
+
+// What was delivered meanwhile, and the round trip of before it, tell nothing about the path.
+void PathPacer::forget_since(Clock::time_point now) {
+  adapted_at_ = now;
+  if (const auto info = tcp_info_of(fd_)) acknowledged_bytes_ = info->tcpi_bytes_acked;
 }
 
 bool PathPacer::has_unsent() const {
@@ -91,11 +106,11 @@ bool PathPacer::has_unsent() const {
 
 bool PathPacer::has_to_yield(Clock::time_point now) const {
   constexpr auto recent = std::chrono::seconds(2);
-  const std::lock_guard lock(interface_->mutex);
-  return std::ranges::any_of(interface_->pacers, [&](const PathPacer* other) {
-    if (other->priority_ <= priority_) return false;
-    const Clock::time_point sent_at{Clock::duration(other->sent_at_.load(std::memory_order_relaxed))};
-    return now - sent_at < look_interval || (now - sent_at < recent && other->has_unsent());
+  if (crosses_ && uplink_->gives_way(priority_, now)) return true;
+  return uplink_->has_any([&](const PathPacer& other) {
+    if (other.priority_ <= priority_) return false;
+    const Clock::time_point sent_at{Clock::duration(other.sent_at_.load(std::memory_order_relaxed))};
+    return now - sent_at < look_interval || (now - sent_at < recent && other.has_unsent());
   });
 }
 
@@ -150,7 +165,7 @@ void PathPacer::adapt(Clock::time_point now) {
 
 void PathPacer::keep_to(std::optional<double> bytes_per_s) {
   rate_bytes_per_s_ = bytes_per_s;
-  if (yields_) bytes_per_s = yielding_share * capacity_bytes_per_s_;
+  if (yields_ && !pauses_) bytes_per_s = yielding_share * capacity_bytes_per_s_;
   const double rate = bytes_per_s ? std::max(*bytes_per_s, least_pace_bytes_per_s) : 0;
   set_option(fd_, SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s ? static_cast<std::uint64_t>(rate) : ~std::uint64_t{0});
   const double unsent_bytes = std::clamp(rate * unsent_s, least_unsent_bytes, most_unsent_bytes);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "holmes/core/options.hpp"
+#include "holmes/transport/uplink.hpp"
 
 namespace holmes {
 
@@ -15,48 +16,63 @@ namespace holmes {
 // narrowest link, whoever filled it. A connection of the highest priority sends as TCP does. Any other one sends at a
 // rate at which the queue stays below a target, the shorter the lower its priority (as LEDBAT does, RFC 6817): it fills
 // the link when it is alone and leaves it to whoever does not mind a longer queue, on this host or another. Of this
-// process it knows more: while a connection of higher priority has something to send over the same NIC, it sends next
-// to nothing, and then goes on at its rate.
+// process it knows more, and of the cluster's other hosts where it leaves the cluster (Uplink): while a connection of
+// higher priority has something to send over the same NIC, or out of the cluster, it pauses, and where that lasts sends
+// next to nothing; then it goes on at its rate.
 //
 // The kernel keeps the rate (SO_MAX_PACING_RATE). It is not set before a queue was seen: fast networks pay nothing.
 // One thread at a time.
 class PathPacer {
 public:
-  // `fd`: a TCP socket that lives as long.
-  PathPacer(int fd, int priority, const std::string& interface);
+  // `fd`: a TCP socket that lives as long. `crosses`: to another cluster.
+  PathPacer(int fd, int priority, const std::string& interface, bool crosses);
   ~PathPacer();
   PathPacer(const PathPacer&) = delete;
   PathPacer& operator=(const PathPacer&) = delete;
 
   // Before bytes are given to the socket.
   void before_send(Clock::time_point now);
+  // Nothing is to be given to the socket now. (A rate that is next to nothing would last: on a short path the kernel
+  // spaces 64 KiB by the rate at which they were sent.)
+  bool pauses() const { return pauses_; }
+  // After they were given. Keeps errno.
+  void after_send(Clock::time_point now);
   // Looks at the path, where it is time to, and sets the rate.
   void look(Clock::time_point now);
-  // When to look again though nothing is sent; absent: never.
-  std::optional<Clock::time_point> next_look() const {
-    return rate_bytes_per_s_ || yields_ ? std::optional(looked_at_ + look_interval) : std::nullopt;
+  // When to look again though nothing is sent; absent: never. `awaits_send`: there is more to send.
+  std::optional<Clock::time_point> next_look(bool awaits_send) const {
+    const bool may_change = rate_bytes_per_s_ || has_to_hear();
+    return yields_ || has_turn_ || (awaits_send && may_change) ? std::optional(looked_at_ + look_interval)
+                                                               : std::nullopt;
   }
   // What it keeps to now; absent: nothing.
   std::optional<double> rate_bytes_per_s() const { return rate_bytes_per_s_; }
 
 private:
   static constexpr auto look_interval = std::chrono::milliseconds(4);
-  // Those of this process that use one interface.
-  struct Interface;
 
   bool has_unsent() const;
+  bool has_to_hear() const {
+    return crosses_ && priority_ < highest_priority && uplink_->has_neighbours(highest_priority);
+  }
   bool has_to_yield(Clock::time_point now) const;
+  void look_at_turn(Clock::time_point now);
+  void forget_since(Clock::time_point now);
   void adapt(Clock::time_point now);
   void keep_to(std::optional<double> bytes_per_s);
 
   const int fd_;
   const int priority_;
-  const std::shared_ptr<Interface> interface_;
+  const bool crosses_;
+  const std::shared_ptr<Uplink> uplink_;
   std::atomic<Clock::rep> sent_at_{0};  // read by others
   Clock::time_point looked_at_{};
   Clock::time_point adapted_at_{};
   Clock::time_point short_at_{};  // the queue was within the target
   bool yields_ = false;
+  bool pauses_ = false;
+  Clock::time_point yields_since_{};
+  bool has_turn_ = false;  // the hosts beside this one are told that it sends
   std::optional<double> rate_bytes_per_s_;
   std::optional<unsigned> usual_unsent_bytes_;  // TCP_NOTSENT_LOWAT without a rate
   std::uint64_t acknowledged_bytes_ = 0;

@@ -189,8 +189,12 @@ std::optional<std::uint64_t> Rail::oldest_sequence() const {
   return oldest;
 }
 
+std::optional<Clock::time_point> Rail::next_look() const {
+  return socket_.pacer ? socket_.pacer->next_look(has_unwritten()) : std::nullopt;
+}
+
 void Rail::collect(Clock::time_point now, FramePool& pool) {
-  if (socket_.pacer && has_unwritten()) socket_.pacer->look(now);
+  if (next_look()) socket_.pacer->look(now);
   if (socket_.watch) socket_.watch->look(now);
   look_at_limit(now);
   if (queue_.empty()) return;

@@ -154,9 +154,12 @@ public:
   void push(Chunk chunk, Clock::time_point now);
   // Writes what the socket takes of what was pushed.
   void flush();
+  bool pauses() const { return socket_.pauses(); }
   bool has_unwritten() const { return written_chunks_ < queue_.size(); }
   // Position in the stream before which everything pushed here is in the socket; absent: all is.
   std::optional<std::uint64_t> first_unwritten() const;
+  // When its pacer has to look; absent: it need not.
+  std::optional<Clock::time_point> next_look() const;
   // Learns what the peer has acknowledged; its frames go to `pool`.
   void collect(Clock::time_point now, FramePool& pool);
   std::size_t outstanding_bytes() const { return pushed_bytes_ - acknowledged_bytes_; }

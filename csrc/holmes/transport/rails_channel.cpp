@@ -382,7 +382,7 @@ bool RailsChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd
     const bool has_room = !in.has_header() || in.frame || received_.is_known(in.header.sequence) ||
                           received_.has_room_for(in.header.sequence);
     const bool reads = for_recv && !rail->has_ended() && has_room;
-    const bool writes = for_send && rail->is_living() && rail->has_unwritten();
+    const bool writes = for_send && rail->is_living() && rail->has_unwritten() && !rail->pauses();
     const short events = static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0));
     if (events) fds.push_back({rail->fd(), events, 0});
     block &= !reads || !rail->may_hold_input();
@@ -442,6 +442,7 @@ std::optional<Clock::time_point> RailsChannel::next_maintenance(Clock::time_poin
   if (!is_watching) return std::nullopt;
   auto at = std::max(health_check_at_, now + shortest_pause);
   if (is_stalled) at = std::min<Clock::time_point>(at, now + longest_pause);
+  for (const auto& rail : rails_) at = *earliest({at, rail->next_look()});
   if (!awaits_send_) return at;
   // Nothing tells when the peer has acknowledged enough for more.
   for (const auto& rail : rails_) {

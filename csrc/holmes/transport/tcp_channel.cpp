@@ -135,7 +135,8 @@ void TcpChannel::set_low_water(std::size_t bytes) {
 }
 
 bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
-  const short events = static_cast<short>((for_recv ? POLLIN : 0) | (for_send ? POLLOUT : 0));
+  const bool writes = for_send && !socket_.pauses();
+  const short events = static_cast<short>((for_recv ? POLLIN : 0) | (writes ? POLLOUT : 0));
   fds.push_back({socket_.fd.get(), events, 0});
   awaits_send_ = for_send;
   return !for_recv || !socket_.may_hold_input();
@@ -144,7 +145,7 @@ bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
 // A socket whose rate is low would be ready long after it may be higher. And a path is watched for as long as it is the
 // limit, also where the socket has taken all and nobody waits for it.
 std::optional<Clock::time_point> TcpChannel::next_maintenance(Clock::time_point now) {
-  const auto paced = awaits_send_ && socket_.pacer ? socket_.pacer->next_look() : std::nullopt;
+  const auto paced = socket_.pacer ? socket_.pacer->next_look(awaits_send_) : std::nullopt;
   const bool is_watched = socket_.watch && has_unsent(socket_.fd.get());
   return earliest({paced, is_watched ? std::optional(now + watch_interval) : std::nullopt});
 }

@@ -1,0 +1,120 @@
+#include "holmes/transport/uplink.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "holmes/core/fork.hpp"
+#include "holmes/core/no_memory.hpp"
+
+namespace holmes {
+namespace {
+
+constexpr std::chrono::milliseconds hear_interval{2};
+
+// Of the process; a forked child has none of its parent's connections.
+struct Uplinks {
+  const std::uint64_t epoch = fork_epoch();
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<Uplink>> by_interface;
+};
+
+}  // namespace
+
+std::shared_ptr<Uplink> Uplink::of(const std::string& interface) {
+  Uplinks& all = own_of_process<Uplinks>();
+  const std::lock_guard lock(all.mutex);
+  auto& known = all.by_interface[interface];
+  auto uplink = known.lock();
+  if (!uplink) known = uplink = std::make_shared<Uplink>();
+  return uplink;
+}
+
+void Uplink::add(const PathPacer& pacer) {
+  const std::lock_guard lock(mutex_);
+  pacers_.push_back(&pacer);
+}
+
+void Uplink::remove(const PathPacer& pacer) {
+  const std::lock_guard lock(mutex_);
+  std::erase(pacers_, &pacer);
+}
+
+void Uplink::join(std::weak_ptr<UplinkNeighbours> neighbours, int priority, int rail) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(members_, [](const Member& member) { return member.neighbours.expired(); });
+  members_.push_back({std::move(neighbours), priority, rail});
+}
+
+bool Uplink::has_neighbours(int priority) const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(members_, [&](const Member& member) { return member.priority < priority; });
+}
+
+// Called without the lock: what they do may call back, and whoever is the last to hold one ends it.
+Uplink::Members Uplink::members() const {
+  const std::lock_guard lock(mutex_);
+  Members found;
+  for (const Member& member : members_)
+    if (auto neighbours = member.neighbours.lock()) found.emplace_back(std::move(neighbours), member);
+  return found;
+}
+
+void Uplink::tell(int priority, std::chrono::milliseconds for_so_long) const {
+  where_memory_allows([&] {
+    for (const auto& [neighbours, member] : members())
+      if (member.priority < priority) neighbours->tell({priority, member.rail, for_so_long});
+  });
+}
+
+void Uplink::begin_turn(int priority, Clock::time_point now) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++told(priority).streams;
+  }
+  keep_turn(priority, now);
+}
+
+void Uplink::keep_turn(int priority, Clock::time_point now) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (now - told(priority).at < renewal) return;
+    told(priority).at = now;
+  }
+  tell(priority, lease);
+}
+
+void Uplink::end_turn(int priority) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (--told(priority).streams > 0) return;
+    told(priority).at = {};  // the next one is told at once
+  }
+  tell(priority, {});
+}
+
+void Uplink::hear(Clock::time_point now) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (members_.empty() || now - heard_at_ < hear_interval) return;
+    heard_at_ = now;
+  }
+  where_memory_allows([&] {
+    for (const auto& [neighbours, member] : members()) neighbours->hear();
+  });
+}
+
+void Uplink::heard(const void* source, const Turn& turn, Clock::time_point now) {
+  const auto until = now + std::clamp<std::chrono::milliseconds>(turn.lease, std::chrono::milliseconds(0), lease);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(leases_, [&](const Lease& one) {
+    return one.until <= now || (one.source == source && one.priority == turn.priority);
+  });
+  if (until > now) leases_.push_back({source, turn.priority, until});
+}
+
+bool Uplink::gives_way(int priority, Clock::time_point now) const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(leases_, [&](const Lease& one) { return one.priority > priority && one.until > now; });
+}
+
+}  // namespace holmes

@@ -1,0 +1,105 @@
+// Uplink: who has something to send over a NIC of this process, and over the same uplink from hosts beside this one.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "holmes/core/clock.hpp"
+#include "holmes/core/options.hpp"
+
+namespace holmes {
+
+class PathPacer;
+
+// Something of `priority` is to be sent out of the cluster, over NIC number `rail` of the group that tells it. It holds
+// for `lease` from when it is heard; 0: no longer. Whoever is lost, or tells nothing, so holds up nobody beyond it.
+struct Turn {
+  int priority = 0;
+  int rail = 0;
+  std::chrono::milliseconds lease{0};
+  bool operator==(const Turn&) const = default;
+};
+
+// The processes of the own cluster, as one group knows them. Thread-safe; neither call blocks.
+class UplinkNeighbours {
+public:
+  virtual ~UplinkNeighbours() = default;
+  virtual void tell(const Turn& turn) noexcept = 0;
+  // Passes on to Uplink::heard what they have told, where nobody does so anyway.
+  virtual void hear() noexcept = 0;
+};
+
+// Hosts notice each other's packets only by the queue that they make; so who has more to send out of the cluster than
+// the path takes at once says so to those beside it, and again for as long as that is so. Thread-safe; one for each
+// NIC of a process. Knows no clock.
+class Uplink {
+public:
+  static constexpr std::chrono::milliseconds lease{60};
+  static constexpr std::chrono::milliseconds renewal{20};
+
+  // The one of the NIC, while it is used.
+  static std::shared_ptr<Uplink> of(const std::string& interface);
+
+  // `neighbours` are told the turns above `priority`, of which the NIC is number `rail`.
+  void join(std::weak_ptr<UplinkNeighbours> neighbours, int priority, int rail);
+  // Whether any are told turns of `priority`.
+  bool has_neighbours(int priority) const;
+
+  // --- of this process ---
+  // Streams of `priority` that have a turn; it begins with the first one and ends with the last.
+  void begin_turn(int priority, Clock::time_point now);
+  void keep_turn(int priority, Clock::time_point now);
+  void end_turn(int priority);
+
+  // --- of others ---
+  // Looks whether neighbours have told anything, where that was not done just now.
+  void hear(Clock::time_point now);
+  // `source`: tells apart who told it. Leases are no longer than `lease`.
+  void heard(const void* source, const Turn& turn, Clock::time_point now);
+  bool gives_way(int priority, Clock::time_point now) const;
+
+  // --- streams of this process ---
+  void add(const PathPacer& pacer);
+  void remove(const PathPacer& pacer);
+  template <typename Wanted>
+  bool has_any(const Wanted& is_wanted) const {
+    const std::lock_guard lock(mutex_);
+    for (const PathPacer* pacer : pacers_)
+      if (is_wanted(*pacer)) return true;
+    return false;
+  }
+
+private:
+  struct Member {
+    std::weak_ptr<UplinkNeighbours> neighbours;
+    int priority = 0;
+    int rail = 0;
+  };
+  struct Lease {
+    const void* source;
+    int priority;
+    Clock::time_point until;
+  };
+  struct Told {
+    int streams = 0;
+    Clock::time_point at{};
+  };
+  using Members = std::vector<std::pair<std::shared_ptr<UplinkNeighbours>, Member>>;
+
+  Members members() const;
+  Told& told(int priority) { return told_[static_cast<std::size_t>(priority)]; }
+  void tell(int priority, std::chrono::milliseconds for_so_long) const;
+
+  mutable std::mutex mutex_;
+  std::vector<const PathPacer*> pacers_;
+  std::vector<Member> members_;
+  std::vector<Lease> leases_;
+  Told told_[highest_priority + 1];
+  Clock::time_point heard_at_{};
+};
+
+}  // namespace holmes
