@@ -51,11 +51,13 @@ class Rank:
         def make(name: str, place: int, size: int, priority: int | None, **more: Any) -> Any:
             return holmes_comm.init(store, place, size, name=name, priority=priority, **more)
 
-        clusters = {"cluster": "ab"[self.rank // NODES], "hierarchical_min_bytes": 0}
+        clusters: dict[str, Any] = {"cluster": "ab"[self.rank // NODES], "hierarchical_min_bytes": 0}
         self.world = make("world", self.rank, self.size, None)
         pair = self.rank % NODES
         self.reduces = {p: make(f"dp{p}", self.rank, self.size, 1 if p else None, **clusters) for p in (False, True)}
-        self.pairs = {p: make(f"pp{pair}.{p}", self.rank // NODES, 2, 3 if p else None) for p in (False, True)}
+        self.pairs = {
+            p: make(f"pp{pair}.{p}", self.rank // NODES, 2, 3 if p else None, **clusters) for p in (False, True)
+        }
         self.data = np.ones(job["reduce_bytes"] // 4, "float32")
 
     def reduce_until(self, comm: Any, stop: threading.Event, done: list[float]) -> None:
@@ -69,13 +71,15 @@ class Rank:
             self.data[:] = 1
 
     def messages(self, comm: Any) -> list[float]:
-        """Sends them, or receives them and returns their times in seconds."""
+        """Sends them, at the same times in each phase, or receives them and returns their times in seconds."""
         data = np.zeros(self.job["message_bytes"] // 8)
         random_s = random.Random(self.rank)
-        taken_s = []
+        taken_s: list[float] = []
+        due_s = time.monotonic()
         for _ in range(self.job["messages"]):
             if self.is_sender:
-                time.sleep(self.job["interval_s"] * random_s.uniform(0.5, 1.5))
+                due_s += self.job["interval_s"] * random_s.uniform(0.5, 1.5)
+                time.sleep(max(0.0, due_s - time.monotonic()))
                 data[0] = time.monotonic()
                 comm.send(data, 1)
             else:
