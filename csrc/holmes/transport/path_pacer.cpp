@@ -173,7 +173,7 @@ void PathPacer::keep_to(std::optional<double> bytes_per_s) {
     unsigned usual = ~0U;
     socklen_t length = sizeof usual;
     ::getsockopt(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &usual, &length);
-    usual_unsent_bytes_ = usual;
+    usual_unsent_bytes_ = usual > 0 ? usual : ~0U;  // 0: the system's, which is no limit
   }
   set_option(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
              bytes_per_s ? std::min(static_cast<unsigned>(unsent_bytes), *usual_unsent_bytes_) : *usual_unsent_bytes_);
