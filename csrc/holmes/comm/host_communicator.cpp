@@ -38,9 +38,9 @@ public:
     await_final(timeout, start);
     Work::wait(std::nullopt);
   }
-  // Until final; a failed work raises in the caller's wait.
-  void finish_here() {
-    help(std::nullopt);
+  // Until final; a failed work raises in the caller's wait. `now`: see Driver::help.
+  void finish_here(std::optional<Clock::time_point> now = {}) {
+    help(std::nullopt, now);
     await_final();
   }
   // As finish_here, of one that this thread has driven until it was to look for signals.
@@ -51,11 +51,11 @@ public:
   }
 
 private:
-  void help(std::optional<Clock::time_point> until) {
+  void help(std::optional<Clock::time_point> until, std::optional<Clock::time_point> now = {}) {
     if (is_final()) return;
     mark_awaited();
     const auto engine = engine_.lock();
-    while (engine && engine->driver().help(*this, until)) look_for_signals();
+    while (engine && engine->driver().help(*this, until, std::exchange(now, std::nullopt))) look_for_signals();
   }
   void abandon(const std::string& reason) override {
     if (const auto engine = engine_.lock()) engine->abort(reason);
@@ -480,7 +480,8 @@ std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request
   if (options.async) {
     engine_->driver().run_in_background(bytes);
   } else {
-    for (const auto& work : works) static_cast<HostWork&>(*work).finish_here();
+    std::optional<Clock::time_point> now = works.front()->submitted();
+    for (const auto& work : works) static_cast<HostWork&>(*work).finish_here(std::exchange(now, std::nullopt));
   }
   return works;
 }

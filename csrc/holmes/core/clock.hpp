@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <initializer_list>
 #include <optional>
 
@@ -9,6 +10,22 @@ namespace holmes {
 
 using Clock = std::chrono::steady_clock;
 using Duration = std::chrono::nanoseconds;
+
+// What the driver has just seen on the clock, for what ends in its next round and took no time: a look is a system call
+// where the kernel has no vDSO. One thread at a time.
+class RoundClock {
+public:
+  void set(Clock::time_point now) { seen_ = now; }
+  void forget() { seen_.reset(); }
+  // Of something that moved so many bytes since.
+  Clock::time_point now(std::size_t bytes) const {
+    constexpr std::size_t most_bytes = 8 * 1024;
+    return seen_ && bytes <= most_bytes ? *seen_ : Clock::now();
+  }
+
+private:
+  std::optional<Clock::time_point> seen_;
+};
 
 // Absent ones are never.
 inline std::optional<Clock::time_point> earliest(std::initializer_list<std::optional<Clock::time_point>> times) {

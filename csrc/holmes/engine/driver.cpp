@@ -37,7 +37,7 @@ bool Driver::run_here(std::unique_ptr<Collective>& collective) {
     const std::shared_ptr<Work> work = collective->shared_work();
     if (!engine_.operations().submit_own(collective)) return false;
     take_back();
-    pauses = drive_until(*work, std::nullopt);
+    pauses = drive_until(*work, std::nullopt, work->submitted());
     if (!engine_.has_pending()) engine_.watch();
   }
   leave_rest(pauses);
@@ -107,7 +107,7 @@ void Driver::leave_rest(bool pauses) {
 
 void Driver::give_to_io_thread() { io_thread_.add(engine_.shared_from_this()); }
 
-bool Driver::help(const Work& work, std::optional<Clock::time_point> until) {
+bool Driver::help(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now) {
   engine_.throw_if_inherited();
   bool pauses = false;
   {
@@ -118,15 +118,17 @@ bool Driver::help(const Work& work, std::optional<Clock::time_point> until) {
       return false;
     }
     take_back();
-    pauses = drive_until(work, until);
+    pauses = drive_until(work, until, now);
     if (!engine_.has_pending()) engine_.watch();
   }
   leave_rest(pauses);
   return pauses;
 }
 
-// True where the work goes on, but it is time to look for signals.
-bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> until) {
+// True where the work goes on, but it is time to look for signals. A look at the clock is a system call where the
+// kernel has no vDSO: so `now`, where it is known, holds until something has moved or was waited for.
+bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> until,
+                         std::optional<Clock::time_point> now) {
   const bool may_rush = engine_.group().all_shared_memory && engine_.group().size <= processors();
   auto spin = spin_.begin(may_rush);
   SignalTimer signals;
@@ -144,25 +146,34 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
     }
     if (++rounds % rounds_per_deadline_check == 0) engine_.check_deadlines(Clock::now());
     if (rounds % rounds_per_signal_check == 0 && signals.is_due()) return true;
-    if (moved) continue;
+    if (moved) {
+      now.reset();
+      continue;
+    }
     if (waits_for_bulk()) {
+      now.reset();
       is_slow |= wait_for_bulk(until, signals);
       if (until && Clock::now() >= *until) return false;
       if (signals.is_due()) return true;
       continue;
     }
-    if (!is_slow && spin_.allows(waits) && spin.goes_on()) continue;
+    if (!is_slow && spin_.allows(waits) && spin.goes_on()) {
+      now.reset();
+      continue;
+    }
     ++waits;
     fds_.clear();
     const bool block = engine_.prepare_wait(fds_);
-    const auto before = Clock::now();
+    const auto before = now ? *now : Clock::now();
+    now.reset();
     if (block) sleep(until, signals, before);
-    const auto now = block ? Clock::now() : before;
-    engine_.finish_wait(now, block ? fds_ : std::span<const pollfd>{});
-    if (block) spin_.slept(now - before);
+    const auto after = block ? Clock::now() : before;
+    engine_.finish_wait(after, block ? fds_ : std::span<const pollfd>{});
+    engine_.group().clock.set(after);
+    if (block) spin_.slept(after - before);
     spin = spin_.begin(may_rush);
-    if (until && now >= *until) return false;
-    if (block && signals.is_due(now)) return true;
+    if (until && after >= *until) return false;
+    if (block && signals.is_due(after)) return true;
   }
 }
 

@@ -28,8 +28,8 @@ public:
   // be done here at once.
   void run_in_background(std::size_t bytes);
   // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives. True
-  // where it is time to look for signals before it goes on.
-  bool help(const Work& work, std::optional<Clock::time_point> until);
+  // where it is time to look for signals before it goes on. `now`: for who has just looked at the clock.
+  bool help(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now = {});
   void give_to_io_thread();
   // From now on asynchronous operations wait for `poll`, which the caller calls until they are done. Before the first
   // one.
@@ -41,7 +41,7 @@ public:
 
 private:
   void take_back();
-  bool drive_until(const Work& work, std::optional<Clock::time_point> until);
+  bool drive_until(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now);
   void sleep(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point now);
   bool waits_for_bulk() const;
   bool wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals);

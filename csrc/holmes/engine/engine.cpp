@@ -170,6 +170,7 @@ bool Engine::progress_or_throw() {
   if (operations_.has_new()) operations_.take_new();
   if (records_.is_requested()) records_.take_state();
   const bool moved = operations_.advance();
+  group_->clock.forget();
   if (operations_.p2p().watches() > 0) end_watches();
   return moved;
 }

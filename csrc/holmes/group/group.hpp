@@ -38,6 +38,7 @@ struct Group {
   CopyVote copy_vote;
   std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
   std::vector<std::byte> staging;     // memory for the one collective that runs; grows, never shrinks
+  RoundClock clock;
   std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
 
   int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }

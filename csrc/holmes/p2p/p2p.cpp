@@ -331,7 +331,8 @@ void P2pEngine::finish(Request& request, int source, std::size_t bytes) {
 
 void P2pEngine::finish(Request& request) {
   --pending_;
-  const auto now = Clock::now();
+  // Another thread may have called it since the clock was seen.
+  const auto now = std::max(group_.clock.now(request.buffer.bytes()), request.work->submitted());
   group_.recorder->finish(request.record, true, now);
   request.work->complete(now);
 }
