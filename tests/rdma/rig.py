@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -65,7 +66,19 @@ def run(commands: list[str], timeout_s: float = 120) -> list[Result]:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holmes-rig-")))
             folders.append(folder)
             (folder / "command.sh").write_text(command + "\n")
-            arguments = [program, "mem=1G", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", "quiet"]
+            # It ends with this process, however that ends.
+            arguments = [
+                "setpriv",
+                "--pdeathsig",
+                "TERM",
+                program,
+                "mem=1G",
+                "root=/dev/root",
+                "rootfstype=hostfs",
+                "rootflags=/",
+                "ro",
+                "quiet",
+            ]
             arguments += ["con=null", "con0=null,fd:1", f"init={HERE / 'guest.sh'}", f"RIG={folder}"]
             arguments += [f"RIG_ROOT={root}", f"RIG_PYTHON={sys.executable}"]
             arguments += [f"RIG_HOST={number + 1 if lines else 0}"]
@@ -114,6 +127,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, choices=(1, 2), default=1)
     parser.add_argument("--timeout-s", type=float, default=120)
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left behind
     try:
         results = run([asked.command] * asked.hosts, asked.timeout_s)
     except Missing as missing:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import rig
 
@@ -25,6 +31,36 @@ def test_a_host_that_hangs_is_ended() -> None:
     (result,) = rig.run(["echo begun; sleep 1000"], timeout_s=8)
     assert result.status is None
     assert result.output.startswith("begun")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_kernels_end_with_the_rig(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, rig.__file__, "sleep 100"]) as process:
+        until = time.monotonic() + 20
+        while len(kernels := kernels_of(process.pid)) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(kernels) >= 3
+        process.send_signal(number)
+        process.wait(20)
+    while any(is_running(pid) for pid in kernels) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(is_running(pid) for pid in kernels)
+
+
+def kernels_of(pid: int) -> list[int]:
+    """Processes of the kernels that the process `pid` has started."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [one for child in map(int, children) for one in [child, *kernels_of(child)]]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
