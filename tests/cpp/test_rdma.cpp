@@ -38,6 +38,7 @@ struct Fake {
   decltype(&fake_verbs_objects) objects;
   decltype(&fake_verbs_answered) answered;
   decltype(&fake_verbs_events) events;
+  decltype(&fake_verbs_read_bytes) read_bytes;
 };
 
 const Fake& fake() {
@@ -47,7 +48,8 @@ const Fake& fake() {
     return Fake{reinterpret_cast<decltype(&fake_verbs_set)>(::dlsym(handle, "fake_verbs_set")),
                 reinterpret_cast<decltype(&fake_verbs_objects)>(::dlsym(handle, "fake_verbs_objects")),
                 reinterpret_cast<decltype(&fake_verbs_answered)>(::dlsym(handle, "fake_verbs_answered")),
-                reinterpret_cast<decltype(&fake_verbs_events)>(::dlsym(handle, "fake_verbs_events"))};
+                reinterpret_cast<decltype(&fake_verbs_events)>(::dlsym(handle, "fake_verbs_events")),
+                reinterpret_cast<decltype(&fake_verbs_read_bytes)>(::dlsym(handle, "fake_verbs_read_bytes"))};
   }();
   return found;
 }
@@ -195,6 +197,127 @@ void check_clock_looks() {
     CHECK(sends[rounds / 2] <= 4);     // when it was called, when it ended, and two of the stand-in
     CHECK(receives[rounds / 2] <= 2);  // when it was called, and when it woke
   });
+}
+
+using Bytes = std::vector<std::uint8_t>;
+
+// Other bytes in each message, and in no two places of one that a mistake could mix up.
+Bytes message(std::size_t bytes, std::size_t number) {
+  Bytes data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::uint8_t>(number * 31 + i + (i >> 8) + (i >> 16));
+  return data;
+}
+
+// Bytes that went from memory to memory while two ranks ran `body`.
+long direct_bytes(const std::function<void(Communicator&)>& body) {
+  const long before = fake().read_bytes();
+  run_communicators(2, Transport::rdma, body);
+  check_nothing_left();
+  return fake().read_bytes() - before;
+}
+
+// Of many sizes, both ways at once, each message in memory of its own that is freed at once; smaller ones between them.
+void exchange_messages(Communicator& comm, const std::vector<std::size_t>& sizes) {
+  for (std::size_t number = 0; number < sizes.size(); ++number) {
+    const int peer = 1 - comm.rank();
+    const auto own = static_cast<std::size_t>(comm.rank());
+    auto sent = std::make_unique<Bytes>(message(sizes[number], 2 * number + own));
+    auto received = std::make_unique<Bytes>(sizes[number]);
+    const auto arriving = comm.recv(buffer(*received, DType::uint8), peer, 0, {.async = true});
+    comm.send(buffer(*sent, DType::uint8), peer, 0, {})->wait();
+    std::ranges::fill(*sent, 0xee);
+    sent.reset();
+    arriving->wait();
+    CHECK(*received == message(sizes[number], 2 * number + 1 - own));
+  }
+}
+
+// From memory to memory: what was sent, and only what is large.
+void check_direct() {
+  const std::vector<std::size_t> sizes{524287, 524288, 100, 3000001, 1, (8 << 20) + 524288, (8 << 20) + 7, 600000};
+  const long most = 2L * (524288 + 3000001 + (8 << 20) + 524288 + (8 << 20) + 600000);
+  for (const auto& [delay_us, inline_limit] : {std::tuple(0L, 256L), std::tuple(300L, 256L), std::tuple(0L, 48L)}) {
+    fake().set("delay_us", delay_us);
+    fake().set("inline_limit", inline_limit);
+    CHECK(direct_bytes([&](Communicator& comm) { exchange_messages(comm, sizes); }) == most);
+  }
+  fake().set("inline_limit", 256);
+  fake().set("delay_us", 0);
+  fake().set("fork_state", 1);  // a child would take the memory away, or lack it
+  CHECK(direct_bytes([&](Communicator& comm) { exchange_messages(comm, sizes); }) == 0);
+  fake().set("fork_state", 2);
+  // The sender cannot register it, or the receiver cannot.
+  constexpr long rings = 4 * (4096 + 2 * (2 << 20));
+  for (const long more : {5L << 19, 3L << 20}) {
+    std::barrier both(2);
+    CHECK(direct_bytes([&](Communicator& comm) {
+            both.arrive_and_wait();
+            if (comm.rank() == 0) fake().set("memory_limit", rings + more);
+            both.arrive_and_wait();
+            Bytes data = comm.rank() == 0 ? message(3 << 20, 5) : Bytes(3 << 20);
+            if (comm.rank() == 0) comm.send(buffer(data, DType::uint8), 1, 0, {})->wait();
+            if (comm.rank() == 1) comm.recv(buffer(data, DType::uint8), 0, 0, {})->wait();
+            CHECK(data == message(3 << 20, 5));
+            both.arrive_and_wait();
+            if (comm.rank() == 0) fake().set("memory_limit", -1);
+            both.arrive_and_wait();
+            exchange_messages(comm, {1 << 20});  // and again, once it can
+          }) == 2 << 20);
+  }
+}
+
+// A message that comes before its receive is posted goes by the ring, to memory that may move.
+void check_unexpected() {
+  for (int seed = 0; seed < 8; ++seed) {
+    fake().set("seed", seed);
+    fake().set("delay_us", seed % 2 == 0 ? 0 : 500);
+    direct_bytes([&](Communicator& comm) {
+      Bytes first = comm.rank() == 0 ? message(5 << 20, 1) : Bytes(5 << 20);
+      Bytes second = comm.rank() == 0 ? message(1 << 20, 2) : Bytes(1 << 20);
+      if (comm.rank() == 0) {
+        const auto sending = comm.send(buffer(first, DType::uint8), 1, 1, {.async = true});
+        comm.send(buffer(second, DType::uint8), 1, 2, {})->wait();
+        sending->wait();
+      } else {
+        const auto other = comm.recv(buffer(second, DType::uint8), 0, 2, {.async = true});
+        std::this_thread::sleep_for(std::chrono::microseconds(200 * (seed / 2)));
+        comm.recv(buffer(first, DType::uint8), 0, 1, {})->wait();
+        other->wait();
+      }
+      CHECK(first == message(5 << 20, 1) && second == message(1 << 20, 2));
+    });
+  }
+  fake().set("delay_us", 0);
+}
+
+// Memory is the caller's again once its work has failed: a request that is under way then touches it no more.
+void check_memory_after_abort() {
+  for (const int aborting : {0, 1}) {
+    for (const auto pause : {1ms, 30ms, 60ms}) {
+      fake().set("delay_us", 40000);
+      const auto store = make_local_store();
+      std::barrier both(2);
+      run_ranks(2, [&](int rank) {
+        const auto comm = make_communicator(store, options_of(rank, 2));
+        Bytes data(4 << 20, 1);
+        both.arrive_and_wait();
+        const auto work = rank == 0 ? comm->send(buffer(data, DType::uint8), 1, 0, {.async = true})
+                                    : comm->recv(buffer(data, DType::uint8), 0, 0, {.async = true});
+        std::this_thread::sleep_for(pause);
+        if (rank == aborting) comm->abort("on purpose");
+        try {
+          work->wait();
+        } catch (const HolmesError&) {
+        }
+        std::ranges::fill(data, 7);
+        std::this_thread::sleep_for(200ms);
+        CHECK(std::ranges::all_of(data, [](std::uint8_t byte) { return byte == 7; }));
+        both.arrive_and_wait();
+      });
+      check_nothing_left();
+    }
+  }
+  fake().set("delay_us", 0);
 }
 
 // What was sent last arrives though the sender is gone at once.
@@ -405,6 +528,9 @@ int main() {
   check_credits();
   check_wakes();
   check_clock_looks();
+  check_direct();
+  check_unexpected();
+  check_memory_after_abort();
   check_orderly_end();
   check_mtu();
   check_connections();

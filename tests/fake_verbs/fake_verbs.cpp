@@ -62,7 +62,7 @@ struct Queue : CompletionQueue {
 
 struct Sending {
   SendRequest request;
-  std::vector<std::byte> bytes;  // of an inline request
+  std::vector<std::byte> bytes{};  // of an inline request
   ScatterEntry entry{};
   std::uint64_t number = 0;
   Clock::time_point due;
@@ -98,8 +98,11 @@ struct World {
   std::mt19937 random{1};
   std::uint32_t next_number = 16;
   std::map<std::string, long> settings{{"delay_us", 0},      {"fail_after", -1}, {"retry_ms", 50},
-                                       {"memory_limit", -1}, {"port_active", 1}, {"inline_limit", 256}};
+                                       {"memory_limit", -1}, {"port_active", 1}, {"inline_limit", 256},
+                                       {"fork_state", 2}};
+  std::map<std::uint32_t, int> access;  // of regions, by each of their keys
   long registered_bytes = 0;
+  long read_bytes = 0;
   long objects = 0;
   long answered = 0;
   long events = 0;
@@ -117,6 +120,8 @@ struct World {
   void flush(Pair& pair);
   void break_off(Pair& pair, const Sending& sending, Status status);
   MemoryRegion& region(std::uint32_t key, std::uint64_t address, std::size_t bytes, bool is_remote);
+  bool can_read(const Sending& sending) const;
+  bool is_used(std::uint32_t local_key) const;
   void carry_out(Pair& pair);
   void answer(Pair& pair);
   void run();
@@ -181,6 +186,26 @@ MemoryRegion& World::region(std::uint32_t key, std::uint64_t address, std::size_
   return region;
 }
 
+// Whether the peer allows it; what it has withdrawn is read no more.
+bool World::can_read(const Sending& sending) const {
+  const auto found = regions.find(sending.request.remote_key);
+  if (found == regions.end() || found->second->remote_key != sending.request.remote_key) return false;
+  const auto begin = reinterpret_cast<std::uint64_t>(found->second->address);
+  return (access.at(sending.request.remote_key) & access_remote_read) != 0 && sending.request.remote_address >= begin &&
+         sending.request.remote_address + sending.entry.length <= begin + found->second->length;
+}
+
+// Whether a request reads or writes it (what is inline has been copied).
+bool World::is_used(std::uint32_t local_key) const {
+  return std::ranges::any_of(pairs, [&](const auto& numbered) {
+    const Pair& pair = *numbered.second;
+    const auto uses = [&](const Sending& sending) {
+      return sending.request.entry_count > 0 && sending.bytes.empty() && sending.entry.local_key == local_key;
+    };
+    return std::ranges::any_of(pair.sends, uses) || std::ranges::any_of(pair.answers, uses);
+  });
+}
+
 void World::carry_out(Pair& pair) {
   Sending sending = std::move(pair.sends.front());
   pair.sends.pop_front();
@@ -199,14 +224,16 @@ void World::carry_out(Pair& pair) {
     return;
   }
   const SendRequest& request = sending.request;
+  const bool is_read = request.opcode == Opcode::rdma_read;
   const std::size_t bytes = request.entry_count > 0 ? sending.entry.length : 0;
-  if (bytes > 0) {
+  if (bytes > 0 && !is_read) {
     const std::byte* from = sending.bytes.data();
     if (sending.bytes.empty()) {
       region(sending.entry.local_key, sending.entry.address, bytes, false);
       from = reinterpret_cast<const std::byte*>(sending.entry.address);
     }
     region(request.remote_key, request.remote_address, bytes, true);
+    if ((access[request.remote_key] & access_remote_write) == 0) misused("memory is written that may not be");
     write(request.remote_address, from, bytes);
   }
   if (request.opcode == Opcode::rdma_write_with_immediate) {
@@ -228,6 +255,14 @@ void World::answer(Pair& pair) {
   const Sending sending = std::move(pair.answers.front());
   pair.answers.pop_front();
   if (static_cast<int>(sending.request.opcode) == -1) return break_off(pair, sending, Status::retries_exceeded);
+  if (sending.request.opcode == Opcode::rdma_read) {  // as late as can be
+    if (!can_read(sending)) return break_off(pair, sending, Status::remote_access);
+    region(sending.entry.local_key, sending.entry.address, sending.entry.length, false);
+    if ((access[sending.entry.local_key] & access_local_write) == 0) misused("memory is read into that may not be");
+    write(sending.entry.address, reinterpret_cast<const std::byte*>(sending.request.remote_address),
+          sending.entry.length);
+    read_bytes += sending.entry.length;
+  }
   ++answered;
   if ((sending.request.flags & send_signaled) == 0) return;
   WorkCompletion completion{};
@@ -371,6 +406,16 @@ long fake_verbs_answered() {
   return world().answered;
 }
 
+long fake_verbs_read_bytes() {
+  const std::lock_guard lock(world().mutex);
+  return world().read_bytes;
+}
+
+int ibv_is_fork_initialized() {
+  const std::lock_guard lock(world().mutex);
+  return static_cast<int>(world().settings["fork_state"]);
+}
+
 long fake_verbs_events() {
   const std::lock_guard lock(world().mutex);
   return world().events;
@@ -443,7 +488,7 @@ int ibv_dealloc_pd(ProtectionDomain* domain) {
   return destroyed(domain);
 }
 
-MemoryRegion* ibv_reg_mr(ProtectionDomain* domain, void* address, std::size_t length, int) {
+MemoryRegion* ibv_reg_mr(ProtectionDomain* domain, void* address, std::size_t length, int access) {
   const std::lock_guard lock(world().mutex);
   const long limit = world().settings["memory_limit"];
   if (limit >= 0 && world().registered_bytes + static_cast<long>(length) > limit) {
@@ -454,11 +499,13 @@ MemoryRegion* ibv_reg_mr(ProtectionDomain* domain, void* address, std::size_t le
   const std::uint32_t key = world().next_number += 2;
   auto* const region = counted(new MemoryRegion{domain->context, domain, address, length, 0, key, key + 1});
   world().regions[key] = world().regions[key + 1] = region;
+  world().access[key] = world().access[key + 1] = access;
   return region;
 }
 
 int ibv_dereg_mr(MemoryRegion* region) {
   const std::lock_guard lock(world().mutex);
+  if (world().is_used(region->local_key)) misused("memory is withdrawn that a request uses");
   world().registered_bytes -= static_cast<long>(region->length);
   world().regions.erase(region->local_key);
   world().regions.erase(region->remote_key);
@@ -541,6 +588,11 @@ QueuePair* ibv_create_qp(ProtectionDomain* domain, QpSetup* setup) {
 int ibv_modify_qp(QueuePair* of, QpAttributes* attributes, int mask) {
   const std::lock_guard lock(world().mutex);
   Pair& pair = *static_cast<Pair*>(of);
+  if (mask == set_state && attributes->state == QpState::error) {
+    pair.state = QpState::error;
+    world().flush(pair);
+    return 0;
+  }
   const auto follows = [&](QpState from, QpState to, int needed) {
     return pair.state == from && attributes->state == to && mask == (needed | set_state);
   };

@@ -4,11 +4,13 @@
 // "seed": of delays and order. "delay_us": a request takes up to so long, and its acknowledgement as long again.
 // "fail_after": of all requests the one that gets no answer, counted from now on; -1: none. "retry_ms": how long the
 // sender of it tries. "memory_limit": bytes that may be registered; -1: no limit. "port_active": 0 or 1.
-// "inline_limit": bytes that a request may hold.
+// "inline_limit": bytes that a request may hold. "fork_state": what is said of memory and forks; 2: nothing is needed.
 extern "C" void fake_verbs_set(const char* name, long value);
 // What was made and is not destroyed.
 extern "C" long fake_verbs_objects();
 // Requests that were answered.
 extern "C" long fake_verbs_answered();
+// Bytes that were read from a peer's memory.
+extern "C" long fake_verbs_read_bytes();
 // Completion events that were raised: how often a thread that sleeps was woken.
 extern "C" long fake_verbs_events();

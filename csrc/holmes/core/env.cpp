@@ -132,6 +132,12 @@ void read_hierarchical_min_bytes(Env& env, const Given& given) {
   if (!env.hierarchical_min_bytes) given.refuse("a whole number of bytes, or never", "65536");
 }
 
+void read_rdma_direct_bytes(Env& env, const Given& given) {
+  const auto bytes = given.value == "never" ? SIZE_MAX : number_from<std::size_t>(given.value).value_or(0);
+  if (bytes == 0) given.refuse("a whole number of bytes above 0, or never", "524288");
+  env.rdma_direct_bytes = bytes;
+}
+
 void read_signal(Env& env, const Given& given) {
   const std::string name = given.value.starts_with("SIG") ? given.value.substr(3) : given.value;
   const std::pair<const char*, int> signals[] = {
@@ -259,6 +265,10 @@ const std::vector<Row>& table() {
        number(&Env::rdma_timeout, 1, 31)},
       {{"HOLMES_RDMA_RETRIES", "0 to 7", "7", "How often it sends again before the peer is lost."},
        number(&Env::rdma_retries, 0, 7)},
+      {{"HOLMES_RDMA_DIRECT_BYTES", "bytes above 0, or `never`", "524288",
+        "Messages of send and recv of so many bytes go from the sender's memory straight into the receiver's, which "
+        "are registered with the HCAs for that time; smaller ones are copied through rings. Equal on all ranks."},
+       read_rdma_direct_bytes},
       {{"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "150",
         "How long a waiting thread polls before it blocks. Large transfers over sockets are polled only where pieces "
         "of 64 KiB come faster than that, else slept for."},

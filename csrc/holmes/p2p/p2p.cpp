@@ -105,16 +105,22 @@ bool P2pEngine::send_to(int peer) {
     Sending& sending = sends.front();
     iovec pieces[2];
     std::size_t count = 0;
+    bool is_lasting = false;
     const std::size_t header_left = sizeof(Header) - std::min(sending.done_bytes, sizeof(Header));
     if (header_left > 0)
       pieces[count++] = {reinterpret_cast<std::byte*>(&sending.header) + sending.done_bytes, header_left};
     if (!sending.staged) {
       const std::size_t payload_done = sending.done_bytes + header_left - sizeof(Header);
       pieces[count++] = {sending.request.buffer.begin() + payload_done, sending.header.bytes - payload_done};
+      is_lasting = pieces[count - 1].iov_len >= channels_[peer]->lasting_bytes();
     } else if (const auto ready = sending.staged->ready(); !ready.empty()) {
       pieces[count++] = {const_cast<std::byte*>(ready.data()), ready.size()};
     }
-    const std::size_t bytes = count == 0 ? 0 : channels_[peer]->try_send({pieces, count});
+    std::size_t bytes = 0;
+    if (is_lasting)
+      bytes = channels_[peer]->try_send_lasting({pieces, count});
+    else if (count > 0)
+      bytes = channels_[peer]->try_send({pieces, count});
     if (bytes == 0) return moved;
     moved = true;
     sending.done_bytes += bytes;
@@ -177,8 +183,8 @@ bool P2pEngine::recv_or_end(int peer) {
 }
 
 // The next bytes of the peer's stream. A small read takes along what follows it: a header and its small message cost
-// one system call.
-std::size_t P2pEngine::read(int peer, std::byte* into, std::size_t bytes) {
+// one system call. `is_lasting`: `into` stays until it has come.
+std::size_t P2pEngine::read(int peer, std::byte* into, std::size_t bytes, bool is_lasting) {
   Peer& state = peers_[peer];
   if (state.ahead_begin < state.ahead_end) {
     bytes = std::min(bytes, state.ahead_end - state.ahead_begin);
@@ -188,7 +194,7 @@ std::size_t P2pEngine::read(int peer, std::byte* into, std::size_t bytes) {
   }
   if (bytes >= read_ahead_bytes) {
     const iovec piece{into, bytes};
-    return channels_[peer]->try_recv({&piece, 1});
+    return is_lasting ? channels_[peer]->try_recv_lasting(piece) : channels_[peer]->try_recv({&piece, 1});
   }
   state.ahead.resize(read_ahead_bytes);
   const iovec pieces[] = {{into, bytes}, {state.ahead.data(), read_ahead_bytes}};
@@ -204,7 +210,7 @@ bool P2pEngine::recv_from(int peer) {
   while (awaits_recv(peer)) {
     if (state.header_bytes < sizeof(Header)) {
       const std::size_t bytes = read(peer, reinterpret_cast<std::byte*>(&state.header) + state.header_bytes,
-                                     sizeof(Header) - state.header_bytes);
+                                     sizeof(Header) - state.header_bytes, false);
       if (bytes == 0) return moved;
       moved = true;
       state.header_bytes += bytes;
@@ -213,7 +219,8 @@ bool P2pEngine::recv_from(int peer) {
     }
     if (state.payload_bytes < state.header.bytes) {
       const std::span<std::byte> space = next_space(state);
-      const std::size_t bytes = space.empty() ? 0 : read(peer, space.data(), space.size());
+      const bool is_lasting = state.target && !state.target->buffer.device;
+      const std::size_t bytes = space.empty() ? 0 : read(peer, space.data(), space.size(), is_lasting);
       if (bytes == 0) return moved;
       moved = true;
       state.payload_bytes += bytes;

@@ -130,7 +130,7 @@ private:
   bool send_to(int peer);
   bool recv_from(int peer);
   bool recv_or_end(int peer);
-  std::size_t read(int peer, std::byte* into, std::size_t bytes);
+  std::size_t read(int peer, std::byte* into, std::size_t bytes, bool is_lasting);
   void match(int peer);
   void end_message(int peer);
   std::span<std::byte> next_space(Peer& state) const;

@@ -56,6 +56,13 @@ public:
   // StreamClosed.
   virtual std::size_t try_recv(std::span<const iovec> pieces) = 0;
 
+  // The same of memory that stays as it is until all of it has gone, or has come, or the stream was shut down (of what
+  // is sent, the last piece does): the transport may keep it in use after it has returned, and is then to be called
+  // with what is left of it again. `lasting_bytes`: from so many on that is worth it.
+  virtual std::size_t lasting_bytes() const { return SIZE_MAX; }
+  virtual std::size_t try_send_lasting(std::span<const iovec> pieces) { return try_send(pieces); }
+  virtual std::size_t try_recv_lasting(iovec piece) { return try_recv({&piece, 1}); }
+
   // How far this side may send ahead of what the peer has sent, so that no path runs dry while both go at one pace.
   virtual std::size_t lead_bytes() { return min_lead_bytes; }
 

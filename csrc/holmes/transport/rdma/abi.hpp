@@ -14,8 +14,9 @@ enum : int { port_down = 1, port_active = 4 };
 enum : std::uint8_t { link_unspecified = 0, link_infiniband = 1, link_ethernet = 2 };
 enum class QpState : int { reset, init, ready_to_receive, ready_to_send, draining, send_error, error };
 enum : int { reliable_connected = 2 };
-enum : int { access_local_write = 1, access_remote_write = 2 };
-enum class Opcode : int { rdma_write = 0, rdma_write_with_immediate = 1 };
+enum : int { access_local_write = 1, access_remote_write = 2, access_remote_read = 4 };
+enum class Opcode : int { rdma_write = 0, rdma_write_with_immediate = 1, rdma_read = 4 };
+enum : int { fork_needs_nothing = 2 };
 enum : unsigned { send_signaled = 1 << 1, send_solicited = 1 << 2, send_inline = 1 << 3 };
 enum : int {
   set_state = 1 << 0,

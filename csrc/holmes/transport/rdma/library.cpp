@@ -47,6 +47,7 @@ Library load(const std::string& path) {
   find("ibv_modify_qp", loaded.modify_pair);
   find("ibv_destroy_qp", loaded.destroy_pair);
   find("ibv_wc_status_str", loaded.status_text);
+  loaded.fork_state = reinterpret_cast<int (*)()>(::dlsym(handle, "ibv_is_fork_initialized"));
   return loaded;
 }
 

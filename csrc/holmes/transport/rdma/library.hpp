@@ -33,6 +33,10 @@ struct Library {
   int (*modify_pair)(QueuePair* pair, QpAttributes* attributes, int mask) = nullptr;
   int (*destroy_pair)(QueuePair* pair) = nullptr;
   const char* (*status_text)(Status status) = nullptr;
+  // Null where the library is older than that.
+  int (*fork_state)() = nullptr;
+  // Whether memory that is registered stays the process's own when it forks.
+  bool survives_fork() const { return fork_state != nullptr && fork_state() == fork_needs_nothing; }
 };
 
 // HOLMES_VERBS_LIBRARY, else libibverbs.so.1; never unloaded. Throws NicError where there is none. Thread-safe.

@@ -51,10 +51,7 @@ RdmaQueuePair::RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::size
   if (!region_) {
     const int error = errno;
     ::munmap(base_, mapped_bytes());
-    throw SystemError("cannot register " + std::to_string(registered_bytes()) + " bytes of memory with HCA " +
-                          device_->name() + ": " + errno_text(error) + "; this process may lock " + lock_limit_text() +
-                          " (ulimit -l): raise that limit (LimitMEMLOCK=infinity, or memlock in limits.conf), or use "
-                          "transport tcp",
+    throw SystemError(refused_text(registered_bytes(), error) + ", or use transport tcp",
                       {.nic = device_->name(), .system_errno = error});
   }
   try {
@@ -81,7 +78,7 @@ RdmaQueuePair::RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::size
     start.state = verbs::QpState::init;
     start.port = device_->port();
     start.pkey_index = static_cast<std::uint16_t>(device_->settings().rdma_pkey_index);
-    start.access = verbs::access_local_write | verbs::access_remote_write;
+    start.access = verbs::access_local_write | verbs::access_remote_write | verbs::access_remote_read;
     modify(start, verbs::set_state | verbs::set_port | verbs::set_pkey_index | verbs::set_access, "initialised");
     if (const int error = post_receives(receive_depth)) throw_short("receive", error);
   } catch (...) {
@@ -99,6 +96,12 @@ RdmaQueuePair::~RdmaQueuePair() {
   }
   pair_.reset(), receives_.reset(), sends_.reset(), channel_.reset(), region_.reset();
   ::munmap(base_, mapped_bytes());
+}
+
+std::string RdmaQueuePair::refused_text(std::size_t bytes, int error) const {
+  return "cannot register " + std::to_string(bytes) + " bytes of memory with HCA " + device_->name() + ": " +
+         errno_text(error) + "; this process may lock " + lock_limit_text() +
+         " (ulimit -l): raise that limit (LimitMEMLOCK=infinity, or memlock in limits.conf)";
 }
 
 // The head, the ring that is sent from, the ring that is received into, and that again.
@@ -204,6 +207,12 @@ RdmaCredit RdmaQueuePair::credit() const {
           std::atomic_ref(written.messages).load(std::memory_order_acquire)};
 }
 
+RdmaOffer RdmaQueuePair::offer() const {
+  RdmaOffer& written = *reinterpret_cast<RdmaOffer*>(base_ + offer_offset);
+  const auto read = [](std::uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); };
+  return {read(written.address), read(written.bytes), read(written.key)};
+}
+
 int RdmaQueuePair::post(const Write& write) {
   verbs::ScatterEntry entry{reinterpret_cast<std::uint64_t>(write.from), static_cast<std::uint32_t>(write.bytes),
                             region_->local_key};
@@ -217,8 +226,42 @@ int RdmaQueuePair::post(const Write& write) {
                   (write.bytes > 0 && write.bytes <= inline_bytes_ ? verbs::send_inline : 0U);
   request.remote_address = peer_.address + write.remote_offset;
   request.remote_key = peer_.key;
+  return post(request);
+}
+
+int RdmaQueuePair::post(verbs::SendRequest& request) {
   verbs::SendRequest* failed = nullptr;
   return pair_->context->operations.post_send(pair_.get(), &request, &failed);
+}
+
+int RdmaQueuePair::post_read(const RdmaOffer& offer, std::uint64_t offset, std::byte* to, std::size_t bytes,
+                             const verbs::MemoryRegion& region, std::uint64_t id) {
+  verbs::ScatterEntry entry{reinterpret_cast<std::uint64_t>(to), static_cast<std::uint32_t>(bytes), region.local_key};
+  verbs::SendRequest request{};
+  request.id = id;
+  request.entries = &entry;
+  request.entry_count = 1;
+  request.opcode = verbs::Opcode::rdma_read;
+  request.flags = id != 0 ? verbs::send_signaled : 0U;
+  request.remote_address = offer.address + offset;
+  request.remote_key = static_cast<std::uint32_t>(offer.key);
+  return post(request);
+}
+
+VerbsPointer<verbs::MemoryRegion> RdmaQueuePair::register_memory(const iovec& memory, int access) const {
+  return {library_.register_memory(device_->domain(), memory.iov_base, memory.iov_len, access),
+          {library_.deregister_memory}};
+}
+
+void RdmaQueuePair::stop() {
+  verbs::QpAttributes attributes{};
+  attributes.state = verbs::QpState::error;
+  library_.modify_pair(pair_.get(), &attributes, verbs::set_state);  // what else is under way has failed already
+}
+
+std::size_t RdmaQueuePair::max_read_bytes() const {
+  constexpr std::size_t packets = 256;
+  return packets * (std::size_t{128} << std::min<int>(device_->mtu(), peer_.mtu));
 }
 
 int RdmaQueuePair::post_receives(std::uint32_t count) {
@@ -243,11 +286,11 @@ void RdmaQueuePair::arm(Wake wake) {
   const auto request = [](verbs::CompletionQueue& queue, bool& is_armed, int only_solicited) {
     if (!is_armed) is_armed = queue.context->operations.request_notification(&queue, only_solicited) == 0;
   };
-  if (wake != Wake::solicited)
+  if (wake == Wake::any)
     request(*receives_, is_armed_for_receives_, 0);
   else if (!is_armed_for_receives_)
     request(*receives_, is_armed_for_solicited_, 1);
-  if (wake == Wake::any) request(*sends_, is_armed_for_sends_, 0);
+  if (wake != Wake::solicited) request(*sends_, is_armed_for_sends_, 0);
 }
 
 bool RdmaQueuePair::take_events() {

@@ -2,6 +2,8 @@
 // and into.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <atomic>
 #include <memory>
 #include <span>
@@ -37,6 +39,13 @@ struct RdmaCredit {
   std::uint64_t messages = 0;  // for which it has posted receives again
 };
 
+// Memory of the sender's user that the peer may read from instead of the ring; it writes it here. Sent as it is.
+struct RdmaOffer {
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t key = 0;
+};
+
 // One thread at a time, but for post().
 class RdmaQueuePair {
 public:
@@ -67,6 +76,9 @@ public:
   // Followed by itself: what begins in it lies in one piece.
   const std::byte* receive_ring() const { return send_ring() + ring_bytes_; }
   RdmaCredit credit() const;
+  // The peer's last one, and where this side's is sent from.
+  RdmaOffer offer() const;
+  RdmaOffer& own_offer() { return *reinterpret_cast<RdmaOffer*>(base_ + own_offer_offset); }
 
   // A write of `bytes` from `from` (in registered memory, or anywhere where it is inline) into the peer's memory, with
   // or without an immediate value. Returns 0 or an errno. Any thread.
@@ -80,15 +92,28 @@ public:
     std::uint64_t id = 0;
   };
   int post(const Write& write);
+  // Reads what `offer` names from `offset` on into `to`, which is in `region`; completes with `id`, where that is not
+  // 0. Returns 0 or an errno.
+  int post_read(const RdmaOffer& offer, std::uint64_t offset, std::byte* to, std::size_t bytes,
+                const verbs::MemoryRegion& region, std::uint64_t id);
+  // Null, with errno set, where it cannot be.
+  VerbsPointer<verbs::MemoryRegion> register_memory(const iovec& memory, int access) const;
+  // What cannot be registered and why, with the limit and what to do.
+  std::string refused_text(std::size_t bytes, int error) const;
+  // From now on the HCA neither reads nor writes any memory for it, and what is under way fails.
+  void stop();
+  // A request's bytes at most for which packets fit all queues on their way back.
+  std::size_t max_read_bytes() const;
   std::size_t inline_bytes() const { return inline_bytes_; }
   std::uint64_t ring_offset() const { return head_bytes + ring_bytes_; }  // of the receive ring in the memory
+  static constexpr std::uint64_t offer_offset = 64;                       // behind the credit
   // Returns an errno.
   int post_receives(std::uint32_t count);
 
   std::size_t poll_sends(std::span<verbs::WorkCompletion> completions) { return poll(*sends_, completions); }
   std::size_t poll_receives(std::span<verbs::WorkCompletion> completions) { return poll(*receives_, completions); }
-  // What makes `fd` readable.
-  enum class Wake { solicited, any_receive, any };
+  // What makes `fd` readable: solicited receives, these and signaled sends, both of all kinds.
+  enum class Wake { solicited, sends, any };
   // Makes it so once.
   void arm(Wake wake);
   // Takes what made `fd` readable; returns whether anything did.
@@ -97,10 +122,12 @@ public:
 
 private:
   static constexpr std::size_t head_bytes = 4096;
+  static constexpr std::size_t own_offer_offset = 128;
   std::size_t registered_bytes() const { return head_bytes + 2 * ring_bytes_; }
   std::size_t mapped_bytes() const { return registered_bytes() + ring_bytes_; }
   void map();
   [[noreturn]] void throw_short(const std::string& what, int error) const;
+  int post(verbs::SendRequest& request);
   static std::size_t poll(verbs::CompletionQueue& queue, std::span<verbs::WorkCompletion> completions);
   void modify(verbs::QpAttributes& attributes, int mask, const char* what);
 

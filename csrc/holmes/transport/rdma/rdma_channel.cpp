@@ -23,8 +23,8 @@ constexpr std::size_t max_message_bytes = 128 * 1024;
 constexpr std::size_t wake_bytes = 512 * 1024;
 // Of the requests in a row one is signaled at least; what it tells frees those before it.
 constexpr std::uint64_t signal_every = 16;
-constexpr std::uint32_t kind_shift = 30;
-constexpr std::uint32_t bytes_mask = (1U << kind_shift) - 1;
+// Of an offer at most: what each side locks for a peer beside its rings.
+constexpr std::size_t max_offer_bytes = 8 * 1024 * 1024;
 // While it waits, how often it asks whether the path lives: a link that is cut tells only those who send.
 constexpr auto port_look_interval = std::chrono::seconds(1);
 constexpr int inactive_looks = 2;  // a port may flap
@@ -54,7 +54,9 @@ RdmaChannel::RdmaChannel(int peer, std::unique_ptr<RdmaQueuePair> pair, Connecti
       pair_(std::move(pair)),
       socket_(std::move(socket)),
       epoch_(fork_epoch()),
-      ends_(RdmaQueuePair::send_depth) {
+      ends_(RdmaQueuePair::send_depth),
+      direct_bytes_(pair_->device().library().survives_fork() ? pair_->device().settings().rdma_direct_bytes
+                                                              : SIZE_MAX) {
   socket_.info.transport = "rdma";
   socket_.info.interface = pair_->device().name();
   socket_.info.local_address = pair_->endpoint().text();
@@ -63,7 +65,13 @@ RdmaChannel::RdmaChannel(int peer, std::unique_ptr<RdmaQueuePair> pair, Connecti
 }
 
 RdmaChannel::~RdmaChannel() {
-  if (epoch_ == fork_epoch() && is_shut_down_.load()) where_memory_allows([this] { linger(); });
+  if (epoch_ == fork_epoch()) {
+    let_go();
+    if (is_shut_down_.load()) where_memory_allows([this] { linger(); });
+    return;
+  }
+  [[maybe_unused]] const void* const parents[] = {offered_ ? offered_->region.release() : nullptr,
+                                                  pull_ ? pull_->region.release() : nullptr};
 }
 
 void RdmaChannel::start_proof() {
@@ -90,24 +98,37 @@ bool RdmaChannel::is_proven() {
 // Posts a request that is counted; returns an errno. Where there is no room for it: EAGAIN.
 int RdmaChannel::post(RdmaQueuePair::Write write) {
   if (posted_ - completed_ >= RdmaQueuePair::send_depth - 2) return EAGAIN;  // one is kept for the end
-  const bool is_due =
-      posted_ + 1 - signaled_to_ >= signal_every || sent_to_ - unsignaled_from_ >= pair_->ring_bytes() / 4;
-  write.is_signaled |= is_due;
+  write.is_signaled |= is_signal_due();
   write.id = posted_ + 1;
   if (const int error = pair_->post(write)) return error;
-  ends_[posted_++ % ends_.size()] = sent_to_;
-  if (write.is_signaled) signaled_to_ = posted_, unsignaled_from_ = sent_to_;
+  count_request(write.is_signaled);
   return 0;
+}
+
+bool RdmaChannel::is_signal_due() const {
+  return posted_ + 1 - signaled_to_ >= signal_every || sent_to_ - unsignaled_from_ >= pair_->ring_bytes() / 4;
+}
+
+void RdmaChannel::count_request(bool is_signaled) {
+  ends_[posted_++ % ends_.size()] = sent_to_;
+  if (is_signaled) signaled_to_ = posted_, unsignaled_from_ = sent_to_;
+}
+
+// What was not posted can be later, or the path is lost.
+void RdmaChannel::fail_post(int error) {
+  if (error != 0 && error != EAGAIN && error != ENOMEM) fail(error, "a send is refused: " + errno_text(error));
 }
 
 std::size_t RdmaChannel::sendable_bytes(std::uint64_t more) const {
   const bool has_message = data_messages_ + more - credit_.messages < RdmaQueuePair::data_depth;
-  const bool has_request = posted_ + more - completed_ < RdmaQueuePair::data_send_depth;
-  if (!has_message || !has_request) return 0;
+  const bool has_requests = posted_ + more - completed_ < RdmaQueuePair::data_send_depth;
+  if (!has_message || !has_requests) return 0;
   return pair_->ring_bytes() - (sent_to_ - std::min(credit_.bytes, completed_to_));
 }
 
-std::size_t RdmaChannel::try_send(std::span<const iovec> pieces) {
+std::size_t RdmaChannel::try_send(std::span<const iovec> pieces) { return send(pieces, false); }
+
+std::size_t RdmaChannel::send(std::span<const iovec> pieces, bool is_followed) {
   std::size_t wanted = 0;
   for (const iovec& piece : pieces) wanted += piece.iov_len;
   wanted = std::min(wanted, pair_->ring_bytes());
@@ -122,16 +143,18 @@ std::size_t RdmaChannel::try_send(std::span<const iovec> pieces) {
       look_for_sends();
       if (sent == 0) throw_if_ended();
     }
-    const std::size_t bytes = send_chunk(pieces, sent, wanted - sent);
+    const std::size_t bytes = send_chunk(pieces, sent, wanted - sent, is_followed);
     if (bytes == 0) break;
     sent += bytes;
   }
+  refused_bytes_ -= std::min(refused_bytes_, sent);
   count_sent(sent);
   return sent;
 }
 
 // One message with what follows the first `skip` bytes; returns its length, 0 where there is no room.
-std::size_t RdmaChannel::send_chunk(std::span<const iovec> pieces, std::size_t skip, std::size_t most) {
+std::size_t RdmaChannel::send_chunk(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
+                                    bool is_followed) {
   const std::size_t at = sent_to_ & (pair_->ring_bytes() - 1);
   const std::size_t room = std::min({sendable_bytes(), most, max_message_bytes, pair_->ring_bytes() - at});
   if (room == 0) return 0;
@@ -148,7 +171,7 @@ std::size_t RdmaChannel::send_chunk(std::span<const iovec> pieces, std::size_t s
   sent_to_ += filled;
   const std::uint32_t told = immediate(Kind::data, static_cast<std::uint32_t>(filled));
   // Without it only where another one follows for sure: a credit may be sent in between.
-  const bool wakes = filled == most || sent_to_ - woken_to_ >= wake_bytes || sendable_bytes(2) == 0;
+  const bool wakes = (filled == most && !is_followed) || sent_to_ - woken_to_ >= wake_bytes || sendable_bytes(2) == 0;
   const int error = post({.from = pair_->send_ring() + at,
                           .bytes = filled,
                           .remote_offset = pair_->ring_offset() + at,
@@ -156,10 +179,8 @@ std::size_t RdmaChannel::send_chunk(std::span<const iovec> pieces, std::size_t s
                           .is_solicited = wakes});
   if (error != 0) {
     sent_to_ -= filled;
-    if (error != EAGAIN && error != ENOMEM) {
-      fail(error, "a send is refused: " + errno_text(error));
-      throw_if_ended();
-    }
+    fail_post(error);
+    if (error_ != 0) throw_if_ended();
     return 0;
   }
   ++data_messages_;
@@ -170,6 +191,7 @@ std::size_t RdmaChannel::send_chunk(std::span<const iovec> pieces, std::size_t s
 std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
   if (readable_bytes() == 0) look_for_receives();
   if (readable_bytes() == 0) {
+    if (offer_) answer(0);  // the pieces may be gone once this returns
     seen_bytes_ = arrived_bytes_;
     throw_if_ended();
     return 0;
@@ -189,8 +211,124 @@ std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
   return received;
 }
 
+std::size_t RdmaChannel::try_send_lasting(std::span<const iovec> pieces) {
+  if (!offered_) {
+    if (refused_bytes_ > 0 || pieces.back().iov_len < direct_bytes_) return try_send(pieces);
+    const auto before = pieces.first(pieces.size() - 1);
+    std::size_t left = 0;
+    for (const iovec& piece : before) left += piece.iov_len;
+    const std::size_t sent = left > 0 ? send(before, true) : 0;
+    if (sent < left) return sent;  // the ring is full, which has woken the peer
+    offer(pieces.back());
+    return offered_ ? sent : sent + try_send(pieces.last(1));
+  }
+  if (!offered_->answer) look_for_receives();
+  if (!offered_->answer) {
+    throw_if_ended();
+    return 0;
+  }
+  const std::size_t taken = *offered_->answer;
+  if (taken == 0) refused_bytes_ = offered_->region->length;
+  offered_.reset();
+  if (taken == 0) return try_send(pieces);
+  count_sent(taken);
+  return taken;
+}
+
+std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
+  if (!pull_ && readable_bytes() == 0) look_for_receives();
+  if (!pull_ && readable_bytes() == 0 && offer_) start_pull(piece);
+  if (!pull_) return try_recv({&piece, 1});
+  look_for_sends();
+  ask_for_pull();
+  if (!pull_->is_done) {
+    throw_if_ended();
+    return 0;
+  }
+  const std::size_t received = pull_->region->length;
+  pull_.reset();
+  answer(received);
+  count_received(received);
+  return received;
+}
+
+// Nothing where it cannot be: then all goes by the ring.
+VerbsPointer<verbs::MemoryRegion> RdmaChannel::register_memory(const iovec& memory, int access) const {
+  auto region = pair_->register_memory(memory, access);
+  static std::atomic<bool> is_told{false};
+  if (!region && !is_told.exchange(true))
+    log(LogLevel::warn, std::nullopt,
+        pair_->refused_text(memory.iov_len, errno) +
+            "; until then such messages are copied (HOLMES_RDMA_DIRECT_BYTES); this is said once");
+  return region;
+}
+
+void RdmaChannel::offer(const iovec& piece) {
+  const iovec part{piece.iov_base, std::min(piece.iov_len, max_offer_bytes)};
+  Offered offered{register_memory(part, verbs::access_remote_read), {}};
+  if (!offered.region) {
+    refused_bytes_ = part.iov_len;
+    return;
+  }
+  pair_->own_offer() = {reinterpret_cast<std::uint64_t>(part.iov_base), part.iov_len, offered.region->remote_key};
+  const std::uint32_t told = immediate(Kind::offer);
+  const int error = post({.from = &pair_->own_offer(),
+                          .bytes = sizeof(RdmaOffer),
+                          .remote_offset = RdmaQueuePair::offer_offset,
+                          .immediate = &told,
+                          .is_solicited = true});
+  if (error == 0) offered_ = std::move(offered);
+  fail_post(error);
+}
+
+void RdmaChannel::start_pull(const iovec& piece) {
+  const iovec part{piece.iov_base, std::min<std::size_t>(piece.iov_len, offer_->bytes)};
+  auto region = register_memory(part, verbs::access_local_write);
+  if (!region) return;
+  pull_ = Pull{*offer_, std::move(region)};
+  offer_.reset();
+}
+
+void RdmaChannel::ask_for_pull() {
+  while (error_ == 0 && !pull_->is_asked() && has_request()) {
+    const std::size_t bytes = std::min(pull_->region->length - pull_->asked_bytes, pair_->max_read_bytes());
+    const bool is_last = pull_->asked_bytes + bytes == pull_->region->length;
+    const bool is_signaled = is_last || is_signal_due();
+    auto* const to = static_cast<std::byte*>(pull_->region->address) + pull_->asked_bytes;
+    const int error =
+        pair_->post_read(pull_->offer, pull_->asked_bytes, to, bytes, *pull_->region, is_signaled ? posted_ + 1 : 0);
+    if (error != 0) return fail(error, "a read is refused: " + errno_text(error));
+    count_request(is_signaled);
+    pull_->asked_bytes += bytes;
+    pull_->last_id = posted_;
+  }
+}
+
+void RdmaChannel::answer(std::size_t bytes) {
+  offer_.reset();
+  owed_answer_ = bytes;
+  give_answer();
+}
+
+void RdmaChannel::give_answer() {
+  if (error_ != 0 || has_ended_) return;
+  const std::uint32_t told = immediate(Kind::answer, *owed_answer_);
+  const int error = post({.immediate = &told, .is_solicited = true});
+  if (error == 0) owed_answer_.reset();
+  fail_post(error);
+}
+
+void RdmaChannel::let_go() {
+  if (!offered_ && !pull_) return;
+  pair_->stop();
+  offered_.reset();
+  pull_.reset();
+  if (error_ == 0) error_ = ECONNABORTED;
+}
+
 const std::byte* RdmaChannel::try_peek(std::size_t bytes) {
   if (readable_bytes() < bytes) look_for_receives();
+  if (readable_bytes() < bytes && offer_) answer(0);
   seen_bytes_ = arrived_bytes_;
   if (readable_bytes() >= bytes) return pair_->receive_ring() + (consumed_bytes_ & (pair_->ring_bytes() - 1));
   throw_if_ended();
@@ -214,26 +352,44 @@ void RdmaChannel::look_for_receives() {
         look_for_sends();  // they know the cause
         return fail(completion);
       }
-      const std::uint32_t told = ntohl(completion.immediate);
-      if (const auto kind = static_cast<Kind>(told >> kind_shift); kind == Kind::data) {
-        arrived_bytes_ += told & bytes_mask;
-        ++arrived_messages_;
-      } else if (kind == Kind::credit) {
-        credit_ = pair_->credit();
-      } else {
-        has_ended_ = true;
-      }
+      take_up(ntohl(completion.immediate));
     }
-    const bool is_over = is_shut_down_.load();  // nobody reads any more
-    if (!is_over &&
-        (readable_bytes() > pair_->ring_bytes() || credit_.bytes > sent_to_ || credit_.messages > data_messages_))
-      throw ProtocolError("the ring that rank " + std::to_string(peer()) + " writes into over " +
-                          socket_.info.interface + " is corrupt");
     if (count > 0 && error_ == 0)
       if (const int error = pair_->post_receives(static_cast<std::uint32_t>(count)))
         fail(error, "a receive is refused: " + errno_text(error));
   } while (count == completions.size());
   if (arrived_messages_ - given_.messages >= RdmaQueuePair::data_depth / 4) give_credit();
+}
+
+// What the peer says.
+void RdmaChannel::take_up(std::uint32_t told) {
+  const std::size_t bytes = told & ((1U << kind_shift) - 1);
+  bool is_right = true;
+  switch (static_cast<Kind>(told >> kind_shift)) {
+    case Kind::data:
+      arrived_bytes_ += bytes;
+      ++arrived_messages_;
+      is_right = readable_bytes() <= pair_->ring_bytes();
+      break;
+    case Kind::credit:
+      credit_ = pair_->credit();
+      is_right = credit_.bytes <= sent_to_ && credit_.messages <= data_messages_;
+      break;
+    case Kind::offer:
+      is_right = !offer_ && !pull_ && !owed_answer_;
+      offer_ = pair_->offer();
+      is_right &= offer_->bytes > 0 && offer_->bytes <= max_offer_bytes;
+      break;
+    case Kind::answer:
+      is_right = offered_ && !offered_->answer && bytes <= offered_->region->length;
+      if (is_right) offered_->answer = bytes;
+      break;
+    default:
+      has_ended_ = true;
+  }
+  if (is_right || is_shut_down_.load()) return;  // then nobody reads any more
+  throw ProtocolError("what rank " + std::to_string(peer()) + " writes here over " + socket_.info.interface +
+                      " makes no sense");
 }
 
 void RdmaChannel::look_for_sends() {
@@ -250,9 +406,11 @@ void RdmaChannel::look_for_sends() {
       completed_ = completions[i].id;
       completed_to_ = ends_[(completed_ - 1) % ends_.size()];
       is_unanswered_ = false;
+      if (pull_ && pull_->is_asked() && completed_ >= pull_->last_id) pull_->is_done = true;
       if (asked_ && *asked_ < completed_) asked_.reset();
     }
   } while (count == completions.size());
+  if (owed_answer_) give_answer();
 }
 
 // Tells the peer what it may send again, in steps of a quarter: a sender never runs dry for it. It wakes only who waits
@@ -269,10 +427,8 @@ void RdmaChannel::give_credit() {
     look_for_sends();
     error = post({.from = &credit, .bytes = sizeof credit, .immediate = &told});
   }
-  if (error == 0)
-    given_ = credit;
-  else if (error != EAGAIN && error != ENOMEM)
-    fail(error, "a send is refused: " + errno_text(error));
+  if (error == 0) given_ = credit;
+  fail_post(error);
 }
 
 void RdmaChannel::fail(const verbs::WorkCompletion& completion) {
@@ -295,8 +451,10 @@ void RdmaChannel::throw_if_ended() {
 
 bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
   is_waiting_ = true;
-  const bool is_full = for_send && sendable_bytes() == 0;
-  pair_->arm(is_full ? RdmaQueuePair::Wake::any : RdmaQueuePair::Wake::solicited);
+  const bool is_full = for_send && !offered_ && sendable_bytes() == 0;
+  const bool awaits_sends = pull_ || owed_answer_;
+  using Wake = RdmaQueuePair::Wake;
+  pair_->arm(is_full ? Wake::any : awaits_sends ? Wake::sends : Wake::solicited);
   look_for_receives();
   look_for_sends();
   if (std::exchange(waited_, progress()) != progress()) look_at_.reset();
@@ -304,7 +462,9 @@ bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>
   fds.push_back({pair_->fd(), POLLIN, 0});
   if (!is_closed_by_peer_) fds.push_back({socket_.fd.get(), POLLIN | POLLRDHUP, 0});
   if (error_ != 0 || has_ended_ || is_closed_by_peer_) return false;
-  return !(for_recv && has_unseen) && !(for_send && sendable_bytes() > 0);
+  const bool has_pulled = pull_ && (pull_->is_done || (!pull_->is_asked() && has_request()));
+  const bool may_send = offered_ ? offered_->answer.has_value() : sendable_bytes() > 0;
+  return !(for_recv && (has_unseen || offer_ || has_pulled)) && !(for_send && may_send);
 }
 
 void RdmaChannel::finish_wait() {
@@ -337,12 +497,13 @@ void RdmaChannel::maintain(Clock::time_point now) {
   asked_ = posted_;
   const int error = post({.is_signaled = true});
   if (error != 0) asked_.reset();
-  if (error != 0 && error != EAGAIN && error != ENOMEM) fail(error, "a send is refused: " + errno_text(error));
+  fail_post(error);
 }
 
 void RdmaChannel::shutdown() {
   if (is_shut_down_.exchange(true)) return;
   shut_down_at_.store(Clock::now());
+  if (offered_ || pull_) return let_go();
   const std::uint32_t told = immediate(Kind::end);
   pair_->post({.immediate = &told, .is_signaled = true, .is_solicited = true, .id = end_id});
 }

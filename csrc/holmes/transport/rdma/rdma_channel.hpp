@@ -1,5 +1,8 @@
 // RdmaChannel: a byte stream over RDMA. Each side writes into a ring in the other's registered memory and learns from
-// it what has been taken. The bytes of a message are copied into a ring and out of one; the HCA does the rest.
+// it what has been taken. The bytes of a message are copied into a ring and out of one; the HCA does the rest. Much of
+// what lasts (see Channel) is offered to the peer instead, whose HCA reads it into where it is to be: the stream goes
+// on once the peer has answered how much of that it has read. Both sides register such memory for that time only: what
+// is unmapped afterwards is known to no HCA.
 #pragma once
 
 #include <atomic>
@@ -29,6 +32,9 @@ public:
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
+  std::size_t lasting_bytes() const override { return direct_bytes_; }
+  std::size_t try_send_lasting(std::span<const iovec> pieces) override;
+  std::size_t try_recv_lasting(iovec piece) override;
   std::size_t lead_bytes() override { return pair_->ring_bytes() / 2; }
   std::size_t max_peek_bytes() const override { return pair_->ring_bytes() / 2; }
   const std::byte* try_peek(std::size_t bytes) override;
@@ -39,6 +45,7 @@ public:
   bool needs_maintenance() const override { return true; }
   std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override;
   void maintain(Clock::time_point now) override;
+  // Where an offer or a read is under way only the driver may call it: its memory is left alone when this returns.
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
@@ -47,19 +54,49 @@ public:
   int fd() const { return pair_->fd(); }
 
 private:
-  // What an immediate value says: what kind of message it is and, of data, how many bytes.
-  enum class Kind : std::uint32_t { data = 0, credit = 1, end = 2 };
-  static std::uint32_t immediate(Kind kind, std::uint32_t bytes = 0) {
-    return static_cast<std::uint32_t>(kind) << 30 | bytes;
+  // What an immediate value says: what kind of message it is and, of data and answers to offers, how many bytes.
+  enum class Kind : std::uint32_t { data = 0, credit = 1, end = 2, offer = 3, answer = 4 };
+  static constexpr std::uint32_t kind_shift = 29;
+  static std::uint32_t immediate(Kind kind, std::size_t bytes = 0) {
+    return static_cast<std::uint32_t>(kind) << kind_shift | static_cast<std::uint32_t>(bytes);
   }
+  // Memory of this side's user that the peer may read.
+  struct Offered {
+    VerbsPointer<verbs::MemoryRegion> region;
+    std::optional<std::size_t> answer;
+  };
+  // What is read from the peer's memory.
+  struct Pull {
+    RdmaOffer offer;
+    VerbsPointer<verbs::MemoryRegion> region;
+    std::size_t asked_bytes = 0;
+    std::uint64_t last_id = 0;
+    bool is_done = false;
+    bool is_asked() const { return asked_bytes == region->length; }
+  };
   // Ids of sends that are not counted.
   static constexpr std::uint64_t end_id = UINT64_MAX;
 
   std::size_t readable_bytes() const { return arrived_bytes_ - consumed_bytes_; }
   // After `more` other messages.
   std::size_t sendable_bytes(std::uint64_t more = 0) const;
-  std::size_t send_chunk(std::span<const iovec> pieces, std::size_t skip, std::size_t most);
+  // `is_followed`: by what wakes the peer.
+  std::size_t send(std::span<const iovec> pieces, bool is_followed);
+  std::size_t send_chunk(std::span<const iovec> pieces, std::size_t skip, std::size_t most, bool is_followed);
   int post(RdmaQueuePair::Write write);
+  bool is_signal_due() const;
+  void count_request(bool is_signaled);
+  bool has_request() const { return posted_ - completed_ < RdmaQueuePair::data_send_depth; }
+  void fail_post(int error);
+  void offer(const iovec& piece);
+  void start_pull(const iovec& piece);
+  void ask_for_pull();
+  void answer(std::size_t bytes);
+  void give_answer();
+  void take_up(std::uint32_t told);
+  VerbsPointer<verbs::MemoryRegion> register_memory(const iovec& memory, int access) const;
+  // The HCA leaves the user's memory alone.
+  void let_go();
   void look_for_receives();
   void look_for_sends();
   void give_credit();
@@ -93,6 +130,14 @@ private:
   std::uint64_t arrived_messages_ = 0;
   RdmaCredit given_;
   bool has_ended_ = false;  // the peer shut down; nothing follows
+
+  // Past the rings: one offer at a time each way.
+  const std::size_t direct_bytes_;  // from so many on
+  std::optional<Offered> offered_;
+  std::size_t refused_bytes_ = 0;   // of an offer; they go by the ring
+  std::optional<RdmaOffer> offer_;  // the peer's, which is not answered nor read
+  std::optional<Pull> pull_;
+  std::optional<std::size_t> owed_answer_;
 
   // Waiting.
   struct Progress {
