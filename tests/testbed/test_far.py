@@ -165,6 +165,19 @@ def test_a_probe_that_is_lost_is_no_lost_peer() -> None:
     assert [json.loads(line)["right"] for line in lines if line.startswith("{")] == [True]
 
 
+@_on_a_quiet_machine
+@needs_namespaces
+def test_a_host_gives_way_to_a_message_of_the_one_beside_it() -> None:
+    """84 ms of the link, behind a queue of 20 to 30. With what a socket holds in front of them it would be 420."""
+    network = {"class": "ethernet", "rate_gbps": 0.5, "uplink": {"rate_gbps": 0.05, "queue_ms": 50}}
+    clusters = {name: {"nodes": 2, "nics": [{"name": "eth0", "network": "eth"}]} for name in "ab"}
+    with Testbed(parse_spec("beside", {"networks": {"eth": network}, "clusters": clusters})).session() as session:
+        found = _run(session, "far_worker", "uplink")
+    alone_ms, busy_ms = (statistics.median(found[key]) for key in ("alone", "busy"))
+    assert 80 < alone_ms < 120, found
+    assert busy_ms < 2 * alone_ms, found
+
+
 @needs_namespaces
 @pytest.mark.parametrize(
     ("delay_ms", "arguments"), [(10, []), (0, ["never"]), (0, [""])], ids=["far", "named", "hierarchical"]

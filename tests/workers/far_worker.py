@@ -7,7 +7,8 @@ priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and messages of 4 
 looked at; FOLDER/begun is made when the first ones are done. following FOLDER: messages of 1 MiB to rank 1 until there
 is FOLDER/stop, each looked at; when each was received, and what rank 0's path then carried. resting: nothing for longer
 than a silent peer is waited for; a line says when that begins. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and
-the metrics of that; with FLAT= or FLAT=never the first letters of the hosts are their clusters.
+the metrics of that; with FLAT= or FLAT=never the first letters of the hosts are their clusters. uplink: messages to
+rank 2, the first letters of the hosts being their clusters, alone and while rank 1 sends to rank 3 without a pause.
 """
 
 from __future__ import annotations
@@ -220,6 +221,52 @@ def counted() -> dict[str, object]:
     return {"nics": [asdict(nic) for nic in found.nics], "text": found.to_prometheus()}
 
 
+def uplink(count: int = 16) -> dict[str, object]:
+    """Milliseconds of 512 KiB messages and their answers."""
+    nics, cluster = holmes_comm.NicSelection(names=("eth0",)), socket.gethostname()[0]
+
+    def spanning(name: str, priority: int):
+        options = {"priority": priority, "cluster": cluster, "hierarchical_min_bytes": "never", "timeout_s": 60.0}
+        return holmes_comm.init(STORE, RANK, SIZE, nics=nics, name=name, **options)
+
+    messages, gradients, peer = spanning("pp", 3), spanning("dp", 1), (RANK + 2) % 4
+    found = {}
+    for is_busy in (False, True):
+        stop = threading.Event()
+
+        def stream(stop=stop) -> None:
+            data = np.zeros(1 << 17)
+            while data[0] == 0:
+                data[0] = stop.is_set()
+                if RANK == 1:
+                    gradients.send(data, peer)
+                else:
+                    gradients.recv(data, peer)
+
+        thread = threading.Thread(target=stream)
+        if is_busy and RANK % 2:
+            thread.start()
+        data = np.zeros(1 << 16)
+        took_ms = []
+        for _ in range(0 if RANK % 2 else count):
+            time.sleep(0.3)
+            start_s = time.monotonic()
+            if RANK == 0:
+                messages.send(data, peer)
+                messages.recv(data[:1], peer)
+            else:
+                messages.recv(data, peer)
+                messages.send(data[:1], peer)
+            took_ms.append(1e3 * (time.monotonic() - start_s))
+        messages.barrier()
+        stop.set()
+        if thread.ident:
+            thread.join()
+        found["busy" if is_busy else "alone"] = took_ms[count // 4 :]
+    messages.barrier()
+    return found
+
+
 def resting() -> dict[str, object]:
     comm = make("far")
     comm.barrier()
@@ -241,6 +288,7 @@ scenarios = {
     "changing": changing,
     "following": following,
     "counted": counted,
+    "uplink": uplink,
     "resting": resting,
 }
 result = scenarios[sys.argv[1]]()
