@@ -1,6 +1,7 @@
 // What goes wrong over clusters: ranks that disagree, that come late, that die, that abort, in the middle of operations
 // of several parts. Every rank raises, soon, the error of the right type with ranks as the whole group numbers them.
 #include <atomic>
+#include <barrier>
 
 #include "clusters.hpp"
 #include "holmes/core/error.hpp"
@@ -162,9 +163,9 @@ void check_death() {
 }
 
 void check_abort() {
-  run_clusters({0, 1, 0, 1, 1}, 0, [](Communicator& comm) {
-    std::vector<float> data(count);
-    std::vector<WorkPtr> works;
+  std::barrier all(5);
+  run_clusters({0, 1, 0, 1, 1}, 0, [&](Communicator& comm) {
+    all.arrive_and_wait();  // one may have its communicator while the others still agree on it
     if (comm.rank() == 4) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       comm.abort("enough");

@@ -417,9 +417,11 @@ void check_port_down_while_receiving() {
 
 void check_abort() {
   const auto store = make_local_store();
+  std::barrier all(3);
   run_ranks(3, [&](int rank) {
     const auto comm = make_communicator(store, options_of(rank, 3));
     std::vector<std::int64_t> data(1000, 1);
+    all.arrive_and_wait();  // one may have its communicator while the others still agree on it
     if (rank == 2) {
       comm->abort("on purpose");
       return;
