@@ -692,6 +692,20 @@ class Communicator:
         bad arguments (the communicator stays usable); MismatchError, PeerLostError, TimeoutError, AbortedError kill it, and so
         does what a signal's handler raises meanwhile (KeyboardInterrupt).
         """
+    def sendrecv(
+        self,
+        send_tensor: typing.Any,
+        dst: typing.SupportsInt | typing.SupportsIndex,
+        recv_tensor: typing.Any,
+        src: typing.SupportsInt | typing.SupportsIndex,
+        tag: typing.SupportsInt | typing.SupportsIndex = 0,
+        timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> None:
+        """
+        Sends `send_tensor` to rank `dst` and receives `recv_tensor` from rank `src` at the same time (MPI's Sendrecv); returns when
+        both are done. Both may be the same rank; a ring of ranks that all call it does not deadlock. Matches send, recv and batch of
+        its peers. Count and dtype of a message must be its sender's. Raises as send and recv, and UsageError where the two share memory.
+        """
     def split(
         self, color: typing.SupportsInt | typing.SupportsIndex, key: typing.SupportsInt | typing.SupportsIndex = 0
     ) -> Communicator:

@@ -109,17 +109,16 @@ std::vector<Buffer> per_rank(const py::handle& object, int size, const BufferUse
   return list_buffers(object, use);
 }
 
-// What one call of a batch receives no other one of it reads or writes: they have no order.
-void refuse_shared_memory(std::vector<P2pCall> calls) {
+// What one of the calls receives no other one of them reads or writes: they have no order.
+void refuse_shared_memory(const char* operation, std::vector<P2pCall> calls) {
   std::erase_if(calls, [](const P2pCall& call) { return call.buffer.bytes() == 0; });
   std::ranges::sort(calls, {}, [](const P2pCall& call) { return call.buffer.begin(); });
   const std::byte *end = nullptr, *received_end = nullptr;  // of those before
   for (const P2pCall& call : calls) {
     if (call.buffer.begin() < (call.is_send ? received_end : end))
-      throw UsageError(
-          "batch: a tensor that is received into shares memory with another one of the batch, and calls of a batch "
-          "have "
-          "no order; give each receive memory of its own, or make two batches");
+      throw UsageError(std::string(operation) +
+                       ": a tensor that is received into shares memory with another one of the same call, and its "
+                       "messages have no order; give each receive memory of its own, or make two calls");
     const std::byte* const own_end = call.buffer.begin() + call.buffer.bytes();
     end = std::max(end, own_end);
     if (!call.is_send) received_end = std::max(received_end, own_end);
@@ -360,6 +359,26 @@ void bind_communicator(py::module_& module) {
               "in send.")
               .c_str())
       .def(
+          "sendrecv",
+          [](Communicator& self, const py::object& send_tensor, int dst, const py::object& recv_tensor, int src,
+             std::int64_t tag, const TimeoutSeconds& timeout_s) {
+            const std::uint32_t wire_tag = checked_tag(tag);
+            std::vector<P2pCall> p2p;
+            p2p.reserve(2);
+            p2p.push_back({false, to_buffer(recv_tensor, {"sendrecv: recv_tensor", true, false, self.device(), true}),
+                           src, wire_tag});
+            p2p.push_back({true, to_buffer(send_tensor, {"sendrecv: send_tensor", false, false, self.device(), true}),
+                           dst, wire_tag});
+            refuse_shared_memory("sendrecv", p2p);
+            const GilRelease no_gil;
+            for (const WorkPtr& work : self.batch(std::move(p2p), call_options(false, timeout_s))) work->join();
+          },
+          "send_tensor"_a, "dst"_a, "recv_tensor"_a, "src"_a, "tag"_a = 0, "timeout_s"_a = py::none(),
+          "Sends `send_tensor` to rank `dst` and receives `recv_tensor` from rank `src` at the same time (MPI's "
+          "Sendrecv); returns when\nboth are done. Both may be the same rank; a ring of ranks that all call it does "
+          "not deadlock. Matches send, recv and batch of\nits peers. Count and dtype of a message must be its "
+          "sender's. Raises as send and recv, and UsageError where the two share memory.")
+      .def(
           "batch",
           [](Communicator& self, const std::vector<std::tuple<std::string, py::object, int, std::int64_t>>& calls,
              const TimeoutSeconds& timeout_s) {
@@ -371,7 +390,7 @@ void bind_communicator(py::module_& module) {
                              to_buffer(tensor, {"batch: tensor", kind == "recv", true, self.device(), true}), peer,
                              checked_tag(tag)});
             }
-            refuse_shared_memory(p2p);
+            refuse_shared_memory("batch", p2p);
             const GilRelease no_gil;
             return self.batch(std::move(p2p), call_options(true, timeout_s));
           },

@@ -71,6 +71,12 @@ def test_a_batch_whose_calls_share_memory_is_refused() -> None:
             [(send, memory, other, 0), (send, memory[:1], other, 1), (recv, memory[3:4], other, 0)],
         ):
             refused(comm, "batch: a tensor that is received into shares memory", lambda calls=calls: comm.batch(calls))
+        for sent, into in ((memory, memory), (memory[4:], memory[:5])):
+            refused(
+                comm,
+                "sendrecv: a tensor that is received into shares memory",
+                lambda sent=sent, into=into: comm.sendrecv(sent, other, into, other),
+            )
         # Sends may, and neighbours do not.
         into = np.zeros(16)
         for work in comm.batch(

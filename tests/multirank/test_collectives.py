@@ -253,6 +253,19 @@ def test_point_to_point() -> None:
             for work in works:
                 work.wait()
             assert (got == left).all()
+            got[:] = -1
+            assert comm.sendrecv(np.full(count, rank, "float32"), right, got, left, tag=3) is None
+            assert (got == left).all()
+        # sendrecv meets what the others call.
+        ending, answer = np.empty(7), np.empty(2)
+        if rank == 0:
+            comm.sendrecv(np.full(7, 9.0), 1, answer, size - 1)
+            assert (answer == size - 1).all()
+        if rank == 1:
+            comm.recv(ending, 0)
+            assert (ending == 9).all()
+        if rank == size - 1:
+            comm.send(np.full(2, float(rank)), 0)
         if rank == 0:
             one = np.empty(4, "int32")
             sources = {comm.recv(one, tag=5) for _ in range(size - 1)}
@@ -272,6 +285,17 @@ def test_point_to_point() -> None:
 
     for transport in TRANSPORTS_AND_TLS:
         run_communicators(4, body, transport=transport)
+
+
+def test_a_sendrecv_whose_peer_sends_another_count_names_both() -> None:
+    def body(comm):
+        comm.sendrecv(np.zeros(3 + comm.rank), 1 - comm.rank, np.zeros(3), 1 - comm.rank)
+        comm.barrier()  # rank 1's own messages may be done before rank 0 sees
+
+    for outcome in outcomes(2, body):
+        assert isinstance(outcome, errors.MismatchError), outcome
+        assert "rank 1 (host " in str(outcome), outcome
+        assert "sent 32 bytes of float64" in str(outcome), outcome
 
 
 def test_split() -> None:

@@ -481,7 +481,12 @@ std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request
     engine_->driver().run_in_background(bytes);
   } else {
     std::optional<Clock::time_point> now = works.front()->submitted();
-    for (const auto& work : works) static_cast<HostWork&>(*work).finish_here(std::exchange(now, std::nullopt));
+    try {
+      for (const auto& work : works) static_cast<HostWork&>(*work).finish_here(std::exchange(now, std::nullopt));
+    } catch (const Interrupted&) {
+      await_all_final(works);
+      throw;
+    }
   }
   return works;
 }

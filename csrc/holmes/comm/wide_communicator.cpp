@@ -440,6 +440,9 @@ std::vector<WorkPtr> WideCommunicator::start_p2p(std::vector<P2pCall> calls, con
     try {
       work->wait();
     } catch (const HolmesError&) {  // the caller's wait raises it
+    } catch (const Interrupted&) {
+      await_all_final(works);
+      throw;
     }
   }
   return works;

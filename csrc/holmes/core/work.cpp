@@ -127,4 +127,8 @@ void Work::finish(WorkState state, std::exception_ptr error, Clock::time_point n
   }
 }
 
+void await_all_final(std::span<const std::shared_ptr<Work>> works) {
+  for (const auto& work : works) work->await_final();
+}
+
 }  // namespace holmes

@@ -5,8 +5,10 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -91,5 +93,9 @@ private:
   const Clock::time_point submitted_{Clock::now()};
   std::optional<Clock::time_point> finished_;
 };
+
+// Of one call that a signal's handler has interrupted: its works end soon (one was abandoned, and with it what it
+// belongs to), and their memory is the caller's then. A failed one throws nothing.
+void await_all_final(std::span<const std::shared_ptr<Work>> works);
 
 }  // namespace holmes

@@ -64,12 +64,10 @@ class HolmesPeer(Peer):
         if case.rank == 0 and name == "scatterv":
             inputs = cut(inputs, shares)
         at_root = case.rank == 0
-        messages = [("recv", outputs, previous, 0), ("send", inputs, following, 0)]
+        messages: list[tuple[str, Any, int, int]] = []
         if name == "batch":
-            pieces = zip(cut(outputs, case.pieces()), cut(inputs, case.pieces()), strict=True)
-            messages = [
-                message for into, of in pieces for message in (("recv", into, previous, 0), ("send", of, following, 0))
-            ]
+            for into, of in zip(cut(outputs, case.pieces()), cut(inputs, case.pieces()), strict=True):
+                messages += [("recv", into, previous, 0), ("send", of, following, 0)]
 
         def batch() -> None:
             for work in communicator.batch(messages):
@@ -103,7 +101,7 @@ class HolmesPeer(Peer):
             "gatherv": lambda: communicator.gather(inputs, outputs if at_root else None, 0),
             "scatterv": lambda: communicator.scatter(outputs, inputs if at_root else None, 0),
             "send": send,
-            "send_recv": batch,
+            "send_recv": lambda: communicator.sendrecv(inputs, following, outputs, previous),
             "batch": batch,
             "ping_pong": ping_pong,
             "barrier": lambda: communicator.barrier(),
