@@ -89,24 +89,55 @@ NicOffer decode_offer(const Sealed& offered, const std::string& writer) {
   return offer;
 }
 
-// Rank 0's answer: for every rank its rails and ports.
+// Rank 0's answer: what all know, and for every rank its rails and ports. One proof for those of all ranks: every rank
+// reads it, and with a proof for each name those of 1,024 ranks take longer than their connections.
 std::string conclude(const std::vector<Sealed>& values, Carrier carrier, const Seal& seal) {
   std::vector<NicOffer> offers;
   for (std::size_t rank = 0; rank < values.size(); ++rank)
     offers.push_back(decode_offer(values[rank], "rank " + std::to_string(rank)));
   const NicChoice choice = choose_nics(offers, carrier);
+  FieldWriter clusters, nics;
+  for (std::size_t rank = 0; rank < offers.size(); ++rank) {
+    clusters.add(offers[rank].cluster);
+    FieldWriter own;
+    own.add(std::uint64_t{choice.sockets[rank].size()});
+    for (const auto& [nic, address] : choice.sockets[rank]) own.add(nic), own.add(address);
+    if (!choice.ports.empty())
+      for (const std::string& port : choice.ports[rank]) own.add(port);
+    nics.add(own.take());
+  }
   SealedWriter writer(seal);
   writer.add(choice.reason);
   writer.add(static_cast<std::uint64_t>(std::ranges::min(offers, {}, &NicOffer::streams).streams));
-  for (std::size_t rank = 0; rank < offers.size(); ++rank) {
-    writer.add(offers[rank].cluster);
-    writer.add(std::uint64_t{choice.sockets[rank].size()});
-    for (const auto& [nic, address] : choice.sockets[rank]) writer.add(nic), writer.add(address);
-    const auto ports = choice.ports.empty() ? std::vector<std::string>{} : choice.ports[rank];
-    writer.add(std::uint64_t{ports.size()});
-    for (const std::string& port : ports) writer.add(port);
-  }
+  writer.add(clusters.take());
+  writer.add(nics.take());
   return writer.take();
+}
+
+NicAgreement read_answer(const Sealed& answer, const Meeting& meeting) {
+  const std::string writer = "rank 0";
+  SealedReader reader(answer.bytes, writer, answer.seal);
+  NicAgreement agreement;
+  agreement.reason = reader.text("reason");
+  const auto streams = reader.number("streams", max_count);
+  const std::string all_clusters = reader.text("clusters"), all_nics = reader.text("NICs");
+  FieldReader clusters(all_clusters, writer), nics(all_nics, writer);
+  std::string own_nics;
+  for (int rank = 0; rank < meeting.size; ++rank) {
+    agreement.clusters.push_back(clusters.text());
+    std::string its = nics.text();
+    if (rank == meeting.rank) own_nics = std::move(its);
+  }
+  FieldReader own(own_nics, writer);
+  std::vector<NicAddress> rails;
+  for (auto left = own.number(max_count); left > 0; --left) {
+    std::string nic = own.text();
+    rails.push_back({std::move(nic), own.text()});
+  }
+  while (!own.at_end()) agreement.ports.push_back(own.text());
+  for (std::uint64_t stream = 0; stream < streams; ++stream)
+    agreement.sockets.insert(agreement.sockets.end(), rails.begin(), rails.end());
+  return agreement;
 }
 
 }  // namespace
@@ -117,26 +148,7 @@ NicAgreement agree_nics(const Meeting& asked, const NicOffer& offer, Carrier car
   const Sealed answer = meet(
       meeting, [&](const Seal& seal) { return encode(offer, seal); },
       [&](const std::vector<Sealed>& values, const Seal& seal) { return conclude(values, carrier, seal); });
-  SealedReader reader(answer.bytes, "rank 0", answer.seal);
-  NicAgreement agreement;
-  agreement.reason = reader.text("reason");
-  const auto streams = reader.number("streams", max_count);
-  for (int rank = 0; rank < meeting.size; ++rank) {
-    const std::string name = "rank " + std::to_string(rank) + " ";
-    agreement.clusters.push_back(reader.text(name + "cluster"));
-    std::vector<NicAddress> rails;
-    for (auto left = reader.number(name + "number of rails", max_count); left > 0; --left) {
-      std::string nic = reader.text(name + "nic");
-      rails.push_back({std::move(nic), reader.text(name + "address")});
-    }
-    std::vector<std::string> ports;
-    for (auto left = reader.number(name + "number of ports", max_count); left > 0; --left)
-      ports.push_back(reader.text(name + "port"));
-    if (rank != meeting.rank) continue;
-    agreement.ports = std::move(ports);
-    for (std::uint64_t stream = 0; stream < streams; ++stream)
-      agreement.sockets.insert(agreement.sockets.end(), rails.begin(), rails.end());
-  }
+  NicAgreement agreement = read_answer(answer, meeting);
   const auto& own_cluster = agreement.clusters[static_cast<std::size_t>(meeting.rank)];
   if (own_cluster != offer.cluster) {
     throw ProtocolError("what rank 0 wrote into the store says that this rank is in cluster '" + own_cluster +
