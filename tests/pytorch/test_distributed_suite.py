@@ -7,6 +7,7 @@ with its reason; a test of the list that passes is reported as a failure, so tha
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import pytest
 
@@ -34,6 +35,9 @@ class TestDistributedOverHolmes(TestDistBackend, DistributedTest._DistTestBase):
     """Each method of torch's suite."""
 
     def setUp(self) -> None:
+        environment = mock.patch.dict(os.environ)  # torch's set-up leaves variables behind
+        environment.start()
+        self.addCleanup(environment.stop)
         super().setUp()
         self._start_processes(forked_from([SUITE]))
 
