@@ -178,6 +178,33 @@ void test_different_records_do_not_connect() {
   check_all_fail(outcomes, ErrorKind::protocol, {"the store showed them different records"});
 }
 
+// What the own rank is read back as, and who wrote it had the job's secret.
+void test_two_processes_of_one_rank() {
+  const auto written_by = [](const std::string& process, const std::string& its_secret) {
+    SealedWriter writer({its_secret, "world/rank/1"});
+    writer.add("host");
+    writer.add(process);
+    return writer.take();
+  };
+  const auto said_of = [&](const std::string& stored) -> std::string {
+    const std::string own = written_by("this one", secret);
+    SealedReader reader(stored, "rank 1", {secret, "world/rank/1"}, &own);
+    reader.text("host");
+    try {
+      return reader.text("process");
+    } catch (const ProtocolError& error) {
+      return error.what();
+    }
+  };
+  CHECK(said_of(written_by("this one", secret)) == "this one");
+  const auto names_a_process = [](const std::string& text) { return text.find("another process has") != text.npos; };
+  CHECK(names_a_process(said_of(written_by("another one", secret))));
+  auto fields = fields_of(written_by("this one", secret));
+  fields[2] = "another one";
+  const std::string text = said_of(bytes_of(fields));
+  CHECK(text.find("was changed there: the field 'process'") != text.npos && !names_a_process(text));
+}
+
 // A success that the store made of a failure.
 void test_a_failure_stays_one() {
   const auto store = make_local_store();
@@ -234,6 +261,7 @@ int main(int argc, char** argv) {
                     {"the_header_of_a_record", test_the_header_of_a_record},
                     {"tls_is_not_switched_off", test_tls_is_not_switched_off},
                     {"different_records_do_not_connect", test_different_records_do_not_connect},
+                    {"two_processes_of_one_rank", test_two_processes_of_one_rank},
                     {"a_failure_stays_one", test_a_failure_stays_one},
                     {"the_choice_of_nics", test_the_choice_of_nics}},
                    argc, argv);

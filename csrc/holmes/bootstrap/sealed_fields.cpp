@@ -42,6 +42,7 @@ SealedReader::SealedReader(const std::string& bytes, std::string writer, const S
     if (own && !own->at_end()) {
       const std::string value = own->text();
       own->text();  // its proof
+      is_anothers_ = is_anothers_ || (field.is_genuine && field.value != value);
       field.is_genuine = field.is_genuine && field.value == value;
     }
   }
@@ -58,8 +59,10 @@ const std::string& SealedReader::next(const std::string& name) {
   const Field& field = fields_[next_++];
   if (field.is_genuine) return field.value;
   throw ProtocolError("what " + writer_ + " wrote into the store was changed there: the field '" + name +
-                      "' is not as that rank wrote it; somebody who can write the store interferes, or its memory "
-                      "fails: use a store that only this job can write");
+                      "' is not as that rank wrote it; " +
+                      (is_anothers_ ? "another process has the same rank (give each its own RANK), or " : "") +
+                      "somebody who can write the store interferes, or its memory fails: use a store that only this "
+                      "job can write");
 }
 
 std::string SealedReader::text(const std::string& name) { return next(name); }

@@ -36,7 +36,7 @@ private:
 // or where it makes no sense; the constructor where no field is of this job.
 class SealedReader {
 public:
-  // `written`: what the own rank wrote, where `bytes` is that: each field must be the same.
+  // `written`: what this process wrote, where `bytes` is its rank's: each field must be the same.
   SealedReader(const std::string& bytes, std::string writer, const Seal& seal, const std::string* written = nullptr);
   std::string text(const std::string& name);
   std::uint64_t number(const std::string& name, std::uint64_t max = std::numeric_limits<std::uint64_t>::max());
@@ -53,6 +53,7 @@ private:
 
   std::string writer_;
   std::vector<Field> fields_;
+  bool is_anothers_ = false;  // a field has a proof, but is not what `written` says
   std::size_t next_ = 0;
 };
 

@@ -60,7 +60,8 @@ TimeoutError missing(const Meeting& meeting) {
   if (ranks.empty()) ranks.push_back(0);
   return TimeoutError(ranks_text(ranks) + " of " + std::to_string(meeting.size) + " did not take part in " +
                           meeting.what + " within " + seconds_text(meeting.timeout) +
-                          ": check that every rank is running and makes this call, and that all reach the store",
+                          ": check that every rank is running, as one process with a rank of its own (RANK), and "
+                          "makes this call, and that all reach the store",
                       {.peer = ranks.front()});
 }
 
