@@ -118,6 +118,10 @@ class CommunicatorOptions:
         Raises UsageError naming a number that is not possible. Local.
         """
     @property
+    def cluster_names(self) -> list[str]: ...
+    @cluster_names.setter
+    def cluster_names(self, arg1: collections.abc.Sequence[str]) -> None: ...
+    @property
     def cluster_nics(self) -> list[tuple[str, str]]: ...
     @cluster_nics.setter
     def cluster_nics(self, arg1: collections.abc.Sequence[tuple[str, str]]) -> None: ...
@@ -575,8 +579,8 @@ class Communicator:
         """
         Every established connection as a dict: peer, host, transport, purpose, interface, local_address, remote_address,
         device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks, round_trip_us,
-        path_bytes_per_s (of a far path while more was to be sent than it took; 0: not known), path_changes (how
-        often that became another rate), encryption ('' where there is none). Local.
+        path_bytes_per_s (what a far path carries, all that share it together, while more is to be sent than it
+        takes; 0: not known), path_changes (how often that became another rate), encryption ('' where there is none). Local.
         """
     def flight_record(self) -> typing.Any:
         """

@@ -16,7 +16,13 @@ from holmes_comm.nics import Nic, NicSelection
 __all__ = ["GroupOptions", "Membership", "agree_membership", "assign"]
 
 #: Fields of CommunicatorOptions that are chosen for a group, and which argument says what they are chosen from.
-_CHOSEN = {"nics": "nics", "rdma_ports": "nics", "clusters": "cluster", "cluster_nics": "cluster_nics"}
+_CHOSEN = {
+    "nics": "nics",
+    "rdma_ports": "nics",
+    "clusters": "cluster",
+    "cluster_names": "cluster",
+    "cluster_nics": "cluster_nics",
+}
 
 
 @dataclass(frozen=True)
@@ -97,13 +103,15 @@ class Membership(NamedTuple):
     """A rank's place in a group.
 
     nics: this rank's NICs in the networks that all ranks share. clusters: number of each rank's cluster, by rank; empty
-    where there is only one. cluster_nics: this rank's NICs in the networks that its cluster shares; empty without
-    clusters. reason: why these, in words. ports: this rank's HCA port where transport "rdma" was asked for.
+    where there is only one. cluster_names: their names, as clusters. cluster_nics: this rank's NICs in the networks
+    that its cluster shares; empty without clusters. reason: why these, in words. ports: this rank's HCA port where
+    transport "rdma" was asked for.
     """
 
     nics: list[Nic]
     ports: list[Nic]
     clusters: list[int]
+    cluster_names: list[str]
     cluster_nics: list[Nic]
     reason: str
 
@@ -150,7 +158,7 @@ def agree_membership(
             "HOLMES_CLUSTER on every rank (or pass cluster=), or use tls='all'"
         )
     if len(names) < 2:
-        return Membership(shared.nics, shared.ports, [], [], shared.reason)
+        return Membership(shared.nics, shared.ports, [], [], [], shared.reason)
     if cluster_nics is None:
         cluster_nics = NicSelection.parse(os.environ.get("HOLMES_CLUSTER_NICS", ""))
     members = [other for other, name in enumerate(shared.clusters) if name == cluster]
@@ -167,6 +175,7 @@ def agree_membership(
         shared.nics,
         shared.ports,
         [names.index(name) for name in shared.clusters],
+        shared.clusters,
         inside.nics,
         f"spans the clusters {', '.join(names)}; between them {shared.reason}; inside {cluster} {inside.reason}",
     )

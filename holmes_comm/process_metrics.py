@@ -26,7 +26,7 @@ class NicMetrics:
         connections: open ones.
         path: "inter": to ranks of other clusters, or far ones where no clusters are named; "intra": to all others.
         round_trip_s: the longest that TCP measures now, of open connections; 0: none does.
-        path_changes: how often what a far connection carried became another rate, by more than a third.
+        path_changes: how often what a far path carries became another rate, by more than a third.
     """
 
     group: str

@@ -105,9 +105,9 @@ def connections(group: ProcessGroup | None = None) -> list[dict[str, Any]]:
 
     Keys: peer (group rank), host, transport ("tcp", "shm", "rdma"), purpose, interface, local_address, remote_address,
     device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks, round_trip_us,
-    path_bytes_per_s (of a far path while more was to be sent than it took; 0: not known), path_changes (how often that
-    became another rate), encryption ("" where there is none). Raises UsageError where the group's CPU backend is not
-    holmes.
+    path_bytes_per_s (what a far path carries, all that share it together, while more is to be sent than it takes; 0:
+    not known), path_changes (how often that became another rate), encryption ("" where there is none). Raises
+    UsageError where the group's CPU backend is not holmes.
     """
     rows: list[dict[str, Any]] = _backend(group).connections()
     return rows
@@ -260,6 +260,7 @@ def _connect(
             secret=made_of.secret,
         )
         made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
+        made_of.cluster_names = membership.cluster_names
         made_of.rdma_ports = [port.port_name for port in membership.ports]
         made_of.cluster_nics = bindings(membership.cluster_nics)
         if made_of.job_rank is None:

@@ -423,8 +423,9 @@ void bind_communicator(py::module_& module) {
           "Every established connection as a dict: peer, host, transport, purpose, interface, local_address, "
           "remote_address,\n"
           "device_bound, retired, sent_bytes, received_bytes, retransmitted_segments, resent_chunks, round_trip_us,\n"
-          "path_bytes_per_s (of a far path while more was to be sent than it took; 0: not known), path_changes (how\n"
-          "often that became another rate), encryption ('' where there is none). Local.")
+          "path_bytes_per_s (what a far path carries, all that share it together, while more is to be sent than it\n"
+          "takes; 0: not known), path_changes (how often that became another rate), encryption ('' where there is "
+          "none). Local.")
       .def(
           "flight_record",
           [](const Communicator& self) {

@@ -51,6 +51,7 @@ DeviceCommunicators::Make device_maker(const py::object& agree, c10::intrusive_p
     own.size = static_cast<int>(members.size());
     own.rank = static_cast<int>(std::ranges::find(members, options.rank) - members.begin());
     own.clusters.clear();
+    own.cluster_names.clear();
     own.cluster_nics.clear();
     own.connect_timeout = own.timeout;  // the ranks come when their first operation does
     NcclOptions nccl;

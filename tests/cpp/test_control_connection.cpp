@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <sys/epoll.h>
+#include <limits>
 
 #include "check.hpp"
 #include "rail_sockets.hpp"
@@ -77,9 +78,27 @@ void turns_are_told_as_they_were_sent() {
   CHECK(watched.has_news(1000) && !watched.control.drain() && watched.control.take_turns().empty());
 }
 
+void what_is_carried_is_told_and_nonsense_is_not_heard() {
+  Watched watched;
+  ControlConnection peer(0, "a0", "eth0", std::move(watched.sockets.right));
+  const Carried sent{.path = 1, .teller = ~std::uint64_t{0}, .bytes_per_s = 25e6, .is_limit = true, .rail = 2};
+  peer.send_carried(sent);
+  std::vector<Carried> told;
+  for (std::size_t count = 0; count < rails && watched.has_news(1000); count = told.size()) {
+    CHECK(!watched.control.drain());
+    for (const Carried& one : watched.control.take_carried()) told.push_back(one);
+  }
+  CHECK(told == std::vector<Carried>(rails, sent));
+  for (const double rate : {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    peer.send_carried({.path = 1, .teller = 1, .bytes_per_s = rate});
+    CHECK(watched.has_news(1000) && !watched.control.drain() && watched.control.take_carried().empty());
+  }
+}
+
 }  // namespace
 
 int main() {
+  what_is_carried_is_told_and_nonsense_is_not_heard();
   turns_are_told_as_they_were_sent();
   a_frame_is_told_until_it_is_read();
   the_ends_of_the_other_rails_wake_nobody_any_more();

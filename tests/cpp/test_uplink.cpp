@@ -22,7 +22,9 @@ constexpr Clock::time_point start{1h};
 struct Neighbours final : UplinkNeighbours {
   std::vector<Turn> told;
   int heard = 0;
+  std::vector<Carried> carried;
   void tell(const Turn& turn) noexcept override { told.push_back(turn); }
+  void tell(const Carried& one) noexcept override { carried.push_back(one); }
   void hear() noexcept override { ++heard; }
 };
 
@@ -74,6 +76,27 @@ void what_is_told_holds_for_its_lease_at_most() {
   CHECK(!uplink.gives_way(2, start + 20ms) && uplink.gives_way(1, start + 20ms));
   CHECK(uplink.gives_way(1, start + 10ms + Uplink::lease - 1ms));
   CHECK(!uplink.gives_way(1, start + 10ms + Uplink::lease));  // its end was lost
+}
+
+void what_others_carry_is_added_up_by_path_for_its_lease() {
+  Uplink uplink;
+  const auto neighbours = std::make_shared<Neighbours>();
+  uplink.join(neighbours, highest_priority, 2);
+  uplink.tell(Carried{.path = 7, .teller = 5, .bytes_per_s = 1e6});
+  CHECK(neighbours->carried == std::vector<Carried>({{.path = 7, .teller = 5, .bytes_per_s = 1e6, .rail = 2}}));
+  uplink.begin_turn(3, start);
+  CHECK(neighbours->told.empty());  // of a group without a priority
+  uplink.heard({.path = 7, .teller = 1, .bytes_per_s = 3e6, .is_limit = true}, start);
+  uplink.heard({.path = 7, .teller = 1, .bytes_per_s = 1e6, .is_limit = true}, start);  // over another group too
+  uplink.heard({.path = 7, .teller = 9, .bytes_per_s = 2e6, .has_told = true}, start);
+  uplink.heard({.path = 8, .teller = 9, .bytes_per_s = 9e6}, start);
+  Beside beside = uplink.beside(7, 5, start);
+  CHECK(beside.bytes_per_s == 3e6 && beside.processes == 2 && beside.one_may_tell && beside.one_has_told);
+  beside = uplink.beside(7, 1, start);
+  CHECK(beside.bytes_per_s == 2e6 && !beside.one_may_tell && beside.one_has_told);
+  beside = uplink.beside(7, 5, start + Uplink::carried_lease);
+  CHECK(beside.processes == 0 && beside.bytes_per_s == 0 && beside.one_may_tell);
+  CHECK(!uplink.beside(7, 5, start + Uplink::carried_memory).one_may_tell);
 }
 
 std::uint64_t rate_of(int fd) {
@@ -227,6 +250,7 @@ int main() {
   turns_are_told_to_those_below_and_again_until_the_last_one_ends();
   whoever_is_gone_is_told_nothing();
   what_is_told_holds_for_its_lease_at_most();
+  what_others_carry_is_added_up_by_path_for_its_lease();
   streams_of_lower_priority_give_way_and_go_on();
   a_channel_that_pauses_sends_nothing_and_wakes_nobody_before_its_look();
   what_waits_for_the_path_is_told_until_it_is_sent();

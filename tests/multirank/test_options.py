@@ -126,6 +126,11 @@ def test_ranks_that_differ_in_priority_or_code_point_are_told(name, values, told
     run_threads(2, body, timeout_s=60)
 
 
+def test_names_of_clusters_are_the_ranks_own():
+    with pytest.raises(UsageError, match=r"cluster_names=.* is chosen; give cluster="):
+        sum_with(CommunicatorOptions(cluster_names=["a"]))
+
+
 def test_labels_are_of_all_ranks():
     with pytest.raises(UsageError, match="labels names 1 ranks, but there are 2; give one for each rank, or none"):
         sum_with(CommunicatorOptions(labels=[5]))

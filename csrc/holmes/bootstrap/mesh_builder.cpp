@@ -382,10 +382,21 @@ void MeshBuilder::drop(Stranger& stranger, const std::string& reason) {
   stranger.is_done = true;
 }
 
+// Where a path to it ends, in words.
+std::string MeshBuilder::place_of(int peer) const {
+  const auto own = static_cast<std::size_t>(options_.rank), other = static_cast<std::size_t>(peer);
+  const auto& names = options_.cluster_names;
+  if (!names.empty() && names[own] != names[other]) return "cluster " + names[other];
+  if (names.empty() && !(*records_)[own].same_cluster((*records_)[other]))
+    return "cluster " + (*records_)[other].cluster;
+  return "host " + mesh_.hosts[other];
+}
+
 void MeshBuilder::fill(int peer, Purpose purpose, int rail, int stream, Connection connected, bool over_unix,
                        bool device_bound) {
   auto& socket = slot(peer, purpose, rail, stream);
   if (!socket.fd) --missing_;  // else it replaces one that the peer gave up
+  socket.watch.reset();        // it asks for a socket that is about to close
   socket = std::move(connected);
   const auto& nic = nics_[static_cast<std::size_t>(rail)];
   const auto local = SocketAddress::local_of(socket.fd.get()), remote = SocketAddress::remote_of(socket.fd.get());
@@ -416,12 +427,9 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, int stream, Connecti
     socket.info.is_between = options_.between_clusters.value_or(own.cluster.empty() ? is_far : is_other);
     if (is_far) {
       suit_far_path(socket.fd.get(), env_.tcp_congestion.has_value());
-      const int label = options_.labels.empty() ? peer : options_.labels[static_cast<std::size_t>(peer)];
       if (purpose != Purpose::control)
         socket.watch =
-            std::make_unique<PathWatch>(socket.fd.get(), options_.rank,
-                                        "communicator '" + options_.name + "': the " + name(purpose) +
-                                            " connection to " + describe_peer(label, socket.info.host, nic.interface));
+            std::make_unique<PathWatch>(Path::of(nic.interface, place_of(peer)), options_.rank, socket.fd.get());
     }
     if (options_.priority && purpose != Purpose::control)
       socket.pacer =

@@ -71,6 +71,9 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   if (!options.integrity_digest_every) options.integrity_digest_every = Env::read().integrity_digest_every;
   if (options.nics.empty() && options.size > 1 && options.transport != Transport::shm)
     set_default_nics(*store, options);
+  if (!options.cluster_names.empty() && options.cluster_names.size() != static_cast<std::size_t>(options.size))
+    throw UsageError("cluster_names names the clusters of " + std::to_string(options.cluster_names.size()) +
+                     " ranks, but there are " + std::to_string(options.size) + "; give one for each rank, or none");
   if (options.clusters.empty()) return make_in_cluster(std::move(store), std::move(options));
   if (options.clusters.size() != static_cast<std::size_t>(options.size))
     throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +
@@ -113,11 +116,13 @@ std::optional<CommunicatorOptions> split_options(Communicator& comm, const Commu
   CommunicatorOptions part = options;
   part.size = static_cast<int>(members.size());
   part.clusters.clear();
+  part.cluster_names.clear();
   part.labels.clear();
   for (std::size_t i = 0; i < members.size(); ++i) {
     const std::size_t rank = members[i].second;
     if (rank == static_cast<std::size_t>(comm.rank())) part.rank = static_cast<int>(i);
     if (!options.clusters.empty()) part.clusters.push_back(options.clusters[rank]);
+    if (!options.cluster_names.empty()) part.cluster_names.push_back(options.cluster_names[rank]);
   }
   part.name = options.name + "/split" + std::to_string(number) + "." + std::to_string(color);
   return part;

@@ -63,6 +63,7 @@ void HierarchicalCommunicator::connect_parts() {
     part.rank = rank;
     part.nics = nics;
     part.labels = members;
+    part.cluster_names = cluster_names_of(options_, members);
     // Its members are of one cluster, or each of another.
     const auto cluster_of = [&](int member) { return options_.clusters[static_cast<std::size_t>(member)]; };
     part.between_clusters = cluster_of(members.front()) != cluster_of(members.back());

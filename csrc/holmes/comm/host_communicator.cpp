@@ -164,7 +164,10 @@ bool has_far_peer(const Mesh& mesh) {
 
 // Ranks of the own cluster share its uplinks with this one; so do their messages of other groups.
 void share_uplinks(Group& group, const Mesh& mesh, const CommunicatorOptions& options) {
-  if (!options.priority || *options.priority >= highest_priority) return;
+  // Each of them tells all others twenty times a second what it carries.
+  constexpr std::size_t most_neighbours = 32;
+  const bool is_paced = options.priority.value_or(highest_priority) < highest_priority;
+  if (!is_paced && !group.is_far) return;
   bool spans_clusters = false;
   for (const PeerConnections& connections : mesh.peers) {
     if (connections.peer < 0) continue;
@@ -173,7 +176,7 @@ void share_uplinks(Group& group, const Mesh& mesh, const CommunicatorOptions& op
     else
       group.neighbours.push_back(connections.peer);
   }
-  if (!spans_clusters) group.neighbours.clear();
+  if (!spans_clusters || (!is_paced && group.neighbours.size() > most_neighbours)) group.neighbours.clear();
   for (std::size_t rail = 0; !group.neighbours.empty() && rail < options.nics.size(); ++rail)
     group.uplinks.push_back(Uplink::of(options.nics[rail].interface));
 }
@@ -251,7 +254,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, spin_of(env, options_), *needs.io_thread,
                                      std::move(needs.wake_fd), std::move(sockets));
   for (std::size_t rail = 0; rail < engine_->group().uplinks.size(); ++rail)
-    engine_->group().uplinks[rail]->join(engine_, *options_.priority, static_cast<int>(rail));
+    engine_->group().uplinks[rail]->join(engine_, options_.priority.value_or(highest_priority), static_cast<int>(rail));
   if (!is_internal(options_.name)) register_source(std::shared_ptr<RecordSource>(engine_, &engine_->records()));
   start_watcher(env);
   own_place_ = describe_peer(engine_->group().label(options_.rank), host,

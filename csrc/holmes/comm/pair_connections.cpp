@@ -204,6 +204,7 @@ std::shared_ptr<HostCommunicator> PairConnections::make(int peer, std::shared_pt
   part.size = 2;
   part.rank = options_.rank == low ? 0 : 1;
   part.labels = {low, high};
+  part.cluster_names = cluster_names_of(options_, part.labels);
   return std::make_shared<HostCommunicator>(std::move(store), std::move(part));
 }
 

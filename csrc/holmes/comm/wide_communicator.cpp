@@ -239,6 +239,7 @@ void WideCommunicator::connect_parts() {
     part.size = static_cast<int>(members.size());
     part.rank = rank;
     part.labels = members;
+    part.cluster_names = cluster_names_of(options_, members);
     return std::make_shared<HostCommunicator>(store, std::move(part));
   };
   const int row = parts.own_row();

@@ -24,8 +24,9 @@ struct ConnectionInfo {
   std::uint64_t retransmitted_segments = 0;  // TCP segments the system sent again
   std::uint64_t resent_chunks = 0;           // sent again on other rails, since this one was lost
   std::uint64_t round_trip_us = 0;           // as TCP measures it now; 0: it is not known
-  std::uint64_t path_bytes_per_s = 0;        // of a far path while more was to be sent than it took; 0: not known
-  std::uint64_t path_changes = 0;            // how often that became another rate, by more than a third
+  // What a far path carries, all that share it together, while more is to be sent than it takes; 0: not known.
+  std::uint64_t path_bytes_per_s = 0;
+  std::uint64_t path_changes = 0;  // how often that became another rate, by more than a third
 };
 
 }  // namespace holmes

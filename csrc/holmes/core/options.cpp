@@ -39,6 +39,13 @@ int label_of(const CommunicatorOptions& options, int rank) {
   return index < options.labels.size() ? options.labels[index] : rank;
 }
 
+std::vector<std::string> cluster_names_of(const CommunicatorOptions& options, const std::vector<int>& members) {
+  std::vector<std::string> names;
+  for (const int member : members)
+    if (!options.cluster_names.empty()) names.push_back(options.cluster_names[static_cast<std::size_t>(member)]);
+  return names;
+}
+
 void check_values(const CommunicatorOptions& options) {
   if (options.integrity_digest_every.value_or(0) < 0) {
     throw UsageError("integrity_digest_every=" + std::to_string(*options.integrity_digest_every) +

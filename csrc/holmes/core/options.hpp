@@ -71,6 +71,9 @@ struct CommunicatorOptions {
   // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
   // of them. Empty: one cluster.
   std::vector<int> clusters{};
+  // What reports call them, by rank; processes of one cluster that know it by one name report of its paths together.
+  // Empty: by their numbers.
+  std::vector<std::string> cluster_names{};
   // As `nics`, in the same order on every rank of this rank's cluster: its ranks talk to each other over these, to all
   // others over `nics`. Empty: over `nics` to all.
   std::vector<NicBinding> cluster_nics{};
@@ -114,6 +117,9 @@ struct CommunicatorOptions {
 // What messages call rank `rank`.
 int label_of(const CommunicatorOptions& options, int rank);
 
+// Its `cluster_names`, of these ranks.
+std::vector<std::string> cluster_names_of(const CommunicatorOptions& options, const std::vector<int>& members);
+
 // Throws UsageError naming a number that is not possible, whatever the other fields are.
 void check_values(const CommunicatorOptions& options);
 
@@ -130,6 +136,7 @@ void visit_fields(Visit&& visit) {
   visit("nics", &Options::nics);
   visit("rdma_ports", &Options::rdma_ports);
   visit("clusters", &Options::clusters);
+  visit("cluster_names", &Options::cluster_names);
   visit("cluster_nics", &Options::cluster_nics);
   visit("between_clusters", &Options::between_clusters);
   visit("hierarchical_min_bytes", &Options::hierarchical_min_bytes);

@@ -291,6 +291,11 @@ void Engine::tell(const Turn& turn) noexcept {
   for (const int peer : group_->neighbours) group_->controls[static_cast<std::size_t>(peer)]->send_turn(turn);
 }
 
+void Engine::tell(const Carried& carried) noexcept {
+  if (is_dead() || is_inherited()) return;
+  for (const int peer : group_->neighbours) group_->controls[static_cast<std::size_t>(peer)]->send_carried(carried);
+}
+
 // Nobody reads the control connections of a communicator that has nothing to do; who sends over another one asks.
 void Engine::hear() noexcept {
   pollfd controls = detector_.controls_pollfd();

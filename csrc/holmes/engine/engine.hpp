@@ -76,8 +76,9 @@ public:
   std::optional<Clock::time_point> maintain();
   // Any thread, see HostCommunicator.
   std::vector<Failure> look_at_peers();
-  // Any thread: turns on an uplink. Who holds neither lock nor end of this may call them.
+  // Any thread: turns on an uplink, and what is carried over it. Who holds neither lock nor end of this may call them.
   void tell(const Turn& turn) noexcept override;
+  void tell(const Carried& carried) noexcept override;
   void hear() noexcept override;
   // Driver.
   Operations& operations() { return operations_; }

@@ -63,6 +63,10 @@ void FailureDetector::check_control(int peer) {
     const auto rail = static_cast<std::size_t>(turn.rail);
     if (rail < group_.uplinks.size()) group_.uplinks[rail]->heard(&control, turn, Clock::now());
   }
+  for (const Carried& carried : control.take_carried()) {
+    const auto rail = static_cast<std::size_t>(carried.rail);
+    if (rail < group_.uplinks.size()) group_.uplinks[rail]->heard(carried, Clock::now());
+  }
   if (control.is_closed()) lost_[static_cast<std::size_t>(peer)] = has_lost_any_ = true;
   if (control.take_probe()) {
     const auto unanswered = unanswered_peer();

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <string_view>
 
@@ -21,7 +22,8 @@ enum FrameType : std::uint32_t {
   bye = 3,
   probe_frame = 4,
   probe_reply_frame = 5,
-  turn_frame = 6
+  turn_frame = 6,
+  carried_frame = 7
 };
 
 struct FrameHeader {
@@ -31,7 +33,9 @@ struct FrameHeader {
 
 constexpr std::size_t max_payload_bytes = 8192;
 constexpr std::size_t max_text_bytes = 4096;
-constexpr std::size_t most_pieces = 7;  // of a frame's payload
+constexpr std::size_t most_pieces = 7;    // of a frame's payload
+constexpr std::size_t most_untaken = 64;  // turns, and what is carried: more than are told at once
+constexpr std::uint32_t most_rails = 256;
 
 // Numbers of an abort frame: kind, rank, peer, errno; -1 stands for "absent" on the wire only.
 using Numbers = std::array<std::int32_t, 4>;
@@ -42,6 +46,14 @@ struct TurnPayload {
   std::uint32_t priority;
   std::uint32_t rail;
   std::uint32_t lease_ms;
+};
+
+struct CarriedPayload {
+  std::uint64_t path;
+  std::uint64_t teller;
+  double bytes_per_s;
+  std::uint32_t rail;
+  std::uint32_t is_limit : 1, has_told : 1, unused : 30;
 };
 
 // How a ProbeReply begins on the wire; the NIC's name follows.
@@ -88,6 +100,17 @@ void ControlConnection::send_turn(const Turn& turn) noexcept {
   const TurnPayload payload{static_cast<std::uint32_t>(turn.priority), static_cast<std::uint32_t>(turn.rail),
                             static_cast<std::uint32_t>(turn.lease.count())};
   send_frame(turn_frame, {{reinterpret_cast<const char*>(&payload), sizeof payload}});
+}
+
+void ControlConnection::send_carried(const Carried& carried) noexcept {
+  const CarriedPayload payload{carried.path,
+                               carried.teller,
+                               carried.bytes_per_s,
+                               static_cast<std::uint32_t>(carried.rail),
+                               carried.is_limit,
+                               carried.has_told,
+                               0};
+  send_frame(carried_frame, {{reinterpret_cast<const char*>(&payload), sizeof payload}});
 }
 
 void ControlConnection::send_abort(const Failure& failure) noexcept {
@@ -162,22 +185,29 @@ std::optional<Failure> ControlConnection::drain(Line& line) {
 }
 
 void ControlConnection::take_turn(std::string_view payload) {
-  constexpr std::size_t most_turns = 64;
-  constexpr std::uint32_t most_rails = 256;
   TurnPayload said;
   std::memcpy(&said, payload.data(), sizeof said);
-  if (turns_.size() == most_turns || said.priority > highest_priority || said.rail > most_rails ||
+  if (turns_.size() == most_untaken || said.priority > highest_priority || said.rail > most_rails ||
       said.lease_ms > Uplink::lease.count())
     return;
   turns_.push_back(
       {static_cast<int>(said.priority), static_cast<int>(said.rail), std::chrono::milliseconds(said.lease_ms)});
 }
 
+void ControlConnection::take_carried(std::string_view payload) {
+  CarriedPayload said;
+  std::memcpy(&said, payload.data(), sizeof said);
+  const bool is_rate = std::isfinite(said.bytes_per_s) && said.bytes_per_s >= 0;
+  if (carried_.size() == most_untaken || said.rail > most_rails || !is_rate) return;
+  carried_.push_back(
+      {said.path, said.teller, said.bytes_per_s, said.is_limit == 1, said.has_told == 1, static_cast<int>(said.rail)});
+}
+
 std::optional<Failure> ControlConnection::parse(std::string& received) {
   while (received.size() >= sizeof(FrameHeader)) {
     FrameHeader header;
     std::memcpy(&header, received.data(), sizeof header);
-    const bool known = header.type >= doorbell && header.type <= turn_frame;
+    const bool known = header.type >= doorbell && header.type <= carried_frame;
     if (!known || header.payload_bytes > max_payload_bytes)
       return Failure{ErrorKind::protocol,
                      describe() + " sent a control frame of type " + std::to_string(header.type) + " and " +
@@ -194,6 +224,7 @@ std::optional<Failure> ControlConnection::parse(std::string& received) {
       probe_reply_ = {said.entered, from_wire(said.unanswered), payload.substr(sizeof said, IFNAMSIZ)};
     }
     if (header.type == turn_frame && payload.size() >= sizeof(TurnPayload)) take_turn(payload);
+    if (header.type == carried_frame && payload.size() >= sizeof(CarriedPayload)) take_carried(payload);
     if (header.type != abort_frame || payload.size() < sizeof(Numbers)) continue;
     Numbers numbers;
     std::memcpy(numbers.data(), payload.data(), sizeof numbers);

@@ -1,4 +1,4 @@
-// ControlConnection: the small connection of a pair that tells of failures and of turns on an uplink, and wakes
+// ControlConnection: the small connection of a pair that tells of failures and of what an uplink carries, and wakes
 // sleepers. It is never blocked by data. With rails there is one over each: every frame goes over all, so that no lost
 // rail silences it.
 #pragma once
@@ -39,8 +39,10 @@ public:
   void send_probe() noexcept;
   void send_probe_reply(const ProbeReply& reply) noexcept;
   void send_turn(const Turn& turn) noexcept;
+  void send_carried(const Carried& carried) noexcept;
   // The peer's since the last call.
   std::vector<Turn> take_turns() { return std::exchange(turns_, {}); }
+  std::vector<Carried> take_carried() { return std::exchange(carried_, {}); }
   // Whether the peer asked since the last call.
   bool take_probe() { return std::exchange(asked_, false); }
   // Its answer since the last question.
@@ -78,6 +80,7 @@ private:
   void unwatch(const Line& line) const;
   std::optional<Failure> parse(std::string& received);
   void take_turn(std::string_view payload);
+  void take_carried(std::string_view payload);
 
   int peer_;
   std::string host_;
@@ -91,6 +94,7 @@ private:
   bool asked_ = false;
   std::optional<ProbeReply> probe_reply_;
   std::vector<Turn> turns_;
+  std::vector<Carried> carried_;
 };
 
 }  // namespace holmes

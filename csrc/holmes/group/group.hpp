@@ -23,8 +23,8 @@ struct Group {
   std::vector<std::unique_ptr<ControlConnection>> controls;  // by rank; own is null
   std::size_t slice_bytes = 64 * 1024;                       // unit of pipelining, agreed at set-up
   bool is_far = false;                                       // a pair of ranks is, as all agreed; see far_round_trip
-  // Of one that has a priority and spans clusters, by rail: the uplinks that it shares with `neighbours`, the other
-  // ranks of the own cluster.
+  // Of one that spans clusters and has a priority or is far, by rail: the uplinks that it shares with `neighbours`, the
+  // other ranks of the own cluster.
   std::vector<std::shared_ptr<Uplink>> uplinks;
   std::vector<int> neighbours;
   bool local_completion = false;   // of operations with a root, as all ranks agreed; see CommunicatorOptions

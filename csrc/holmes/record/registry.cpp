@@ -55,17 +55,20 @@ void operator+=(OperationTotals& to, const OperationTotals& from) {
 }
 
 void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
+  std::map<NicKey, std::uint64_t> changes;  // connections of one path see the same ones
   for (const ConnectionInfo& info : one.connections) {
     const bool is_open = is_alive && !info.is_retired;
-    NicTotals& totals = all.nics[{one.name, info.transport == "shm" ? "shm" : info.interface, info.is_between}];
+    const NicKey key{one.name, info.transport == "shm" ? "shm" : info.interface, info.is_between};
+    NicTotals& totals = all.nics[key];
+    changes[key] = std::max(changes[key], info.path_changes);
     totals += {.sent_bytes = info.sent_bytes,
                .received_bytes = info.received_bytes,
                .retransmitted_segments = info.retransmitted_segments,
                .resent_chunks = info.resent_chunks,
                .connections = is_open ? 1U : 0U,
-               .round_trip_us = is_open ? info.round_trip_us : 0,
-               .path_changes = info.path_changes};
+               .round_trip_us = is_open ? info.round_trip_us : 0};
   }
+  for (const auto& [key, count] : changes) all.nics[key].path_changes += count;
   for (std::size_t op = 0; op < op_code_count; ++op) {
     const OperationTotals& from = one.operations[op];
     if (from.completed + from.failed == 0) continue;

@@ -24,11 +24,9 @@ constexpr std::size_t max_low_water_bytes = 64 * 1024;
 // and its header: 0.12 us for sending and receiving it, 0.04 us for a look in vain).
 constexpr std::size_t small_bytes = 2048;
 
-constexpr auto watch_interval = std::chrono::milliseconds(50);
-
-bool has_unsent(int fd) {
+bool has_unacknowledged(int fd) {
   int bytes = 0;
-  return ::ioctl(fd, SIOCOUTQNSD, &bytes) == 0 && bytes > 0;
+  return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
 bool is_small(std::span<const iovec> pieces) {
@@ -143,11 +141,11 @@ bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
 }
 
 // A socket whose rate is low would be ready long after it may be higher. And a path is watched for as long as it is the
-// limit, also where the socket has taken all and nobody waits for it.
+// limit and a round trip longer, also where the socket has taken all and nobody waits for it.
 std::optional<Clock::time_point> TcpChannel::next_maintenance(Clock::time_point now) {
   const auto paced = socket_.pacer ? socket_.pacer->next_look(awaits_send_) : std::nullopt;
-  const bool is_watched = socket_.watch && has_unsent(socket_.fd.get());
-  return earliest({paced, is_watched ? std::optional(now + watch_interval) : std::nullopt});
+  const bool is_watched = socket_.watch && has_unacknowledged(socket_.fd.get());
+  return earliest({paced, is_watched ? std::optional(now + Path::look_interval) : std::nullopt});
 }
 
 void TcpChannel::maintain(Clock::time_point now) {

@@ -112,6 +112,39 @@ void Uplink::heard(const void* source, const Turn& turn, Clock::time_point now) 
   if (until > now) leases_.push_back({source, turn.priority, until});
 }
 
+void Uplink::tell(const Carried& carried) const {
+  where_memory_allows([&] {
+    Carried told = carried;
+    for (const auto& [neighbours, member] : members()) {
+      told.rail = member.rail;
+      neighbours->tell(told);
+    }
+  });
+}
+
+void Uplink::heard(const Carried& carried, Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(carried_, [&](const auto& one) {
+    return now - one.second > carried_memory || (one.first.teller == carried.teller && one.first.path == carried.path);
+  });
+  carried_.emplace_back(carried, now);
+}
+
+Beside Uplink::beside(std::uint64_t path, std::uint64_t teller, Clock::time_point now) const {
+  Beside found;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [carried, told_at] : carried_) {
+    if (carried.path != path || carried.teller == teller) continue;
+    if (now - told_at >= carried_memory) continue;
+    found.one_may_tell |= carried.teller < teller && carried.is_limit;
+    found.one_has_told |= carried.has_told;
+    if (now - told_at >= carried_lease) continue;
+    found.bytes_per_s += carried.bytes_per_s;
+    ++found.processes;
+  }
+  return found;
+}
+
 bool Uplink::gives_way(int priority, Clock::time_point now) const {
   const std::lock_guard lock(mutex_);
   return std::ranges::any_of(leases_, [&](const Lease& one) { return one.priority > priority && one.until > now; });

@@ -24,11 +24,31 @@ struct Turn {
   bool operator==(const Turn&) const = default;
 };
 
-// The processes of the own cluster, as one group knows them. Thread-safe; neither call blocks.
+// What a process carries over a path just now, see Path. `path` and `teller` tell paths and processes apart.
+struct Carried {
+  std::uint64_t path = 0;
+  std::uint64_t teller = 0;
+  double bytes_per_s = 0;
+  bool is_limit = false;  // of what the process sends
+  bool has_told = false;  // of a change, just now
+  int rail = 0;           // as of a Turn
+  bool operator==(const Carried&) const = default;
+};
+
+// What others of the cluster carry over a path.
+struct Beside {
+  double bytes_per_s = 0;
+  int processes = 0;
+  bool one_may_tell = false;  // of a change: one that comes before who asks
+  bool one_has_told = false;
+};
+
+// The processes of the own cluster, as one group knows them. Thread-safe; no call blocks.
 class UplinkNeighbours {
 public:
   virtual ~UplinkNeighbours() = default;
   virtual void tell(const Turn& turn) noexcept = 0;
+  virtual void tell(const Carried& carried) noexcept = 0;
   // Passes on to Uplink::heard what they have told, where nobody does so anyway.
   virtual void hear() noexcept = 0;
 };
@@ -40,11 +60,15 @@ class Uplink {
 public:
   static constexpr std::chrono::milliseconds lease{60};
   static constexpr std::chrono::milliseconds renewal{20};
+  // How long what a process carries holds; it tells more often.
+  static constexpr std::chrono::milliseconds carried_lease{150};
+  // How long a process that pauses may yet be the one that tells of a change, or has told.
+  static constexpr std::chrono::seconds carried_memory{5};
 
   // The one of the NIC, while it is used.
   static std::shared_ptr<Uplink> of(const std::string& interface);
 
-  // `neighbours` are told the turns above `priority`, of which the NIC is number `rail`.
+  // `neighbours` are told the turns above `priority`, and what is carried; of these the NIC is number `rail`.
   void join(std::weak_ptr<UplinkNeighbours> neighbours, int priority, int rail);
   // Whether any are told turns of `priority`.
   bool has_neighbours(int priority) const;
@@ -61,6 +85,12 @@ public:
   // `source`: tells apart who told it. Leases are no longer than `lease`.
   void heard(const void* source, const Turn& turn, Clock::time_point now);
   bool gives_way(int priority, Clock::time_point now) const;
+
+  // --- what is carried ---
+  void tell(const Carried& carried) const;
+  void heard(const Carried& carried, Clock::time_point now);
+  // `teller`: who asks. Those whose number is lower come first.
+  Beside beside(std::uint64_t path, std::uint64_t teller, Clock::time_point now) const;
 
   // --- streams of this process ---
   void add(const PathPacer& pacer);
@@ -98,6 +128,7 @@ private:
   std::vector<const PathPacer*> pacers_;
   std::vector<Member> members_;
   std::vector<Lease> leases_;
+  std::vector<std::pair<Carried, Clock::time_point>> carried_;  // when that was told
   Told told_[highest_priority + 1];
   Clock::time_point heard_at_{};
 };
