@@ -1,5 +1,5 @@
 #include "bindings/bindings.hpp"
-#include "holmes/transport/shm/shared_buffer.hpp"
+#include "holmes/transport/shared_buffer.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "check.hpp"
-#include "holmes/transport/shm/shared_buffer.hpp"
+#include "holmes/transport/shared_buffer.hpp"
 
 using namespace holmes;
 using namespace holmes::test;

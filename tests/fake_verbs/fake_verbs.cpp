@@ -103,6 +103,7 @@ struct World {
   std::map<std::uint32_t, int> access;  // of regions, by each of their keys
   long registered_bytes = 0;
   long read_bytes = 0;
+  long registrations = 0;
   long objects = 0;
   long answered = 0;
   long events = 0;
@@ -411,6 +412,16 @@ long fake_verbs_read_bytes() {
   return world().read_bytes;
 }
 
+long fake_verbs_registrations() {
+  const std::lock_guard lock(world().mutex);
+  return world().registrations;
+}
+
+long fake_verbs_registered_bytes() {
+  const std::lock_guard lock(world().mutex);
+  return world().registered_bytes;
+}
+
 int ibv_is_fork_initialized() {
   const std::lock_guard lock(world().mutex);
   return static_cast<int>(world().settings["fork_state"]);
@@ -496,6 +507,7 @@ MemoryRegion* ibv_reg_mr(ProtectionDomain* domain, void* address, std::size_t le
     return nullptr;
   }
   world().registered_bytes += static_cast<long>(length);
+  ++world().registrations;
   const std::uint32_t key = world().next_number += 2;
   auto* const region = counted(new MemoryRegion{domain->context, domain, address, length, 0, key, key + 1});
   world().regions[key] = world().regions[key + 1] = region;

@@ -12,5 +12,8 @@ extern "C" long fake_verbs_objects();
 extern "C" long fake_verbs_answered();
 // Bytes that were read from a peer's memory.
 extern "C" long fake_verbs_read_bytes();
+// How often memory was registered, and how many bytes are.
+extern "C" long fake_verbs_registrations();
+extern "C" long fake_verbs_registered_bytes();
 // Completion events that were raised: how often a thread that sleeps was woken.
 extern "C" long fake_verbs_events();

@@ -24,7 +24,7 @@ AllReduce::Position AllReduce::position(std::size_t contributions, std::size_t r
   // The stream: contribution slices 0 .. lag-1, then pairs (result slice k, contribution slice k + lag), and when the
   // contributions have ended, the rest of the results.
   const std::size_t slice = group_.slice_bytes;
-  const bool all_before = copy_way() != CopyWay::ring || group_.is_far;
+  const bool all_before = copy_way() != CopyWay::ring || group_.is_far || group_.is_direct;
   const std::size_t head = all_before ? contributions : std::min(contributions, lag * slice);
   if (done_bytes < head) return {done_bytes, 0, true, head - done_bytes};
   if (head == contributions) return {contributions, done_bytes - head, false, head + results - done_bytes};

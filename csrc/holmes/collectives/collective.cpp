@@ -131,24 +131,36 @@ OwedHeaders Collective::owed() const {
   return headers;
 }
 
+bool Collective::is_lasting(int peer, const iovec& piece) const {
+  return piece.iov_len >= group_.channels[peer]->lasting_bytes();
+}
+
+// The payload that may be sent now. What lasts keeps no pace: the peer reads it when it comes to it. (And while it does
+// so, the same or more of it is asked for: what is next grows only, where a pace would cut it off.)
+iovec Collective::next_paced_send(int peer) {
+  const std::size_t sent = flows_[peer].out_bytes;
+  iovec piece = next_send(peer, sent - std::min(sent, header_bytes));
+  if (!is_lasting(peer, piece)) piece.iov_len = std::min(piece.iov_len, pace_.sendable_bytes(sent));
+  return piece;
+}
+
 bool Collective::send_to(int peer) {
   Flow& flow = flows_[peer];
   if (flow.out_bytes == flow.out_total || !may_send(peer)) return false;
   iovec pieces[2];
   std::size_t count = 0;
-  std::size_t done = 0;
-  if (flow.out_bytes < header_bytes) {
+  if (flow.out_bytes < header_bytes)
     pieces[count++] = {reinterpret_cast<std::byte*>(&flow.out) + flow.out_bytes, header_bytes - flow.out_bytes};
-  } else {
-    done = flow.out_bytes - header_bytes;
-  }
+  bool lasts = false;
   if (flow.out_total > header_bytes && copies_.is_decided()) {
-    pieces[count] = next_send(peer, done);
-    pieces[count].iov_len = std::min(pieces[count].iov_len, pace_.sendable_bytes(flow.out_bytes));
+    pieces[count] = next_paced_send(peer);
+    lasts = is_lasting(peer, pieces[count]);
     if (pieces[count].iov_len) ++count;
   }
   if (count == 0) return false;
-  const std::size_t bytes = group_.channels[peer]->try_send({pieces, count});
+  Channel& channel = *group_.channels[peer];
+  const std::span all(pieces, count);
+  const std::size_t bytes = lasts ? channel.try_send_lasting(all) : channel.try_send(all);
   flow.out_bytes += bytes;
   if (flow.out_bytes == flow.out_total) --open_flows_, --open_sends_;
   return bytes > 0;
@@ -167,7 +179,9 @@ bool Collective::recv_from(int peer) {
     if (pieces[count].iov_len) ++count;
   }
   if (count == 0) return false;
-  const std::size_t bytes = group_.channels[peer]->try_recv({pieces, count});
+  Channel& channel = *group_.channels[peer];
+  const bool is_payload = before >= header_bytes;
+  const std::size_t bytes = is_payload ? channel.try_recv_lasting(pieces[0]) : channel.try_recv({pieces, count});
   if (bytes == 0) return false;
   flow.in_bytes += bytes;
   if (before < header_bytes && flow.in_bytes >= header_bytes) check_header(flow.out, flow.in, group_, peer);
@@ -207,7 +221,7 @@ std::size_t Collective::awaited_send_bytes(int peer) {
   if (flow.out_bytes == flow.out_total || !may_send(peer)) return 0;
   if (flow.out_bytes < header_bytes) return 1;
   if (!copies_.is_decided()) return 0;
-  return std::min(next_send(peer, flow.out_bytes - header_bytes).iov_len, pace_.sendable_bytes(flow.out_bytes));
+  return next_paced_send(peer).iov_len;
 }
 
 bool Collective::involves(int peer) const {

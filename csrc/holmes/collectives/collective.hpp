@@ -16,7 +16,7 @@
 #include "holmes/core/work.hpp"
 #include "holmes/group/group.hpp"
 #include "holmes/record/communicator_record.hpp"
-#include "holmes/transport/shm/shared_buffer.hpp"
+#include "holmes/transport/shared_buffer.hpp"
 
 namespace holmes {
 
@@ -137,6 +137,8 @@ protected:
   Signature signature_;
 
 private:
+  bool is_lasting(int peer, const iovec& piece) const;
+  iovec next_paced_send(int peer);
   bool send_to(int peer);
   bool recv_from(int peer);
 

@@ -20,7 +20,10 @@ SliceReducer::SliceReducer(Group& group, const std::byte* own, std::byte* destin
   peeked_.resize(static_cast<std::size_t>(group.size));
   sources_.resize(static_cast<std::size_t>(group.size));
   for (int peer = 0; peer < group.size; ++peer)
-    if (peer != group.rank) peeked_[peer] = group.channels[peer]->max_peek_bytes() >= slice_bytes;
+    if (peer != group.rank) {
+      const Channel& channel = *group.channels[peer];
+      peeked_[peer] = channel.max_peek_bytes() >= slice_bytes && block_bytes() < channel.lasting_bytes();
+    }
 }
 
 void SliceReducer::start() {

@@ -162,6 +162,11 @@ bool has_far_peer(const Mesh& mesh) {
   });
 }
 
+bool moves_directly(const Group& group) {
+  return std::ranges::all_of(group.channels,
+                             [](const auto& channel) { return !channel || channel->lasting_bytes() < SIZE_MAX; });
+}
+
 // Ranks of the own cluster share its uplinks with this one; so do their messages of other groups.
 void share_uplinks(Group& group, const Mesh& mesh, const CommunicatorOptions& options) {
   // Each of them tells all others twenty times a second what it carries.
@@ -554,7 +559,8 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   constexpr std::uint64_t shared_memory_bit = std::uint64_t{1} << 63;
   constexpr std::uint64_t far_bit = std::uint64_t{1} << 62;
   constexpr std::uint64_t local_bit = std::uint64_t{1} << 61;
-  constexpr std::uint64_t bits = shared_memory_bit | far_bit | local_bit;
+  constexpr std::uint64_t direct_bit = std::uint64_t{1} << 60;
+  constexpr std::uint64_t bits = shared_memory_bit | far_bit | local_bit | direct_bit;
   const bool all_shared = std::all_of(mesh.peers.begin(), mesh.peers.end(), [](const PeerConnections& connections) {
     return connections.peer < 0 || connections.shared_memory_bytes > 0;
   });
@@ -566,7 +572,7 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   if (job_rank) set_log_rank(static_cast<int>(*job_rank));
   std::random_device random;
   const Introduction mine{slice_bytes | (all_shared ? shared_memory_bit : 0) | (engine_->group().is_far ? far_bit : 0) |
-                              (is_local ? local_bit : 0),
+                              (is_local ? local_bit : 0) | (moves_directly(engine_->group()) ? direct_bit : 0),
                           std::uint64_t{random()} << 32 | random(), ::getpid(), job_rank.value_or(no_job_rank),
                           leader - mesh.peers.begin()};
   std::vector<Introduction> all(static_cast<std::size_t>(options_.size), mine);
@@ -578,10 +584,12 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   all_gather(std::move(outputs), own, call)->wait();
   Group& agreed = engine_->group();
   agreed.slice_bytes = slice_bytes;
+  agreed.is_direct = true;
   std::vector<PeerIdentity> identities;
   for (const Introduction& one : all) {
     agreed.all_shared_memory &= (one.wish & shared_memory_bit) != 0;
     agreed.is_far |= (one.wish & far_bit) != 0;
+    agreed.is_direct &= (one.wish & direct_bit) != 0;
     agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, one.wish & ~bits);
     agreed.memory_leaders.push_back(static_cast<int>(one.memory_leader));
     const std::size_t rank = identities.size();

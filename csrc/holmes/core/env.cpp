@@ -265,10 +265,10 @@ const std::vector<Row>& table() {
        number(&Env::rdma_timeout, 1, 31)},
       {{"HOLMES_RDMA_RETRIES", "0 to 7", "7", "How often it sends again before the peer is lost."},
        number(&Env::rdma_retries, 0, 7)},
-      {{"HOLMES_RDMA_DIRECT_BYTES", "bytes above 0, or `never`", "524288",
-        "Messages of send and recv of so many bytes go from the sender's memory straight into the receiver's, which "
-        "are registered with the HCAs for that time; smaller ones are copied through rings. `never`: to this rank "
-        "too."},
+      {{"HOLMES_RDMA_DIRECT_BYTES", "bytes above 0, or `never`", "1048576",
+        "Messages, and what collectives send a peer in one run, of so many bytes go from the sender's memory straight "
+        "into the receiver's, which are registered with the HCAs; smaller ones are copied through rings. `never`: to "
+        "this rank too."},
        read_rdma_direct_bytes},
       {{"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "150",
         "How long a waiting thread polls before it blocks. Large transfers over sockets are polled only where pieces "

@@ -51,7 +51,7 @@ struct Env {
   int rdma_traffic_class = 0;
   int rdma_timeout = 18;  // 4.096 us times 2 to the power of it
   int rdma_retries = 7;
-  std::size_t rdma_direct_bytes = 512 * 1024;
+  std::size_t rdma_direct_bytes = 1024 * 1024;
 
   std::optional<std::chrono::microseconds> spin;
   int io_threads = 1;

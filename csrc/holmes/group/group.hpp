@@ -1,14 +1,17 @@
 // Group: what operations see of their communicator.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "holmes/core/error.hpp"
 #include "holmes/group/control_connection.hpp"
 #include "holmes/record/flight_recorder.hpp"
 #include "holmes/transport/channel.hpp"
+#include "holmes/transport/shared_buffer.hpp"
 #include "holmes/transport/shm/copy_tuning.hpp"
 
 namespace holmes {
@@ -23,6 +26,7 @@ struct Group {
   std::vector<std::unique_ptr<ControlConnection>> controls;  // by rank; own is null
   std::size_t slice_bytes = 64 * 1024;                       // unit of pipelining, agreed at set-up
   bool is_far = false;                                       // a pair of ranks is, as all agreed; see far_round_trip
+  bool is_direct = false;  // all channels move what lasts from memory to memory, as all agreed; see Channel
   // Of one that spans clusters and has a priority or is far, by rail: the uplinks that it shares with `neighbours`, the
   // other ranks of the own cluster.
   std::vector<std::shared_ptr<Uplink>> uplinks;
@@ -37,7 +41,9 @@ struct Group {
   std::vector<char> owed;
   CopyVote copy_vote;
   std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
-  std::vector<std::byte> staging;     // memory for the one collective that runs; grows, never shrinks
+  // Memory for the one collective that runs; grows, never shrinks.
+  std::vector<std::byte> staging;
+  std::unique_ptr<SharedBuffer> shared_staging;  // instead, where HCAs write into it
   RoundClock clock;
   std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
 
@@ -47,10 +53,25 @@ struct Group {
   std::size_t one_step_bytes() const { return is_far && size == 2 ? 8 * 1024 * 1024 : 64 * 1024; }
   // 64-byte aligned, valid for the running collective.
   std::byte* staging_bytes(std::size_t bytes) {
+    if (is_direct) {
+      if (shared_staging && shared_staging->bytes() >= bytes) return shared_staging->data();
+      shared_staging = make_shared_staging(std::max<std::size_t>(bytes, 4096));
+      if (shared_staging) return shared_staging->data();
+    }
     constexpr std::size_t alignment = 64;
     if (staging.size() < bytes + alignment) staging.resize(bytes + alignment);
     const auto address = reinterpret_cast<std::uintptr_t>(staging.data());
     return staging.data() + (alignment - address % alignment) % alignment;
+  }
+
+private:
+  // Null where the system gives none: it may be short of descriptors.
+  static std::unique_ptr<SharedBuffer> make_shared_staging(std::size_t bytes) {
+    try {
+      return std::make_unique<SharedBuffer>(bytes);
+    } catch (const SystemError&) {
+      return nullptr;
+    }
   }
 };
 

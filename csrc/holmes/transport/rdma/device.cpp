@@ -118,6 +118,7 @@ RdmaDevice::RdmaDevice(const std::string& port, const Env& env)
   if (!domain_)
     throw SystemError("port " + name_ + " gives no protection domain: " + errno_text(errno),
                       {.nic = name_, .system_errno = errno});
+  buffer_regions_ = std::make_unique<BufferRegions>(library_, domain_.get());
 }
 
 RdmaDevice::~RdmaDevice() {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "holmes/core/env.hpp"
+#include "holmes/transport/rdma/buffer_regions.hpp"
 #include "holmes/transport/rdma/library.hpp"
 
 namespace holmes {
@@ -39,6 +40,7 @@ public:
   const std::string& fabric() const { return fabric_; }
   int mtu() const { return mtu_; }  // as verbs count it
   const Env& settings() const { return settings_; }
+  BufferRegions& buffer_regions() const { return *buffer_regions_; }
   // Asks the HCA.
   bool is_active() const;
 
@@ -50,6 +52,7 @@ private:
   std::uint64_t epoch_;
   VerbsPointer<verbs::Context> context_;
   VerbsPointer<verbs::ProtectionDomain> domain_;
+  std::unique_ptr<BufferRegions> buffer_regions_;
   verbs::PortAttributes attributes_{};
   verbs::Gid gid_{};
   int gid_index_ = 0;

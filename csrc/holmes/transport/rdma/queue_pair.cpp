@@ -213,20 +213,27 @@ RdmaOffer RdmaQueuePair::offer() const {
   return {read(written.address), read(written.bytes), read(written.key)};
 }
 
-int RdmaQueuePair::post(const Write& write) {
-  verbs::ScatterEntry entry{reinterpret_cast<std::uint64_t>(write.from), static_cast<std::uint32_t>(write.bytes),
-                            region_->local_key};
-  verbs::SendRequest request{};
-  request.id = write.id;
-  request.entries = &entry;
-  request.entry_count = write.bytes > 0 ? 1 : 0;
-  request.opcode = write.immediate ? verbs::Opcode::rdma_write_with_immediate : verbs::Opcode::rdma_write;
-  if (write.immediate) request.immediate = htonl(*write.immediate);
-  request.flags = (write.is_signaled ? verbs::send_signaled : 0U) | (write.is_solicited ? verbs::send_solicited : 0U) |
-                  (write.bytes > 0 && write.bytes <= inline_bytes_ ? verbs::send_inline : 0U);
-  request.remote_address = peer_.address + write.remote_offset;
-  request.remote_key = peer_.key;
-  return post(request);
+int RdmaQueuePair::post_all(std::span<const Write> writes) {
+  std::array<verbs::ScatterEntry, most_at_once> entries;
+  std::array<verbs::SendRequest, most_at_once> requests{};
+  for (std::size_t i = 0; i < writes.size(); ++i) {
+    const Write& write = writes[i];
+    entries[i] = {reinterpret_cast<std::uint64_t>(write.from), static_cast<std::uint32_t>(write.bytes),
+                  region_->local_key};
+    verbs::SendRequest& request = requests[i];
+    request.id = write.id;
+    request.next = i + 1 < writes.size() ? &requests[i + 1] : nullptr;
+    request.entries = &entries[i];
+    request.entry_count = write.bytes > 0 ? 1 : 0;
+    request.opcode = write.immediate ? verbs::Opcode::rdma_write_with_immediate : verbs::Opcode::rdma_write;
+    if (write.immediate) request.immediate = htonl(*write.immediate);
+    request.flags = (write.is_signaled ? verbs::send_signaled : 0U) |
+                    (write.is_solicited ? verbs::send_solicited : 0U) |
+                    (write.bytes > 0 && write.bytes <= inline_bytes_ ? verbs::send_inline : 0U);
+    request.remote_address = peer_.address + write.remote_offset;
+    request.remote_key = peer_.key;
+  }
+  return post(requests.front());
 }
 
 int RdmaQueuePair::post(verbs::SendRequest& request) {
@@ -248,9 +255,14 @@ int RdmaQueuePair::post_read(const RdmaOffer& offer, std::uint64_t offset, std::
   return post(request);
 }
 
-VerbsPointer<verbs::MemoryRegion> RdmaQueuePair::register_memory(const iovec& memory, int access) const {
-  return {library_.register_memory(device_->domain(), memory.iov_base, memory.iov_len, access),
-          {library_.deregister_memory}};
+SharedRegion RdmaQueuePair::register_memory(const iovec& memory, int access) const {
+  if (SharedRegion known = device_->buffer_regions().find(memory)) return known;
+  verbs::MemoryRegion* const region =
+      library_.register_memory(device_->domain(), memory.iov_base, memory.iov_len, access);
+  if (!region) return nullptr;
+  return {region, [this](verbs::MemoryRegion* ended) {
+            if (epoch_ == fork_epoch()) library_.deregister_memory(ended);
+          }};
 }
 
 void RdmaQueuePair::stop() {

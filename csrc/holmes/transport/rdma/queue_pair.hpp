@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -86,18 +87,22 @@ public:
     const void* from = nullptr;
     std::size_t bytes = 0;
     std::uint64_t remote_offset = 0;  // in the peer's memory
-    const std::uint32_t* immediate = nullptr;
+    std::optional<std::uint32_t> immediate{};
     bool is_signaled = false;
     bool is_solicited = false;  // wakes a peer that waits for no less
     std::uint64_t id = 0;
   };
-  int post(const Write& write);
+  int post(const Write& write) { return post_all({&write, 1}); }
+  // Several at once, `most_at_once` at most; of some of them where it fails.
+  int post_all(std::span<const Write> writes);
+  static constexpr std::size_t most_at_once = 16;
   // Reads what `offer` names from `offset` on into `to`, which is in `region`; completes with `id`, where that is not
   // 0. Returns 0 or an errno.
   int post_read(const RdmaOffer& offer, std::uint64_t offset, std::byte* to, std::size_t bytes,
                 const verbs::MemoryRegion& region, std::uint64_t id);
-  // Null, with errno set, where it cannot be.
-  VerbsPointer<verbs::MemoryRegion> register_memory(const iovec& memory, int access) const;
+  // The region that `memory` is in, of it alone but for a shared buffer's (see BufferRegions). Null, with errno set,
+  // where it cannot be registered.
+  SharedRegion register_memory(const iovec& memory, int access) const;
   // What cannot be registered and why, with the limit and what to do.
   std::string refused_text(std::size_t bytes, int error) const;
   // From now on the HCA neither reads nor writes any memory for it, and what is under way fails.

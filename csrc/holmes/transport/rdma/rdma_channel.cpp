@@ -16,11 +16,12 @@
 namespace holmes {
 namespace {
 
-// Bytes of a message at most: the HCA sends one while this side copies the next.
-constexpr std::size_t max_message_bytes = 128 * 1024;
+// Bytes of a message, but for a last one that is half of it longer. Of a send the HCA is given the first one by itself,
+// to send it while this side copies the others.
+constexpr std::size_t message_bytes = 128 * 1024;
 // Bytes after which a peer that sleeps is woken though more follow: it copies these while the others come. (Those of a
 // call wake it with the last, so that it is not woken for each message.)
-constexpr std::size_t wake_bytes = 512 * 1024;
+constexpr std::size_t wake_bytes = 1024 * 1024;
 // Of the requests in a row one is signaled at least; what it tells frees those before it.
 constexpr std::uint64_t signal_every = 16;
 // Of an offer at most: what each side locks for a peer beside its rings.
@@ -65,13 +66,9 @@ RdmaChannel::RdmaChannel(int peer, std::unique_ptr<RdmaQueuePair> pair, Connecti
 }
 
 RdmaChannel::~RdmaChannel() {
-  if (epoch_ == fork_epoch()) {
-    let_go();
-    if (is_shut_down_.load()) where_memory_allows([this] { linger(); });
-    return;
-  }
-  [[maybe_unused]] const void* const parents[] = {offered_ ? offered_->region.release() : nullptr,
-                                                  pull_ ? pull_->region.release() : nullptr};
+  if (epoch_ != fork_epoch()) return;  // all of it is the parent's
+  let_go();
+  if (is_shut_down_.load()) where_memory_allows([this] { linger(); });
 }
 
 void RdmaChannel::start_proof() {
@@ -138,12 +135,12 @@ std::size_t RdmaChannel::send(std::span<const iovec> pieces, bool is_followed) {
   }
   std::size_t sent = 0;
   while (sent < wanted) {
-    if (sendable_bytes() < std::min(wanted - sent, max_message_bytes)) {
+    if (sendable_bytes() < std::min(wanted - sent, message_bytes)) {
       look_for_receives();
       look_for_sends();
       if (sent == 0) throw_if_ended();
     }
-    const std::size_t bytes = send_chunk(pieces, sent, wanted - sent, is_followed);
+    const std::size_t bytes = send_messages(pieces, sent, wanted - sent, is_followed);
     if (bytes == 0) break;
     sent += bytes;
   }
@@ -152,46 +149,64 @@ std::size_t RdmaChannel::send(std::span<const iovec> pieces, bool is_followed) {
   return sent;
 }
 
-// One message with what follows the first `skip` bytes; returns its length, 0 where there is no room.
-std::size_t RdmaChannel::send_chunk(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
-                                    bool is_followed) {
+// Of what follows the first `skip` bytes; returns how much of it, 0 where there is no room.
+std::size_t RdmaChannel::send_messages(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
+                                       bool is_followed) {
+  std::array<RdmaQueuePair::Write, RdmaQueuePair::most_at_once> writes;
+  const std::size_t at_once = skip == 0 ? 1 : writes.size();
+  std::size_t count = 0;
+  std::size_t sent = 0;
+  for (; count < at_once && sent < most; ++count) {
+    RdmaQueuePair::Write& write = writes[count];
+    write = fill_message(pieces, skip + sent, most - sent, is_followed);
+    if (write.bytes == 0) break;
+    sent += write.bytes;
+  }
+  if (count == 0) return 0;
+  if (const int error = pair_->post_all({writes.data(), count})) {  // there was room for all of them
+    fail(error, "a send is refused: " + errno_text(error));
+    throw_if_ended();
+  }
+  return sent;
+}
+
+// One message, which counts as posted; of no bytes where there is no room.
+RdmaQueuePair::Write RdmaChannel::fill_message(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
+                                               bool is_followed) {
   const std::size_t at = sent_to_ & (pair_->ring_bytes() - 1);
-  const std::size_t room = std::min({sendable_bytes(), most, max_message_bytes, pair_->ring_bytes() - at});
-  if (room == 0) return 0;
+  const std::size_t goal = most <= message_bytes + message_bytes / 2 ? most : message_bytes;
+  const std::size_t room = std::min({sendable_bytes(), goal, pair_->ring_bytes() - at});
   std::size_t filled = 0;
   for (const iovec& piece : pieces) {
+    if (filled == room) break;
     const std::size_t skipped = std::min(skip, piece.iov_len);
     skip -= skipped;
     const std::size_t bytes = std::min(piece.iov_len - skipped, room - filled);
     if (bytes > 0)
       std::memcpy(pair_->send_ring() + at + filled, static_cast<const std::byte*>(piece.iov_base) + skipped, bytes);
     filled += bytes;
-    if (filled == room) break;
   }
+  if (filled == 0) return {};
   sent_to_ += filled;
-  const std::uint32_t told = immediate(Kind::data, static_cast<std::uint32_t>(filled));
   // Without it only where another one follows for sure: a credit may be sent in between.
   const bool wakes = (filled == most && !is_followed) || sent_to_ - woken_to_ >= wake_bytes || sendable_bytes(2) == 0;
-  const int error = post({.from = pair_->send_ring() + at,
-                          .bytes = filled,
-                          .remote_offset = pair_->ring_offset() + at,
-                          .immediate = &told,
-                          .is_solicited = wakes});
-  if (error != 0) {
-    sent_to_ -= filled;
-    fail_post(error);
-    if (error_ != 0) throw_if_ended();
-    return 0;
-  }
+  const bool is_signaled = is_signal_due();
+  count_request(is_signaled);
   ++data_messages_;
   if (wakes) woken_to_ = sent_to_;
-  return filled;
+  return {.from = pair_->send_ring() + at,
+          .bytes = filled,
+          .remote_offset = pair_->ring_offset() + at,
+          .immediate = immediate(Kind::data, filled),
+          .is_signaled = is_signaled,
+          .is_solicited = wakes,
+          .id = posted_};
 }
 
 std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
   if (readable_bytes() == 0) look_for_receives();
   if (readable_bytes() == 0) {
-    if (offer_) answer(0);  // the pieces may be gone once this returns
+    if (offer_ && !pull_) answer();  // the pieces may be gone once this returns
     seen_bytes_ = arrived_bytes_;
     throw_if_ended();
     return 0;
@@ -228,7 +243,7 @@ std::size_t RdmaChannel::try_send_lasting(std::span<const iovec> pieces) {
     return 0;
   }
   const std::size_t taken = *offered_->answer;
-  if (taken == 0) refused_bytes_ = offered_->region->length;
+  refused_bytes_ = offered_->memory.iov_len - taken;
   offered_.reset();
   if (taken == 0) return try_send(pieces);
   count_sent(taken);
@@ -245,15 +260,16 @@ std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
     throw_if_ended();
     return 0;
   }
-  const std::size_t received = pull_->region->length;
+  const std::size_t received = pull_->memory.iov_len;
   pull_.reset();
-  answer(received);
+  pulled_bytes_ += received;
+  if (pulled_bytes_ == offer_->bytes) answer();
   count_received(received);
   return received;
 }
 
 // Nothing where it cannot be: then all goes by the ring.
-VerbsPointer<verbs::MemoryRegion> RdmaChannel::register_memory(const iovec& memory, int access) const {
+SharedRegion RdmaChannel::register_memory(const iovec& memory, int access) const {
   auto region = pair_->register_memory(memory, access);
   static std::atomic<bool> is_told{false};
   if (!region && !is_told.exchange(true))
@@ -265,17 +281,16 @@ VerbsPointer<verbs::MemoryRegion> RdmaChannel::register_memory(const iovec& memo
 
 void RdmaChannel::offer(const iovec& piece) {
   const iovec part{piece.iov_base, std::min(piece.iov_len, max_offer_bytes)};
-  Offered offered{register_memory(part, verbs::access_remote_read), {}};
+  Offered offered{part, register_memory(part, verbs::access_remote_read), {}};
   if (!offered.region) {
     refused_bytes_ = part.iov_len;
     return;
   }
   pair_->own_offer() = {reinterpret_cast<std::uint64_t>(part.iov_base), part.iov_len, offered.region->remote_key};
-  const std::uint32_t told = immediate(Kind::offer);
   const int error = post({.from = &pair_->own_offer(),
                           .bytes = sizeof(RdmaOffer),
                           .remote_offset = RdmaQueuePair::offer_offset,
-                          .immediate = &told,
+                          .immediate = immediate(Kind::offer),
                           .is_solicited = true});
   if (error == 0) offered_ = std::move(offered);
   fail_post(error);
@@ -284,21 +299,19 @@ void RdmaChannel::offer(const iovec& piece) {
 // Nothing where this side's memory is not to be registered: then the answer is 0, and all goes by the ring.
 void RdmaChannel::start_pull(const iovec& piece) {
   if (direct_bytes_ == SIZE_MAX) return;
-  const iovec part{piece.iov_base, std::min<std::size_t>(piece.iov_len, offer_->bytes)};
+  const iovec part{piece.iov_base, std::min<std::size_t>(piece.iov_len, offer_->bytes - pulled_bytes_)};
   auto region = register_memory(part, verbs::access_local_write);
-  if (!region) return;
-  pull_ = Pull{*offer_, std::move(region)};
-  offer_.reset();
+  if (region) pull_ = Pull{part, std::move(region)};
 }
 
 void RdmaChannel::ask_for_pull() {
   while (error_ == 0 && !pull_->is_asked() && has_request()) {
-    const std::size_t bytes = std::min(pull_->region->length - pull_->asked_bytes, pair_->max_read_bytes());
-    const bool is_last = pull_->asked_bytes + bytes == pull_->region->length;
+    const std::size_t bytes = std::min(pull_->memory.iov_len - pull_->asked_bytes, pair_->max_read_bytes());
+    const bool is_last = pull_->asked_bytes + bytes == pull_->memory.iov_len;
     const bool is_signaled = is_last || is_signal_due();
-    auto* const to = static_cast<std::byte*>(pull_->region->address) + pull_->asked_bytes;
-    const int error =
-        pair_->post_read(pull_->offer, pull_->asked_bytes, to, bytes, *pull_->region, is_signaled ? posted_ + 1 : 0);
+    auto* const to = static_cast<std::byte*>(pull_->memory.iov_base) + pull_->asked_bytes;
+    const int error = pair_->post_read(*offer_, pulled_bytes_ + pull_->asked_bytes, to, bytes, *pull_->region,
+                                       is_signaled ? posted_ + 1 : 0);
     if (error != 0) return fail(error, "a read is refused: " + errno_text(error));
     count_request(is_signaled);
     pull_->asked_bytes += bytes;
@@ -306,16 +319,16 @@ void RdmaChannel::ask_for_pull() {
   }
 }
 
-void RdmaChannel::answer(std::size_t bytes) {
+// With what was read of it; the rest comes by the ring.
+void RdmaChannel::answer() {
   offer_.reset();
-  owed_answer_ = bytes;
+  owed_answer_ = std::exchange(pulled_bytes_, 0);
   give_answer();
 }
 
 void RdmaChannel::give_answer() {
   if (error_ != 0 || has_ended_) return;
-  const std::uint32_t told = immediate(Kind::answer, *owed_answer_);
-  const int error = post({.immediate = &told, .is_solicited = true});
+  const int error = post({.immediate = immediate(Kind::answer, *owed_answer_), .is_solicited = true});
   if (error == 0) owed_answer_.reset();
   fail_post(error);
 }
@@ -330,7 +343,7 @@ void RdmaChannel::let_go() {
 
 const std::byte* RdmaChannel::try_peek(std::size_t bytes) {
   if (readable_bytes() < bytes) look_for_receives();
-  if (readable_bytes() < bytes && offer_) answer(0);
+  if (readable_bytes() < bytes && offer_ && !pull_) answer();
   seen_bytes_ = arrived_bytes_;
   if (readable_bytes() >= bytes) return pair_->receive_ring() + (consumed_bytes_ & (pair_->ring_bytes() - 1));
   throw_if_ended();
@@ -378,12 +391,13 @@ void RdmaChannel::take_up(std::uint32_t told) {
       is_right = credit_.bytes <= sent_to_ && credit_.messages <= data_messages_;
       break;
     case Kind::offer:
-      is_right = !offer_ && !pull_ && !owed_answer_;
+      is_right = !offer_ && !owed_answer_;
+      is_offer_new_ = true;
       offer_ = pair_->offer();
       is_right &= offer_->bytes > 0 && offer_->bytes <= max_offer_bytes;
       break;
     case Kind::answer:
-      is_right = offered_ && !offered_->answer && bytes <= offered_->region->length;
+      is_right = offered_ && !offered_->answer && bytes <= offered_->memory.iov_len;
       if (is_right) offered_->answer = bytes;
       break;
     default:
@@ -423,11 +437,10 @@ void RdmaChannel::give_credit() {
     return;
   if (error_ != 0 || has_ended_) return;
   const RdmaCredit credit{consumed_bytes_, arrived_messages_};
-  const std::uint32_t told = immediate(Kind::credit);
-  int error = post({.from = &credit, .bytes = sizeof credit, .immediate = &told});
+  int error = post({.from = &credit, .bytes = sizeof credit, .immediate = immediate(Kind::credit)});
   if (error == EAGAIN) {
     look_for_sends();
-    error = post({.from = &credit, .bytes = sizeof credit, .immediate = &told});
+    error = post({.from = &credit, .bytes = sizeof credit, .immediate = immediate(Kind::credit)});
   }
   if (error == 0) given_ = credit;
   fail_post(error);
@@ -466,7 +479,8 @@ bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>
   if (error_ != 0 || has_ended_ || is_closed_by_peer_) return false;
   const bool has_pulled = pull_ && (pull_->is_done || (!pull_->is_asked() && has_request()));
   const bool may_send = offered_ ? offered_->answer.has_value() : sendable_bytes() > 0;
-  return !(for_recv && (has_unseen || offer_ || has_pulled)) && !(for_send && may_send);
+  const bool has_offer = std::exchange(is_offer_new_, false) && !pull_;
+  return !(for_recv && (has_unseen || has_offer || has_pulled)) && !(for_send && may_send);
 }
 
 void RdmaChannel::finish_wait() {
@@ -506,8 +520,7 @@ void RdmaChannel::shutdown() {
   if (is_shut_down_.exchange(true)) return;
   shut_down_at_.store(Clock::now());
   if (offered_ || pull_) return let_go();
-  const std::uint32_t told = immediate(Kind::end);
-  pair_->post({.immediate = &told, .is_signaled = true, .is_solicited = true, .id = end_id});
+  pair_->post({.immediate = immediate(Kind::end), .is_signaled = true, .is_solicited = true, .id = end_id});
 }
 
 void RdmaChannel::linger() {

@@ -62,17 +62,18 @@ private:
   }
   // Memory of this side's user that the peer may read.
   struct Offered {
-    VerbsPointer<verbs::MemoryRegion> region;
+    iovec memory;
+    SharedRegion region;
     std::optional<std::size_t> answer;
   };
-  // What is read from the peer's memory.
+  // What is being read of the peer's offer.
   struct Pull {
-    RdmaOffer offer;
-    VerbsPointer<verbs::MemoryRegion> region;
+    iovec memory;
+    SharedRegion region;
     std::size_t asked_bytes = 0;
     std::uint64_t last_id = 0;
     bool is_done = false;
-    bool is_asked() const { return asked_bytes == region->length; }
+    bool is_asked() const { return asked_bytes == memory.iov_len; }
   };
   // Ids of sends that are not counted.
   static constexpr std::uint64_t end_id = UINT64_MAX;
@@ -82,7 +83,9 @@ private:
   std::size_t sendable_bytes(std::uint64_t more = 0) const;
   // `is_followed`: by what wakes the peer.
   std::size_t send(std::span<const iovec> pieces, bool is_followed);
-  std::size_t send_chunk(std::span<const iovec> pieces, std::size_t skip, std::size_t most, bool is_followed);
+  std::size_t send_messages(std::span<const iovec> pieces, std::size_t skip, std::size_t most, bool is_followed);
+  RdmaQueuePair::Write fill_message(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
+                                    bool is_followed);
   int post(RdmaQueuePair::Write write);
   bool is_signal_due() const;
   void count_request(bool is_signaled);
@@ -91,10 +94,10 @@ private:
   void offer(const iovec& piece);
   void start_pull(const iovec& piece);
   void ask_for_pull();
-  void answer(std::size_t bytes);
+  void answer();
   void give_answer();
   void take_up(std::uint32_t told);
-  VerbsPointer<verbs::MemoryRegion> register_memory(const iovec& memory, int access) const;
+  SharedRegion register_memory(const iovec& memory, int access) const;
   // The HCA leaves the user's memory alone.
   void let_go();
   void look_for_receives();
@@ -131,11 +134,13 @@ private:
   RdmaCredit given_;
   bool has_ended_ = false;  // the peer shut down; nothing follows
 
-  // Past the rings: one offer at a time each way.
+  // Past the rings: one offer at a time each way; it is read in as many pieces as who receives asks for.
   const std::size_t direct_bytes_;  // from so many on
   std::optional<Offered> offered_;
-  std::size_t refused_bytes_ = 0;   // of an offer; they go by the ring
-  std::optional<RdmaOffer> offer_;  // the peer's, which is not answered nor read
+  std::size_t refused_bytes_ = 0;   // what was left of an offer; they go by the ring
+  std::optional<RdmaOffer> offer_;  // the peer's, which is not answered
+  std::size_t pulled_bytes_ = 0;    // of it
+  bool is_offer_new_ = false;       // since the last wait
   std::optional<Pull> pull_;
   std::optional<std::size_t> owed_answer_;
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-#include "holmes/transport/shm/shared_buffer.hpp"
+#include "holmes/transport/shared_buffer.hpp"
 
 namespace holmes {
 

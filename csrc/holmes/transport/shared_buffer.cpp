@@ -1,4 +1,4 @@
-#include "holmes/transport/shm/shared_buffer.hpp"
+#include "holmes/transport/shared_buffer.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -87,6 +87,7 @@ struct LivingBuffers {
   };
   std::mutex mutex;
   std::map<std::uintptr_t, Entry> entries;
+  std::vector<SharedBuffer::EndWatch*> watches;
   std::atomic<std::size_t> count{0};  // read without the lock: most processes have none
 
   // What the child writes is its own from now on, as in all other memory. (Where the system does not grant memory for
@@ -159,6 +160,7 @@ SharedBuffer::~SharedBuffer() {
   LivingBuffers& own = living_buffers();
   {
     std::lock_guard lock(own.mutex);
+    for (const EndWatch* watch : own.watches) watch->on_end_(id_);
     own.entries.erase(reinterpret_cast<std::uintptr_t>(data_));
     own.count = own.entries.size();
   }
@@ -182,6 +184,18 @@ BufferPlace SharedBuffer::place_of(const void* data, std::size_t bytes) noexcept
   const std::size_t offset = address - begin;
   if (offset > entry.bytes || bytes > entry.bytes - offset || entry.epoch != fork_epoch()) return {};
   return {entry.id, offset, entry.bytes, entry.fd};
+}
+
+SharedBuffer::EndWatch::EndWatch(std::function<void(std::uint64_t id)> on_end) : on_end_(std::move(on_end)) {
+  LivingBuffers& own = living_buffers();
+  std::lock_guard lock(own.mutex);
+  own.watches.push_back(this);
+}
+
+SharedBuffer::EndWatch::~EndWatch() {
+  LivingBuffers& own = living_buffers();
+  std::lock_guard lock(own.mutex);
+  std::erase(own.watches, this);
 }
 
 PeerBuffers::~PeerBuffers() {

@@ -1,9 +1,11 @@
-// SharedBuffer: memory for tensors that the other ranks of a host read where it is. They map its memory file once, and
+// SharedBuffer: memory for tensors that the other ranks of a host read where it is, and that stays registered with an
+// HCA. They map its memory file once, and
 // what is sent out of it is then an ordinary copy, or is reduced in place, with no system call for each piece.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -37,6 +39,20 @@ public:
   // Where these bytes are; an id of 0 where they are not, all of them, in one living buffer of this process.
   // Thread-safe.
   static BufferPlace place_of(const void* data, std::size_t bytes) noexcept;
+
+  // Calls `on_end` with the id of each buffer of this process that ends, before its memory goes, as long as the watch
+  // lives. No buffer may be made, asked for or ended in it.
+  class EndWatch {
+  public:
+    explicit EndWatch(std::function<void(std::uint64_t id)> on_end);
+    EndWatch(const EndWatch&) = delete;
+    EndWatch& operator=(const EndWatch&) = delete;
+    ~EndWatch();
+
+  private:
+    friend class SharedBuffer;
+    std::function<void(std::uint64_t id)> on_end_;
+  };
 
 private:
   UniqueFd fd_;
