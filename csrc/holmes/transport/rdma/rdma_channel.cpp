@@ -253,7 +253,12 @@ std::size_t RdmaChannel::try_send_lasting(std::span<const iovec> pieces) {
 std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
   if (!pull_ && readable_bytes() == 0) look_for_receives();
   if (!pull_ && readable_bytes() == 0 && offer_) start_pull(piece);
-  if (!pull_) return try_recv({&piece, 1});
+  if (!pull_ && (offer_ || readable_bytes() > 0)) return try_recv({&piece, 1});
+  if (!pull_) {  // try_recv would look again, and refuse an offer that has come just now
+    seen_bytes_ = arrived_bytes_;
+    throw_if_ended();
+    return 0;
+  }
   look_for_sends();
   ask_for_pull();
   if (!pull_->is_done) {
