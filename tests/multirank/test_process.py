@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,44 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from paths import WORKERS
+from process_pair import run_pair
 from ranks import run_communicators
 
-import holmes_comm
-
-WORKER = WORKERS / "process_worker.py"
 TRANSPORTS = ["tcp", "auto"]
 IDLE_CPU_S = 0.02
-
-
-def run_pair(scenario: str, transport: str, **variables: str) -> list[dict]:
-    """What two ranks, and their children, say."""
-    server = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), scenario, str(server.port), str(rank), transport],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | variables,
-        )
-        for rank in range(2)
-    ]
-    said = []
-    try:
-        # Rank 0 first: a child of rank 1 keeps that one's output open.
-        output, _ = processes[0].communicate(timeout=60)
-        said += [json.loads(line) for line in output.splitlines()]
-        if scenario == "forked":
-            assert processes[1].stdout is not None
-            said += [json.loads(processes[1].stdout.readline()) for _ in range(2)]
-        else:
-            output, _ = processes[1].communicate(timeout=60)
-            said += [json.loads(line) for line in output.splitlines()]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return said
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -62,12 +28,6 @@ def test_idle_communicators_cost_nothing(transport: str, tmp_path: Path) -> None
         assert rank["cpu_s"] < IDLE_CPU_S, rank
         assert any("holmes-io-" in name for name in rank["wake_ups"]), rank
         assert not any(rank["wake_ups"].values()), rank
-
-
-def test_who_waits_for_several_works_in_turn_drives_all_of_them() -> None:
-    """The I/O thread is not woken between two waits; but for a round in which other work took the processors."""
-    for rank in run_pair("batches", "auto"):
-        assert min(rank["sleeps"]) <= 3, rank
 
 
 def test_number_and_processors_of_the_io_threads() -> None:
