@@ -115,6 +115,12 @@ class Membership(NamedTuple):
     cluster_nics: list[Nic]
     reason: str
 
+    def settle(self, options: CommunicatorOptions) -> None:
+        """Writes it into `options`, in place."""
+        options.nics, options.clusters, options.cluster_names = bindings(self.nics), self.clusters, self.cluster_names
+        options.rdma_ports = [port.port_name for port in self.ports]
+        options.cluster_nics = bindings(self.cluster_nics)
+
 
 def agree_membership(
     store: Any,

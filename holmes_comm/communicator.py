@@ -154,10 +154,7 @@ def init(
         tls=made_of.tls,
         secret=made_of.secret,
     )
-    made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
-    made_of.cluster_names = membership.cluster_names
-    made_of.rdma_ports = [port.port_name for port in membership.ports]
-    made_of.cluster_nics = bindings(membership.cluster_nics)
+    membership.settle(made_of)
     _C.log_nics(made_of, membership.reason)
     return _C.make_communicator(store, made_of)
 

@@ -224,7 +224,7 @@ def _connect(
     import torch.distributed as dist
 
     from holmes_comm._C import CommunicatorOptions, log_nics
-    from holmes_comm.clusters import agree_membership, bindings
+    from holmes_comm.clusters import agree_membership
     from holmes_comm.nics import NicSelection
 
     selection = asked.nics if asked.nics is not None else NicSelection.from_env()
@@ -259,10 +259,7 @@ def _connect(
             tls=made_of.tls,
             secret=made_of.secret,
         )
-        made_of.nics, made_of.clusters = bindings(membership.nics), membership.clusters
-        made_of.cluster_names = membership.cluster_names
-        made_of.rdma_ports = [port.port_name for port in membership.ports]
-        made_of.cluster_nics = bindings(membership.cluster_nics)
+        membership.settle(made_of)
         if made_of.job_rank is None:
             made_of.job_rank = global_ranks[rank] if global_ranks else rank
         log_nics(made_of, membership.reason)

@@ -385,6 +385,11 @@ int destroyed(Object* object) {
   return 0;
 }
 
+long read_counter(long World::* counter) {
+  const std::lock_guard lock(world().mutex);
+  return world().*counter;
+}
+
 }  // namespace
 
 extern "C" {
@@ -397,39 +402,16 @@ void fake_verbs_set(const char* name, long value) {
     world().settings.at(name) = value;
 }
 
-long fake_verbs_objects() {
-  const std::lock_guard lock(world().mutex);
-  return world().objects;
-}
-
-long fake_verbs_answered() {
-  const std::lock_guard lock(world().mutex);
-  return world().answered;
-}
-
-long fake_verbs_read_bytes() {
-  const std::lock_guard lock(world().mutex);
-  return world().read_bytes;
-}
-
-long fake_verbs_registrations() {
-  const std::lock_guard lock(world().mutex);
-  return world().registrations;
-}
-
-long fake_verbs_registered_bytes() {
-  const std::lock_guard lock(world().mutex);
-  return world().registered_bytes;
-}
+long fake_verbs_objects() { return read_counter(&World::objects); }
+long fake_verbs_answered() { return read_counter(&World::answered); }
+long fake_verbs_read_bytes() { return read_counter(&World::read_bytes); }
+long fake_verbs_registrations() { return read_counter(&World::registrations); }
+long fake_verbs_registered_bytes() { return read_counter(&World::registered_bytes); }
+long fake_verbs_events() { return read_counter(&World::events); }
 
 int ibv_is_fork_initialized() {
   const std::lock_guard lock(world().mutex);
   return static_cast<int>(world().settings["fork_state"]);
-}
-
-long fake_verbs_events() {
-  const std::lock_guard lock(world().mutex);
-  return world().events;
 }
 
 Device** ibv_get_device_list(int* count) {

@@ -1,9 +1,8 @@
 // AllReduce: reduce-scatter and all-gather in one pipeline. Between two ranks travels one stream of slices:
 // contributions to the receiver's block, and, `lag` slices behind, results of the sender's block: while the caches hold
 // them. By CMA and in place, which are faster in long runs, results follow after all contributions (measured in place,
-// 2 ranks, 16 MiB: slices in turns take 1.8 times as long); on a far path too, or the path would run dry, and
-// where what is large goes from memory to memory, in runs that are worth an offer. No step waits
-// for another to end.
+// 2 ranks, 16 MiB: slices in turns take 1.8 times as long); on a far path too, or the path would run dry, and where
+// what is large goes from memory to memory, in runs that are worth an offer. No step waits for another to end.
 #pragma once
 
 #include "holmes/collectives/slice_reducer.hpp"

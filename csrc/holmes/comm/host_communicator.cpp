@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <new>
-#include <random>
 
 #include "holmes/collectives/choose.hpp"
 #include "holmes/collectives/digest.hpp"
@@ -16,6 +15,7 @@
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/random.hpp"
 #include "holmes/engine/io_thread.hpp"
 #include "holmes/record/dump.hpp"
 #include "holmes/record/registry.hpp"
@@ -570,11 +570,9 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
   const bool is_local = options_.local_completion.value_or(Env::read().local_completion);
   const auto job_rank = job_rank_of(options_);
   if (job_rank) set_log_rank(static_cast<int>(*job_rank));
-  std::random_device random;
   const Introduction mine{slice_bytes | (all_shared ? shared_memory_bit : 0) | (engine_->group().is_far ? far_bit : 0) |
                               (is_local ? local_bit : 0) | (moves_directly(engine_->group()) ? direct_bit : 0),
-                          std::uint64_t{random()} << 32 | random(), ::getpid(), job_rank.value_or(no_job_rank),
-                          leader - mesh.peers.begin()};
+                          random_number(), ::getpid(), job_rank.value_or(no_job_rank), leader - mesh.peers.begin()};
   std::vector<Introduction> all(static_cast<std::size_t>(options_.size), mine);
   std::vector<Buffer> outputs;
   for (auto& one : all) outputs.push_back({&one, words, DType::int64, nullptr});

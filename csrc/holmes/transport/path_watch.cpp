@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <random>
 
 #include "holmes/core/fork.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/core/no_memory.hpp"
+#include "holmes/core/random.hpp"
 #include "holmes/transport/socket.hpp"
 
 namespace holmes {
@@ -38,11 +38,6 @@ std::uint64_t hash_of(const std::string& text) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
   return hash;
-}
-
-std::uint64_t random_number() {
-  std::random_device device;
-  return std::uint64_t{device()} << 32 | device();
 }
 
 std::optional<PathSample> sample_of(int fd) {

@@ -12,12 +12,12 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <random>
 #include <string>
 #include <type_traits>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
+#include "holmes/core/random.hpp"
 #include "holmes/core/types.hpp"
 
 namespace holmes {
@@ -106,11 +106,6 @@ struct LivingBuffers {
 // Buffers may outlive static destruction.
 LivingBuffers& living_buffers() { return fork_registry<LivingBuffers>(); }
 
-std::uint64_t random_id() {
-  std::random_device random;
-  return (static_cast<std::uint64_t>(random()) << 32 | random()) | 1;  // never 0
-}
-
 // Whether the process can still open some files beside this one, the last of which an array should not take.
 bool leaves_descriptors(int fd) {
   constexpr rlim_t kept = 64;
@@ -128,7 +123,7 @@ SystemError no_buffer(std::size_t bytes, int error) {
 
 }  // namespace
 
-SharedBuffer::SharedBuffer(std::size_t bytes) : bytes_(bytes), id_(random_id()), epoch_(fork_epoch()) {
+SharedBuffer::SharedBuffer(std::size_t bytes) : bytes_(bytes), id_(random_number() | 1), epoch_(fork_epoch()) {
   if (bytes == 0) throw UsageError("a shared buffer of 0 bytes: it has at least one");
   if (bytes > static_cast<std::size_t>(std::numeric_limits<off_t>::max()) - 2 * huge_bytes)
     throw no_buffer(bytes, ENOMEM);

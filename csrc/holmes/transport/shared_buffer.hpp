@@ -1,6 +1,6 @@
 // SharedBuffer: memory for tensors that the other ranks of a host read where it is, and that stays registered with an
-// HCA. They map its memory file once, and
-// what is sent out of it is then an ordinary copy, or is reduced in place, with no system call for each piece.
+// HCA. They map its memory file once, and what is sent out of it is then an ordinary copy, or is reduced in place, with
+// no system call for each piece.
 #pragma once
 
 #include <cstddef>

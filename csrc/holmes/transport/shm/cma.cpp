@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <random>
 
+#include "holmes/core/random.hpp"
 #include "holmes/reduce/copy.hpp"
 
 namespace holmes {
@@ -19,10 +19,7 @@ std::uint64_t word(std::uint64_t position, std::uint64_t what) { return position
 
 // A word that another process does not have at the same place, be it one that got this one's number.
 const std::uint64_t& own_token() {
-  static const auto* token = new std::uint64_t([] {
-    std::random_device random;
-    return static_cast<std::uint64_t>(random()) << 32 | random();
-  }());
+  static const auto* token = new std::uint64_t(random_number());
   return *token;
 }
 
