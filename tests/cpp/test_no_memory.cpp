@@ -106,7 +106,7 @@ const char* name(Kind kind) {
   return kind == Kind::tcp ? "tcp" : kind == Kind::shm ? "shm" : kind == Kind::wide ? "wide" : "clusters";
 }
 
-int ranks_of(Kind kind) { return kind == Kind::wide ? 5 : 3; }
+int ranks_of(Kind kind) { return kind == Kind::wide ? 16 : 3; }
 
 CommunicatorOptions options_of(Kind kind, int rank) {
   if (kind == Kind::clusters) {

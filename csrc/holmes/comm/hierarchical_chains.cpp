@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/no_memory.hpp"
 
 namespace holmes {
 namespace {
@@ -238,7 +239,7 @@ Buffer ScratchPool::take(std::size_t count, DType dtype) {
   std::shared_ptr<void> owner(data, [self = shared_from_this(), bytes](void* memory) {
     Block back(static_cast<std::byte*>(memory));
     const std::lock_guard lock(self->mutex_);
-    self->free_.emplace(bytes, std::move(back));
+    where_memory_allows([&] { self->free_.emplace(bytes, std::move(back)); });
   });
   return {data, count, dtype, std::move(owner)};
 }
