@@ -230,16 +230,16 @@ void define_store(py::module_& module) {
         const auto opened = [](const Sealed& value, int writer) {
           return SealedReader(value.bytes, "rank " + std::to_string(writer), value.seal).text("value");
         };
-        const auto conclusion = [&](const std::vector<Sealed>& values, const Seal& seal) -> std::string {
+        const auto conclusion = [&](const std::vector<Sealed>& values, const Seal& seal) -> Conclusion {
           const GilAcquire gil;
           std::vector<py::bytes> given;
           for (const auto& value : values) given.emplace_back(opened(value, static_cast<int>(given.size())));
-          return sealed(conclude(std::move(given)), seal);
+          return {sealed(conclude(std::move(given)), seal)};
         };
         std::string answer;
         {
           const GilRelease no_gil;
-          answer = opened(meet(meeting, [&](const Seal& seal) { return sealed(own, seal); }, conclusion), 0);
+          answer = opened(meet(meeting, [&](const Seal& seal) { return sealed(own, seal); }, conclusion).for_all, 0);
         }
         return py::bytes(answer);
       },

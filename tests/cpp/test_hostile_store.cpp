@@ -1,4 +1,6 @@
 // A store that rewrites what ranks told each other: an error naming the field on every rank, never a connection.
+#include <ranges>
+
 #include "holmes/bootstrap/handshake.hpp"
 #include "holmes/bootstrap/nic_agreement.hpp"
 #include "holmes/bootstrap/sha256.hpp"
@@ -50,11 +52,14 @@ private:
   Rewrite rewrite_;
 };
 
-// Changes one sealed field. `forged_key`: and proves it, as can be done where no secret was given.
-RewritingStore::Rewrite change_sealed(std::size_t position, const std::string& forged_key = "") {
+// Changes one sealed field of the last part of a value, or of one so many before it. `forged_key`: and proves it, as
+// can be done where no secret was given.
+RewritingStore::Rewrite change_sealed(std::size_t position, const std::string& forged_key = "",
+                                      std::size_t before_last = 0) {
   return [=](const std::string& bytes) {
     auto outer = fields_of(bytes);
-    auto inner = fields_of(outer.back());
+    std::string& part = outer.at(outer.size() - 1 - before_last);
+    auto inner = fields_of(part);
     const std::string value = changed(inner.at(2 * position));
     if (forged_key.empty()) {
       inner[2 * position] = value;
@@ -63,7 +68,7 @@ RewritingStore::Rewrite change_sealed(std::size_t position, const std::string& f
       for (std::size_t i = 0; i < inner.size() / 2; ++i) writer.add(i == position ? value : inner[2 * i]);
       inner = fields_of(writer.take());
     }
-    outer.back() = bytes_of(inner);
+    part = bytes_of(inner);
     return bytes_of(outer);
   };
 }
@@ -247,9 +252,15 @@ void test_the_choice_of_nics() {
   for (std::size_t field = 0; field < 16; ++field)
     for (const auto& error : agree("nics/1", change_sealed(field)))
       CHECK(error.find("rank 1 wrote into the store was changed there: the field '") != std::string::npos);
-  for (std::size_t field = 0; field < 4; ++field)
-    for (const auto& error : agree("nics/answer", change_sealed(field)))
-      CHECK(error.find("rank 0 wrote into the store was changed there: the field '") != std::string::npos);
+  const std::string changed_answer = "rank 0 wrote into the store was changed there: the field '";
+  for (std::size_t field = 0; field < 3; ++field)  // of what all are told: rank 0 does not read it back
+    for (const auto& error : agree("nics/answer/0/1", change_sealed(field, "", ranks)) | std::views::drop(1))
+      CHECK(error.find(changed_answer) != std::string::npos);
+  for (int rank = 1; rank < ranks; ++rank) {  // of what one of them is told
+    const auto errors = agree("nics/answer/0/1", change_sealed(0, "", static_cast<std::size_t>(ranks - 1 - rank)));
+    for (int other = 0; other < ranks; ++other)
+      CHECK((errors[static_cast<std::size_t>(other)].find(changed_answer) != std::string::npos) == (other == rank));
+  }
 }
 
 }  // namespace

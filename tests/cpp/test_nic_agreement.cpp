@@ -50,12 +50,12 @@ void check_meeting() {
   run_ranks(5, [&](int rank) {
     const auto fourth = meet(
         {*store, "names", "testing", rank, 5, 10s}, [&](const Seal&) { return said(rank); },
-        [](const auto& values, const Seal&) { return values.at(3).bytes; });
-    CHECK(fourth.bytes == "rank 3");
+        [](const auto& values, const Seal&) { return Conclusion{values.at(3).bytes}; });
+    CHECK(fourth.for_all.bytes == "rank 3");
     try {
       meet(
           {*store, "error", "testing", rank, 5, 10s}, [&](const Seal&) { return said(rank); },
-          [](const auto&, const Seal&) -> std::string { throw NicError("no NIC", {.peer = 2}); });
+          [](const auto&, const Seal&) -> Conclusion { throw NicError("no NIC", {.peer = 2}); });
       CHECK(false);
     } catch (const NicError& error) {
       CHECK(error.context().rank == rank);
@@ -66,7 +66,7 @@ void check_meeting() {
     try {
       meet(
           {*store, "absent", "testing", rank, 3, 100ms}, [&](const Seal&) { return said(rank); },
-          [](const auto&, const Seal&) { return std::string(); });
+          [](const auto&, const Seal&) { return Conclusion{}; });
       CHECK(false);
     } catch (const TimeoutError& error) {
       CHECK(std::string(error.what()).starts_with("rank 2 of 3 did not take part in testing within 0.100 s"));
@@ -83,7 +83,7 @@ void check_sizes() {
       try {
         meet(
             {*store, "sizes", "testing", rank, rank == 0 ? size : other_size, 10s},
-            [&](const Seal&) { return said(rank); }, [](const auto&, const Seal&) { return std::string(); });
+            [&](const Seal&) { return said(rank); }, [](const auto&, const Seal&) { return Conclusion{}; });
         CHECK(rank == 0 && size == 1);  // nobody else that it waits for
       } catch (const UsageError& error) {
         CHECK(std::string(error.what()).starts_with(expected));
@@ -94,6 +94,84 @@ void check_sizes() {
   check(3, 2, "rank 1 says that there are 2 ranks, but rank 0 says 3: give every rank the same number (WORLD_SIZE)");
   check(2, 3, "rank 1 says that there are 3 ranks, but rank 0 says 2");
   check(1, 2, "rank 0 says that there are 1 ranks, but rank 1 says 2");
+  // One that leads others, with whom it would wait for nobody of the smaller number.
+  const auto store = make_local_store();
+  run_ranks(2, [&](int place) {
+    const int rank = 16 * place;
+    try {
+      meet(
+          {*store, "leads", "testing", rank, place == 0 ? 10 : 40, 300ms}, [&](const Seal&) { return said(rank); },
+          [](const auto&, const Seal&) { return Conclusion{}; });
+      CHECK(false);
+    } catch (const TimeoutError&) {
+      CHECK(rank == 0);  // the ranks 1 to 9 did not come
+    } catch (const UsageError& error) {
+      CHECK(rank == 16 &&
+            std::string(error.what()).starts_with("rank 0 says that there are 10 ranks, but rank 16 says 40"));
+    }
+  });
+}
+
+// More ranks than one reads: over a tree, what everybody brings arrives by rank, and to each comes its own.
+void check_tree() {
+  for (const int size : {16, 17, 33, 300}) {
+    const auto store = make_local_store();
+    run_ranks(size, [&](int rank) {
+      const auto answer = meet(
+          {*store, "tree", "testing", rank, size, 30s}, [&](const Seal&) { return said(rank); },
+          [&](const auto& values, const Seal&) {
+            Conclusion conclusion{std::to_string(values.size())};
+            for (std::size_t i = 0; i < values.size(); ++i) {
+              CHECK(values[i].bytes == said(static_cast<int>(i)));
+              CHECK(values[i].seal.key == "tree/" + std::to_string(i));
+              conclusion.for_each.push_back("told " + values[i].bytes);
+            }
+            return conclusion;
+          });
+      CHECK(answer.for_all.bytes == std::to_string(size));
+      CHECK(answer.own.bytes == "told " + said(rank));
+    });
+  }
+}
+
+// Whoever fails, all raise it; whoever does not come is named, also where others wait for it that wait for each other.
+void check_failures_in_a_tree() {
+  constexpr int size = 40;
+  for (const int failing : {0, 7, 16, 19, 32, 39}) {
+    const auto store = make_local_store();
+    const auto start = Clock::now();
+    run_ranks(size, [&](int rank) {
+      try {
+        meet(
+            {*store, "failing", "testing", rank, size, 30s},
+            [&](const Seal&) -> std::string {
+              if (rank == failing) throw NicError("no NIC", {.peer = failing});
+              return said(rank);
+            },
+            [](const auto&, const Seal&) { return Conclusion{}; });
+        CHECK(false);
+      } catch (const NicError& error) {
+        CHECK(error.context().rank == rank);
+        CHECK(error.context().peer == (rank == failing ? std::nullopt : std::optional(failing)));
+      }
+    });
+    CHECK(Clock::now() - start < 10s);
+  }
+  for (const int absent : {7, 16, 19, 39}) {
+    const auto store = make_local_store();
+    run_ranks(size, [&](int rank) {
+      if (rank == absent) return;
+      try {
+        meet(
+            {*store, "absent", "testing", rank, size, 500ms}, [&](const Seal&) { return said(rank); },
+            [](const auto&, const Seal&) { return Conclusion{}; });
+        CHECK(false);
+      } catch (const TimeoutError& error) {
+        CHECK(std::string(error.what()).starts_with(said(absent) + " of 40 did not take part in testing within "));
+        CHECK(error.context().peer == absent);
+      }
+    });
+  }
 }
 
 void check_communicator() {
@@ -112,5 +190,7 @@ int main() {
   check_choice();
   check_meeting();
   check_sizes();
+  check_tree();
+  check_failures_in_a_tree();
   check_communicator();
 }

@@ -89,46 +89,61 @@ NicOffer decode_offer(const Sealed& offered, const std::string& writer) {
   return offer;
 }
 
-// Rank 0's answer: what all know, and for every rank its rails and ports. One proof for those of all ranks: every rank
-// reads it, and with a proof for each name those of 1,024 ranks take longer than their connections.
-std::string conclude(const std::vector<Sealed>& values, Carrier carrier, const Seal& seal) {
+// Clusters by rank: each name once for ranks that follow each other.
+std::string encode_clusters(const std::vector<NicOffer>& offers) {
+  FieldWriter writer;
+  for (std::size_t first = 0, end = 0; first < offers.size(); first = end) {
+    while (end < offers.size() && offers[end].cluster == offers[first].cluster) ++end;
+    writer.add(std::uint64_t{end - first});
+    writer.add(offers[first].cluster);
+  }
+  return writer.take();
+}
+
+std::vector<std::string> decode_clusters(const std::string& bytes, int size, const std::string& writer) {
+  FieldReader reader(bytes, writer);
+  std::vector<std::string> clusters;
+  while (clusters.size() < static_cast<std::size_t>(size)) {
+    const auto count = reader.number(static_cast<std::uint64_t>(size) - clusters.size());
+    clusters.insert(clusters.end(), count, reader.text());
+  }
+  return clusters;
+}
+
+// Rank 0's answer: to all what all know, and to every rank its rails and ports.
+Conclusion conclude(const std::vector<Sealed>& values, Carrier carrier, const Seal& seal) {
   std::vector<NicOffer> offers;
   for (std::size_t rank = 0; rank < values.size(); ++rank)
     offers.push_back(decode_offer(values[rank], "rank " + std::to_string(rank)));
   const NicChoice choice = choose_nics(offers, carrier);
-  FieldWriter clusters, nics;
+  Conclusion conclusion;
   for (std::size_t rank = 0; rank < offers.size(); ++rank) {
-    clusters.add(offers[rank].cluster);
-    FieldWriter own;
-    own.add(std::uint64_t{choice.sockets[rank].size()});
-    for (const auto& [nic, address] : choice.sockets[rank]) own.add(nic), own.add(address);
+    FieldWriter nics;
+    nics.add(std::uint64_t{choice.sockets[rank].size()});
+    for (const auto& [nic, address] : choice.sockets[rank]) nics.add(nic), nics.add(address);
     if (!choice.ports.empty())
-      for (const std::string& port : choice.ports[rank]) own.add(port);
-    nics.add(own.take());
+      for (const std::string& port : choice.ports[rank]) nics.add(port);
+    SealedWriter own(seal_for(seal, static_cast<int>(rank)));
+    own.add(nics.take());
+    conclusion.for_each.push_back(own.take());
   }
   SealedWriter writer(seal);
   writer.add(choice.reason);
   writer.add(static_cast<std::uint64_t>(std::ranges::min(offers, {}, &NicOffer::streams).streams));
-  writer.add(clusters.take());
-  writer.add(nics.take());
-  return writer.take();
+  writer.add(encode_clusters(offers));
+  conclusion.for_all = writer.take();
+  return conclusion;
 }
 
-NicAgreement read_answer(const Sealed& answer, const Meeting& meeting) {
+NicAgreement read_answer(const Answer& answer, const Meeting& meeting) {
   const std::string writer = "rank 0";
-  SealedReader reader(answer.bytes, writer, answer.seal);
+  SealedReader reader(answer.for_all.bytes, writer, answer.for_all.seal);
   NicAgreement agreement;
   agreement.reason = reader.text("reason");
   const auto streams = reader.number("streams", max_count);
-  const std::string all_clusters = reader.text("clusters"), all_nics = reader.text("NICs");
-  FieldReader clusters(all_clusters, writer), nics(all_nics, writer);
-  std::string own_nics;
-  for (int rank = 0; rank < meeting.size; ++rank) {
-    agreement.clusters.push_back(clusters.text());
-    std::string its = nics.text();
-    if (rank == meeting.rank) own_nics = std::move(its);
-  }
-  FieldReader own(own_nics, writer);
+  agreement.clusters = decode_clusters(reader.text("clusters"), meeting.size, writer);
+  const std::string nics = SealedReader(answer.own.bytes, writer, answer.own.seal).text("NICs");
+  FieldReader own(nics, writer);
   std::vector<NicAddress> rails;
   for (auto left = own.number(max_count); left > 0; --left) {
     std::string nic = own.text();
@@ -145,7 +160,7 @@ NicAgreement read_answer(const Sealed& answer, const Meeting& meeting) {
 NicAgreement agree_nics(const Meeting& asked, const NicOffer& offer, Carrier carrier) {
   Meeting meeting = asked;
   meeting.timeout = Env::read().connect_timeout.value_or(asked.timeout);
-  const Sealed answer = meet(
+  const Answer answer = meet(
       meeting, [&](const Seal& seal) { return encode(offer, seal); },
       [&](const std::vector<Sealed>& values, const Seal& seal) { return conclude(values, carrier, seal); });
   NicAgreement agreement = read_answer(answer, meeting);
