@@ -83,7 +83,7 @@ def hop_us(comm: Any) -> float:
 
 
 def run_rank(store: Any, rank: int, job: dict, together: threading.Barrier) -> dict:
-    options = holmes_comm.CommunicatorOptions(wide_min_ranks=NEVER if job["mesh"] else 4)
+    options = holmes_comm.CommunicatorOptions(wide_min_ranks=NEVER if job["mesh"] else 25)
     together.wait()
     begun, used_s = time.monotonic(), time.process_time()
     comm = holmes_comm.init(

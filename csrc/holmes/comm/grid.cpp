@@ -3,11 +3,13 @@
 namespace holmes {
 namespace {
 
-// The whole part of the square root.
+// About the square root: a little less where all rows have one length then.
 int rows_for(int size) {
-  int rows = 1;
-  while ((rows + 1) <= size / (rows + 1)) ++rows;
-  return rows;
+  int root = 1;
+  while ((root + 1) <= size / (root + 1)) ++root;
+  for (int rows = root; rows >= 2 && 4 * rows >= 3 * root; --rows)
+    if (size % rows == 0) return rows;
+  return root;
 }
 
 }  // namespace

@@ -57,6 +57,8 @@ public:
   void fail(const Failure& failure) { engine_->fail_in_background(failure); }
   std::optional<Failure> failure() const { return engine_->failure(); }
   Failure abort_failure(const std::string& reason) const { return engine_->abort_failure(reason); }
+  // What messages call a rank.
+  int label(int rank) const { return label_of(options_, rank); }
   // Throws UsageError in a forked child.
   void check_usable() const { engine_->throw_if_inherited(); }
   // From time to time, where nothing may be under way: ends as a peer tells it to. Returns what there is to say of

@@ -39,7 +39,7 @@ void RoutedExchange::tell_row(StepList& steps, const CallOptions& call) {
       told_.back().push_back(inputs_[static_cast<std::size_t>(rank)].bytes());
     heard_.push_back(Words(passed_on_.size() + 1));
   }
-  steps.works.push_back(parts_->row->all_to_all(buffers_of(heard_), buffers_of(told_), call));
+  parts_->row.all_to_all(steps, buffers_of(heard_), buffers_of(told_), call);
 }
 
 void RoutedExchange::tell_columns(StepList& steps, const CallOptions& call) {
@@ -57,7 +57,7 @@ void RoutedExchange::tell_columns(StepList& steps, const CallOptions& call) {
       for (const Words& words : heard_) told.back().push_back(words[next]);
       ++next;
     }
-    steps.works.push_back(column.part->all_to_all(buffers_of(heard), buffers_of(told), call));
+    column.part.all_to_all(steps, buffers_of(heard), buffers_of(told), call);
   }
 }
 
@@ -81,11 +81,11 @@ std::size_t RoutedExchange::checked_pieces() const {
       const std::uint64_t sent = heard[static_cast<std::size_t>(index) + 1];
       const std::uint64_t expected = outputs_[static_cast<std::size_t>(source)].bytes();
       if (sent == expected) continue;
-      throw MismatchError("communicator '" + parts_->name + "': rank " + std::to_string(source) + " sends " +
-                              std::to_string(sent) + " bytes to rank " + std::to_string(parts_->rank) +
-                              ", which expects " + std::to_string(expected) +
-                              " from it; the counts of the two sides must be equal",
-                          {.rank = parts_->rank, .peer = source});
+      const int from = parts_->label(source), to = parts_->label(parts_->rank);
+      throw MismatchError("communicator '" + parts_->name + "': rank " + std::to_string(from) + " sends " +
+                              std::to_string(sent) + " bytes to rank " + std::to_string(to) + ", which expects " +
+                              std::to_string(expected) + " from it; the counts of the two sides must be equal",
+                          {.rank = to, .peer = from});
     }
   }
   return (longest + piece_bytes() - 1) / piece_bytes();
@@ -113,7 +113,7 @@ void RoutedExchange::send_in_row(StepList& steps, std::size_t piece, const CallO
     for (std::size_t i = 1; i < heard.size(); ++i) bytes += bytes_of(heard[i], piece);
     row_recvs_.push_back(parts_->scratch->take(bytes, DType::uint8));
   }
-  steps.works.push_back(parts_->row->all_to_all(row_recvs_, std::move(sends), call));
+  parts_->row.all_to_all(steps, row_recvs_, sends, call);
 }
 
 void RoutedExchange::send_in_columns(StepList& steps, std::size_t piece, const CallOptions& call) {
@@ -147,7 +147,7 @@ void RoutedExchange::send_in_columns(StepList& steps, std::size_t piece, const C
       recvs.push_back(parts_->scratch->take(bytes, DType::uint8));
     }
     if (is_own_column(column.number)) column_recvs_ = recvs;
-    steps.works.push_back(column.part->all_to_all(std::move(recvs), std::move(sends), call));
+    column.part.all_to_all(steps, recvs, sends, call);
   }
 }
 

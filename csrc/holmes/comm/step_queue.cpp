@@ -48,6 +48,7 @@ bool StepQueue::goes_on(const Operation& operation) const {
 
 void StepQueue::step(Operation& operation) {
   operation.list.works.clear();
+  operation.list.added = 0;
   const StepList::Step next = std::move(operation.list.steps.front());
   operation.list.steps.pop_front();
   next(operation.list);

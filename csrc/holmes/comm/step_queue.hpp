@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <list>
@@ -17,14 +18,21 @@
 namespace holmes {
 
 // The steps of an operation. Each submits operations and appends them to `works`; the next one runs when they are
-// final. A step may append others.
+// final.
 struct StepList {
   using Step = std::function<void(StepList&)>;
 
   std::deque<Step> steps{};
   std::vector<WorkPtr> works{};
+  std::size_t added = 0;  // by the step that runs: they come first
   // The thread that called the operation runs the steps: a step of one operation may be synchronous.
   bool is_here = false;
+
+  // For a step: what is to run before all that were to come, in the order in which it is added.
+  void add_next(Step step) { steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(added++), std::move(step)); }
+  void add_next(StepList inner) {
+    for (Step& step : inner.steps) add_next(std::move(step));
+  }
 };
 
 // All ranks that start the same operations in the same order call the communicators below in one order too. The first

@@ -1,6 +1,7 @@
 #include "holmes/comm/wide_communicator.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "holmes/bootstrap/rank_info.hpp"
@@ -14,6 +15,15 @@
 
 namespace holmes {
 namespace {
+
+// Of a row or a column: up to so many are connected each with every other one.
+constexpr int most_meshed_ranks = 24;
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 int min_ranks(const CommunicatorOptions& options) {
   return options.wide_min_ranks.value_or(Env::read().wide_min_ranks);
@@ -50,14 +60,15 @@ public:
       : name_(options.name),
         store_(store),
         recorder_(std::make_shared<FlightRecorder>(Env::read().flight_recorder_operations)),
-        parts(std::make_shared<WideParts>(WideParts{.grid = Grid(options.size), .rank = options.rank, .name = name_})) {
+        parts(std::make_shared<WideParts>(WideParts{
+            .grid = Grid(options.size), .rank = options.rank, .name = name_, .labels = all_ranks(options.size)})) {
     // What they hear of ends all of them.
     const auto late_queue = std::make_shared<std::weak_ptr<StepQueue>>();
     pairs = std::make_shared<PairConnections>(store, options, [late_queue](const Failure& failure) {
       if (const auto known = late_queue->lock()) known->fail(failure);
     });
     queue = std::make_shared<StepQueue>([parts = parts, pairs = pairs](const Failure& failure) {
-      parts->fail(failure);
+      parts->for_each_mesh([&](HostCommunicator& mesh) { mesh.fail(failure); });
       pairs->fail(failure);
     });
     *late_queue = queue;
@@ -81,8 +92,7 @@ public:
 
   template <typename Visit>
   void for_each_part(const Visit& visit) const {
-    if (parts->row) visit(*parts->row);
-    for (const auto& column : parts->columns) visit(*column.part);
+    parts->for_each_mesh(visit);
     for (const auto& [peer, part] : pairs->connected()) visit(*part);
   }
 
@@ -231,25 +241,43 @@ void WideCommunicator::tell_ranks_with_a_mesh() {
 }
 
 void WideCommunicator::connect_parts() {
-  WideParts& parts = *body_->parts;
-  const auto store = std::make_shared<PartStore>(store_, options_.name);
-  const auto connect = [&](const std::string& suffix, const std::vector<int>& members, int rank) {
-    CommunicatorOptions part = options_;
-    part.name += suffix;
-    part.size = static_cast<int>(members.size());
-    part.rank = rank;
-    part.labels = members;
-    part.cluster_names = cluster_names_of(options_, members);
-    return std::make_shared<HostCommunicator>(store, std::move(part));
-  };
-  const int row = parts.own_row();
-  parts.row = connect("/row" + std::to_string(row), parts.grid.row_members(row), parts.own_index());
-  for (const int number : parts.grid.columns_of(options_.rank))
-    parts.columns.push_back(
-        {number, connect("/column" + std::to_string(number), parts.grid.column_members(number), row)});
+  connect(*body_->parts, options_.name, std::make_shared<PartStore>(store_, options_.name));
   CallOptions call;
   call.timeout = options_.connect_timeout;
   barrier(call)->wait();
+}
+
+void WideCommunicator::connect(WideParts& parts, const std::string& name, const std::shared_ptr<Store>& store) {
+  const auto labels_of = [&parts](std::vector<int> members) {
+    for (int& member : members) member = parts.label(member);
+    return members;
+  };
+  const int row = parts.own_row();
+  connect(parts.row, name + "/row" + std::to_string(row), labels_of(parts.grid.row_members(row)), parts.own_index(),
+          store);
+  for (const int number : parts.grid.columns_of(parts.rank)) {
+    parts.columns.push_back({.number = number});
+    connect(parts.columns.back().part, name + "/column" + std::to_string(number),
+            labels_of(parts.grid.column_members(number)), row, store);
+  }
+}
+
+void WideCommunicator::connect(WidePart& part, const std::string& name, const std::vector<int>& members, int rank,
+                               const std::shared_ptr<Store>& store) {
+  const int size = static_cast<int>(members.size());
+  if (size >= Grid::least_ranks && size >= std::min(most_meshed_ranks + 1, min_ranks(options_))) {
+    part.wide = std::make_shared<WideParts>(WideParts{
+        .grid = Grid(size), .rank = rank, .name = options_.name, .labels = members, .scratch = body_->parts->scratch});
+    connect(*part.wide, name, store);
+    return;
+  }
+  CommunicatorOptions options = options_;
+  options.name = name;
+  options.size = size;
+  options.rank = rank;
+  options.labels = members;
+  options.cluster_names = cluster_names_of(options_, members);
+  part.mesh = std::make_shared<HostCommunicator>(store, std::move(options));
 }
 
 WideCommunicator::~WideCommunicator() {
@@ -275,7 +303,7 @@ bool WideCommunicator::is_dead() const {
 }
 
 void WideCommunicator::check_usable(const CallOptions& call) const {
-  if (body_->parts->row) body_->parts->row->check_usable();
+  body_->parts->for_each_mesh([](const HostCommunicator& mesh) { mesh.check_usable(); });
   arguments_.check_not_compressed(call);
   body_->take_over_failure();
   body_->queue->throw_if_failed(options_.name);
@@ -425,13 +453,9 @@ std::vector<WorkPtr> WideCommunicator::start_p2p(std::vector<P2pCall> calls, con
                        : part.recv(std::move(one.buffer), place, one.tag, options);
   };
   for (P2pCall& one : calls) {
-    const int row = parts.grid.row_of(one.peer);
-    const auto column = std::ranges::find_if(
-        parts.columns, [&](const auto& known) { return parts.grid.rank_at(row, known.number) == one.peer; });
-    if (row == parts.own_row())
-      works.push_back(start_on(*parts.row, one, parts.grid.index_of(one.peer)));
-    else if (column != parts.columns.end())
-      works.push_back(start_on(*column->part, one, row));
+    const auto place = parts.place_of(one.peer);
+    if (place.mesh)
+      works.push_back(start_on(*place.mesh, one, place.rank));
     else
       works.push_back(body_->pairs->start(std::move(one), options));
     follow(works.back(), body_->queue);
@@ -455,18 +479,13 @@ std::shared_ptr<Communicator> WideCommunicator::split(int color, int key) {
 }
 
 std::vector<ConnectionInfo> WideCommunicator::connections() const {
-  const WideParts& parts = *body_->parts;
   std::vector<ConnectionInfo> all;
-  const auto append = [&all](const HostCommunicator& part, const std::vector<int>& ranks) {
+  body_->for_each_part([&all](const HostCommunicator& part) {
     for (ConnectionInfo& info : part.connections()) {
-      info.peer = ranks[static_cast<std::size_t>(info.peer)];
+      info.peer = part.label(info.peer);
       all.push_back(std::move(info));
     }
-  };
-  append(*parts.row, parts.grid.row_members(parts.own_row()));
-  for (const auto& column : parts.columns) append(*column.part, parts.grid.column_members(column.number));
-  for (const auto& [peer, part] : body_->pairs->connected())
-    append(*part, {std::min(peer, options_.rank), std::max(peer, options_.rank)});
+  });
   return all;
 }
 

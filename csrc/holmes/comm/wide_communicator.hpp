@@ -48,6 +48,11 @@ private:
   class Body;  // what outlives the communicator where operations are pending
 
   void connect_parts();
+  // One after the other: first the row, then the columns.
+  void connect(WideParts& parts, const std::string& name, const std::shared_ptr<Store>& store);
+  // `members`: numbers of its ranks in the whole.
+  void connect(WidePart& part, const std::string& name, const std::vector<int>& members, int rank,
+               const std::shared_ptr<Store>& store);
   void tell_ranks_with_a_mesh();
   // Throws where it is dead, or belongs to another process.
   void check_usable(const CallOptions& call) const;

@@ -39,11 +39,75 @@ void copy(const Buffer& to, const Buffer& from) {
   if (from.bytes() > 0) std::memcpy(to.data, from.data, from.bytes());
 }
 
+WideParts::Place place_in(const WidePart& part, int rank) {
+  return part.mesh ? WideParts::Place{part.mesh.get(), rank} : part.wide->place_of(rank);
+}
+
 }  // namespace
 
-void WideParts::fail(const Failure& failure) const {
-  if (row) row->fail(failure);
-  for (const Column& column : columns) column.part->fail(failure);
+void WidePart::barrier(StepList& list, const CallOptions& call) const {
+  if (mesh)
+    list.works.push_back(mesh->barrier(call));
+  else
+    list.add_next(WideSteps(wide, call).barrier());
+}
+
+void WidePart::all_reduce(StepList& list, const Buffer& data, ReduceOp op, const CallOptions& call) const {
+  if (mesh)
+    list.works.push_back(mesh->all_reduce(data, op, call));
+  else
+    list.add_next(WideSteps(wide, call).all_reduce(data, op));
+}
+
+void WidePart::reduce_scatter(StepList& list, const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op,
+                              const CallOptions& call) const {
+  if (mesh)
+    list.works.push_back(mesh->reduce_scatter(output, inputs, op, call));
+  else
+    list.add_next(WideSteps(wide, call).reduce_scatter(output, inputs, op));
+}
+
+void WidePart::all_gather(StepList& list, const std::vector<Buffer>& outputs, const Buffer& input,
+                          const CallOptions& call) const {
+  if (mesh)
+    list.works.push_back(mesh->all_gather(outputs, input, call));
+  else
+    list.add_next(WideSteps(wide, call).all_gather(outputs, input));
+}
+
+void WidePart::broadcast(StepList& list, const Buffer& data, int root, const CallOptions& call) const {
+  if (mesh)
+    list.works.push_back(mesh->broadcast(data, root, call));
+  else
+    list.add_next(WideSteps(wide, call).broadcast(data, root));
+}
+
+void WidePart::reduce(StepList& list, const Buffer& data, int root, ReduceOp op, const CallOptions& call) const {
+  if (mesh)
+    list.works.push_back(mesh->reduce(data, root, op, call));
+  else
+    list.add_next(WideSteps(wide, call).reduce(data, root, op));
+}
+
+void WidePart::all_to_all(StepList& list, const std::vector<Buffer>& outputs, const std::vector<Buffer>& inputs,
+                          const CallOptions& call) const {
+  if (mesh)
+    list.works.push_back(mesh->all_to_all(outputs, inputs, call));
+  else
+    list.add_next(WideSteps(wide, call).exchange(outputs, inputs));
+}
+
+WideParts::Place WideParts::place_of(int other) const {
+  const int its_row = grid.row_of(other);
+  if (its_row == own_row()) return place_in(row, grid.index_of(other));
+  const auto column =
+      std::ranges::find_if(columns, [&](const Column& known) { return grid.rank_at(its_row, known.number) == other; });
+  return column == columns.end() ? Place{} : place_in(column->part, its_row);
+}
+
+WideSteps::WideSteps(std::shared_ptr<const WideParts> part, const CallOptions& call)
+    : WideSteps(std::move(part), call.part_of, Clock::now() + *call.timeout) {
+  average_over_ = call.average_over.value_or(average_over_);
 }
 
 CallOptions WideSteps::call(const StepList& list, Hop hop, bool is_alone) const {
@@ -58,23 +122,22 @@ CallOptions WideSteps::call(const StepList& list, Hop hop, bool is_alone) const 
 
 CallOptions WideSteps::averaging_call(const StepList& list, Hop hop) const {
   CallOptions options = call(list, hop);
-  options.average_over = parts_->grid.size();
+  options.average_over = average_over_;
   return options;
 }
 
-template <typename Make>
-void WideSteps::in_columns(StepList& list, const Make& make) const {
-  for (const auto& column : parts_->columns)
-    list.works.push_back(make(column, call(list, Hop::column, parts_->columns.size() == 1)));
+template <typename Ask>
+void WideSteps::in_columns(StepList& list, const Ask& ask) const {
+  for (const auto& column : parts_->columns) ask(column, call(list, Hop::column, parts_->columns.size() == 1));
 }
 
 StepList WideSteps::barrier() const {
   StepList list;
+  list.steps.push_back(
+      [self = *this](StepList& steps) { self.parts_->row.barrier(steps, self.call(steps, Hop::row)); });
   list.steps.push_back([self = *this](StepList& steps) {
-    steps.works.push_back(self.parts_->row->barrier(self.call(steps, Hop::row)));
-  });
-  list.steps.push_back([self = *this](StepList& steps) {
-    self.in_columns(steps, [](const auto& column, CallOptions options) { return column.part->barrier(options); });
+    self.in_columns(steps,
+                    [&](const auto& column, const CallOptions& options) { column.part.barrier(steps, options); });
   });
   return list;
 }
@@ -82,7 +145,7 @@ StepList WideSteps::barrier() const {
 StepList WideSteps::small_all_reduce(const Buffer& data, ReduceOp op) const {
   StepList list;
   list.steps.push_back([self = *this, data, op](StepList& steps) {
-    steps.works.push_back(self.parts_->row->all_reduce(data, op, self.averaging_call(steps, Hop::row)));
+    self.parts_->row.all_reduce(steps, data, op, self.averaging_call(steps, Hop::row));
   });
   list.steps.push_back([self = *this, data, op](StepList& steps) {
     std::vector<Buffer> results;
@@ -91,8 +154,8 @@ StepList WideSteps::small_all_reduce(const Buffer& data, ReduceOp op) const {
       if (results.size() > 1) copy(results.back(), data);  // before the first one changes it
     }
     auto result = results.begin();
-    self.in_columns(steps, [&](const auto& column, CallOptions options) {
-      return column.part->all_reduce(*result++, between_rows(op), options);
+    self.in_columns(steps, [&](const auto& column, const CallOptions& options) {
+      column.part.all_reduce(steps, *result++, between_rows(op), options);
     });
   });
   return list;
@@ -110,15 +173,14 @@ StepList WideSteps::all_reduce(const Buffer& data, ReduceOp op) const {
   const Buffer own = parts[static_cast<std::size_t>(parts_->own_index())];
   StepList list;
   list.steps.push_back([self = *this, parts, own, op](StepList& steps) {
-    steps.works.push_back(self.parts_->row->reduce_scatter(own, parts, op, self.averaging_call(steps, Hop::row)));
+    self.parts_->row.reduce_scatter(steps, own, parts, op, self.averaging_call(steps, Hop::row));
   });
   if (parts_->own_index() < grid.least_row_size())
     list.steps.push_back([self = *this, own, op](StepList& steps) {
-      steps.works.push_back(
-          self.parts_->columns.front().part->all_reduce(own, between_rows(op), self.call(steps, Hop::column)));
+      self.parts_->columns.front().part.all_reduce(steps, own, between_rows(op), self.call(steps, Hop::column));
     });
   list.steps.push_back([self = *this, parts, own](StepList& steps) {
-    steps.works.push_back(self.parts_->row->all_gather(parts, own, self.call(steps, Hop::last)));
+    self.parts_->row.all_gather(steps, parts, own, self.call(steps, Hop::last));
   });
   return list;
 }
@@ -129,9 +191,11 @@ StepList WideSteps::broadcast(const Buffer& data, int root) const {
   StepList list;
   list.steps.push_back([self = *this, data, root_row, index = grid.index_of(root)](StepList& steps) {
     const CallOptions options = self.call(steps, Hop::row);
-    HostCommunicator& row = *self.parts_->row;
-    steps.works.push_back(self.parts_->own_row() == root_row ? row.broadcast(data, index, options)
-                                                             : row.barrier(options));
+    const WidePart& row = self.parts_->row;
+    if (self.parts_->own_row() == root_row)
+      row.broadcast(steps, data, index, options);
+    else
+      row.barrier(steps, options);
   });
   // Who stands in for another takes it a second time, in pieces.
   const auto pieces = cut(data.count, most_piece_bytes / size_bytes(data.dtype));
@@ -147,7 +211,7 @@ StepList WideSteps::broadcast(const Buffer& data, int root) const {
         Buffer part = slice(data, is_in_pieces ? piece : whole);
         if (parts.stands_in(column) && !is_source) part = self.take(part.count, part.dtype);
         const CallOptions options = self.call(steps, Hop::column, parts.columns.size() == 1);
-        steps.works.push_back(column.part->broadcast(part, root_row, options));
+        column.part.broadcast(steps, part, root_row, options);
       }
     });
   return list;
@@ -169,7 +233,7 @@ StepList WideSteps::reduce(const Buffer& data, int root, ReduceOp op) const {
         *partial = self.take(part.count, part.dtype);
         copy(*partial, part);
       }
-      steps.works.push_back(self.parts_->row->reduce(*partial, target, op, self.averaging_call(steps, Hop::row)));
+      self.parts_->row.reduce(steps, *partial, target, op, self.averaging_call(steps, Hop::row));
     });
     list.steps.push_back(
         [self = *this, partial, op, root_row, root_column, is_first = piece.begin == 0](StepList& steps) {
@@ -177,9 +241,9 @@ StepList WideSteps::reduce(const Buffer& data, int root, ReduceOp op) const {
           for (const auto& column : self.parts_->columns) {
             const CallOptions options = self.call(steps, Hop::column, is_alone);
             if (column.number == root_column)
-              steps.works.push_back(column.part->reduce(*partial, root_row, between_rows(op), options));
+              column.part.reduce(steps, *partial, root_row, between_rows(op), options);
             else if (is_first)
-              steps.works.push_back(column.part->barrier(options));
+              column.part.barrier(steps, options);
           }
           if (steps.works.empty()) *partial = {};
         });
@@ -208,18 +272,17 @@ StepList WideSteps::reduce_scatter(const Buffer& output, const std::vector<Buffe
         if (index == parts.own_index()) *partial = joined.like(self.take(whole.count, dtype));
         packed.push_back(whole);
       }
-      steps.works.push_back(
-          parts.row->reduce_scatter(partial->whole(), packed, op, self.averaging_call(steps, Hop::row)));
+      parts.row.reduce_scatter(steps, partial->whole(), packed, op, self.averaging_call(steps, Hop::row));
     });
     list.steps.push_back([self = *this, part = clipped(output, piece), partial, op, dtype](StepList& steps) {
       const auto& parts = *self.parts_;
       auto block = partial->blocks().begin();
-      self.in_columns(steps, [&](const auto& column, CallOptions options) {
+      self.in_columns(steps, [&](const auto& column, const CallOptions& options) {
         std::vector<Buffer> blocks;
         for (int row = 0; row < parts.grid.rows(); ++row)
           blocks.push_back(parts.grid.has(row, column.number) ? *block++ : no_data(dtype));
-        return column.part->reduce_scatter(parts.stands_in(column) ? no_data(dtype) : part, blocks, between_rows(op),
-                                           options);
+        column.part.reduce_scatter(steps, parts.stands_in(column) ? no_data(dtype) : part, blocks, between_rows(op),
+                                   options);
       });
     });
   }
@@ -240,8 +303,8 @@ StepList WideSteps::all_gather(const std::vector<Buffer>& outputs, const Buffer&
   StepList list;
   list.steps.push_back([self = *this, rows, input](StepList& steps) {
     const auto& parts = *self.parts_;
-    steps.works.push_back(parts.row->all_gather((*rows)[static_cast<std::size_t>(parts.own_row())].blocks(), input,
-                                                self.call(steps, Hop::row)));
+    parts.row.all_gather(steps, (*rows)[static_cast<std::size_t>(parts.own_row())].blocks(), input,
+                         self.call(steps, Hop::row));
   });
   const std::size_t row_bytes = static_cast<std::size_t>(grid.rows()) * size_bytes(input.dtype);
   for (const Run& piece : cut(longest, std::max<std::size_t>(most_scratch_bytes / row_bytes, 1))) {
@@ -255,9 +318,9 @@ StepList WideSteps::all_gather(const std::vector<Buffer>& outputs, const Buffer&
         wholes->push_back(row == own ? slices->back().in_one(*parts.scratch)
                                      : slices->back().place_for_one(*parts.scratch));
       }
-      self.in_columns(steps, [&](const auto& column, CallOptions options) {
+      self.in_columns(steps, [&](const auto& column, const CallOptions& options) {
         if (!parts.grid.is_uneven() || column.number < parts.grid.columns() - 1)
-          return column.part->all_gather(*wholes, (*wholes)[own], options);
+          return column.part.all_gather(steps, *wholes, (*wholes)[own], options);
         // Who stands in for another needs nothing.
         std::vector<Buffer> sends;
         std::vector<Buffer> recvs;
@@ -266,7 +329,7 @@ StepList WideSteps::all_gather(const std::vector<Buffer>& outputs, const Buffer&
           sends.push_back(is_sent ? (*wholes)[own] : no_data(dtype));
           recvs.push_back(row == own || parts.stands_in(column) ? no_data(dtype) : (*wholes)[row]);
         }
-        return column.part->all_to_all(recvs, sends, options);
+        column.part.all_to_all(steps, recvs, sends, options);
       });
     });
     list.steps.push_back([slices, wholes, own = static_cast<std::size_t>(parts_->own_row())](StepList&) {
@@ -290,12 +353,12 @@ StepList WideSteps::exchange(const std::vector<Buffer>& outputs, const std::vect
   list.steps.push_back([self = *this, routed](StepList& steps) {
     const std::size_t pieces = routed->checked_pieces();
     for (std::size_t piece = 0; piece < pieces; ++piece) {
-      steps.steps.push_back(
+      steps.add_next(
           [self, routed, piece](StepList& later) { routed->send_in_row(later, piece, self.call(later, Hop::last)); });
-      steps.steps.push_back([self, routed, piece](StepList& later) {
+      steps.add_next([self, routed, piece](StepList& later) {
         routed->send_in_columns(later, piece, self.call(later, Hop::last, self.parts_->columns.size() == 1));
       });
-      steps.steps.push_back([routed, piece](StepList&) { routed->take(piece); });
+      steps.add_next([routed, piece](StepList&) { routed->take(piece); });
     }
   });
   return list;

@@ -12,28 +12,68 @@
 
 namespace holmes {
 
-// The communicators that a wide one is made of. Their ranks are numbered by index and by row; messages speak of the
-// whole's.
+struct WideParts;
+
+// A row or a column: a mesh, or, where it has many ranks, in rows and columns itself. Its ranks are numbered by index
+// or by row; messages speak of the whole's. What it is asked for becomes a work of the step that runs, or steps after
+// it.
+struct WidePart {
+  std::shared_ptr<HostCommunicator> mesh{};  // null: wide
+  std::shared_ptr<WideParts> wide{};         // null: a mesh
+
+  void barrier(StepList& list, const CallOptions& call) const;
+  void all_reduce(StepList& list, const Buffer& data, ReduceOp op, const CallOptions& call) const;
+  void reduce_scatter(StepList& list, const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op,
+                      const CallOptions& call) const;
+  void all_gather(StepList& list, const std::vector<Buffer>& outputs, const Buffer& input,
+                  const CallOptions& call) const;
+  void broadcast(StepList& list, const Buffer& data, int root, const CallOptions& call) const;
+  void reduce(StepList& list, const Buffer& data, int root, ReduceOp op, const CallOptions& call) const;
+  void all_to_all(StepList& list, const std::vector<Buffer>& outputs, const std::vector<Buffer>& inputs,
+                  const CallOptions& call) const;
+};
+
+// What a wide group is made of, or one of its parts.
 struct WideParts {
   struct Column {
     int number = 0;
-    std::shared_ptr<HostCommunicator> part{};
+    WidePart part{};
+  };
+  // A mesh that has a certain rank, and that rank's number in it.
+  struct Place {
+    HostCommunicator* mesh = nullptr;  // null: none has it
+    int rank = 0;
   };
 
   Grid grid;
   int rank = 0;
-  std::string name{};  // of the whole
-  std::shared_ptr<HostCommunicator> row{};
+  std::string name{};         // of the whole
+  std::vector<int> labels{};  // each rank's number in the whole
+  WidePart row{};
   std::vector<Column> columns{};  // as Grid::columns_of
   std::shared_ptr<ScratchPool> scratch = std::make_shared<ScratchPool>();
 
   int own_row() const { return grid.row_of(rank); }
   int own_index() const { return grid.index_of(rank); }
+  int label(int one) const { return labels[static_cast<std::size_t>(one)]; }
   // Whether this rank only stands in for another one there.
   bool stands_in(const Column& column) const { return column.number != own_index(); }
-  // Ends all of them; does not run callbacks in the calling thread.
-  void fail(const Failure& failure) const;
+  // `visit(mesh)` for those that were made. Takes no memory.
+  template <typename Visit>
+  void for_each_mesh(const Visit& visit) const;
+  // Where this rank reaches another one directly.
+  Place place_of(int other) const;
 };
+
+template <typename Visit>
+void WideParts::for_each_mesh(const Visit& visit) const {
+  const auto visit_part = [&](const WidePart& part) {
+    if (part.mesh) visit(*part.mesh);
+    if (part.wide) part.wide->for_each_mesh(visit);
+  };
+  visit_part(row);
+  for (const Column& column : columns) visit_part(column.part);
+}
 
 // Makes the steps of one operation. All ranks of the group do so with matching arguments. In each, every rank takes
 // part in its row first and then in its columns: when a column's step is done, all ranks have entered the operation.
@@ -42,7 +82,9 @@ public:
   // `deadline`: of the first step; the columns' comes a little later, as only the ranks beside one that is missing can
   // name it.
   WideSteps(std::shared_ptr<const WideParts> parts, std::shared_ptr<const WholeCall> whole, Clock::time_point deadline)
-      : parts_(std::move(parts)), whole_(std::move(whole)), deadline_(deadline) {}
+      : parts_(std::move(parts)), whole_(std::move(whole)), deadline_(deadline), average_over_(parts_->grid.size()) {}
+  // Of a part, where it is wide, as a step of the whole's.
+  WideSteps(std::shared_ptr<const WideParts> part, const CallOptions& call);
 
   StepList barrier() const;
   // Few bytes: all_reduce of all in the row, then in the column. More: reduce-scatter in the row, all_reduce of the
@@ -64,15 +106,16 @@ private:
   enum class Hop { row = 0, column = 1, last = 2 };
   CallOptions call(const StepList& list, Hop hop, bool is_alone = true) const;
   CallOptions averaging_call(const StepList& list, Hop hop) const;
-  // Submits what `make(column, call)` makes for each column.
-  template <typename Make>
-  void in_columns(StepList& list, const Make& make) const;
+  // `ask(column, call)` for each.
+  template <typename Ask>
+  void in_columns(StepList& list, const Ask& ask) const;
   StepList small_all_reduce(const Buffer& data, ReduceOp op) const;
   Buffer take(std::size_t count, DType dtype) const { return parts_->scratch->take(count, dtype); }
 
   std::shared_ptr<const WideParts> parts_;
   std::shared_ptr<const WholeCall> whole_;
   Clock::time_point deadline_;
+  int average_over_;
 };
 
 }  // namespace holmes
