@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ constexpr int most_ranks_of_tcp_store = 4096;
 constexpr const char* usage =
     "usage: simulate [--ranks N,N,...] [--wide-min-ranks N] [--seed S] [--seeds COUNT] [--kill RANKS] [--slow "
     "PER_1000]\n"
-    "                [--store tcp|none|auto] [--connect-timeout SECONDS] [--check]\n";
+    "                [--store tcp|none|auto] [--connect-timeout SECONDS] [--strict] [--check]\n";
 
 // The CPU that this program has used, which is all that it does.
 double seconds_used() {
@@ -81,7 +82,7 @@ void print_counts(const Report& report) {
   print_line("connections to ranks", report, after(0, [](const Traffic& traffic) {
                return traffic.connections[0] + traffic.connections[1] + traffic.connections[2];
              }));
-  print_line("descriptors open", report, [](const RankReport& rank) { return rank.descriptors; });
+  print_line("descriptors open", report, after(0, [](const Traffic& traffic) { return traffic.descriptors; }));
   print_line("messages of handshakes", report, after(0, [](const Traffic& traffic) { return traffic.handshakes; }));
   print_line("messages on control connections", report, after(0, of_use(Use::control)));
   print_line("messages on data connections", report, after(0, data_messages));
@@ -99,13 +100,15 @@ bool run_one(const Scenario& scenario, bool is_told) {
   const std::string problem = problem_of(scenario, report);
   const auto killed = std::ranges::count_if(report.ranks, [](const RankReport& rank) { return rank.is_killed; });
   const auto failed = std::ranges::count_if(report.ranks, [](const RankReport& rank) { return !rank.problem.empty(); });
+  const auto told = std::ranges::count_if(report.ranks, [](const RankReport& rank) { return rank.names_a_lost_rank; });
   Time last = start_time;
   for (const RankReport& rank : report.ranks) last = std::max(last, rank.ended);
   if (is_told || !problem.empty())
     std::printf("%d ranks, wide from %d on, seed %" PRIu64
-                ": %td killed, %td raised an error, the last ended after "
+                ": %td killed, %td raised an error, of which %td name who was "
+                "killed; the last ended after "
                 "%.3f s; digest %016" PRIx64 "; %" PRIu64 " switches, %.1f s of processor time, %.2f GB\n",
-                scenario.ranks, scenario.wide_min_ranks, scenario.seed, killed, failed,
+                scenario.ranks, scenario.wide_min_ranks, scenario.seed, killed, failed, told,
                 static_cast<double>(last - start_time) / second, report.digest, report.switches,
                 seconds_used() - before, most_gb());
   if (problem.empty()) return true;
@@ -158,6 +161,7 @@ bool check() {
   bool is_right = true;
   Scenario mesh, wide;
   mesh.ranks = 32;
+  mesh.is_strict = true;
   wide.ranks = 64;
   wide.wide_min_ranks = 2;
   for (Scenario scenario : {mesh, wide}) {
@@ -195,8 +199,12 @@ Arguments parse(int count, char** texts) {
   Arguments result;
   for (int i = 1; i < count; ++i) {
     const std::string name = texts[i];
-    if (name == "--check") {
-      result.is_check = true;
+    const std::map<std::string, bool*> flags = {{"--check", &result.is_check},
+                                                {"--strict", &result.scenario.is_strict},
+                                                {"--hosts", &result.scenario.kills_hosts},
+                                                {"--agree-on-nics", &result.scenario.agrees_on_nics}};
+    if (const auto flag = flags.find(name); flag != flags.end()) {
+      *flag->second = true;
       continue;
     }
     const std::string value = i + 1 < count ? texts[++i] : "";

@@ -50,7 +50,7 @@ Fiber& enter(const char* name) {
   own.last_call = name;
   Process& process = *own.process;
   if (++process.calls == process.dies_at_call) {
-    network().end_process(process.number);
+    network().end_process(process.number, process.dies_silently);
     scheduler().end_process();
   }
   if (scheduler().below(calls_between_turns) == 0) scheduler().yield();
@@ -435,17 +435,20 @@ int getifaddrs(ifaddrs** list) {
   if (!current_fiber()) return SYSTEMS(getifaddrs)(list);
   struct Nic {
     ifaddrs entry;
-    sockaddr_in address;
+    sockaddr_in address, mask;
     char name[8];
   };
   auto* const nic = static_cast<Nic*>(std::calloc(1, sizeof(Nic)));
   if (!nic) return answer(-ENOMEM);
-  std::strcpy(nic->name, "eth0");
+  std::strcpy(nic->name, nic_name);
   nic->address.sin_family = AF_INET;
   nic->address.sin_addr.s_addr = Network::address_of(current_fiber()->process->number);
+  nic->mask = nic->address;
+  nic->mask.sin_addr.s_addr = htonl(0xFF000000U);
   nic->entry.ifa_name = nic->name;
   nic->entry.ifa_flags = IFF_UP | IFF_RUNNING;
   nic->entry.ifa_addr = reinterpret_cast<sockaddr*>(&nic->address);
+  nic->entry.ifa_netmask = reinterpret_cast<sockaddr*>(&nic->mask);
   *list = &nic->entry;
   return 0;
 }

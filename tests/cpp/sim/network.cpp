@@ -15,6 +15,8 @@ namespace {
 
 constexpr std::size_t window_bytes = 256 << 10;  // on their way or unread, of one direction
 constexpr Time repeat_after = 1 * second;        // a connection that the listener had no room for
+// What the library sets for all of its sockets; without an answer for so long they end.
+constexpr Time keeps_alive_for = 60 * second, first_probe_after = 20 * second;
 constexpr Time spin = 1 * microsecond;           // a look in vain takes
 constexpr std::uint64_t handshake_messages = 2;  // of each side
 constexpr std::string_view hello_magic = "HOLMES\r\n";
@@ -95,6 +97,7 @@ struct Network::Socket final : File {
   int peer = -1;
   int error = 0;  // told once
   int low_water = 1;
+  int user_timeout_ms = 0;  // for what is not acknowledged
   in_addr_t local_address = 0, remote_address = 0;
   std::uint16_t local_port = 0, remote_port = 0;
   State state = State::fresh;
@@ -148,6 +151,7 @@ template <typename Kind>
 int Network::add(std::unique_ptr<Kind> made) {
   made->number = first_descriptor + static_cast<int>(files_.size());
   if (made->process < 0) made->process = own_process();
+  ++traffic(made->process).descriptors;
   files_.push_back(std::move(made));
   return files_.back()->number;
 }
@@ -170,11 +174,6 @@ Traffic& Network::traffic(int process) {
   const auto index = static_cast<std::size_t>(process);
   if (index >= traffic_.size()) traffic_.resize(index + 1);
   return traffic_[index];
-}
-
-std::size_t Network::open_descriptors(int process) const {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(files_, [&](const auto& file) { return file && file->process == process; }));
 }
 
 void Network::notify(File& changed) {
@@ -326,6 +325,15 @@ void Network::reset(std::uint64_t fd) {
   the_network->notify(*socket);
 }
 
+// Nothing came back from the peer's host for too long.
+void Network::expire(std::uint64_t fd) {
+  auto* const socket = static_cast<Socket*>(the_network->file(static_cast<int>(fd)));
+  if (!socket || socket->was_reset || socket->has_ended) return;
+  socket->error = ETIMEDOUT;
+  socket->was_reset = socket->has_ended = true;
+  the_network->notify(*socket);
+}
+
 void Network::learn_use(Socket& from, Socket* to, std::span<const char> begin) {
   const std::string_view text(begin.data(), begin.size());
   if (text.starts_with(hello_magic) && text.size() > hello_purpose)
@@ -371,6 +379,8 @@ ssize_t Network::send(int fd, std::span<const iovec> pieces) {
     scheduler().at(scheduler().now() + 2 * paths_.latency, reset, static_cast<std::uint64_t>(fd));
     return size;
   }
+  if (is_silent(to->process) && socket->user_timeout_ms > 0)
+    scheduler().at(scheduler().now() + socket->user_timeout_ms * millisecond, expire, static_cast<std::uint64_t>(fd));
   if (bytes.size() > 1 && scheduler().below(1000) < paths_.split_of_1000) {
     const std::size_t first = 1 + scheduler().below(bytes.size() - 1);
     enqueue(*to, arrival(*to), bytes.substr(0, first), 0);
@@ -445,6 +455,9 @@ int Network::get_option(int fd, int level, int option, void* value, socklen_t& l
   if (level == IPPROTO_TCP && option == TCP_INFO) {
     tcp_info info{};
     info.tcpi_min_rtt = info.tcpi_rtt = static_cast<std::uint32_t>(2 * paths_.latency / microsecond);
+    const File* const to = file(socket->peer);
+    info.tcpi_unacked = unsent_bytes(fd) > 0 ? 1 : 0;
+    info.tcpi_retransmits = info.tcpi_unacked > 0 && to && is_silent(to->process) ? 1 : 0;
     return answer(info);
   }
   if (level == IPPROTO_TCP && option == TCP_CONGESTION) return answer(std::array<char, 6>{"cubic"});
@@ -457,6 +470,8 @@ int Network::set_option(int fd, int level, int option, const void* value) {
   auto* const socket = dynamic_cast<Socket*>(file(fd));
   if (socket && level == SOL_SOCKET && option == SO_RCVLOWAT)
     std::memcpy(&socket->low_water, value, sizeof socket->low_water);
+  if (socket && level == IPPROTO_TCP && option == TCP_USER_TIMEOUT)
+    std::memcpy(&socket->user_timeout_ms, value, sizeof socket->user_timeout_ms);
   return 0;
 }
 
@@ -601,6 +616,7 @@ void Network::close_now(File& closed) {
     else if (to && !socket->has_shut)
       enqueue(*to, arrival(*to), "", -1);
   }
+  --traffic(closed.process).descriptors;
   files_[static_cast<std::size_t>(fd - first_descriptor)].reset();
 }
 
@@ -614,9 +630,21 @@ int Network::close(int fd) {
   return 0;
 }
 
-void Network::end_process(int process) {
-  for (std::size_t index = 0; index < files_.size(); ++index)
-    if (files_[index] && files_[index]->process == process) close_now(*files_[index]);
+void Network::end_process(int process, bool silently) {
+  if (silently) silent_.insert(process);
+  for (std::size_t index = 0; index < files_.size(); ++index) {
+    if (!files_[index] || files_[index]->process != process) continue;
+    if (!silently) {
+      close_now(*files_[index]);
+      continue;
+    }
+    const auto* const socket = dynamic_cast<const Socket*>(files_[index].get());
+    const auto* const to = socket ? static_cast<const Socket*>(file(socket->peer)) : nullptr;
+    if (!to) continue;
+    const Time until =
+        to->user_timeout_ms > 0 ? first_probe_after + to->user_timeout_ms * millisecond : keeps_alive_for;
+    scheduler().at(scheduler().now() + until, expire, static_cast<std::uint64_t>(to->number));
+  }
 }
 
 }  // namespace holmes::sim

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -29,6 +29,7 @@ struct Traffic {
   std::array<std::uint64_t, uses> messages{}, bytes{};  // sent, the connections' handshakes apart
   std::uint64_t handshakes = 0;                         // messages of them
   std::uint64_t store_sets = 0;                         // of the store's messages
+  std::size_t descriptors = 0;                          // open now
   std::array<std::uint64_t, uses> connections{};        // made, by either side
 };
 
@@ -42,6 +43,9 @@ struct Paths {
   unsigned split_of_1000 = 50;  // messages of which a part arrives later
 };
 
+// Of every host; none that a machine has, so that nothing of the machine's own is found under it.
+inline constexpr const char* nic_name = "sim0";
+
 class Network {
 public:
   explicit Network(const Paths& paths);
@@ -53,7 +57,6 @@ public:
   static bool has(int fd) { return fd >= first_descriptor; }
   static in_addr_t address_of(int process) { return htonl(0x0A000001U + static_cast<unsigned>(process)); }
   Traffic& traffic(int process);
-  std::size_t open_descriptors(int process) const;
   std::uint64_t misuses() const { return misuses_; }
 
   // --- sockets ---
@@ -85,8 +88,8 @@ public:
   int poll(std::span<pollfd> fds, Time until);
 
   int close(int fd);
-  // The system closes what the process has open.
-  void end_process(int process);
+  // The system closes what the process has open; or, `silently`, the host is gone and nothing comes back from it.
+  void end_process(int process, bool silently);
 
 private:
   struct File;
@@ -112,6 +115,8 @@ private:
   static void establish(std::uint64_t fd);
   static void refuse(std::uint64_t fd);
   static void reset(std::uint64_t fd);
+  static void expire(std::uint64_t fd);
+  bool is_silent(int process) const { return silent_.contains(process); }
   static void ring(std::uint64_t fd);
 
   const Paths paths_;
@@ -119,6 +124,7 @@ private:
   std::unordered_map<std::uint64_t, int> listeners_;  // by address and port
   std::unordered_map<int, std::uint16_t> next_ports_;
   std::vector<Traffic> traffic_;
+  std::set<int> silent_;       // hosts that are gone
   std::uint64_t misuses_ = 0;  // of descriptors that are closed, or another process's
 };
 

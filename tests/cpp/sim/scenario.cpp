@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <regex>
 #include <stdexcept>
 
 #include "holmes/bootstrap/tcp_store.hpp"
@@ -43,6 +44,7 @@ public:
     Process& server = scheduler_.make_process();
     scheduler_.start(server, [this] { serve(); });
     report_.end = scheduler_.run(open_, start_time + 20 * (scenario_.connect_timeout + grace));
+    for (RankReport& rank : report_.ranks) judge(rank);
     report_.digest = scheduler_.digest();
     report_.misuses = network_.misuses();
     report_.switches = scheduler_.switches();
@@ -68,7 +70,6 @@ private:
         take_part(rank);
       } catch (const HolmesError& error) {
         own.problem = error.what();
-        own.names_a_rank = own.problem.find("rank") != std::string::npos;
       } catch (const std::exception& error) {
         own.problem = std::string("not of Holmes: ") + error.what();
       }
@@ -81,8 +82,9 @@ private:
   }
 
   void choose_victim() {
-    const auto rank = scheduler_.below(static_cast<std::uint64_t>(scenario_.ranks));
-    scheduler_.processes()[rank]->dies_at_call = 1 + scheduler_.below(scenario_.kill_within_calls);
+    Process& victim = *scheduler_.processes()[scheduler_.below(static_cast<std::uint64_t>(scenario_.ranks))];
+    victim.dies_at_call = 1 + scheduler_.below(scenario_.kill_within_calls);
+    victim.dies_silently = scenario_.kills_hosts;
   }
 
   void serve() {
@@ -101,7 +103,7 @@ private:
     CommunicatorOptions options;
     options.rank = rank;
     options.size = scenario_.ranks;
-    options.nics = {{"eth0", text_of(Network::address_of(rank))}};
+    if (!scenario_.agrees_on_nics) options.nics = {{nic_name, text_of(Network::address_of(rank))}};
     options.transport = Transport::tcp;
     options.wide_min_ranks = scenario_.wide_min_ranks;
     options.connect_timeout = options.timeout = Duration(scenario_.connect_timeout);
@@ -109,7 +111,6 @@ private:
     RankReport& own = report(rank);
     own.set_up = scheduler_.now();
     own.traffic[0] = network_.traffic(rank);
-    own.descriptors = network_.open_descriptors(rank);
     for (std::size_t stage = 1; stage < stages; ++stage) {
       add_up(*comm);
       own.traffic[stage] = network_.traffic(rank);
@@ -122,6 +123,20 @@ private:
     comm.all_reduce({&sum, 1, DType::int64, nullptr}, ReduceOp::sum, {})->wait();
     const std::int64_t size = comm.size();
     if (sum != size * (size + 1) / 2) throw std::logic_error("the sum is wrong: " + std::to_string(sum));
+  }
+
+  // What the error says: "rank 3", "ranks 3, 17".
+  void judge(RankReport& rank) const {
+    static const std::regex named("ranks? (\\d+(, \\d+)*)"), number("\\d+");
+    const std::string& text = rank.problem;
+    for (std::sregex_iterator names(text.begin(), text.end(), named), end; names != end; ++names) {
+      const std::string numbers = names->str(1);
+      for (std::sregex_iterator one(numbers.begin(), numbers.end(), number); one != end; ++one) {
+        const auto index = std::stoul(one->str());
+        rank.names_a_rank = true;
+        rank.names_a_lost_rank |= index < report_.ranks.size() && report_.ranks[index].is_killed;
+      }
+    }
   }
 
   std::string where_threads_are() const {
@@ -173,6 +188,8 @@ std::string problem_of(const Scenario& scenario, const Report& report) {
     if (one.is_killed) continue;
     if (!one.problem.empty() && scenario.killed == 0) return who + " fails where nobody was killed: " + one.problem;
     if (!one.problem.empty() && !one.names_a_rank) return who + " raises an error that names no rank: " + one.problem;
+    if (!one.problem.empty() && !one.names_a_lost_rank && scenario.is_strict)
+      return who + " raises an error that does not name who was killed: " + one.problem;
     if (one.ended - one.began > 2 * scenario.connect_timeout + grace)
       return who + " ends only after " + std::to_string((one.ended - one.began) / second) + " s: " + one.problem;
   }

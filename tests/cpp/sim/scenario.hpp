@@ -19,8 +19,11 @@ struct Scenario {
   Time connect_timeout = 60 * second;
   Time starts_within = 10 * millisecond;
   Paths paths{};
-  int killed = 0;  // ranks, each at one of its first `kill_within_calls` system calls
+  bool agrees_on_nics = false;  // else every rank is told its NIC
+  int killed = 0;               // ranks, each at one of its first `kill_within_calls` system calls
+  bool kills_hosts = false;     // of which nobody hears, until a time is over
   std::uint64_t kill_within_calls = 0;
+  bool is_strict = false;  // errors have to name a rank that was killed, and not only a rank
 };
 
 // What a rank has done so far is counted when it is set up, after the first all_reduce and after the second.
@@ -31,9 +34,9 @@ struct RankReport {
   bool has_ended = false;
   std::string problem{};  // that it raised; empty: none
   bool names_a_rank = false;
+  bool names_a_lost_rank = false;
   Time began = 0, set_up = 0, ended = 0;
   std::array<Traffic, stages> traffic{};
-  std::size_t descriptors = 0;
   std::uint64_t calls = 0;
 };
 

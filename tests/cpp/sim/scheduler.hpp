@@ -26,6 +26,7 @@ struct Process {
   std::vector<std::byte> variables;  // the library's, while another process runs
   std::uint64_t calls = 0;           // of the system
   std::uint64_t dies_at_call = 0;    // 0: it does not
+  bool dies_silently = false;        // its host does: nobody tells its peers
   bool is_dead = false;
   std::function<void()> on_death{};
 };
