@@ -312,7 +312,7 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
     }
     throw;
   }
-  if (failure) log(LogLevel::info, options.rank, failure->message);
+  if (failure) log(LogLevel::info, label_of(options, options.rank), failure->message);
   std::optional<Failure> decision;
   try {
     decision = rendezvous.agree(failure);

@@ -376,7 +376,7 @@ void MeshBuilder::advance(Stranger& stranger) {
 }
 
 void MeshBuilder::drop(Stranger& stranger, const std::string& reason) {
-  log_of_stranger(options_.rank,
+  log_of_stranger(label(options_.rank),
                   "communicator '" + options_.name + "' dropped a connection from " + stranger.address + ": " + reason);
   stranger.fd.reset();
   stranger.is_done = true;
@@ -529,7 +529,7 @@ void MeshBuilder::advance(Attempt& attempt) {
 void MeshBuilder::retry(Attempt& attempt, const std::string& failure, int system_errno) {
   const auto now = Clock::now();
   if (log_enabled(LogLevel::debug)) {
-    log(LogLevel::debug, options_.rank, "connecting to " + describe(attempt.peer) + " failed: " + failure);
+    log(LogLevel::debug, label(options_.rank), "connecting to " + describe(attempt.peer) + " failed: " + failure);
   }
   attempt.last_failure = failure;
   attempt.last_errno = system_errno;

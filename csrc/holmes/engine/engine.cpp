@@ -360,8 +360,9 @@ void Engine::fail(Failure failure) {
   const std::exception_ptr error = raised(failure);
   records_.take_state();  // what it waited for, while that can be told
   set_dead(failure_or(failure.kind, [&] { return failure; }), /*is_error=*/true);
-  where_memory_allows(
-      [&] { log(LogLevel::info, group_->rank, "communicator '" + group_->name + "' failed: " + failure.message); });
+  where_memory_allows([&] {
+    log(LogLevel::info, group_->label(group_->rank), "communicator '" + group_->name + "' failed: " + failure.message);
+  });
   tell_peers(failure);
   if (!is_internal(group_->name)) {
     where_memory_allows([&] { count_failure(group_->name, failure.kind); });
