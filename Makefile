@@ -16,6 +16,7 @@ COMPARE_ARGS ?=
 FIGURES_ARGS ?=
 SOAK_ARGS ?= --minutes 60 --seed 1
 STRESS_ARGS ?= --minutes 4 --seed 1
+SIMULATE_ARGS ?= --ranks 64,1024,4096
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +33,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 # One step after the other, also with -j: two pips at once in one environment break each other, and every step that is
 # long uses all processors.
 .NOTPARALLEL:
-.PHONY: help build demo test test-cpp test-python test-training test-docs test-torch test-trainers test-launchers test-distributed test-rdma test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs bench bench-compare figures sanitize fuzz fuzz-python wheels release docs clean
+.PHONY: help build demo test test-cpp test-python test-training test-docs test-torch test-trainers test-launchers test-distributed test-rdma test-cuda-fake bench-cuda-fake suite-cuda-fake soak stress stress-address lint fmt stubs simulate bench bench-compare figures sanitize fuzz fuzz-python wheels release docs clean
 help:
 	@echo "make demo      train across two emulated clusters, with and without Holmes"
 	@echo "make test      C++ and Python tests (TESTS: PYTEST_ARGS='tests/unit/test_x.py -k name')"
@@ -49,6 +50,7 @@ help:
 	@echo "make soak      random training programs against plain torch (SOAK_ARGS='--minutes 60 --seed 1')"
 	@echo "make stress    injected faults on emulated nodes for some minutes (STRESS_ARGS='--minutes 60 --seed 3')"
 	@echo "make stress-address  the same under the address sanitizer (STRESS_ARGS='--minutes 120')"
+	@echo "make simulate  the library at ranks that no machine has, in virtual time (SIMULATE_ARGS='--ranks 64 --kill 1 --seeds 100')"
 	@echo "make lint fmt  check / fix formatting, style and types"
 	@echo "make bench     collectives beside Gloo (BENCH_ARGS='all_reduce -b 1M -e 64M')"
 	@echo "make bench-compare BASE=COMMIT   this tree against another commit; fails on a regression"
@@ -244,6 +246,12 @@ $(ADDRESS)/.built: $(VENV)/.built $(shell find holmes_comm python_api -name '*.p
 stress-address: $(ADDRESS)/.built
 	cd $(ADDRESS) && $(ADDRESS_ENV) $(CURDIR)/$(BIN)/python -m holmes stress --testbed \
 	  --faults all,-memory,-memory-at-setup --save $(CURDIR)/build/stress-address $(STRESS_ARGS)
+
+# Counts by rank, or deaths by seed (tests/README.md); 4,096 ranks take two minutes of one processor and 3 GB.
+simulate: build
+	$(BIN)/cmake -S . -B $(BUILD) -DHOLMES_TESTS=ON >/dev/null
+	$(BIN)/cmake --build $(BUILD) --target simulate
+	$(BUILD)/tests/cpp/simulate $(SIMULATE_ARGS)
 
 # Address and undefined in one build: they see different things and bear each other.
 sanitize: $(VENV)/.requirements $(VENV)/.nccl
