@@ -161,7 +161,7 @@ bool check() {
   bool is_right = true;
   Scenario mesh, wide;
   mesh.ranks = 32;
-  mesh.is_strict = true;
+  mesh.is_strict = wide.is_strict = true;
   wide.ranks = 64;
   wide.wide_min_ranks = 2;
   for (Scenario scenario : {mesh, wide}) {

@@ -1,6 +1,7 @@
 #include "holmes/comm/wide_communicator.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <set>
 
@@ -29,19 +30,32 @@ int min_ranks(const CommunicatorOptions& options) {
   return options.wide_min_ranks.value_or(Env::read().wide_min_ranks);
 }
 
-// What fails in the set-up of one part is heard of in that of all others.
+// How much later the set-up of a part is due than that of the one before: only who waits for a missing rank itself can
+// name it (rendezvous.cpp says how long that takes after the deadline).
+constexpr Duration part_grace = std::chrono::seconds(3);
+
+std::string alarm_key(const std::string& name) { return name + "/alarm"; }
+
+// What fails in the set-up of one part is heard of in that of all others, and so is what becomes of the parts that are
+// connected already: `look`, which throws it, is called whenever a set-up looks for an alarm.
 class PartStore final : public Store {
 public:
-  PartStore(std::shared_ptr<Store> base, std::string whole) : base_(std::move(base)), whole_(std::move(whole)) {}
+  PartStore(std::shared_ptr<Store> base, std::string whole, std::function<void()> look)
+      : base_(std::move(base)), whole_(std::move(whole)), look_(std::move(look)) {}
   void set(const std::string& key, const std::string& value) override { base_->set(place(key), value); }
-  std::string get(const std::string& key, Duration timeout) override { return base_->get(place(key), timeout); }
+  std::string get(const std::string& key, Duration timeout) override {
+    if (is_alarm(key)) look_();
+    return base_->get(place(key), timeout);
+  }
   void wait(const std::string& key, Duration timeout) override { base_->wait(place(key), timeout); }
 
 private:
-  std::string place(const std::string& key) const { return key.ends_with("/alarm") ? whole_ + "/alarm" : key; }
+  static bool is_alarm(const std::string& key) { return key.ends_with("/alarm"); }
+  std::string place(const std::string& key) const { return is_alarm(key) ? alarm_key(whole_) : key; }
 
   std::shared_ptr<Store> base_;
   std::string whole_;
+  std::function<void()> look_;
 };
 
 std::uint32_t digest_of(const std::vector<Buffer>& buffers) {
@@ -78,6 +92,14 @@ public:
     for_each_part([&](HostCommunicator& part) {
       for (const Failure& vanished : part.look_at_peers()) tell_lost(vanished);
       if (auto failure = part.failure()) queue->fail(std::move(*failure));
+    });
+  }
+
+  // Throws what it sees of the parts that are there.
+  void look_during_set_up() const {
+    for_each_part([](HostCommunicator& part) {
+      for (const Failure& vanished : part.look_at_peers()) vanished.raise();
+      if (const auto failure = part.failure()) failure->raise();
     });
   }
 
@@ -209,10 +231,10 @@ WideCommunicator::WideCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   try {
     connect_parts();
   } catch (const HolmesError& error) {
-    body_->queue->fail(failure_of(error));
+    give_up(failure_of(error));
     throw;
   } catch (const std::exception& error) {
-    body_->queue->fail({ErrorKind::job, std::string("the set-up was given up: ") + error.what(), {}});
+    give_up({ErrorKind::job, std::string("the set-up was given up: ") + error.what(), {}});
     throw;
   }
   const Grid& grid = body_->parts->grid;
@@ -220,7 +242,15 @@ WideCommunicator::WideCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
       "communicator '" + options_.name + "' is wide: " + std::to_string(grid.rows()) + " rows, " +
           std::to_string(grid.columns()) + " columns; this rank is number " +
           std::to_string(body_->parts->own_index()) + " of row " + std::to_string(body_->parts->own_row()));
-  watch(body_);
+}
+
+// Those who are connected with this rank hear of it there, the others of the set-up from the store.
+void WideCommunicator::give_up(const Failure& failure) {
+  body_->queue->fail(failure);
+  try {
+    store_->set(alarm_key(options_.name), encode(failure));
+  } catch (const std::exception&) {  // the store is gone: nobody to tell
+  }
 }
 
 // Ranks that were told otherwise, or by another version, make a mesh. They hear of it there, and then so do all.
@@ -241,7 +271,9 @@ void WideCommunicator::tell_ranks_with_a_mesh() {
 }
 
 void WideCommunicator::connect_parts() {
-  connect(*body_->parts, options_.name, std::make_shared<PartStore>(store_, options_.name));
+  connect(*body_->parts, options_.name,
+          std::make_shared<PartStore>(store_, options_.name, [this] { body_->look_during_set_up(); }));
+  watch(body_);
   CallOptions call;
   call.timeout = options_.connect_timeout;
   barrier(call)->wait();
@@ -277,6 +309,7 @@ void WideCommunicator::connect(WidePart& part, const std::string& name, const st
   options.rank = rank;
   options.labels = members;
   options.cluster_names = cluster_names_of(options_, members);
+  options.connect_timeout += part_grace * body_->parts->mesh_count();
   part.mesh = std::make_shared<HostCommunicator>(store, std::move(options));
 }
 

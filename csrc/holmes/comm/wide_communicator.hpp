@@ -54,6 +54,8 @@ private:
   void connect(WidePart& part, const std::string& name, const std::vector<int>& members, int rank,
                const std::shared_ptr<Store>& store);
   void tell_ranks_with_a_mesh();
+  // Of the set-up.
+  void give_up(const Failure& failure);
   // Throws where it is dead, or belongs to another process.
   void check_usable(const CallOptions& call) const;
   // `make(steps)` makes the operation's.

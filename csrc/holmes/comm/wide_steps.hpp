@@ -61,6 +61,11 @@ struct WideParts {
   // `visit(mesh)` for those that were made. Takes no memory.
   template <typename Visit>
   void for_each_mesh(const Visit& visit) const;
+  int mesh_count() const {
+    int count = 0;
+    for_each_mesh([&count](const HostCommunicator&) { ++count; });
+    return count;
+  }
   // Where this rank reaches another one directly.
   Place place_of(int other) const;
 };
