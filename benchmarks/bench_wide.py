@@ -3,6 +3,7 @@
 python benchmarks/bench_wide.py                                    # 1,024 ranks over TCP: 16 processes of 64 threads
 python benchmarks/bench_wide.py --processes 256 --threads 1
 python benchmarks/bench_wide.py --processes 4 --threads 32 --mesh  # the same ranks, every pair connected
+python benchmarks/bench_wide.py --processes 8 --clusters 2         # 512 ranks of two clusters
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def run_rank(store: Any, rank: int, job: dict, together: threading.Barrier) -> d
     comm = holmes_comm.init(
         store, rank, job["size"], name="bench", transport=job["transport"], options=options,
         timeout_s=job["limit_s"], connect_timeout_s=job["limit_s"],
+        cluster=f"c{rank * job['clusters'] // job['size']}" if job["clusters"] > 1 else None,
     )  # fmt: skip
     connected, used_s = time.monotonic(), time.process_time() - used_s
     found = {
@@ -175,6 +177,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=64, help="ranks of each process")
     parser.add_argument("--transport", default="tcp", choices=["tcp", "auto"])
     parser.add_argument("--mesh", action="store_true", help="connect every pair")
+    parser.add_argument("--clusters", type=int, default=1, help="that the ranks are of, in equal shares")
     parser.add_argument("--limit-s", type=float, default=300, help="of all of it")
     job = vars(parser.parse_args())
     job["size"] = job["processes"] * job["threads"]

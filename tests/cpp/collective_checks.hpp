@@ -99,7 +99,7 @@ inline void check_all_to_all(Communicator& comm, std::size_t count) {
 
 inline void check_p2p(Communicator& comm, std::size_t count) {
   if (comm.size() < 2) return;
-  // A ring in which everybody sends first, two tags received in the other order, and one message from anyone.
+  // A ring in which everybody sends first, and two tags received in the other order.
   const int next = (comm.rank() + 1) % comm.size();
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
   auto first = values(comm.rank(), count);
@@ -114,15 +114,21 @@ inline void check_p2p(Communicator& comm, std::size_t count) {
   for (const auto& work : works) work->wait();
   CHECK(got_first == values(previous, count));
   CHECK(got_second == values(previous, count, 100));
+}
+
+// Rank 0 receives a message of each from anyone.
+inline void check_from_anyone(Communicator& comm, std::size_t count) {
+  auto sent = values(comm.rank(), count);
+  std::vector<std::int64_t> got(count);
   if (comm.rank() == 0) {
     for (int peer = 1; peer < comm.size(); ++peer) {
-      const auto work = comm.recv_any(buffer(got_first, DType::int64), 9);
+      const auto work = comm.recv_any(buffer(got, DType::int64), 9);
       work->wait();
       CHECK(work->source_rank() > 0 && work->source_rank() < comm.size());
-      CHECK(got_first == values(work->source_rank(), count));
+      CHECK(got == values(work->source_rank(), count));
     }
   } else {
-    comm.send(buffer(first, DType::int64), 0, 9)->wait();
+    comm.send(buffer(sent, DType::int64), 0, 9)->wait();
   }
 }
 
@@ -156,7 +162,8 @@ inline void check_split(Communicator& comm) {
   CHECK(data[0] == sum);
 }
 
-inline void check_everything(Communicator& comm) {
+// `is_wide`: its ranks are not all connected.
+inline void check_everything(Communicator& comm, bool is_wide = false) {
   for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{1000}, std::size_t{8193},
                                   std::size_t{40001}, std::size_t{300007}}) {
     check_all_reduce(comm, count);
@@ -165,6 +172,7 @@ inline void check_everything(Communicator& comm) {
     check_rooted(comm, count, comm.size() - 1);
     check_all_to_all(comm, count);
     check_p2p(comm, count);
+    if (!is_wide) check_from_anyone(comm, count);
     check_async(comm, count / 4);
   }
   check_split(comm);

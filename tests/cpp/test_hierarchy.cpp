@@ -1,8 +1,10 @@
 // Every operation over clusters: equal and unequal ones, interleaved ranks, hierarchical from the first byte, from some
 // size on, and as measured; every type and reduction against the flat form; compression.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "clusters.hpp"
 #include "collective_checks.hpp"
@@ -147,8 +149,8 @@ void check_compression(Communicator& comm) {
   CHECK(std::abs(data[count - 1] - 1) < 1e-5);
 }
 
-void check_measured(Communicator& comm) {
-  check_everything(comm);
+void check_measured(Communicator& comm, bool is_wide) {
+  check_everything(comm, is_wide);
   auto& hierarchical = dynamic_cast<HierarchicalCommunicator&>(comm);
   std::vector<std::int64_t> bytes = {static_cast<std::int64_t>(hierarchical.min_bytes())};
   check_identical(comm, bytes.data(), sizeof bytes.front());
@@ -177,14 +179,21 @@ void check_nics_of_pairs(Communicator& comm, const std::vector<int>& clusters) {
     calls.push_back({false, buffer(input, DType::int64), peer, 0});
   }
   for (const auto& work : comm.batch(calls)) work->wait();
-  std::vector<std::uint64_t> sent_bytes(clusters.size());
-  for (const auto& connection : comm.connections()) {
-    if (connection.purpose != "p2p" || connection.sent_bytes == 0) continue;
-    const auto peer = static_cast<std::size_t>(connection.peer);
-    sent_bytes[peer] += connection.sent_bytes;
-    const bool inside = clusters[peer] == clusters[static_cast<std::size_t>(comm.rank())];
-    CHECK(connection.local_address.starts_with(inside ? "127.0.1." : "127.0.0.1:"));
-  }
+  const auto sent = [&] {
+    std::vector<std::uint64_t> bytes(clusters.size());
+    for (const auto& connection : comm.connections()) {
+      if (connection.purpose != "p2p" || connection.sent_bytes == 0) continue;
+      const auto peer = static_cast<std::size_t>(connection.peer);
+      bytes[peer] += connection.sent_bytes;
+      const bool inside = clusters[peer] == clusters[static_cast<std::size_t>(comm.rank())];
+      CHECK(connection.local_address.starts_with(inside ? "127.0.1." : "127.0.0.1:"));
+    }
+    return bytes;
+  };
+  // The connection of a pair of a wide group is listed a moment after its first messages.
+  auto sent_bytes = sent();
+  for (int i = 0; i < 500 && std::ranges::count(sent_bytes, 0u) > 1; ++i, sent_bytes = sent())
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   for (int peer = 0; peer < comm.size(); ++peer) {
     if (peer == comm.rank()) continue;
     CHECK(inputs[static_cast<std::size_t>(peer)] == values(peer, own.size()));
@@ -248,7 +257,7 @@ void check_turns() {
 int main() {
   check_turns();
   for (const auto& layout : layouts) {
-    run_clusters(layout, 0, check_everything);
+    run_clusters(layout, 0, [](Communicator& comm) { check_everything(comm); });
     run_clusters(layout, 0, [](Communicator& comm) {
       check_large(comm);
       check_reductions(comm);
@@ -260,7 +269,7 @@ int main() {
   run_clusters({0, 0, 1, 1}, 0, check_large,
                [](CommunicatorOptions& options) { options.transport = Transport::automatic; });
   run_clusters({0, 0, 1, 1}, 0, check_fast_split);
-  run_clusters({0, 0, 1, 1}, std::nullopt, check_measured);
+  run_clusters({0, 0, 1, 1}, std::nullopt, [](Communicator& comm) { check_measured(comm, false); });
   run_clusters({0, 0, 1, 1}, never_hierarchical, check_never);
   for (const auto& layout : layouts)
     for (const auto min_bytes : {std::uint64_t{0}, never_hierarchical})
@@ -268,5 +277,23 @@ int main() {
   // Without NICs of their own, the ranks of a cluster use the shared ones.
   run_clusters({0, 0, 1, 1}, 0, check_large, [](CommunicatorOptions& options) { options.cluster_nics.clear(); });
   run_clusters({0, 0, 1, 1, 1}, 0, check_compression);
+  // Of many ranks: what all of them are in is wide, and so are the larger clusters.
+  const auto make_wide = [](CommunicatorOptions& options) { options.wide_min_ranks = 4; };
+  const std::vector<std::vector<int>> many = {{0, 0, 0, 0, 1, 1, 1, 1, 1}, {7, 3, 7, 3, 3, 3, 7, 3, 3, 7, 5, 5}};
+  for (const auto& layout : many) {
+    const auto run = [&](std::uint64_t min_bytes, const std::function<void(Communicator&)>& body) {
+      run_clusters(layout, min_bytes, body, make_wide);
+    };
+    run(0, [](Communicator& comm) { check_everything(comm, true); });
+    run(100000, check_mixed);
+    run(never_hierarchical, [&](Communicator& comm) {
+      check_large(comm);
+      check_reductions(comm);
+      check_nics_of_pairs(comm, layout);
+    });
+    std::printf("%zu ranks, wide: ok\n", layout.size());
+  }
+  run_clusters({0, 0, 0, 0, 1, 1, 1}, std::nullopt, [](Communicator& comm) { check_measured(comm, true); }, make_wide);
+  run_clusters({0, 0, 0, 0, 1, 1, 1, 1}, 0, check_compression, make_wide);
   return 0;
 }

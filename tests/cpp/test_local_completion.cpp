@@ -176,7 +176,7 @@ int main() {
     a_root_may_leave(transport);
     for (const int wrong_rank : {1, 2}) disagreement_is_told(transport, wrong_rank);
     for (const int size : {2, 4, 9}) any_order(transport, size, static_cast<unsigned>(size));
-    for (const int size : {2, 3, 5}) run_local(size, transport, check_everything);
+    for (const int size : {2, 3, 5}) run_local(size, transport, [](Communicator& comm) { check_everything(comm); });
   }
   std::puts("local_completion: all checks passed");
   return 0;

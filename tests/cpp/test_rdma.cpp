@@ -109,14 +109,14 @@ void check_operations() {
     fake().set("delay_us", delay_us);
     for (int size = 2; size <= (delay_us == 0 ? 4 : 3); ++size) {
       fake().set("seed", size);
-      run_communicators(size, Transport::rdma, check_everything);
+      run_communicators(size, Transport::rdma, [](Communicator& comm) { check_everything(comm); });
       check_nothing_left();
       std::printf("%d ranks, completions up to %ld us late: ok\n", size, 2 * delay_us);
     }
   }
   fake().set("delay_us", 0);
   fake().set("inline_limit", 48);  // some HCAs'
-  run_communicators(2, Transport::rdma, check_everything);
+  run_communicators(2, Transport::rdma, [](Communicator& comm) { check_everything(comm); });
   check_nothing_left();
   fake().set("inline_limit", 256);
 }
@@ -656,7 +656,7 @@ void check_refusals() {
 int main() {
   if (std::getenv("HOLMES_TEST_RDMA_PORTS")) {  // real ones (tests/rdma)
     for (int size = 2; size <= 3; ++size) {
-      run_communicators(size, Transport::rdma, check_everything);
+      run_communicators(size, Transport::rdma, [](Communicator& comm) { check_everything(comm); });
       std::printf("%d ranks: ok\n", size);
     }
     return 0;

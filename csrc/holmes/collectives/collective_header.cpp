@@ -42,6 +42,7 @@ WholeCall told_by(const Signature& signature) {
           .dtype = signature.dtype,
           .reduction = signature.reduction,
           .root = signature.root,
+          .form = signature.form,
           .bytes = signature.announced_bytes};
 }
 
@@ -68,7 +69,7 @@ CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes
           told.op,
           told.dtype,
           told.reduction ? static_cast<std::uint8_t>(*told.reduction) : no_reduction,
-          signature.whole ? Form::wide : signature.form,
+          told.form,
           root_field(told),
           static_cast<std::uint32_t>(slice_bytes),
           signature.sequence,

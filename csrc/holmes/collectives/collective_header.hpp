@@ -12,9 +12,6 @@
 
 namespace holmes {
 
-// How an operation is carried out. Values are part of the wire protocol.
-enum class Form : std::uint8_t { flat = 0, hierarchical = 1, hierarchical_bf16 = 2, hierarchical_int8 = 3, wide = 4 };
-
 // What all ranks must agree on; it travels in front of every collective, on every pair.
 struct Signature {
   OpCode op = OpCode::barrier;

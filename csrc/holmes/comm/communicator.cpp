@@ -53,15 +53,11 @@ void drain(Communicator& communicator, Duration max_silence) {
   }
 }
 
-namespace {
-
-std::shared_ptr<Communicator> make_in_cluster(std::shared_ptr<Store> store, CommunicatorOptions options) {
+std::shared_ptr<PartCommunicator> make_part(std::shared_ptr<Store> store, CommunicatorOptions options) {
   if (WideCommunicator::is_for(options))
     return std::make_shared<WideCommunicator>(std::move(store), std::move(options));
   return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
 }
-
-}  // namespace
 
 // A group on NICs of its own, or one that spans clusters.
 std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
@@ -74,7 +70,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   if (!options.cluster_names.empty() && options.cluster_names.size() != static_cast<std::size_t>(options.size))
     throw UsageError("cluster_names names the clusters of " + std::to_string(options.cluster_names.size()) +
                      " ranks, but there are " + std::to_string(options.size) + "; give one for each rank, or none");
-  if (options.clusters.empty()) return make_in_cluster(std::move(store), std::move(options));
+  if (options.clusters.empty()) return make_part(std::move(store), std::move(options));
   if (options.clusters.size() != static_cast<std::size_t>(options.size))
     throw UsageError("clusters names the clusters of " + std::to_string(options.clusters.size()) +
                      " ranks, but there " + "are " + std::to_string(options.size) + "; give one for each rank");
@@ -83,7 +79,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   if (hierarchy.is_useful()) {
     if (options.hierarchical_min_bytes != never_hierarchical)
       return std::make_shared<HierarchicalCommunicator>(std::move(store), std::move(options));
-    return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
+    return make_part(std::move(store), std::move(options));
   }
   if (hierarchy.cluster_count() == 1 && !options.cluster_nics.empty()) options.nics = std::move(options.cluster_nics);
   // One cluster, or each rank in another.
@@ -91,7 +87,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   options.between_clusters = hierarchy.cluster_count() > 1;
   options.clusters.clear();
   options.cluster_nics.clear();
-  return make_in_cluster(std::move(store), std::move(options));
+  return make_part(std::move(store), std::move(options));
 }
 
 std::optional<CommunicatorOptions> split_options(Communicator& comm, const CommunicatorOptions& options, int number,

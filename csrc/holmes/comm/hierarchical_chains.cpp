@@ -22,7 +22,7 @@ struct CompressedShare {
   std::shared_ptr<float> residual;  // null: no error feedback
   std::vector<Buffer> encoded;      // by cluster
 
-  std::vector<WorkPtr> send(HostCommunicator& cross, ScratchPool& scratch, const CallOptions& call) {
+  std::vector<WorkPtr> send(PartCommunicator& cross, ScratchPool& scratch, const CallOptions& call) {
     const std::size_t bytes = encoded_bytes(compression->codec(), share.count);
     const Buffer all = scratch.take(bytes * static_cast<std::size_t>(cross.size()), DType::uint8);
     for (int cluster = 0; cluster < cross.size(); ++cluster)

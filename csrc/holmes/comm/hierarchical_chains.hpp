@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "holmes/comm/hierarchy.hpp"
-#include "holmes/comm/host_communicator.hpp"
+#include "holmes/comm/part_communicator.hpp"
 #include "holmes/comm/stage_scheduler.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/reduce/compression.hpp"
@@ -31,10 +31,10 @@ private:
 // of the operations on each is the same on all ranks.
 struct HierarchicalParts {
   Hierarchy hierarchy;
-  std::shared_ptr<HostCommunicator> flat{};     // all ranks, on the NICs all of them share
-  std::shared_ptr<HostCommunicator> scatter{};  // this rank's cluster, on its NICs: first stage
-  std::shared_ptr<HostCommunicator> cross{};    // equal index in every cluster, on the NICs all share; null: no share
-  std::shared_ptr<HostCommunicator> gather{};   // this rank's cluster, on its NICs: last stage
+  std::shared_ptr<PartCommunicator> flat{};     // all ranks, on the NICs all of them share
+  std::shared_ptr<PartCommunicator> scatter{};  // this rank's cluster, on its NICs: first stage
+  std::shared_ptr<PartCommunicator> cross{};    // equal index in every cluster, on the NICs all share; null: no share
+  std::shared_ptr<PartCommunicator> gather{};   // this rank's cluster, on its NICs: last stage
 
   std::shared_ptr<ScratchPool> scratch = std::make_shared<ScratchPool>();
 

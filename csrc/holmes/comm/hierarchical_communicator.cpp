@@ -8,13 +8,15 @@
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/core/no_memory.hpp"
+#include "holmes/record/communicator_record.hpp"
 
 namespace holmes {
 namespace {
 
 // The parts' deadlines come after the announcement's: only that one sees all ranks and can name who is missing, where a
-// part may blame a rank that waits itself. Longer than a probe (failure_detector.cpp).
-constexpr auto part_grace = std::chrono::milliseconds(500);
+// part may blame a rank that waits itself. Longer than a probe (failure_detector.cpp), and than the steps of a wide
+// announcement come after each other (wide_steps.cpp).
+constexpr auto part_grace = std::chrono::milliseconds(1500);
 
 // Of an operation of several communicators.
 class StagedWork final : public Work {
@@ -68,9 +70,9 @@ void HierarchicalCommunicator::connect_parts() {
     const auto cluster_of = [&](int member) { return options_.clusters[static_cast<std::size_t>(member)]; };
     part.between_clusters = cluster_of(members.front()) != cluster_of(members.back());
     if (part.tls == TlsMode::clusters) part.tls = *part.between_clusters ? TlsMode::all : TlsMode::off;
-    return std::make_shared<HostCommunicator>(store_, std::move(part));
+    return make_part(store_, std::move(part));
   };
-  parts_->flat = std::make_shared<HostCommunicator>(store_, options_);
+  parts_->flat = make_part(store_, options_);
   // What fails in one cluster is heard of in all.
   const auto together = [&](const std::function<void()>& connect_some) {
     try {
@@ -124,7 +126,7 @@ HierarchicalCommunicator::~HierarchicalCommunicator() {
   }
 }
 
-HostCommunicator& HierarchicalCommunicator::flat() const {
+PartCommunicator& HierarchicalCommunicator::flat() const {
   scheduler_->throw_if_failed(options_.name);
   return *parts_->flat;
 }
@@ -252,7 +254,7 @@ void HierarchicalCommunicator::abort(const std::string& reason) {
 
 std::vector<ConnectionInfo> HierarchicalCommunicator::connections() const {
   std::vector<ConnectionInfo> all = parts_->flat->connections();
-  const auto append = [&all](const std::shared_ptr<HostCommunicator>& part, const std::vector<int>& ranks) {
+  const auto append = [&all](const std::shared_ptr<PartCommunicator>& part, const std::vector<int>& ranks) {
     for (ConnectionInfo& info : part->connections()) {
       info.peer = ranks[static_cast<std::size_t>(info.peer)];
       all.push_back(std::move(info));

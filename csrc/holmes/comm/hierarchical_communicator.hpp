@@ -45,7 +45,7 @@ public:
 private:
   void connect_parts();
   void choose_min_bytes();
-  HostCommunicator& flat() const;
+  PartCommunicator& flat() const;
   // An operation of its own is ready to be announced: `make(chains)` gives its chains.
   template <typename Make>
   WorkPtr start(Signature signature, std::uint64_t bytes, const CallOptions& call, const Make& make);

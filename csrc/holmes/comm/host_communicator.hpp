@@ -6,12 +6,12 @@
 #include <atomic>
 
 #include "holmes/comm/arguments.hpp"
-#include "holmes/comm/communicator.hpp"
+#include "holmes/comm/part_communicator.hpp"
 #include "holmes/engine/engine.hpp"
 
 namespace holmes {
 
-class HostCommunicator final : public Communicator {
+class HostCommunicator final : public PartCommunicator {
 public:
   HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options);
   ~HostCommunicator() override;
@@ -50,13 +50,11 @@ public:
   void poll() { engine_->driver().poll(); }
 
   // --- for communicators made of others ---
-  // Collective without payload: MismatchError where the ranks' signatures (but for the sequence number, which is set
-  // here) differ.
-  WorkPtr announce(const Signature& signature, CallOptions call);
-  // As abort, with this failure; does not run callbacks in the calling thread.
-  void fail(const Failure& failure) { engine_->fail_in_background(failure); }
-  std::optional<Failure> failure() const { return engine_->failure(); }
-  Failure abort_failure(const std::string& reason) const { return engine_->abort_failure(reason); }
+  WorkPtr announce(const Signature& signature, CallOptions call) override;
+  // Does not run callbacks in the calling thread.
+  void fail(const Failure& failure) override { engine_->fail_in_background(failure); }
+  std::optional<Failure> failure() const override { return engine_->failure(); }
+  Failure abort_failure(const std::string& reason) const override { return engine_->abort_failure(reason); }
   // What messages call a rank.
   int label(int rank) const { return label_of(options_, rank); }
   // Throws UsageError in a forked child.

@@ -205,6 +205,7 @@ std::shared_ptr<HostCommunicator> PairConnections::make(int peer, std::shared_pt
   part.rank = options_.rank == low ? 0 : 1;
   part.labels = {low, high};
   part.cluster_names = cluster_names_of(options_, part.labels);
+  part.clusters = clusters_of(options_, part.labels);
   return std::make_shared<HostCommunicator>(std::move(store), std::move(part));
 }
 

@@ -221,7 +221,7 @@ void follow(const WorkPtr& work, const std::weak_ptr<StepQueue>& queue) {
 }  // namespace
 
 bool WideCommunicator::is_for(const CommunicatorOptions& options) {
-  return options.clusters.empty() && options.size >= std::max(min_ranks(options), Grid::least_ranks) &&
+  return options.size >= std::max(min_ranks(options), Grid::least_ranks) &&
          !options.local_completion.value_or(Env::read().local_completion);
 }
 
@@ -309,6 +309,7 @@ void WideCommunicator::connect(WidePart& part, const std::string& name, const st
   options.rank = rank;
   options.labels = members;
   options.cluster_names = cluster_names_of(options_, members);
+  options.clusters = clusters_of(options_, members);
   options.connect_timeout += part_grace * body_->parts->mesh_count();
   part.mesh = std::make_shared<HostCommunicator>(store, std::move(options));
 }
@@ -325,7 +326,28 @@ WideCommunicator::~WideCommunicator() {
 }
 
 void WideCommunicator::abort(const std::string& reason) {
-  if (!body_->is_inherited()) body_->queue->fail(aborted(options_.name, options_.rank, reason));
+  if (!body_->is_inherited()) fail(abort_failure(reason));
+}
+
+WorkPtr WideCommunicator::announce(const Signature& signature, CallOptions call) {
+  return start({.op = signature.op,
+                .dtype = signature.dtype,
+                .reduction = signature.reduction,
+                .root = signature.root,
+                .form = signature.form,
+                .bytes = signature.announced_bytes},
+               signature.count, call, [](const WideSteps& steps) { return steps.barrier(); });
+}
+
+void WideCommunicator::fail(const Failure& failure) { body_->queue->fail(failure); }
+
+std::optional<Failure> WideCommunicator::failure() const {
+  body_->take_over_failure();
+  return body_->queue->failure();
+}
+
+Failure WideCommunicator::abort_failure(const std::string& reason) const {
+  return aborted(options_.name, options_.rank, reason);
 }
 
 bool WideCommunicator::is_dead() const {
@@ -347,7 +369,8 @@ WorkPtr WideCommunicator::start(const WholeCall& whole, std::size_t count, const
   check_usable(call);
   const auto work = std::make_shared<WideWork>(body_->queue, body_->parts, whole.op);
   const auto deadline = work->submitted() + call.timeout.value_or(options_.timeout);
-  StepList list = make(WideSteps(body_->parts, std::make_shared<const WholeCall>(whole), deadline));
+  StepList list = make(WideSteps(body_->parts, std::make_shared<const WholeCall>(whole), deadline,
+                                 call.average_over.value_or(options_.size)));
   body_->record(
       {.op = whole.op, .dtype = whole.dtype, .reduction = whole.reduction, .root = whole.root, .count = count}, work);
   try {
@@ -361,6 +384,7 @@ WorkPtr WideCommunicator::start(const WholeCall& whole, std::size_t count, const
 
 WorkPtr WideCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions call) {
   check_reduction(data.dtype, op);
+  if (!options_.clusters.empty()) call.compression.reset();  // nothing crosses by itself
   return start({.op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .bytes = data.bytes()}, data.count,
                call, [&](const WideSteps& steps) { return steps.all_reduce(data, op); });
 }

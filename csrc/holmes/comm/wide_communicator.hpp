@@ -1,4 +1,4 @@
-// WideCommunicator: the Communicator for a group of many ranks of one cluster. Each rank is connected with those of its
+// WideCommunicator: the Communicator for a group of many ranks. Each rank is connected with those of its
 // row and its column alone; every operation goes over both.
 #pragma once
 
@@ -12,9 +12,9 @@ namespace holmes {
 // Collectives run one after the other. A failure in one part ends all parts of a rank, so that all ranks hear of it.
 // Ranks that share neither row nor column are connected when they first send to and receive from each other; nothing is
 // received from just anyone (recv_any), and operations end when every rank has entered them.
-class WideCommunicator final : public Communicator {
+class WideCommunicator final : public PartCommunicator {
 public:
-  // Whether a group is to be one: options.wide_min_ranks, no clusters, and no local completion.
+  // Whether a group is to be one: options.wide_min_ranks, and no local completion.
   static bool is_for(const CommunicatorOptions& options);
   // Collective.
   WideCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options);
@@ -43,6 +43,10 @@ public:
   bool is_dead() const override;
   std::vector<ConnectionInfo> connections() const override;
   std::vector<CommunicatorRecord> flight_record() const override;
+  WorkPtr announce(const Signature& signature, CallOptions call) override;
+  void fail(const Failure& failure) override;
+  std::optional<Failure> failure() const override;
+  Failure abort_failure(const std::string& reason) const override;
 
 private:
   class Body;  // what outlives the communicator where operations are pending

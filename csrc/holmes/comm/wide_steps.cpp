@@ -106,9 +106,7 @@ WideParts::Place WideParts::place_of(int other) const {
 }
 
 WideSteps::WideSteps(std::shared_ptr<const WideParts> part, const CallOptions& call)
-    : WideSteps(std::move(part), call.part_of, Clock::now() + *call.timeout) {
-  average_over_ = call.average_over.value_or(average_over_);
-}
+    : WideSteps(part, call.part_of, Clock::now() + *call.timeout, call.average_over.value_or(part->grid.size())) {}
 
 CallOptions WideSteps::call(const StepList& list, Hop hop, bool is_alone) const {
   const auto due = deadline_ + static_cast<int>(hop) * hop_grace;

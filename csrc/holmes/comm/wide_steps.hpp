@@ -86,8 +86,10 @@ class WideSteps {
 public:
   // `deadline`: of the first step; the columns' comes a little later, as only the ranks beside one that is missing can
   // name it.
-  WideSteps(std::shared_ptr<const WideParts> parts, std::shared_ptr<const WholeCall> whole, Clock::time_point deadline)
-      : parts_(std::move(parts)), whole_(std::move(whole)), deadline_(deadline), average_over_(parts_->grid.size()) {}
+  // `average_over`: ranks.
+  WideSteps(std::shared_ptr<const WideParts> parts, std::shared_ptr<const WholeCall> whole, Clock::time_point deadline,
+            int average_over)
+      : parts_(std::move(parts)), whole_(std::move(whole)), deadline_(deadline), average_over_(average_over) {}
   // Of a part, where it is wide, as a step of the whole's.
   WideSteps(std::shared_ptr<const WideParts> part, const CallOptions& call);
 

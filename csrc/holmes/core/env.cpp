@@ -182,7 +182,7 @@ const std::vector<Row>& table() {
         "From how many bytes on a group that spans clusters runs an operation hierarchically; equal on all ranks."},
        read_hierarchical_min_bytes},
       {{"HOLMES_WIDE_MIN_RANKS", "ranks, 2 to 2147483647", "257",
-        "From how many ranks on a group of one cluster is wide: its ranks are connected by rows and columns and not "
+        "From how many ranks on a group is wide: its ranks are connected by rows and columns and not "
         "each with every other one ([many ranks](ranks.md#wide-groups)); equal on all ranks."},
        number(&Env::wide_min_ranks, 2, 2147483647)},
       {{"HOLMES_TRANSPORT", "`auto`, `tcp`, `shm`, `rdma`", "`auto`",

@@ -39,6 +39,13 @@ int label_of(const CommunicatorOptions& options, int rank) {
   return index < options.labels.size() ? options.labels[index] : rank;
 }
 
+std::vector<int> clusters_of(const CommunicatorOptions& options, const std::vector<int>& members) {
+  std::vector<int> clusters;
+  for (const int member : members)
+    if (!options.clusters.empty()) clusters.push_back(options.clusters[static_cast<std::size_t>(member)]);
+  return clusters;
+}
+
 std::vector<std::string> cluster_names_of(const CommunicatorOptions& options, const std::vector<int>& members) {
   std::vector<std::string> names;
   for (const int member : members)

@@ -107,7 +107,7 @@ struct CommunicatorOptions {
   // How long a waiting thread polls before it sleeps, in microseconds (0: not at all). Absent: HOLMES_SPIN_US, else
   // 150.
   std::optional<int> spin_us{};
-  // From how many ranks on a group of one cluster is wide (docs/ranks.md): its ranks are connected by rows and columns
+  // From how many ranks on a group is wide (docs/ranks.md): its ranks are connected by rows and columns
   // and not each with every other one; the same on all ranks, 2 or more. Absent: HOLMES_WIDE_MIN_RANKS, else 257.
   std::optional<int> wide_min_ranks{};
 
@@ -116,6 +116,9 @@ struct CommunicatorOptions {
 
 // What messages call rank `rank`.
 int label_of(const CommunicatorOptions& options, int rank);
+
+// Its `clusters`, of these ranks.
+std::vector<int> clusters_of(const CommunicatorOptions& options, const std::vector<int>& members);
 
 // Its `cluster_names`, of these ranks.
 std::vector<std::string> cluster_names_of(const CommunicatorOptions& options, const std::vector<int>& members);
@@ -158,12 +161,16 @@ void visit_fields(Visit&& visit) {
 
 class Compression;
 
+// How an operation is carried out. Values are part of the wire protocol.
+enum class Form : std::uint8_t { flat = 0, hierarchical = 1, hierarchical_bf16 = 2, hierarchical_int8 = 3, wide = 4 };
+
 // An operation of a wide group. Calls on the group's parts are steps of it, and their ranks compare it.
 struct WholeCall {
   OpCode op = OpCode::barrier;
   DType dtype = DType::uint8;
   std::optional<ReduceOp> reduction{};
   std::optional<int> root{};
+  Form form = Form::wide;
   std::uint64_t bytes = 0;          // as all ranks know them alike; 0: they do not
   std::uint32_t counts_digest = 0;  // of all ranks' counts, where all ranks know them; 0: they do not
 };

@@ -1,0 +1,28 @@
+// PartCommunicator: a Communicator for host memory that others are made of (hierarchical_communicator.hpp).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "holmes/collectives/collective_header.hpp"
+#include "holmes/comm/communicator.hpp"
+#include "holmes/core/error.hpp"
+
+namespace holmes {
+
+class PartCommunicator : public Communicator {
+public:
+  // Collective without payload: MismatchError where the ranks' signatures (but for the sequence number, which is set
+  // here) differ.
+  virtual WorkPtr announce(const Signature& signature, CallOptions call) = 0;
+  // As abort, with this failure.
+  virtual void fail(const Failure& failure) = 0;
+  virtual std::optional<Failure> failure() const = 0;
+  virtual Failure abort_failure(const std::string& reason) const = 0;
+};
+
+// Collective: a mesh, or, of many ranks, a wide one.
+std::shared_ptr<PartCommunicator> make_part(std::shared_ptr<Store> store, CommunicatorOptions options);
+
+}  // namespace holmes
