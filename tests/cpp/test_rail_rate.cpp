@@ -187,6 +187,7 @@ void what_is_now_and_then_is_no_limit() {
   }
   CHECK(buffer.limit() == Limit::none);
   CHECK(window.limit() == Limit::none);
+  CHECK(window.looks() == 100 && window.queue_looks() == 12);
   // Messages that a buffer takes whole: between them nothing is to be sent, and each begins with a small window.
   for (int i = 0; i < 4 * ConnectionBound::telling_window_looks; ++i)
     pauses.observe(now, {.unsent_bytes = i % 4 == 0 ? all : 0,
@@ -206,6 +207,7 @@ void reserves_are_used_as_long_as_they_gain() {
     double bytes_per_s;
     int looks;
     std::size_t expected;
+    int queue_looks = 0;
   };
   const auto run = [](const char* name, std::size_t all_rails, std::initializer_list<Step> steps) {
     RailsInUse rails(1, all_rails);
@@ -213,7 +215,7 @@ void reserves_are_used_as_long_as_they_gain() {
     std::size_t before = 1;
     for (const Step& step : steps) {
       now += 1s;
-      const bool is_other = rails.observe(now, step.limit, step.bytes_per_s, step.looks);
+      const bool is_other = rails.observe(now, step.limit, step.bytes_per_s, step.looks, step.queue_looks);
       if (rails.count() != step.expected || is_other != (before != step.expected)) {
         std::fprintf(stderr, "%s: %zu of %zu\n", name, rails.count(), all_rails);
         CHECK(false);
@@ -237,7 +239,11 @@ void reserves_are_used_as_long_as_they_gain() {
                    {Limit::window, 4e6, soon, 16},
                    {Limit::window, 5.9e6, later, 4},
                    {Limit::window, 4e6, later, 4}});
-  CHECK(full.observe(Clock::now() + RailsInUse::trial_pause + 10s, Limit::window, 4e6, later) && full.are_all());
+  CHECK(full.observe(Clock::now() + RailsInUse::trial_pause + 10s, Limit::window, 4e6, later, 0) && full.are_all());
+  run("sixteen fill the path", 16,
+      {{Limit::window, 1e6, 8, 4}, {Limit::window, 4e6, 8, 16}, {Limit::none, 5.9e6, later, 16, later / 4}});
+  run("sixteen make a queue now and then", 16,
+      {{Limit::window, 1e6, 8, 4}, {Limit::window, 4e6, 8, 16}, {Limit::none, 5.9e6, later, 4, later / 4 - 1}});
   RailsInUse lost(1, 16);
   lost.use_all();
   CHECK(lost.are_all());

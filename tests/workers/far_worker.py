@@ -1,7 +1,8 @@
 """Operations between ranks that are far from each other; rank 0 prints what became of them: ``far_worker.py SCENARIO``.
 
 message: 8 MiB to rank 1, twice; seconds of the second. shared [MIB]: 10 messages of so many MiB to rank 1; what each
-connection sent of them. queued: many small all_reduces at once. chained: the same buffer
+connection sent of them. striped: 16 MiB to rank 1 over 16 connections; how many bytes may wait unsent in each, and into
+how many chunks they were cut. queued: many small all_reduces at once. chained: the same buffer
 reduced again and again without waiting. beside: messages while another group sends without a pause, without and with
 priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and messages of 4 MiB until there is FOLDER/stop, each
 looked at; FOLDER/begun is made when the first ones are done. following FOLDER: messages of 1 MiB to rank 1 until there
@@ -13,6 +14,7 @@ rank 2, the first letters of the hosts being their clusters, alone and while ran
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -73,6 +75,34 @@ def shared(count: int = 10) -> dict[str, object]:
     comm.all_reduce(verdicts, "min")
     comm.barrier()
     return {"right": bool(verdicts[0] == 1), "sent": sent.tolist()}
+
+
+def striped() -> dict[str, object]:
+    size, header_bytes = 1 << 24, 64
+    comm = make("far", streams=16)
+    if RANK == 0:
+        comm.send(np.zeros(size, dtype="uint8"), 1)
+        comm.recv(np.zeros(1), 1)
+    else:
+        comm.recv(np.zeros(size, dtype="uint8"), 0)
+        comm.send(np.zeros(1), 0)
+    streams = [c for c in comm.connections() if c["purpose"] == "p2p"]
+    sent = sum(int(c["sent_bytes"]) for c in streams)
+    limits = unsent_limits()
+    unsent = [limits[c["local_address"], c["remote_address"]] for c in streams]
+    comm.barrier()
+    return {"unsent": unsent, "chunks": (sent - size) / header_bytes}
+
+
+def unsent_limits() -> dict[tuple[str, str], int]:
+    """Of this process' TCP sockets, by their addresses."""
+    tcp_notsent_lowat = 25
+    limits = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as own:
+            ends = ("{}:{}".format(*end[:2]) for end in (own.getsockname(), own.getpeername()))
+            limits[tuple(ends)] = own.getsockopt(socket.IPPROTO_TCP, tcp_notsent_lowat)
+    return limits
 
 
 def queued(count: int = 20) -> dict[str, object]:
@@ -282,6 +312,7 @@ def resting() -> dict[str, object]:
 scenarios = {
     "message": message,
     "shared": shared,
+    "striped": striped,
     "queued": queued,
     "chained": chained,
     "beside": beside,

@@ -62,17 +62,22 @@ void ConnectionBound::observe(Clock::time_point now, const ConnectionLook& look)
   const bool has_sent_all = look.unsent_bytes * small_share < look.under_way_bytes;
   full_looks_ = look.is_full && has_sent_all && !has_queue ? full_looks_ + 1 : 0;
   // What has sent all, or grows fast yet, tells nothing of the window: the next message may.
-  if (has_queue) window_looks_ = 0;
+  if (has_queue) {
+    window_looks_ = 0;
+    ++queue_looks_;
+  }
   if (!has_queue && look.unsent_bytes > 0 && look.has_lost && !look.awaits_receiver) ++window_looks_;
 }
 
-bool RailsInUse::observe(Clock::time_point now, ConnectionBound::Limit limit, double bytes_per_s, int looks) {
+bool RailsInUse::observe(Clock::time_point now, ConnectionBound::Limit limit, double bytes_per_s, int looks,
+                         int queue_looks) {
   constexpr std::size_t factor = 4;
   constexpr double least_gain = 1.5;
+  constexpr int queue_share = 4;
   if (before_ > 0) {
     if (looks < trial_looks) return false;
     const std::size_t before = std::exchange(before_, 0);
-    if (bytes_per_s >= least_gain * before_bytes_per_s_) return false;
+    if (bytes_per_s >= least_gain * before_bytes_per_s_ || queue_looks * queue_share >= looks) return false;
     used_ = before;
     again_at_ = now + trial_pause;
     return true;
@@ -100,6 +105,9 @@ constexpr double queue_s = 0.012;
 constexpr double chunk_s = 0.0005;
 // Of a round trip at least: on far rails `window_chunks` shorter ones would be less than what is under way.
 constexpr double chunk_round_trips = 1.0 / 8;
+// Of a far rail's congestion window at least: its rate is known round trips after the window has grown, and until then
+// `window_chunks` by the rate are less than what is under way.
+constexpr double chunk_windows = 1.0 / 4;
 constexpr std::size_t least_limit_bytes = 128 * 1024;
 constexpr std::size_t most_limit_bytes = 2 * 1024 * 1024;  // beyond what the round trip needs; stays in the cache
 constexpr std::size_t most_far_limit_bytes = std::size_t{1} << 30;  // none of its own
@@ -123,9 +131,9 @@ Rail::Rail(Connection socket, int index)
   if (const auto round_trip = shortest_round_trip(fd())) set_round_trip(*round_trip);
 }
 
-void Rail::limit_unsent() {
-  const int unsent_limit_bytes = max_chunk_bytes;
-  ::setsockopt(fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_limit_bytes, sizeof unsent_limit_bytes);
+void Rail::limit_unsent(std::size_t most_far_bytes) {
+  const int most_bytes = static_cast<int>(is_far() ? std::min(most_far_bytes, max_chunk_bytes) : max_chunk_bytes);
+  set_option(fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, most_bytes);
 }
 
 void Rail::look_anew() {
@@ -234,8 +242,9 @@ void Rail::look_at_limit(Clock::time_point now) {
     return;
   const auto info = tcp_info_of(fd());
   if (!info) return;
+  window_bytes_ = std::size_t{info->tcpi_snd_cwnd} * info->tcpi_snd_mss;
   bound_.observe(now,
-                 {.is_full = has_unwritten(),
+                 {.is_full = has_unwritten() && is_buffer_full(fd()),
                   .unsent_bytes = info->tcpi_notsent_bytes,
                   .under_way_bytes = std::size_t{info->tcpi_unacked} * info->tcpi_snd_mss,
                   .round_trip = std::chrono::microseconds(info->tcpi_rtt),
@@ -274,7 +283,9 @@ std::size_t Rail::chunk_bytes() const {
   const auto rate = rate_.bytes_per_s();
   constexpr std::size_t page_bytes = 4096;
   const double wanted_s = std::max(chunk_s, min_rtt_s_ * chunk_round_trips);
-  const std::size_t wanted = rate ? static_cast<std::size_t>(*rate * wanted_s) : unknown_limit_bytes_ / 4;
+  const double by_window = static_cast<double>(window_bytes_) * chunk_windows;
+  const std::size_t wanted =
+      rate ? static_cast<std::size_t>(std::max(*rate * wanted_s, by_window)) : unknown_limit_bytes_ / 4;
   return std::clamp(wanted / page_bytes * page_bytes, least_chunk_bytes, max_chunk_bytes);
 }
 

@@ -58,7 +58,7 @@ private:
 
 // What the system knows of a connection that has bytes under way.
 struct ConnectionLook {
-  bool is_full = false;             // the socket takes no more
+  bool is_full = false;             // the buffer: the socket takes no more
   std::size_t unsent_bytes = 0;     // in the socket
   std::size_t under_way_bytes = 0;  // sent and not acknowledged
   std::chrono::microseconds round_trip{};
@@ -84,6 +84,7 @@ public:
   bool is_due(Clock::time_point now, Clock::duration round_trip) const { return now - looked_at_ >= round_trip; }
   void observe(Clock::time_point now, const ConnectionLook& look);
   int looks() const { return looks_; }
+  int queue_looks() const { return queue_looks_; }  // of these, that saw one on the way
   Limit limit() const {
     if (full_looks_ >= telling_looks) return Limit::buffer;
     return window_looks_ >= telling_window_looks ? Limit::window : Limit::none;
@@ -92,13 +93,15 @@ public:
 private:
   Clock::time_point looked_at_{};
   int looks_ = 0;
+  int queue_looks_ = 0;
   int full_looks_ = 0;
   int window_looks_ = 0;
 };
 
 // How many rails of one far path are used, of which all but the first are in reserve: four times as many where these
 // are the limit. Beyond four on trial where the congestion window is: on a path that drops packets before it has a
-// queue windows look small too, and more of them only fill what is full.
+// queue windows look small too, and more of them only fill what is full. Those that make a queue have filled what was
+// not.
 class RailsInUse {
 public:
   static constexpr int trial_looks = 48;
@@ -107,8 +110,9 @@ public:
   RailsInUse(std::size_t first, std::size_t all) : first_(first), all_(all), used_(first) {}
   std::size_t count() const { return used_; }
   bool are_all() const { return used_ == all_; }
-  // `bytes_per_s`: what those in use carry; `looks`: since it was another number. Returns whether it is from now on.
-  bool observe(Clock::time_point now, ConnectionBound::Limit limit, double bytes_per_s, int looks);
+  // `bytes_per_s`: what those in use carry; `looks`: since it was another number, of which `queue_looks` saw a queue.
+  // Returns whether it is from now on.
+  bool observe(Clock::time_point now, ConnectionBound::Limit limit, double bytes_per_s, int looks, int queue_looks);
   // Those in use are lost.
   void use_all();
 
@@ -147,8 +151,9 @@ public:
   State state() const { return state_.load(std::memory_order_relaxed); }
   bool is_living() const { return state() == State::living; }
 
-  // Lets little wait in the socket: what the system has not sent yet could still go another way.
-  void limit_unsent();
+  // Lets little wait in the socket: what the system has not sent yet could still go another way. `most_far_bytes`:
+  // where the peer is far.
+  void limit_unsent(std::size_t most_far_bytes);
 
   // --- sending ---
   void push(Chunk chunk, Clock::time_point now);
@@ -246,6 +251,7 @@ private:
   RailRate rate_;
   ConnectionBound bound_;
   double min_rtt_s_ = 0;
+  std::size_t window_bytes_ = 0;           // TCP's, for congestion; 0: not known
   std::uint64_t receiver_limited_us_ = 0;  // as the system counts, for rate_
   std::uint64_t awaited_us_ = 0;           // the same, for bound_
   bool heeds_loss_;

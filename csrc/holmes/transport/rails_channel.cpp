@@ -18,6 +18,8 @@ constexpr double lateness_allowed = 1.1;
 // A rail without traffic gets a copy of a chunk now and then, to learn whether it has become faster.
 constexpr auto rate_expiry = std::chrono::milliseconds(100);
 constexpr std::size_t scratch_bytes = 64 * 1024;
+// In the sockets of all far rails: until the sending thread looks again.
+constexpr std::size_t most_far_unsent_bytes = 4 * max_chunk_bytes;
 
 std::size_t total_bytes(std::span<const iovec> pieces) {
   std::size_t total = 0;
@@ -98,36 +100,43 @@ RailsChannel::RailsChannel(int peer, std::vector<Connection> sockets, std::share
       health_check_at_(received_at_) {
   int index = 0;
   for (Connection& socket : sockets) rails_.push_back(std::make_unique<Rail>(std::move(socket), index++));
-  if (shares_path_) return;
-  for (const auto& rail : rails_) rail->limit_unsent();
+  if (!shares_path_) limit_unsent();
+}
+
+// What waits in a socket whose window is small is what an operation waits for at its end: the more rails, the less in
+// each of them.
+void RailsChannel::limit_unsent() {
+  for (const auto& rail : used()) rail->limit_unsent(most_far_unsent_bytes / in_use_.count());
 }
 
 // Uses reserves where they are needed, and no longer where they gain nothing.
 void RailsChannel::choose_rails_in_use(Clock::time_point now) {
   if (!shares_path_) return;
   using Limit = ConnectionBound::Limit;
-  Limit limit = Limit::none;
   bool any_living = false;
+  bool all_full = true;  // what one's buffer does not hold another's may
+  bool any_window = false;
   double bytes_per_s = 0;
   for (const auto& rail : used()) {
     if (!rail->is_living()) continue;
     any_living = true;
     bytes_per_s += rail->bytes_per_s().value_or(0);
-    if (limit != Limit::buffer && rail->bound().limit() != Limit::none) limit = rail->bound().limit();
+    all_full &= rail->bound().limit() == Limit::buffer;
+    any_window |= rail->bound().limit() == Limit::window;
   }
+  const Limit limit = all_full ? Limit::buffer : any_window ? Limit::window : Limit::none;
   const std::size_t before = in_use_.count();
   if (any_living) {
-    if (!in_use_.observe(now, limit, bytes_per_s, rails_.front()->bound().looks())) return;
+    const ConnectionBound& first = rails_.front()->bound();
+    if (!in_use_.observe(now, limit, bytes_per_s, first.looks(), first.queue_looks())) return;
     tell_rails_in_use(before, limit);
   } else if (!in_use_.are_all()) {
     in_use_.use_all();
   } else {
     return;
   }
-  for (const auto& rail : used()) {
-    rail->limit_unsent();
-    rail->look_anew();
-  }
+  limit_unsent();
+  for (const auto& rail : used()) rail->look_anew();
 }
 
 void RailsChannel::tell_rails_in_use(std::size_t before, ConnectionBound::Limit limit) const {

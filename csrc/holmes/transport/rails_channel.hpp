@@ -65,6 +65,7 @@ private:
   bool is_window_open();
   std::uint64_t first_unwritten() const;
 
+  void limit_unsent();
   void choose_rails_in_use(Clock::time_point now);
   void tell_rails_in_use(std::size_t before, ConnectionBound::Limit limit) const;
 

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <linux/sock_diag.h>
 #include <linux/tcp.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -352,6 +353,13 @@ bool is_bounded_by_buffer(std::chrono::microseconds round_trip) {
   const auto [by_hand, by_itself] = send_limits();
   return goal_bytes_per_s * std::chrono::duration<double>(round_trip).count() >
          payload_share * std::max(by_hand, by_itself);
+}
+
+bool is_buffer_full(int fd) {
+  std::array<std::uint32_t, SK_MEMINFO_VARS> memory{};
+  socklen_t length = sizeof memory;
+  if (::getsockopt(fd, SOL_SOCKET, SO_MEMINFO, memory.data(), &length) != 0) return true;
+  return memory[SK_MEMINFO_WMEM_QUEUED] > memory[SK_MEMINFO_SNDBUF] / 2;
 }
 
 std::optional<::tcp_info> tcp_info_of(int fd) {

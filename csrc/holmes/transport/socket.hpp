@@ -110,6 +110,10 @@ bool set_option(int fd, int level, int option, const Value& value) {
 // What the kernel knows of a TCP connection; older kernels fill less. Nothing where it is none.
 std::optional<::tcp_info> tcp_info_of(int fd);
 
+// Whether what was sent and not acknowledged, or waits to be sent, takes more than half of the sending buffer. True
+// where the system does not tell.
+bool is_buffer_full(int fd);
+
 // Whether the system sends again what the peer's does not acknowledge.
 bool is_unanswered(int fd);
 
