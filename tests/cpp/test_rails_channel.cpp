@@ -2,10 +2,13 @@
 // ends.
 #include "holmes/transport/rails_channel.hpp"
 
+#include <netinet/tcp.h>
+
 #include <cstring>
 #include <random>
 #include <thread>
 
+#include "holmes/transport/socket.hpp"
 #include "rail_sockets.hpp"
 
 using namespace holmes;
@@ -132,6 +135,20 @@ void reserves_stand_in_for_a_lost_connection() {
   transfer(left, right, data, [&] { reset_connection(victim); });
   transfer(right, left, data, [] {});
   CHECK(sent_bytes(left, 1) > 0 && sent_bytes(left, 2) > 0 && sent_bytes(right, 1) > 0);
+}
+
+// With a limit on what waits unsent a socket takes no more long before its buffer is full.
+void a_full_buffer_is_told_apart() {
+  for (const bool is_limited : {true, false}) {
+    const auto [left, right] = tcp_pair();
+    ::fcntl(left.get(), F_SETFL, ::fcntl(left.get(), F_GETFL) | O_NONBLOCK);
+    CHECK(set_option(left.get(), SOL_SOCKET, SO_SNDBUF, 1 << 21));
+    if (is_limited) CHECK(set_option(left.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, 1 << 15));
+    const std::vector<std::byte> data(1 << 16);
+    CHECK(!is_buffer_full(left.get()));
+    while (::send(left.get(), data.data(), data.size(), MSG_NOSIGNAL) > 0) continue;
+    CHECK(is_buffer_full(left.get()) == !is_limited);
+  }
 }
 
 void all_rails_ended_is_the_end() {
@@ -282,6 +299,7 @@ int main() {
   reset_rail_is_survived();
   reserves_rest();
   reserves_stand_in_for_a_lost_connection();
+  a_full_buffer_is_told_apart();
   all_rails_ended_is_the_end();
   early_and_double_chunks();
   broken_off_chunk_goes_on_elsewhere();
