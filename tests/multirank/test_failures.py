@@ -162,6 +162,13 @@ def test_leaving_rank_is_named(transport: str) -> None:
         assert outcome["peer"] == VICTIM
 
 
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_who_died_is_named_before_who_left_after_it(transport: str) -> None:
+    last = next(outcome for outcome in run_scenario("left_after_a_death", transport) if outcome["rank"] == 2)
+    assert last["error"] == "PeerLostError", last
+    assert last["peer"] == VICTIM, last
+
+
 def test_strangers_and_garbage_do_not_disturb_the_set_up() -> None:
     """While rank 1 is late, strangers find rank 0's listener and send garbage, silence and a huge length."""
     store = holmes_comm.LocalStore()

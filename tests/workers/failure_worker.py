@@ -149,6 +149,16 @@ def left(comm) -> None:
     forever(lambda: comm.all_reduce(np.ones(1000)))
 
 
+def left_after_a_death(comm) -> None:
+    """Rank 0 leaves in good order after the victim has died; rank 2 comes when both are gone."""
+    comm.barrier()
+    if comm.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.2 if comm.rank == 0 else 0.6)
+    if comm.rank == 2:
+        forever(lambda: comm.all_reduce(np.ones(1000)))
+
+
 def main() -> None:
     scenario, port, rank, size, transport = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
     store = holmes_comm.TcpStore("127.0.0.1", port, is_server=False, timeout_s=20.0)

@@ -101,6 +101,10 @@ void FailureDetector::throw_stream_closed(const StreamClosed& closed) {
     if (is_lost(closed.peer) || Clock::now() >= end) break;
     wait_for_controls(end);
   }
+  // Who left in order may have done so because of one that did not.
+  const auto vanished =
+      first_peer([&](int peer) { return is_lost(peer) && !has_left_in_order(peer) && involves(peer); });
+  if (vanished && has_left_in_order(closed.peer)) throw_peer_lost(*vanished, 0);
   throw_peer_lost(closed.peer, closed.system_errno);
 }
 
