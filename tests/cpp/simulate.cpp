@@ -30,9 +30,10 @@ struct Arguments {
 
 constexpr int most_ranks_of_tcp_store = 4096;
 constexpr const char* usage =
-    "usage: simulate [--ranks N,N,...] [--wide-min-ranks N] [--seed S] [--seeds COUNT] [--kill RANKS] [--slow "
-    "PER_1000]\n"
-    "                [--store tcp|none|auto] [--connect-timeout SECONDS] [--strict] [--check]\n";
+    "usage: simulate [--ranks N,N,...] [--wide-min-ranks N] [--operations COUNT] [--seed S] [--seeds COUNT]\n"
+    "                [--kill RANKS] [--hosts] [--strict] [--slow PER_1000] [--store tcp|none|auto]\n"
+    "                [--connect-timeout SECONDS] [--agree-on-nics]\n"
+    "       simulate --check\n";
 
 // The CPU that this program has used, which is all that it does.
 double seconds_used() {
@@ -94,6 +95,7 @@ void print_counts(const Report& report) {
   print_line("messages on data connections", report, since(2, data_messages));
 }
 
+// `is_told`: what became of every rank.
 bool run_one(const Scenario& scenario, bool is_told) {
   const double before = seconds_used();
   const Report report = run(scenario);
@@ -103,14 +105,20 @@ bool run_one(const Scenario& scenario, bool is_told) {
   const auto told = std::ranges::count_if(report.ranks, [](const RankReport& rank) { return rank.names_a_lost_rank; });
   Time last = start_time;
   for (const RankReport& rank : report.ranks) last = std::max(last, rank.ended);
-  if (is_told || !problem.empty())
-    std::printf("%d ranks, wide from %d on, seed %" PRIu64
-                ": %td killed, %td raised an error, of which %td name who was "
-                "killed; the last ended after "
-                "%.3f s; digest %016" PRIx64 "; %" PRIu64 " switches, %.1f s of processor time, %.2f GB\n",
-                scenario.ranks, scenario.wide_min_ranks, scenario.seed, killed, failed, told,
-                static_cast<double>(last - start_time) / second, report.digest, report.switches,
-                seconds_used() - before, most_gb());
+  std::printf("%d ranks, wide from %d on, seed %" PRIu64
+              ": %td killed, %td raised an error, of which %td name who was "
+              "killed; the last ended after "
+              "%.3f s; digest %016" PRIx64 "; %" PRIu64 " switches, %.1f s of processor time, %.2f GB\n",
+              scenario.ranks, scenario.wide_min_ranks, scenario.seed, killed, failed, told,
+              static_cast<double>(last - start_time) / second, report.digest, report.switches, seconds_used() - before,
+              most_gb());
+  for (std::size_t rank = 0; is_told && rank < report.ranks.size(); ++rank) {
+    const RankReport& one = report.ranks[rank];
+    std::printf("  rank %zu ended after %.6f s: %s\n", rank, static_cast<double>(one.ended - start_time) / second,
+                one.is_killed         ? "killed"
+                : one.problem.empty() ? "done"
+                                      : one.problem.c_str());
+  }
   if (problem.empty()) return true;
   std::printf("FAILED with --seed %" PRIu64 ": %s\n", scenario.seed, problem.c_str());
   return false;
@@ -145,7 +153,7 @@ bool run_seeds(const Arguments& arguments, int ranks) {
     }
     if (scenario.killed == 0) continue;
     scenario.kill_within_calls = calls;
-    is_right &= run_one(scenario, true);
+    is_right &= run_one(scenario, arguments.seeds == 1);
   }
   return is_right;
 }
@@ -223,6 +231,8 @@ Arguments parse(int count, char** texts) {
       result.seeds = number(value);
     } else if (name == "--kill") {
       result.scenario.killed = static_cast<int>(number(value));
+    } else if (name == "--operations") {
+      result.scenario.operations = static_cast<int>(number(value));
     } else if (name == "--slow") {
       result.scenario.paths.slow_of_1000 = static_cast<unsigned>(number(value));
     } else if (name == "--connect-timeout") {

@@ -19,6 +19,7 @@ struct Scenario {
   Time connect_timeout = 60 * second;
   Time starts_within = 10 * millisecond;
   Paths paths{};
+  int operations = 0;           // more of them, of every kind and size by seed; each is compared with its plain result
   bool agrees_on_nics = false;  // else every rank is told its NIC
   int killed = 0;               // ranks, each at one of its first `kill_within_calls` system calls
   bool kills_hosts = false;     // of which nobody hears, until a time is over
