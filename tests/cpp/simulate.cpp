@@ -163,9 +163,10 @@ bool is_told(bool holds, const char* what) {
   return holds;
 }
 
-// What a test of seconds can see: a mesh and a wide group come up, a seed replays, survivors of deaths say who is lost.
+// What a test of seconds can see: a mesh and a wide group come up and compute, a seed replays, survivors of deaths say
+// who is lost.
 bool check() {
-  constexpr std::uint64_t seeds_of_deaths = 12;
+  constexpr std::uint64_t seeds_of_operations = 6, seeds_of_deaths = 12;
   bool is_right = true;
   Scenario mesh, wide;
   mesh.ranks = 32;
@@ -185,9 +186,16 @@ bool check() {
     }
     is_right &= is_told(digests[0] == digests[1], "the same seed runs otherwise");
     is_right &= is_told(digests[0] != digests[2], "another seed runs the same");
-    scenario.killed = 1;
     scenario.paths.slow_of_1000 = 5;
-    for (scenario.seed = 1; scenario.seed <= seeds_of_deaths; ++scenario.seed) is_right &= run_one(scenario, false);
+    Scenario busy = scenario;
+    busy.ranks = 11;
+    busy.operations = 8;
+    for (busy.seed = 1; busy.seed <= seeds_of_operations; ++busy.seed) is_right &= run_one(busy, false);
+    scenario.killed = 1;
+    for (scenario.seed = 1; scenario.seed <= seeds_of_deaths; ++scenario.seed) {
+      scenario.kills_hosts = scenario.seed % 3 == 0;
+      is_right &= run_one(scenario, false);
+    }
   }
   std::printf("simulation: %s\n", is_right ? "all checks passed" : "FAILED");
   return is_right;
