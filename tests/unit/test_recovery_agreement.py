@@ -1,0 +1,165 @@
+"""The agreement on who is left, of many processes in virtual time: what each looks up in the store, by their number."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from holmes.training.recovery import agreement, rendezvous, watch
+from holmes.training.recovery.agreement import Decision, Rules, agree
+from holmes.training.recovery.member import Member
+from holmes.training.recovery.rendezvous import Rendezvous
+
+HEARTBEAT_S = 0.5
+
+
+class World:
+    """Threads in virtual time: one runs, until it sleeps; the seed says how long a sleep really takes."""
+
+    def __init__(self, seed: int) -> None:
+        self.now_s = 1000.0
+        self._random = random.Random(seed)
+        self._turns: dict[threading.Thread, threading.Semaphore] = {}
+        self._wake_s: dict[threading.Thread, float] = {}
+        self._back = threading.Semaphore(0)
+
+    def run(self, bodies: list[Callable[[], None]], limit_s: float) -> None:
+        for body in bodies:
+            thread = threading.Thread(target=self._live, args=(body,), daemon=True)
+            self._turns[thread], self._wake_s[thread] = threading.Semaphore(0), self.now_s + self._random.random() / 10
+            thread.start()
+        end_s = self.now_s + limit_s
+        while self._wake_s:
+            thread = min(self._wake_s, key=self._wake_s.__getitem__)
+            self.now_s = max(self.now_s, self._wake_s[thread])
+            assert self.now_s < end_s, "the processes do not agree"
+            self._turns[thread].release()
+            self._back.acquire()
+
+    def _live(self, body: Callable[[], None]) -> None:
+        own = threading.current_thread()
+        self._turns[own].acquire()
+        try:
+            body()
+        finally:
+            del self._wake_s[own]
+            self._back.release()
+
+    # What the code asks of the module `time`.
+    def sleep(self, seconds: float) -> None:
+        own = threading.current_thread()
+        self._wake_s[own] = self.now_s + seconds * (1 + self._random.random() / 10)
+        self._back.release()
+        self._turns[own].acquire()
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+
+class CountingStore:
+    """As torch's, for one process; counts its requests, and the values that they bring."""
+
+    def __init__(self, values: dict[str, bytes]) -> None:
+        self._values = values
+        self.counts: Counter[str] = Counter()
+
+    def _count(self, values: int) -> None:
+        self.counts.update(requests=1, values=values)
+
+    def set(self, key: str, value: str) -> None:
+        self._count(0)
+        self._values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        self._count(1)
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        self._count(0)
+        self.counts["looks"] += keys[0].endswith("/finished")
+        return all(key in self._values for key in keys)
+
+    def add(self, key: str, number: int) -> int:
+        self._count(1)
+        total = int(self._values.get(key, b"0")) + number
+        self._values[key] = str(total).encode()
+        return total
+
+    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+        self._count(1)
+        found = self._values.get(key)
+        if (found is None and expected == "") or found == expected.encode():
+            self._values[key] = wanted.encode()
+        return self._values.get(key, expected.encode())
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self._count(len(keys))
+        return [self._values[key] for key in keys]
+
+
+def lose_some(ranks: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Decision], list[CountingStore]]:
+    """One in a hundred dies; what the others decide, and what each has asked of the store meanwhile."""
+    world = World(seed)
+    values: dict[str, bytes] = {}
+    for module in (agreement, watch, rendezvous):
+        monkeypatch.setattr(module, "time", world)
+    monkeypatch.setattr(rendezvous, "connect_store", lambda *_: (CountingStore(values), "here"))
+    members = [Member(identity=rank + 1, place=rank, node=f"n{rank}") for rank in range(ranks)]
+    lost = set(random.Random(seed).sample(range(ranks), max(1, ranks // 100)))
+    clients = [Rendezvous("here", 1.0) for _ in members]
+    for client, member in zip(clients, members, strict=True):
+        client.enter_run(0)
+        client.beat(member)
+    clients[0].decide(1, members)
+    clients[0].end(1, "a rank was lost")
+    decisions: list[Decision] = []
+
+    def survive(client: Rendezvous, me: Member) -> None:
+        beat_s = -math.inf
+
+        def beat() -> None:  # as the watch's thread does
+            nonlocal beat_s
+            if world.now_s - beat_s >= HEARTBEAT_S:
+                client.beat(me)
+                beat_s = world.now_s
+
+        decision = agree(client, me, 2, Rules(first_ranks=ranks), beat)
+        assert decision is not None
+        decisions.append(decision)
+
+    for client in clients:
+        client.store.counts.clear()
+    alive = [rank for rank in range(ranks) if rank not in lost]
+    world.run([lambda rank=rank: survive(clients[rank], members[rank]) for rank in alive], limit_s=60)
+    assert decisions == [Decision(2, tuple(members[rank] for rank in alive))] * len(alive)
+    return decisions, [clients[rank].store for rank in alive]
+
+
+def most(stores: list[CountingStore], what: str) -> int:
+    return max(store.counts[what] for store in stores)
+
+
+def test_more_ranks_need_no_more_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end when no lost rank can hold its lease any more; a look brings two values of every rank."""
+    looks = {}
+    for ranks in (8, 32):
+        _, stores = lose_some(ranks, 1, monkeypatch)
+        looks[ranks] = most(stores, "looks")
+        assert most(stores, "values") <= looks[ranks] * (2 * ranks + 5)
+        assert most(stores, "requests") <= looks[ranks] * 7 + 2 * ranks
+    assert abs(looks[8] - looks[32]) <= 2
+
+
+def test_the_seed_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again, other = (lose_some(12, seed, monkeypatch) for seed in (1, 1, 2))
+    assert first[0] == again[0]
+    assert [store.counts for store in first[1]] == [store.counts for store in again[1]]
+    assert [store.counts for store in first[1]] != [store.counts for store in other[1]]
