@@ -105,8 +105,15 @@ class CountingStore:
         return [self._values[key] for key in keys]
 
 
-def lose_some(ranks: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Decision], list[CountingStore]]:
-    """One in a hundred dies; what the others decide, and what each has asked of the store meanwhile."""
+class DeathError(Exception):
+    """This process is no more."""
+
+
+def lose_some(
+    ranks: int, seed: int, monkeypatch: pytest.MonkeyPatch, dying: int = 0
+) -> tuple[list[Decision], list[CountingStore]]:
+    """One in a hundred dies, and the first that join the next generation so far, `dying` of them; what the others
+    decide, and what each has asked of the store meanwhile."""
     world = World(seed)
     values: dict[str, bytes] = {}
     for module in (agreement, watch, rendezvous):
@@ -121,24 +128,32 @@ def lose_some(ranks: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[l
     clients[0].decide(1, members)
     clients[0].end(1, "a rank was lost")
     decisions: list[Decision] = []
+    begin_s = world.now_s
 
     def survive(client: Rendezvous, me: Member) -> None:
         beat_s = -math.inf
 
         def beat() -> None:  # as the watch's thread does
             nonlocal beat_s
+            if dying and world.now_s > begin_s + 1 and me in client.joined(2)[:dying]:
+                raise DeathError
             if world.now_s - beat_s >= HEARTBEAT_S:
                 client.beat(me)
                 beat_s = world.now_s
 
-        decision = agree(client, me, 2, Rules(first_ranks=ranks), beat)
-        assert decision is not None
-        decisions.append(decision)
+        try:
+            decision = agree(client, me, 2, Rules(first_ranks=ranks), beat)
+        except DeathError:
+            lost.add(me.place)
+        else:
+            assert decision is not None
+            decisions.append(decision)
 
     for client in clients:
         client.store.counts.clear()
     alive = [rank for rank in range(ranks) if rank not in lost]
     world.run([lambda rank=rank: survive(clients[rank], members[rank]) for rank in alive], limit_s=60)
+    alive = [rank for rank in alive if rank not in lost]
     assert decisions == [Decision(2, tuple(members[rank] for rank in alive))] * len(alive)
     return decisions, [clients[rank].store for rank in alive]
 
@@ -148,14 +163,20 @@ def most(stores: list[CountingStore], what: str) -> int:
 
 
 def test_more_ranks_need_no_more_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They end when no lost rank can hold its lease any more; a look brings two values of every rank."""
+    """They end when no lost rank can hold its lease any more; eight ranks look at all, sixteen at last."""
     looks = {}
-    for ranks in (8, 32):
+    for ranks in (8, 64):
         _, stores = lose_some(ranks, 1, monkeypatch)
         looks[ranks] = most(stores, "looks")
         assert most(stores, "values") <= looks[ranks] * (2 * ranks + 5)
-        assert most(stores, "requests") <= looks[ranks] * 7 + 2 * ranks
-    assert abs(looks[8] - looks[32]) <= 2
+        assert sum(store.counts["values"] for store in stores) <= 16 * looks[ranks] * (2 * ranks + 5)
+    assert abs(looks[8] - looks[64]) <= 2
+
+
+def test_others_decide_where_those_who_came_first_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions, stores = lose_some(24, 1, monkeypatch, dying=8)
+    assert len(decisions) == len(stores) == 15
+    assert 100 < most(stores, "looks") < 500
 
 
 def test_the_seed_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from holmes.training.recovery.watch import Liveness
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.05  # between two looks at the store while others are awaited
+_DECIDERS = 8  # that look at everybody from the start: all who came would read as many values as ranks squared
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _decide(
     if previous is not None and rendezvous.ended(generation - 1) is None:  # it runs: nothing to decide yet
         return Decision(generation - 1, previous)
     previous = previous or ()
-    rendezvous.join(generation, me)
+    place = rendezvous.join(generation, me)
     started_s = time.monotonic()  # later than the end of the last one: no rank's lease is renewed any more
     liveness = Liveness(rules.silent_s)
     while True:
@@ -109,6 +110,11 @@ def _decide(
         decided = rendezvous.decision(generation)
         if decided is not None:
             return Decision(generation, decided)
+        waited_s = time.monotonic() - started_s
+        # Where those who came first die too, the next ones look, twice as many each time that a lease takes to end.
+        if place > _DECIDERS * 2 ** min(waited_s / rules.grace_s, 30):
+            time.sleep(_LOOK_S)
+            continue
         joined = rendezvous.joined(generation)
         expected = {member.identity: member for member in [*previous, *rendezvous.waiting(), *joined]}
         beats = rendezvous.beats(list(expected))
@@ -119,7 +125,6 @@ def _decide(
         members = choose(alive, whole_nodes=rules.whole_nodes)
         here = {member.identity for member in joined}
         missing = expected.keys() - dead - here
-        waited_s = time.monotonic() - started_s
         # Whoever has joined has left the last generation, whoever is gone too; the others may still write.
         is_safe = waited_s > rules.grace_s or all(member.identity in here | gone for member in previous)
         is_start = all(member.identity in dead for member in previous)  # the first generation, or all were lost

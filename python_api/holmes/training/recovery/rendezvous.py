@@ -94,9 +94,9 @@ class Rendezvous:
         """The number of the latest generation that was decided; `floor`: none yet."""
         return self._number("latest", self.settle("latest", str(self.floor)))
 
-    def join(self, generation: int, member: Member) -> None:
-        """Says that this process is there for a generation that is yet to be decided."""
-        self._append(f"{generation}/joined", member.to_json())
+    def join(self, generation: int, member: Member) -> int:
+        """Says that this process is there for a generation that is yet to be decided; returns as which one, from 1."""
+        return self._append(f"{generation}/joined", member.to_json())
 
     def joined(self, generation: int) -> list[Member]:
         """Who is there for it."""
@@ -161,9 +161,10 @@ class Rendezvous:
         """Of all keys of this run of the job."""
         return f"{_PREFIX}/{self.job}" if self.job else _PREFIX
 
-    def _append(self, name: str, text: str) -> None:
-        place = self._call("add", f"{name}/count", 1)
+    def _append(self, name: str, text: str) -> int:
+        place = int(self._call("add", f"{name}/count", 1))
         self._call("set", f"{name}/{place}", text)
+        return place
 
     def _members(self, name: str) -> list[Member]:
         return self._entries(name, "a member in JSON", Member.from_json)
