@@ -1,4 +1,5 @@
-// CopyVote: all ranks go the same way in every call, and the best one in most.
+// CopyVote: all ranks go the same way in every call, and the best one in most. ChannelTuning: messages that go both
+// ways at once, and those that do not, go the way that is better for them.
 #include "holmes/transport/shm/copy_tuning.hpp"
 
 #include <algorithm>
@@ -149,9 +150,39 @@ void check_refusal() {
   CHECK(shares(times, all_measure, 1000, votes, CopyVote::shared)[2] > 0.9);
 }
 
+// Whether a channel's large pieces are copied out of the sender's memory after many messages of `bytes`, each sent in
+// pieces of half a MiB, while so many bytes come at once, now and then; or between messages.
+bool ends_with_cma(std::size_t at_once, bool between) {
+  constexpr std::size_t mib = 1 << 20, piece = mib / 2;
+  CmaRegion::Costs mine[CmaRegion::cost_count]{}, theirs[CmaRegion::cost_count]{};
+  theirs[0].ring = theirs[1].cma = 1e-10f;  // one way at a time: a ring
+  theirs[0].cma = theirs[1].ring = 4e-10f;
+  ChannelTuning tuning(CmaUse::measured, mib, /*is_p2p=*/true, mine, theirs);
+  static std::array<std::byte, bytes> message;
+  std::uint64_t received = 0;
+  for (int round = 0; round < 200; ++round) {
+    for (std::size_t sent = 0; sent < bytes; sent += piece) {
+      if (at_once > 0 && !between && (sent + piece) % at_once == 0) received += at_once;
+      const iovec part{message.data() + sent, bytes - sent};
+      tuning.wrote(piece, static_cast<double>(piece) * 1e-10);
+      tuning.offered(piece);
+      tuning.sent({&part, 1}, piece, received);
+    }
+    if (between) received += bytes;
+  }
+  return tuning.prefers_sender_memory() && tuning.uses_cma(mib);
+}
+
+void check_both_ways() {
+  CHECK(!ends_with_cma(0, false));
+  CHECK(!ends_with_cma(bytes, true));  // answers
+  for (const std::size_t at_once : {1 << 19, 4 << 20, 16 << 20}) CHECK(ends_with_cma(at_once, false));
+}
+
 }  // namespace
 
 int main() {
+  check_both_ways();
   check_better_way();
   check_no_difference();
   check_limits();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <limits>
 
 #include "holmes/reduce/copy.hpp"
@@ -39,10 +40,10 @@ constexpr std::size_t max_region_bytes = 16 * 1024 * 1024;
 constexpr double cost_weight = 0.2;
 constexpr double max_growth = 2;
 
-// Messages go both ways at once where something comes in between so large a share of the pieces that are sent: an
-// average over time, in which the last piece has this weight.
+// Messages go both ways at once where so many bytes come, for each that is sent, while they go: of about the last
+// `two_way_bytes` that were sent. (By bytes, as what the sender's memory is read for comes in few large pieces.)
 constexpr double two_way_limit = 0.25;
-constexpr double two_way_weight = 0.05;
+constexpr double two_way_bytes = 32 * 1024 * 1024;
 
 // Where the first `bytes` bytes of `pieces` end in memory.
 const void* end_of(std::span<const iovec> pieces, std::size_t bytes) {
@@ -175,7 +176,7 @@ void ChannelTuning::give_up() {
 
 // Where messages go one way at a time, the two copies of a ring overlap; else, as in collectives, they do not.
 ChannelTuning::Traffic ChannelTuning::traffic() const {
-  return is_p2p_ && two_way_share_ <= two_way_limit ? one_way : both_ways;
+  return is_p2p_ && came_meanwhile_ <= two_way_limit * sent_lately_ ? one_way : both_ways;
 }
 
 void ChannelTuning::offered(std::size_t bytes) {
@@ -189,8 +190,12 @@ void ChannelTuning::offered(std::size_t bytes) {
 
 void ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes, std::uint64_t received_bytes) {
   if (!is_p2p_) return;
-  if (pieces.front().iov_base == sent_end_)  // does anything come while a message goes?
-    two_way_share_ += two_way_weight * ((received_bytes == received_before_ ? 0 : 1) - two_way_share_);
+  if (pieces.front().iov_base == sent_end_) {  // what came while a message went on
+    const auto sent = static_cast<double>(bytes);
+    const double kept = std::exp(-sent / two_way_bytes);
+    sent_lately_ = kept * sent_lately_ + sent;
+    came_meanwhile_ = kept * came_meanwhile_ + static_cast<double>(received_bytes - received_before_);
+  }
   sent_end_ = end_of(pieces, bytes);
   received_before_ = received_bytes;
 }

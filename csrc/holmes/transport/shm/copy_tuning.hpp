@@ -148,9 +148,10 @@ private:
   std::optional<CopyWay> set_;
   CopyCost write_cost_;
   std::array<CopyCost, traffic_count> ring_costs_, cma_costs_;  // of receiving
-  // Of messages: how often something comes between two pieces of one that goes, and the last piece of each way.
+  // Of messages: bytes of late, and of those that came between two pieces of one that goes; the last piece of each way.
   bool is_p2p_;
-  double two_way_share_ = 0;
+  double sent_lately_ = 0;
+  double came_meanwhile_ = 0;
   bool was_cma_ = false;
   const void* sent_end_ = nullptr;
   const void* received_end_ = nullptr;
