@@ -162,6 +162,29 @@ void check_death() {
   std::printf("death: ok\n");
 }
 
+// Clusters that are wide themselves: who leaves one is named by its number in the whole group, on all ranks.
+void check_names_in_wide_clusters() {
+  const std::vector<int> clusters{0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1};
+  for (const int leaving : {7, 10}) {
+    run_clusters(
+        clusters, 0,
+        [&](Communicator& comm) {
+          all_reduce(comm, 1000);
+          if (comm.rank() == leaving) return;
+          try {
+            for (int i = 0; i < 1000; ++i) all_reduce(comm, count);
+            CHECK(false);
+          } catch (const CommunicatorError& error) {
+            CHECK(contains(error.what(), "rank " + std::to_string(leaving) + " (host "));
+            CHECK(std::string(error.what()).find("scatter' is dead") == std::string::npos);  // users do not know that
+            CHECK(error.context().peer == leaving || error.context().rank == leaving);
+          }
+        },
+        [](CommunicatorOptions& options) { options.wide_min_ranks = 4; });
+  }
+  std::printf("names in wide clusters: ok\n");
+}
+
 void check_abort() {
   std::barrier all(5);
   run_clusters({0, 1, 0, 1, 1}, 0, [&](Communicator& comm) {
@@ -183,13 +206,12 @@ void check_destruction_with_pending() {
   for (int round = 0; round < 5; ++round) {
     WorkPtr works[4];
     run_clusters({0, 0, 1, 1}, 0, [&](Communicator& comm) {
-      // All are connected when the first one leaves; what it ends may be this barrier on a slower rank.
+      // All are connected when the first one leaves; what it ends may be this barrier on a slower rank, or the call.
       try {
         comm.barrier()->wait();
+        works[comm.rank()] = comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true});
       } catch (const CommunicatorError&) {
-        return;
       }
-      works[comm.rank()] = comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true});
     });
     for (const auto& work : works) {
       if (!work) continue;
@@ -212,6 +234,7 @@ int main() {
   check_setup();
   check_deadline();
   check_death();
+  check_names_in_wide_clusters();
   check_abort();
   check_destruction_with_pending();
   return 0;

@@ -203,9 +203,9 @@ std::shared_ptr<HostCommunicator> PairConnections::make(int peer, std::shared_pt
   part.name = name_with(peer);
   part.size = 2;
   part.rank = options_.rank == low ? 0 : 1;
-  part.labels = {low, high};
-  part.cluster_names = cluster_names_of(options_, part.labels);
-  part.clusters = clusters_of(options_, part.labels);
+  part.labels = {label_of(options_, low), label_of(options_, high)};
+  part.cluster_names = cluster_names_of(options_, {low, high});
+  part.clusters = clusters_of(options_, {low, high});
   return std::make_shared<HostCommunicator>(std::move(store), std::move(part));
 }
 

@@ -26,13 +26,18 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
+std::vector<int> labels_of(const CommunicatorOptions& options, std::vector<int> members) {
+  for (int& member : members) member = label_of(options, member);
+  return members;
+}
+
 int min_ranks(const CommunicatorOptions& options) {
   return options.wide_min_ranks.value_or(Env::read().wide_min_ranks);
 }
 
 // How much later the set-up of a part is due than that of the one before: only who waits for a missing rank itself can
 // name it (rendezvous.cpp says how long that takes after the deadline).
-constexpr Duration part_grace = std::chrono::seconds(3);
+constexpr Duration next_part_grace = std::chrono::seconds(3);
 
 std::string alarm_key(const std::string& name) { return name + "/alarm"; }
 
@@ -74,8 +79,11 @@ public:
       : name_(options.name),
         store_(store),
         recorder_(std::make_shared<FlightRecorder>(Env::read().flight_recorder_operations)),
-        parts(std::make_shared<WideParts>(WideParts{
-            .grid = Grid(options.size), .rank = options.rank, .name = name_, .labels = all_ranks(options.size)})) {
+        parts(std::make_shared<WideParts>(WideParts{.grid = Grid(options.size),
+                                                    .rank = options.rank,
+                                                    .name = name_,
+                                                    .members = all_ranks(options.size),
+                                                    .labels = labels_of(options, all_ranks(options.size))})) {
     // What they hear of ends all of them.
     const auto late_queue = std::make_shared<std::weak_ptr<StepQueue>>();
     pairs = std::make_shared<PairConnections>(store, options, [late_queue](const Failure& failure) {
@@ -101,6 +109,11 @@ public:
       for (const Failure& vanished : part.look_at_peers()) vanished.raise();
       if (const auto failure = part.failure()) failure->raise();
     });
+  }
+
+  // Its number that messages call so.
+  int rank_of(int label) const {
+    return static_cast<int>(std::ranges::find(parts->labels, label) - parts->labels.begin());
   }
 
   bool is_inherited() const { return epoch_ != fork_epoch(); }
@@ -152,7 +165,7 @@ public:
 private:
   // To ranks that wait for it and are not connected with it.
   void tell_lost(const Failure& vanished) {
-    const int peer = vanished.context.peer.value_or(parts->rank);
+    const int peer = vanished.context.peer ? rank_of(*vanished.context.peer) : parts->rank;
     {
       const std::lock_guard lock(mutex_);
       if (!told_lost_.insert(peer).second) return;
@@ -200,7 +213,7 @@ private:
     const auto queue = queue_.lock();
     if (!queue) return;
     const std::string what = std::string(holmes::name(op_)) + " was given up: " + reason;
-    queue->fail(aborted(parts_->name, parts_->rank, what));
+    queue->fail(aborted(parts_->name, parts_->label(parts_->rank), what));
   }
 
   std::weak_ptr<StepQueue> queue_;
@@ -257,12 +270,12 @@ void WideCommunicator::give_up(const Failure& failure) {
 void WideCommunicator::tell_ranks_with_a_mesh() {
   const std::string told = encode(
       Failure{ErrorKind::usage,
-              "rank " + std::to_string(options_.rank) + " (host " + host_name() + ") of communicator '" +
-                  options_.name + "' makes a wide group of its " + std::to_string(options_.size) +
-                  " ranks (wide_min_ranks=" + std::to_string(min_ranks(options_)) +
+              "rank " + std::to_string(label_of(options_, options_.rank)) + " (host " + host_name() +
+                  ") of communicator '" + options_.name + "' makes a wide group of its " +
+                  std::to_string(options_.size) + " ranks (wide_min_ranks=" + std::to_string(min_ranks(options_)) +
                   "), another one does not; give every rank the same wide_min_ranks (HOLMES_WIDE_MIN_RANKS) and the "
                   "same local_completion (HOLMES_LOCAL_COMPLETION)",
-              {.rank = options_.rank}});
+              {.rank = label_of(options_, options_.rank)}});
   store_->set(options_.name + "/rank/" + std::to_string(options_.rank), told);
   if (options_.rank != 0) return;
   FieldWriter records;
@@ -280,17 +293,17 @@ void WideCommunicator::connect_parts() {
 }
 
 void WideCommunicator::connect(WideParts& parts, const std::string& name, const std::shared_ptr<Store>& store) {
-  const auto labels_of = [&parts](std::vector<int> members) {
-    for (int& member : members) member = parts.label(member);
+  const auto in_whole = [&parts](std::vector<int> members) {
+    for (int& member : members) member = parts.members[static_cast<std::size_t>(member)];
     return members;
   };
   const int row = parts.own_row();
-  connect(parts.row, name + "/row" + std::to_string(row), labels_of(parts.grid.row_members(row)), parts.own_index(),
+  connect(parts.row, name + "/row" + std::to_string(row), in_whole(parts.grid.row_members(row)), parts.own_index(),
           store);
   for (const int number : parts.grid.columns_of(parts.rank)) {
     parts.columns.push_back({.number = number});
     connect(parts.columns.back().part, name + "/column" + std::to_string(number),
-            labels_of(parts.grid.column_members(number)), row, store);
+            in_whole(parts.grid.column_members(number)), row, store);
   }
 }
 
@@ -298,8 +311,12 @@ void WideCommunicator::connect(WidePart& part, const std::string& name, const st
                                const std::shared_ptr<Store>& store) {
   const int size = static_cast<int>(members.size());
   if (size >= Grid::least_ranks && size >= std::min(most_meshed_ranks + 1, min_ranks(options_))) {
-    part.wide = std::make_shared<WideParts>(WideParts{
-        .grid = Grid(size), .rank = rank, .name = options_.name, .labels = members, .scratch = body_->parts->scratch});
+    part.wide = std::make_shared<WideParts>(WideParts{.grid = Grid(size),
+                                                      .rank = rank,
+                                                      .name = options_.name,
+                                                      .members = members,
+                                                      .labels = labels_of(options_, members),
+                                                      .scratch = body_->parts->scratch});
     connect(*part.wide, name, store);
     return;
   }
@@ -307,10 +324,10 @@ void WideCommunicator::connect(WidePart& part, const std::string& name, const st
   options.name = name;
   options.size = size;
   options.rank = rank;
-  options.labels = members;
+  options.labels = labels_of(options_, members);
   options.cluster_names = cluster_names_of(options_, members);
   options.clusters = clusters_of(options_, members);
-  options.connect_timeout += part_grace * body_->parts->mesh_count();
+  options.connect_timeout += next_part_grace * body_->parts->mesh_count();
   part.mesh = std::make_shared<HostCommunicator>(store, std::move(options));
 }
 
@@ -321,7 +338,8 @@ WideCommunicator::~WideCommunicator() {
   }
   where_memory_allows([&] { body_->take_over_failure(); });  // which is the reason why all of them end
   if (body_->queue->pending() > 0 || body_->pairs->waiting() > 0)
-    body_->queue->fail(aborted(options_.name, options_.rank, "it was destroyed with operations pending"));
+    body_->queue->fail(
+        aborted(options_.name, label_of(options_, options_.rank), "it was destroyed with operations pending"));
   body_->pairs->close();
 }
 
@@ -347,7 +365,7 @@ std::optional<Failure> WideCommunicator::failure() const {
 }
 
 Failure WideCommunicator::abort_failure(const std::string& reason) const {
-  return aborted(options_.name, options_.rank, reason);
+  return aborted(options_.name, label_of(options_, options_.rank), reason);
 }
 
 bool WideCommunicator::is_dead() const {
@@ -361,7 +379,8 @@ void WideCommunicator::check_usable(const CallOptions& call) const {
   body_->parts->for_each_mesh([](const HostCommunicator& mesh) { mesh.check_usable(); });
   arguments_.check_not_compressed(call);
   body_->take_over_failure();
-  body_->queue->throw_if_failed(options_.name);
+  if (options_.labels.empty()) return body_->queue->throw_if_failed(options_.name);
+  if (const auto failure = body_->queue->failure()) failure->raise();  // users know the one that it is a part of
 }
 
 template <typename Make>
@@ -537,9 +556,9 @@ std::shared_ptr<Communicator> WideCommunicator::split(int color, int key) {
 
 std::vector<ConnectionInfo> WideCommunicator::connections() const {
   std::vector<ConnectionInfo> all;
-  body_->for_each_part([&all](const HostCommunicator& part) {
+  body_->for_each_part([&](const HostCommunicator& part) {
     for (ConnectionInfo& info : part.connections()) {
-      info.peer = part.label(info.peer);
+      info.peer = body_->rank_of(part.label(info.peer));
       all.push_back(std::move(info));
     }
   });

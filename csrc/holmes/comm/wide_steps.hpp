@@ -47,8 +47,9 @@ struct WideParts {
 
   Grid grid;
   int rank = 0;
-  std::string name{};         // of the whole
-  std::vector<int> labels{};  // each rank's number in the whole
+  std::string name{};          // of the whole
+  std::vector<int> members{};  // each rank's number in the whole
+  std::vector<int> labels{};   // what messages call it
   WidePart row{};
   std::vector<Column> columns{};  // as Grid::columns_of
   std::shared_ptr<ScratchPool> scratch = std::make_shared<ScratchPool>();
