@@ -124,7 +124,7 @@ void check_looks() {
 int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   ::setenv("HOLMES_WIDE_MIN_RANKS", "2", 1);
-  for (const int size : {5, 6, 7, 12, 13, 30}) {  // from 16 on, columns that are wide themselves
+  for (const int size : {5, 6, 7, 12, 13, 16}) {  // 16: columns that are wide, too; no more, for 1,024 descriptors
     run_communicators(size, Transport::tcp, check_all);
     std::printf("%d ranks: ok\n", size);
   }
