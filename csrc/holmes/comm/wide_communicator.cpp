@@ -39,6 +39,8 @@ int min_ranks(const CommunicatorOptions& options) {
 // name it (rendezvous.cpp says how long that takes after the deadline).
 constexpr Duration next_part_grace = std::chrono::seconds(3);
 
+constexpr Duration alarmed_wait = std::chrono::milliseconds(500);
+
 std::string alarm_key(const std::string& name) { return name + "/alarm"; }
 
 // What fails in the set-up of one part is heard of in that of all others, and so is what becomes of the parts that are
@@ -49,8 +51,11 @@ public:
       : base_(std::move(base)), whole_(std::move(whole)), look_(std::move(look)) {}
   void set(const std::string& key, const std::string& value) override { base_->set(place(key), value); }
   std::string get(const std::string& key, Duration timeout) override {
-    if (is_alarm(key)) look_();
-    return base_->get(place(key), timeout);
+    if (!is_alarm(key)) return base_->get(place(key), is_alarmed_ ? std::min(timeout, alarmed_wait) : timeout);
+    look_();
+    std::string alarm = base_->get(place(key), timeout);
+    is_alarmed_ = true;
+    return alarm;
   }
   void wait(const std::string& key, Duration timeout) override { base_->wait(place(key), timeout); }
 
@@ -61,6 +66,7 @@ private:
   std::shared_ptr<Store> base_;
   std::string whole_;
   std::function<void()> look_;
+  bool is_alarmed_ = false;  // nothing that others say further has to be awaited for long
 };
 
 std::uint32_t digest_of(const std::vector<Buffer>& buffers) {
