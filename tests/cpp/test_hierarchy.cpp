@@ -279,7 +279,11 @@ int main() {
   run_clusters({0, 0, 1, 1, 1}, 0, check_compression);
   // Of many ranks: what all of them are in is wide, and so are the larger clusters.
   const auto make_wide = [](CommunicatorOptions& options) { options.wide_min_ranks = 4; };
+#if defined(__SANITIZE_THREAD__)  // six minutes with all
+  const std::vector<std::vector<int>> many = {{0, 0, 0, 0, 1, 1, 1, 1}};
+#else
   const std::vector<std::vector<int>> many = {{0, 0, 0, 0, 1, 1, 1, 1, 1}, {7, 3, 7, 3, 3, 3, 7, 3, 3, 7, 5, 5}};
+#endif
   for (const auto& layout : many) {
     const auto run = [&](std::uint64_t min_bytes, const std::function<void(Communicator&)>& body) {
       run_clusters(layout, min_bytes, body, make_wide);
