@@ -105,22 +105,17 @@ std::optional<CommunicatorOptions> split_options(Communicator& comm, const Commu
   comm.all_gather(std::move(outputs), {own, 2, DType::int64, nullptr}, call)->wait();
 
   if (color < 0) return std::nullopt;
-  std::vector<std::pair<std::int64_t, std::size_t>> members;  // (key, rank)
+  std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
   for (std::size_t peer = 0; peer < size; ++peer)
-    if (wishes[2 * peer] == color) members.emplace_back(wishes[2 * peer + 1], peer);
+    if (wishes[2 * peer] == color) members.emplace_back(wishes[2 * peer + 1], static_cast<int>(peer));
   std::sort(members.begin(), members.end());
-  CommunicatorOptions part = options;
-  part.size = static_cast<int>(members.size());
-  part.clusters.clear();
-  part.cluster_names.clear();
-  part.labels.clear();
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    const std::size_t rank = members[i].second;
-    if (rank == static_cast<std::size_t>(comm.rank())) part.rank = static_cast<int>(i);
-    if (!options.clusters.empty()) part.clusters.push_back(options.clusters[rank]);
-    if (!options.cluster_names.empty()) part.cluster_names.push_back(options.cluster_names[rank]);
-  }
-  part.name = options.name + "/split" + std::to_string(number) + "." + std::to_string(color);
+  std::vector<int> ranks;
+  for (const auto& [wish, rank] : members) ranks.push_back(rank);
+  const auto own_place = std::ranges::find(ranks, comm.rank()) - ranks.begin();
+  CommunicatorOptions part =
+      part_options(options, options.name + "/split" + std::to_string(number) + "." + std::to_string(color), ranks,
+                   static_cast<int>(own_place));
+  part.labels.clear();  // a group of the user's
   return part;
 }
 

@@ -57,18 +57,12 @@ void HierarchicalCommunicator::connect_parts() {
   // ranks.
   const auto connect = [&](const std::string& suffix, const std::vector<int>& members, int rank,
                            const std::vector<NicBinding>& nics) {
-    CommunicatorOptions part = options_;
+    CommunicatorOptions part = part_options(options_, options_.name + suffix, members, rank);
+    // Its members are of one cluster, or each of another.
+    part.between_clusters = part.clusters.front() != part.clusters.back();
     part.clusters.clear();
     part.cluster_nics.clear();
-    part.name += suffix;
-    part.size = static_cast<int>(members.size());
-    part.rank = rank;
     part.nics = nics;
-    part.labels = members;
-    part.cluster_names = cluster_names_of(options_, members);
-    // Its members are of one cluster, or each of another.
-    const auto cluster_of = [&](int member) { return options_.clusters[static_cast<std::size_t>(member)]; };
-    part.between_clusters = cluster_of(members.front()) != cluster_of(members.back());
     if (part.tls == TlsMode::clusters) part.tls = *part.between_clusters ? TlsMode::all : TlsMode::off;
     return make_part(store_, std::move(part));
   };

@@ -199,14 +199,8 @@ std::optional<Failure> PairConnections::overdue(int peer) const {
 
 std::shared_ptr<HostCommunicator> PairConnections::make(int peer, std::shared_ptr<Store> store) {
   const auto [low, high] = std::minmax(peer, options_.rank);
-  CommunicatorOptions part = options_;
-  part.name = name_with(peer);
-  part.size = 2;
-  part.rank = options_.rank == low ? 0 : 1;
-  part.labels = {label_of(options_, low), label_of(options_, high)};
-  part.cluster_names = cluster_names_of(options_, {low, high});
-  part.clusters = clusters_of(options_, {low, high});
-  return std::make_shared<HostCommunicator>(std::move(store), std::move(part));
+  return std::make_shared<HostCommunicator>(
+      std::move(store), part_options(options_, name_with(peer), {low, high}, options_.rank == low ? 0 : 1));
 }
 
 void PairConnections::start_waiting(int peer, const std::shared_ptr<HostCommunicator>& part) {

@@ -26,11 +26,6 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-std::vector<int> labels_of(const CommunicatorOptions& options, std::vector<int> members) {
-  for (int& member : members) member = label_of(options, member);
-  return members;
-}
-
 int min_ranks(const CommunicatorOptions& options) {
   return options.wide_min_ranks.value_or(Env::read().wide_min_ranks);
 }
@@ -326,13 +321,7 @@ void WideCommunicator::connect(WidePart& part, const std::string& name, const st
     connect(*part.wide, name, store);
     return;
   }
-  CommunicatorOptions options = options_;
-  options.name = name;
-  options.size = size;
-  options.rank = rank;
-  options.labels = labels_of(options_, members);
-  options.cluster_names = cluster_names_of(options_, members);
-  options.clusters = clusters_of(options_, members);
+  CommunicatorOptions options = part_options(options_, name, members, rank);
   options.connect_timeout += next_part_grace * body_->parts->mesh_count();
   part.mesh = std::make_shared<HostCommunicator>(store, std::move(options));
 }

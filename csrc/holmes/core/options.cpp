@@ -39,18 +39,26 @@ int label_of(const CommunicatorOptions& options, int rank) {
   return index < options.labels.size() ? options.labels[index] : rank;
 }
 
-std::vector<int> clusters_of(const CommunicatorOptions& options, const std::vector<int>& members) {
-  std::vector<int> clusters;
-  for (const int member : members)
-    if (!options.clusters.empty()) clusters.push_back(options.clusters[static_cast<std::size_t>(member)]);
-  return clusters;
+std::vector<int> labels_of(const CommunicatorOptions& options, std::vector<int> members) {
+  for (int& member : members) member = label_of(options, member);
+  return members;
 }
 
-std::vector<std::string> cluster_names_of(const CommunicatorOptions& options, const std::vector<int>& members) {
-  std::vector<std::string> names;
-  for (const int member : members)
-    if (!options.cluster_names.empty()) names.push_back(options.cluster_names[static_cast<std::size_t>(member)]);
-  return names;
+CommunicatorOptions part_options(const CommunicatorOptions& whole, std::string name, const std::vector<int>& members,
+                                 int rank) {
+  CommunicatorOptions part = whole;
+  part.name = std::move(name);
+  part.size = static_cast<int>(members.size());
+  part.rank = rank;
+  part.labels = labels_of(whole, members);
+  part.clusters.clear();
+  part.cluster_names.clear();
+  for (const int member : members) {
+    const auto index = static_cast<std::size_t>(member);
+    if (!whole.clusters.empty()) part.clusters.push_back(whole.clusters[index]);
+    if (!whole.cluster_names.empty()) part.cluster_names.push_back(whole.cluster_names[index]);
+  }
+  return part;
 }
 
 void check_values(const CommunicatorOptions& options) {

@@ -117,11 +117,13 @@ struct CommunicatorOptions {
 // What messages call rank `rank`.
 int label_of(const CommunicatorOptions& options, int rank);
 
-// Its `clusters`, of these ranks.
-std::vector<int> clusters_of(const CommunicatorOptions& options, const std::vector<int>& members);
+// The same of several.
+std::vector<int> labels_of(const CommunicatorOptions& options, std::vector<int> members);
 
-// Its `cluster_names`, of these ranks.
-std::vector<std::string> cluster_names_of(const CommunicatorOptions& options, const std::vector<int>& members);
+// Those of a communicator of `members`, ranks of the one that `whole` is for, in which this rank is number `rank`.
+// Messages call them as the whole's do.
+CommunicatorOptions part_options(const CommunicatorOptions& whole, std::string name, const std::vector<int>& members,
+                                 int rank);
 
 // Throws UsageError naming a number that is not possible, whatever the other fields are.
 void check_values(const CommunicatorOptions& options);
