@@ -260,6 +260,34 @@ def test_a_rank_that_never_comes_is_named(missing: int) -> None:
     assert time.monotonic() - start < 5
 
 
+class LateStore:
+    """A store whose reader of what `records` begins with looks up late: by then others have heard and gone."""
+
+    def __init__(self, store: Any, records: str) -> None:
+        self.store, self.records, self.set, self.get = store, records, store.set, store.get
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        if any(key.startswith(self.records) and key.endswith("records") for key in keys):
+            time.sleep(0.4)
+        self.store.wait(keys, *timeout)
+
+
+def test_who_hears_late_of_a_rank_that_never_comes_names_that_one() -> None:
+    store, missing, late = holmes_comm.LocalStore(), 0, 6
+
+    def body(rank: int) -> str:
+        if rank == missing:
+            return ""
+        options = CommunicatorOptions(wide_min_ranks=4, nics=[("lo", "127.0.0.1")], transport="tcp")
+        options.rank, options.size, options.name, options.connect_timeout_s = rank, 7, "late", 2.0
+        with pytest.raises(holmes_comm.TimeoutError) as caught:
+            holmes_comm._C.make_communicator(LateStore(store, "late/column") if rank == late else store, options)
+        return str(caught.value)
+
+    messages = run_threads(7, body)
+    assert all(f"rank {missing} " in message for rank, message in enumerate(messages) if rank != missing), messages
+
+
 def test_a_rank_that_does_not_enter_is_named_on_all() -> None:
     def body(comm: Any) -> None:
         comm.barrier()

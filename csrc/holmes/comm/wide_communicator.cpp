@@ -34,21 +34,22 @@ int min_ranks(const CommunicatorOptions& options) {
 // name it (rendezvous.cpp says how long that takes after the deadline).
 constexpr Duration next_part_grace = std::chrono::seconds(3);
 
+// For what others say, once there is an alarm: it has said why.
 constexpr Duration alarmed_wait = std::chrono::milliseconds(500);
 
 std::string alarm_key(const std::string& name) { return name + "/alarm"; }
 
-// What fails in the set-up of one part is heard of in that of all others, and so is what becomes of the parts that are
-// connected already: `look`, which throws it, is called whenever a set-up looks for an alarm.
+// What fails in the set-up of one part is heard of in that of all others, and so is what ends a part that is connected
+// already: `look` finds it, whenever a set-up looks for an alarm.
 class PartStore final : public Store {
 public:
-  PartStore(std::shared_ptr<Store> base, std::string whole, std::function<void()> look)
+  PartStore(std::shared_ptr<Store> base, std::string whole, std::function<std::optional<Failure>()> look)
       : base_(std::move(base)), whole_(std::move(whole)), look_(std::move(look)) {}
   void set(const std::string& key, const std::string& value) override { base_->set(place(key), value); }
   std::string get(const std::string& key, Duration timeout) override {
     if (!is_alarm(key)) return base_->get(place(key), is_alarmed_ ? std::min(timeout, alarmed_wait) : timeout);
-    look_();
-    std::string alarm = base_->get(place(key), timeout);
+    const auto ended = look_();
+    std::string alarm = ended ? encode(*ended) : base_->get(place(key), timeout);
     is_alarmed_ = true;
     return alarm;
   }
@@ -60,8 +61,8 @@ private:
 
   std::shared_ptr<Store> base_;
   std::string whole_;
-  std::function<void()> look_;
-  bool is_alarmed_ = false;  // nothing that others say further has to be awaited for long
+  std::function<std::optional<Failure>()> look_;
+  bool is_alarmed_ = false;
 };
 
 std::uint32_t digest_of(const std::vector<Buffer>& buffers) {
@@ -104,12 +105,14 @@ public:
     });
   }
 
-  // Throws what it sees of the parts that are there.
-  void look_during_set_up() const {
-    for_each_part([](HostCommunicator& part) {
-      for (const Failure& vanished : part.look_at_peers()) vanished.raise();
-      if (const auto failure = part.failure()) failure->raise();
+  // What has ended one of the parts that are there.
+  std::optional<Failure> look_during_set_up() const {
+    std::optional<Failure> ended;
+    for_each_part([&](HostCommunicator& part) {
+      const auto vanished = part.look_at_peers();
+      if (!ended) ended = vanished.empty() ? part.failure() : vanished.front();
     });
+    return ended;
   }
 
   // Its number that messages call so.
@@ -286,7 +289,7 @@ void WideCommunicator::tell_ranks_with_a_mesh() {
 
 void WideCommunicator::connect_parts() {
   connect(*body_->parts, options_.name,
-          std::make_shared<PartStore>(store_, options_.name, [this] { body_->look_during_set_up(); }));
+          std::make_shared<PartStore>(store_, options_.name, [this] { return body_->look_during_set_up(); }));
   watch(body_);
   CallOptions call;
   call.timeout = options_.connect_timeout;

@@ -1,5 +1,5 @@
-// WideCommunicator: the Communicator for a group of many ranks. Each rank is connected with those of its
-// row and its column alone; every operation goes over both.
+// WideCommunicator: the Communicator for a group of many ranks. Each rank is connected with those of its row and its
+// column alone, or of rows and columns of these where they are large; every operation goes over them.
 #pragma once
 
 #include "holmes/comm/arguments.hpp"
@@ -10,8 +10,8 @@
 namespace holmes {
 
 // Collectives run one after the other. A failure in one part ends all parts of a rank, so that all ranks hear of it.
-// Ranks that share neither row nor column are connected when they first send to and receive from each other; nothing is
-// received from just anyone (recv_any), and operations end when every rank has entered them.
+// Other ranks are connected when they first send to and receive from each other; nothing is received from just anyone
+// (recv_any), and operations end when every rank has entered them.
 class WideCommunicator final : public PartCommunicator {
 public:
   // Whether a group is to be one: options.wide_min_ranks, and no local completion.
