@@ -90,9 +90,9 @@ void SerialQueue::run(std::function<void()> task) {
   server.run();
 }
 
-bool SerialQueue::is_idle() const {
-  const std::lock_guard lock(state_->mutex);
-  return !state_->is_running;
+bool SerialQueue::await_idle(std::chrono::milliseconds timeout) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->idle.wait_for(lock, timeout, [this] { return !state_->is_running; });
 }
 
 void SerialQueue::serve(const std::shared_ptr<State>& state) {
@@ -106,6 +106,7 @@ void SerialQueue::serve(const std::shared_ptr<State>& state) {
     lock.lock();
   }
   state->is_running = false;
+  state->idle.notify_all();
 }
 
 }  // namespace holmes::torch_backend

@@ -2,6 +2,8 @@
 // there, one after the other.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <list>
@@ -30,11 +32,13 @@ private:
 class SerialQueue {
 public:
   void run(std::function<void()> task);
-  bool is_idle() const;
+  // Waits until nothing is queued and nothing runs; returns whether that was so in time.
+  bool await_idle(std::chrono::milliseconds timeout) const;
 
 private:
   struct State {
     std::mutex mutex;
+    std::condition_variable idle;
     std::deque<std::function<void()>> tasks;
     bool is_running = false;
   };

@@ -7,7 +7,6 @@
 #include <array>
 #include <chrono>
 #include <numeric>
-#include <thread>
 #include <vector>
 
 #include "holmes/core/error.hpp"
@@ -174,12 +173,8 @@ void SparseReducer::close(const std::string& reason) {
     state_->closed_because = reason;
     communicator.swap(state_->communicator);
   }
-  if (!communicator) return;
   // Who waited for the last one may be here before the thread that ended it is idle: its peers are not to be aborted.
-  constexpr auto pause = std::chrono::milliseconds(1);
-  for (const auto until = Clock::now() + std::chrono::seconds(1); !queue_.is_idle() && Clock::now() < until;)
-    std::this_thread::sleep_for(pause);
-  if (!queue_.is_idle()) communicator->abort(reason);
+  if (communicator && !queue_.await_idle(std::chrono::seconds(1))) communicator->abort(reason);
 }
 
 WorkPtr SparseReducer::all_reduce(const at::Tensor& tensor, ReduceOp op, Communicator& comm, const CallOptions& call) {
