@@ -247,7 +247,7 @@ stress-address: $(ADDRESS)/.built
 	cd $(ADDRESS) && $(ADDRESS_ENV) $(CURDIR)/$(BIN)/python -m holmes stress --testbed \
 	  --faults all,-memory,-memory-at-setup --save $(CURDIR)/build/stress-address $(STRESS_ARGS)
 
-# Counts by rank, or deaths by seed (tests/README.md); 4,096 ranks take two minutes of one processor and 3 GB.
+# Counts by rank, or deaths by seed (tests/README.md); 4,096 ranks take half a minute of one processor and 1 GB.
 simulate: build
 	$(BIN)/cmake -S . -B $(BUILD) -DHOLMES_TESTS=ON >/dev/null
 	$(BIN)/cmake --build $(BUILD) --target simulate

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <numeric>
 
 #include "ranks.hpp"
@@ -163,9 +164,8 @@ inline void check_split(Communicator& comm) {
 }
 
 // `is_wide`: its ranks are not all connected.
-inline void check_everything(Communicator& comm, bool is_wide = false) {
-  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{1000}, std::size_t{8193},
-                                  std::size_t{40001}, std::size_t{300007}}) {
+inline void check_operations(Communicator& comm, std::initializer_list<std::size_t> counts, bool is_wide) {
+  for (const std::size_t count : counts) {
     check_all_reduce(comm, count);
     check_reduce_scatter(comm, count);
     check_all_gather(comm, count);
@@ -175,6 +175,10 @@ inline void check_everything(Communicator& comm, bool is_wide = false) {
     if (!is_wide) check_from_anyone(comm, count);
     check_async(comm, count / 4);
   }
+}
+
+inline void check_everything(Communicator& comm, bool is_wide = false) {
+  check_operations(comm, {0, 1, 7, 1000, 8193, 40001, 300007}, is_wide);
   check_split(comm);
 }
 

@@ -288,17 +288,7 @@ int main() {
     const auto run = [&](std::uint64_t min_bytes, const std::function<void(Communicator&)>& body) {
       run_clusters(layout, min_bytes, body, make_wide);
     };
-    run(0, [](Communicator& comm) {
-      for (const std::size_t few : {std::size_t{1}, std::size_t{1000}, std::size_t{40001}}) {
-        check_all_reduce(comm, few);
-        check_reduce_scatter(comm, few);
-        check_all_gather(comm, few);
-        check_rooted(comm, few, comm.size() - 1);
-        check_all_to_all(comm, few);
-        check_p2p(comm, few);
-        check_async(comm, few);
-      }
-    });
+    run(0, [](Communicator& comm) { check_operations(comm, {1, 1000, 40001}, true); });
     run(100000, check_mixed);
     run(never_hierarchical, [&](Communicator& comm) {
       check_all_reduce(comm, 700001);
