@@ -103,17 +103,24 @@ std::unique_ptr<Channel> make_tcp_channel(int peer, std::vector<Connection> sock
   return std::make_unique<RailsChannel>(peer, std::move(sockets), rails);
 }
 
+// What the channels of a rank have in common.
+struct SharedByChannels {
+  CmaUse cma;
+  std::shared_ptr<RailsContext> rails;
+  std::shared_ptr<MessageBytes> messages = std::make_shared<MessageBytes>();
+};
+
 ChannelPair make_plain_channels(PeerConnections& connections, int own_rank, ControlConnection& control,
-                                const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
+                                const SharedByChannels& shared) {
   if (connections.rdma.collective) return {std::move(connections.rdma.collective), std::move(connections.rdma.p2p)};
   if (!connections.uses_shared_memory()) {
-    return {make_tcp_channel(connections.peer, std::move(connections.collective), rails),
-            make_tcp_channel(connections.peer, std::move(connections.p2p), rails)};
+    return {make_tcp_channel(connections.peer, std::move(connections.collective), shared.rails),
+            make_tcp_channel(connections.peer, std::move(connections.p2p), shared.rails)};
   }
   auto segment = std::make_shared<ShmSegment>(connections.shared_memory.get(), connections.shared_memory_bytes);
   connections.shared_memory.reset();
   const int lower = own_rank < connections.peer ? 0 : 1;  // ring 0 and 2 go from the lower to the higher rank
-  const auto make = [&](int first_ring, const char* purpose) {
+  const auto make = [&](int first_ring, const char* purpose, std::shared_ptr<MessageBytes> messages) {
     ConnectionInfo info;
     info.peer = connections.peer;
     info.host = connections.host;
@@ -121,16 +128,15 @@ ChannelPair make_plain_channels(PeerConnections& connections, int own_rank, Cont
     info.purpose = purpose;
     return std::make_unique<ShmChannel>(
         connections.peer, segment, first_ring + lower, first_ring + 1 - lower, [&control] { control.send_doorbell(); },
-        cma, std::move(info));
+        shared.cma, std::move(info), std::move(messages));
   };
-  return {make(0, "collective"), make(2, "p2p")};
+  return {make(0, "collective", nullptr), make(2, "p2p", shared.messages)};
 }
 
 ChannelPair make_channels(PeerConnections& connections, const CommunicatorOptions& options,
-                          const std::string& own_place, ControlConnection& control,
-                          const std::shared_ptr<RailsContext>& rails, CmaUse cma) {
+                          const std::string& own_place, ControlConnection& control, const SharedByChannels& shared) {
   const bool is_encrypted = !connections.collective.empty() && connections.collective.front().tls;
-  ChannelPair pair = make_plain_channels(connections, options.rank, control, rails, cma);
+  ChannelPair pair = make_plain_channels(connections, options.rank, control, shared);
   if (options.integrity.value_or(false) && !is_encrypted)  // what is encrypted has a code of its own
     for (auto* channel : {&pair.collective, &pair.p2p})
       *channel = std::make_unique<CheckedChannel>(std::move(*channel), options.name, own_place, control.peer());
@@ -242,11 +248,11 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     group->any_shared_memory |= connections.uses_shared_memory();
   }
   EngineNeeds needs;
+  const SharedByChannels shared{env.cma, rails};
   try {
     for (PeerConnections& connections : mesh.peers) {
       if (connections.peer < 0) continue;
-      ChannelPair channels =
-          make_channels(connections, options_, place, *group->controls[connections.peer], rails, env.cma);
+      ChannelPair channels = make_channels(connections, options_, place, *group->controls[connections.peer], shared);
       group->channels[connections.peer] = std::move(channels.collective);
       p2p[connections.peer] = std::move(channels.p2p);
     }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "holmes/reduce/copy.hpp"
 
@@ -28,8 +29,12 @@ constexpr double sample_weight = 0.2;
 // Where a copy through the kernel is the slower way it was up to 4 times as slow: a trial in so much costs 5 %.
 constexpr std::size_t trials_apart = 64;
 constexpr std::size_t trials_of_probation = 8;
-// By so much it has to be cheaper.
-constexpr double cma_worth = 0.9;
+// By so much the other way has to be cheaper. (Where only CMA had to be, two ranks that sent to each other stayed with
+// the ring though it took 10 to 15 % longer.)
+constexpr double change_worth = 0.95;
+// Through a ring the sides wait for each other, beside the copies. (Messages of 16 MiB both ways, time over that of the
+// copies: 1.04 with 2 ranks on 2 cores, 1.2 to 1.4 with 4; by CMA 1.0 and 1.05.)
+constexpr double ring_waits = 1.1;
 // By so much at most a trial is taken to mislead, and so much of it counts after one more.
 constexpr double max_optimism = 4;
 constexpr double optimism_kept = 0.95;
@@ -131,9 +136,7 @@ void CmaChoice::sent(std::size_t bytes, const WayCosts& costs) {
 
 void CmaChoice::end_trial(const WayCosts& costs) {
   double& optimism = optimism_[!is_better_];
-  WayCosts expected = costs;
-  (is_better_ ? expected.ring : expected.cma) *= optimism;
-  if ((expected.cma < cma_worth * expected.ring) != is_better_) {
+  if (optimism * of(!is_better_, costs) < change_worth * of(is_better_, costs)) {
     given_up_ = of(is_better_, costs);
     is_better_ = !is_better_;
     promised_ = of(is_better_, costs);
@@ -154,9 +157,9 @@ void CmaChoice::give_up() {
   is_better_ = false;
 }
 
-ChannelTuning::ChannelTuning(CmaUse use, std::size_t ring_bytes, bool is_p2p, CmaRegion::Costs* mine,
-                             const CmaRegion::Costs* theirs)
-    : mine_(mine), theirs_(theirs), choices_{{use, ring_bytes}, {use, ring_bytes}}, is_p2p_(is_p2p) {
+ChannelTuning::ChannelTuning(CmaUse use, std::size_t ring_bytes, CmaRegion::Costs* mine, const CmaRegion::Costs* theirs,
+                             std::shared_ptr<MessageBytes> messages)
+    : mine_(mine), theirs_(theirs), choices_{{use, ring_bytes}, {use, ring_bytes}}, messages_(std::move(messages)) {
   write_cost_ = CopyCost(4 * ring_bytes);  // half a trial
   ring_costs_.fill(write_cost_);
   cma_costs_.fill(write_cost_);
@@ -176,7 +179,7 @@ void ChannelTuning::give_up() {
 
 // Where messages go one way at a time, the two copies of a ring overlap; else, as in collectives, they do not.
 ChannelTuning::Traffic ChannelTuning::traffic() const {
-  return is_p2p_ && came_meanwhile_ <= two_way_limit * sent_lately_ ? one_way : both_ways;
+  return messages_ && came_meanwhile_ <= two_way_limit * sent_lately_ ? one_way : both_ways;
 }
 
 void ChannelTuning::offered(std::size_t bytes) {
@@ -184,34 +187,35 @@ void ChannelTuning::offered(std::size_t bytes) {
   const auto& theirs = theirs_[traffic()];
   const double read = theirs.ring.load(std::memory_order_relaxed);
   const double write = write_cost_.s_per_byte();
-  const double copies = read > 0 && write > 0 ? read + write : 0;
+  const double copies = read > 0 && write > 0 ? ring_waits * (read + write) : 0;
   choices_[traffic()].sent(bytes, {traffic() == one_way ? read : copies, theirs.cma.load(std::memory_order_relaxed)});
 }
 
-void ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes, std::uint64_t received_bytes) {
-  if (!is_p2p_) return;
+void ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes) {
+  if (!messages_) return;
+  messages_->sent += bytes;
   if (pieces.front().iov_base == sent_end_) {  // what came while a message went on
     const auto sent = static_cast<double>(bytes);
     const double kept = std::exp(-sent / two_way_bytes);
     sent_lately_ = kept * sent_lately_ + sent;
-    came_meanwhile_ = kept * came_meanwhile_ + static_cast<double>(received_bytes - received_before_);
+    came_meanwhile_ = kept * came_meanwhile_ + static_cast<double>(messages_->received - received_before_);
   }
   sent_end_ = end_of(pieces, bytes);
-  received_before_ = received_bytes;
+  received_before_ = messages_->received;
 }
 
 // From the piece before it in the same message on.
-void ChannelTuning::received(std::span<const iovec> pieces, std::size_t bytes, bool by_cma, Clock::time_point start,
-                             std::uint64_t sent_bytes) {
-  if (!is_p2p_) return;
+void ChannelTuning::received(std::span<const iovec> pieces, std::size_t bytes, bool by_cma, Clock::time_point start) {
+  if (!messages_) return;
+  messages_->received += bytes;
   const auto now = Clock::now();
   const bool goes_on = pieces.front().iov_base == received_end_ && by_cma == was_cma_;
-  if (bytes >= min_timed_bytes && sent_bytes == sent_before_)
+  if (bytes >= min_timed_bytes && messages_->sent == sent_before_)
     add_cost(one_way, by_cma, bytes, std::chrono::duration<double>(now - (goes_on ? received_at_ : start)).count());
   received_end_ = end_of(pieces, bytes);
   received_at_ = now;
   was_cma_ = by_cma;
-  sent_before_ = sent_bytes;
+  sent_before_ = messages_->sent;
 }
 
 void ChannelTuning::add_cost(Traffic traffic, bool by_cma, std::size_t bytes, double seconds) {

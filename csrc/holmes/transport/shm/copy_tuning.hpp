@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -105,13 +106,20 @@ private:
   double optimism_[2] = {1, 1};  // of trials: what a ring, and CMA, cost in the end, over what they cost in a trial
 };
 
+// Of messages, what all channels of a rank carry: whoever sends to one rank while another sends to it copies both. One
+// thread at a time.
+struct MessageBytes {
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+};
+
 // Whether one channel's pieces go through its ring or by CMA: the channel tells what it does, and asks. Sender and
 // receiver each know the cost of their part; the receiver shares its own.
 class ChannelTuning {
 public:
-  // `mine` and `theirs`: what this side and the peer measure as receivers.
-  ChannelTuning(CmaUse use, std::size_t ring_bytes, bool is_p2p, CmaRegion::Costs* mine,
-                const CmaRegion::Costs* theirs);
+  // `mine` and `theirs`: what this side and the peer measure as receivers. `messages`: null for collectives.
+  ChannelTuning(CmaUse use, std::size_t ring_bytes, CmaRegion::Costs* mine, const CmaRegion::Costs* theirs,
+                std::shared_ptr<MessageBytes> messages);
 
   CmaUse use() const { return choices_[both_ways].use(); }
   // For all pieces from now on; absent: as measured here.
@@ -128,14 +136,13 @@ public:
   // What the sender did: copied into the ring, put so many bytes on their way, had `bytes` of `pieces` taken.
   void wrote(std::size_t bytes, double seconds) { write_cost_.add(bytes, seconds); }
   void offered(std::size_t bytes);
-  void sent(std::span<const iovec> pieces, std::size_t bytes, std::uint64_t received_bytes);
+  void sent(std::span<const iovec> pieces, std::size_t bytes);
   // What the receiver did: one copy; a piece that it was asked for at `start`.
   void copied(std::size_t bytes, double seconds, bool by_cma) { add_cost(both_ways, by_cma, bytes, seconds); }
-  void received(std::span<const iovec> pieces, std::size_t bytes, bool by_cma, Clock::time_point start,
-                std::uint64_t sent_bytes);
+  void received(std::span<const iovec> pieces, std::size_t bytes, bool by_cma, Clock::time_point start);
 
 private:
-  // Messages that come while nothing is sent, timed from piece to piece; all else, of which copies are timed.
+  // Messages that come while the rank sends none, timed from piece to piece; all else, of which copies are timed.
   enum Traffic { one_way, both_ways, traffic_count };
   static_assert(traffic_count == CmaRegion::cost_count);
 
@@ -149,7 +156,7 @@ private:
   CopyCost write_cost_;
   std::array<CopyCost, traffic_count> ring_costs_, cma_costs_;  // of receiving
   // Of messages: bytes of late, and of those that came between two pieces of one that goes; the last piece of each way.
-  bool is_p2p_;
+  std::shared_ptr<MessageBytes> messages_;
   double sent_lately_ = 0;
   double came_meanwhile_ = 0;
   bool was_cma_ = false;

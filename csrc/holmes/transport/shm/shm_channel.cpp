@@ -8,7 +8,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "holmes/core/error.hpp"
@@ -25,9 +24,6 @@ constexpr std::size_t max_copy_bytes = 64 * 1024;
 constexpr std::size_t max_pull_bytes = 1024 * 1024;
 // What is read in place takes no system call, but both sides look at each other's words.
 constexpr std::size_t min_in_place_bytes = 16 * 1024;
-
-// As connections() says it.
-constexpr std::string_view p2p_purpose = "p2p";
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -80,7 +76,8 @@ std::byte* ShmSegment::data(int index) const {
 }
 
 ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver,
-                       std::function<void()> ring_doorbell, CmaUse cma, ConnectionInfo info)
+                       std::function<void()> ring_doorbell, CmaUse cma, ConnectionInfo info,
+                       std::shared_ptr<MessageBytes> messages)
     : Channel(peer),
       segment_(std::move(segment)),
       out_(segment_->ring(sender)),
@@ -90,7 +87,7 @@ ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender
       shown_(out_.cma),
       seen_(in_.cma),
       may_pull_(cma != CmaUse::never),
-      tuning_(cma, segment_->ring_bytes(), info.purpose == p2p_purpose, in_.cma.costs, out_.cma.costs),
+      tuning_(cma, segment_->ring_bytes(), in_.cma.costs, out_.cma.costs, std::move(messages)),
       ring_doorbell_(std::move(ring_doorbell)),
       info_(std::move(info)) {}
 
@@ -135,7 +132,7 @@ std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
     if (out_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
     return 0;
   }
-  tuning_.sent(pieces, total, received_bytes());
+  tuning_.sent(pieces, total);
   count_sent(total);
   return total;
 }
@@ -224,7 +221,7 @@ std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
     if (in_.closed.load(std::memory_order_relaxed) && readable_bytes() == 0) throw StreamClosed{peer(), 0};
     return 0;
   }
-  if (is_timed) tuning_.received(pieces, total, by_cma, start, sent_bytes());
+  if (is_timed) tuning_.received(pieces, total, by_cma, start);
   count_received(total);
   return total;
 }

@@ -52,9 +52,11 @@ private:
 
 class ShmChannel final : public Channel {
 public:
-  // `sender` and `receiver` are ring indices; `ring_doorbell` wakes the peer where it sleeps (any thread).
+  // `sender` and `receiver` are ring indices; `ring_doorbell` wakes the peer where it sleeps (any thread). `messages`:
+  // of the channels that carry the rank's messages; null: this one carries collectives.
   ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver,
-             std::function<void()> ring_doorbell, CmaUse cma, ConnectionInfo info);
+             std::function<void()> ring_doorbell, CmaUse cma, ConnectionInfo info,
+             std::shared_ptr<MessageBytes> messages = nullptr);
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
