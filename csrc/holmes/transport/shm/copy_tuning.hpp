@@ -128,6 +128,8 @@ public:
   bool uses_cma(std::size_t bytes) const { return choices_[traffic()].uses_cma(bytes, set_); }
   // So many bytes may be shown to the receiver at once: those of a trial end soon.
   std::size_t region_bytes() const;
+  // Whether the receiver copies while this side does.
+  bool is_one_way() const { return traffic() == one_way; }
   // Whether pieces are mostly copied out of the sender's memory, or read there.
   bool prefers_sender_memory() const;
   // The receiver cannot read this process's memory.

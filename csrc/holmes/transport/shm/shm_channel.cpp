@@ -20,10 +20,16 @@ namespace {
 constexpr int ring_count = 4;
 // Bytes one call copies at most: the peer starts on them while this side copies the next.
 constexpr std::size_t max_copy_bytes = 64 * 1024;
+// What is left of a message that goes one way goes in steps that get shorter, down to this: the receiver's copy then
+// ends soon after. (A round of 64 KiB: 10.2 instead of 12.0 us; with all steps short 256 KiB would take 6 % longer, and
+// collectives, whose ranks copy both ways, 10 %.)
+constexpr std::size_t min_step_bytes = 16 * 1024;
 // The same by CMA, where a call costs a system call too.
 constexpr std::size_t max_pull_bytes = 1024 * 1024;
 // What is read in place takes no system call, but both sides look at each other's words.
 constexpr std::size_t min_in_place_bytes = 16 * 1024;
+
+std::size_t step_of(std::size_t bytes) { return bytes <= min_step_bytes ? bytes : std::max(bytes / 4, min_step_bytes); }
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -140,6 +146,7 @@ std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
 std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   std::size_t room = std::min(writable_bytes(), max_copy_bytes);
   std::size_t total = 0;
+  const bool is_one_way = tuning_.is_one_way();
   const iovec* to_show = nullptr;
   BufferPlace place;
   for (const iovec& piece : pieces) {
@@ -148,7 +155,7 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
       to_show = &piece;
       break;
     }
-    const std::size_t bytes = std::min(piece.iov_len, room);
+    const std::size_t bytes = std::min(is_one_way ? step_of(piece.iov_len) : piece.iov_len, room);
     const bool is_timed = bytes >= min_timed_bytes;
     const auto start = is_timed ? Clock::now() : Clock::time_point();
     copy_to_ring_(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
