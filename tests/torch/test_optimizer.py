@@ -225,3 +225,76 @@ def end_without_close(rank, size, store):
 def test_a_script_may_end_after_its_last_step():
     first, *others = run_ranks(end_without_close, 3)
     assert all(other == first for other in others)
+
+
+class Experts(nn.Module):
+    """A layer that every micro-batch uses, and four of which each uses one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Linear(WIDTH, WIDTH)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x, expert):
+        return self.experts[expert](torch.tanh(self.shared(x)))
+
+
+ROUTES = [[0, 1], [0, 0], [2, 2], [1, 3]]  # of each step's two micro-batches
+
+
+def train_experts(rank, size, store, told):
+    init(store, rank, size)
+    model, reference = Experts(), Experts()
+    optimizer = holmes.DistributedOptimizer(
+        model, torch.optim.SGD, lr=0.1, momentum=0.9, bucket_bytes=8, accumulation_steps=2 if told == "count" else None
+    )
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for step, experts in enumerate(ROUTES):
+        if told == "later" and step:
+            optimizer.accumulation_steps = 2
+        for half, expert in zip(batch(step), experts, strict=True):
+            model(half.chunk(size)[rank], expert).square().mean().backward()
+            reference(half, expert).square().mean().backward()
+        for each in (optimizer, plain):
+            each.step()
+            each.zero_grad()
+    for mine, its in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach(), its.detach())
+
+
+@pytest.mark.parametrize("told", [None, "count", "later"])
+def test_micro_batches_may_use_other_experts_in_each_step(told):
+    run_ranks(train_experts, 2, told)
+
+
+def differ_in_lr(rank, size, store, step_in_backward):
+    init(store, rank, size)
+    torch.manual_seed(0)
+    model = nn.Linear(64, 1, bias=False)
+    optimizer = holmes.DistributedOptimizer(
+        model, torch.optim.SGD, lr=0.1, momentum=0.9, step_in_backward=step_in_backward
+    )
+
+    def step(lr):
+        optimizer.param_groups[0]["lr"] = lr
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(0.1)
+    before = model.weight.detach().clone()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"lr of param_groups\[0\] is 0.1 on rank 0 .* and 0.01 on rank 1"):
+            step([0.1, 0.01][rank])
+        optimizer.zero_grad()
+        assert torch.equal(model.weight, before)
+    step([0.12345649999999, 0.1234565000001][rank])  # two machines' arithmetic
+    step(0.1)
+    return model.weight.detach().numpy()
+
+
+@pytest.mark.parametrize("step_in_backward", [True, False])
+def test_settings_that_differ_between_ranks_are_refused(step_in_backward):
+    first, second = run_ranks(differ_in_lr, 2, step_in_backward)
+    assert (first == second).all()

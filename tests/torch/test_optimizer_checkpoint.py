@@ -1,5 +1,7 @@
 """Mixed precision, loss scaling and checkpoints of holmes.DistributedOptimizer, across numbers of ranks."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -83,3 +85,90 @@ def test_a_checkpoint_continues_on_another_number_of_ranks(tmp_path, sizes, dtyp
     # bf16 models round each rank's share of the batch on its own: another number of ranks is another rounding.
     torch.testing.assert_close(losses, expected, rtol=1e-4 if dtype == torch.float32 else 2e-2, atol=0)
     assert expected[-1] < expected[0]
+
+
+def go_on_from_plain(rank, size, store, after_a_step):
+    """Three steps of a plain optimizer on the whole batch; then three more, beside a sharded one that took over."""
+    init(store, rank, size)
+    reference = make()
+    plain = torch.optim.AdamW(decayed(reference), lr=0.01, eps=1e-4)
+
+    def train_plain(steps):
+        losses = []
+        for step in steps:
+            x, y = batch(step)
+            loss = nn.functional.mse_loss(reference(x), y)
+            loss.backward()
+            plain.step()
+            plain.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    train_plain(range(3))
+    model = make()
+    optimizer = make_optimizer(model, lr=0.5)
+    if after_a_step:
+        train(model, optimizer, rank, size, range(1))
+    model.load_state_dict(reference.state_dict())
+    optimizer.load_state_dict(plain.state_dict())
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.02]
+    return train_plain(range(3, 6)), train(model, optimizer, rank, size, range(3, 6))
+
+
+@pytest.mark.parametrize("after_a_step", [False, True])
+def test_a_plain_optimizers_state_is_taken_over(after_a_step):
+    for expected, losses in run_ranks(go_on_from_plain, 2, after_a_step):
+        torch.testing.assert_close(losses, expected, rtol=1e-5, atol=0)
+
+
+def without(state, *path):
+    """A copy of nested dicts without what is there."""
+    first, *rest = path
+    return {k: without(v, *rest) if k == first else v for k, v in state.items() if k != first or rest}
+
+
+@pytest.mark.parametrize("after_a_step", [False, True])
+def test_a_state_that_does_not_fit_changes_nothing(after_a_step):
+    def stepped(optimizer_class, **options):
+        model = nn.Linear(8, 8)
+        optimizer = holmes.DistributedOptimizer(model, optimizer_class, **options)
+        if after_a_step:
+            model(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    _, adam = stepped(torch.optim.Adam, lr=0.1)
+    good = adam.state_dict()
+    good["settings"] = good["settings"].replace('"steps": 0', '"steps": 1')
+    weight = good["state"]["weight"]
+    model = nn.Linear(8, 8)
+    plain = torch.optim.Adam([model.weight], lr=0.1)
+
+    def with_weight(entries):
+        return {**good, "state": {**good["state"], "weight": entries}}
+
+    damaged = {
+        "is None": None,
+        "this has []": {},
+        "this has ['settings']": without(good, "state"),
+        "is damaged: 'no'": {**good, "settings": "no"},
+        "is damaged: '[1]'": {**good, "settings": "[1]"},
+        "is damaged: None": {**good, "settings": None},
+        "2 parameter groups": {**good, "settings": good["settings"].replace('"groups": [', '"groups": [{}, ')},
+        "has ['exp_avg', 'exp_avg_sq', 'is_stepped']": without(good, "state", "weight", "step"),
+        "cannot be Tensor of shape (3,)": with_weight({**weight, "step": torch.ones(3)}),
+        "cannot be elements from 0 of 8": with_weight(good["state"]["bias"]),
+        "groups of [1] parameters, this optimizer of [2]": plain.state_dict(),
+    }
+    _, optimizer = stepped(torch.optim.Adam, lr=0.5)
+    for text, state in damaged.items():
+        with pytest.raises(ValueError, match=re.escape(text)):
+            optimizer.load_state_dict(state)
+        assert optimizer.param_groups[0]["lr"] == 0.5
+    _, sgd = stepped(torch.optim.SGD, lr=0.5, momentum=0.9)
+    before = sgd.state_dict()["settings"]
+    with pytest.raises(ValueError, match="an optimizer of the same class"):
+        sgd.load_state_dict(good)
+    assert sgd.state_dict()["settings"] == before
+    assert "betas" not in sgd.param_groups[0]

@@ -1,11 +1,14 @@
-"""Agreement: what must be equal on all ranks of a group before they train together."""
+"""Agreement: what must be equal on all ranks of a group that train together."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from holmes.training.overlap.parameters import Trained
@@ -13,6 +16,7 @@ from holmes.training.overlap.transfers import Lane
 from holmes.training.overlap.usage import agree
 
 _CHUNK_BYTES = 32 << 20
+LOCAL_SETTINGS = ("fused", "foreach", "capturable", "differentiable")  # say how a machine steps, not what the step is
 
 
 def check_equal_models(lane: Lane, trained: Sequence[Trained]) -> None:
@@ -25,6 +29,58 @@ def check_equal_models(lane: Lane, trained: Sequence[Trained]) -> None:
             f"the ranks of group {lane.label!r} do not train the same parameters (rank {lane.rank}: {len(trained)}, "
             f"from {trained[0].name!r} to {trained[-1].name!r}); names, shapes, dtypes and groups must be equal"
         )
+
+
+def compared_settings(groups: Sequence[Mapping[str, Any]], names: Collection[str]) -> list[dict[str, Any]]:
+    """Local. Of each group the settings called one of `names` that are numbers, words or rows of these."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.tolist()
+        if isinstance(value, tuple | list):
+            return [plain(each) for each in value]
+        return value if value is None or isinstance(value, bool | int | float | str) else ...
+
+    rows = [{name: plain(group[name]) for name in sorted(names) if name in group} for group in groups]
+    return [{n: v for n, v in row.items() if n not in LOCAL_SETTINGS and "Ellipsis" not in repr(v)} for row in rows]
+
+
+def settings_word(settings: Sequence[Mapping[str, Any]]) -> int:
+    """31 bits that differ where these do, by more than what two machines' arithmetic may."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [rounded(each) for each in value]
+        return f"{value:.6g}" if isinstance(value, float) else value
+
+    text = repr([{name: rounded(value) for name, value in group.items()} for group in settings])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def settings_difference(lane: Lane, settings: Sequence[Mapping[str, Any]]) -> str:
+    """Collective, where some rank's word is not that of the others. What to say of a setting that differs; empty where
+    none does but in its last digits."""
+    rows: list[Any] = [None] * lane.size
+    dist.all_gather_object(rows, settings, group=lane.group)
+    for rank, row in enumerate(rows):
+        for number, (group, other) in enumerate(zip(rows[0], row, strict=True)):
+            for name in sorted(group.keys() | other.keys()):
+                if not _are_close(group.get(name), other.get(name)):
+                    return (
+                        f"{name} of param_groups[{number}] is {group.get(name)} on rank 0 of this group and "
+                        f"{other.get(name)} on rank {rank}: each would step its part of every parameter with its own. "
+                        "No parameter was changed; set it alike on all ranks (a scheduler that looks at a loss, such "
+                        "as ReduceLROnPlateau, needs the mean over the ranks: all_reduce it first)"
+                    )
+    return ""
+
+
+def _are_close(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_are_close, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-5) or (math.isnan(one) and math.isnan(other))
+    return bool(one == other)
 
 
 def broadcast_model(lane: Lane, modules: Sequence[nn.Module]) -> None:

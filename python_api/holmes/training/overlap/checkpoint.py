@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from holmes.training.overlap.agreement import LOCAL_SETTINGS
 from holmes.training.overlap.buckets import Fragment
 from holmes.training.overlap.parameters import Trained
 from holmes.training.overlap.shards import ShardOptimizer
@@ -19,7 +20,6 @@ from holmes.training.overlap.shards import ShardOptimizer
 _KEEPING = (torch.ops.aten.detach.default, torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 MASTER = "master"  # key of the float32 copy of a 16-bit parameter
 IS_STEPPED = "is_stepped"  # key of 1; 0: the parameter had no gradient so far, and the other keys are placeholders
-_LOCAL_SETTINGS = ("fused", "foreach", "capturable", "differentiable")  # say how a machine steps, not what the step is
 
 
 class FlatShard(torch.Tensor):
@@ -125,44 +125,141 @@ def state_tensors(shards: Sequence[ShardOptimizer], trained: Sequence[Trained]) 
 def load_state_tensors(
     shards: Sequence[ShardOptimizer], trained: Sequence[Trained], saved: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Local. The inverse. Raises ValueError where a part is missing or belongs to another layout."""
+    """Local. The inverse. Raises ValueError where a part is missing or belongs to another layout or optimizer; nothing
+    is changed then."""
+    checked = []
     for shard, fragment, part, state in _each_state(shards):
-        name = trained[fragment.parameter].name
-        if name not in saved:
-            raise ValueError(f"the state of parameter {name!r} is missing; it has {sorted(saved)[:5]} ...")
-        loaded = dict(saved[name])
+        entry = trained[fragment.parameter]
+        if entry.name not in saved:
+            raise ValueError(f"the state of parameter {entry.name!r} is missing; it has {sorted(saved)[:5]} ...")
+        loaded = dict(saved[entry.name])
+        blank = {**state, IS_STEPPED: torch.tensor(0), **({MASTER: part} if shard.is_low_precision else {})}
+        check_state(entry, loaded, blank)
         for key, value in loaded.items():
             if isinstance(value, FlatShard):
                 if value.start != fragment.start or value.local.numel() != fragment.numel:
                     raise ValueError(
-                        f"{key} of {name!r} is elements [{value.start}, {value.start + value.local.numel()}), but this "
-                        f"rank owns [{fragment.start}, {fragment.start + fragment.numel}): saved on another layout; "
-                        "load it with torch.distributed.checkpoint, which brings every rank its part"
+                        f"{key} of {entry.name!r} is elements [{value.start}, {value.start + value.local.numel()}), "
+                        f"but this rank owns [{fragment.start}, {fragment.start + fragment.numel}): saved on another "
+                        "layout; load it with torch.distributed.checkpoint, which brings every rank its part"
                     )
                 loaded[key] = value.local.to(part.device).clone()
+            elif isinstance(value, torch.Tensor):
+                loaded[key] = value.clone()  # the optimizer that it is of goes on counting in it
+        checked.append((shard, part, state, loaded))
+    for shard, part, state, loaded in checked:
         if shard.is_low_precision:
             part.copy_(loaded.pop(MASTER))
         inner = shard.inner
         assert inner is not None
-        if int(loaded.pop(IS_STEPPED, 1)):
+        if int(loaded.pop(IS_STEPPED)):
             state.update(loaded)
             inner.state[part] = state
         else:
             inner.state.pop(part, None)
 
 
+def check_state(entry: Trained, loaded: Mapping[str, Any], blank: Mapping[str, Any]) -> None:
+    """Raises ValueError where `loaded` is not the state of `entry` that an optimizer keeps whose state is like `blank`,
+    which has flat tensors for what a FlatShard is a part of."""
+    if loaded.keys() != blank.keys():
+        raise ValueError(
+            f"the state of parameter {entry.name!r} has {sorted(loaded)}, this optimizer's {sorted(blank)}: load the "
+            "state of an optimizer of the same class and options"
+        )
+    numel = entry.tensor.numel()
+    for key, value in loaded.items():
+        if isinstance(value, FlatShard):
+            is_right = value.numel() == numel and 0 <= value.start <= numel - value.local.numel()
+            what = f"elements from {value.start} of {value.numel()}"
+        elif isinstance(blank[key], torch.Tensor):
+            is_right = isinstance(value, torch.Tensor | int | float) and torch.as_tensor(value).numel() <= 1
+            what = f"{type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}"
+        else:
+            is_right = isinstance(value, type(blank[key]))
+            what = type(value).__name__
+        if not is_right:
+            raise ValueError(
+                f"{key} of parameter {entry.name!r}, which has {numel} elements, cannot be {what}: load what "
+                "state_dict() of an optimizer of the same model returned"
+            )
+
+
 def encode_settings(groups: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
     """Hyperparameters of the groups and a few numbers, the same on every rank, as JSON."""
-    rows = [{k: _plain(v) for k, v in g.items() if k != "params" and k not in _LOCAL_SETTINGS} for g in groups]
+    rows = [{k: _plain(v) for k, v in g.items() if k != "params" and k not in LOCAL_SETTINGS} for g in groups]
     return json.dumps({"groups": rows, **extra})
 
 
-def decode_settings(text: str, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sets the groups' hyperparameters; returns the rest. Raises ValueError where the number of groups differs."""
-    saved: dict[str, Any] = json.loads(text)
-    rows = saved.pop("groups")
+def decode_settings(state_dict: Any, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `encode_settings` was given. Raises ValueError for what no state_dict of a DistributedOptimizer is, or has
+    another number of groups."""
+    if not isinstance(state_dict, Mapping) or not {"state", "settings"} <= state_dict.keys():
+        has = f"has {sorted(map(str, state_dict))[:5]}" if isinstance(state_dict, Mapping) else f"is {state_dict!r:.80}"
+        raise ValueError(
+            "a DistributedOptimizer loads what its state_dict() returned, with 'state' and 'settings', or a plain "
+            f"optimizer's, with 'state' and 'param_groups'; this {has}"
+        )
+    try:
+        saved: dict[str, Any] = json.loads(state_dict["settings"])
+        rows, _, _ = saved["groups"], int(saved["steps"]), saved["loss_scale"]
+        is_right = all(isinstance(row, dict) for row in rows)
+    except (TypeError, ValueError, KeyError):
+        is_right = False
+    if not is_right:
+        raise ValueError(
+            f"'settings' of the state to load is damaged: {state_dict['settings']!r:.80}; it is the JSON text that "
+            "state_dict() made"
+        )
     if len(rows) != len(groups):
         raise ValueError(f"the checkpoint has {len(rows)} parameter groups, this optimizer {len(groups)}")
+    return saved
+
+
+def is_plain(state_dict: Any) -> bool:
+    """Whether it is the state of an optimizer of torch's, such as one that DDP trained with."""
+    return isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()
+
+
+def from_plain(
+    state_dict: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]], names: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Local. This rank's part of the state of a plain optimizer, as `state_dict` of DistributedOptimizer gives it.
+
+    `own`: such a state of this rank, for its layout; `names`: of the parameters of each group. Raises ValueError where
+    the groups have other numbers of parameters.
+    """
+    groups = state_dict["param_groups"]
+    sizes, own_sizes = [len(group["params"]) for group in groups], [len(group) for group in names]
+    if sizes != own_sizes:
+        raise ValueError(f"the checkpoint has groups of {sizes} parameters, this optimizer of {own_sizes}")
+    number_of = {
+        name: number
+        for group, own_group in zip(groups, names, strict=True)
+        for number, name in zip(group["params"], own_group, strict=True)
+    }
+    state: dict[str, dict[str, Any]] = {}
+    for name, entries in own.items():
+        saved = state_dict["state"].get(number_of[name])
+        kept = {key: value for key, value in entries.items() if key == MASTER}
+        if saved is None:
+            state[name] = {**entries, IS_STEPPED: torch.tensor(0)}
+        else:
+            parts = {key: _part_like(entries.get(key), value) for key, value in saved.items()}
+            state[name] = {**parts, **kept, IS_STEPPED: torch.tensor(1)}
+    settings = encode_settings(groups, {"steps": int(bool(state_dict["state"])), "loss_scale": None})
+    return {"state": state, "settings": settings}
+
+
+def _part_like(own: Any, whole: Any) -> Any:
+    if not isinstance(own, FlatShard) or not isinstance(whole, torch.Tensor) or whole.numel() != own.numel():
+        return whole
+    part = whole.detach().reshape(-1)[own.start : own.start + own.local.numel()]
+    return FlatShard(part.to(own.local), own.start, own.numel())
+
+
+def apply_settings(rows: Sequence[Mapping[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+    """Sets the groups' hyperparameters, as saved."""
     for row, group in zip(rows, groups, strict=True):
         for key, value in row.items():
             old = group.get(key)
@@ -170,7 +267,6 @@ def decode_settings(text: str, groups: Sequence[dict[str, Any]]) -> dict[str, An
                 old.fill_(value)
             else:
                 group[key] = tuple(value) if isinstance(old, tuple) else value
-    return saved
 
 
 def _each_state(

@@ -18,8 +18,11 @@ from holmes.training.arguments import above_zero, floating_dtype, process_group,
 from holmes.training.overlap.agreement import broadcast_model, check_equal_models
 from holmes.training.overlap.checkpoint import (
     StateElsewhere,
+    apply_settings,
     decode_settings,
     encode_settings,
+    from_plain,
+    is_plain,
     load_state_tensors,
     state_tensors,
 )
@@ -335,9 +338,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             before(self)
         if self._runtime is not None:
             self._runtime.undo_early()
-            state = state_tensors(self._runtime.shards, self._trained)
-        else:
-            state = self._make_pending().state()
+        state = self._own_state()
         scale = None if self._loss_scale is None else self._loss_scale.state_dict()
         settings = encode_settings(self.param_groups, {"steps": self._steps, "loss_scale": scale})
         state_dict: dict[str, Any] = {"state": state, "settings": settings}
@@ -345,8 +346,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             state_dict = after(self, state_dict) or state_dict
         return state_dict
 
+    def _own_state(self) -> dict[str, dict[str, Any]]:
+        if self._runtime is not None:
+            return state_tensors(self._runtime.shards, self._trained)
+        return self._make_pending().state()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Local. The inverse. Raises ValueError where a part is missing or belongs to another layout."""
+        """Local. The inverse. Also takes, on every rank, the whole state of a plain `optimizer_class` over the same
+        parameters in the same groups (of a training with DDP). Raises ValueError where a part is missing, or belongs to
+        another layout or optimizer, or where it is no such state; nothing is changed then.
+        """
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         self._load(state_dict)
@@ -354,23 +363,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
             after(self)
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
-        extra = decode_settings(state_dict["settings"], self.param_groups)
-        self._steps = int(extra["steps"])
-        if self._loss_scale is not None and extra["loss_scale"] is not None:
-            self._loss_scale.load_state_dict(extra["loss_scale"])
-        if self._steps == 0:  # saved before the first step: there was no state yet
+        if self._runtime is not None:
+            self._runtime.undo_early()
+        if is_plain(state_dict):
+            names = [[self._trained[self._index_of[id(p)]].name for p in g["params"]] for g in self.param_groups]
+            state_dict = from_plain(state_dict, self._own_state(), names)
+        saved = decode_settings(state_dict, self.param_groups)
+        if not int(saved["steps"]):  # saved before the first step: there was no state yet
             self._pending = None
             if self._runtime is not None:
-                self._runtime.undo_early()
                 for shard in self._runtime.shards:
                     shard.forget_state()
-            return
-        with torch.no_grad():
-            if self._runtime is not None:
-                self._runtime.undo_early()
-                load_state_tensors(self._runtime.shards, self._trained, state_dict["state"])
-            else:
-                self._make_pending().load(state_dict["state"])
+        else:
+            with torch.no_grad():
+                if self._runtime is not None:
+                    load_state_tensors(self._runtime.shards, self._trained, state_dict["state"])
+                else:
+                    self._make_pending().load(state_dict["state"])
+        apply_settings(saved["groups"], self.param_groups)
+        self._steps = int(saved["steps"])
+        if self._loss_scale is not None and saved["loss_scale"] is not None:
+            self._loss_scale.load_state_dict(saved["loss_scale"])
 
     # --- reports ---
 
@@ -581,7 +594,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _expected(self) -> list[int]:
         now = self._accumulation_steps or self._recorded_accumulation
-        counts = self._record.usual_counts(len(self._trained))
+        counts = self._record.usual_counts(len(self._trained), self._recorded_accumulation)
         return [count * now // self._recorded_accumulation for count in counts]
 
     def _make_pending(self) -> PendingState:
@@ -596,9 +609,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         count = len(self._trained)
         record = self._record
         passes = len(record.passes)
-        if self._accumulation_steps and passes % self._accumulation_steps:
+        if self._accumulation_steps is None:
+            self._recorded_accumulation = record.usual_count()
+        elif passes % self._accumulation_steps:
             self._recorded_accumulation = passes  # a window that was shorter than those to come
-        places = record.gradient_places(count)
+        places = record.gradient_places(count, self._recorded_accumulation)
         needs = find_needs(self._modules, self._index_of, record)
         has_gradient = [int(t.tensor.grad is not None) for t in self._trained]
         rows = [places, first_uses(needs, record, count), has_gradient]
@@ -627,6 +642,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             (self._optimizer_class, self._arguments, self.param_groups),
             self.timeline,
             is_early=self._step_in_backward,
+            names=self.defaults.keys(),
         )
         weakref.finalize(self, self._runtime.stop)
         if self._pending is not None and self._pending.is_loaded:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holmes.training.overlap.checkpoint import IS_STEPPED, MASTER, FlatShard
+from holmes.training.overlap.checkpoint import IS_STEPPED, MASTER, FlatShard, check_state
 from holmes.training.overlap.parameters import Trained
 from holmes.training.overlap.shards import ShardOptimizer, blank_states, is_low_precision
 from holmes.training.overlap.transfers import Lane
@@ -63,30 +63,23 @@ class PendingState:
     def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Local. What this rank saved, on any layout; together the ranks must bring every element.
 
-        Raises ValueError where it is the state of other parameters or of another optimizer.
+        Raises ValueError where it is the state of other parameters or of another optimizer; nothing is changed then.
         """
         if saved and not any(entry.name in saved for entry in self._trained):
             names = [entry.name for entry in self._trained]
             raise ValueError(
                 f"the state is of the parameters {sorted(saved)[:5]} ..., this optimizer has {names[:5]} ..."
             )
+        for entry, state in zip(self._trained, self._states, strict=True):
+            if entry.name in saved:
+                check_state(entry, saved[entry.name], state)
         for index, (entry, state) in enumerate(zip(self._trained, self._states, strict=True)):
             loaded = saved.get(entry.name)
             if loaded is None:  # another rank has it
                 self._states[index] = {key: value[:0] if _is_flat(value) else value for key, value in state.items()}
                 self._starts[index] = self._lengths[index] = 0
                 continue
-            if loaded.keys() != state.keys():
-                raise ValueError(
-                    f"the state of parameter {entry.name!r} has {sorted(loaded)}, this optimizer's {sorted(state)}: "
-                    "load the state of an optimizer of the same class and options"
-                )
             shards = [value for value in loaded.values() if isinstance(value, FlatShard)]
-            if any(shard.numel() != entry.tensor.numel() for shard in shards):
-                raise ValueError(
-                    f"the state of parameter {entry.name!r} is of {shards[0].numel()} elements, the parameter has "
-                    f"{entry.tensor.numel()}"
-                )
             self._starts[index] = shards[0].start if shards else 0
             self._lengths[index] = shards[0].local.numel() if shards else entry.tensor.numel()
             for key, value in loaded.items():

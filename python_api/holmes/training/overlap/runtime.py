@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from holmes.training.overlap.agreement import compared_settings, settings_difference, settings_word
 from holmes.training.overlap.background import BackgroundSteps
 from holmes.training.overlap.buckets import Bucket, ParameterSize, lay_out
 from holmes.training.overlap.gatherer import Gatherer
@@ -23,6 +24,7 @@ from holmes.training.overlap.usage import Needs
 
 _log = logging.getLogger(__name__)
 
+_ALL_BITS = (1 << 31) - 1
 #: Steps whose early shards had to be stepped again, after which shards step in `step` only.
 _MOST_REDONE = 3
 
@@ -70,6 +72,8 @@ class _Words(NamedTuple):
     gathered: int  # all-gathers that this rank has started early
     redoes: int  # 1: what was stepped early must be stepped again
     drops: int  # 1 + a rank that drops the step's gradients
+    settings: int  # what this rank steps with
+    no_settings: int  # _ALL_BITS less that: the two are _ALL_BITS together where all ranks step with the same
 
 
 class Runtime:
@@ -77,6 +81,7 @@ class Runtime:
 
     `is_early`: shards step during backward, as their gradients arrive. Nobody sees that before `step`: what was stepped
     early is hidden (see BucketStorage) and can be undone, as when hyperparameters change between backward and step.
+    `names`: the settings of param_groups that the optimizer knows, which have to be equal on all ranks.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Runtime:
         timeline: Timeline,
         *,
         is_early: bool,
+        names: Collection[str] = (),
     ) -> None:
         reduce_lane, gather_lane = lanes
         self.layout = layout
@@ -120,6 +126,7 @@ class Runtime:
         self._parameters = [t.tensor for t in trained]
         self._timeline = timeline
         self._groups = optimizer[2]
+        self._names = names
         self._settings: Settings = ()  # with which this step's shards step
         #: Of the parameters that early steps began with, by bucket.
         self._fingerprints: dict[int, Fingerprint] = {}
@@ -164,7 +171,7 @@ class Runtime:
 
         Then either all gradients are reduced and what was stepped early stands (True), or a rank `drops` them: nothing
         of them is left (False). Raises RuntimeError on a rank that has gradients and drops none where another one does,
-        and what failed in an early step.
+        on all ranks where they step with other settings than each other, and what failed in an early step.
         """
         has_gradients = self.reducer.has_gradients
         if self._background is not None:
@@ -173,10 +180,15 @@ class Runtime:
         self.reducer.start_rest(checks=not drops)
         is_changed = not drops and self._is_changed()
         me = self.reducer.lane.rank + 1
-        words = _Words(self.gatherer.started, int(is_changed), me if drops else 0)
+        settings = compared_settings(self._groups, self._names)
+        word = settings_word(settings)
+        words = _Words(self.gatherer.started, int(is_changed), me if drops else 0, word, _ALL_BITS - word)
         agreed = _Words(*self.reducer.agree(words, self.reducer.lane if self.is_early else self.gatherer.lane))
         self._end_background()
-        if agreed.drops or agreed.redoes:
+        difference = ""
+        if agreed.settings + agreed.no_settings != _ALL_BITS and not agreed.drops:
+            difference = settings_difference(self.reducer.lane, settings)
+        if agreed.drops or agreed.redoes or difference:
             self.undo_early()
             self.gatherer.give_up_early(agreed.gathered)
         if agreed.drops:
@@ -188,6 +200,9 @@ class Runtime:
                     "with: no parameter was changed anywhere. Drop them on all ranks or on none"
                 )
             return False
+        if difference:
+            self.forget()
+            raise RuntimeError(difference)
         if agreed.redoes:
             self._count_redone()
         self._settings = settings_of(self._groups)

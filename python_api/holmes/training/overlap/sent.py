@@ -69,8 +69,9 @@ class SentGradient(torch.Tensor):
         raise RuntimeError(
             f"parameter {_names((args, kwargs))} got another gradient after those of this step, with which its bucket "
             "was sent. A step has as many backward passes as the first one had; where that changes, give "
-            "accumulation_steps (and set it before the first backward pass), or run all but the last in no_sync(). "
-            "After a backward pass whose gradients are not wanted call zero_grad()"
+            "accumulation_steps (and set it before the first backward pass), or, which is right whatever the model "
+            "does, run all but the last in no_sync(). After a backward pass whose gradients are not wanted call "
+            "zero_grad()"
         )
 
 

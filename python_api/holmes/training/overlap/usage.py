@@ -18,13 +18,16 @@ class UsageRecord:
         self.gradient_counts: dict[int, int] = {}  # gradients between two optimizer steps
         self.module_order: dict[nn.Module, int] = {}
         self.passes: set[int] = set()  # autograd's, since the last step
+        self._passes_of: dict[int, set[int]] = {}
         self._last: dict[int, int] = {}
         self._events = 0
 
     def saw_gradient(self, index: int) -> None:
         """Parameter `index` accumulated a gradient."""
         self._events += 1
-        self.passes.add(torch._C._current_graph_task_id())
+        task = torch._C._current_graph_task_id()
+        self.passes.add(task)
+        self._passes_of.setdefault(index, set()).add(task)
         self._last[index] = self._events
         self.gradient_counts[index] = self.gradient_counts.get(index, 0) + 1
 
@@ -36,22 +39,29 @@ class UsageRecord:
         """They were dropped: the step begins anew."""
         self.gradient_counts.clear()
         self.passes.clear()
+        self._passes_of.clear()
         self._last.clear()
 
-    def usual_counts(self, count: int) -> list[int]:
-        """For each of `count` parameters its gradients of the step; 0 where they were fewer than most parameters had.
+    def usual_count(self) -> int:
+        """How many gradients parameters get in a step: as many as there were passes, if one had a gradient in each of
+        them, and else (a pass for each of two models' losses, say) as many as most had."""
+        if self.passes and self.passes in self._passes_of.values():
+            return len(self.passes)
+        return statistics.mode(self.gradient_counts.values() or [1])
+
+    def usual_counts(self, count: int, usual: int) -> list[int]:
+        """For each of `count` parameters its gradients of the step; 0 where they were fewer than `usual`.
 
         Such a parameter may have more in another step (an expert that few micro-batches use): nobody may count on it.
         """
         counts = [self.gradient_counts.get(index, 0) for index in range(count)]
-        usual = statistics.mode([each for each in counts if each] or [1])
         return [each if each >= usual else 0 for each in counts]
 
-    def gradient_places(self, count: int) -> list[int]:
+    def gradient_places(self, count: int, usual: int) -> list[int]:
         """For each of `count` parameters the place of its last gradient in time, from 1; 0 where none can be counted on
         (see `usual_counts`)."""
-        usual = self.usual_counts(count)
-        return [self._last[index] if usual[index] else 0 for index in range(count)]
+        counts = self.usual_counts(count, usual)
+        return [self._last[index] if counts[index] else 0 for index in range(count)]
 
 
 @dataclass(frozen=True)
