@@ -9,12 +9,16 @@
 #include "bindings/python_values.hpp"
 #include "device_stream.hpp"
 #include "holmes/core/text.hpp"
+#include "holmes/transport/shared_buffer.hpp"
 #include "store_adapter.hpp"
 
 namespace holmes::torch_backend {
 namespace {
 
 constexpr Duration max_silence_at_shutdown = std::chrono::seconds(10);
+
+// A shared buffer takes a file descriptor, and is of little use for less.
+constexpr std::size_t min_shared_bytes = 1024 * 1024;
 
 // Lets go of the GIL where this thread has it: the engine's last callbacks may need it while we wait for its threads.
 class ScopedGilRelease {
@@ -160,6 +164,26 @@ void ProcessGroupHolmes::deregister_memory(void* address) {
 void ProcessGroupHolmes::eagerConnectSingleDevice(at::Device device) {
   const ScopedGilRelease no_gil;
   translated([&] { devices_.group(device); });
+}
+
+bool ProcessGroupHolmes::supportsTensorAlloc(c10::DeviceIndex device) {
+  const std::lock_guard lock(mutex_);
+  if (device >= 0 || !communicator_) return false;
+  return std::ranges::any_of(communicator_->connections(),
+                             [](const ConnectionInfo& info) { return info.transport == "shm"; });
+}
+
+at::Tensor ProcessGroupHolmes::allocateTensor(long count, at::TensorOptions options) {
+  const std::size_t bytes = static_cast<std::size_t>(std::max(count, 0L)) * options.dtype().itemsize();
+  if (options.device().is_cpu() && bytes >= min_shared_bytes) {
+    try {
+      auto buffer = std::make_shared<SharedBuffer>(bytes);
+      void* data = buffer->data();
+      return at::from_blob(data, {count}, [buffer](void*) mutable { buffer.reset(); }, options);
+    } catch (const SystemError&) {  // no descriptor is left, say
+    }
+  }
+  return at::empty({count}, options);
 }
 
 ::c10d::ErrorType ProcessGroupHolmes::getError() {

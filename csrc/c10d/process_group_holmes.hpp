@@ -86,6 +86,12 @@ public:
   void deregister_memory(void* address);
   // Collective: the group's communicator on `device`, which its first operation would make.
   void eagerConnectSingleDevice(at::Device device) override;
+  // Whether some of the group's memory for CPU tensors can be read by other ranks where it is. FSDP2 may ask for
+  // what it sends here. (torch asks by the index of a device alone: -1 is the host's.)
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  // `count` elements for the group's operations: zeros in shared memory (SharedBuffer), as long as the tensor lives;
+  // ordinary memory where they are few, on a GPU, or the system gives no shared memory. Local.
+  at::Tensor allocateTensor(long count, at::TensorOptions options) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}  // counted from 0 on every rank
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }

@@ -1,5 +1,8 @@
 """What trainers build on torch.distributed: DDP, FSDP2, DTensor, functional collectives, pipelining, checkpoints."""
 
+import copy
+import resource
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -188,3 +191,69 @@ def test_a_wide_group_trains_and_is_parted(monkeypatch):
     size = 8
     for rank, totals in enumerate(run_ranks(ddp_and_groups, size)):
         assert totals == [12.0 if rank % 2 == 0 else 16.0, 28.0 if rank else 0.0, 28.0]
+
+
+def shared_buffers():
+    with open("/proc/self/maps") as file:
+        return len({line.split()[4] for line in file if "memfd:holmes-buffer" in line})
+
+
+def use_shared_memory(rank, size, store, expected):
+    """Where `expected`, what FSDP2 sends lies in shared memory, and is given back; else in ordinary memory."""
+    from torch.distributed.fsdp import fully_shard
+
+    init(store, rank, size)
+    cpu = torch.device("cpu")
+    backend = dist.distributed_c10d._get_default_group()._get_backend(cpu)
+    assert backend.supports_tensor_alloc(cpu) == expected
+    assert not backend.supports_tensor_alloc(torch.device("cuda", 0))
+    before = shared_buffers()
+    for dtype, count, is_shared in (
+        (torch.float32, 1 << 18, True),
+        (torch.bfloat16, 1000, False),
+        (torch.int8, 0, False),
+    ):
+        tensor = backend.allocate_tensor(count, dtype=dtype, device=cpu)
+        assert (tensor.shape, tensor.dtype) == ((count,), dtype)
+        assert shared_buffers() == before + is_shared
+        tensor.fill_(rank + 1)
+        dist.all_reduce(tensor)
+        assert bool((tensor == size * (size + 1) / 2).all())
+    del tensor
+    assert shared_buffers() == before
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 600), nn.Linear(600, 600), nn.Linear(600, WIDTH))
+    reference = copy.deepcopy(model)
+    fully_shard(model)
+    model.set_allocate_memory_from_process_group_for_comm(True)
+    most, allocate = [before], type(backend).allocate_tensor
+
+    def watched(*args, **options):
+        made = allocate(*args, **options)
+        most.append(shared_buffers())
+        return made
+
+    type(backend).allocate_tensor = watched
+    for step in range(2):
+        inputs, _ = batch(step)
+        model(part(inputs, rank, size)).square().mean().backward()
+        reference(inputs).square().mean().backward()
+    for mine, its in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.full_tensor(), its.grad)
+    assert (max(most) > before) == expected
+    # Without a descriptor it is ordinary memory.
+    before = shared_buffers()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    allocate(backend, 1 << 18, dtype=torch.float32, device=cpu).fill_(1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert shared_buffers() == before
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("expected", [True, False])
+def test_what_is_sent_may_lie_in_shared_memory(monkeypatch, expected):
+    monkeypatch.setenv("HOLMES_SHM", str(int(expected)))
+    run_ranks(use_shared_memory, 2, expected)
