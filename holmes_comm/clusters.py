@@ -104,7 +104,7 @@ class Membership(NamedTuple):
 
     nics: this rank's NICs in the networks that all ranks share. clusters: number of each rank's cluster, by rank; empty
     where there is only one. cluster_names: their names, as clusters. cluster_nics: this rank's NICs in the networks
-    that its cluster shares; empty without clusters. reason: why these, in words. ports: this rank's HCA port where
+    that its cluster shares; empty without clusters. reason: why these, in words. ports: this rank's HCA ports where
     transport "rdma" was asked for.
     """
 
@@ -143,7 +143,7 @@ def agree_membership(
     fastest NIC that the ranks of the cluster share. timeout_s: seconds to wait for the other ranks. key_prefix: keys
     used in the store; a fresh one for every call. tls: as of `GroupOptions`. secret: the job's. Raises
     as agree_group does, and UsageError where the connections between clusters are to be encrypted and nobody says which
-    these are. transport: "rdma" asks for an HCA port that all ranks share.
+    these are. transport: "rdma" asks for HCA ports that all ranks share.
     """
     cluster = os.environ.get("HOLMES_CLUSTER", "") if cluster is None else cluster
     shared = agree_group(

@@ -53,8 +53,8 @@ def agree_group(
     key_prefix: keys used in the store; a fresh one for every call. sysfs_root: as in discover_nics. max_rails: return
     up to so many NICs of the best network's class, fastest first; None: what the selections say, the smallest number
     where they differ. cluster: name of this rank's cluster; all ranks or none have one. carrier: "nccl" chooses also
-    among RDMA ports, with an IP address or not; `nics` then are those of its handshakes. "rdma": the same, but one port
-    there must be, and `nics` are for the set-up. secret: the job's; empty:
+    among RDMA ports, with an IP address or not; `nics` then are those of its handshakes. "rdma": the same, but a port
+    there must be, and more than one only where asked for, and `nics` are for the set-up. secret: the job's; empty:
     HOLMES_SECRET or HOLMES_SECRET_FILE.
     Raises on every rank: ProtocolError where what a rank wrote into the store was changed or its secret is another,
     NicError where a rank's selection is wrong, nothing is shared or only some name a cluster,

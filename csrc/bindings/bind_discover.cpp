@@ -135,7 +135,7 @@ void bind_discover(py::module_& m) {
       .def(
           "check_room",
           [](const std::shared_ptr<holmes::RdmaDevice>& port) {
-            const holmes::RdmaProbe probe(port, holmes::RdmaQueuePair::ring_bytes_for(2));
+            const holmes::RdmaProbe probe(port, holmes::RdmaRings::bytes_for(2));
           },
           "Raises SystemError where this process may not lock what a communicator's connection needs.");
   py::class_<holmes::RdmaProbe>(m, "RdmaProbe",

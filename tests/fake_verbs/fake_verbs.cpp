@@ -1,7 +1,7 @@
-// A stand-in for libibverbs: HCAs fake0 and fake1, whose ports reach each other, for ranks that are threads of one
-// process. It delays and interleaves what is posted by seed, loses a request where it is told to, and ends the process
-// where a real HCA would be misused: memory that is not registered, a receive that was not posted (a real sender would
-// wait), queues that overflow, objects that are destroyed while they are used.
+// A stand-in for libibverbs: HCAs fake0 to fake5, whose ports reach each other, for ranks that are threads of one
+// process. It delays and interleaves what is posted by seed, loses a request or an HCA where it is told to, and ends
+// the process where a real HCA would be misused: memory that is not registered, a receive that was not posted (a real
+// sender would wait), queues that overflow, objects that are destroyed while they are used.
 #include "fake_verbs.hpp"
 
 #include <arpa/inet.h>
@@ -31,6 +31,10 @@ namespace holmes::verbs {
 
 struct Device {
   const char* name;
+  // Of what is sent from it and to it, whether it arrives; what does, may come to nobody's knowledge.
+  bool is_mute = false;
+  bool is_deaf = false;
+  long slowness = 1;  // of reads
 };
 
 }  // namespace holmes::verbs
@@ -60,8 +64,12 @@ struct Queue : CompletionQueue {
   int pairs = 0;
 };
 
+// Lost: it does not arrive. Unanswered: it does, but the sender never learns that.
+enum class Fate { fine, lost, unanswered };
+
 struct Sending {
   SendRequest request;
+  Fate fate = Fate::fine;
   std::vector<std::byte> bytes{};  // of an inline request
   ScatterEntry entry{};
   std::uint64_t number = 0;
@@ -74,8 +82,18 @@ struct Pair : QueuePair {
   std::deque<Sending> answers;  // carried out, not acknowledged
   std::deque<std::uint64_t> receives;
   QpAttributes attributes{};
+  Clock::time_point flush_at{};  // of receives
   std::uint64_t posted = 0;
   std::uint64_t retired = 0;  // requests before one whose completion was polled
+};
+
+// A packet that is still on its way when its sender has given up.
+struct Straggler {
+  std::uint32_t from = 0;
+  std::uint32_t to = 0;
+  SendRequest request;
+  std::vector<std::byte> bytes;
+  Clock::time_point due;
 };
 
 // Whole words at a time, as an HCA does: they may be read meanwhile.
@@ -99,8 +117,11 @@ struct World {
   std::uint32_t next_number = 16;
   std::map<std::string, long> settings{{"delay_us", 0},      {"fail_after", -1}, {"retry_ms", 50},
                                        {"memory_limit", -1}, {"port_active", 1}, {"inline_limit", 256},
-                                       {"fork_state", 2}};
-  std::map<std::uint32_t, int> access;  // of regions, by each of their keys
+                                       {"fork_state", 2},    {"hostile", 0},     {"die_after", -1},
+                                       {"die_device", 0},    {"die_kind", 0},    {"read_us_per_mib", 0}};
+  std::deque<Straggler> stragglers;
+  std::map<std::uint32_t, long> device_bytes;  // that were read
+  std::map<std::uint32_t, int> access;         // of regions, by each of their keys
   long registered_bytes = 0;
   long read_bytes = 0;
   long registrations = 0;
@@ -118,7 +139,13 @@ struct World {
     return std::max(earliest, Clock::now() + std::chrono::microseconds(delay));
   }
   void push(CompletionQueue* to, const WorkCompletion& completion, bool is_solicited = false);
-  void flush(Pair& pair);
+  // `may_arrive`: nothing before it is lost for good.
+  void flush(Pair& pair, bool may_arrive = true);
+  bool is_still_sent(const Pair& pair, const Sending& sending);
+  void flush_receives(Pair& pair);
+  void leave_behind(const Pair& pair, const Sending& sending);
+  void arrive(const Straggler& late);
+  void count_down();
   void break_off(Pair& pair, const Sending& sending, Status status);
   MemoryRegion& region(std::uint32_t key, std::uint64_t address, std::size_t bytes, bool is_remote);
   bool can_read(const Sending& sending) const;
@@ -133,7 +160,11 @@ World& world() {
   return *made;
 }
 
-Device devices[] = {{"fake0"}, {"fake1"}};
+Device devices[] = {{"fake0"}, {"fake1"}, {"fake2"}, {"fake3"}, {"fake4"}, {"fake5"}};
+
+bool can_receive(const Pair* pair) {
+  return pair != nullptr && (pair->state == QpState::ready_to_receive || pair->state == QpState::ready_to_send);
+}
 
 void World::push(CompletionQueue* to, const WorkCompletion& completion, bool is_solicited) {
   Queue& queue = *static_cast<Queue*>(to);
@@ -149,22 +180,87 @@ void World::push(CompletionQueue* to, const WorkCompletion& completion, bool is_
     misused("a completion channel overflows");
 }
 
-void World::flush(Pair& pair) {
+// Whether what is given up is on its way, and after it what follows: nothing overtakes it or comes without it.
+bool World::is_still_sent(const Pair& pair, const Sending& sending) {
+  if (sending.fate != Fate::lost || settings["hostile"] == 0) return sending.fate != Fate::lost;
+  if (sending.request.opcode == Opcode::rdma_read || random() % 4 == 0) return false;
+  leave_behind(pair, sending);
+  return true;
+}
+
+void World::flush(Pair& pair, bool may_arrive) {
   WorkCompletion completion{};
   completion.status = Status::flushed;
   completion.qp_number = pair.number;
   for (auto* sendings : {&pair.answers, &pair.sends}) {
-    for (const Sending& sending : *sendings) {
+    for (Sending& sending : *sendings) {
+      if (sendings == &pair.sends) sending.fate = Fate::lost;
       completion.id = sending.request.id;
       push(pair.send_queue, completion);
+      may_arrive = may_arrive && is_still_sent(pair, sending);
     }
     sendings->clear();
   }
+  // What is told of receives comes late too.
+  pair.flush_at = Clock::now() + std::chrono::microseconds(settings["hostile"] != 0 ? random() % 3000 : 0);
+  if (settings["hostile"] == 0) flush_receives(pair);
+  changed.notify_one();
+}
+
+void World::flush_receives(Pair& pair) {
+  WorkCompletion completion{};
+  completion.status = Status::flushed;
+  completion.qp_number = pair.number;
   for (const std::uint64_t id : pair.receives) {
     completion.id = id;
     push(pair.receive_queue, completion);
   }
   pair.receives.clear();
+}
+
+// It is on its way: its bytes are those of now.
+void World::leave_behind(const Pair& pair, const Sending& sending) {
+  Straggler late{pair.number, pair.attributes.peer_qp, sending.request, sending.bytes, Clock::now()};
+  late.request.entry_count = sending.request.entry_count > 0 ? static_cast<int>(sending.entry.length) : 0;  // bytes
+  if (late.bytes.empty() && late.request.entry_count > 0) {
+    const auto* from = reinterpret_cast<const std::byte*>(sending.entry.address);
+    late.bytes.assign(from, from + sending.entry.length);
+  }
+  late.due += std::chrono::microseconds(random() % 2000);
+  if (!stragglers.empty()) late.due = std::max(late.due, stragglers.back().due);
+  stragglers.push_back(std::move(late));
+}
+
+void World::arrive(const Straggler& late) {
+  const auto found = pairs.find(late.to);
+  Pair* const peer = found == pairs.end() ? nullptr : found->second;
+  if (!can_receive(peer) || peer->attributes.peer_qp != late.from || peer->receives.empty()) {
+    std::erase_if(stragglers, [&](const Straggler& other) { return other.from == late.from; });
+    return;
+  }
+  if (!late.bytes.empty()) {
+    region(late.request.remote_key, late.request.remote_address, late.bytes.size(), true);
+    write(late.request.remote_address, late.bytes.data(), late.bytes.size());
+  }
+  if (late.request.opcode != Opcode::rdma_write_with_immediate) return;
+  WorkCompletion completion{};
+  completion.id = peer->receives.front();
+  peer->receives.pop_front();
+  completion.opcode = receive_opcode;
+  completion.bytes = static_cast<std::uint32_t>(late.bytes.size());
+  completion.immediate = late.request.immediate;
+  completion.qp_number = peer->number;
+  push(peer->receive_queue, completion, (late.request.flags & send_solicited) != 0);
+}
+
+// To the end of an HCA.
+void World::count_down() {
+  long& die_after = settings["die_after"];
+  if (die_after < 0 || --die_after >= 0) return;
+  Device& device = devices[settings["die_device"]];
+  const long kind = settings["die_kind"];  // 0: both, 1: it hears nothing, 2: it is not heard
+  device.is_deaf |= kind != 2;
+  device.is_mute |= kind != 1;
 }
 
 void World::break_off(Pair& pair, const Sending& sending, Status status) {
@@ -174,7 +270,7 @@ void World::break_off(Pair& pair, const Sending& sending, Status status) {
   completion.qp_number = pair.number;
   pair.state = QpState::error;
   push(pair.send_queue, completion);
-  flush(pair);
+  flush(pair, is_still_sent(pair, sending));
 }
 
 MemoryRegion& World::region(std::uint32_t key, std::uint64_t address, std::size_t bytes, bool is_remote) {
@@ -211,20 +307,27 @@ void World::carry_out(Pair& pair) {
   Sending sending = std::move(pair.sends.front());
   pair.sends.pop_front();
   long& fail_after = settings["fail_after"];
-  const bool is_lost = fail_after == 0;
+  const bool is_chosen = fail_after == 0;
   if (fail_after >= 0) --fail_after;
+  count_down();
   const auto found = pairs.find(pair.attributes.peer_qp);
   Pair* const peer = found == pairs.end() ? nullptr : found->second;
-  const bool is_heard = peer && peer->attributes.peer_qp == pair.number && settings["port_active"] != 0 &&
-                        (peer->state == QpState::ready_to_receive || peer->state == QpState::ready_to_send);
-  if (is_lost || !is_heard) {
-    // The sender tries for a while.
-    sending.request.opcode = static_cast<Opcode>(-1);
-    sending.due = Clock::now() + std::chrono::milliseconds(settings["retry_ms"]);
-    pair.answers.push_back(std::move(sending));
-    return;
-  }
+  const bool is_heard = can_receive(peer) && peer->attributes.peer_qp == pair.number && settings["port_active"] != 0 &&
+                        !pair.context->device->is_mute && !peer->context->device->is_deaf;
   const SendRequest& request = sending.request;
+  const bool is_answered = is_heard && !peer->context->device->is_mute && !pair.context->device->is_deaf;
+  // One that is lost may be the packets of it, the last ones, or its acknowledgement.
+  const bool is_unanswered = is_heard && request.opcode != Opcode::rdma_read &&
+                             (!is_answered || (is_chosen && settings["hostile"] != 0 && random() % 2 == 0));
+  if (is_chosen || !is_answered) {
+    // The sender tries for a while.
+    sending.fate = is_unanswered ? Fate::unanswered : Fate::lost;
+    sending.due = Clock::now() + std::chrono::milliseconds(settings["retry_ms"]);
+    if (!is_unanswered) {
+      pair.answers.push_back(std::move(sending));
+      return;
+    }
+  }
   const bool is_read = request.opcode == Opcode::rdma_read;
   const std::size_t bytes = request.entry_count > 0 ? sending.entry.length : 0;
   if (bytes > 0 && !is_read) {
@@ -248,14 +351,28 @@ void World::carry_out(Pair& pair) {
     completion.qp_number = peer->number;
     push(peer->receive_queue, completion, (request.flags & send_solicited) != 0);
   }
-  sending.due = some_time_after(pair.answers.empty() ? Clock::now() : pair.answers.back().due);
+  if (sending.fate == Fate::fine) {
+    const long read_us =
+        is_read ? static_cast<long>(bytes) * settings["read_us_per_mib"] * pair.context->device->slowness / (1 << 20)
+                : 0;
+    sending.due = some_time_after(pair.answers.empty() ? Clock::now() : pair.answers.back().due) +
+                  std::chrono::microseconds(read_us);
+  }
   pair.answers.push_back(std::move(sending));
 }
 
 void World::answer(Pair& pair) {
   const Sending sending = std::move(pair.answers.front());
   pair.answers.pop_front();
-  if (static_cast<int>(sending.request.opcode) == -1) return break_off(pair, sending, Status::retries_exceeded);
+  if (sending.fate != Fate::fine) return break_off(pair, sending, Status::retries_exceeded);
+  const auto peer = pairs.find(pair.attributes.peer_qp);
+  const bool is_cut = pair.context->device->is_deaf || (peer != pairs.end() && peer->second->context->device->is_mute);
+  if (is_cut) {  // since it arrived
+    pair.answers.push_front(sending);
+    pair.answers.front().fate = Fate::unanswered;
+    pair.answers.front().due = Clock::now() + std::chrono::milliseconds(settings["retry_ms"]);
+    return;
+  }
   if (sending.request.opcode == Opcode::rdma_read) {  // as late as can be
     if (!can_read(sending)) return break_off(pair, sending, Status::remote_access);
     region(sending.entry.local_key, sending.entry.address, sending.entry.length, false);
@@ -263,6 +380,7 @@ void World::answer(Pair& pair) {
     write(sending.entry.address, reinterpret_cast<const std::byte*>(sending.request.remote_address),
           sending.entry.length);
     read_bytes += sending.entry.length;
+    device_bytes[static_cast<std::uint32_t>(pair.context->device - devices)] += sending.entry.length;
   }
   ++answered;
   if ((sending.request.flags & send_signaled) == 0) return;
@@ -288,10 +406,22 @@ void World::run() {
           next = std::min(next, sendings.front().due);
       };
       // What is lost holds up what follows.
-      const bool is_stuck = !pair->answers.empty() && static_cast<int>(pair->answers.back().request.opcode) == -1;
+      const bool is_stuck = !pair->answers.empty() && pair->answers.back().fate == Fate::lost;
       if (!is_stuck) look(pair->sends, false);
       look(pair->answers, true);
+      if (pair->state != QpState::error || pair->receives.empty()) continue;
+      if (pair->flush_at <= now)
+        flush_receives(*pair);
+      else
+        next = std::min(next, pair->flush_at);
     }
+    if (!stragglers.empty() && stragglers.front().due <= now) {
+      const Straggler late = std::move(stragglers.front());
+      stragglers.pop_front();
+      arrive(late);
+      continue;
+    }
+    if (!stragglers.empty()) next = std::min(next, stragglers.front().due);
     if (ready.empty()) {
       changed.wait_until(lock, next);
       continue;
@@ -335,7 +465,9 @@ int post_send(QueuePair* to, SendRequest* request, SendRequest** failed) {
     *failed = request;
     if (pair.state != QpState::ready_to_send && pair.state != QpState::error) return EINVAL;
     if (pair.posted - pair.retired >= pair.capacity.sends) misused("a send queue overflows");
-    Sending sending{*request, {}, {}, ++pair.posted, {}};
+    Sending sending;
+    sending.request = *request;
+    sending.number = ++pair.posted;
     sending.due = world().some_time_after(pair.sends.empty() ? Clock::now() : pair.sends.back().due);
     if (request->entry_count > 1) misused("more entries than the queue pair was made for");
     if (request->entry_count > 0) sending.entry = request->entries[0];
@@ -398,8 +530,17 @@ void fake_verbs_set(const char* name, long value) {
   const std::lock_guard lock(world().mutex);
   if (std::strcmp(name, "seed") == 0)
     world().random.seed(static_cast<unsigned>(value));
+  else if (std::strcmp(name, "slow_device") == 0)
+    devices[value].slowness *= 3;
+  else if (std::strcmp(name, "heal") == 0)
+    for (Device& device : devices) device.is_deaf = device.is_mute = false, device.slowness = 1;
   else
     world().settings.at(name) = value;
+}
+
+long fake_verbs_device_bytes(int device) {
+  const std::lock_guard lock(world().mutex);
+  return world().device_bytes[static_cast<std::uint32_t>(device)];
 }
 
 long fake_verbs_objects() { return read_counter(&World::objects); }
@@ -445,11 +586,12 @@ int ibv_close_device(Context* context) {
   return destroyed(context);
 }
 
-int ibv_query_port(Context*, std::uint8_t port, PortAttributes* attributes) {
+int ibv_query_port(Context* context, std::uint8_t port, PortAttributes* attributes) {
   const std::lock_guard lock(world().mutex);
   if (port != 1) return EINVAL;
   *attributes = {};
-  attributes->state = world().settings["port_active"] != 0 ? port_active : port_down;
+  const bool is_gone = context->device->is_deaf && context->device->is_mute;
+  attributes->state = world().settings["port_active"] != 0 && !is_gone ? port_active : port_down;
   attributes->max_mtu = attributes->active_mtu = 3;
   attributes->gid_count = 2;
   attributes->pkey_count = 1;
@@ -462,7 +604,7 @@ int ibv_query_gid(Context* context, std::uint8_t, int index, Gid* gid) {
   *gid = {};
   if (index == 0) std::memcpy(gid->bytes, "\xfe\x80", 2);
   if (index == 1) std::memcpy(gid->bytes + 10, "\xff\xff\x0a", 3);
-  gid->bytes[15] = context->device == &devices[0] ? 1 : 2;
+  gid->bytes[15] = static_cast<std::uint8_t>(1 + (context->device - devices));
   return 0;
 }
 

@@ -5,6 +5,11 @@
 // "fail_after": of all requests the one that gets no answer, counted from now on; -1: none. "retry_ms": how long the
 // sender of it tries. "memory_limit": bytes that may be registered; -1: no limit. "port_active": 0 or 1.
 // "inline_limit": bytes that a request may hold. "fork_state": what is said of memory and forks; 2: nothing is needed.
+// "die_after": of all requests the one with which HCA number "die_device" is lost, counted from now on; -1: none.
+// "die_kind": 0: its port is down; else its port is said to be active, but 1: it hears nothing, 2: it is not heard.
+// "hostile", 1: of what is lost the acknowledgement may be all that is; what was given up may arrive for a while, as
+// packets do; that receives are over is told late. "read_us_per_mib": what a read takes longer, on HCA number
+// "slow_device" three times that. "heal": all HCAs are well, and equally fast.
 extern "C" void fake_verbs_set(const char* name, long value);
 // What was made and is not destroyed.
 extern "C" long fake_verbs_objects();
@@ -12,6 +17,8 @@ extern "C" long fake_verbs_objects();
 extern "C" long fake_verbs_answered();
 // Bytes that were read from a peer's memory.
 extern "C" long fake_verbs_read_bytes();
+// Of these, by queue pairs of an HCA.
+extern "C" long fake_verbs_device_bytes(int device);
 // How often memory was registered, and how many bytes are.
 extern "C" long fake_verbs_registrations();
 extern "C" long fake_verbs_registered_bytes();

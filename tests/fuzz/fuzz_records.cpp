@@ -19,6 +19,7 @@ std::vector<std::string> fuzz::seeds() {
   record.made_secret = std::string(64, 's');
   record.priority = 3;
   record.cluster = "1";
+  record.rdma_ports = {{"mlx5_0:1", "RoCE v2"}, {"mlx5_1:1", "RoCE v2"}};
   record.rails = {{"eth0", "10.0.0.1", 4000, 4001}, {"ib0", "fd00::1", 5, 6}};
   record.cluster_rails = 1;
   Failure failure{ErrorKind::nic, "no such NIC", {}};

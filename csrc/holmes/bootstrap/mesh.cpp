@@ -16,6 +16,7 @@
 #include "holmes/core/log.hpp"
 #include "holmes/discover/host.hpp"
 #include "holmes/tls/openssl.hpp"
+#include "holmes/transport/rdma/rings.hpp"
 #include "holmes/transport/socket.hpp"
 
 namespace holmes {
@@ -45,10 +46,9 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
       throw UsageError(
           "transport rdma is for groups inside one cluster, but this one spans several; use it for the clusters' own "
           "groups and transport auto here");
-    if (options.nics.size() > 1 || options.rdma_ports.size() > 1)
-      throw UsageError("transport rdma uses one port, but " +
-                       std::to_string(std::max(options.nics.size(), options.rdma_ports.size())) +
-                       " NICs are named; name one");
+    if (const auto ports = rdma_ports_of(options); ports.size() > max_lanes)
+      throw UsageError("transport rdma uses " + std::to_string(max_lanes) + " ports of a rank at most, but " +
+                       std::to_string(ports.size()) + " are named; name fewer (max_rails)");
   }
   check_values(options);
   if (!options.labels.empty() && options.labels.size() != static_cast<std::size_t>(options.size))
@@ -229,12 +229,12 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   }
   std::optional<MeshBuilder> builder;
   std::optional<std::string> secret;
-  std::shared_ptr<const RdmaDevice> device;
+  std::vector<std::shared_ptr<const RdmaDevice>> devices;
   try {
-    if (options.transport == Transport::rdma) own.rdma_port = rdma_port_of(options);
-    if (!own.rdma_port.empty()) {
-      device = std::make_shared<RdmaDevice>(own.rdma_port, env);
-      own.rdma_fabric = device->fabric();
+    for (const std::string& port :
+         options.transport == Transport::rdma ? rdma_ports_of(options) : std::vector<std::string>{}) {
+      devices.push_back(std::make_shared<RdmaDevice>(port, env));
+      own.rdma_ports.push_back({devices.back()->name(), devices.back()->fabric()});
     }
     secret = given_secret(options.secret, env);
     own.has_secret = secret.has_value();
@@ -263,7 +263,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   try {
     const auto look_around = [&] { rendezvous.look_for_alarm(); };
     Mesh mesh = builder->connect(records, group_secret(*secret, rendezvous.digest()), deadline, look_around);
-    if (options.transport == Transport::rdma) connect_rdma(mesh, options, device, deadline, look_around);
+    if (options.transport == Transport::rdma) connect_rdma(mesh, options, devices, deadline, look_around);
     return mesh;
   } catch (const SystemError& error) {
     if (error.context().rank) throw;  // another's

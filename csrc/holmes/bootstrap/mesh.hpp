@@ -24,7 +24,7 @@ inline constexpr Duration look_around_interval = std::chrono::seconds(1);
 struct PeerConnections {
   int peer = -1;
   std::string host;  // host name of the peer
-  std::string nic;   // local interface of the first rail, the HCA port, or "shm"
+  std::string nic;   // local interface of the first rail, the HCA ports, or "shm"
   std::vector<Connection> control;
   std::vector<Connection> collective;
   std::vector<Connection> p2p;

@@ -4,6 +4,7 @@
 
 #include "holmes/bootstrap/handshake.hpp"
 #include "holmes/core/fields.hpp"
+#include "holmes/transport/rdma/rings.hpp"
 
 namespace holmes {
 namespace {
@@ -62,8 +63,8 @@ std::string encode(const RankInfo& record, const Seal& seal) {
   fields.add(record.cluster);
   fields.add(std::uint64_t{record.runs_flat});
   fields.add(std::uint64_t{record.cluster_rails});
-  fields.add(record.rdma_port);
-  fields.add(record.rdma_fabric);
+  fields.add(std::uint64_t{record.rdma_ports.size()});
+  for (const CarryingPort& port : record.rdma_ports) fields.add(port.name), fields.add(port.fabric);
   fields.add(std::uint64_t{record.rails.size()});
   for (const auto& rail : record.rails) {
     fields.add(rail.interface);
@@ -133,8 +134,12 @@ RankInfo decode_rank(const std::string& bytes, const std::string& writer, const 
   record.cluster = fields.text("cluster");
   record.runs_flat = fields.flag("runs_flat");
   record.cluster_rails = fields.number("cluster_rails", max_rails);
-  record.rdma_port = fields.text("rdma_port");
-  record.rdma_fabric = fields.text("rdma_fabric");
+  const auto port_count = fields.number("number of RDMA ports", max_lanes);
+  for (std::uint64_t i = 0; i < port_count; ++i) {
+    const std::string port_name = "RDMA port " + std::to_string(i) + " ";
+    std::string name = fields.text(port_name + "name");
+    record.rdma_ports.push_back({std::move(name), fields.text(port_name + "fabric")});
+  }
   const auto rail_count = fields.number("number of rails", 2 * max_rails);
   if (record.cluster_rails > rail_count) reader.refuse();
   for (std::uint64_t i = 0; i < rail_count; ++i) {

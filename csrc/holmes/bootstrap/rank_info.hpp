@@ -31,6 +31,12 @@ struct RailRange {
   bool contains(std::size_t rail) const { return rail >= first && rail < end; }
 };
 
+// A port of an HCA that carries a rank's data.
+struct CarryingPort {
+  std::string name;    // "mlx5_0:1"
+  std::string fabric;  // equal on ports that can talk: "InfiniBand", "RoCE v2"
+};
+
 // Everything the others need to connect to a rank.
 struct RankInfo {
   std::string host;        // for messages
@@ -45,14 +51,13 @@ struct RankInfo {
   std::optional<int> priority{};
   std::optional<int> dscp{};
   int wide_min_ranks = Env{}.wide_min_ranks;
-  bool chose_nics = true;         // false: loopback by default
-  bool has_secret = false;        // was given one
-  std::string made_secret;        // by rank 0, where it was given none
-  std::string cluster;            // equal on ranks of one cluster; empty: the ranks name none
-  bool runs_flat = false;         // no operation over the clusters is hierarchical
-  std::size_t cluster_rails = 0;  // so many of the rails, the last ones, join the ranks of the cluster only
-  std::string rdma_port;          // "mlx5_0:1", where Transport::rdma is asked for and it has one
-  std::string rdma_fabric;        // equal on ports that can talk: "InfiniBand", "RoCE v2"
+  bool chose_nics = true;                // false: loopback by default
+  bool has_secret = false;               // was given one
+  std::string made_secret;               // by rank 0, where it was given none
+  std::string cluster;                   // equal on ranks of one cluster; empty: the ranks name none
+  bool runs_flat = false;                // no operation over the clusters is hierarchical
+  std::size_t cluster_rails = 0;         // so many of the rails, the last ones, join the ranks of the cluster only
+  std::vector<CarryingPort> rdma_ports;  // where Transport::rdma is asked for and it has some
   std::vector<RailAddress> rails;
   int label = 0;  // what messages call it, see CommunicatorOptions::labels; not told
 

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/interrupt.hpp"
+#include "holmes/core/text.hpp"
 #include "holmes/discover/nic.hpp"
 #include "holmes/transport/rdma/rdma_channel.hpp"
 
@@ -22,10 +24,12 @@ constexpr Duration told_why_grace = 2s;
 
 constexpr int pairs_of_a_peer = 2;  // for collectives, for messages
 
+using RdmaDevices = std::vector<std::shared_ptr<const RdmaDevice>>;
+
 struct Connecting {
   PeerConnections* connections = nullptr;
-  std::array<std::unique_ptr<RdmaQueuePair>, pairs_of_a_peer> pairs;
-  std::array<RdmaEndpoint, pairs_of_a_peer> theirs{};
+  std::array<std::vector<std::unique_ptr<RdmaQueuePair>>, pairs_of_a_peer> pairs{};  // by purpose and lane
+  std::vector<RdmaEndpoint> theirs{};                                                // the same
   std::array<RdmaChannel*, pairs_of_a_peer> channels{};
   char is_ready = 0;
 
@@ -34,9 +38,11 @@ struct Connecting {
 
 class RdmaSetup {
 public:
-  RdmaSetup(const CommunicatorOptions& options, const std::string& port, Clock::time_point deadline,
+  RdmaSetup(const CommunicatorOptions& options, std::string ports, Clock::time_point deadline,
             const std::function<void()>& look_around)
-      : options_(options), port_(port), deadline_(deadline), look_around_(look_around) {}
+      : options_(options), ports_(std::move(ports)), deadline_(deadline), look_around_(look_around) {}
+
+  const std::string& ports() const { return ports_; }
 
   void send(const Connecting& to, const void* bytes, std::size_t count) {
     const ssize_t sent = ::send(to.fd(), bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);  // so few fit a fresh socket
@@ -51,30 +57,34 @@ public:
         to += got;
         count -= static_cast<std::size_t>(got);
       } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
-        wait(from, from.fd(), from.connections->collective.front().info);
+        std::vector<pollfd> fds{{from.fd(), POLLIN, 0}};
+        wait(from, fds, from.connections->collective.front().info);
       } else {
         throw_gone(from);
       }
     }
   }
 
-  void prove(const Connecting& pair, RdmaChannel& channel, const ConnectionInfo& info) {
-    while (!channel.is_proven()) wait(pair, channel.fd(), info);
+  void prove(const Connecting& pair, RdmaChannel& channel) {
+    while (const ConnectionInfo* const info = channel.look_for_proof()) {
+      std::vector<pollfd> fds;
+      channel.append_waits(fds);
+      wait(pair, fds, *info);
+    }
   }
 
 private:
-  // Until the descriptor is readable, or it is time to look around.
-  void wait(const Connecting& from, int fd, const ConnectionInfo& info) {
+  // Until a descriptor is readable, or it is time to look around.
+  void wait(const Connecting& from, std::vector<pollfd>& fds, const ConnectionInfo& info) {
     const auto now = Clock::now();
     if (now >= deadline_)
       throw UnreachableError("rank " + std::to_string(from.connections->peer) + " (host " + from.connections->host +
-                                 ") did not answer over RDMA (" + port_ + ": " + info.local_address + " -> " +
+                                 ") did not answer over RDMA (" + ports_ + ": " + info.local_address + " -> " +
                                  info.remote_address + ") within " + seconds_text(options_.connect_timeout) +
                                  "; check that it still runs and that the two ports reach each other",
                              context(from));
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline_ - now, look_around_interval));
-    pollfd one{fd, POLLIN, 0};
-    if (::poll(&one, 1, static_cast<int>(left.count())) > 0) return;
+    if (::poll(fds.data(), fds.size(), static_cast<int>(left.count())) > 0) return;
     look_around_();
     check_signals();
   }
@@ -82,7 +92,7 @@ private:
   [[noreturn]] void throw_gone(const Connecting& from) {
     for (const auto end = Clock::now() + told_why_grace; Clock::now() < end;) look_around_();  // it may have told why
     throw UnreachableError("rank " + std::to_string(from.connections->peer) + " (host " + from.connections->host +
-                               ") ended while RDMA over " + port_ + " was set up; check that it still runs",
+                               ") ended while RDMA over " + ports_ + " was set up; check that it still runs",
                            context(from));
   }
 
@@ -90,22 +100,28 @@ private:
     return {.rank = label_of(options_, options_.rank),
             .peer = label_of(options_, from.connections->peer),
             .host = from.connections->host,
-            .nic = port_};
+            .nic = ports_};
   }
 
   const CommunicatorOptions& options_;
-  const std::string port_;
+  const std::string ports_;
   const Clock::time_point deadline_;
   const std::function<void()>& look_around_;
 };
 
+std::string ports_text(const RankInfo& record) {
+  return joined(record.rdma_ports, ", ", [](const CarryingPort& port) { return port.name; });
+}
+
 }  // namespace
 
-std::string rdma_port_of(const CommunicatorOptions& options) {
-  if (!options.rdma_ports.empty()) return with_port(options.rdma_ports.front());
-  if (options.nics.empty()) return "";
-  const auto nic = find_nic(options.nics.front().interface);
-  return nic ? nic->port_name() : "";
+std::vector<std::string> rdma_ports_of(const CommunicatorOptions& options) {
+  std::vector<std::string> ports;
+  for (const std::string& port : options.rdma_ports) ports.push_back(with_port(port));
+  if (!ports.empty()) return ports;
+  for (const NicBinding& binding : options.nics)
+    if (const auto nic = find_nic(binding.interface); nic && !nic->hca.empty()) ports.push_back(nic->port_name());
+  return ports.size() == options.nics.size() ? ports : std::vector<std::string>{};
 }
 
 void check_rdma(const std::vector<RankInfo>& records) {
@@ -117,67 +133,74 @@ void check_rdma(const std::vector<RankInfo>& records) {
       const RankInfo& one = records[rank];
       const RankInfo& two = records[other];
       if (rank == other || one.can_share_memory(two)) continue;
-      const ErrorContext context{.peer = one.label, .host = one.host, .nic = one.rdma_port};
-      if (one.rdma_port.empty())
+      const ErrorContext context{.peer = one.label, .host = one.host, .nic = ports_text(one)};
+      if (one.rdma_ports.empty())
         throw NicError("transport rdma is asked for, but " + label(rank) +
                            " has no RDMA port for it; choose a NIC that has one (`holmes nics` lists them) or name the "
                            "port (rdma_ports), or use transport tcp",
                        context);
-      if (!two.rdma_port.empty() && one.rdma_fabric != two.rdma_fabric)
-        throw NicError(label(rank) + " uses " + one.rdma_port + " (" + one.rdma_fabric + ") and " + label(other) + " " +
-                           two.rdma_port + " (" + two.rdma_fabric +
-                           "), which cannot talk; choose ports and GIDs of one kind (HOLMES_RDMA_GID_INDEX), or use "
-                           "transport tcp",
+      if (two.rdma_ports.empty()) continue;
+      if (one.rdma_ports.size() != two.rdma_ports.size())
+        throw NicError(label(rank) + " uses " + ports_text(one) + " and " + label(other) + " " + ports_text(two) +
+                           ", but each port of one rank talks to one of the other; give every rank as many (max_rails)",
                        context);
+      for (std::size_t i = 0; i < one.rdma_ports.size(); ++i)
+        if (one.rdma_ports[i].fabric != two.rdma_ports[i].fabric)
+          throw NicError(label(rank) + " uses " + one.rdma_ports[i].name + " (" + one.rdma_ports[i].fabric + ") and " +
+                             label(other) + " " + two.rdma_ports[i].name + " (" + two.rdma_ports[i].fabric +
+                             "), which cannot talk; choose ports and GIDs of one kind (HOLMES_RDMA_GID_INDEX), or use "
+                             "transport tcp",
+                         context);
     }
   }
 }
 
-void connect_rdma(Mesh& mesh, const CommunicatorOptions& options, const std::shared_ptr<const RdmaDevice>& device,
+void connect_rdma(Mesh& mesh, const CommunicatorOptions& options, const RdmaDevices& devices,
                   Clock::time_point deadline, const std::function<void()>& look_around) {
   std::vector<Connecting> all;
-  RdmaSetup setup(options, device ? device->name() : "", deadline, look_around);
-  const std::size_t ring_bytes = RdmaQueuePair::ring_bytes_for(options.size);
+  RdmaSetup setup(options, joined(devices, ", ", [](const auto& device) { return device->name(); }), deadline,
+                  look_around);
+  const auto context = make_rails_context(options, {});
   for (PeerConnections& connections : mesh.peers) {
     if (connections.peer < 0 || connections.uses_shared_memory()) continue;
     Connecting& one = all.emplace_back();
     one.connections = &connections;
-    std::array<RdmaEndpoint, pairs_of_a_peer> own{};
-    for (int i = 0; i < pairs_of_a_peer; ++i) {
-      one.pairs[i] = std::make_unique<RdmaQueuePair>(device, ring_bytes);
-      own[i] = one.pairs[i]->endpoint();
+    std::vector<RdmaEndpoint> own;
+    for (auto& pairs : one.pairs) {
+      const auto rings = std::make_shared<RdmaRings>(RdmaRings::bytes_for(options.size), devices.front()->name());
+      for (const auto& device : devices) {
+        pairs.push_back(std::make_unique<RdmaQueuePair>(device, rings));
+        own.push_back(pairs.back()->endpoint());
+      }
     }
-    setup.send(one, own.data(), sizeof own);
+    one.theirs.resize(own.size());
+    setup.send(one, own.data(), own.size() * sizeof own[0]);
   }
   for (Connecting& one : all) {
-    setup.receive(one, one.theirs.data(), sizeof one.theirs);
-    for (int i = 0; i < pairs_of_a_peer; ++i) one.pairs[i]->connect(one.theirs[i]);
+    setup.receive(one, one.theirs.data(), one.theirs.size() * sizeof one.theirs[0]);
+    auto theirs = one.theirs.begin();
+    for (const auto& pairs : one.pairs)
+      for (const auto& pair : pairs) pair->connect(*theirs++);
     const char ready = 1;
     setup.send(one, &ready, sizeof ready);
   }
   for (Connecting& one : all) {
     setup.receive(one, &one.is_ready, sizeof one.is_ready);
     PeerConnections& connections = *one.connections;
-    const auto make = [&](int i, Connection& socket) {
-      auto channel = std::make_unique<RdmaChannel>(connections.peer, std::move(one.pairs[i]), std::move(socket));
+    const auto make = [&](int i, std::vector<Connection>& sockets) {
+      auto channel =
+          std::make_unique<RdmaChannel>(connections.peer, std::move(one.pairs[i]), std::exchange(sockets, {}), context);
       channel->start_proof();
       for (const int fd : channel->descriptors()) connections.rdma.descriptors.push_back(fd);
       one.channels[i] = channel.get();
       return channel;
     };
-    connections.nic = device->name();
-    connections.rdma.collective = make(0, connections.collective.front());
-    connections.rdma.p2p = make(1, connections.p2p.front());
-    connections.collective.clear();
-    connections.p2p.clear();
+    connections.nic = setup.ports();
+    connections.rdma.collective = make(0, connections.collective);
+    connections.rdma.p2p = make(1, connections.p2p);
   }
-  for (const Connecting& one : all) {
-    for (RdmaChannel* channel : one.channels) {
-      std::vector<ConnectionInfo> info;
-      channel->append_info(info);
-      setup.prove(one, *channel, info.front());
-    }
-  }
+  for (const Connecting& one : all)
+    for (RdmaChannel* channel : one.channels) setup.prove(one, *channel);
 }
 
 }  // namespace holmes

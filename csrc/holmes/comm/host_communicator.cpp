@@ -220,11 +220,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
   const Env env = Env::read();
   std::vector<int> sockets = mesh.sockets();
-  const auto rails = std::make_shared<RailsContext>();
-  rails->communicator = options_.name;
-  rails->own_rank = options_.rank;
-  rails->labels = options_.labels;
-  rails->timeout = env.rail_timeout;
+  const auto rails = make_rails_context(options_, env.rail_timeout);
 
   auto group = std::make_unique<Group>();
   group->rank = options_.rank;

@@ -65,8 +65,9 @@ struct CommunicatorOptions {
   // Rails, in the same order on every rank; a NIC named twice gets two connections (where one cannot fill the link).
   // Empty: the best that all ranks share, or loopback on one host (docs/nics.md).
   std::vector<NicBinding> nics{};
-  // Transport::rdma only: the HCA port ("mlx5_0:1") that carries the data; it needs no IP address, `nics` are for the
-  // set-up and for what tells of failures. One so far. Empty: the port of the first of `nics`.
+  // Transport::rdma only: the HCA ports ("mlx5_0:1") that carry the data, as rails in the same order on every rank, 8
+  // at most; they need no IP address, `nics` are for the set-up and for what tells of failures. Empty: the ports of
+  // `nics`.
   std::vector<std::string> rdma_ports{};
   // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
   // of them. Empty: one cluster.

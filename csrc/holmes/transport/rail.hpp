@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -55,6 +56,31 @@ private:
   std::uint64_t start_bytes_ = 0;
   bool from_idle_ = false;
 };
+
+// A rail that has room is taken where it delivers at most this much later than the best one: measured rates waver.
+inline constexpr double lateness_allowed = 1.1;
+
+// Of `rails` (pointers) the one on which what is sent next would arrive first; null where that one has no room now and
+// `waits`: then waiting for it is better than any other. `arrival_s(rail)`: until what is sent next would have arrived.
+// So rails of different speed carry shares in proportion.
+template <class Rails, class Arrival>
+auto first_to_deliver(const Rails& rails, bool waits, const Arrival& arrival_s) {
+  decltype(&**rails.begin()) chosen = nullptr;
+  double chosen_s = std::numeric_limits<double>::infinity();
+  double earliest_s = chosen_s;
+  for (const auto& rail : rails) {
+    if (!rail->is_living()) continue;
+    const bool has_room = rail->has_room();
+    // While its rate is unknown, a rail is taken as long as it has room, and not waited for.
+    if (!has_room && !rail->bytes_per_s()) continue;
+    const double rail_s = arrival_s(*rail);
+    earliest_s = std::min(earliest_s, rail_s);
+    if (!has_room || rail_s >= chosen_s) continue;
+    chosen = &*rail;
+    chosen_s = rail_s;
+  }
+  return !waits || chosen_s <= earliest_s * lateness_allowed ? chosen : nullptr;
+}
 
 // What the system knows of a connection that has bytes under way.
 struct ConnectionLook {

@@ -4,7 +4,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
@@ -13,8 +12,6 @@
 namespace holmes {
 namespace {
 
-// A rail that has room is taken where it delivers at most this much later than the best one: measured rates waver.
-constexpr double lateness_allowed = 1.1;
 // A rail without traffic gets a copy of a chunk now and then, to learn whether it has become faster.
 constexpr auto rate_expiry = std::chrono::milliseconds(100);
 constexpr std::size_t scratch_bytes = 64 * 1024;
@@ -196,23 +193,10 @@ void RailsChannel::assign(std::span<const iovec> pieces, std::uint64_t end, Cloc
 // The rail on which `bytes` more would arrive first; null where that one has no room now and waiting for it is better
 // than any other.
 Rail* RailsChannel::choose_rail(std::size_t bytes) const {
-  Rail* chosen = nullptr;
-  double chosen_s = std::numeric_limits<double>::infinity();
-  double earliest_s = chosen_s;
-  for (const auto& rail : used()) {
-    if (!rail->is_living()) continue;
-    const bool has_room = rail->has_room();
-    // While its rate is unknown, a rail is taken as long as it has room, and not waited for.
-    if (!has_room && !rail->bytes_per_s()) continue;
-    const double arrival_s = rail->arrival_s(std::min(bytes, rail->chunk_bytes()));
-    earliest_s = std::min(earliest_s, arrival_s);
-    if (!has_room || arrival_s >= chosen_s) continue;
-    chosen = rail.get();
-    chosen_s = arrival_s;
-  }
   // A connection that was in reserve begins with a small window, which grows only by what it is given.
   // If chunks waited for the first one instead, it would stay slow.
-  return shares_path_ || chosen_s <= earliest_s * lateness_allowed ? chosen : nullptr;
+  return first_to_deliver(used(), !shares_path_,
+                          [bytes](const Rail& rail) { return rail.arrival_s(std::min(bytes, rail.chunk_bytes())); });
 }
 
 Rail* RailsChannel::find_idle_rail(const Rail& chosen, Clock::time_point now) const {
@@ -528,19 +512,32 @@ void RailsChannel::send_again(Clock::time_point now) {
 }
 
 void RailsChannel::warn_of(const Rail& rail, const std::string& reason, std::size_t chunks) const {
-  const ConnectionInfo& info = rail.info();
-  {
-    std::lock_guard lock(context_->mutex);
-    if (!context_->warned_of.emplace(peer(), info.interface).second) return;
-  }
   std::string others;
   for (const auto& other : rails_)
     if (other->is_living()) add_word(others, other->info().interface);
-  log(LogLevel::warn, context_->label(context_->own_rank),
-      "communicator '" + context_->communicator + "' lost the connection to rank " +
-          std::to_string(context_->label(peer())) + " (host " + info.host + ") over NIC " + info.interface + " (" +
-          info.local_address + " -> " + info.remote_address + "): " + reason + "; it goes on over " + others + ", " +
-          std::to_string(chunks) + " chunks are sent again. Make a new communicator to use the NIC again");
+  context_->warn_of_loss(peer(), rail.info(), reason, others, std::to_string(chunks) + " chunks are");
+}
+
+void RailsContext::warn_of_loss(int peer, const ConnectionInfo& lost, const std::string& reason,
+                                const std::string& others, const std::string& what_is) {
+  {
+    std::lock_guard lock(mutex);
+    if (!warned_of.emplace(peer, lost.interface).second) return;
+  }
+  log(LogLevel::warn, label(own_rank),
+      "communicator '" + communicator + "' lost the connection to rank " + std::to_string(label(peer)) + " (host " +
+          lost.host + ") over NIC " + lost.interface + " (" + lost.local_address + " -> " + lost.remote_address +
+          "): " + reason + "; it goes on over " + others + ", " + what_is +
+          " sent again. Make a new communicator to use the NIC again");
+}
+
+std::shared_ptr<RailsContext> make_rails_context(const CommunicatorOptions& options, Clock::duration timeout) {
+  auto context = std::make_shared<RailsContext>();
+  context->communicator = options.name;
+  context->own_rank = options.rank;
+  context->labels = options.labels;
+  context->timeout = timeout;
+  return context;
 }
 
 }  // namespace holmes

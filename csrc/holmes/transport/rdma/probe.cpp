@@ -9,8 +9,8 @@
 
 namespace holmes {
 
-RdmaProbe::RdmaProbe(std::shared_ptr<const RdmaDevice> device, std::size_t ring_bytes)
-    : pair_(std::move(device), ring_bytes) {}
+RdmaProbe::RdmaProbe(const std::shared_ptr<const RdmaDevice>& device, std::size_t ring_bytes)
+    : pair_(device, std::make_shared<RdmaRings>(ring_bytes, device->name())) {}
 
 std::string RdmaProbe::endpoint() const {
   const RdmaEndpoint own = pair_.endpoint();

@@ -13,7 +13,7 @@ namespace holmes {
 class RdmaProbe {
 public:
   // Throws SystemError as RdmaQueuePair. Nothing is ever in the ring: a large one tries whether there is room for it.
-  explicit RdmaProbe(std::shared_ptr<const RdmaDevice> device, std::size_t ring_bytes = 4096);
+  explicit RdmaProbe(const std::shared_ptr<const RdmaDevice>& device, std::size_t ring_bytes = 4096);
 
   // Bytes for the other end's connect().
   std::string endpoint() const;

@@ -2,16 +2,13 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cerrno>
 #include <random>
 
-#include "holmes/core/descriptors.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
 
@@ -35,23 +32,15 @@ std::string lock_limit_text() {
 
 std::string RdmaEndpoint::text() const { return text_of(gid) + " qp " + std::to_string(qp_number); }
 
-std::size_t RdmaQueuePair::ring_bytes_for(int size) {
-  constexpr std::size_t total_bytes = 8 << 20;
-  const std::size_t share = total_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
-  return std::bit_floor(std::clamp<std::size_t>(share, 64 * 1024, 2 * 1024 * 1024));
-}
-
-RdmaQueuePair::RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::size_t ring_bytes)
-    : device_(std::move(device)), library_(device_->library()), ring_bytes_(ring_bytes), epoch_(fork_epoch()) {
-  map();
+RdmaQueuePair::RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::shared_ptr<RdmaRings> rings)
+    : device_(std::move(device)), library_(device_->library()), rings_(std::move(rings)), epoch_(fork_epoch()) {
   verbs::Context* const context = device_->context();
-  region_ = {library_.register_memory(device_->domain(), base_, registered_bytes(),
+  region_ = {library_.register_memory(device_->domain(), rings_->base(), rings_->registered_bytes(),
                                       verbs::access_local_write | verbs::access_remote_write),
              {library_.deregister_memory}};
   if (!region_) {
     const int error = errno;
-    ::munmap(base_, mapped_bytes());
-    throw SystemError(refused_text(registered_bytes(), error) + ", or use transport tcp",
+    throw SystemError(refused_text(rings_->registered_bytes(), error) + ", or use transport tcp",
                       {.nic = device_->name(), .system_errno = error});
   }
   try {
@@ -83,7 +72,6 @@ RdmaQueuePair::RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::size
     if (const int error = post_receives(receive_depth)) throw_short("receive", error);
   } catch (...) {
     pair_.reset(), receives_.reset(), sends_.reset(), channel_.reset(), region_.reset();
-    ::munmap(base_, mapped_bytes());
     throw;
   }
 }
@@ -95,37 +83,12 @@ RdmaQueuePair::~RdmaQueuePair() {
     return;
   }
   pair_.reset(), receives_.reset(), sends_.reset(), channel_.reset(), region_.reset();
-  ::munmap(base_, mapped_bytes());
 }
 
 std::string RdmaQueuePair::refused_text(std::size_t bytes, int error) const {
   return "cannot register " + std::to_string(bytes) + " bytes of memory with HCA " + device_->name() + ": " +
          errno_text(error) + "; this process may lock " + lock_limit_text() +
          " (ulimit -l): raise that limit (LimitMEMLOCK=infinity, or memlock in limits.conf)";
-}
-
-// The head, the ring that is sent from, the ring that is received into, and that again.
-void RdmaQueuePair::map() {
-  const UniqueFd memory(::memfd_create("holmes-rdma", MFD_CLOEXEC));
-  const auto check = [&](bool holds) {
-    if (holds) return;
-    const int error = errno;
-    if (base_ != nullptr) ::munmap(base_, mapped_bytes());
-    throw SystemError("cannot map " + std::to_string(mapped_bytes()) + " bytes for RDMA over " + device_->name() +
-                          ": " + errno_text(error) + limit_text(error),
-                      {.nic = device_->name(), .system_errno = error});
-  };
-  check(memory && ::ftruncate(memory.get(), static_cast<off_t>(registered_bytes())) == 0);
-  void* const place = ::mmap(nullptr, mapped_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  check(place != MAP_FAILED);
-  base_ = static_cast<std::byte*>(place);
-  const auto map_at = [&](std::size_t to, std::size_t bytes, std::size_t from) {
-    check(::mmap(base_ + to, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.get(),
-                 static_cast<off_t>(from)) != MAP_FAILED);
-  };
-  map_at(0, registered_bytes(), 0);
-  map_at(registered_bytes(), ring_bytes_, registered_bytes() - ring_bytes_);
-  ::madvise(base_, mapped_bytes(), MADV_DONTFORK);
 }
 
 void RdmaQueuePair::throw_short(const std::string& what, int error) const {
@@ -139,8 +102,8 @@ RdmaEndpoint RdmaQueuePair::endpoint() const {
   own.qp_number = pair_->number;
   own.psn = psn_;
   own.key = region_->remote_key;
-  own.address = reinterpret_cast<std::uint64_t>(base_);
-  own.ring_bytes = ring_bytes_;
+  own.address = reinterpret_cast<std::uint64_t>(rings_->base());
+  own.ring_bytes = rings_->bytes();
   own.gid = device_->gid();
   own.lid = device_->attributes().lid;
   own.mtu = static_cast<std::uint8_t>(device_->mtu());
@@ -160,7 +123,7 @@ void RdmaQueuePair::modify(verbs::QpAttributes& attributes, int mask, const char
 }
 
 void RdmaQueuePair::connect(const RdmaEndpoint& peer) {
-  if (peer.magic != RdmaEndpoint::right_magic || peer.ring_bytes != ring_bytes_ || peer.mtu < 1 || peer.mtu > 5)
+  if (peer.magic != RdmaEndpoint::right_magic || peer.ring_bytes != rings_->bytes() || peer.mtu < 1 || peer.mtu > 5)
     throw ProtocolError("a peer says of its queue pair what makes no sense; all processes must run the same version",
                         {.nic = device_->name()});
   peer_ = peer;
@@ -200,19 +163,6 @@ void RdmaQueuePair::connect(const RdmaEndpoint& peer) {
          "made ready to send");
 }
 
-RdmaCredit RdmaQueuePair::credit() const {
-  // The HCA writes it, before the completion that tells of it.
-  RdmaCredit& written = *reinterpret_cast<RdmaCredit*>(base_);
-  return {std::atomic_ref(written.bytes).load(std::memory_order_acquire),
-          std::atomic_ref(written.messages).load(std::memory_order_acquire)};
-}
-
-RdmaOffer RdmaQueuePair::offer() const {
-  RdmaOffer& written = *reinterpret_cast<RdmaOffer*>(base_ + offer_offset);
-  const auto read = [](std::uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); };
-  return {read(written.address), read(written.bytes), read(written.key)};
-}
-
 int RdmaQueuePair::post_all(std::span<const Write> writes) {
   std::array<verbs::ScatterEntry, most_at_once> entries;
   std::array<verbs::SendRequest, most_at_once> requests{};
@@ -241,7 +191,7 @@ int RdmaQueuePair::post(verbs::SendRequest& request) {
   return pair_->context->operations.post_send(pair_.get(), &request, &failed);
 }
 
-int RdmaQueuePair::post_read(const RdmaOffer& offer, std::uint64_t offset, std::byte* to, std::size_t bytes,
+int RdmaQueuePair::post_read(std::uint64_t address, std::uint32_t key, std::byte* to, std::size_t bytes,
                              const verbs::MemoryRegion& region, std::uint64_t id) {
   verbs::ScatterEntry entry{reinterpret_cast<std::uint64_t>(to), static_cast<std::uint32_t>(bytes), region.local_key};
   verbs::SendRequest request{};
@@ -250,8 +200,8 @@ int RdmaQueuePair::post_read(const RdmaOffer& offer, std::uint64_t offset, std::
   request.entry_count = 1;
   request.opcode = verbs::Opcode::rdma_read;
   request.flags = id != 0 ? verbs::send_signaled : 0U;
-  request.remote_address = offer.address + offset;
-  request.remote_key = static_cast<std::uint32_t>(offer.key);
+  request.remote_address = address;
+  request.remote_key = key;
   return post(request);
 }
 

@@ -1,16 +1,16 @@
-// RdmaQueuePair: a reliable-connected queue pair, its completion queues and the registered memory it moves bytes from
-// and into.
+// RdmaQueuePair: a reliable-connected queue pair, its completion queues and the memory, registered with its HCA, that
+// it moves bytes from and into.
 #pragma once
 
 #include <sys/uio.h>
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "holmes/transport/rdma/device.hpp"
+#include "holmes/transport/rdma/rings.hpp"
 
 namespace holmes {
 
@@ -34,19 +34,6 @@ struct RdmaEndpoint {
 };
 static_assert(sizeof(RdmaEndpoint) == 56);
 
-// What the peer has taken of what this side sent; it writes it here.
-struct RdmaCredit {
-  std::uint64_t bytes = 0;     // copied out of its ring
-  std::uint64_t messages = 0;  // for which it has posted receives again
-};
-
-// Memory of the sender's user that the peer may read from instead of the ring; it writes it here. Sent as it is.
-struct RdmaOffer {
-  std::uint64_t address = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t key = 0;
-};
-
 // One thread at a time, but for post().
 class RdmaQueuePair {
 public:
@@ -58,13 +45,10 @@ public:
   static constexpr std::uint32_t data_send_depth = 288;
 
   // Throws SystemError where memory cannot be registered (the limit of locked memory) or the HCA is out of something.
-  RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::size_t ring_bytes);
+  RdmaQueuePair(std::shared_ptr<const RdmaDevice> device, std::shared_ptr<RdmaRings> rings);
   RdmaQueuePair(const RdmaQueuePair&) = delete;
   RdmaQueuePair& operator=(const RdmaQueuePair&) = delete;
   ~RdmaQueuePair();
-
-  // A power of two, so that all pairs of a process lock a few dozen MiB.
-  static std::size_t ring_bytes_for(int size);
 
   const RdmaDevice& device() const { return *device_; }
   RdmaEndpoint endpoint() const;
@@ -72,14 +56,7 @@ public:
   void connect(const RdmaEndpoint& peer);
   const RdmaEndpoint& peer() const { return peer_; }
 
-  std::size_t ring_bytes() const { return ring_bytes_; }
-  std::byte* send_ring() const { return base_ + head_bytes; }
-  // Followed by itself: what begins in it lies in one piece.
-  const std::byte* receive_ring() const { return send_ring() + ring_bytes_; }
-  RdmaCredit credit() const;
-  // The peer's last one, and where this side's is sent from.
-  RdmaOffer offer() const;
-  RdmaOffer& own_offer() { return *reinterpret_cast<RdmaOffer*>(base_ + own_offer_offset); }
+  const std::shared_ptr<RdmaRings>& rings() const { return rings_; }
 
   // A write of `bytes` from `from` (in registered memory, or anywhere where it is inline) into the peer's memory, with
   // or without an immediate value. Returns 0 or an errno. Any thread.
@@ -96,9 +73,9 @@ public:
   // Several at once, `most_at_once` at most; of some of them where it fails.
   int post_all(std::span<const Write> writes);
   static constexpr std::size_t most_at_once = 16;
-  // Reads what `offer` names from `offset` on into `to`, which is in `region`; completes with `id`, where that is not
-  // 0. Returns 0 or an errno.
-  int post_read(const RdmaOffer& offer, std::uint64_t offset, std::byte* to, std::size_t bytes,
+  // Reads from the peer's `address`, which `key` names, into `to`, which is in `region`; completes with `id`, where
+  // that is not 0. Returns 0 or an errno.
+  int post_read(std::uint64_t address, std::uint32_t key, std::byte* to, std::size_t bytes,
                 const verbs::MemoryRegion& region, std::uint64_t id);
   // The region that `memory` is in, of it alone but for a shared buffer's (see BufferRegions). Null, with errno set,
   // where it cannot be registered.
@@ -110,8 +87,6 @@ public:
   // A request's bytes at most for which packets fit all queues on their way back.
   std::size_t max_read_bytes() const;
   std::size_t inline_bytes() const { return inline_bytes_; }
-  std::uint64_t ring_offset() const { return head_bytes + ring_bytes_; }  // of the receive ring in the memory
-  static constexpr std::uint64_t offer_offset = 64;                       // behind the credit
   // Returns an errno.
   int post_receives(std::uint32_t count);
 
@@ -126,11 +101,6 @@ public:
   int fd() const { return channel_->fd; }
 
 private:
-  static constexpr std::size_t head_bytes = 4096;
-  static constexpr std::size_t own_offer_offset = 128;
-  std::size_t registered_bytes() const { return head_bytes + 2 * ring_bytes_; }
-  std::size_t mapped_bytes() const { return registered_bytes() + ring_bytes_; }
-  void map();
   [[noreturn]] void throw_short(const std::string& what, int error) const;
   int post(verbs::SendRequest& request);
   static std::size_t poll(verbs::CompletionQueue& queue, std::span<verbs::WorkCompletion> completions);
@@ -138,9 +108,8 @@ private:
 
   std::shared_ptr<const RdmaDevice> device_;
   const verbs::Library& library_;
-  std::size_t ring_bytes_;
+  std::shared_ptr<RdmaRings> rings_;
   std::uint64_t epoch_;
-  std::byte* base_ = nullptr;
   VerbsPointer<verbs::MemoryRegion> region_;
   VerbsPointer<verbs::CompletionChannel> channel_;
   VerbsPointer<verbs::CompletionQueue> sends_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 
@@ -12,6 +13,7 @@
 #include "holmes/core/fork.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/core/no_memory.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -22,13 +24,17 @@ constexpr std::size_t message_bytes = 128 * 1024;
 // Bytes after which a peer that sleeps is woken though more follow: it copies these while the others come. (Those of a
 // call wake it with the last, so that it is not woken for each message.)
 constexpr std::size_t wake_bytes = 1024 * 1024;
-// Of the requests in a row one is signaled at least; what it tells frees those before it.
-constexpr std::uint64_t signal_every = 16;
 // Of an offer at most: what each side locks for a peer beside its rings.
 constexpr std::size_t max_offer_bytes = 8 * 1024 * 1024;
+// Where several lanes read what is offered: of a piece at least, and how many of them each lane gets on average.
+constexpr std::size_t least_piece_bytes = 64 * 1024;
+constexpr std::size_t pieces_of_a_lane = 4;
 // While it waits, how often it asks whether the path lives: a link that is cut tells only those who send.
 constexpr auto port_look_interval = std::chrono::seconds(1);
 constexpr int inactive_looks = 2;  // a port may flap
+// While one is left, whether what is due can be sent; and how long an HCA may take to end what is under way.
+constexpr auto catch_up_interval = std::chrono::milliseconds(10);
+constexpr auto longest_drain = std::chrono::seconds(2);
 constexpr auto longest_linger = std::chrono::seconds(2);
 constexpr auto linger_look = std::chrono::milliseconds(50);
 
@@ -50,19 +56,21 @@ int errno_of(verbs::Status status) {
 
 }  // namespace
 
-RdmaChannel::RdmaChannel(int peer, std::unique_ptr<RdmaQueuePair> pair, Connection socket)
+RdmaChannel::RdmaChannel(int peer, std::vector<std::unique_ptr<RdmaQueuePair>> pairs, std::vector<Connection> sockets,
+                         std::shared_ptr<RailsContext> context)
     : Channel(peer),
-      pair_(std::move(pair)),
-      socket_(std::move(socket)),
+      sockets_(std::move(sockets)),
+      lost_sockets_(sockets_.size()),
+      context_(std::move(context)),
+      rings_(*pairs.front()->rings()),
       epoch_(fork_epoch()),
-      ends_(RdmaQueuePair::send_depth),
-      direct_bytes_(pair_->device().library().survives_fork() ? pair_->device().settings().rdma_direct_bytes
-                                                              : SIZE_MAX) {
-  socket_.info.transport = "rdma";
-  socket_.info.interface = pair_->device().name();
-  socket_.info.local_address = pair_->endpoint().text();
-  socket_.info.remote_address = pair_->peer().text();
-  socket_.info.device_bound = true;
+      direct_bytes_(pairs.front()->device().library().survives_fork()
+                        ? pairs.front()->device().settings().rdma_direct_bytes
+                        : SIZE_MAX) {
+  for (auto& pair : pairs) {
+    lanes_.push_back(std::make_unique<RdmaLane>(std::move(pair), lanes_.size(), sockets_.front().info));
+    lanes_.back()->has_company = pairs.size() > 1;
+  }
 }
 
 RdmaChannel::~RdmaChannel() {
@@ -72,16 +80,20 @@ RdmaChannel::~RdmaChannel() {
 }
 
 void RdmaChannel::start_proof() {
-  asked_ = posted_;
-  if (const int error = post({.is_signaled = true})) fail(error, errno_text(error));
+  for (const auto& lane : lanes_) {
+    lane->asked = lane->posted();
+    if (const int error = lane->post({.is_signaled = true}, position_on(*lane))) fail(error, *lane, errno_text(error));
+  }
 }
 
-bool RdmaChannel::is_proven() {
-  pair_->take_events();
-  pair_->arm(RdmaQueuePair::Wake::any);
+const ConnectionInfo* RdmaChannel::look_for_proof() {
+  for (const auto& lane : lanes_) {
+    lane->pair().take_events();
+    lane->pair().arm(RdmaQueuePair::Wake::any);
+  }
   look_for_sends();
   if (error_ != 0) {
-    const ConnectionInfo& info = socket_.info;
+    const ConnectionInfo& info = failed_->info();
     throw UnreachableError("rank " + std::to_string(peer()) + " (host " + info.host +
                                ") does not answer over RDMA: " + info.interface + " " + info.local_address + " -> " +
                                info.remote_address + ": " + errno_text(error_) +
@@ -89,38 +101,25 @@ bool RdmaChannel::is_proven() {
                                "fit (HOLMES_RDMA_...), and that the switches let RoCE pass; or use transport tcp",
                            {.peer = peer(), .host = info.host, .nic = info.interface, .system_errno = error_});
   }
-  return !asked_;
+  for (const auto& lane : lanes_)
+    if (lane->asked) return &lane->info();
+  is_proven_ = true;
+  return nullptr;
 }
 
-// Posts a request that is counted; returns an errno. Where there is no room for it: EAGAIN.
-int RdmaChannel::post(RdmaQueuePair::Write write) {
-  if (posted_ - completed_ >= RdmaQueuePair::send_depth - 2) return EAGAIN;  // one is kept for the end
-  write.is_signaled |= is_signal_due();
-  write.id = posted_ + 1;
-  if (const int error = pair_->post(write)) return error;
-  count_request(write.is_signaled);
-  return 0;
-}
-
-bool RdmaChannel::is_signal_due() const {
-  return posted_ + 1 - signaled_to_ >= signal_every || sent_to_ - unsignaled_from_ >= pair_->ring_bytes() / 4;
-}
-
-void RdmaChannel::count_request(bool is_signaled) {
-  ends_[posted_++ % ends_.size()] = sent_to_;
-  if (is_signaled) signaled_to_ = posted_, unsignaled_from_ = sent_to_;
+// Where rates matter.
+std::optional<Clock::time_point> RdmaChannel::clock() const {
+  return lanes_.size() > 1 ? std::optional(Clock::now()) : std::nullopt;
 }
 
 // What was not posted can be later, or the path is lost.
-void RdmaChannel::fail_post(int error) {
-  if (error != 0 && error != EAGAIN && error != ENOMEM) fail(error, "a send is refused: " + errno_text(error));
+void RdmaChannel::fail_post(RdmaLane& lane, int error) {
+  if (error != 0 && error != EAGAIN && error != ENOMEM) lose(lane, error, "a send is refused: " + errno_text(error));
 }
 
 std::size_t RdmaChannel::sendable_bytes(std::uint64_t more) const {
-  const bool has_message = data_messages_ + more - credit_.messages < RdmaQueuePair::data_depth;
-  const bool has_requests = posted_ + more - completed_ < RdmaQueuePair::data_send_depth;
-  if (!has_message || !has_requests) return 0;
-  return pair_->ring_bytes() - (sent_to_ - std::min(credit_.bytes, completed_to_));
+  if (!is_ready() || !main().has_message(more)) return 0;
+  return rings_.bytes() - (sent_to_ - std::min(credit_bytes_, completed_to_));
 }
 
 std::size_t RdmaChannel::try_send(std::span<const iovec> pieces) { return send(pieces, false); }
@@ -128,7 +127,7 @@ std::size_t RdmaChannel::try_send(std::span<const iovec> pieces) { return send(p
 std::size_t RdmaChannel::send(std::span<const iovec> pieces, bool is_followed) {
   std::size_t wanted = 0;
   for (const iovec& piece : pieces) wanted += piece.iov_len;
-  wanted = std::min(wanted, pair_->ring_bytes());
+  wanted = std::min(wanted, rings_.bytes());
   if (error_ != 0 || is_closed_by_peer_ || has_ended_) {
     if (error_ == 0) look_for_receives();
     throw_if_ended();
@@ -163,9 +162,10 @@ std::size_t RdmaChannel::send_messages(std::span<const iovec> pieces, std::size_
     sent += write.bytes;
   }
   if (count == 0) return 0;
-  if (const int error = pair_->post_all({writes.data(), count})) {  // there was room for all of them
-    fail(error, "a send is refused: " + errno_text(error));
-    throw_if_ended();
+  RdmaLane& lane = main();
+  if (const int error = lane.pair().post_all({writes.data(), count})) {  // there was room for all of them
+    lose(lane, error, "a send is refused: " + errno_text(error));
+    if (error_ != 0) throw_if_ended();
   }
   return sent;
 }
@@ -173,9 +173,9 @@ std::size_t RdmaChannel::send_messages(std::span<const iovec> pieces, std::size_
 // One message, which counts as posted; of no bytes where there is no room.
 RdmaQueuePair::Write RdmaChannel::fill_message(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
                                                bool is_followed) {
-  const std::size_t at = sent_to_ & (pair_->ring_bytes() - 1);
+  const std::size_t at = sent_to_ & (rings_.bytes() - 1);
   const std::size_t goal = most <= message_bytes + message_bytes / 2 ? most : message_bytes;
-  const std::size_t room = std::min({sendable_bytes(), goal, pair_->ring_bytes() - at});
+  const std::size_t room = std::min({sendable_bytes(), goal, rings_.bytes() - at});
   std::size_t filled = 0;
   for (const iovec& piece : pieces) {
     if (filled == room) break;
@@ -183,24 +183,33 @@ RdmaQueuePair::Write RdmaChannel::fill_message(std::span<const iovec> pieces, st
     skip -= skipped;
     const std::size_t bytes = std::min(piece.iov_len - skipped, room - filled);
     if (bytes > 0)
-      std::memcpy(pair_->send_ring() + at + filled, static_cast<const std::byte*>(piece.iov_base) + skipped, bytes);
+      std::memcpy(rings_.send_ring() + at + filled, static_cast<const std::byte*>(piece.iov_base) + skipped, bytes);
     filled += bytes;
   }
   if (filled == 0) return {};
   sent_to_ += filled;
+  RdmaQueuePair::Write write = next_message(filled);
   // Without it only where another one follows for sure: a credit may be sent in between.
-  const bool wakes = (filled == most && !is_followed) || sent_to_ - woken_to_ >= wake_bytes || sendable_bytes(2) == 0;
-  const bool is_signaled = is_signal_due();
-  count_request(is_signaled);
-  ++data_messages_;
-  if (wakes) woken_to_ = sent_to_;
-  return {.from = pair_->send_ring() + at,
-          .bytes = filled,
-          .remote_offset = pair_->ring_offset() + at,
-          .immediate = immediate(Kind::data, filled),
+  write.is_solicited = (filled == most && !is_followed) || sent_to_ - woken_to_ >= wake_bytes || sendable_bytes(2) == 0;
+  if (write.is_solicited) woken_to_ = sent_to_;
+  return write;
+}
+
+// The next `bytes` that are in the ring and not posted, which lie in one piece there; they count as posted.
+RdmaQueuePair::Write RdmaChannel::next_message(std::size_t bytes) {
+  const std::size_t at = posted_to_ & (rings_.bytes() - 1);
+  posted_to_ += bytes;
+  RdmaLane& lane = main();
+  const bool is_signaled = lane.is_signal_due(posted_to_);
+  lane.count_request(is_signaled, posted_to_);
+  ++lane.sent_messages;
+  lane.sent_bytes.store(lane.sent_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  return {.from = rings_.send_ring() + at,
+          .bytes = bytes,
+          .remote_offset = rings_.receive_offset() + at,
+          .immediate = immediate(Kind::data, bytes),
           .is_signaled = is_signaled,
-          .is_solicited = wakes,
-          .id = posted_};
+          .id = lane.posted()};
 }
 
 std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
@@ -214,8 +223,7 @@ std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
   std::size_t received = 0;
   for (const iovec& piece : pieces) {
     const std::size_t bytes = std::min({piece.iov_len, readable_bytes(), max_call_bytes - received});
-    if (bytes > 0)
-      std::memcpy(piece.iov_base, pair_->receive_ring() + (consumed_bytes_ & (pair_->ring_bytes() - 1)), bytes);
+    if (bytes > 0) std::memcpy(piece.iov_base, rings_.receive_ring() + (consumed_bytes_ & (rings_.bytes() - 1)), bytes);
     consumed_bytes_ += bytes;
     received += bytes;
     if (bytes < piece.iov_len) break;
@@ -261,7 +269,7 @@ std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
   }
   look_for_sends();
   ask_for_pull();
-  if (!pull_->is_done) {
+  if (!pull_->is_done()) {
     throw_if_ended();
     return 0;
   }
@@ -273,55 +281,100 @@ std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
   return received;
 }
 
-// Nothing where it cannot be: then all goes by the ring.
-SharedRegion RdmaChannel::register_memory(const iovec& memory, int access) const {
-  auto region = pair_->register_memory(memory, access);
-  static std::atomic<bool> is_told{false};
-  if (!region && !is_told.exchange(true))
-    log(LogLevel::warn, std::nullopt,
-        pair_->refused_text(memory.iov_len, errno) +
-            "; until then such messages are copied (HOLMES_RDMA_DIRECT_BYTES); this is said once");
-  return region;
+// Nothing where it cannot be, on one of the HCAs: then all goes by the ring.
+RdmaChannel::Regions RdmaChannel::register_memory(const iovec& memory, int access) const {
+  Regions regions;
+  for (const auto& lane : lanes_) {
+    regions.push_back(lane->is_living() ? lane->pair().register_memory(memory, access) : nullptr);
+    if (regions.back() || !lane->is_living()) continue;
+    static std::atomic<bool> is_told{false};
+    if (!is_told.exchange(true))
+      log(LogLevel::warn, std::nullopt,
+          lane->pair().refused_text(memory.iov_len, errno) +
+              "; until then such messages are copied (HOLMES_RDMA_DIRECT_BYTES); this is said once");
+    return {};
+  }
+  return regions;
 }
 
 void RdmaChannel::offer(const iovec& piece) {
+  if (!is_ready()) return;
   const iovec part{piece.iov_base, std::min(piece.iov_len, max_offer_bytes)};
   Offered offered{part, register_memory(part, verbs::access_remote_read), {}};
-  if (!offered.region) {
+  if (offered.regions.empty()) {
     refused_bytes_ = part.iov_len;
     return;
   }
-  pair_->own_offer() = {reinterpret_cast<std::uint64_t>(part.iov_base), part.iov_len, offered.region->remote_key};
-  const int error = post({.from = &pair_->own_offer(),
-                          .bytes = sizeof(RdmaOffer),
-                          .remote_offset = RdmaQueuePair::offer_offset,
-                          .immediate = immediate(Kind::offer),
-                          .is_solicited = true});
-  if (error == 0) offered_ = std::move(offered);
-  fail_post(error);
+  RdmaOffer& told = rings_.own_offer();
+  told = {reinterpret_cast<std::uint64_t>(part.iov_base), part.iov_len, lost_, {}};
+  for (const auto& lane : lanes_)
+    if (const auto& region = offered.regions[lane->number()]) told.keys[lane->number()] = region->remote_key;
+  RdmaLane& lane = main();
+  const int error = post_offer();
+  if (error == 0) {
+    offered_ = std::move(offered);
+    ++sent_offers_;
+  }
+  fail_post(lane, error);
+}
+
+int RdmaChannel::post_offer() {
+  return post({.from = &rings_.own_offer(),
+               .bytes = sizeof(RdmaOffer),
+               .remote_offset = RdmaRings::offer_offset,
+               .immediate = immediate(Kind::offer),
+               .is_solicited = true});
 }
 
 // Nothing where this side's memory is not to be registered: then the answer is 0, and all goes by the ring.
 void RdmaChannel::start_pull(const iovec& piece) {
   if (direct_bytes_ == SIZE_MAX) return;
   const iovec part{piece.iov_base, std::min<std::size_t>(piece.iov_len, offer_->bytes - pulled_bytes_)};
-  auto region = register_memory(part, verbs::access_local_write);
-  if (region) pull_ = Pull{part, std::move(region)};
+  Regions regions = register_memory(part, verbs::access_local_write);
+  if (regions.empty()) return;
+  constexpr std::size_t page_bytes = 4096;
+  const RdmaLane& first = main();
+  std::size_t bytes = first.pair().max_read_bytes();
+  if (first.has_company) {
+    const std::size_t share = part.iov_len / (pieces_of_a_lane * lanes_.size()) / page_bytes * page_bytes;
+    bytes = std::min(bytes, std::max(share, least_piece_bytes));
+  }
+  pull_ = Pull{.memory = part, .regions = std::move(regions), .piece_bytes = bytes};
+}
+
+// What to ask for next; nothing where all of it is.
+std::optional<RdmaRead> RdmaChannel::next_read() const {
+  if (!pull_->again.empty()) return pull_->again.front();
+  const std::size_t left = pull_->memory.iov_len - pull_->asked_bytes;
+  if (left == 0) return std::nullopt;
+  return RdmaRead{.offset = pull_->asked_bytes, .bytes = std::min(left, pull_->piece_bytes)};
 }
 
 void RdmaChannel::ask_for_pull() {
-  while (error_ == 0 && !pull_->is_asked() && has_request()) {
-    const std::size_t bytes = std::min(pull_->memory.iov_len - pull_->asked_bytes, pair_->max_read_bytes());
-    const bool is_last = pull_->asked_bytes + bytes == pull_->memory.iov_len;
-    const bool is_signaled = is_last || is_signal_due();
-    auto* const to = static_cast<std::byte*>(pull_->memory.iov_base) + pull_->asked_bytes;
-    const int error = pair_->post_read(*offer_, pulled_bytes_ + pull_->asked_bytes, to, bytes, *pull_->region,
-                                       is_signaled ? posted_ + 1 : 0);
-    if (error != 0) return fail(error, "a read is refused: " + errno_text(error));
-    count_request(is_signaled);
-    pull_->asked_bytes += bytes;
-    pull_->last_id = posted_;
+  const auto now = clock();
+  while (error_ == 0) {
+    const auto piece = next_read();
+    if (!piece) return;
+    RdmaLane* const lane =
+        first_to_deliver(lanes_, true, [&](const RdmaLane& one) { return one.arrival_s(piece->bytes); });
+    if (!lane) return;
+    const bool is_last = piece->offset + piece->bytes == pull_->memory.iov_len;
+    const bool is_signaled = is_last || lanes_.size() > 1 || lane->is_signal_due(position_on(*lane));
+    auto* const to = static_cast<std::byte*>(pull_->memory.iov_base) + piece->offset;
+    const int error = lane->read(*piece, offer_->address + pulled_bytes_ + piece->offset, offer_->keys[lane->number()],
+                                 to, *pull_->regions[lane->number()], is_signaled, position_on(*lane), now);
+    if (error != 0) {
+      lose(*lane, error, "a read is refused: " + errno_text(error));
+    } else if (!pull_->again.empty()) {
+      pull_->again.pop_front();
+    } else {
+      pull_->asked_bytes += piece->bytes;
+    }
   }
+}
+
+void RdmaChannel::take_reads(RdmaLane& lane, std::optional<Clock::time_point> now) {
+  if (pull_) pull_->read_bytes += lane.take_read_bytes(now);
 }
 
 // With what was read of it; the rest comes by the ring.
@@ -331,16 +384,28 @@ void RdmaChannel::answer() {
   give_answer();
 }
 
+// Tells, too, which lane has read how much.
 void RdmaChannel::give_answer() {
-  if (error_ != 0 || has_ended_) return;
-  const int error = post({.immediate = immediate(Kind::answer, *owed_answer_), .is_solicited = true});
-  if (error == 0) owed_answer_.reset();
-  fail_post(error);
+  if (error_ != 0 || has_ended_ || !is_ready()) return;
+  RdmaReadCounts& counts = rings_.own_read_counts();
+  for (const auto& lane : lanes_) counts[lane->number()] = lane->read_bytes();
+  RdmaLane& lane = main();
+  const int error = post({.from = &counts,
+                          .bytes = lanes_.size() * sizeof counts[0],
+                          .remote_offset = RdmaRings::counts_offset,
+                          .immediate = immediate(Kind::answer, *owed_answer_),
+                          .is_solicited = true});
+  if (error == 0) {
+    last_answer_ = *owed_answer_;
+    owed_answer_.reset();
+    ++sent_answers_;
+  }
+  fail_post(lane, error);
 }
 
 void RdmaChannel::let_go() {
   if (!offered_ && !pull_) return;
-  pair_->stop();
+  for (const auto& lane : lanes_) lane->pair().stop();
   offered_.reset();
   pull_.reset();
   if (error_ == 0) error_ = ECONNABORTED;
@@ -350,7 +415,7 @@ const std::byte* RdmaChannel::try_peek(std::size_t bytes) {
   if (readable_bytes() < bytes) look_for_receives();
   if (readable_bytes() < bytes && offer_ && !pull_) answer();
   seen_bytes_ = arrived_bytes_;
-  if (readable_bytes() >= bytes) return pair_->receive_ring() + (consumed_bytes_ & (pair_->ring_bytes() - 1));
+  if (readable_bytes() >= bytes) return rings_.receive_ring() + (consumed_bytes_ & (rings_.bytes() - 1));
   throw_if_ended();
   return nullptr;
 }
@@ -362,106 +427,249 @@ void RdmaChannel::consume(std::size_t bytes) {
 }
 
 void RdmaChannel::look_for_receives() {
+  for (const auto& lane : lanes_) look_for_receives(*lane);
+  if (main().arrived_messages - main().given_messages >= RdmaQueuePair::data_depth / 4) give_credit();
+  if (!is_settled()) catch_up();
+}
+
+void RdmaChannel::look_for_receives(RdmaLane& lane) {
+  if (lane.is_drained) return;
   std::array<verbs::WorkCompletion, 32> completions;
   std::size_t count = 0;
   do {
-    count = pair_->poll_receives(completions);
+    count = lane.pair().poll_receives(completions);
     for (std::size_t i = 0; i < count; ++i) {
       const verbs::WorkCompletion& completion = completions[i];
       if (completion.status != verbs::Status::success) {
-        look_for_sends();  // they know the cause
-        return fail(completion);
+        look_for_sends(lane);  // they know the cause
+        lose(lane, completion);
+        lane.is_drained = true;  // in order: what came is taken up
+        return;
       }
-      take_up(ntohl(completion.immediate));
+      take_up(lane, ntohl(completion.immediate));
     }
-    if (count > 0 && error_ == 0)
-      if (const int error = pair_->post_receives(static_cast<std::uint32_t>(count)))
-        fail(error, "a receive is refused: " + errno_text(error));
+    if (count > 0 && error_ == 0 && lane.is_living())
+      if (const int error = lane.pair().post_receives(static_cast<std::uint32_t>(count)))
+        lose(lane, error, "a receive is refused: " + errno_text(error));
   } while (count == completions.size());
-  if (arrived_messages_ - given_.messages >= RdmaQueuePair::data_depth / 4) give_credit();
 }
 
 // What the peer says.
-void RdmaChannel::take_up(std::uint32_t told) {
+void RdmaChannel::take_up(RdmaLane& lane, std::uint32_t told) {
   const std::size_t bytes = told & ((1U << kind_shift) - 1);
   bool is_right = true;
   switch (static_cast<Kind>(told >> kind_shift)) {
     case Kind::data:
       arrived_bytes_ += bytes;
-      ++arrived_messages_;
-      is_right = readable_bytes() <= pair_->ring_bytes();
+      ++lane.arrived_messages;
+      lane.received_bytes.store(lane.received_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+      is_right = readable_bytes() <= rings_.bytes();
       break;
-    case Kind::credit:
-      credit_ = pair_->credit();
-      is_right = credit_.bytes <= sent_to_ && credit_.messages <= data_messages_;
+    case Kind::credit: {
+      const RdmaCredit credit = rings_.credit();
+      is_right = credit.bytes <= sent_to_ && credit.messages <= lane.sent_messages;
+      credit_bytes_ = std::max(credit_bytes_, credit.bytes);
+      lane.credited_messages = credit.messages;
+      ++credits_;
       break;
+    }
     case Kind::offer:
       is_right = !offer_ && !owed_answer_;
       is_offer_new_ = true;
-      offer_ = pair_->offer();
+      ++arrived_offers_;
+      offer_ = rings_.offer();
       is_right &= offer_->bytes > 0 && offer_->bytes <= max_offer_bytes;
+      for (const auto& other : lanes_)
+        if ((offer_->lost & other->bit()) != 0) lose(*other, ENETDOWN, "the peer reports it lost");
       break;
-    case Kind::answer:
+    case Kind::answer: {
       is_right = offered_ && !offered_->answer && bytes <= offered_->memory.iov_len;
+      ++arrived_answers_;
+      const RdmaReadCounts counts = rings_.read_counts();
+      for (const auto& one : lanes_) one->peer_read_bytes.store(counts[one->number()], std::memory_order_relaxed);
       if (is_right) offered_->answer = bytes;
+      break;
+    }
+    case Kind::state:
+      is_right = take_state(bytes);
       break;
     default:
       has_ended_ = true;
   }
-  if (is_right || is_shut_down_.load()) return;  // then nobody reads any more
-  throw ProtocolError("what rank " + std::to_string(peer()) + " writes here over " + socket_.info.interface +
-                      " makes no sense");
+  if (!is_right && !is_shut_down_.load()) throw_senseless();  // then nobody reads any more
+}
+
+void RdmaChannel::throw_senseless() const {
+  throw ProtocolError("what rank " + std::to_string(peer()) + " writes here over " + main().port() + " makes no sense");
 }
 
 void RdmaChannel::look_for_sends() {
+  for (const auto& lane : lanes_) look_for_sends(*lane);
+  if (owed_answer_ || !is_settled()) catch_up();
+}
+
+void RdmaChannel::look_for_sends(RdmaLane& lane) {
+  if (!lane.is_living()) return;
   std::array<verbs::WorkCompletion, 32> completions;
   std::size_t count = 0;
   do {
-    count = pair_->poll_sends(completions);
+    count = lane.pair().poll_sends(completions);
     for (std::size_t i = 0; i < count; ++i) {
-      if (completions[i].status != verbs::Status::success) return fail(completions[i]);
+      if (completions[i].status != verbs::Status::success) {
+        take_reads(lane, clock());
+        return lose(lane, completions[i]);
+      }
       if (completions[i].id == end_id) {
         is_end_complete_ = true;
         continue;
       }
-      completed_ = completions[i].id;
-      completed_to_ = ends_[(completed_ - 1) % ends_.size()];
+      completed_to_ = std::max(completed_to_, lane.complete(completions[i].id));
       is_unanswered_ = false;
-      if (pull_ && pull_->is_asked() && completed_ >= pull_->last_id) pull_->is_done = true;
-      if (asked_ && *asked_ < completed_) asked_.reset();
     }
   } while (count == completions.size());
-  if (owed_answer_) give_answer();
+  if (lane.is_reading()) take_reads(lane, clock());
 }
 
 // Tells the peer what it may send again, in steps of a quarter: a sender never runs dry for it. It wakes only who waits
 // for room.
 void RdmaChannel::give_credit() {
-  if (consumed_bytes_ - given_.bytes < pair_->ring_bytes() / 4 &&
-      arrived_messages_ - given_.messages < RdmaQueuePair::data_depth / 4)
+  RdmaLane& lane = main();
+  if (consumed_bytes_ - given_bytes_ < rings_.bytes() / 4 &&
+      lane.arrived_messages - lane.given_messages < RdmaQueuePair::data_depth / 4)
     return;
-  if (error_ != 0 || has_ended_) return;
-  const RdmaCredit credit{consumed_bytes_, arrived_messages_};
-  int error = post({.from = &credit, .bytes = sizeof credit, .immediate = immediate(Kind::credit)});
+  if (error_ != 0 || has_ended_ || !is_ready()) return;
+  const RdmaCredit credit{consumed_bytes_, lane.arrived_messages};
+  const auto post_credit = [&] {
+    return post({.from = &credit, .bytes = sizeof credit, .immediate = immediate(Kind::credit)});
+  };
+  int error = post_credit();
   if (error == EAGAIN) {
-    look_for_sends();
-    error = post({.from = &credit, .bytes = sizeof credit, .immediate = immediate(Kind::credit)});
+    look_for_sends(lane);
+    if (!lane.is_living() || error_ != 0) return;
+    error = post_credit();
   }
-  if (error == 0) given_ = credit;
-  fail_post(error);
+  if (error == 0) given_bytes_ = credit.bytes, lane.given_messages = credit.messages;
+  fail_post(lane, error);
 }
 
-void RdmaChannel::fail(const verbs::WorkCompletion& completion) {
-  fail(errno_of(completion.status), pair_->device().library().status_text(completion.status));
+void RdmaChannel::lose(RdmaLane& lane, const verbs::WorkCompletion& completion) {
+  lose(lane, errno_of(completion.status), lane.pair().device().library().status_text(completion.status));
 }
 
-void RdmaChannel::fail(int error, const std::string& why) {
+// It is stopped here; the peer is told once what has come by it is taken up.
+void RdmaChannel::lose(RdmaLane& lane, int error, const std::string& why) {
+  if (error_ != 0 || !lane.is_living()) return;
+  const bool is_last = std::ranges::count_if(lanes_, [](const auto& one) { return one->is_living(); }) == 1;
+  if (is_last || !is_proven_ || has_peer_left()) return fail(error, lane, why);
+  const bool is_main = &lane == &main();
+  const std::deque<RdmaRead> reads = lane.stop(Clock::now());
+  if (pull_) pull_->again.insert(pull_->again.end(), reads.begin(), reads.end());
+  lost_ |= lane.bit();
+  is_state_due_ = true;
+  const auto next = std::ranges::find_if(lanes_, [](const auto& one) { return one->is_living(); });
+  if (is_main) {
+    is_stalled_ = true;
+    is_behind_.store(true);
+    main_.store((*next)->number());
+  }
+  if (std::ranges::count_if(lanes_, [](const auto& one) { return one->is_living(); }) == 1)
+    (*next)->has_company = false;
+  if (is_shut_down_.load() || has_ended_) return;
+  std::string others;
+  for (const auto& one : lanes_)
+    if (one->is_living()) add_word(others, one->port());
+  context_->warn_of_loss(peer(), lane.info(), why, others, "what was under way is");
+}
+
+// Whether it makes sense. Of two states that come by two lanes in any order the later one says all.
+bool RdmaChannel::take_state(std::size_t lost) {
+  if (lost + 1 >= lanes_.size()) return false;
+  const RdmaState told = rings_.state(lost);
+  if (static_cast<std::size_t>(std::popcount(told.lost)) != lost + 1 || told.lost >> lanes_.size() != 0) return false;
+  if (std::popcount(told.lost) <= std::popcount(peer_state_.lost)) return true;
+  if (told.consumed > told.arrived || told.arrived > sent_to_ || told.arrived < credit_bytes_ ||
+      sent_offers_ - told.offers > 1 || sent_answers_ - told.answers > 1)
+    return false;
+  peer_state_ = told;
+  credit_bytes_ = std::max(credit_bytes_, told.consumed);
+  ++credits_;
+  for (const auto& lane : lanes_)
+    if ((told.lost & lane->bit()) != 0) lose(*lane, ENETDOWN, "the peer reports it lost");
+  return true;
+}
+
+// Sends what is owed, as far as there is room.
+void RdmaChannel::catch_up() {
+  if (error_ != 0) return;
+  if (is_state_due_) tell_state();
+  if (is_stalled_) go_on();
+  if (!is_stalled_ && is_behind_.load()) send_again();
+  if (owed_answer_) give_answer();
+}
+
+void RdmaChannel::tell_state() {
+  const auto is_through = [](const auto& lane) { return lane->is_living() || lane->is_drained; };
+  if (!std::ranges::all_of(lanes_, is_through)) return;
+  const auto lost = static_cast<std::size_t>(std::popcount(lost_)) - 1;
+  RdmaState& state = rings_.own_state(lost);
+  state = {lost_, arrived_bytes_, consumed_bytes_, arrived_offers_, arrived_answers_};
+  RdmaLane& lane = main();
+  const int error = lane.post({.from = &state,
+                               .bytes = sizeof state,
+                               .remote_offset = RdmaRings::state_offset(lost),
+                               .immediate = immediate(Kind::state, lost),
+                               .is_solicited = true},
+                              position_on(lane));
+  if (error == 0) {
+    is_state_due_ = false;
+    given_bytes_ = consumed_bytes_;
+  }
+  fail_post(lane, error);
+}
+
+// From where the peer has had it, once it has stopped all lanes that are lost here.
+void RdmaChannel::go_on() {
+  if ((peer_state_.lost & lost_) != lost_) return;
+  posted_to_ = completed_to_ = woken_to_ = peer_state_.arrived;
+  main().begin(posted_to_);
+  is_offer_due_ = offered_ && sent_offers_ != peer_state_.offers;
+  if (sent_answers_ != peer_state_.answers) {
+    owed_answer_ = last_answer_;
+    --sent_answers_;
+  }
+  is_stalled_ = false;
+}
+
+void RdmaChannel::send_again() {
+  RdmaLane& lane = main();
+  while (posted_to_ < sent_to_ && lane.has_message()) {
+    const std::size_t at = posted_to_ & (rings_.bytes() - 1);
+    RdmaQueuePair::Write write =
+        next_message(std::min({static_cast<std::size_t>(sent_to_ - posted_to_), message_bytes, rings_.bytes() - at}));
+    write.is_solicited = true;
+    if (const int error = lane.pair().post(write)) return lose(lane, error, "a send is refused: " + errno_text(error));
+  }
+  if (posted_to_ < sent_to_) return;
+  woken_to_ = sent_to_;
+  if (is_offer_due_) {
+    const int error = post_offer();
+    is_offer_due_ = error != 0;
+    fail_post(lane, error);
+    if (error != 0) return;
+  }
+  is_behind_.store(false);
+  if (is_shut_down_.load()) post_end();
+}
+
+void RdmaChannel::fail(int error, const RdmaLane& lane, const std::string& why) {
   if (error_ != 0) return;
   error_ = error;
+  failed_ = &lane;
   if (is_shut_down_.load() || is_closed_by_peer_ || has_ended_) return;
+  const ConnectionInfo& info = lane.info();
   log(LogLevel::info, std::nullopt,
-      "RDMA to rank " + std::to_string(peer()) + " (host " + socket_.info.host + ") over " + socket_.info.interface +
-          " " + socket_.info.local_address + " -> " + socket_.info.remote_address + " failed: " + why);
+      "RDMA to rank " + std::to_string(peer()) + " (host " + info.host + ") over " + info.interface + " " +
+          info.local_address + " -> " + info.remote_address + " failed: " + why);
 }
 
 void RdmaChannel::throw_if_ended() {
@@ -469,87 +677,137 @@ void RdmaChannel::throw_if_ended() {
   if (error_ != 0) throw StreamClosed{peer(), is_closed_by_peer_ ? 0 : error_};
 }
 
+RdmaChannel::Progress RdmaChannel::progress() const {
+  Progress now{arrived_bytes_, 0, credits_};
+  for (const auto& lane : lanes_) now.completed += lane->completed();
+  return now;
+}
+
 bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
   is_waiting_ = true;
-  const bool is_full = for_send && !offered_ && sendable_bytes() == 0;
-  const bool awaits_sends = pull_ || owed_answer_;
   using Wake = RdmaQueuePair::Wake;
-  pair_->arm(is_full ? Wake::any : awaits_sends ? Wake::sends : Wake::solicited);
+  const bool awaits_all = !is_settled() || (for_send && !offered_ && sendable_bytes() == 0);
+  const bool awaits_sends = pull_ || owed_answer_;
+  for (const auto& lane : lanes_)
+    if (lane->is_living() || !lane->is_drained)
+      lane->pair().arm(awaits_all ? Wake::any : awaits_sends ? Wake::sends : Wake::solicited);
   look_for_receives();
   look_for_sends();
   if (std::exchange(waited_, progress()) != progress()) look_at_.reset();
   const bool has_unseen = std::exchange(seen_bytes_, arrived_bytes_) != arrived_bytes_;
-  fds.push_back({pair_->fd(), POLLIN, 0});
-  if (!is_closed_by_peer_) fds.push_back({socket_.fd.get(), POLLIN | POLLRDHUP, 0});
+  append_waits(fds);
   if (error_ != 0 || has_ended_ || is_closed_by_peer_) return false;
-  const bool has_pulled = pull_ && (pull_->is_done || (!pull_->is_asked() && has_request()));
+  const bool has_pulled = pull_ && (pull_->is_done() || (!pull_->is_asked() && can_ask()));
   const bool may_send = offered_ ? offered_->answer.has_value() : sendable_bytes() > 0;
   const bool has_offer = std::exchange(is_offer_new_, false) && !pull_;
-  return !(for_recv && (has_unseen || has_offer || has_pulled)) && !(for_send && may_send);
+  // What was armed before a loss is not what is awaited now.
+  const bool is_new = !awaits_all && !is_settled();
+  return !is_new && !(for_recv && (has_unseen || has_offer || has_pulled)) && !(for_send && may_send);
+}
+
+void RdmaChannel::append_waits(std::vector<pollfd>& fds) const {
+  for (const auto& lane : lanes_)
+    if (lane->is_living() || !lane->is_drained) fds.push_back({lane->pair().fd(), POLLIN, 0});
+  for (std::size_t i = 0; i < sockets_.size() && !is_closed_by_peer_; ++i)
+    if (!lost_sockets_[i]) fds.push_back({sockets_[i].fd.get(), POLLIN | POLLRDHUP, 0});
 }
 
 void RdmaChannel::finish_wait() {
   is_waiting_ = false;
-  if (!pair_->take_events()) has_peer_left();
+  bool any = false;
+  for (const auto& lane : lanes_) any |= lane->pair().take_events();
+  if (!any) has_peer_left();
 }
 
-// Whether its side of the TCP connection has ended; what it sent before is here by then.
+// Whether its side of the TCP connections has ended; what it sent before is here by then. One of several that fails has
+// lost its NIC.
 bool RdmaChannel::has_peer_left() {
-  char byte = 0;
-  const ssize_t got = ::recv(socket_.fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  is_closed_by_peer_ |= got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+  for (const auto& socket : sockets_) {
+    const std::size_t number = static_cast<std::size_t>(&socket - sockets_.data());
+    if (is_closed_by_peer_ || lost_sockets_[number]) continue;
+    char byte = 0;
+    const ssize_t got = ::recv(socket.fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) continue;
+    lost_sockets_[number] = true;
+    is_closed_by_peer_ = got == 0 || errno == ECONNRESET || std::ranges::count(lost_sockets_, false) == 0;
+  }
   return is_closed_by_peer_;
 }
 
 std::optional<Clock::time_point> RdmaChannel::next_maintenance(Clock::time_point now) {
-  if (!is_waiting_) return std::nullopt;
+  // With several lanes also where no operation waits: the peer may, for what a lost one had.
+  if (!is_waiting_ && (lanes_.size() == 1 || error_ != 0 || has_ended_)) return std::nullopt;
   if (!look_at_) look_at_ = now + port_look_interval;
   return look_at_;
 }
 
 void RdmaChannel::maintain(Clock::time_point now) {
   if (!look_at_ || now < *look_at_ || error_ != 0) return;
-  look_at_ = now + port_look_interval;
+  if (lanes_.size() > 1) look_for_receives();
   look_for_sends();
-  is_unanswered_ = asked_.has_value();
-  inactive_looks_ = pair_->device().is_active() ? 0 : inactive_looks_ + 1;
-  if (inactive_looks_ >= inactive_looks) return fail(ENETDOWN, "the port is not active any more");
-  if (asked_) return;
-  asked_ = posted_;
-  const int error = post({.is_signaled = true});
-  if (error != 0) asked_.reset();
-  fail_post(error);
+  if (now >= look_at_ports_at_) look_at_ports(now);
+  look_at_ = now + (is_settled() ? Clock::duration(port_look_interval) : Clock::duration(catch_up_interval));
+}
+
+void RdmaChannel::look_at_ports(Clock::time_point now) {
+  look_at_ports_at_ = now + port_look_interval;
+  is_unanswered_ = std::ranges::all_of(lanes_, [](const auto& lane) { return lane->asked || !lane->is_living(); });
+  for (const auto& lane : lanes_) {
+    if (!lane->is_living()) {
+      if (!lane->is_drained && now - lane->stopped_at() > longest_drain)
+        return fail(EIO, *lane, "the HCA does not end what is under way");
+      continue;
+    }
+    lane->inactive_looks = lane->pair().device().is_active() ? 0 : lane->inactive_looks + 1;
+    if (lane->inactive_looks >= inactive_looks) lose(*lane, ENETDOWN, "the port is not active any more");
+    if (lane->asked || !lane->is_living() || error_ != 0) continue;
+    lane->asked = lane->posted();
+    const int error = lane->post({.is_signaled = true}, position_on(*lane));
+    if (error != 0) lane->asked.reset();
+    fail_post(*lane, error);
+  }
 }
 
 void RdmaChannel::shutdown() {
   if (is_shut_down_.exchange(true)) return;
   shut_down_at_.store(Clock::now());
   if (offered_ || pull_) return let_go();
-  pair_->post({.immediate = immediate(Kind::end), .is_signaled = true, .is_solicited = true, .id = end_id});
+  post_end();
+}
+
+// What is behind is told before it: then who sends that again does it.
+void RdmaChannel::post_end() {
+  RdmaLane& lane = *lanes_[main_.load()];
+  if (is_behind_.load()) return;
+  lane.pair().post({.immediate = immediate(Kind::end), .is_signaled = true, .is_solicited = true, .id = end_id});
 }
 
 void RdmaChannel::linger() {
   const auto end = shut_down_at_.load() + longest_linger;
   while (!is_end_complete_ && error_ == 0 && !has_ended_ && Clock::now() < end) {
-    pair_->arm(RdmaQueuePair::Wake::any);
+    for (const auto& lane : lanes_) lane->pair().arm(RdmaQueuePair::Wake::any);
     look_for_sends();
     look_for_receives();
     if (is_end_complete_ || error_ != 0 || has_ended_ || has_peer_left()) return;
-    pollfd fds[] = {{pair_->fd(), POLLIN, 0}, {socket_.fd.get(), POLLIN | POLLRDHUP, 0}};
-    ::poll(fds, 2, static_cast<int>(linger_look.count()));
-    pair_->take_events();
+    std::vector<pollfd> fds;
+    append_waits(fds);
+    ::poll(fds.data(), fds.size(), static_cast<int>(linger_look.count()));
+    for (const auto& lane : lanes_) lane->pair().take_events();
   }
 }
 
 void RdmaChannel::append_info(std::vector<ConnectionInfo>& infos) const {
-  infos.push_back(socket_.info);
-  infos.back().sent_bytes = sent_bytes();
-  infos.back().received_bytes = received_bytes();
+  for (const auto& lane : lanes_) lane->append_info(infos);
 }
 
 std::vector<int> RdmaChannel::descriptors() const {
-  const verbs::Context& context = *pair_->device().context();
-  return {socket_.fd.get(), pair_->fd(), context.command_fd, context.async_fd};
+  std::vector<int> fds;
+  for (const Connection& socket : sockets_) fds.push_back(socket.fd.get());
+  for (const auto& lane : lanes_) {
+    const verbs::Context& context = *lane->pair().device().context();
+    fds.insert(fds.end(), {lane->pair().fd(), context.command_fd, context.async_fd});
+  }
+  return fds;
 }
 
 }  // namespace holmes

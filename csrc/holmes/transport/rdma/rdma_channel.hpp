@@ -3,40 +3,50 @@
 // what lasts (see Channel) is offered to the peer instead, whose HCA reads it into where it is to be: the stream goes
 // on once the peer has answered how much of that it has read. Both sides register such memory for that time only: what
 // is unmapped afterwards is known to no HCA.
+//
+// Over several ports there is a lane each. The stream goes over the first one that lives, reads over all: the next
+// piece on the lane that will have it first, as with rails over TCP. A lane is lost when its HCA gives up a request,
+// its port is down, or the peer says so. Both sides stop it, take up what has come by it, and tell each other how far
+// that is (RdmaState); from there each goes on over the next lane. What a stopped lane's packets still bring is not
+// taken, so nothing comes twice. The last lane that is lost ends the stream.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/connection.hpp"
-#include "holmes/transport/rdma/queue_pair.hpp"
+#include "holmes/transport/rails_channel.hpp"
+#include "holmes/transport/rdma/rdma_lane.hpp"
 
 namespace holmes {
 
 class RdmaChannel final : public Channel {
 public:
-  // `pair` is connected. `socket`: the TCP connection over which that was arranged; its end tells that the peer's
-  // process has ended.
-  RdmaChannel(int peer, std::unique_ptr<RdmaQueuePair> pair, Connection socket);
+  // `pairs`, connected, with the same rings, in the same order on both sides. `sockets`: the TCP connections over which
+  // that was arranged; their end tells that the peer's process has ended.
+  RdmaChannel(int peer, std::vector<std::unique_ptr<RdmaQueuePair>> pairs, std::vector<Connection> sockets,
+              std::shared_ptr<RailsContext> context);
   // Waits until what was sent has arrived, two seconds after shutdown() at most: an HCA forgets what its process
   // leaves.
   ~RdmaChannel() override;
 
-  // At set-up: asks the path for an acknowledgement.
+  // At set-up: asks every path for an acknowledgement.
   void start_proof();
-  // Whether it came. Throws UnreachableError where the HCA gave up.
-  bool is_proven();
+  // Nothing where all came; else of one that did not yet. Throws UnreachableError where an HCA gave up.
+  const ConnectionInfo* look_for_proof();
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
   std::size_t lasting_bytes() const override { return direct_bytes_; }
   std::size_t try_send_lasting(std::span<const iovec> pieces) override;
   std::size_t try_recv_lasting(iovec piece) override;
-  std::size_t lead_bytes() override { return pair_->ring_bytes() / 2; }
-  std::size_t max_peek_bytes() const override { return pair_->ring_bytes() / 2; }
+  std::size_t lead_bytes() override { return rings_.bytes() / 2; }
+  std::size_t max_peek_bytes() const override { return rings_.bytes() / 2; }
   const std::byte* try_peek(std::size_t bytes) override;
   void consume(std::size_t bytes) override;
   bool is_unanswered() const override { return is_unanswered_; }
@@ -51,34 +61,46 @@ public:
 
   // Descriptors that a forked child must not keep open.
   std::vector<int> descriptors() const;
-  int fd() const { return pair_->fd(); }
+  // What is readable when something has come.
+  void append_waits(std::vector<pollfd>& fds) const;
 
 private:
-  // What an immediate value says: what kind of message it is and, of data and answers to offers, how many bytes.
-  enum class Kind : std::uint32_t { data = 0, credit = 1, end = 2, offer = 3, answer = 4 };
+  // What an immediate value says: what kind of message it is and, of data and answers to offers, how many bytes; of a
+  // state, which one.
+  enum class Kind : std::uint32_t { data = 0, credit = 1, end = 2, offer = 3, answer = 4, state = 5 };
   static constexpr std::uint32_t kind_shift = 29;
   static std::uint32_t immediate(Kind kind, std::size_t bytes = 0) {
     return static_cast<std::uint32_t>(kind) << kind_shift | static_cast<std::uint32_t>(bytes);
   }
+  using Regions = std::vector<SharedRegion>;  // by lane; null: it is lost
   // Memory of this side's user that the peer may read.
   struct Offered {
     iovec memory;
-    SharedRegion region;
+    Regions regions;
     std::optional<std::size_t> answer;
   };
   // What is being read of the peer's offer.
   struct Pull {
     iovec memory;
-    SharedRegion region;
-    std::size_t asked_bytes = 0;
-    std::uint64_t last_id = 0;
-    bool is_done = false;
-    bool is_asked() const { return asked_bytes == memory.iov_len; }
+    Regions regions;
+    std::size_t piece_bytes = 0;
+    std::size_t asked_bytes = 0;   // from the begin on
+    std::deque<RdmaRead> again{};  // that lost lanes leave
+    std::size_t read_bytes = 0;
+    bool is_asked() const { return asked_bytes == memory.iov_len && again.empty(); }
+    bool is_done() const { return read_bytes == memory.iov_len; }
   };
   // Ids of sends that are not counted.
   static constexpr std::uint64_t end_id = UINT64_MAX;
 
+  RdmaLane& main() const { return *lanes_[main_.load(std::memory_order_relaxed)]; }
+  // Where requests of this lane leave the stream.
+  std::uint64_t position_on(const RdmaLane& lane) const { return &lane == &main() && !is_stalled_ ? posted_to_ : 0; }
+
+  // --- sending ---
   std::size_t readable_bytes() const { return arrived_bytes_ - consumed_bytes_; }
+  // Nothing that a lost lane had waits to be sent again.
+  bool is_ready() const { return !is_behind_.load(std::memory_order_relaxed); }
   // After `more` other messages.
   std::size_t sendable_bytes(std::uint64_t more = 0) const;
   // `is_followed`: by what wakes the peer.
@@ -86,52 +108,74 @@ private:
   std::size_t send_messages(std::span<const iovec> pieces, std::size_t skip, std::size_t most, bool is_followed);
   RdmaQueuePair::Write fill_message(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
                                     bool is_followed);
-  int post(RdmaQueuePair::Write write);
-  bool is_signal_due() const;
-  void count_request(bool is_signaled);
-  bool has_request() const { return posted_ - completed_ < RdmaQueuePair::data_send_depth; }
-  void fail_post(int error);
+  RdmaQueuePair::Write next_message(std::size_t bytes);
+  int post(RdmaQueuePair::Write write) { return main().post(write, posted_to_); }
+  void fail_post(RdmaLane& lane, int error);
   void offer(const iovec& piece);
+  int post_offer();
+  void post_end();
+
+  // --- receiving ---
   void start_pull(const iovec& piece);
   void ask_for_pull();
+  std::optional<RdmaRead> next_read() const;
+  bool can_ask() const {
+    return std::ranges::any_of(lanes_, [](const auto& lane) { return lane->is_living() && lane->has_room(); });
+  }
+  void take_reads(RdmaLane& lane, std::optional<Clock::time_point> now);
   void answer();
   void give_answer();
-  void take_up(std::uint32_t told);
-  SharedRegion register_memory(const iovec& memory, int access) const;
-  // The HCA leaves the user's memory alone.
+  void take_up(RdmaLane& lane, std::uint32_t told);
+  Regions register_memory(const iovec& memory, int access) const;
+  // The HCAs leave the user's memory alone.
   void let_go();
   void look_for_receives();
+  void look_for_receives(RdmaLane& lane);
   void look_for_sends();
+  void look_for_sends(RdmaLane& lane);
   void give_credit();
-  void fail(const verbs::WorkCompletion& completion);
-  void fail(int error, const std::string& why);
+
+  // --- losses ---
+  void lose(RdmaLane& lane, int error, const std::string& why);
+  void lose(RdmaLane& lane, const verbs::WorkCompletion& completion);
+  bool take_state(std::size_t lost);
+  void catch_up();
+  void tell_state();
+  void go_on();
+  void send_again();
+  bool is_settled() const { return is_ready() && !is_state_due_; }
+  void look_at_ports(Clock::time_point now);
+  void fail(int error, const RdmaLane& lane, const std::string& why);
   void throw_if_ended();
+  [[noreturn]] void throw_senseless() const;
   bool has_peer_left();
   void linger();
+  std::optional<Clock::time_point> clock() const;
 
-  std::unique_ptr<RdmaQueuePair> pair_;
-  Connection socket_;
+  std::vector<Connection> sockets_;
+  std::vector<bool> lost_sockets_;  // whose NIC failed, or the peer has ended
+  std::shared_ptr<RailsContext> context_;
+  std::vector<std::unique_ptr<RdmaLane>> lanes_;
+  RdmaRings& rings_;
   std::uint64_t epoch_;
+  bool is_proven_ = false;
+  const RdmaLane* failed_ = nullptr;  // the last one
 
-  // Sending. Requests are counted; each remembers where in the stream it ends.
-  std::uint64_t sent_to_ = 0;  // position in the stream
-  std::uint64_t posted_ = 0;
-  std::uint64_t completed_ = 0;
-  std::uint64_t signaled_to_ = 0;      // requests, the last of which is signaled
-  std::uint64_t completed_to_ = 0;     // position
-  std::uint64_t unsignaled_from_ = 0;  // position
-  std::vector<std::uint64_t> ends_;    // by request
-  std::uint64_t data_messages_ = 0;
-  std::uint64_t woken_to_ = 0;  // position up to which a sleeping peer is woken
-  RdmaCredit credit_;
+  // Sending. Positions in the stream: what was taken from who sends, what is posted on the lane that it goes over (as
+  // much, but after a loss), what is complete.
+  std::uint64_t sent_to_ = 0;
+  std::uint64_t posted_to_ = 0;
+  std::uint64_t completed_to_ = 0;
+  std::uint64_t woken_to_ = 0;  // up to which a sleeping peer is woken
+  std::uint64_t credit_bytes_ = 0;
+  std::uint64_t credits_ = 0;  // that came
   bool is_end_complete_ = false;
 
   // Receiving.
   std::uint64_t arrived_bytes_ = 0;
   std::uint64_t consumed_bytes_ = 0;
   std::uint64_t seen_bytes_ = 0;  // arrived before who receives asked last
-  std::uint64_t arrived_messages_ = 0;
-  RdmaCredit given_;
+  std::uint64_t given_bytes_ = 0;
   bool has_ended_ = false;  // the peer shut down; nothing follows
 
   // Past the rings: one offer at a time each way; it is read in as many pieces as who receives asks for.
@@ -144,20 +188,33 @@ private:
   std::optional<Pull> pull_;
   std::optional<std::size_t> owed_answer_;
 
+  // Losses.
+  std::atomic<std::size_t> main_{0};  // the lane that the stream goes over
+  std::uint64_t lost_ = 0;            // lanes, as RdmaState
+  RdmaState peer_state_;
+  bool is_state_due_ = false;
+  bool is_stalled_ = false;             // until the peer has told what it had by a lost lane
+  std::atomic<bool> is_behind_{false};  // and that was sent again
+  bool is_offer_due_ = false;
+  std::uint64_t sent_offers_ = 0;
+  std::uint64_t sent_answers_ = 0;
+  std::size_t last_answer_ = 0;
+  std::uint64_t arrived_offers_ = 0;
+  std::uint64_t arrived_answers_ = 0;
+
   // Waiting.
   struct Progress {
     std::uint64_t arrived = 0;
     std::uint64_t completed = 0;
-    std::uint64_t credit = 0;
+    std::uint64_t credits = 0;
     bool operator==(const Progress&) const = default;
   };
-  Progress progress() const { return {arrived_bytes_, completed_, credit_.bytes}; }
+  Progress progress() const;
   Progress waited_;
   bool is_waiting_ = false;
   std::optional<Clock::time_point> look_at_;  // absent: as soon after the next look at the clock as ever
-  std::optional<std::uint64_t> asked_;        // the request whose acknowledgement shows that the path lives
+  Clock::time_point look_at_ports_at_{};
   bool is_unanswered_ = false;
-  int inactive_looks_ = 0;
 
   int error_ = 0;
   bool is_closed_by_peer_ = false;  // its TCP connection has ended
