@@ -1,7 +1,8 @@
-"""One rank of a communicator over RDMA: `rdma_worker.py CHECK RANK SIZE HOST PORT [NIC]`; rank 0 serves the store.
+"""One rank of a communicator over RDMA: `rdma_worker.py CHECK RANK SIZE HOST PORT [NIC ...]`; rank 0 serves the store.
 
 CHECK: everything (every operation against numpy), rates (round trips and bandwidth), pulled (rank 0 takes the interface
-PULL down in the middle), refused (prints the error of the set-up).
+PULL down in the middle), rails (the same with two ports, of which the other one is left), refused (prints the error of
+the set-up).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 
@@ -116,10 +118,34 @@ def check_pulled(comm: holmes_comm.Communicator) -> None:
     raise AssertionError("a pulled port was not noticed")
 
 
+def check_rails(comm: holmes_comm.Communicator) -> None:
+    """100 operations, half of them of 4 MiB and straight from memory to memory, and messages both ways."""
+    peer = 1 - comm.rank
+    for number in range(100):
+        if number == 30 and comm.rank == 0:
+            shares = [f"{one['interface']} {one['received_bytes']}" for one in data_connections(comm)]
+            print(f"SHARES {', '.join(shares)}")
+            subprocess.run(["ip", "link", "set", os.environ["PULL"], "down"], check=True)
+        count = MIB if number % 2 else 1000 + number
+        data = summed(comm, np.full(count, number + comm.rank, "float32"))
+        assert (data == 2 * number + 1).all(), number
+        arriving = np.zeros(count, "float32")
+        work = comm.recv(arriving, peer, async_op=True)
+        comm.send(np.full(count, number + comm.rank, "float32"), peer)
+        work.wait()
+        assert (arriving == number + peer).all(), number
+    left = {one["interface"] for one in data_connections(comm) if one["retired"]}
+    print(f"LEFT {' '.join(sorted(left))}")
+
+
+def data_connections(comm: holmes_comm.Communicator) -> list[dict[str, Any]]:
+    return [one for one in comm.connections() if one["purpose"] != "control"]
+
+
 def main() -> None:
     check, rank, size, host, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
     transport = os.environ.get("RIG_TRANSPORT", "rdma")
-    nics = NicSelection(names=tuple(sys.argv[6:7]), transport=transport)
+    nics = NicSelection(names=tuple(sys.argv[6:]), max_rails=max(len(sys.argv[6:]), 1), transport=transport)
     store = holmes_comm.TcpStore(host, port, is_server=rank == 0)
     try:
         comm = holmes_comm.init(store, rank, size, nics=nics, timeout_s=60, connect_timeout_s=40)
@@ -130,8 +156,9 @@ def main() -> None:
         leave(store, rank, size)
         return
     assert check != "refused"
-    assert {one["transport"] for one in comm.connections() if one["purpose"] != "control"} == {transport}
-    {"everything": check_everything, "rates": check_rates, "pulled": check_pulled}[check](comm)
+    assert {one["transport"] for one in data_connections(comm)} == {transport}
+    checks = {"everything": check_everything, "rates": check_rates, "pulled": check_pulled, "rails": check_rails}
+    checks[check](comm)
     del comm
     leave(store, rank, size)
     print(f"DONE {rank}")

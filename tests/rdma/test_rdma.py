@@ -27,9 +27,16 @@ def rank(check: str, number: int, size: int, nic: str, host: str = "127.0.0.1", 
     return f"{words} PYTHONPATH={ROOT} {sys.executable} {WORKER} {check} {number} {size} {host} 29500 {nic}"
 
 
-def on_one_host(check: str, size: int = 2, before: str = "", prefix: str = "", **variables: str) -> str:
+def on_one_host(
+    check: str,
+    size: int = 2,
+    before: str = "",
+    prefix: str = "",
+    ports: tuple[str, str] = ("rxe0", "rxe1"),
+    **variables: str,
+) -> str:
     """Output of a host on which all ranks run, on its two ports by turns."""
-    ranks = [f"{prefix}{rank(check, number, size, f'rxe{number % 2}', **variables)}" for number in range(size)]
+    ranks = [f"{prefix}{rank(check, number, size, ports[number % 2], **variables)}" for number in range(size)]
     started = "\n".join(f"{command} >/run/out{number} 2>&1 & p{number}=$!" for number, command in enumerate(ranks))
     waits = "\n".join(f"wait $p{number} || status=1; cat /run/out{number}" for number in range(size))
     (result,) = rig.run([f"status=0\n{before}\n{started}\n{waits}\nexit $status"], timeout_s=150)
@@ -93,6 +100,36 @@ def test_a_pulled_port_is_named() -> None:
     assert len(told) == 2, output
     assert all(float(seconds) < 12 for seconds, _ in told), output
     assert any("rank 1" in text and "NIC rxe0:1 is lost" in text for _, text in told), output
+
+
+# Two more ports of a host, rxe2 (10.0.1.1, interface vc) and rxe3.
+MORE_PORTS = """
+ip link add vc type veth peer name vd
+for i in vc vd; do
+  ip link set $i mtu 4200 up
+  for n in accept_local=1 rp_filter=0 arp_ignore=1; do echo ${n#*=} >/proc/sys/net/ipv4/conf/$i/${n%=*}; done
+done
+ip addr add 10.0.1.1/24 dev vc; ip addr add 10.0.1.2/24 dev vd
+rdma=$(ls $RIG_ROOT/bin/rdma $RIG_ROOT/usr/bin/rdma 2>/dev/null | head -1)
+$rdma link add rxe2 type rxe netdev vc; $rdma link add rxe3 type rxe netdev vd
+sleep 1
+"""
+
+
+@long
+@pytest.mark.parametrize("pulled", ["va", "vc"])
+def test_a_pulled_port_of_two_is_left(pulled: str) -> None:
+    """Whichever carries the stream: all operations end right, and both ranks say which port is lost."""
+    ports = ("rxe0 rxe2", "rxe1 rxe3")
+    output = on_one_host("rails", before=MORE_PORTS, ports=ports, PULL=pulled, HOLMES_RDMA_TIMEOUT="16")
+    assert output.count("DONE") == 2, output
+    lost = ("rxe0:1", "rxe1:1") if pulled == "va" else ("rxe2:1", "rxe3:1")
+    assert sorted(re.findall(r"LEFT (\S+)\n", output)) == sorted(lost), output
+    for port in lost:
+        assert re.search(rf"warn: .*lost the connection to rank \d \(host .*\) over NIC {port} ", output), output
+    shares = re.search("SHARES (.*)", output)
+    assert shares, output
+    assert all(int(one.split()[1]) > 0 for one in shares[1].split(", ")), output
 
 
 @long
