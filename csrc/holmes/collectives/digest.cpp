@@ -22,8 +22,8 @@ std::string hex(std::uint64_t crc) {
 
 }  // namespace
 
-Digest::Digest(Group& group, const Signature& signature, std::shared_ptr<Work> work, Clock::time_point deadline,
-               std::vector<Buffer> result, std::string own_place)
+ResultDigest::ResultDigest(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                           Clock::time_point deadline, std::vector<Buffer> result, std::string own_place)
     : Exchange(group, signature, std::move(work), deadline, {}, {}),
       result_(std::move(result)),
       own_place_(std::move(own_place)),
@@ -34,7 +34,7 @@ Digest::Digest(Group& group, const Signature& signature, std::shared_ptr<Work> w
   }
 }
 
-bool Digest::compute() {
+bool ResultDigest::compute() {
   if (!is_read_) return read_some();
   if (is_compared_) return false;
   // The others hear of this rank's before it fails.
@@ -45,7 +45,7 @@ bool Digest::compute() {
   return true;
 }
 
-bool Digest::read_some() {
+bool ResultDigest::read_some() {
   std::uint64_t& own = crcs_[static_cast<std::size_t>(group_.rank)];
   std::size_t left = read_at_once_bytes;
   while (left > 0 && piece_ < result_.size()) {
@@ -60,7 +60,7 @@ bool Digest::read_some() {
   return true;
 }
 
-void Digest::compare() const {
+void ResultDigest::compare() const {
   const auto count = [&](std::uint64_t crc) { return 2 * std::ranges::count(crcs_, crc); };
   const auto most = std::ranges::find_if(crcs_, [&](std::uint64_t crc) { return count(crc) > group_.size; });
   const bool has_majority = most != crcs_.end();
@@ -87,7 +87,7 @@ void Digest::compare() const {
                        context);
 }
 
-std::string Digest::place(int rank) const {
+std::string ResultDigest::place(int rank) const {
   return rank == group_.rank ? own_place_ : group_.controls[static_cast<std::size_t>(rank)]->describe();
 }
 

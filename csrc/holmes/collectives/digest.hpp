@@ -1,4 +1,4 @@
-// Digest: whether the result of an operation is the same on all ranks.
+// ResultDigest: whether the result of an operation is the same on all ranks.
 #pragma once
 
 #include "holmes/collectives/exchange.hpp"
@@ -9,10 +9,10 @@ namespace holmes {
 // the caller, who waits for this one, has not touched it. Every rank tells all others the CRC32C of its result. Where
 // one differs, throws IntegrityError on all of them: it names the ranks that are not of the majority, or all where
 // there is none, with host and NIC. `own_place`: "rank 0 (host a) on NIC eth0".
-class Digest final : public Exchange {
+class ResultDigest final : public Exchange {
 public:
-  Digest(Group& group, const Signature& signature, std::shared_ptr<Work> work, Clock::time_point deadline,
-         std::vector<Buffer> result, std::string own_place);
+  ResultDigest(Group& group, const Signature& signature, std::shared_ptr<Work> work, Clock::time_point deadline,
+               std::vector<Buffer> result, std::string own_place);
 
 protected:
   bool may_send(int /*peer*/) const override { return is_read_; }

@@ -299,8 +299,8 @@ WorkPtr HostCommunicator::finish_alike(Call call, const Signature& signature, st
                                        std::vector<Buffer> result) {
   if (!call.compared) return finish(std::move(call), std::move(collective));
   call.work = std::move(call.compared);
-  auto digest =
-      std::make_unique<Digest>(engine_->group(), signature, call.work, call.deadline, std::move(result), own_place_);
+  auto digest = std::make_unique<ResultDigest>(engine_->group(), signature, call.work, call.deadline, std::move(result),
+                                               own_place_);
   engine_->submit(std::move(collective));  // once nothing that takes memory is left to make
   return finish(std::move(call), std::move(digest));
 }

@@ -203,7 +203,7 @@ RdmaQueuePair::Write RdmaChannel::next_message(std::size_t bytes) {
   const bool is_signaled = lane.is_signal_due(posted_to_);
   lane.count_request(is_signaled, posted_to_);
   ++lane.sent_messages;
-  lane.sent_bytes.store(lane.sent_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  RdmaLane::count(lane.sent_bytes, bytes);
   return {.from = rings_.send_ring() + at,
           .bytes = bytes,
           .remote_offset = rings_.receive_offset() + at,
@@ -462,7 +462,7 @@ void RdmaChannel::take_up(RdmaLane& lane, std::uint32_t told) {
     case Kind::data:
       arrived_bytes_ += bytes;
       ++lane.arrived_messages;
-      lane.received_bytes.store(lane.received_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+      RdmaLane::count(lane.received_bytes, bytes);
       is_right = readable_bytes() <= rings_.bytes();
       break;
     case Kind::credit: {

@@ -11,10 +11,6 @@ constexpr std::uint64_t signal_every = 16;
 // Where several lanes read: while one is carried out, the next one waits in the HCA.
 constexpr std::size_t reads_at_once = 2;
 
-void add(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
-  counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
-}
-
 }  // namespace
 
 RdmaLane::RdmaLane(std::unique_ptr<RdmaQueuePair> queue_pair, std::size_t number, ConnectionInfo info)
@@ -75,7 +71,7 @@ std::size_t RdmaLane::take_read_bytes(std::optional<Clock::time_point> now) {
   for (; !reads_.empty() && reads_.front().request <= completed_; reads_.pop_front()) bytes += reads_.front().bytes;
   if (bytes == 0) return 0;
   read_bytes_ += bytes;
-  add(received_bytes, bytes);
+  count(received_bytes, bytes);
   if (now) rate_.observe(*now, read_bytes_, !reads_.empty());
   return bytes;
 }

@@ -82,10 +82,13 @@ public:
   double arrival_s(std::size_t bytes) const;
   std::uint64_t read_bytes() const { return read_bytes_; }
 
-  // For reports, from any thread.
+  // For reports, from any thread. Only the driver writes.
   std::atomic<std::uint64_t> sent_bytes{0};  // of the stream
   std::atomic<std::uint64_t> received_bytes{0};
   std::atomic<std::uint64_t> peer_read_bytes{0};
+  static void count(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
+    counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  }
   void append_info(std::vector<ConnectionInfo>& infos) const;
 
 private:
