@@ -76,6 +76,13 @@ struct Sending {
   Clock::time_point due;
 };
 
+// That a message has come.
+struct Arrived {
+  WorkCompletion completion;
+  bool is_solicited = false;
+  Clock::time_point due;
+};
+
 struct Pair : QueuePair {
   QpCapacity capacity{};
   std::deque<Sending> sends;    // not carried out
@@ -83,6 +90,7 @@ struct Pair : QueuePair {
   std::deque<std::uint64_t> receives;
   QpAttributes attributes{};
   Clock::time_point flush_at{};  // of receives
+  std::deque<Arrived> arrived;   // what is told late
   std::uint64_t posted = 0;
   std::uint64_t retired = 0;  // requests before one whose completion was polled
 };
@@ -146,6 +154,8 @@ struct World {
   void leave_behind(const Pair& pair, const Sending& sending);
   void arrive(const Straggler& late);
   void count_down();
+  void tell(Pair& pair, const WorkCompletion& completion, bool is_solicited);
+  void tell_arrived(Pair& pair, Clock::time_point until);
   void break_off(Pair& pair, const Sending& sending, Status status);
   MemoryRegion& region(std::uint32_t key, std::uint64_t address, std::size_t bytes, bool is_remote);
   bool can_read(const Sending& sending) const;
@@ -207,7 +217,20 @@ void World::flush(Pair& pair, bool may_arrive) {
   changed.notify_one();
 }
 
+void World::tell(Pair& pair, const WorkCompletion& completion, bool is_solicited) {
+  if (settings["hostile"] == 0) return push(pair.receive_queue, completion, is_solicited);
+  auto due = Clock::now() + std::chrono::microseconds(random() % 300);
+  if (!pair.arrived.empty()) due = std::max(due, pair.arrived.back().due);
+  pair.arrived.push_back({completion, is_solicited, due});
+}
+
+void World::tell_arrived(Pair& pair, Clock::time_point until) {
+  for (; !pair.arrived.empty() && pair.arrived.front().due <= until; pair.arrived.pop_front())
+    push(pair.receive_queue, pair.arrived.front().completion, pair.arrived.front().is_solicited);
+}
+
 void World::flush_receives(Pair& pair) {
+  tell_arrived(pair, Clock::time_point::max());
   WorkCompletion completion{};
   completion.status = Status::flushed;
   completion.qp_number = pair.number;
@@ -250,7 +273,7 @@ void World::arrive(const Straggler& late) {
   completion.bytes = static_cast<std::uint32_t>(late.bytes.size());
   completion.immediate = late.request.immediate;
   completion.qp_number = peer->number;
-  push(peer->receive_queue, completion, (late.request.flags & send_solicited) != 0);
+  tell(*peer, completion, (late.request.flags & send_solicited) != 0);
 }
 
 // To the end of an HCA.
@@ -349,7 +372,7 @@ void World::carry_out(Pair& pair) {
     completion.bytes = static_cast<std::uint32_t>(bytes);
     completion.immediate = request.immediate;
     completion.qp_number = peer->number;
-    push(peer->receive_queue, completion, (request.flags & send_solicited) != 0);
+    tell(*peer, completion, (request.flags & send_solicited) != 0);
   }
   if (sending.fate == Fate::fine) {
     const long read_us =
@@ -409,7 +432,9 @@ void World::run() {
       const bool is_stuck = !pair->answers.empty() && pair->answers.back().fate == Fate::lost;
       if (!is_stuck) look(pair->sends, false);
       look(pair->answers, true);
-      if (pair->state != QpState::error || pair->receives.empty()) continue;
+      tell_arrived(*pair, now);
+      if (!pair->arrived.empty()) next = std::min(next, pair->arrived.front().due);
+      if (pair->state != QpState::error || (pair->receives.empty() && pair->arrived.empty())) continue;
       if (pair->flush_at <= now)
         flush_receives(*pair);
       else
