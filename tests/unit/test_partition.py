@@ -19,7 +19,8 @@ from holmes.planning.partition import (
     split_by_speed,
     transformer_layers,
 )
-from holmes.planning.partition.equal import best_of_equal
+from holmes.planning.partition.equal import best_of_equal, has_equal_layers
+from holmes.planning.schedule import in_flight
 
 PAPER_SPEEDS = (197.0, 160.0, 122.0)  # TFLOP/s over InfiniBand, RoCE and Ethernet: DESIGN.md, the paper's numbers
 
@@ -96,13 +97,50 @@ def test_interleaved_equal_layers_are_exact() -> None:
         if math.isinf(best := brute_force(problem)):
             continue
         solved += 1
-        cuts = best_of_equal(problem)
-        assert cuts is not None
+        assert has_equal_layers(problem)
+        assert best_of_equal(problem) is not None
         found = best_partition(problem)
         assert found.is_optimal
         assert found.bottleneck_s == pytest.approx(best, rel=1e-12)
         assert limit is None or max(found.memory_bytes) <= limit
     assert solved > 80
+
+
+def test_equal_layers_are_spread_over_chunks_as_evenly_as_memory_allows() -> None:
+    layer = Layer(1, 2, state_bytes=10, activation_bytes=3)
+    uneven = 0
+    for chunks, limit in itertools.product((3, 4), range(220, 400, 5)):
+        problem = PartitionProblem((layer,) * 34, (Stage(1, limit),) * 2, (), 8, "interleaved", chunks)
+        try:
+            best = best_partition(problem)
+        except ValueError:
+            continue
+        for stage, layers in enumerate(best.layers_per_stage):
+            counts = in_flight("interleaved", 2, chunks, 8, stage)
+            fits = [
+                spread
+                for spread in itertools.product(range(1, layers), repeat=chunks)
+                if sum(spread) == layers
+                and 10 * layers + max(3 * sum(a * b for a, b in zip(row, spread, strict=True)) for row in counts)
+                <= limit
+            ]
+            least = min(sum(count**2 for count in spread) for spread in fits)
+            own = best.layers_per_part[stage::2]
+            assert sum(count**2 for count in own) == least
+            uneven += max(own) - min(own) > 1
+    assert uneven > 5
+
+
+@pytest.mark.parametrize("layers", [128, 1000])
+def test_deep_models_of_many_chunks_that_fill_memory_are_exact(layers: int) -> None:
+    layer = Layer(1, 2, state_bytes=10, activation_bytes=3)
+    problem = PartitionProblem((layer,) * layers, (Stage(1, 5.25 * layers),) * 4, (), 64, "interleaved", 8)
+    best = best_partition(problem)
+    assert best.is_optimal
+    own = best.layers_per_part[0::4]
+    assert max(own) - min(own) > 1, "memory holds no even spread"
+    with pytest.raises(ValueError, match="memory cannot fit"):
+        best_partition(PartitionProblem((layer,) * layers, (Stage(1, 2.5 * layers),) * 4, (), 64, "interleaved", 8))
 
 
 @pytest.mark.parametrize("name", PAPER_MODELS)

@@ -115,6 +115,11 @@ def test_wrong_input_names_the_fix(arguments: dict, words: str) -> None:
         search(topology(), GPT, **({"global_batch": 256} | arguments))
 
 
+def test_an_absurd_number_of_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="layers=99999999 of a transformer must be at most 2000"):
+        dataclasses.replace(GPT, layers=99_999_999)
+
+
 def test_unknown_names_say_the_nearest() -> None:
     with pytest.raises(ValueError, match="model 'lama-3-8b' is unknown; the nearest is 'llama-3-8b'"):
         load_model("lama-3-8b")

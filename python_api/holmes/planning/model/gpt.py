@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from holmes_comm.errors import UsageError
 
+MOST_LAYERS = 2_000  # published models have up to 1,000; planning them takes time and memory with the layers' square
 RECOMPUTATIONS = ("none", "selective", "full")  # nothing, attention's scores, whole layers
 
 
@@ -41,6 +42,8 @@ class Transformer:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value} of a transformer must be at least 1")
+        if self.layers > MOST_LAYERS:
+            raise UsageError(f"layers={self.layers} of a transformer must be at most {MOST_LAYERS}")
         if self.hidden % self.heads:
             raise UsageError(f"heads={self.heads} must divide hidden={self.hidden}")
         if self.kv_heads is not None and self.heads % self.kv_heads:

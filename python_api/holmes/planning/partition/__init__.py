@@ -1,7 +1,7 @@
 """Partition: how many layers each pipeline stage gets. Needs numpy only.
 
 By rule (problem.py, which also says what a partition costs); with the least bottleneck (optimum.py, its steps
-window.py, equal.py and search.py); and again from a run's timings (replan.py).
+window.py, equal.py, spread.py and search.py); and again from a run's timings (replan.py).
 """
 
 from holmes.planning.partition.optimum import best_partition

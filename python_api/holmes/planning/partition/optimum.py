@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from holmes.planning.partition.equal import best_of_equal
+from holmes.planning.partition.equal import best_of_equal, has_equal_layers
 from holmes.planning.partition.memory import memory_error, starts
 from holmes.planning.partition.problem import Partition, PartitionProblem, partition_at
 from holmes.planning.partition.search import best_listed, order, searched
@@ -36,8 +36,9 @@ def _best(problem: PartitionProblem) -> tuple[tuple[int, ...], bool] | None:
     if problem.chunks == 1:
         whole = Window(problem, [0] * len(problem.stages) + [last], 0).best_time()
         return None if whole is None else (whole, True)
-    if (cuts := best_of_equal(problem)) is not None:
-        return cuts, True
+    if has_equal_layers(problem):
+        equal = best_of_equal(problem)
+        return None if equal is None else (equal, True)
     if math.comb(last - 1, problem.virtual_stages - 1) <= LISTED_PARTITIONS:
         (excess, _, _), cuts = best_listed(problem, starts(problem)[0], 0, problem.virtual_stages - 1)
         return None if excess > 0 else (cuts, True)
