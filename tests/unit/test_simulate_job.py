@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,36 @@ def test_rates_are_a_file(tmp_path: Path) -> None:
         make_step(job("infiniband"), rates())
     with pytest.raises(ValueError, match="gbps=0"):
         LinkRate(0)
+
+
+@pytest.mark.parametrize("number", ["5e-5", "5.0e-5", '"5e-5"'])
+def test_rates_read_numbers_as_topologies_do(number: str, tmp_path: Path) -> None:
+    file = tmp_path / "rates.yaml"
+    file.write_text(
+        f"kind: holmes rates\nversion: 1\ncompute_tflops: 2e2\n"
+        f'links: {{ethernet: {{gbps: "21", latency_s: {number}}}}}\n'
+    )
+    assert Rates.load(file) == Rates(200.0, {"ethernet": LinkRate(21.0, 5e-5)})
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"compute_tflops": "fast"}, "compute_tflops is 'fast'; it must be a number above 0"),
+        ({"links": 7}, "links is 7; it must be a mapping"),
+        ({"links": {"ethernet": 7}}, "links.ethernet is 7; it must be a mapping with keys of gbps, latency_s"),
+        ({"links": {"ethernet": {"gbs": 7}}}, "links.ethernet has an unknown key 'gbs'; did you mean 'gbps'"),
+        ({"links": {"ethernet": {}}}, "links.ethernet.gbps is missing; it must be a number above 0"),
+        ({"links": {"ethernet": {"gbps": 1, "latency_s": -1}}}, "latency_s is -1; it must be a number of 0 or more"),
+        ({"link": {}}, "the file has an unknown key 'link'; did you mean 'links'"),
+        ({"cores": {"two": 2}}, "cores.two: numbers of ranks must be whole"),
+        ({"cores": {2: "x"}}, "cores.2 is 'x'; it must be a number above 0"),
+        ({"measured": {"hidden": 8}}, "measured.times is None; it must be a mapping with keys of embedding, layer"),
+    ],
+)
+def test_wrong_rates_are_named(entries: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Rates.from_dict({"kind": "holmes rates", "version": 1, "compute_tflops": 1.0, **entries})
 
 
 @pytest.mark.parametrize(

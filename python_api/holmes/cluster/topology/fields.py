@@ -51,17 +51,38 @@ class Entry:
 
     def positive(self, key: str) -> float | None:
         """A number above 0, or None where it is left out."""
-        value = self._data.get(key)
-        if value is None:
+        if self._data.get(key) is None:
             return None
+        value = self._number(key)
+        if value is None or value <= 0:
+            raise self.wrong(key, "a number above 0, or left out where unknown")
+        return value
+
+    def required(self, key: str) -> float:
+        """A number above 0 that must be there."""
+        value = self._number(key)
+        if value is None or value <= 0:
+            raise self.wrong(key, "a number above 0")
+        return value
+
+    def not_negative(self, key: str, default: float | None = None) -> float:
+        """A number of 0 or more; without a default it must be there."""
+        value = default if self._data.get(key) is None else self._number(key)
+        if value is None or value < 0:
+            raise self.wrong(key, "a number of 0 or more")
+        return value
+
+    def _number(self, key: str) -> float | None:
+        """A finite number, None for anything else."""
+        value = self._data.get(key)
         if isinstance(value, str):  # YAML 1.1 reads 3e-6 as a text
             try:
                 value = float(value)
             except ValueError:
-                raise self.wrong(key, "a number above 0") from None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise self.wrong(key, "a number above 0, or left out where unknown")
-        return float(value)
+                return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return float(value) if abs(value) < float("inf") else None
 
     def whole(self, key: str, default: int, *, least: int = 1, most: int | None = None) -> int:
         """A whole number of at least `least` and at most `most`."""
@@ -88,6 +109,16 @@ class Entry:
             raise self.wrong(key, "a list" + (" with at least one entry" if required else ""))
         place = f"{self.where}.{key}" if self.where else key
         return [(f"{place}[{index}]", item) for index, item in enumerate(value)]
+
+    def mapping(self, key: str) -> list[tuple[str, Any, Any]]:
+        """The places, keys and values of a mapping; empty where it is left out."""
+        value = self._data.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "a mapping")
+        place = f"{self.where}.{key}" if self.where else key
+        return [(f"{place}.{name}", name, item) for name, item in value.items()]
 
     def get(self, key: str) -> Any:
         """The value as it is, None where it is left out."""

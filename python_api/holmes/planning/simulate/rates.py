@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from holmes import files
+from holmes.cluster.topology.fields import Entry
 from holmes.planning.model.gpt import PartTimes, PassTimes, Transformer, modelled_times
 from holmes_comm.errors import UsageError
 
@@ -143,16 +144,9 @@ class Rates:
     def from_dict(cls, data: Mapping[str, Any]) -> Rates:
         """The inverse of `to_dict`. Raises ValueError naming what is wrong."""
         files.check_kind(data, "holmes rates", version=1)
-        try:
-            links = {name: LinkRate(**entry) for name, entry in data.get("links", {}).items()}
-            cores = {int(ranks): float(cores) for ranks, cores in data.get("cores", {}).items()}
-            measured = None
-            if entry := data.get("measured"):
-                parts = {name: PassTimes(**pair) for name, pair in entry["times"].items()}
-                measured = MeasuredTimes(**{**entry, "times": PartTimes(**parts)})
-            return cls(data.get("compute_tflops"), links, measured, cores, data.get("tensor_gbps"))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"not rates: {error}") from error
+        top = Entry(data, "", ("kind", "version", *(entry.name for entry in fields(cls))))
+        links = {str(name): _link(Entry(item, where, _LINK)) for where, name, item in top.mapping("links")}
+        return cls(top.positive("compute_tflops"), links, _measured(top), _cores(top), top.positive("tensor_gbps"))
 
     def save(self, path: str | Path) -> None:
         """Writes .yaml, .yml or .json."""
@@ -162,3 +156,40 @@ class Rates:
     def load(cls, path: str | Path) -> Rates:
         """Reads what `save` wrote or a person did. Raises ValueError naming the file and what is wrong."""
         return files.load_as(path, cls.from_dict)
+
+
+_LINK = tuple(entry.name for entry in fields(LinkRate))
+_MEASURED = tuple(entry.name for entry in fields(MeasuredTimes))
+_PARTS = tuple(entry.name for entry in fields(PartTimes))
+_PASSES = tuple(entry.name for entry in fields(PassTimes))
+
+
+def _link(entry: Entry) -> LinkRate:
+    return LinkRate(
+        entry.required("gbps"), entry.not_negative("latency_s", 0.0), entry.not_negative("core_s_per_gb", 0.0)
+    )
+
+
+def _measured(top: Entry) -> MeasuredTimes | None:
+    if "measured" not in top:
+        return None
+    entry = Entry(top.get("measured"), "measured", _MEASURED)
+    times = Entry(entry.get("times"), "measured.times", _PARTS)
+    parts = [Entry(times.get(name), f"measured.times.{name}", _PASSES) for name in _PARTS]
+    return MeasuredTimes(
+        **{name: entry.whole(name, 0) for name in (*_MEASURED_SIZES, "micro_batch")},
+        times=PartTimes(
+            *(PassTimes(part.not_negative("forward_s"), part.not_negative("backward_s")) for part in parts)
+        ),
+        optimizer_ns_per_parameter=entry.not_negative("optimizer_ns_per_parameter", 0.0),
+        sharding_ns_per_parameter=entry.not_negative("sharding_ns_per_parameter", 0.0),
+    )
+
+
+def _cores(top: Entry) -> dict[int, float]:
+    """Keys are texts in JSON."""
+    listed = top.mapping("cores")
+    if wrong := [where for where, ranks, _ in listed if not str(ranks).isdecimal()]:
+        raise UsageError(f"{wrong[0]}: numbers of ranks must be whole, such as cores: {{2: 1.9}}")
+    entry = Entry(top.get("cores") or {}, "cores", [ranks for _, ranks, _ in listed])
+    return {int(ranks): entry.required(ranks) for _, ranks, _ in listed}
