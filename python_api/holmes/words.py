@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from holmes_comm.errors import UsageError
 
 _RUN = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_MOST = 10_000_000  # of one text: more is a slip of the pen, and would fill the memory
 
 
 def count(number: int, thing: str) -> str:
@@ -46,7 +47,10 @@ def from_text(text: str | int) -> tuple[int, ...]:
             last = first
         if last < first or (match is not None and match[3] is not None and step < 1):
             raise UsageError(f"{piece!r} is no run of numbers; write 3, 0-7 or 0-14:2")
-        numbers += range(first, last + 1, step or 1)
+        run = range(first, last + 1, step or 1)
+        if len(numbers) + len(run) > _MOST:
+            raise UsageError(f"{piece!r} goes beyond {_MOST:,} numbers; write a shorter run")
+        numbers += run
     return tuple(numbers)
 
 

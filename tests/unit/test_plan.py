@@ -1,6 +1,7 @@
 """Plan: what it says, and that its file says the same."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,34 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ValueError, match="must hold a mapping, but holds list"):
         Plan.load(tmp_path / "list.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"order": None}, "not a plan: order is None; it must be numbers such as 0-7,16-30:2"),
+        ({"tensor": "x"}, "not a plan: tensor is 'x'; it must be a whole number of 1 or more"),
+        ({"data": 2.0}, "not a plan: data is 2.0; it must be a whole number"),
+        ({"hosts": [{"name": "a"}]}, "not a plan: hosts[0].ranks is missing; it must be numbers"),
+        ({"layers_per_chunk": [[4, "x"]]}, "not a plan: layers_per_chunk[0] is [4, 'x']; it must be a list"),
+        ({"networks": [{"name": "n", "speed": 1}]}, "not a plan: networks[0] has an unknown key 'speed'"),
+        ({"model": 7}, "not a plan: model is 7; it must be a mapping"),
+        ({"reasons": 7}, "not a plan: reasons is 7; it must be a list"),
+        ({"micro_batch": 1.5}, "micro_batch=1.5 must be a whole number of at least 1"),
+        ({"global_batch": 7}, "global_batch=7 must be a multiple of data=4 = 4; the nearest is global_batch=8"),
+        (
+            {"global_batch": 8, "micro_batch": 3},
+            "global_batch=8 must be a multiple of data=4 * micro_batch=3 = 12; the nearest is global_batch=12",
+        ),
+    ],
+)
+def test_a_field_of_a_plan_that_is_wrong(changes: dict, words: str) -> None:
+    data = plan_for(two_clusters(), model_layers=4, pipeline=1, span_clusters=True).to_dict()
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Plan.from_dict({**data, **changes})
+    del data["order"]
+    with pytest.raises(ValueError, match="not a plan: order is missing; it must be numbers"):
+        Plan.from_dict(data)
 
 
 def test_a_plan_that_contradicts_itself() -> None:

@@ -87,6 +87,9 @@ def test_groups_that_are_none() -> None:
         ({"dp": [[0, 4]]}, r"dp group \[0, 4\] must hold ranks of 0 to 3, each at most once"),
         ({"dp": [[1, 1]]}, r"dp group \[1, 1\] must hold"),
         ({"dp": [[]]}, r"dp group \[\] must hold"),
+        ({}, "there are no groups to check; give lists of ranks by kind"),
+        ({"dp": []}, "there are no groups to check"),
+        ({"dp": [[0, 1], [2, 3], [1, 3]]}, r"dp groups \[0, 1\] and \[1, 3\] both hold rank 1"),
     ):
         with pytest.raises(ValueError, match=words):
             holmes.check(groups, topology)

@@ -45,7 +45,13 @@ WRONG = [
     ("plan explain {plan}", "keeps no reasons"),
     ("plan explain {topology}", "topology.yaml: expected"),
     ("plan check {plan} --topology {binary}", "cannot be read as yaml"),
-    ("plan check {words} --topology {topology}", "words.yaml: groups.dp must be a list"),
+    ("plan check {words} --topology {topology}", "words.yaml: groups.dp is 7; it must be a list"),
+    (
+        "plan check {bare} --topology {topology}",
+        "bare.yaml: groups.dp[0] is 0; a group must be a list of ranks such as",
+    ),
+    ("plan check {endless} --topology {topology}", "'0-9999999999' goes beyond 10,000,000 numbers"),
+    ("plan check {none} --topology {topology}", "there are no groups to check"),
     ("plan check {rates} --topology {topology}", "rates.yaml: neither a plan"),
     ("plan check {plan} --topology {plan}", "plan.yaml: expected a 'holmes topology' file"),
     ("plan check {unfit} --topology {topology}", "unfit.yaml: "),
@@ -172,6 +178,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "twice",
             "many",
             "words",
+            "bare",
+            "endless",
+            "none",
             "lossy",
         )
     }
@@ -195,6 +204,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     places["empty"].write_text("")
     places["lossy"].write_text("networks: {eth: {class: ethernet, loss_percent: 200}}\nclusters: {}\n")
     places["words"].write_text("groups: {dp: 7}\n")
+    places["bare"].write_text("groups: {dp: [0, 8]}\n")
+    places["endless"].write_text("groups: {dp: [0-9999999999]}\n")
+    places["none"].write_text("groups: {}\n")
     host = {"name": "h{}", "count": 100_000_000_000, "ranks_per_host": 8, "ports": []}
     places["many"].write_text(json.dumps({"kind": "holmes topology", "version": 2, "hosts": [host]}))
     return places

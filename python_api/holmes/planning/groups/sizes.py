@@ -172,15 +172,22 @@ def _batch_problem(limits: Limits, sizes: Sizes) -> tuple[str, str] | None:
     if limits.global_batch is None:
         return None
     data = limits.world_size // (sizes.tensor * sizes.context * sizes.pipeline)
-    unit = data * (limits.micro_batch or 1) * (sizes.pipeline if sizes.chunks > 1 else 1)
-    if limits.global_batch > 0 and limits.global_batch % unit == 0:
+    wrong = batch_problem(limits.global_batch, limits.micro_batch, data, sizes.pipeline, sizes.chunks)
+    return None if wrong is None else (wrong[0], f"global_batch={wrong[1]}")
+
+
+def batch_problem(
+    global_batch: int, micro_batch: int | None, data: int, pipeline: int = 1, chunks: int = 1
+) -> tuple[str, int] | None:
+    """What is wrong with the samples of a step, and the nearest number that is right; None where nothing is."""
+    unit = data * (micro_batch or 1) * (pipeline if chunks > 1 else 1)
+    if global_batch > 0 and global_batch % unit == 0:
         return None
-    stages = f" * pipeline={sizes.pipeline} (interleaved)" if sizes.chunks > 1 else ""
-    micro = "" if limits.micro_batch is None else f" * micro_batch={limits.micro_batch}"
-    near = max(round(limits.global_batch / unit), 1) * unit
+    stages = f" * pipeline={pipeline} (interleaved)" if chunks > 1 else ""
+    micro = "" if micro_batch is None else f" * micro_batch={micro_batch}"
     return (
-        f"global_batch={limits.global_batch} must be a multiple of data={data}{micro}{stages} = {unit}",
-        f"global_batch={near}",
+        f"global_batch={global_batch} must be a multiple of data={data}{micro}{stages} = {unit}",
+        max(round(global_batch / unit), 1) * unit,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holmes import files
 from holmes.cluster.topology import Cluster
+from holmes.cluster.topology.fields import Entry
 from holmes.planning.groups.group import Groups
 from holmes.planning.groups.reach import HostRanks, Network
 from holmes.words import from_text, short, to_text
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 
 KIND, VERSION = "holmes plan", 3
+_CLUSTER = ("name", "hosts", "fabric", "nic_class")
+_NETWORK = ("name", "nic_class", "subnet", "rate_gbps", "nics", "is_child")
 _SHORT = ("order", "hosts", "clusters", "networks")
 _GROUPS_SHOWN = 16  # of one kind, one by one; of more, an example
 _NAMES_SHOWN = 8  # of hosts, and of a group's NICs
@@ -49,18 +52,47 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
     from holmes.planning.plan.plan import Plan
 
     files.check_kind(data, KIND, version=VERSION)
-    values = {key: value for key, value in data.items() if key not in ("kind", "version")}
     try:
-        hosts = tuple(HostRanks(entry["name"], from_text(entry["ranks"])) for entry in data["hosts"])
-        values["hosts"] = hosts
-        values["order"] = from_text(data["order"])
-        values["clusters"] = tuple(_cluster(entry, hosts) for entry in data["clusters"])
-        values["networks"] = tuple(Network(**{**entry, "nics": _nics(entry, hosts)}) for entry in data["networks"])
-        values["layers_per_chunk"] = tuple(tuple(layers) for layers in data["layers_per_chunk"])
-        values["reasons"] = tuple(data.get("reasons", ()))
-        return Plan(**values)
-    except (KeyError, TypeError) as error:
+        values = _read(Entry(data, "", ("kind", "version", *(field.name for field in fields(Plan)))))
+    except (TypeError, ValueError) as error:
         raise UsageError(f"not a plan: {error}") from error
+    return Plan(**values)
+
+
+def _read(top: Entry) -> dict[str, Any]:
+    from holmes.planning.plan.plan import SIZES
+
+    values = {name: top.get(name) for name in ("recomputation", "micro_batch", "global_batch")}
+    values |= {name: top.whole(name, 0) for name in SIZES}
+    values["schedule"] = top.text("schedule")
+    values["model"] = {name: size for _, name, size in top.mapping("model")} if "model" in top else None
+    values["reasons"] = tuple(line for _, line in top.items("reasons"))
+    values["layers_per_chunk"] = tuple(
+        _layers(where, layers) for where, layers in top.items("layers_per_chunk", required=True)
+    )
+    values["order"] = _numbers(top, "order")
+    hosts = tuple(_host(Entry(item, where, ("name", "ranks"))) for where, item in top.items("hosts", required=True))
+    values["hosts"] = hosts
+    values["clusters"] = tuple(_cluster(Entry(item, where, _CLUSTER), hosts) for where, item in top.items("clusters"))
+    values["networks"] = tuple(_network(Entry(item, where, _NETWORK), hosts) for where, item in top.items("networks"))
+    return values
+
+
+def _numbers(entry: Entry, key: str) -> tuple[int, ...]:
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise entry.wrong(key, "numbers such as 0-7,16-30:2")
+    return from_text(value)
+
+
+def _layers(where: str, layers: Any) -> tuple[int, ...]:
+    if not isinstance(layers, list) or not all(type(count) is int and count >= 0 for count in layers):
+        raise UsageError(f"{where} is {layers!r}; it must be a list with the layers of each chunk, such as [8, 8]")
+    return tuple(layers)
+
+
+def _host(entry: Entry) -> HostRanks:
+    return HostRanks(entry.text("name"), _numbers(entry, "ranks"))
 
 
 def _without_nics(network: Network) -> dict[str, Any]:
@@ -77,18 +109,22 @@ def _nics_to_text(nics: Mapping[int, str]) -> dict[str, str]:
     return {name: to_text(numbers) for name, numbers in hosts.items()}
 
 
-def _nics(entry: Mapping[str, Any], hosts: Sequence[HostRanks]) -> dict[int, str]:
-    nics = {host: name for name, text in entry["nics"].items() for host in from_text(text)}
-    _check_hosts(f"network {entry['name']!r}", nics, hosts)
-    return nics
+def _network(entry: Entry, hosts: Sequence[HostRanks]) -> Network:
+    name = entry.text("name")
+    nics = {host: str(nic) for _, nic, text in entry.mapping("nics") for host in from_text(text)}
+    _check_hosts(f"network {name!r}", nics, hosts)
+    return Network(
+        name, entry.text("nic_class"), entry.text("subnet"), entry.positive("rate_gbps"), nics, entry.flag("is_child")
+    )
 
 
-def _cluster(entry: Mapping[str, Any], hosts: Sequence[HostRanks]) -> Cluster:
-    numbers = from_text(entry["hosts"])
-    _check_hosts(f"cluster {entry['name']!r}", numbers, hosts)
+def _cluster(entry: Entry, hosts: Sequence[HostRanks]) -> Cluster:
+    name, numbers = entry.text("name"), _numbers(entry, "hosts")
+    _check_hosts(f"cluster {name!r}", numbers, hosts)
     members = [hosts[number] for number in numbers]
     ranks = tuple(rank for host in members for rank in host.ranks)
-    return Cluster(**{**entry, "hosts": tuple(host.name for host in members), "ranks": ranks})
+    fabric, nic_class = entry.optional_text("fabric"), entry.optional_text("nic_class")
+    return Cluster(name, tuple(host.name for host in members), ranks, fabric, nic_class)
 
 
 def _check_hosts(what: str, numbers: Any, hosts: Sequence[HostRanks]) -> None:

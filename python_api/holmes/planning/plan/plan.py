@@ -16,13 +16,14 @@ from holmes.cluster.topology import Cluster, Topology
 from holmes.planning.groups.group import Group, Groups
 from holmes.planning.groups.rank_grid import KINDS, RankGrid, check_kind, order_ranks, ordered_clusters
 from holmes.planning.groups.reach import HostRanks, Network, Reach
-from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, problems
+from holmes.planning.groups.sizes import Limits, Sizes, batch_problem, check_sizes, problems
 from holmes.planning.model.gpt import check_recomputation
 from holmes.planning.partition.problem import split_evenly
 from holmes.planning.schedule import check_schedule
 from holmes.words import short
 from holmes_comm.errors import UsageError
 
+SIZES = ("world_size", "tensor", "context", "data", "pipeline", "expert", "expert_tensor")
 _NEED_A_NETWORK = ("tp_cp", "dp_cp", "pp", "tp_ep", "expt_dp")  # all other groups but tp_ep_pp follow from these
 
 
@@ -61,6 +62,11 @@ class Plan:
     def __post_init__(self) -> None:
         if self.recomputation is not None:
             check_recomputation(self.recomputation)
+        for name in (*SIZES, "micro_batch", "global_batch"):
+            value = getattr(self, name)
+            may_lack = value is None and name not in SIZES
+            if not may_lack and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+                raise UsageError(f"{name}={value!r} must be a whole number of at least 1")
         product = self.tensor * self.context * self.data * self.pipeline
         if product != self.world_size:
             raise UsageError(
@@ -68,7 +74,7 @@ class Plan:
                 f"{product}, but the plan has {self.world_size} ranks"
             )
         width = self.tensor * self.context * self.data
-        if self.expert < 1 or self.expert_tensor < 1 or width % (self.expert * self.expert_tensor):
+        if width % (self.expert * self.expert_tensor):
             raise UsageError(
                 f"expert={self.expert} * expert_tensor={self.expert_tensor} must divide the {width} ranks of a stage"
             )
@@ -79,6 +85,7 @@ class Plan:
                 f"pipeline={self.pipeline} entries, equally many chunks in each"
             )
         check_schedule(self.schedule, self.chunks)
+        self._check_batch()
         layers, planned = sum(self.layers_per_stage), (self.model or {}).get("layers")
         if planned not in (None, layers):
             raise UsageError(
@@ -91,6 +98,12 @@ class Plan:
         for name, ranks in members.items():
             if not np.array_equal(np.sort(np.asarray(ranks)), np.arange(self.world_size)):
                 raise UsageError(f"{name} must hold each of {self.world_size} ranks once, but holds {short(ranks)}")
+
+    def _check_batch(self) -> None:
+        if self.global_batch is not None:
+            wrong = batch_problem(self.global_batch, self.micro_batch, self.data, self.pipeline, self.chunks)
+            if wrong:
+                raise UsageError(f"{wrong[0]}; the nearest is global_batch={wrong[1]}")
 
     @property
     def chunks(self) -> int:

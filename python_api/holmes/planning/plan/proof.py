@@ -117,15 +117,24 @@ def check(groups: Plan | GroupLists, topology: Topology) -> Proof:
 
 def _batches(groups: GroupLists, world_size: int) -> dict[str, list[Ints]]:
     """By kind, the groups of each length as one array; longest first."""
+    if not any(groups.values()):
+        raise UsageError("there are no groups to check; give lists of ranks by kind, such as {dp: [[0, 2], [1, 3]]}")
     found: dict[str, list[Ints]] = {}
     for kind, listed in groups.items():
         check_kind(kind)
+        group_of: dict[int, Sequence[int]] = {}
         lengths: dict[int, list[Sequence[int]]] = {}
         for ranks in listed:
             if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= world_size:
                 raise UsageError(
                     f"{kind} group {short(ranks)} must hold ranks of 0 to {world_size - 1}, each at most once"
                 )
+            for rank in ranks:
+                if (other := group_of.setdefault(rank, ranks)) is not ranks:
+                    raise UsageError(
+                        f"{kind} groups {short(other)} and {short(ranks)} both hold rank {rank}; a rank must be in one "
+                        "group of a kind"
+                    )
             lengths.setdefault(len(ranks), []).append(ranks)
         if lengths:
             found[kind] = [np.array(lengths[length], dtype=np.int64) for length in sorted(lengths, reverse=True)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from holmes.cluster.topology import Topology
 from holmes.planning.groups.reach import Reach
+from holmes.planning.groups.sizes import batch_problem
 from holmes.planning.model.gpt import PartTimes, Transformer, check_recomputation
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import plan_differs
@@ -105,12 +106,8 @@ class Job:
         for place in self.places:
             if place.ranks_per_host % self.tensor:
                 raise UsageError(f"tensor={self.tensor} must divide the {place.ranks_per_host} ranks of {place.host}")
-        if self.global_batch % (self.data * self.micro_batch):
-            unit = self.data * self.micro_batch
-            raise UsageError(
-                f"global_batch={self.global_batch} must be a multiple of data={self.data} * micro_batch="
-                f"{self.micro_batch} = {unit}; the nearest is {max(round(self.global_batch / unit), 1) * unit}"
-            )
+        if wrong := batch_problem(self.global_batch, self.micro_batch, self.data):
+            raise UsageError(f"{wrong[0]}; the nearest is {wrong[1]}")
 
     @property
     def data(self) -> int:

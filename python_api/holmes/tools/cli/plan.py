@@ -12,6 +12,8 @@ from rich.table import Table
 
 from holmes import files
 from holmes.cluster.topology import Topology
+from holmes.cluster.topology.fields import Entry
+from holmes.planning.groups.rank_grid import KINDS
 from holmes.planning.plan.file import KIND
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import GroupLists, Proof, check
@@ -93,12 +95,20 @@ def _plan_or_groups(data: Mapping[str, Any]) -> Plan | GroupLists:
         raise UsageError(
             f"neither a plan (kind: {KIND}) nor a file of groups such as {{groups: {{dp: [[0, 2], 1-3:2]}}}}"
         )
-    if wrong := [kind for kind, listed in data["groups"].items() if not isinstance(listed, list)]:
-        raise UsageError(f"groups.{wrong[0]} must be a list of groups such as [[0, 2], 1-3:2]")
-    return {
-        kind: [from_text(ranks) if isinstance(ranks, (str, int)) else tuple(ranks) for ranks in listed]
-        for kind, listed in data["groups"].items()
-    }
+    top = Entry(data["groups"], "groups", KINDS)
+    return {kind: [_ranks(where, ranks) for where, ranks in top.items(kind)] for kind in data["groups"]}
+
+
+def _ranks(where: str, ranks: Any) -> tuple[int, ...]:
+    """A bare number is refused: [0, 8] may be meant as one group or as two."""
+    if isinstance(ranks, str):
+        return from_text(ranks)
+    if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+        raise UsageError(
+            f"{where} is {ranks!r}; a group must be a list of ranks such as [0, 8], or text such as 0-14:2 "
+            "(groups of one kind: [[0, 8], [1, 9]])"
+        )
+    return tuple(ranks)
 
 
 @app.command("export", cls=RefusingCommand)
