@@ -43,7 +43,12 @@ def search(
         str | None, typer.Option("--for", help=f"Only what this trainer can run: {', '.join(TRAINERS)}.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU type where the topology names none, such as A100-80GB.")] = None,
-    efficiency: Annotated[float, typer.Option(help="Share of its peak that a GPU reaches inside a layer.")] = 0.5,
+    efficiency: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of its peak that a GPU reaches inside a layer.", show_default=str(Assumptions.efficiency)
+        ),
+    ] = None,
     compute_tflops: Annotated[
         float | None, typer.Option(help="Instead: what one GPU reaches, measured (`holmes bench compute`).")
     ] = None,
@@ -61,6 +66,11 @@ def search(
         raise UsageError(f"{', '.join(missing)} must be given; or one of the commands in `holmes plan --help`")
     assert topology is not None and model is not None and global_batch is not None  # noqa: PT018
     files.check_savable(output)
+    if efficiency is not None and compute_tflops is not None:
+        raise UsageError(
+            f"--efficiency {efficiency} and --compute-tflops {compute_tflops} both say what a GPU reaches; leave one"
+        )
+    efficiency = Assumptions.efficiency if efficiency is None else efficiency
     assumptions = Assumptions(efficiency, compute_tflops, gpu, nic_efficiency, reserve_gib, tensor_gbps)
     wanted = Wanted(tensor, pipeline, micro_batch, schedule, chunks, recomputation, trainer)
     console = Console(stderr=True)

@@ -14,6 +14,7 @@ from holmes.cluster.topology.matrix import matrix_of, print_matrix
 from holmes.cluster.topology.tables import print_topology
 from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.job_store import in_job, join_job
+from holmes_comm.errors import UsageError
 
 
 def topology(
@@ -26,11 +27,18 @@ def topology(
         bool, typer.Option("--matrix", help="Host by host: the rate between each two, bad pairs marked.")
     ] = False,
     json_file: JsonFile = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Bound of one connection attempt.")] = 3.0,
+    timeout_s: Annotated[
+        float | None, typer.Option(min=0.1, help="Bound of one connection attempt.", show_default="3.0")
+    ] = None,
     measure_s: Annotated[
-        float, typer.Option(min=0.0, help="How long to measure rates; all in all about twice that. 0: not at all.")
-    ] = 3.0,
-    join_timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for all ranks to come.")] = 60.0,
+        float | None,
+        typer.Option(
+            min=0.0, help="How long to measure rates; all in all about twice that. 0: not at all.", show_default="3.0"
+        ),
+    ] = None,
+    join_timeout_s: Annotated[
+        float | None, typer.Option(min=0.1, help="How long to wait for all ranks to come.", show_default="60.0")
+    ] = None,
 ) -> None:
     """All hosts' NICs, which fabrics really connect and how fast, the clusters that follow, and what looks wrong.
 
@@ -39,6 +47,10 @@ def topology(
     """
     files.check_savable(save)
     files.check_picture(draw)
+    bounds = {"--timeout-s": timeout_s, "--measure-s": measure_s, "--join-timeout-s": join_timeout_s}
+    given = [name for name, value in bounds.items() if value is not None]
+    if file is not None and given:
+        raise UsageError(f"{', '.join(given)}: nothing is measured where a file is read; leave this out, or {file}")
     rank, found = (0, Topology.load(file)) if file is not None else _gather(timeout_s, measure_s, join_timeout_s)
     if rank != 0:
         return
@@ -55,7 +67,7 @@ def topology(
     show(json_file, found.to_dict(), lambda: print_topology(Console(), found))
 
 
-def _gather(timeout_s: float, measure_s: float, join_timeout_s: float) -> tuple[int, Topology]:
+def _gather(timeout_s: float | None, measure_s: float | None, join_timeout_s: float | None) -> tuple[int, Topology]:
     """This process's rank and the job's topology; collective where a launcher started a job."""
     if not in_job():
         from holmes.cluster.probe import local_inventory
@@ -63,5 +75,6 @@ def _gather(timeout_s: float, measure_s: float, join_timeout_s: float) -> tuple[
         return 0, make_topology(merge_hosts([local_inventory(0)]), [])
     from holmes.cluster.probe import discover_topology
 
-    with join_job("holmes/topology", join_timeout_s) as job:
-        return job.rank, discover_topology(job.store, job.rank, job.size, "holmes/topology", timeout_s, measure_s)
+    attempt_s, rates_s = (3.0 if given is None else given for given in (timeout_s, measure_s))
+    with join_job("holmes/topology", 60.0 if join_timeout_s is None else join_timeout_s) as job:
+        return job.rank, discover_topology(job.store, job.rank, job.size, "holmes/topology", attempt_s, rates_s)
