@@ -42,7 +42,7 @@ def test_the_page_of_variables_names_ours_rightly():
     pages = [file for file in DOCS.glob("*.md") if file.name != "environment.md"]
     used = {(file.name, name) for file in pages for name in re.findall(r"\bHOLMES_[A-Z_]+\b", file.read_text())}
     build_time = {"HOLMES_CMAKE_ARGS", "HOLMES_CUDA", "HOLMES_TEST_CRDS"}
-    of_tests = {"HOLMES_TEST_RDMA_PORTS", "HOLMES_UML_KERNEL", "HOLMES_VERBS_ROOT"}
+    of_tests = {"HOLMES_TEST_RDMA_PORTS", "HOLMES_TEST_RDMA_SEEDS", "HOLMES_UML_KERNEL", "HOLMES_VERBS_ROOT"}
     assert sorted((page, name) for page, name in used if name not in known | build_time | of_tests) == []
 
 
