@@ -65,7 +65,7 @@ def test_a_kernel_that_ends_is_named() -> None:
         process = session.spawn("b1", ["sleep", "100"])
         with pytest.raises(TimeoutError):
             process.wait(0.1)
-        session.exec(None, ["sh", "-c", f"kill -9 {session._kernels[3].pid}"])
+        session.spawn(None, ["sh", "-c", f"kill -9 {session._kernels[3].pid}"])
         with pytest.raises(TestbedError, match="the kernel of node b1 has ended"):
             process.wait(20)
 
