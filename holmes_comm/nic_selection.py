@@ -33,8 +33,8 @@ class NicSelection:
     transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" (always), "shm" (one host only) or
         "rdma" (shared memory between ranks of one host, else RDMA over ports that all members share; docs/rdma.md).
     max_rails: stripe every operation over up to so many NICs of the best class that all members share, whatever their
-        speeds; where ranks differ, the smallest number counts. None: one; NCCL gets every port of the
-        class and about the speed of the best.
+        speeds; where ranks differ, the smallest number counts. None: one; NCCL gets every port of the class and about
+        the speed of the best.
     streams: connections over each NIC, for links that one TCP connection cannot fill (long ones, very fast ones); where
         ranks differ, the smallest number counts. 1: to far ranks there are up to 4, without bbr 16, used where one is
         too slow (HOLMES_FAR_STREAMS; docs/wan.md).

@@ -16,6 +16,10 @@ from holmes.tools.cli.output import JsonFile, show
 from holmes.tools.job_store import in_job, join_job
 from holmes_comm.errors import UsageError
 
+_TIMEOUT_S = 3.0
+_MEASURE_S = 3.0
+_JOIN_S = 60.0
+
 
 def topology(
     file: Annotated[
@@ -28,16 +32,18 @@ def topology(
     ] = False,
     json_file: JsonFile = None,
     timeout_s: Annotated[
-        float | None, typer.Option(min=0.1, help="Bound of one connection attempt.", show_default="3.0")
+        float | None, typer.Option(min=0.1, help="Bound of one connection attempt.", show_default=str(_TIMEOUT_S))
     ] = None,
     measure_s: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="How long to measure rates; all in all about twice that. 0: not at all.", show_default="3.0"
+            min=0.0,
+            help="How long to measure rates; all in all about twice that. 0: not at all.",
+            show_default=str(_MEASURE_S),
         ),
     ] = None,
     join_timeout_s: Annotated[
-        float | None, typer.Option(min=0.1, help="How long to wait for all ranks to come.", show_default="60.0")
+        float | None, typer.Option(min=0.1, help="How long to wait for all ranks to come.", show_default=str(_JOIN_S))
     ] = None,
 ) -> None:
     """All hosts' NICs, which fabrics really connect and how fast, the clusters that follow, and what looks wrong.
@@ -51,7 +57,14 @@ def topology(
     given = [name for name, value in bounds.items() if value is not None]
     if file is not None and given:
         raise UsageError(f"{', '.join(given)}: nothing is measured where a file is read; leave this out, or {file}")
-    rank, found = (0, Topology.load(file)) if file is not None else _gather(timeout_s, measure_s, join_timeout_s)
+    if file is not None:
+        rank, found = 0, Topology.load(file)
+    else:
+        rank, found = _gather(
+            _TIMEOUT_S if timeout_s is None else timeout_s,
+            _MEASURE_S if measure_s is None else measure_s,
+            _JOIN_S if join_timeout_s is None else join_timeout_s,
+        )
     if rank != 0:
         return
     if save is not None:
@@ -67,7 +80,7 @@ def topology(
     show(json_file, found.to_dict(), lambda: print_topology(Console(), found))
 
 
-def _gather(timeout_s: float | None, measure_s: float | None, join_timeout_s: float | None) -> tuple[int, Topology]:
+def _gather(timeout_s: float, measure_s: float, join_timeout_s: float) -> tuple[int, Topology]:
     """This process's rank and the job's topology; collective where a launcher started a job."""
     if not in_job():
         from holmes.cluster.probe import local_inventory
@@ -75,6 +88,5 @@ def _gather(timeout_s: float | None, measure_s: float | None, join_timeout_s: fl
         return 0, make_topology(merge_hosts([local_inventory(0)]), [])
     from holmes.cluster.probe import discover_topology
 
-    attempt_s, rates_s = (3.0 if given is None else given for given in (timeout_s, measure_s))
-    with join_job("holmes/topology", 60.0 if join_timeout_s is None else join_timeout_s) as job:
-        return job.rank, discover_topology(job.store, job.rank, job.size, "holmes/topology", attempt_s, rates_s)
+    with join_job("holmes/topology", join_timeout_s) as job:
+        return job.rank, discover_topology(job.store, job.rank, job.size, "holmes/topology", timeout_s, measure_s)

@@ -34,15 +34,17 @@ def check_equal_models(lane: Lane, trained: Sequence[Trained]) -> None:
 def compared_settings(groups: Sequence[Mapping[str, Any]], names: Collection[str]) -> list[dict[str, Any]]:
     """Local. Of each group the settings called one of `names` that are numbers, words or rows of these."""
 
-    def plain(value: Any) -> Any:
+    def listed(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.tolist()
-        if isinstance(value, tuple | list):
-            return [plain(each) for each in value]
-        return value if value is None or isinstance(value, bool | int | float | str) else ...
+        return [listed(each) for each in value] if isinstance(value, tuple | list) else value
 
-    rows = [{name: plain(group[name]) for name in sorted(names) if name in group} for group in groups]
-    return [{n: v for n, v in row.items() if n not in LOCAL_SETTINGS and "Ellipsis" not in repr(v)} for row in rows]
+    def is_plain(value: Any) -> bool:
+        return all(map(is_plain, value)) if isinstance(value, list) else isinstance(value, bool | int | float | str)
+
+    compared = sorted(set(names) - set(LOCAL_SETTINGS))
+    rows = [{name: listed(group[name]) for name in compared if name in group} for group in groups]
+    return [{name: value for name, value in row.items() if value is None or is_plain(value)} for row in rows]
 
 
 def settings_word(settings: Sequence[Mapping[str, Any]]) -> int:

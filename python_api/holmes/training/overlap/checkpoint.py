@@ -202,8 +202,8 @@ def decode_settings(state_dict: Any, groups: Sequence[Mapping[str, Any]]) -> dic
         )
     try:
         saved: dict[str, Any] = json.loads(state_dict["settings"])
-        rows, _, _ = saved["groups"], int(saved["steps"]), saved["loss_scale"]
-        is_right = all(isinstance(row, dict) for row in rows)
+        rows = saved["groups"]
+        is_right = isinstance(saved["steps"], int) and "loss_scale" in saved and all(isinstance(r, dict) for r in rows)
     except (TypeError, ValueError, KeyError):
         is_right = False
     if not is_right:
