@@ -81,6 +81,8 @@ ProcessGroupHolmes::ProcessGroupHolmes(StorePtr store, CommunicatorOptions optio
   options_->group_name = name_;
   options_->global_ranks_in_group = std::move(global_ranks);
   translated([&] { communicator_ = make_communicator(std::make_shared<StoreAdapter>(store_), std::move(options)); });
+  shares_memory_ = std::ranges::any_of(communicator_->connections(),
+                                       [](const ConnectionInfo& info) { return info.transport == "shm"; });
 }
 
 ProcessGroupHolmes::~ProcessGroupHolmes() {
@@ -164,13 +166,6 @@ void ProcessGroupHolmes::deregister_memory(void* address) {
 void ProcessGroupHolmes::eagerConnectSingleDevice(at::Device device) {
   const ScopedGilRelease no_gil;
   translated([&] { devices_.group(device); });
-}
-
-bool ProcessGroupHolmes::supportsTensorAlloc(c10::DeviceIndex device) {
-  const std::lock_guard lock(mutex_);
-  if (device >= 0 || !communicator_) return false;
-  return std::ranges::any_of(communicator_->connections(),
-                             [](const ConnectionInfo& info) { return info.transport == "shm"; });
 }
 
 at::Tensor ProcessGroupHolmes::allocateTensor(long count, at::TensorOptions options) {

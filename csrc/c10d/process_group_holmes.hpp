@@ -86,9 +86,9 @@ public:
   void deregister_memory(void* address);
   // Collective: the group's communicator on `device`, which its first operation would make.
   void eagerConnectSingleDevice(at::Device device) override;
-  // Whether some of the group's memory for CPU tensors can be read by other ranks where it is. FSDP2 may ask for
-  // what it sends here. (torch asks by the index of a device alone: -1 is the host's.)
-  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  // Whether other ranks of the group can read CPU tensors of this one where they are. FSDP2 asks before each
+  // collective, and then for what it sends. (torch tells the index of a device alone: -1 is the host's.)
+  bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0 && shares_memory_; }
   // `count` elements for the group's operations: zeros in shared memory (SharedBuffer), as long as the tensor lives;
   // ordinary memory where they are few, on a GPU, or the system gives no shared memory. Local.
   at::Tensor allocateTensor(long count, at::TensorOptions options) override;
@@ -215,6 +215,7 @@ private:
   const std::string name_;
   const std::string nic_reason_;
   const Habits habits_;
+  bool shares_memory_ = false;   // with another rank of the group
   std::vector<int> neighbours_;  // the ranks of this one's cluster, itself included, in ascending order
   c10::intrusive_ptr<HolmesOptions> options_;
   std::atomic<std::chrono::milliseconds> timeout_;

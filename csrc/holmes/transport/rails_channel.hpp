@@ -1,35 +1,12 @@
 // RailsChannel: one byte stream striped over several TCP connections, each bound to its own NIC.
 #pragma once
 
-#include <mutex>
-#include <set>
-#include <string>
-
-#include "holmes/core/options.hpp"
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/rail.hpp"
 #include "holmes/transport/rail_frame.hpp"
+#include "holmes/transport/rails_context.hpp"
 
 namespace holmes {
-
-// What the rails of one communicator share with each other and its log lines.
-struct RailsContext {
-  std::string communicator;
-  int own_rank = 0;
-  std::vector<int> labels;  // number of each rank in messages, by rank; empty: its own
-  // Without an acknowledgement for so long, a rail is lost.
-  Clock::duration timeout = std::chrono::seconds(2);
-  std::mutex mutex;                                 // protects what follows
-  std::set<std::pair<int, std::string>> warned_of;  // peer and interface
-
-  // Says once of a peer and interface that its connection is lost, why, over which others the stream goes on, and
-  // `what_is` sent again.
-  void warn_of_loss(int peer, const ConnectionInfo& lost, const std::string& reason, const std::string& others,
-                    const std::string& what_is);
-  int label(int rank) const { return labels.empty() ? rank : labels[static_cast<std::size_t>(rank)]; }
-};
-
-std::shared_ptr<RailsContext> make_rails_context(const CommunicatorOptions& options, Clock::duration timeout);
 
 // The stream travels in numbered chunks. The next chunk goes to the rail that will have delivered it first, by the rate
 // at which its chunks are acknowledged: rails of different speed carry shares in proportion. The receiver takes chunks

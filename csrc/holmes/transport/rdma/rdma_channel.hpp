@@ -20,7 +20,7 @@
 
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/connection.hpp"
-#include "holmes/transport/rails_channel.hpp"
+#include "holmes/transport/rails_context.hpp"
 #include "holmes/transport/rdma/rdma_lane.hpp"
 
 namespace holmes {
