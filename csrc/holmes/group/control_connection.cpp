@@ -26,7 +26,7 @@ enum FrameType : std::uint32_t {
   carried_frame = 7
 };
 
-struct FrameHeader {
+struct ControlHeader {
   std::uint32_t type;
   std::uint32_t payload_bytes;
 };
@@ -67,7 +67,7 @@ struct ProbeReplyHeader {
 
 // Takes no memory: what it tells may be that there is none.
 void ControlConnection::send_frame(std::uint32_t type, std::initializer_list<std::string_view> payload) noexcept {
-  FrameHeader header{type, 0};
+  ControlHeader header{type, 0};
   std::array<iovec, 1 + most_pieces> pieces;
   pieces[0] = {&header, sizeof header};
   std::size_t count = 1;
@@ -204,8 +204,8 @@ void ControlConnection::take_carried(std::string_view payload) {
 }
 
 std::optional<Failure> ControlConnection::parse(std::string& received) {
-  while (received.size() >= sizeof(FrameHeader)) {
-    FrameHeader header;
+  while (received.size() >= sizeof(ControlHeader)) {
+    ControlHeader header;
     std::memcpy(&header, received.data(), sizeof header);
     const bool known = header.type >= doorbell && header.type <= carried_frame;
     if (!known || header.payload_bytes > max_payload_bytes)

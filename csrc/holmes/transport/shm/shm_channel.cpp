@@ -29,7 +29,9 @@ constexpr std::size_t max_pull_bytes = 1024 * 1024;
 // What is read in place takes no system call, but both sides look at each other's words.
 constexpr std::size_t min_in_place_bytes = 16 * 1024;
 
-std::size_t step_of(std::size_t bytes) { return bytes <= min_step_bytes ? bytes : std::max(bytes / 4, min_step_bytes); }
+std::size_t step_bytes_of(std::size_t bytes) {
+  return bytes <= min_step_bytes ? bytes : std::max(bytes / 4, min_step_bytes);
+}
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -155,7 +157,7 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
       to_show = &piece;
       break;
     }
-    const std::size_t bytes = std::min(is_one_way ? step_of(piece.iov_len) : piece.iov_len, room);
+    const std::size_t bytes = std::min(is_one_way ? step_bytes_of(piece.iov_len) : piece.iov_len, room);
     const bool is_timed = bytes >= min_timed_bytes;
     const auto start = is_timed ? Clock::now() : Clock::time_point();
     copy_to_ring_(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
