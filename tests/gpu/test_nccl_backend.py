@@ -69,7 +69,7 @@ def test_device_features(case: str, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [fake_gpu.VERSIONS[0], fake_gpu.VERSIONS[-1]])
-@pytest.mark.parametrize("case", ["streams", "images", "leave", "site_transport", *FAULTS])
+@pytest.mark.parametrize("case", ["streams", "images", "leave", "site_transport", "wide", *FAULTS])
 def test_oldest_and_newest(case: str, version: int) -> None:
     run_case(case, version)
 
@@ -82,21 +82,24 @@ def test_no_operation_sleeps(tmp_path: Path) -> None:
     run_case("no_sleep", fake_gpu.VERSIONS[-1], DEVICE_WORKER, LD_PRELOAD=str(library))
 
 
-def test_killed_rank_ends_the_others() -> None:
+# Of 8, rank 1 is not connected with 4, 6 and 7 where the group is wide.
+@pytest.mark.parametrize(("size", "wide_min_ranks"), [(3, "257"), (8, "5")])
+def test_killed_rank_ends_the_others(size: int, wide_min_ranks: str) -> None:
     port = free_port()
     worker = str(WORKER.with_name("nccl_rank.py"))
     ranks = [
         subprocess.Popen(
-            [sys.executable, worker, str(rank), "3", str(port)],
-            env=fake_gpu.environment(fake_gpu.VERSIONS[-1]),
+            [sys.executable, worker, str(rank), str(size), str(port)],
+            env=fake_gpu.environment(fake_gpu.VERSIONS[-1]) | {"HOLMES_WIDE_MIN_RANKS": wide_min_ranks},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(3)
+        for rank in range(size)
     ]
     outputs = [process.communicate(timeout=90)[0] for process in ranks]
     assert ranks[1].returncode == -signal.SIGKILL, outputs
-    for rank in (0, 2):
+    for rank in set(range(size)) - {1}:
         assert ranks[rank].returncode == 0, outputs[rank]
         assert "PeerLostError" in outputs[rank], outputs
+        assert "rank 1 (host " in outputs[rank], outputs

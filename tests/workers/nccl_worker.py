@@ -410,6 +410,41 @@ def case_abort():
     os._exit(0)
 
 
+def case_wide():
+    """Of eight ranks each is connected with its row and column alone; who aborts or leaves is heard of by all."""
+    os.environ["HOLMES_WIDE_MIN_RANKS"] = "5"
+    size, ending = 8, 4  # not connected with ranks 1 to 3
+    all_done = threading.Barrier(size)
+
+    def abort(comm, data):
+        if comm.rank == ending:
+            comm.abort("enough")
+            return
+        error, seconds = failure_of(lambda: comm.all_reduce(data, async_op=True).wait())
+        expect(isinstance(error, holmes_comm.AbortedError) and "rank 4" in str(error) and "enough" in str(error), error)
+        assert seconds < 5, seconds
+
+    def leave(comm, data):
+        if comm.rank == ending:
+            return
+        error, seconds = failure_of(lambda: comm.all_reduce(data, async_op=True).wait())
+        expect(isinstance(error, holmes_comm.CommunicatorError) and seconds < 8, (error, seconds))
+
+    for end in (abort, leave):
+
+        def body(comm, end=end):
+            peers = {row["peer"] for row in comm.connections()}
+            assert len(peers) <= 5, peers
+            assert comm.rank not in (1, 2, 3) or ending not in peers, peers
+            data = Array(np.ones(10), comm.rank)
+            comm.all_reduce(data, async_op=True).wait()
+            assert set(data.values) == {float(size)}
+            all_done.wait()
+            end(comm, data)
+
+        run(size, body)
+
+
 def case_abort_hang():
     """As case_abort, where NCCL's own abort never returns."""
     set_fault("abort_hang@0")

@@ -59,14 +59,27 @@ std::shared_ptr<PartCommunicator> make_part(std::shared_ptr<Store> store, Commun
   return std::make_shared<HostCommunicator>(std::move(store), std::move(options));
 }
 
-// A group on NICs of its own, or one that spans clusters.
-std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
+namespace {
+
+// By the environment, and by what the ranks share.
+void complete(Store& store, CommunicatorOptions& options) {
   check_place(options.rank, options.size);
   if (!options.tls) options.tls = tls_mode_from_name(Env::read().tls);
   if (!options.integrity) options.integrity = Env::read().integrity;
   if (!options.integrity_digest_every) options.integrity_digest_every = Env::read().integrity_digest_every;
-  if (options.nics.empty() && options.size > 1 && options.transport != Transport::shm)
-    set_default_nics(*store, options);
+  if (options.nics.empty() && options.size > 1 && options.transport != Transport::shm) set_default_nics(store, options);
+}
+
+}  // namespace
+
+std::shared_ptr<PartCommunicator> make_whole_part(std::shared_ptr<Store> store, CommunicatorOptions options) {
+  complete(*store, options);
+  return make_part(std::move(store), std::move(options));
+}
+
+// A group on NICs of its own, or one that spans clusters.
+std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, CommunicatorOptions options) {
+  complete(*store, options);
   if (!options.cluster_names.empty() && options.cluster_names.size() != static_cast<std::size_t>(options.size))
     throw UsageError("cluster_names names the clusters of " + std::to_string(options.cluster_names.size()) +
                      " ranks, but there are " + std::to_string(options.size) + "; give one for each rank, or none");

@@ -15,6 +15,7 @@
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/no_memory.hpp"
 #include "holmes/core/random.hpp"
 #include "holmes/engine/io_thread.hpp"
 #include "holmes/record/dump.hpp"
@@ -540,6 +541,25 @@ WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions optio
       std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline,
                                  no_data(signature.dtype, options_.size), no_data(signature.dtype, options_.size));
   return finish(std::move(call), std::move(collective));
+}
+
+// By a receive from each of a message that nobody sends.
+void HostCommunicator::watch_peers(const std::function<void(const Failure&)>& told) {
+  constexpr auto endless = std::chrono::hours(24 * 365 * 100);
+  const auto nothing = std::make_shared<std::vector<char>>(static_cast<std::size_t>(options_.size));
+  std::vector<P2pCall> calls;
+  for (int peer = 0; peer < options_.size; ++peer)
+    if (peer != options_.rank)
+      calls.push_back(
+          {false, {&(*nothing)[static_cast<std::size_t>(peer)], 1, DType::uint8, nothing}, peer, internal_tag});
+  if (calls.empty()) return;
+  CallOptions call;
+  call.async = true;
+  call.timeout = endless;
+  for (const WorkPtr& work : batch(std::move(calls), call))
+    work->on_final([told, watched = work.get()] {
+      if (watched->state() == WorkState::failed) told(failure_of(watched->error()));
+    });
 }
 
 std::vector<CommunicatorRecord> HostCommunicator::flight_record() const {

@@ -55,6 +55,7 @@ public:
   void fail(const Failure& failure) override { engine_->fail_in_background(failure); }
   std::optional<Failure> failure() const override { return engine_->failure(); }
   Failure abort_failure(const std::string& reason) const override { return engine_->abort_failure(reason); }
+  void watch_peers(const std::function<void(const Failure&)>& told) override;
   // What messages call a rank.
   int label(int rank) const { return label_of(options_, rank); }
   // Throws UsageError in a forked child.

@@ -1,6 +1,7 @@
 // PartCommunicator: a Communicator for host memory that others are made of (hierarchical_communicator.hpp).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,9 +21,14 @@ public:
   virtual void fail(const Failure& failure) = 0;
   virtual std::optional<Failure> failure() const = 0;
   virtual Failure abort_failure(const std::string& reason) const = 0;
+  // From now on `told` is called once a peer that it is connected with aborts, leaves or is lost, though no operation
+  // is under way; once or more, by any thread. Peers of a wide one that has not only left reach every rank.
+  virtual void watch_peers(const std::function<void(const Failure&)>& told) = 0;
 };
 
 // Collective: a mesh, or, of many ranks, a wide one.
 std::shared_ptr<PartCommunicator> make_part(std::shared_ptr<Store> store, CommunicatorOptions options);
+// The same, of options that are yet to be completed (NICs, TLS and integrity of the environment).
+std::shared_ptr<PartCommunicator> make_whole_part(std::shared_ptr<Store> store, CommunicatorOptions options);
 
 }  // namespace holmes

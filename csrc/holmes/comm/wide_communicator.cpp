@@ -366,6 +366,16 @@ Failure WideCommunicator::abort_failure(const std::string& reason) const {
   return aborted(options_.name, label_of(options_, options_.rank), reason);
 }
 
+void WideCommunicator::watch_peers(const std::function<void(const Failure&)>& told) {
+  body_->parts->for_each_mesh([&](HostCommunicator& mesh) {
+    mesh.watch_peers([told, queue = std::weak_ptr(body_->queue)](const Failure& failure) {
+      const auto known = queue.lock();
+      if (known && !is_farewell(failure)) known->fail(failure);  // so the other parts' peers hear of it
+      told(failure);
+    });
+  });
+}
+
 bool WideCommunicator::is_dead() const {
   if (body_->is_inherited()) return true;
   bool is_dead = body_->queue->failure().has_value();

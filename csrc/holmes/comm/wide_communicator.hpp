@@ -47,6 +47,7 @@ public:
   void fail(const Failure& failure) override;
   std::optional<Failure> failure() const override;
   Failure abort_failure(const std::string& reason) const override;
+  void watch_peers(const std::function<void(const Failure&)>& told) override;
 
 private:
   class Body;  // what outlives the communicator where operations are pending

@@ -96,6 +96,10 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() > 1 ? "ranks " : "rank ") + text;
 }
 
+bool is_farewell(const Failure& failure) {
+  return failure.kind == ErrorKind::aborted && failure.message.find(farewell) != std::string::npos;
+}
+
 Failure failure_of(const HolmesError& error) { return {error.kind(), error.what(), error.context()}; }
 
 std::exception_ptr error_of(const Failure& failure) {

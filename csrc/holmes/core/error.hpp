@@ -111,6 +111,7 @@ struct Failure {
 
 // What a peer did that left in order, as errors say it.
 inline constexpr const char* farewell = "destroyed its communicator";
+bool is_farewell(const Failure& failure);
 
 Failure failure_of(const HolmesError& error);
 // What a failed Work raises.

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 
-#include "holmes/comm/communicator.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
@@ -15,12 +13,9 @@
 namespace holmes {
 namespace {
 
-// A receive of a message that nobody sends makes the host-memory communicator watch the peer.
-constexpr std::uint32_t watch_tag = internal_tag;
 // Kernels of several NCCLs know nothing of each other, and each needs all its CTAs on the GPU at once. So many images
 // fit beside the stock library, of which each kernel takes up to so many multiprocessors by itself.
 constexpr int images_side_by_side = 3, usual_ctas = 32, few_ctas = 4;
-constexpr auto endless = std::chrono::hours(24 * 365 * 100);
 
 // Of each kernel of a communicator; absent: as many as its NCCL wants. Images share what the stock library leaves of
 // the device; of a device on which that is too little for them, each library takes an equal part.
@@ -53,8 +48,8 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   control.name = options_.name + "/control";
   control.clusters.clear();
   control.cluster_nics.clear();
-  control.wide_min_ranks = std::numeric_limits<int>::max();  // it watches every rank
-  control_ = make_communicator(store_, std::move(control));
+  control.local_completion = false;
+  control_ = make_whole_part(store_, std::move(control));
 
   nccl::RankReport report;
   report.host = host_name();
@@ -150,31 +145,14 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
 
 // The host-memory communicator tells at once of a peer that aborts, leaves or is lost, as long as something is pending.
 void NcclCommunicator::watch_peers() {
-  const auto nothing = std::make_shared<std::vector<char>>(static_cast<std::size_t>(options_.size));
-  std::vector<P2pCall> calls;
-  for (int peer = 0; peer < options_.size; ++peer)
-    if (peer != options_.rank)
-      calls.push_back(
-          {false, {&(*nothing)[static_cast<std::size_t>(peer)], 1, DType::uint8, nothing}, peer, watch_tag});
-  if (calls.empty()) return;
-  CallOptions call;
-  call.async = true;
-  call.timeout = endless;
-  for (const WorkPtr& work : control_->batch(std::move(calls), call))
-    work->on_final([weak = std::weak_ptr(session_), watched = work.get()] {
-      const auto session = weak.lock();
-      if (!session || watched->state() != WorkState::failed) return;
-      try {
-        std::rethrow_exception(watched->error());
-      } catch (const HolmesError& error) {
-        const bool has_left =
-            error.kind() == ErrorKind::aborted && std::string(error.what()).find(farewell) != std::string::npos;
-        if (has_left)
-          session->expect_end(failure_of(error));
-        else
-          session->fail(failure_of(error));
-      }
-    });
+  control_->watch_peers([known = std::weak_ptr(session_)](const Failure& failure) {
+    const auto session = known.lock();
+    if (!session) return;
+    if (is_farewell(failure))
+      session->expect_end(failure);
+    else
+      session->fail(failure);
+  });
 }
 
 NcclCommunicator::~NcclCommunicator() {

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "holmes/comm/communicator.hpp"
+#include "holmes/comm/part_communicator.hpp"
 #include "holmes/nccl/choose.hpp"
 #include "holmes/nccl/session.hpp"
 
@@ -124,7 +124,7 @@ private:
   std::shared_ptr<Store> store_;
   CommunicatorOptions options_;
   NcclOptions nccl_options_;
-  std::shared_ptr<Communicator> control_;
+  std::shared_ptr<PartCommunicator> control_;
   std::shared_ptr<nccl::Session> session_;
   std::string description_;
   Buffer barrier_token_;
