@@ -129,7 +129,9 @@ bool Driver::help(const Work& work, std::optional<Clock::time_point> until, std:
 // kernel has no vDSO: so `now`, where it is known, holds until something has moved or was waited for.
 bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> until,
                          std::optional<Clock::time_point> now) {
-  const bool may_rush = engine_.group().all_shared_memory && engine_.group().size <= processors();
+  // A message needs one peer, which may have a processor to itself; a collective all of them.
+  const bool may_rush = engine_.group().all_shared_memory &&
+                        (engine_.group().size <= processors() || engine_.operations().running() == nullptr);
   auto spin = spin_.begin(may_rush);
   SignalTimer signals;
   unsigned rounds = 0;
