@@ -37,16 +37,23 @@ CallOptions reduction_options(const Communicator& self, bool async_op, const Tim
   return options;
 }
 
+// Of an asynchronous operation of `self`, which lives as long: its end would be the operation's.
+py::object handle_of(const WorkPtr& work, Communicator& self) {
+  py::object made = py::cast(work);
+  py::detail::keep_alive_impl(made, py::cast(&self, py::return_value_policy::reference));
+  return made;
+}
+
 // Runs a collective without the GIL: a synchronous one raises here and gives None, an asynchronous one gives its Work.
 template <typename Start>
-py::object run(bool async_op, Start start) {
+py::object run(Communicator& self, bool async_op, Start start) {
   WorkPtr work;
   {
     const GilRelease no_gil;
     work = start();
     if (!async_op) work->join();
   }
-  return async_op ? py::cast(work) : py::object(py::none());
+  return async_op ? handle_of(work, self) : py::object(py::none());
 }
 
 bool is_list(const py::handle& object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
@@ -175,7 +182,7 @@ void bind_communicator(py::module_& module) {
              const std::optional<double>& premultiply) {
             Buffer data = to_buffer(tensor, {"all_reduce: tensor", true, async_op, self.device()});
             const ReduceOp reduction = reduce_op_from_name(op);
-            return run(async_op, [&] {
+            return run(self, async_op, [&] {
               CallOptions options = reduction_options(self, async_op, timeout_s, premultiply);
               options.compression = compression.value_or(nullptr);
               return self.all_reduce(std::move(data), reduction, std::move(options));
@@ -199,7 +206,7 @@ void bind_communicator(py::module_& module) {
             std::vector<Buffer> in =
                 per_rank(input, self.size(), {"reduce_scatter: input", false, async_op, self.device()});
             const ReduceOp reduction = reduce_op_from_name(op);
-            return run(async_op, [&] {
+            return run(self, async_op, [&] {
               return self.reduce_scatter(std::move(out), std::move(in), reduction,
                                          reduction_options(self, async_op, timeout_s, premultiply));
             });
@@ -219,7 +226,7 @@ void bind_communicator(py::module_& module) {
             std::vector<Buffer> out =
                 per_rank(output, self.size(), {"all_gather: output", true, async_op, self.device()});
             Buffer in = to_buffer(input, {"all_gather: input", false, async_op, self.device()});
-            return run(async_op, [&] {
+            return run(self, async_op, [&] {
               return self.all_gather(std::move(out), std::move(in), call_options(async_op, timeout_s));
             });
           },
@@ -232,7 +239,7 @@ void bind_communicator(py::module_& module) {
           "broadcast",
           [](Communicator& self, const py::object& tensor, int src, bool async_op, const TimeoutSeconds& timeout_s) {
             Buffer data = to_buffer(tensor, {"broadcast: tensor", src != self.rank(), async_op, self.device()});
-            return run(async_op,
+            return run(self, async_op,
                        [&] { return self.broadcast(std::move(data), src, call_options(async_op, timeout_s)); });
           },
           "tensor"_a, "src"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
@@ -243,7 +250,7 @@ void bind_communicator(py::module_& module) {
              const TimeoutSeconds& timeout_s) {
             Buffer data = to_buffer(tensor, {"reduce: tensor", dst == self.rank(), async_op, self.device()});
             const ReduceOp reduction = reduce_op_from_name(op);
-            return run(async_op,
+            return run(self, async_op,
                        [&] { return self.reduce(std::move(data), dst, reduction, call_options(async_op, timeout_s)); });
           },
           "tensor"_a, "dst"_a = 0, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
@@ -260,7 +267,7 @@ void bind_communicator(py::module_& module) {
                 throw UsageError("gather: rank " + std::to_string(dst) + " is the root, gather_list must be given");
               out = per_rank(gather_list, self.size(), {"gather: gather_list", true, async_op, self.device()});
             }
-            return run(async_op, [&] {
+            return run(self, async_op, [&] {
               return self.gather(std::move(out), std::move(in), dst, call_options(async_op, timeout_s));
             });
           },
@@ -280,7 +287,7 @@ void bind_communicator(py::module_& module) {
                 throw UsageError("scatter: rank " + std::to_string(src) + " is the root, scatter_list must be given");
               in = per_rank(scatter_list, self.size(), {"scatter: scatter_list", false, async_op, self.device()});
             }
-            return run(async_op, [&] {
+            return run(self, async_op, [&] {
               return self.scatter(std::move(out), std::move(in), src, call_options(async_op, timeout_s));
             });
           },
@@ -296,7 +303,7 @@ void bind_communicator(py::module_& module) {
             if (nccl != nullptr && !is_list(output) && !is_list(input) && !output_split_sizes && !input_split_sizes) {
               Buffer out = to_buffer(output, {"all_to_all: output", true, async_op, self.device()});
               Buffer in = to_buffer(input, {"all_to_all: input", false, async_op, self.device()});
-              return run(async_op, [&] {
+              return run(self, async_op, [&] {
                 return nccl->all_to_all_equal(std::move(out), std::move(in), call_options(async_op, timeout_s));
               });
             }
@@ -304,7 +311,7 @@ void bind_communicator(py::module_& module) {
                 output, self.size(), {"all_to_all: output", true, async_op, self.device()}, output_split_sizes);
             std::vector<Buffer> in =
                 per_rank(input, self.size(), {"all_to_all: input", false, async_op, self.device()}, input_split_sizes);
-            return run(async_op, [&] {
+            return run(self, async_op, [&] {
               return self.all_to_all(std::move(out), std::move(in), call_options(async_op, timeout_s));
             });
           },
@@ -317,7 +324,7 @@ void bind_communicator(py::module_& module) {
       .def(
           "barrier",
           [](Communicator& self, bool async_op, const TimeoutSeconds& timeout_s) {
-            return run(async_op, [&] { return self.barrier(call_options(async_op, timeout_s)); });
+            return run(self, async_op, [&] { return self.barrier(call_options(async_op, timeout_s)); });
           },
           "async_op"_a = false, "timeout_s"_a = py::none(),
           doc("Collective: returns when every rank has entered it.").c_str())
@@ -327,7 +334,7 @@ void bind_communicator(py::module_& module) {
              const TimeoutSeconds& timeout_s) {
             Buffer data = to_buffer(tensor, {"send: tensor", false, async_op, self.device(), true});
             const std::uint32_t wire_tag = checked_tag(tag);
-            return run(async_op,
+            return run(self, async_op,
                        [&] { return self.send(std::move(data), dst, wire_tag, call_options(async_op, timeout_s)); });
           },
           "tensor"_a, "dst"_a, "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
@@ -349,7 +356,7 @@ void bind_communicator(py::module_& module) {
                          : self.recv_any(std::move(data), wire_tag, options);
               if (!async_op) work->join();
             }
-            return async_op ? py::cast(work) : py::cast(work->source_rank());
+            return async_op ? handle_of(work, self) : py::cast(work->source_rank());
           },
           "tensor"_a, "src"_a = py::none(), "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
           doc("Receives into `tensor` from rank `src` (None: whoever sends with this tag first). Returns the source "
@@ -391,8 +398,14 @@ void bind_communicator(py::module_& module) {
                              checked_tag(tag)});
             }
             refuse_shared_memory("batch", p2p);
-            const GilRelease no_gil;
-            return self.batch(std::move(p2p), call_options(true, timeout_s));
+            std::vector<WorkPtr> works;
+            {
+              const GilRelease no_gil;
+              works = self.batch(std::move(p2p), call_options(true, timeout_s));
+            }
+            py::typing::List<WorkPtr> handles;
+            for (const WorkPtr& work : works) handles.append(handle_of(work, self));
+            return handles;
           },
           "calls"_a, "timeout_s"_a = py::none(),
           "Starts sends and receives at once: `calls` is a list of ('send' or 'recv', tensor, peer, tag). Returns a "

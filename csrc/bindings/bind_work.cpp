@@ -13,8 +13,10 @@ namespace holmes {
 namespace {
 
 void define_work(py::module_& module) {
-  py::class_<Work, WorkPtr>(
-      module, "Work", "An asynchronous operation. It holds the operation's buffers until it is final. Thread-safe.")
+  py::class_<Work, WorkPtr>(module, "Work",
+                            "An asynchronous operation. It holds the operation's buffers until it is final, and its "
+                            "communicator as long as it "
+                            "lives. Thread-safe.")
       .def(
           "wait",
           [](Work& work, const TimeoutSeconds& timeout_s) {

@@ -426,6 +426,24 @@ def test_works_hold_what_they_use() -> None:
     run(body)
 
 
+def test_works_hold_their_communicator() -> None:
+    """One that the caller drops while its operations run ends when they are done."""
+
+    def body(comm):
+        part = comm.split(0)
+        values, message = np.ones(1 << 20), np.full(4, comm.rank)
+        works = [part.all_reduce(values, async_op=True)]
+        works += part.batch([("send" if comm.rank == 0 else "recv", message, 1 - comm.rank, 0)])
+        del part
+        gc.collect()
+        for work in works:
+            work.wait()
+        assert (values == 2).all()
+        assert not message.any()
+
+    run(body)
+
+
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("counts", [[191, 0, 0], [0, 0, 1], [5, 3, 0], [0, 0, 0]])
 def test_all_gather_in_place_of_a_rank_without_elements(counts: list[int], transport: str) -> None:
