@@ -32,6 +32,7 @@ __all__: list[str] = [
     "agree_nics",
     "are_alike",
     "best_first",
+    "check_environment",
     "debug_socket_folder",
     "discover_gpus",
     "discover_nics",
@@ -436,7 +437,7 @@ class SharedBuffer:
 
 class Work:
     """
-    An asynchronous operation. It holds the operation's buffers until it is final. Thread-safe.
+    An asynchronous operation. It holds the operation's buffers until it is final, and its communicator as long as it lives. Thread-safe.
     """
     def is_completed(self) -> bool:
         """
@@ -969,6 +970,11 @@ def are_alike(one: SharedNetwork, other: SharedNetwork) -> bool:
 def best_first(networks: collections.abc.Sequence[SharedNetwork]) -> list[list[int]]:
     """
     The networks as indices, best first, each with its rails, itself the first (docs/nics.md).
+    """
+
+def check_environment() -> None:
+    """
+    Raises UsageError where a variable has a value with which no communicator can be made. Local.
     """
 
 def debug_socket_folder() -> str:

@@ -201,7 +201,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch | None:
 def first_host(nodes: str) -> str:
     """The first of Slurm's list of nodes: "gpu[003-007,9],login" -> "gpu003". Raises UsageError for another text."""
     match = re.match(r"([^\[\],\s]+)(?:\[([^\[\],\s-]+)[^\]]*\]([^\[\],\s]*))?", nodes)
-    if match is None:
+    if match is None or nodes.count("[") != nodes.count("]"):
         raise UsageError(f"SLURM_STEP_NODELIST={nodes!r} is no list of nodes such as gpu[003-007]; set MASTER_ADDR")
     return "".join(part or "" for part in match.groups())
 

@@ -66,6 +66,19 @@ def serve_metrics(port: int, address: str = "127.0.0.1") -> ThreadingHTTPServer:
     return server
 
 
+def port_from_environment() -> int | None:
+    """HOLMES_METRICS_PORT + LOCAL_RANK; None where that is not set. Local. Raises UsageError where it is no port."""
+    text = os.environ.get(_VARIABLE, "")
+    if not text:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise UsageError(
+            f"{_VARIABLE}={text!r} is not allowed: it must be a port from 1 to 65535; say for example 9400"
+        )
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    return int(text) + (int(local_rank) if local_rank.isdecimal() else 0)
+
+
 def start_from_environment() -> None:
     """Serves them at HOLMES_METRICS_PORT + LOCAL_RANK where that is set, once per process. Local.
 
@@ -73,13 +86,8 @@ def start_from_environment() -> None:
     HOLMES_METRICS_ADDRESS no IP address.
     """
     global _started_by
-    text = os.environ.get(_VARIABLE, "")
-    if not text or _started_by == os.getpid():
+    if _started_by == os.getpid() or (port := port_from_environment()) is None:
         return
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise UsageError(
-            f"{_VARIABLE}={text!r} is not allowed: it must be a port from 1 to 65535; say for example 9400"
-        )
     address = os.environ.get(_ADDRESS, "") or "127.0.0.1"
     try:
         ipaddress.ip_address(address)
@@ -88,8 +96,6 @@ def start_from_environment() -> None:
             f"{_ADDRESS}={address!r} is not allowed: it must be an IP address of this host; say for example 0.0.0.0"
         ) from None
     _started_by = os.getpid()
-    local_rank = os.environ.get("LOCAL_RANK", "0")
-    port = int(text) + (int(local_rank) if local_rank.isdecimal() else 0)
     try:
         serve_metrics(port, address)
     except (OSError, OverflowError) as error:

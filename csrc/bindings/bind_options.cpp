@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/python_values.hpp"
+#include "holmes/bootstrap/secret.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/reduce/compression.hpp"
 
@@ -54,6 +55,13 @@ void bind_env(py::module_& module) {
       .def_readonly("default", &EnvVariable::default_value)
       .def_readonly("meaning", &EnvVariable::meaning);
   module.def("env_variables", &holmes::env_variables, "All environment variables that Holmes reads. Local.");
+  module.def(
+      "check_environment",
+      [] {
+        const holmes::Env env = holmes::Env::read();
+        static_cast<void>(holmes::given_secret("", env));
+      },
+      "Raises UsageError where a variable has a value with which no communicator can be made. Local.");
   module.def("variable_meant_by", &holmes::variable_meant_by, "name"_a,
              "The variable of Holmes whose name is nearly `name`; None: there is none, or `name` is one. Local.");
 }

@@ -18,6 +18,7 @@ from holmes.cluster.topology.parts import NodeInventory, TopologyFinding
 from holmes.planning.plan import plan_for
 from holmes.tools.doctor import CHECKS, Clock, Finding, JobFacts, NicFacts, RankFacts, Trial, diagnose, gather_hosts
 from holmes.tools.doctor.clock import compare_clocks
+from holmes.tools.doctor.collect import collect
 from holmes.tools.doctor.facts import ports_of
 from holmes.tools.doctor.finding import merged
 from holmes.tools.doctor.trials import attempt, known_to_arp, listening_ports
@@ -119,6 +120,7 @@ ROCE = {"nic_class": "roce_v2", "gid_index": 3, "gids": (V1_GID, V2_GID)}
         ({"shm_free_bytes": 1 << 20}, "warning", "shared memory", "", "1 MiB free", "--shm-size"),
         ({"shm_free_bytes": None}, "warning", "shared memory", "", "cannot be written", "--shm-size"),
         ({"selection_error": "no NIC is called 'x'"}, "error", "nic selection", "", "no NIC is called", "HOLMES_NICS"),
+        ({"variables_error": "HOLMES_TLS='ja' is not allowed"}, "error", "variable", "", "HOLMES_TLS='ja'", "unset it"),
         ({"variables": {"HOLMES_NCIS": "x"}}, "warning", "variable", "", "no such variable", "write HOLMES_NICS"),
         ({"variables": {"NCCL_IB_DISABLE": "0"}}, "error", "variable", "", "is unset on", ""),
         ({"variables": {"HOLMES_SHM": "0"}}, "note", "variable", "", "HOLMES_SHM=0", ""),
@@ -331,6 +333,15 @@ def test_findings_alike_become_one_and_facts_survive_json() -> None:
     assert [finding.host for finding in merged(alike[:5], 6)] == ["h0, h1, h2, h3 and 1 more"]
     facts = rank(1)
     assert RankFacts.from_dict(json.loads(json.dumps(facts.to_dict()))).nics == facts.nics
+
+
+@pytest.mark.parametrize(
+    "setting", ["HOLMES_TLS=ja", "HOLMES_SECRET=abc", "HOLMES_METRICS_PORT=99999", "HOLMES_PORT_RANGE=9-3"]
+)
+def test_variables_that_no_communicator_can_have(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert collect(0).variables_error == ""
+    monkeypatch.setenv(*setting.split("="))
+    assert setting.split("=")[0] in collect(0).variables_error
 
 
 def test_attempts_against_real_sockets(tmp_path: Path) -> None:

@@ -136,8 +136,9 @@ def test_lists_of_slurm():
     assert [first_host(text) for text in ("n1", "n1,n2", "n[1-3]", "n[07,09-11]-ib,m1")] == ["n1", "n1", "n1", "n07-ib"]
     assert task_counts("2(x3),1") == [2, 2, 2, 1]
     assert task_counts("") == []
-    with pytest.raises(UsageError, match="set MASTER_ADDR"):
-        first_host("[1-2]")
+    for text in ("[1-2]", "gpu[003-004"):
+        with pytest.raises(UsageError, match="set MASTER_ADDR"):
+            first_host(text)
 
 
 RANK = """

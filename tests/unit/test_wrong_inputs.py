@@ -160,6 +160,9 @@ WRONG = [
     ("demo --plan {folder}/nowhere.yaml", "nowhere.yaml"),
     ("demo --testbed nosuchspec", "nosuchspec"),
     ("demo --device nosuchdevice", "nosuchdevice"),
+    ("demo --testbed pair", "--testbed pair has 2 nodes; the demo is made for 4"),
+    ("demo --ethernet eth9", "--ethernet eth9: node a0"),
+    ("demo --backend mpi", "--backend mpi is none that this torch has"),
     ("store --port 99999", "--port"),
 ]
 

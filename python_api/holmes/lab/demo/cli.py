@@ -14,6 +14,7 @@ from holmes_comm.errors import UsageError
 
 if TYPE_CHECKING:
     from holmes.lab.demo.comparison import Check
+    from holmes.lab.testbed import Spec
 
 
 def demo(
@@ -55,11 +56,34 @@ def demo(
     if ablation:
         checks = _ablation(console, out, steps, rounds)
     else:
+        spec = load_spec(testbed)
+        _check(spec, ethernet, backend)
         with testbed_launch(testbed) as launch:
-            kernel = load_spec(testbed).kernel
-            checks = run_demo(settings, out, console, backend=backend, launch=launch, ethernet=ethernet, kernel=kernel)
+            checks = run_demo(
+                settings, out, console, backend=backend, launch=launch, ethernet=ethernet, kernel=spec.kernel
+            )
     if any(check.required and not check.passed for check in checks):
         raise typer.Exit(1)
+
+
+def _check(spec: Spec, ethernet: str, backend: str) -> None:
+    """Before the first run, which takes a while."""
+    import torch.distributed as dist
+
+    from holmes.lab.demo.run_demo import RANKS
+
+    if len(spec.nodes) != RANKS:
+        raise UsageError(
+            f"--testbed {spec.name} has {len(spec.nodes)} nodes; the demo is made for {RANKS}, for example two-clusters"
+        )
+    for node in spec.nodes:
+        if ethernet not in (names := [nic.name for nic in node.nics if nic.has_ip]):
+            raise UsageError(
+                f"--ethernet {ethernet}: node {node.name} of testbed {spec.name} has {', '.join(names)}; name one that "
+                "all nodes have"
+            )
+    if backend != "holmes" and ":" not in backend and not dist.is_backend_available(backend):
+        raise UsageError(f"--backend {backend} is none that this torch has; leave it out, or give gloo")
 
 
 def _ablation(console: Console, out: Path, steps: int | None, rounds: int) -> list[Check]:

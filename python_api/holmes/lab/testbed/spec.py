@@ -70,6 +70,13 @@ NIC_CLASSES = ("infiniband", "roce_v2", "roce_v1", "ethernet")
 KERNELS = ("host", "uml")
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _NIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,15}")
+#: Names that mean something else to the kernel.
+_NO_NIC_NAMES = ("lo", ".", "..", "all", "default")
+_HCA_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+#: What tc takes: a rate of a bit a second is none, and its bursts have 32 bits.
+_MIN_GBPS, _MAX_GBPS = 1e-5, 10_000.0
+_MAX_QUEUE_MS = 60_000.0
+_MAX_NODES, _MAX_GPUS = 1024, 64
 _MIN_MTU, _MAX_MTU = 576, 9000
 _MAX_DELAY_MS = 10_000.0
 _MAX_PERCENT = 99.0
@@ -258,6 +265,8 @@ def parse_spec(name: str, data: Any) -> Spec:
         for key, value in _mapping(top.get("clusters"), "clusters").items()
     )
     nodes = [node for cluster in clusters for node in cluster.nodes]
+    if not nodes:
+        raise SpecError("clusters is empty; give it one at least (`holmes testbed show --yaml` prints an example)")
     _unique((node.name for node in nodes), "node name", "clusters")
     _check_kernel(kernel, networks.values(), nodes)
     common = [net for net in networks.values() if net.has_ip and all(node.nic_on(net.name) for node in nodes)]
@@ -312,12 +321,14 @@ def _cluster(name: str, data: Mapping[str, Any], networks: Mapping[str, NetworkS
     _known(data, where, ("nodes", "gpus_per_node", "nics"))
     nodes_data = data.get("nodes")
     if isinstance(nodes_data, int) and not isinstance(nodes_data, bool) and nodes_data > 0:
+        if nodes_data > _MAX_NODES:
+            raise SpecError(f"{where}.nodes is {nodes_data}; it must be a number from 1 to {_MAX_NODES}")
         overrides: dict[str, Any] = {f"{name}{index}": {} for index in range(nodes_data)}
     else:
         overrides = {str(key): value for key, value in _mapping(nodes_data, f"{where}.nodes").items()}
     gpus = data.get("gpus_per_node", 0)
-    if not isinstance(gpus, int) or gpus < 0:
-        raise SpecError(f"{where}.gpus_per_node is {gpus!r}; it must be an integer of 0 or more")
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 0 <= gpus <= _MAX_GPUS:
+        raise SpecError(f"{where}.gpus_per_node is {gpus!r}; it must be an integer from 0 to {_MAX_GPUS}")
     nics_data = data.get("nics")
     if not isinstance(nics_data, list) or not nics_data:
         raise SpecError(f"{where}.nics is {nics_data!r}; it must be a list such as [{{name: eth0, network: eth}}]")
@@ -344,8 +355,11 @@ def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, NetworkSpec
     _known(data, where, ("name", "network", "class", "hca", "mtu", *_LINK_KEYS))
     name = str(data.get("name", ""))
     where = f"{where}.{name}"
-    if not _NIC_NAME.fullmatch(name) or name in ("lo", ".", ".."):
-        raise SpecError(f"{where}: a NIC's name has 1 to 15 characters of A-Z, a-z, 0-9, '_', '.', '-', and is not lo")
+    if not isinstance(data.get("name"), str) or not _NIC_NAME.fullmatch(name) or name in _NO_NIC_NAMES:
+        raise SpecError(
+            f"{where}: a NIC's name is text of 1 to 15 characters of A-Z, a-z, 0-9, '_', '.', '-', and none of "
+            f"{', '.join(_NO_NIC_NAMES)}"
+        )
     network = networks.get(str(data.get("network")))
     if network is None:
         raise SpecError(f"{where}.network is {data.get('network')!r}; networks are {', '.join(networks)}")
@@ -353,6 +367,11 @@ def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, NetworkSpec
     hca = data.get("hca")
     if nic_class != "ethernet" and not hca:
         raise SpecError(f"{where} is {nic_class} and needs an hca, for example mlx5_0")
+    if hca is not None and not (isinstance(hca, str) and _HCA_NAME.fullmatch(hca)):
+        raise SpecError(
+            f"{where}.hca is {hca!r}; it must be text of 1 to 63 characters of A-Z, a-z, 0-9, '_', '.', '-', for "
+            "example mlx5_0"
+        )
     owner = network.addresses_of or network.name
     hosts[owner] += 1
     host = hosts[owner]
@@ -365,7 +384,7 @@ def _nic(data: Mapping[str, Any], where: str, networks: Mapping[str, NetworkSpec
         nic_class=nic_class,
         mtu=_mtu(data.get("mtu", network.mtu), where),
         **asdict(_link(data, where, network)),
-        hca=None if hca is None else str(hca),
+        hca=hca,
         address=IPv4Interface(f"10.{prefix}.{host // 256}.{host % 256}/16"),
         has_ip=network.has_ip,
     )
@@ -381,7 +400,7 @@ def _link(data: Mapping[str, Any], where: str, default: Link) -> Link:
     link = Link(
         rate_gbps=_rate(stated["rate_gbps"], f"{where}.rate_gbps"),
         receive_gbps=_rate(stated["receive_gbps"], f"{where}.receive_gbps"),
-        queue_ms=_positive(stated["queue_ms"], f"{where}.queue_ms"),
+        queue_ms=_up_to(_MAX_QUEUE_MS, _positive(stated["queue_ms"], f"{where}.queue_ms"), f"{where}.queue_ms"),
         queue_bytes=_queue_bytes(stated["queue_bytes"], f"{where}.queue_bytes"),
         delay_ms=_up_to(_MAX_DELAY_MS, stated["delay_ms"], f"{where}.delay_ms"),
         jitter_ms=_up_to(_MAX_DELAY_MS, stated["jitter_ms"], f"{where}.jitter_ms"),
@@ -459,7 +478,11 @@ def _positive(value: Any, where: str) -> float:
 
 
 def _rate(value: Any, where: str) -> float | None:
-    return None if value is None else _positive(value, where)
+    if value is None:
+        return None
+    if not _MIN_GBPS <= _positive(value, where) <= _MAX_GBPS:
+        raise SpecError(f"{where} is {value!r}; it must be a number from {_MIN_GBPS:g} to {_MAX_GBPS:g}")
+    return float(value)
 
 
 def _up_to(most: float, value: Any, where: str) -> float:

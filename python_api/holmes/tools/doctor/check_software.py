@@ -34,6 +34,8 @@ def check_variables(job: JobFacts) -> Iterator[Finding]:
                 yield Finding(WARNING, "variable", host, "", f"{shown}: {NOT_READ}", correction)
             elif name.startswith("NCCL_"):
                 yield Finding(NOTE, "variable", host, "", f"{shown}: a setting of NCCL", "nothing, if meant")
+        if facts.variables_error:
+            yield Finding(ERROR, "variable", host, "", facts.variables_error, "correct it, or unset it")
         if facts.selection_error:
             yield Finding(
                 ERROR,

@@ -15,6 +15,7 @@ from pathlib import Path
 from holmes.tools.doctor.collect_nics import collect_nics
 from holmes.tools.doctor.facts import RankFacts
 from holmes_comm import _C
+from holmes_comm.metrics_server import port_from_environment
 
 _MOST_OPEN_FILES = 65536
 
@@ -45,6 +46,7 @@ def collect(rank: int) -> RankFacts:
         holmes_version=_package_version("holmes-comm"),
         torch_version=_package_version("torch"),
         selection_error=_selection_error(os.environ),
+        variables_error=_variables_error(),
         emulated="HOLMES_TESTBED" in os.environ,
     )
 
@@ -130,6 +132,18 @@ def _package_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _variables_error() -> str:
+    """Why no communicator can be made with the environment's variables; empty where one can."""
+    from holmes_comm import HolmesError
+
+    try:
+        _C.check_environment()
+        port_from_environment()
+    except HolmesError as error:
+        return str(error)
+    return ""
 
 
 def _selection_error(variables: Mapping[str, str]) -> str:

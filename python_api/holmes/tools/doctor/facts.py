@@ -70,8 +70,9 @@ class RankFacts:
     """What one rank reports of its host and of its own process; None: unlimited for limits, unknown for the rest.
 
     `variables`: those that steer communication; secrets are left out. `hostname_addresses`: what the host's name
-    resolves to. `selection_error`: why HOLMES_NICS fits no NIC here. `emulated`: on a node of `holmes testbed`, whose
-    RDMA NICs carry TCP only. Sizes in bytes.
+    resolves to. `selection_error`: why HOLMES_NICS fits no NIC here. `variables_error`: with which variable no
+    communicator can be made, and why. `emulated`: on a node of `holmes testbed`, whose RDMA NICs carry TCP only. Sizes
+    in bytes.
     """
 
     rank: int
@@ -92,6 +93,7 @@ class RankFacts:
     holmes_version: str | None = None
     torch_version: str | None = None
     selection_error: str = ""
+    variables_error: str = ""
     emulated: bool = False
 
     def to_dict(self) -> dict[str, Any]:
