@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +24,8 @@ from holmes_comm.errors import UsageError
 NOISE = 0.05
 #: Sizes in bytes, where none are given.
 SIZES = tuple(1 << power for power in (3, 6, 10, 13, 16, 18, 20, 22, 24, 26, 28))
+
+_LOCAL_COMPLETION = "HOLMES_LOCAL_COMPLETION"
 
 #: Runs ranks on the emulated nodes of a spec, as the lab's launch_on_testbed.
 OnTestbed = Callable[[Settings, Output, str], int]
@@ -113,7 +116,11 @@ class Matrix:
         self._width = width
 
     def run(self, layouts: Sequence[Layout]) -> None:
-        """Measures all, then what was lost once more: a cell counts as lost where it was lost both times."""
+        """Measures all, then what was lost once more: a cell counts as lost where it was lost both times.
+
+        Rooted operations of ours end as the peers' do, HOLMES_LOCAL_COMPLETION, unless that variable is set.
+        """
+        os.environ.setdefault(_LOCAL_COMPLETION, "1")
         runs = [(layout, peers) for layout in layouts for peers in self._runs(layout)]
         for layout, peers in runs:
             self._measure(layout, peers, self._settings)
@@ -195,6 +202,7 @@ class Matrix:
             "version": 1,
             **facts(command, {**asdict(self._settings), "peers": list(self._peers)}),
             "noise": NOISE,
+            "local_completion": os.environ.get(_LOCAL_COMPLETION, "0"),
             "complete": self.is_complete,
             "failures": self.failures,
             "cells": [asdict(cell) for cell in self.cells.values()],
