@@ -49,6 +49,7 @@ __all__: list[str] = [
     "process_metrics",
     "process_record",
     "rdma_mtu",
+    "rdma_objection",
     "variable_meant_by",
 ]
 
@@ -870,6 +871,13 @@ class NicOffer:
         """
     @max_rails.setter
     def max_rails(self, arg0: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
+    def no_rdma(self) -> str:
+        """
+        Why it takes no RDMA, whatever ports it has; empty: nothing.
+        """
+    @no_rdma.setter
+    def no_rdma(self, arg0: str) -> None: ...
 
 class NicSelection:
     """
@@ -898,7 +906,7 @@ class NicSelection:
         """
     def offer(self, nics: collections.abc.Sequence[Nic], carrier: str, host: str, place: str) -> NicOffer:
         """
-        What a host with these NICs brings to the choice for a carrier, 'tcp', 'nccl' or 'rdma'. Raises NicError. Local.
+        What a host with these NICs brings to the choice for a carrier, 'tcp', 'nccl', 'rdma' or 'auto'. Raises NicError. Local.
         """
     def resolve(self, nics: collections.abc.Sequence[Nic]) -> list[Nic]:
         """
@@ -959,7 +967,7 @@ def agree_nics(
     secret: str = "",
 ) -> tuple:
     """
-    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports over RDMA, the reason and every rank's cluster. `carrier`: 'tcp', 'nccl' or 'rdma'; `secret`: the job's, empty: HOLMES_SECRET or HOLMES_SECRET_FILE.
+    Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports over RDMA, the reason and every rank's cluster. `carrier`: 'tcp', 'nccl', 'rdma' or 'auto'; `secret`: the job's, empty: HOLMES_SECRET or HOLMES_SECRET_FILE.
     """
 
 def are_alike(one: SharedNetwork, other: SharedNetwork) -> bool:
@@ -1082,6 +1090,11 @@ def process_record(reason: str) -> str:
 def rdma_mtu(port: str) -> int:
     """
     Bytes that an RDMA port ('mlx5_0:1') sends in a packet, as its HCA tells by verbs. Local. Raises NicError, SystemError where it cannot be asked.
+    """
+
+def rdma_objection(options: CommunicatorOptions) -> str:
+    """
+    Why a rank with transport 'auto' takes no RDMA, whatever ports it has; empty: nothing. Local.
     """
 
 def variable_meant_by(name: str) -> str | None:

@@ -7,14 +7,16 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from holmes_comm._C import CommunicatorOptions
+from holmes_comm._C import CommunicatorOptions, rdma_objection
 from holmes_comm.errors import UsageError
 from holmes_comm.nccl_options import NcclSettings
-from holmes_comm.nic_agreement import agree_group
+from holmes_comm.nic_agreement import Carrier, agree_group
 from holmes_comm.nics import Nic, NicSelection
 
 __all__ = ["GroupOptions", "Membership", "agree_membership", "assign"]
 
+#: What moves the bytes between hosts, by transport.
+_CARRIERS: dict[str, Carrier] = {"auto": "auto", "tcp": "tcp", "shm": "tcp", "rdma": "rdma"}
 #: Fields of CommunicatorOptions that are chosen for a group, and which argument says what they are chosen from.
 _CHOSEN = {
     "nics": "nics",
@@ -104,8 +106,8 @@ class Membership(NamedTuple):
 
     nics: this rank's NICs in the networks that all ranks share. clusters: number of each rank's cluster, by rank; empty
     where there is only one. cluster_names: their names, as clusters. cluster_nics: this rank's NICs in the networks
-    that its cluster shares; empty without clusters. reason: why these, in words. ports: this rank's HCA ports where
-    transport "rdma" was asked for.
+    that its cluster shares; empty without clusters. reason: why these, in words. ports: this rank's HCA ports; empty:
+    no RDMA.
     """
 
     nics: list[Nic]
@@ -124,41 +126,37 @@ class Membership(NamedTuple):
 
 def agree_membership(
     store: Any,
-    rank: int,
-    size: int,
+    options: CommunicatorOptions,
     nics: NicSelection | None,
     cluster: str | None,
     cluster_nics: NicSelection | None,
     *,
-    timeout_s: float,
     key_prefix: str,
-    transport: str = "auto",
-    tls: str | None = None,
-    secret: str = "",
 ) -> Membership:
-    """Agrees on NICs and clusters. Collective over the `size` ranks of `store`.
+    """Agrees on NICs and clusters. Collective over the ranks of `store`.
 
-    nics: what to choose from for the whole group; None: HOLMES_NICS. cluster: name of this rank's cluster; None:
-    HOLMES_CLUSTER, else none. cluster_nics: what to choose from inside the cluster; None: HOLMES_CLUSTER_NICS, else the
-    fastest NIC that the ranks of the cluster share. timeout_s: seconds to wait for the other ranks. key_prefix: keys
-    used in the store; a fresh one for every call. tls: as of `GroupOptions`. secret: the job's. Raises
-    as agree_group does, and UsageError where the connections between clusters are to be encrypted and nobody says which
-    these are. transport: "rdma" asks for HCA ports that all ranks share.
+    options: of this rank; what they ask for of TCP alone keeps it from RDMA where the transport is "auto". nics: what
+    to choose from for the whole group; None: HOLMES_NICS. cluster: name of this rank's cluster; None: HOLMES_CLUSTER,
+    else none. cluster_nics: what to choose from inside the cluster; None: HOLMES_CLUSTER_NICS, else the fastest NIC
+    that the ranks of the cluster share. key_prefix: keys used in the store; a fresh one for every call. Raises as
+    agree_group does, and UsageError where the connections between clusters are to be encrypted and nobody
+    says which these are.
     """
     cluster = os.environ.get("HOLMES_CLUSTER", "") if cluster is None else cluster
     shared = agree_group(
         store,
-        rank,
-        size,
+        options.rank,
+        options.size,
         nics,
-        timeout_s=timeout_s,
+        timeout_s=options.connect_timeout_s,
         key_prefix=key_prefix,
         cluster=cluster,
-        carrier="rdma" if transport == "rdma" else "tcp",
-        secret=secret,
+        carrier=_CARRIERS[options.transport],
+        no_rdma=rdma_objection(options),
+        secret=options.secret,
     )
     names = list(dict.fromkeys(shared.clusters))
-    if names == [""] and size > 1 and (tls or os.environ.get("HOLMES_TLS")) == "clusters":
+    if names == [""] and options.size > 1 and (options.tls or os.environ.get("HOLMES_TLS")) == "clusters":
         raise UsageError(
             "tls='clusters' encrypts what travels between clusters, but no rank of this group names its cluster; set "
             "HOLMES_CLUSTER on every rank (or pass cluster=), or use tls='all'"
@@ -170,12 +168,12 @@ def agree_membership(
     members = [other for other, name in enumerate(shared.clusters) if name == cluster]
     inside = agree_group(
         store,
-        members.index(rank),
+        members.index(options.rank),
         len(members),
         cluster_nics,
-        timeout_s=timeout_s,
+        timeout_s=options.connect_timeout_s,
         key_prefix=f"{key_prefix}/cluster{names.index(cluster)}",
-        secret=secret,
+        secret=options.secret,
     )
     return Membership(
         shared.nics,

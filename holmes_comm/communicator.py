@@ -69,8 +69,9 @@ def init(
         rank: this process's rank; None: the launcher's (torchrun, srun, mpirun, mpiexec; :mod:`holmes_comm.launch`).
         size: number of ranks; None: the launcher's.
         nics: which NICs to use; None: HOLMES_NICS, else the fastest NIC that all ranks share.
-        transport: "auto" (shared memory between ranks of one host, else TCP), "tcp", "shm" or "rdma" (shared memory
-            between ranks of one host, else RDMA; docs/rdma.md); None: what ``nics`` says.
+        transport: "auto" (shared memory between ranks of one host, else RDMA where all ranks share a fabric and nothing
+            asks for what only TCP has, else TCP), "tcp", "shm" or "rdma" (shared memory between ranks of one host, else
+            RDMA, or an error; docs/rdma.md); None: what ``nics`` says.
         name: appears in errors; must be the same on all ranks and unique in the store. None: counted. Where the set-up
             failed, all ranks may try again under it, in any order.
         timeout_s: deadline of an operation in seconds unless its call gives one; None: 1800, as torch.distributed.
@@ -143,16 +144,11 @@ def init(
         made_of.transport = selection.transport
     membership = agree_membership(
         store,
-        rank,
-        size,
+        made_of,
         selection,
         cluster,
         cluster_nics,
-        timeout_s=made_of.connect_timeout_s,
         key_prefix=f"{made_of.name}/nics",
-        transport=made_of.transport,
-        tls=made_of.tls,
-        secret=made_of.secret,
     )
     membership.settle(made_of)
     _C.log_nics(made_of, membership.reason)

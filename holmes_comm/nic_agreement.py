@@ -11,12 +11,12 @@ from holmes_comm._C import host_identity, host_name
 from holmes_comm.errors import SystemError
 from holmes_comm.nic_selection import NicSelection
 
-Carrier = Literal["tcp", "nccl", "rdma"]
+Carrier = Literal["tcp", "nccl", "rdma", "auto"]
 _FOR_SYSFS = 4  # that reading it has open at a time, and some to spare
 
 
 class Agreement(NamedTuple):
-    """What the ranks of a group agreed on: this rank's NICs, its HCA ports (over RDMA only; else empty), the
+    """What the ranks of a group agreed on: this rank's NICs, its HCA ports (where there is RDMA; else empty), the
     reason, and the cluster that every rank names."""
 
     nics: list[_C.Nic]
@@ -37,6 +37,7 @@ def agree_group(
     max_rails: int | None = None,
     cluster: str = "",
     carrier: Carrier = "tcp",
+    no_rdma: str = "",
     secret: str = "",
 ) -> Agreement:
     """Chooses, together with the other ranks, the NICs the group uses. Collective over the `size` ranks of `store`.
@@ -54,8 +55,10 @@ def agree_group(
     up to so many NICs of the best network's class, fastest first; None: what the selections say, the smallest number
     where they differ. cluster: name of this rank's cluster; all ranks or none have one. carrier: "nccl" chooses also
     among RDMA ports, with an IP address or not; `nics` then are those of its handshakes. "rdma": the same, but a port
-    there must be, and more than one only where asked for, and `nics` are for the set-up. secret: the job's; empty:
-    HOLMES_SECRET or HOLMES_SECRET_FILE.
+    there must be, and more than one only where asked for, and `nics` are for the set-up. "auto": as "tcp", and with it
+    ports as of "rdma" where all ranks on several hosts share some that are no slower. no_rdma: why this rank takes none
+    then ("asks for tls='all'"), whatever it has; empty: nothing. secret: the job's; empty: HOLMES_SECRET or
+    HOLMES_SECRET_FILE.
     Raises on every rank: ProtocolError where what a rank wrote into the store was changed or its secret is another,
     NicError where a rank's selection is wrong, nothing is shared or only some name a cluster,
     SystemError where a rank has no descriptors left to look at its NICs, TimeoutError where one did not take part; all
@@ -71,6 +74,7 @@ def agree_group(
         if max_rails is not None:
             offer.max_rails = max_rails
         offer.cluster = cluster
+        offer.no_rdma = no_rdma
     except (errors.HolmesError, OSError) as error:
         system_errno = error.errno if isinstance(error, OSError) else None
         if isinstance(error, errors.SystemError):

@@ -30,8 +30,9 @@ class NicSelection:
     nic_class: "infiniband", "roce" (or "roce_v1", "roce_v2"), "ethernet" or "loopback".
     fastest: the fastest NIC that all members share; this is also what happens when nothing is said.
     subnet: only NICs with an address in it ("10.1.0.0/16").
-    transport: "auto" (shared memory between ranks of one host, else TCP), "tcp" (always), "shm" (one host only) or
-        "rdma" (shared memory between ranks of one host, else RDMA over ports that all members share; docs/rdma.md).
+    transport: "auto" (shared memory between ranks of one host, else RDMA where all members share a fabric and nothing
+        asks for what only TCP has, else TCP), "tcp" (always), "shm" (one host only) or "rdma" (shared memory between
+        ranks of one host, else RDMA over ports that all members share, or an error; docs/rdma.md).
     max_rails: stripe every operation over up to so many NICs of the best class that all members share, whatever their
         speeds; where ranks differ, the smallest number counts. None: one; NCCL gets every port of the class and about
         the speed of the best.
@@ -121,8 +122,8 @@ class NicSelection:
     def offer(self, nics: Iterable[Nic], carrier: str, host: str, place: str) -> _C.NicOffer:
         """What `host`, which has `nics`, brings to the choice for `carrier`.
 
-        Local. carrier: "tcp", "nccl" or "rdma". place: host_identity. Raises NicError as `resolve`, but where NCCL has
-        ports that need no address.
+        Local. carrier: "tcp", "nccl", "rdma" or "auto". place: host_identity. Raises NicError as `resolve`, but where
+        NCCL has ports that need no address.
         """
         return self._rule().offer(list(nics), carrier, host, place)
 

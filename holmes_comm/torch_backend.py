@@ -248,16 +248,11 @@ def _connect(
         _options[name] = asked
         membership = agree_membership(
             store,
-            rank,
-            size,
+            made_of,
             selection,
             asked.cluster,
             asked.cluster_nics,
-            timeout_s=made_of.connect_timeout_s,
             key_prefix="nics",
-            transport=made_of.transport,
-            tls=made_of.tls,
-            secret=made_of.secret,
         )
         membership.settle(made_of)
         if made_of.job_rank is None:

@@ -5,6 +5,7 @@
 #include "bindings/gil.hpp"
 #include "bindings/python_values.hpp"
 #include "holmes/bootstrap/nic_agreement.hpp"
+#include "holmes/bootstrap/rdma_setup.hpp"
 #include "holmes/discover/nic_selection.hpp"
 #include "holmes/discover/preference.hpp"
 
@@ -18,7 +19,8 @@ Carrier carrier_from_name(const std::string& name) {
   if (name == "tcp") return Carrier::tcp;
   if (name == "nccl") return Carrier::nccl;
   if (name == "rdma") return Carrier::rdma;
-  throw UsageError("carrier '" + name + "' does not exist; use 'tcp', 'nccl' or 'rdma'");
+  if (name == "auto") return Carrier::automatic;
+  throw UsageError("carrier '" + name + "' does not exist; use 'tcp', 'nccl', 'rdma' or 'auto'");
 }
 
 NicClass class_from_name(const std::string& name) {
@@ -54,6 +56,9 @@ py::tuple agree(const py::object& store, int rank, int size, const NicOffer& off
 
 void bind_nic_choice(py::module_& module) {
   using namespace holmes;
+  module.def(
+      "rdma_objection", [](const CommunicatorOptions& options) { return rdma_objection(options, Env::read()); },
+      "options"_a, "Why a rank with transport 'auto' takes no RDMA, whatever ports it has; empty: nothing. Local.");
   module.def("log_nics", &log_nics, "options"_a, "reason"_a,
              "With HOLMES_LOG=info, a line: which rank of the group this is, its NICs, and why. Local.");
   py::class_<NicOffer>(module, "NicOffer", "What one rank brings to the choice of a group's NICs.")
@@ -66,6 +71,7 @@ void bind_nic_choice(py::module_& module) {
            "host"_a, "place"_a)
       .def_readwrite("cluster", &NicOffer::cluster, "That the rank names; all or none do.")
       .def_readwrite("max_rails", &NicOffer::max_rails, "None: no wish. The smallest number of all ranks counts.")
+      .def_readwrite("no_rdma", &NicOffer::no_rdma, "Why it takes no RDMA, whatever ports it has; empty: nothing.")
       .def("fail", &fail, "message"_a, "nic"_a = "", "system_errno"_a = py::none(),
            "Brings an error in place of NICs: all ranks raise it, a SystemError with `system_errno`, else a NicError.");
   py::class_<NicSelection>(module, "NicSelection", "holmes_comm.NicSelection, but for its transport.")
@@ -102,13 +108,14 @@ void bind_nic_choice(py::module_& module) {
             return offer;
           },
           "nics"_a, "carrier"_a, "host"_a, "place"_a,
-          "What a host with these NICs brings to the choice for a carrier, 'tcp', 'nccl' or 'rdma'. Raises NicError. "
-          "Local.");
-  module.def("agree_nics", &agree, "store"_a, "rank"_a, "size"_a, "offer"_a, "key"_a, "timeout_s"_a, "carrier"_a,
-             "secret"_a = "",
-             "Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports "
-             "over RDMA, the reason and every rank's cluster. `carrier`: 'tcp', 'nccl' or 'rdma'; `secret`: the job's, "
-             "empty: HOLMES_SECRET or HOLMES_SECRET_FILE.");
+          "What a host with these NICs brings to the choice for a carrier, 'tcp', 'nccl', 'rdma' or 'auto'. Raises "
+          "NicError. Local.");
+  module.def(
+      "agree_nics", &agree, "store"_a, "rank"_a, "size"_a, "offer"_a, "key"_a, "timeout_s"_a, "carrier"_a,
+      "secret"_a = "",
+      "Chooses NICs together with the other ranks. Collective. This rank's (NIC, address) pairs, its HCA ports "
+      "over RDMA, the reason and every rank's cluster. `carrier`: 'tcp', 'nccl', 'rdma' or 'auto'; `secret`: the "
+      "job's, empty: HOLMES_SECRET or HOLMES_SECRET_FILE.");
   py::class_<SharedNetwork>(module, "SharedNetwork", "A network that hosts share, as far as its place depends on it.")
       .def(py::init([](const std::string& nic_class, bool is_routed, bool is_plain, std::optional<double> rate_gbps,
                        std::int64_t hosts, std::size_t size, std::vector<std::int64_t> wires) {

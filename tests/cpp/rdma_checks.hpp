@@ -2,7 +2,11 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <thread>
 #include <vector>
@@ -65,6 +69,31 @@ inline CommunicatorOptions options_of(int rank, int size, const char* name = "te
   options.secret = "the secret of the job";
   options.connect_timeout = 20s;
   return options;
+}
+
+// What `body` writes to stderr; all the same to stderr where it aborts.
+inline std::string told_by(const std::function<void()>& body) {
+  std::fflush(stderr);
+  static int before = -1;
+  static int file = -1;
+  before = ::dup(STDERR_FILENO);
+  file = ::memfd_create("stderr", MFD_CLOEXEC);
+  ::fcntl(file, F_SETFL, O_APPEND);  // threads write it
+  ::dup2(file, STDERR_FILENO);
+  std::signal(SIGABRT, [](int) {
+    char text[4096];
+    for (off_t at = 0; const ssize_t count = ::pread(file, text, sizeof text, at); at += count)
+      if (count < 0 || ::write(before, text, static_cast<std::size_t>(count)) != count) break;
+  });
+  body();
+  std::fflush(stderr);
+  ::dup2(before, STDERR_FILENO);
+  std::signal(SIGABRT, SIG_DFL);
+  ::close(before);
+  std::string text(static_cast<std::size_t>(::lseek(file, 0, SEEK_END)), ' ');
+  CHECK(::pread(file, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
+  ::close(file);
+  return text;
 }
 
 using Bytes = std::vector<std::uint8_t>;

@@ -1,10 +1,6 @@
 // Several ports of RDMA as rails of one connection, on the stand-in for libibverbs: what they share, and what comes of
 // a port that is lost.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <barrier>
-#include <csignal>
 #include <random>
 
 #include "rdma_checks.hpp"
@@ -28,30 +24,6 @@ void run_lanes(int size, int lanes, const std::function<void(Communicator&)>& bo
     body(*make_communicator(store, options));
   });
   check_nothing_left();
-}
-
-// What `body` writes to stderr; all the same to stderr where it aborts.
-std::string told_by(const std::function<void()>& body) {
-  std::fflush(stderr);
-  static int before = -1;
-  static int file = -1;
-  before = ::dup(STDERR_FILENO);
-  file = ::memfd_create("stderr", MFD_CLOEXEC);
-  ::dup2(file, STDERR_FILENO);
-  std::signal(SIGABRT, [](int) {
-    char text[4096];
-    for (off_t at = 0; const ssize_t count = ::pread(file, text, sizeof text, at); at += count)
-      if (count < 0 || ::write(before, text, static_cast<std::size_t>(count)) != count) break;
-  });
-  body();
-  std::fflush(stderr);
-  ::dup2(before, STDERR_FILENO);
-  std::signal(SIGABRT, SIG_DFL);
-  ::close(before);
-  std::string text(static_cast<std::size_t>(::lseek(file, 0, SEEK_END)), ' ');
-  CHECK(::pread(file, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
-  ::close(file);
-  return text;
 }
 
 void check_lanes() {

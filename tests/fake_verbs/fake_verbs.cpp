@@ -123,10 +123,11 @@ struct World {
   std::map<std::uint32_t, MemoryRegion*> regions;  // by key
   std::mt19937 random{1};
   std::uint32_t next_number = 16;
-  std::map<std::string, long> settings{{"delay_us", 0},      {"fail_after", -1}, {"retry_ms", 50},
-                                       {"memory_limit", -1}, {"port_active", 1}, {"inline_limit", 256},
-                                       {"fork_state", 2},    {"hostile", 0},     {"die_after", -1},
-                                       {"die_device", 0},    {"die_kind", 0},    {"read_us_per_mib", 0}};
+  std::map<std::string, long> settings{{"delay_us", 0},        {"fail_after", -1},       {"retry_ms", 50},
+                                       {"memory_limit", -1},   {"port_active", 1},       {"inline_limit", 256},
+                                       {"fork_state", 2},      {"hostile", 0},           {"die_after", -1},
+                                       {"die_device", 0},      {"die_kind", 0},          {"read_us_per_mib", 0},
+                                       {"limited_device", -1}, {"infiniband_device", -1}};
   std::deque<Straggler> stragglers;
   std::map<std::uint32_t, long> device_bytes;  // that were read
   std::map<std::uint32_t, int> access;         // of regions, by each of their keys
@@ -620,7 +621,8 @@ int ibv_query_port(Context* context, std::uint8_t port, PortAttributes* attribut
   attributes->max_mtu = attributes->active_mtu = 3;
   attributes->gid_count = 2;
   attributes->pkey_count = 1;
-  attributes->link_layer = link_ethernet;
+  const bool is_infiniband = context->device - devices == world().settings["infiniband_device"];
+  attributes->link_layer = is_infiniband ? link_infiniband : link_ethernet;
   return 0;
 }
 
@@ -651,7 +653,9 @@ int ibv_dealloc_pd(ProtectionDomain* domain) {
 MemoryRegion* ibv_reg_mr(ProtectionDomain* domain, void* address, std::size_t length, int access) {
   const std::lock_guard lock(world().mutex);
   const long limit = world().settings["memory_limit"];
-  if (limit >= 0 && world().registered_bytes + static_cast<long>(length) > limit) {
+  const long limited = world().settings["limited_device"];
+  const bool is_limited = limited < 0 || domain->context->device == &devices[limited];
+  if (limit >= 0 && is_limited && world().registered_bytes + static_cast<long>(length) > limit) {
     errno = ENOMEM;
     return nullptr;
   }

@@ -3,7 +3,8 @@
 
 // "seed": of delays and order. "delay_us": a request takes up to so long, and its acknowledgement as long again.
 // "fail_after": of all requests the one that gets no answer, counted from now on; -1: none. "retry_ms": how long the
-// sender of it tries. "memory_limit": bytes that may be registered; -1: no limit. "port_active": 0 or 1.
+// sender of it tries. "memory_limit": bytes that may be registered; -1: no limit. "limited_device": only with that HCA.
+// "infiniband_device": the HCA that is of InfiniBand; -1: none, all are of RoCE. "port_active": 0 or 1.
 // "inline_limit": bytes that a request may hold. "fork_state": what is said of memory and forks; 2: nothing is needed.
 // "die_after": of all requests the one with which HCA number "die_device" is lost, counted from now on; -1: none.
 // "die_kind": 0: its port is down; else its port is said to be active, but 1: it hears nothing, 2: it is not heard.

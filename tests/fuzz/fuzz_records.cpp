@@ -20,6 +20,7 @@ std::vector<std::string> fuzz::seeds() {
   record.priority = 3;
   record.cluster = "1";
   record.rdma_ports = {{"mlx5_0:1", "RoCE v2"}, {"mlx5_1:1", "RoCE v2"}};
+  record.no_rdma = "asks for tls='all'";
   record.rails = {{"eth0", "10.0.0.1", 4000, 4001}, {"ib0", "fd00::1", 5, 6}};
   record.cluster_rails = 1;
   Failure failure{ErrorKind::nic, "no such NIC", {}};

@@ -198,6 +198,83 @@ def test_one_answer(name, roots):
         assert net == "IB" or interfaces == [single]
 
 
+def automatic(places, selections=(None, None), **objections):
+    """What transport "auto" gives each host: NICs of TCP, HCA ports, reason. `objections`: of rank0 or rank1."""
+    store = LocalStore()
+
+    def one(rank):
+        agreement = nic_agreement.agree_group(
+            store,
+            rank,
+            HOSTS,
+            selections[rank] or NicSelection(),
+            timeout_s=10,
+            key_prefix="test",
+            sysfs_root=places[rank],
+            carrier="auto",
+            no_rdma=objections.get(f"rank{rank}", ""),
+        )
+        return [nic.name for nic in agreement.nics], [port.port_name for port in agreement.ports], agreement.reason
+
+    return on_all(one)
+
+
+# Where "auto" takes RDMA, and over which ports. Elsewhere it is TCP.
+PORTS = {
+    "infiniband8": ["mlx5_0:1"],
+    "infiniband_and_roce": ["ibp1s0:1"],
+    "roce_bond_vlan": ["mlx5_bond_0:1"],
+    "roce100_beside_ethernet100": ["mlx5_r0:1"],
+    "infiniband_without_interface": ["mlx5_bare:1"],
+    "eight_infiniband_without_addresses": ["mlx5_0:1"],
+    "eight_routed_roce": ["mlx5_r0:1"],
+    "one_port_as_two_nics": ["mlx5_enp1s0f0np0:1"],
+}
+
+
+@pytest.mark.parametrize("name", [name for name, answer in ANSWERS.items() if answer])
+def test_auto_takes_the_ports_that_all_share_and_the_nics_of_tcp(name, roots):
+    single = ANSWERS[name][0]
+    for nics, ports, reason in automatic(roots(name)):
+        assert (nics, ports) == ([single], PORTS.get(name, []))
+        assert ("; RDMA over " in reason) == (name in PORTS)
+        assert ("RDMA" in reason) == ("roce" in name or name in PORTS)
+
+
+def test_auto_says_which_rank_keeps_the_group_from_rdma(roots, tmp_path):
+    places = roots("roce100_beside_ethernet100")
+    ethernet_only = str(write_sysfs(tmp_path / "e", {"interfaces": [ethernet("e0", "10.1.0.200/24", 100)]}))
+    for places_of, why, given in (
+        ([places[0], ethernet_only], "rank 1 (host {host}) has no active RDMA port that it may use", {}),
+        (places, "rank 1 (host {host}): asks for tls='all'", {"rank1": "asks for tls='all'"}),
+        (places, "rank 0 (host {host}): has HOLMES_TRANSPORT=tcp", {"rank0": "has HOLMES_TRANSPORT=tcp"}),
+        (places, "rank 0 (host {host}) has no active", {"selections": (NicSelection(names=("e0",)), None)}),
+        (places, "streams=2 is asked for", {"selections": (NicSelection(streams=2), NicSelection(streams=3))}),
+    ):
+        found = automatic(places_of, **given)
+        expected = "; not RDMA: " + why.format(host=_C.host_name())
+        assert [ports for _, ports, _ in found] == [[], []]
+        assert all(expected in reason for _, _, reason in found), found
+
+
+def test_auto_takes_several_ports_where_rails_are_asked_for(roots):
+    wanted = (NicSelection(max_rails=4), NicSelection(max_rails=4))
+    for nics, ports, _ in automatic(roots("four_roce25_beside_ethernet100"), wanted):
+        assert (nics, ports) == ([f"r{i}" for i in range(4)], [f"mlx5_r{i}:1" for i in range(4)])
+
+
+def test_auto_says_that_sockets_are_faster(roots):
+    for _, _, reason in automatic(roots("roce25_beside_ethernet100")):
+        assert reason.endswith("; not RDMA: sockets are faster here")
+
+
+def test_ranks_of_one_host_have_nothing_to_choose(roots, monkeypatch):
+    monkeypatch.setattr(nic_agreement, "host_identity", lambda: "one")
+    for nics, ports, reason in automatic(roots("infiniband8")):
+        assert (nics, ports) == (["lo"], [])
+        assert "RDMA" not in reason
+
+
 # What the sentence of a group says of them: how many ports, of which kind, and why they and no others.
 SENTENCES = {
     "eight_infiniband_without_addresses": [

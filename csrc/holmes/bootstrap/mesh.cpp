@@ -16,7 +16,6 @@
 #include "holmes/core/log.hpp"
 #include "holmes/discover/host.hpp"
 #include "holmes/tls/openssl.hpp"
-#include "holmes/transport/rdma/rings.hpp"
 #include "holmes/transport/socket.hpp"
 
 namespace holmes {
@@ -46,9 +45,6 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
       throw UsageError(
           "transport rdma is for groups inside one cluster, but this one spans several; use it for the clusters' own "
           "groups and transport auto here");
-    if (const auto ports = rdma_ports_of(options); ports.size() > max_lanes)
-      throw UsageError("transport rdma uses " + std::to_string(max_lanes) + " ports of a rank at most, but " +
-                       std::to_string(ports.size()) + " are named; name fewer (max_rails)");
   }
   check_values(options);
   if (!options.labels.empty() && options.labels.size() != static_cast<std::size_t>(options.size))
@@ -229,13 +225,9 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   }
   std::optional<MeshBuilder> builder;
   std::optional<std::string> secret;
-  std::vector<std::shared_ptr<const RdmaDevice>> devices;
+  RdmaDevices devices;
   try {
-    for (const std::string& port :
-         options.transport == Transport::rdma ? rdma_ports_of(options) : std::vector<std::string>{}) {
-      devices.push_back(std::make_shared<RdmaDevice>(port, env));
-      own.rdma_ports.push_back({devices.back()->name(), devices.back()->fabric()});
-    }
+    devices = open_rdma(options, env, own);
     secret = given_secret(options.secret, env);
     own.has_secret = secret.has_value();
     // As text, so that any store can hold it.
@@ -263,7 +255,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   try {
     const auto look_around = [&] { rendezvous.look_for_alarm(); };
     Mesh mesh = builder->connect(records, group_secret(*secret, rendezvous.digest()), deadline, look_around);
-    if (options.transport == Transport::rdma) connect_rdma(mesh, options, devices, deadline, look_around);
+    mesh.no_rdma = connect_rdma(mesh, records, options, devices, deadline, look_around);
     return mesh;
   } catch (const SystemError& error) {
     if (error.context().rank) throw;  // another's
@@ -321,6 +313,9 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
     decision = failure;  // the store is gone: the own failure says more
   }
   if (decision) decision->raise();
+  if (mesh->no_rdma)
+    log(LogLevel::info, label_of(options, options.rank),
+        "communicator '" + options.name + "' uses TCP, not RDMA: " + *mesh->no_rdma);
   return std::move(*mesh);
 }
 

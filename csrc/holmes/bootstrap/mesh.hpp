@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ inline constexpr Duration look_around_interval = std::chrono::seconds(1);
 // CommunicatorOptions::cluster_nics, where given, else those of CommunicatorOptions::nics. Where both ranks are on one
 // host and shared memory is used, there are instead one Unix socket, in `control`, and in `shared_memory` a sealed
 // memfd of `shared_memory_bytes` that both sides hold (zeroed; made by the lower rank, passed with SCM_RIGHTS; no name
-// anywhere). With Transport::rdma `rdma` holds the channels, and `collective` and `p2p` nothing.
+// anywhere). Over RDMA `rdma` holds the channels, and `collective` and `p2p` nothing.
 struct PeerConnections {
   int peer = -1;
   std::string host;  // host name of the peer
@@ -42,6 +43,7 @@ struct PeerConnections {
 struct Mesh {
   std::vector<PeerConnections> peers;  // indexed by rank; peers[own rank] is empty
   std::vector<std::string> hosts;      // host name of every rank
+  std::optional<std::string> no_rdma;  // where a rank has ports, why they are not used
 
   // The descriptors of all of them, that a forked child must not keep open.
   std::vector<int> sockets() const;

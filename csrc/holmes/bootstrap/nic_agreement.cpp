@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "holmes/bootstrap/rdma_setup.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/core/text.hpp"
@@ -50,6 +51,7 @@ std::string encode(const NicOffer& offer, const Seal& seal) {
   for (const std::string* text : {&offer.host, &offer.place, &offer.cluster, &offer.inventory}) writer.add(*text);
   writer.add(std::uint64_t{offer.restricts});
   writer.add(std::uint64_t{offer.wants_rdma});
+  writer.add(offer.no_rdma);
   writer.add(offer.max_rails);
   writer.add(static_cast<std::uint64_t>(offer.streams));
   writer.add(offer.failure ? std::optional(static_cast<int>(*offer.failure)) : std::nullopt);
@@ -73,6 +75,7 @@ NicOffer decode_offer(const Sealed& offered, const std::string& writer) {
   offer.inventory = reader.text("inventory");
   offer.restricts = reader.flag("restricts");
   offer.wants_rdma = reader.flag("wants_rdma");
+  offer.no_rdma = reader.text("no_rdma");
   offer.max_rails = reader.optional_number("max_rails");
   offer.streams = static_cast<int>(reader.number("streams", max_count));
   if (const auto kind = reader.optional_number("failure")) offer.failure = static_cast<ErrorKind>(*kind);
@@ -186,11 +189,17 @@ void log_nics(const CommunicatorOptions& options, const std::string& reason) {
   log(LogLevel::info, options.job_rank.value_or(options.rank), text + ": " + reason);
 }
 
+Carrier carrier_of(const CommunicatorOptions& options) {
+  if (options.transport == Transport::automatic) return Carrier::automatic;
+  return options.transport == Transport::rdma ? Carrier::rdma : Carrier::tcp;
+}
+
 void set_default_nics(Store& store, CommunicatorOptions& options) {
   const Meeting meeting{store,        options.name + "/nics",  "choosing the NICs", options.rank,
                         options.size, options.connect_timeout, options.secret};
-  const Carrier carrier = options.transport == Transport::rdma ? Carrier::rdma : Carrier::tcp;
+  const Carrier carrier = carrier_of(options);
   NicOffer offer = NicSelection{}.offer(discover_nics(), carrier);
+  offer.no_rdma = rdma_objection(options, Env::read());
   offer.host = host_name();
   offer.place = host_identity();
   const NicAgreement agreement = agree_nics(meeting, offer, carrier);

@@ -65,6 +65,7 @@ std::string encode(const RankInfo& record, const Seal& seal) {
   fields.add(std::uint64_t{record.cluster_rails});
   fields.add(std::uint64_t{record.rdma_ports.size()});
   for (const CarryingPort& port : record.rdma_ports) fields.add(port.name), fields.add(port.fabric);
+  fields.add(record.no_rdma);
   fields.add(std::uint64_t{record.rails.size()});
   for (const auto& rail : record.rails) {
     fields.add(rail.interface);
@@ -140,6 +141,7 @@ RankInfo decode_rank(const std::string& bytes, const std::string& writer, const 
     std::string name = fields.text(port_name + "name");
     record.rdma_ports.push_back({std::move(name), fields.text(port_name + "fabric")});
   }
+  record.no_rdma = fields.text("no_rdma");
   const auto rail_count = fields.number("number of rails", 2 * max_rails);
   if (record.cluster_rails > rail_count) reader.refuse();
   for (std::uint64_t i = 0; i < rail_count; ++i) {

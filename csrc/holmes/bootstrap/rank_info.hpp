@@ -57,7 +57,8 @@ struct RankInfo {
   std::string cluster;                   // equal on ranks of one cluster; empty: the ranks name none
   bool runs_flat = false;                // no operation over the clusters is hierarchical
   std::size_t cluster_rails = 0;         // so many of the rails, the last ones, join the ranks of the cluster only
-  std::vector<CarryingPort> rdma_ports;  // where Transport::rdma is asked for and it has some
+  std::vector<CarryingPort> rdma_ports;  // that may carry its data
+  std::string no_rdma;                   // why there are none, where others may have some: what follows its name
   std::vector<RailAddress> rails;
   int label = 0;  // what messages call it, see CommunicatorOptions::labels; not told
 

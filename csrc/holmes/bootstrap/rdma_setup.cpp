@@ -11,6 +11,7 @@
 #include "holmes/core/error.hpp"
 #include "holmes/core/interrupt.hpp"
 #include "holmes/core/text.hpp"
+#include "holmes/discover/host.hpp"
 #include "holmes/discover/nic.hpp"
 #include "holmes/transport/rdma/rdma_channel.hpp"
 
@@ -21,29 +22,182 @@ using namespace std::chrono_literals;
 
 // How long to look for the reason after a peer has gone away.
 constexpr Duration told_why_grace = 2s;
+// How long a path may take to answer where TCP would do as well.
+constexpr Duration longest_optional_proof = 5s;
+// Of what a rank says that it cannot.
+constexpr std::uint32_t max_told_bytes = 2048;
 
-constexpr int pairs_of_a_peer = 2;  // for collectives, for messages
-
-using RdmaDevices = std::vector<std::shared_ptr<const RdmaDevice>>;
+constexpr std::size_t pairs_of_a_peer = 2;  // for collectives, for messages
 
 struct Connecting {
   PeerConnections* connections = nullptr;
   std::array<std::vector<std::unique_ptr<RdmaQueuePair>>, pairs_of_a_peer> pairs{};  // by purpose and lane
   std::vector<RdmaEndpoint> theirs{};                                                // the same
-  std::array<RdmaChannel*, pairs_of_a_peer> channels{};
-  char is_ready = 0;
+  std::array<std::unique_ptr<RdmaChannel>, pairs_of_a_peer> channels{};
+  std::string told{};  // what the peer cannot; empty: it can
 
-  int fd() const { return connections->collective.front().fd.get(); }
+  bool needs_rdma() const { return !connections->uses_shared_memory(); }
+  int fd() const { return connections->control.front().fd.get(); }
 };
 
+// In three steps, after each of which every rank tells all others whether it could: so all go on, or none does.
 class RdmaSetup {
 public:
-  RdmaSetup(const CommunicatorOptions& options, std::string ports, Clock::time_point deadline,
+  RdmaSetup(const CommunicatorOptions& options, const RdmaDevices& devices, Clock::time_point deadline,
             const std::function<void()>& look_around)
-      : options_(options), ports_(std::move(ports)), deadline_(deadline), look_around_(look_around) {}
+      : options_(options),
+        devices_(devices),
+        ports_(joined(devices, ", ", [](const auto& device) { return device->name(); })),
+        deadline_(deadline),
+        look_around_(look_around) {}
 
-  const std::string& ports() const { return ports_; }
+  void add(PeerConnections& connections) {
+    Connecting& one = all_.emplace_back();
+    one.connections = &connections;
+    if (one.needs_rdma()) one.theirs.resize(pairs_of_a_peer * devices_.size());
+  }
 
+  // Nothing where RDMA is used from now on; else why not.
+  std::optional<std::string> run() {
+    for (const auto& step : {&RdmaSetup::make_pairs, &RdmaSetup::connect_pairs, &RdmaSetup::prove}) {
+      const std::string own = attempt(step);
+      const bool has_endpoints = step == &RdmaSetup::make_pairs;
+      for (const Connecting& one : all_) tell(one, own, has_endpoints);
+      for (Connecting& one : all_) hear(one, has_endpoints);
+      if (auto refusal = first_told(own)) {
+        give_up();
+        return refusal;
+      }
+    }
+    for (Connecting& one : all_)
+      if (one.needs_rdma()) hand_over(one);
+    return std::nullopt;
+  }
+
+private:
+  // --- the steps ---
+  void make_pairs() {
+    for (Connecting& one : all_) {
+      for (auto& pairs : one.pairs) {
+        if (!one.needs_rdma()) continue;
+        const auto rings = std::make_shared<RdmaRings>(RdmaRings::bytes_for(options_.size), devices_.front()->name());
+        for (const auto& device : devices_) pairs.push_back(std::make_unique<RdmaQueuePair>(device, rings));
+      }
+    }
+  }
+
+  void connect_pairs() {
+    for (Connecting& one : all_) {
+      auto theirs = one.theirs.begin();
+      for (const auto& pairs : one.pairs)
+        for (const auto& pair : pairs) pair->connect(*theirs++);
+    }
+  }
+
+  void prove() {
+    const auto context = make_rails_context(options_, {});
+    for (Connecting& one : all_) {
+      if (!one.needs_rdma()) continue;
+      for (std::size_t i = 0; i < pairs_of_a_peer; ++i) {
+        auto& sockets = i == 0 ? one.connections->collective : one.connections->p2p;
+        one.channels[i] = std::make_unique<RdmaChannel>(one.connections->peer, std::move(one.pairs[i]),
+                                                        std::exchange(sockets, {}), context);
+        one.channels[i]->start_proof();
+      }
+    }
+    const auto now = Clock::now();
+    const auto until =
+        is_optional() ? now + std::min<Duration>(longest_optional_proof, (deadline_ - now) / 2) : deadline_;
+    for (const Connecting& one : all_)
+      for (const auto& channel : one.channels)
+        if (channel) prove(one, *channel, until, until - now);
+  }
+
+  void prove(const Connecting& one, RdmaChannel& channel, Clock::time_point until, Duration given) {
+    while (const ConnectionInfo* const info = channel.look_for_proof()) {
+      std::vector<pollfd> fds;
+      channel.append_waits(fds);
+      if (!wait(fds, until))
+        throw UnreachableError("rank " + std::to_string(label(one)) + " (host " + one.connections->host +
+                                   ") did not answer over RDMA (" + ports_ + ": " + info->local_address + " -> " +
+                                   info->remote_address + ") within " +
+                                   seconds_text(is_optional() ? given : options_.connect_timeout) +
+                                   "; check that it still runs and that the two ports reach each other",
+                               context(one));
+    }
+  }
+
+  // --- what the ranks tell each other ---
+  bool is_optional() const { return options_.transport != Transport::rdma; }
+
+  // What is wrong with a step, where RDMA may be left; else it throws, as where another rank has ended the set-up.
+  std::string attempt(void (RdmaSetup::*step)()) {
+    try {
+      (this->*step)();
+      return {};
+    } catch (const HolmesError& error) {
+      if (!is_optional() || is_alarmed_) throw;
+      return std::string(error.what()).substr(0, max_told_bytes);
+    }
+  }
+
+  void tell(const Connecting& to, const std::string& own, bool has_endpoints) {
+    const auto length = static_cast<std::uint32_t>(own.size());
+    send(to, &length, sizeof length);
+    if (!own.empty()) return send(to, own.data(), own.size());
+    if (!has_endpoints) return;
+    for (const auto& pairs : to.pairs) {
+      for (const auto& pair : pairs) {
+        const RdmaEndpoint endpoint = pair->endpoint();
+        send(to, &endpoint, sizeof endpoint);
+      }
+    }
+  }
+
+  void hear(Connecting& from, bool has_endpoints) {
+    std::uint32_t length = 0;
+    receive(from, &length, sizeof length);
+    if (length > max_told_bytes)
+      throw ProtocolError("rank " + std::to_string(label(from)) + " (host " + from.connections->host +
+                              ") says of its RDMA ports what makes no sense; all processes must run the same version",
+                          context(from));
+    from.told.resize(length);
+    receive(from, from.told.data(), length);
+    if (length == 0 && has_endpoints) receive(from, from.theirs.data(), from.theirs.size() * sizeof from.theirs[0]);
+  }
+
+  // Of the first rank that cannot: the same on all.
+  std::optional<std::string> first_told(const std::string& own) const {
+    std::optional<std::string> first;
+    int rank = options_.size;
+    const auto look_at = [&](int other, const std::string& told, const std::string& host) {
+      if (told.empty() || other > rank) return;
+      rank = other;
+      first = "rank " + std::to_string(label_of(options_, other)) + " (host " + host + "): " + told;
+    };
+    look_at(options_.rank, own, host_name());
+    for (const Connecting& one : all_) look_at(one.connections->peer, one.told, one.connections->host);
+    return first;
+  }
+
+  void hand_over(Connecting& one) {
+    PeerConnections& connections = *one.connections;
+    connections.nic = ports_;
+    for (const auto& channel : one.channels)
+      for (const int fd : channel->descriptors()) connections.rdma.descriptors.push_back(fd);
+    connections.rdma.collective = std::move(one.channels[0]);
+    connections.rdma.p2p = std::move(one.channels[1]);
+  }
+
+  void give_up() {
+    for (Connecting& one : all_) {
+      if (one.channels[0]) one.connections->collective = one.channels[0]->take_sockets();
+      if (one.channels[1]) one.connections->p2p = one.channels[1]->take_sockets();
+    }
+    all_.clear();
+  }
+
+  // --- bytes ---
   void send(const Connecting& to, const void* bytes, std::size_t count) {
     const ssize_t sent = ::send(to.fd(), bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);  // so few fit a fresh socket
     if (sent != static_cast<ssize_t>(count)) throw_gone(to);
@@ -58,55 +212,62 @@ public:
         count -= static_cast<std::size_t>(got);
       } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
         std::vector<pollfd> fds{{from.fd(), POLLIN, 0}};
-        wait(from, fds, from.connections->collective.front().info);
+        if (!wait(fds, deadline_))
+          throw UnreachableError("rank " + std::to_string(label(from)) + " (host " + from.connections->host +
+                                     ") did not say within " + seconds_text(options_.connect_timeout) +
+                                     " whether RDMA over " + ports_ + " can be used; check that it still runs",
+                                 context(from));
       } else {
         throw_gone(from);
       }
     }
   }
 
-  void prove(const Connecting& pair, RdmaChannel& channel) {
-    while (const ConnectionInfo* const info = channel.look_for_proof()) {
-      std::vector<pollfd> fds;
-      channel.append_waits(fds);
-      wait(pair, fds, *info);
+  // Until a descriptor is readable, or it is time to look around. False: it is `until`.
+  bool wait(std::vector<pollfd>& fds, Clock::time_point until) {
+    const auto now = Clock::now();
+    if (now >= until) return false;
+    if (now >= look_around_at_) {
+      look_around();
+      check_signals();
+      look_around_at_ = now + look_around_interval;
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::min(until, look_around_at_) - now);
+    ::poll(fds.data(), fds.size(), static_cast<int>(left.count()));
+    return true;
+  }
+
+  void look_around() {
+    try {
+      look_around_();
+    } catch (const HolmesError&) {
+      is_alarmed_ = true;
+      throw;
     }
   }
 
-private:
-  // Until a descriptor is readable, or it is time to look around.
-  void wait(const Connecting& from, std::vector<pollfd>& fds, const ConnectionInfo& info) {
-    const auto now = Clock::now();
-    if (now >= deadline_)
-      throw UnreachableError("rank " + std::to_string(from.connections->peer) + " (host " + from.connections->host +
-                                 ") did not answer over RDMA (" + ports_ + ": " + info.local_address + " -> " +
-                                 info.remote_address + ") within " + seconds_text(options_.connect_timeout) +
-                                 "; check that it still runs and that the two ports reach each other",
-                             context(from));
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline_ - now, look_around_interval));
-    if (::poll(fds.data(), fds.size(), static_cast<int>(left.count())) > 0) return;
-    look_around_();
-    check_signals();
-  }
-
   [[noreturn]] void throw_gone(const Connecting& from) {
-    for (const auto end = Clock::now() + told_why_grace; Clock::now() < end;) look_around_();  // it may have told why
-    throw UnreachableError("rank " + std::to_string(from.connections->peer) + " (host " + from.connections->host +
+    for (const auto end = Clock::now() + told_why_grace; Clock::now() < end;) look_around();  // it may have told why
+    throw UnreachableError("rank " + std::to_string(label(from)) + " (host " + from.connections->host +
                                ") ended while RDMA over " + ports_ + " was set up; check that it still runs",
                            context(from));
   }
 
+  int label(const Connecting& one) const { return label_of(options_, one.connections->peer); }
+
   ErrorContext context(const Connecting& from) const {
-    return {.rank = label_of(options_, options_.rank),
-            .peer = label_of(options_, from.connections->peer),
-            .host = from.connections->host,
-            .nic = ports_};
+    return {
+        .rank = label_of(options_, options_.rank), .peer = label(from), .host = from.connections->host, .nic = ports_};
   }
 
   const CommunicatorOptions& options_;
+  const RdmaDevices& devices_;
   const std::string ports_;
   const Clock::time_point deadline_;
   const std::function<void()>& look_around_;
+  Clock::time_point look_around_at_ = Clock::now() + look_around_interval;
+  bool is_alarmed_ = false;
+  std::vector<Connecting> all_;
 };
 
 std::string ports_text(const RankInfo& record) {
@@ -124,83 +285,95 @@ std::vector<std::string> rdma_ports_of(const CommunicatorOptions& options) {
   return ports.size() == options.nics.size() ? ports : std::vector<std::string>{};
 }
 
-void check_rdma(const std::vector<RankInfo>& records) {
-  const auto label = [&](std::size_t rank) {
-    return "rank " + std::to_string(records[rank].label) + " (host " + records[rank].host + ")";
-  };
-  for (std::size_t rank = 0; rank < records.size(); ++rank) {
-    for (std::size_t other = 0; other < records.size(); ++other) {
-      const RankInfo& one = records[rank];
-      const RankInfo& two = records[other];
-      if (rank == other || one.can_share_memory(two)) continue;
-      const ErrorContext context{.peer = one.label, .host = one.host, .nic = ports_text(one)};
-      if (one.rdma_ports.empty())
-        throw NicError("transport rdma is asked for, but " + label(rank) +
-                           " has no RDMA port for it; choose a NIC that has one (`holmes nics` lists them) or name the "
-                           "port (rdma_ports), or use transport tcp",
-                       context);
-      if (two.rdma_ports.empty()) continue;
-      if (one.rdma_ports.size() != two.rdma_ports.size())
-        throw NicError(label(rank) + " uses " + ports_text(one) + " and " + label(other) + " " + ports_text(two) +
-                           ", but each port of one rank talks to one of the other; give every rank as many (max_rails)",
-                       context);
-      for (std::size_t i = 0; i < one.rdma_ports.size(); ++i)
-        if (one.rdma_ports[i].fabric != two.rdma_ports[i].fabric)
-          throw NicError(label(rank) + " uses " + one.rdma_ports[i].name + " (" + one.rdma_ports[i].fabric + ") and " +
-                             label(other) + " " + two.rdma_ports[i].name + " (" + two.rdma_ports[i].fabric +
-                             "), which cannot talk; choose ports and GIDs of one kind (HOLMES_RDMA_GID_INDEX), or use "
-                             "transport tcp",
-                         context);
-    }
-  }
+std::string rdma_objection(const CommunicatorOptions& options, const Env& env) {
+  const TlsMode tls = options.tls.value_or(tls_mode_from_name(env.tls));
+  if (tls != TlsMode::off) return "asks for tls='" + name(tls) + "', and RDMA has no encryption";
+  if (options.priority) return "asks for priority=" + std::to_string(*options.priority) + ", which only TCP has";
+  if (options.dscp) return "asks for dscp=" + std::to_string(*options.dscp) + ", which only TCP has";
+  if (env.transport && *env.transport != "auto" && *env.transport != "rdma")
+    return "has HOLMES_TRANSPORT=" + *env.transport;
+  return {};
 }
 
-void connect_rdma(Mesh& mesh, const CommunicatorOptions& options, const RdmaDevices& devices,
-                  Clock::time_point deadline, const std::function<void()>& look_around) {
-  std::vector<Connecting> all;
-  RdmaSetup setup(options, joined(devices, ", ", [](const auto& device) { return device->name(); }), deadline,
-                  look_around);
-  const auto context = make_rails_context(options, {});
-  for (PeerConnections& connections : mesh.peers) {
-    if (connections.peer < 0 || connections.uses_shared_memory()) continue;
-    Connecting& one = all.emplace_back();
-    one.connections = &connections;
-    std::vector<RdmaEndpoint> own;
-    for (auto& pairs : one.pairs) {
-      const auto rings = std::make_shared<RdmaRings>(RdmaRings::bytes_for(options.size), devices.front()->name());
-      for (const auto& device : devices) {
-        pairs.push_back(std::make_unique<RdmaQueuePair>(device, rings));
-        own.push_back(pairs.back()->endpoint());
-      }
-    }
-    one.theirs.resize(own.size());
-    setup.send(one, own.data(), own.size() * sizeof own[0]);
+RdmaDevices open_rdma(const CommunicatorOptions& options, const Env& env, RankInfo& own) {
+  const bool is_optional = options.transport == Transport::automatic;
+  if (options.transport != Transport::rdma && (!is_optional || options.rdma_ports.empty())) return {};
+  RdmaDevices devices;
+  try {
+    if (is_optional) own.no_rdma = rdma_objection(options, env);
+    if (!own.no_rdma.empty()) return {};
+    const auto ports = rdma_ports_of(options);
+    if (ports.size() > max_lanes)
+      throw UsageError("transport rdma uses " + std::to_string(max_lanes) + " ports of a rank at most, but " +
+                       std::to_string(ports.size()) + " are named; name fewer (max_rails)");
+    for (const std::string& port : ports) devices.push_back(std::make_shared<RdmaDevice>(port, env));
+  } catch (const HolmesError& error) {
+    if (!is_optional) throw;
+    own.no_rdma = error.what();
+    return {};
   }
-  for (Connecting& one : all) {
-    setup.receive(one, one.theirs.data(), one.theirs.size() * sizeof one.theirs[0]);
-    auto theirs = one.theirs.begin();
-    for (const auto& pairs : one.pairs)
-      for (const auto& pair : pairs) pair->connect(*theirs++);
-    const char ready = 1;
-    setup.send(one, &ready, sizeof ready);
+  for (const auto& device : devices) own.rdma_ports.push_back({device->name(), device->fabric()});
+  return devices;
+}
+
+namespace {
+
+bool need_rdma(const RankInfo& one, const RankInfo& two) { return &one != &two && !one.can_share_memory(two); }
+
+// Why the ports of two ranks that need RDMA cannot carry what is between them.
+std::optional<NicError> refusal_of(const RankInfo& one, const RankInfo& two) {
+  const auto text_of = [](const RankInfo& record) {
+    return "rank " + std::to_string(record.label) + " (host " + record.host + ")";
+  };
+  const ErrorContext context{.peer = one.label, .host = one.host, .nic = ports_text(one)};
+  if (one.rdma_ports.empty() && one.transport != Transport::rdma)
+    return NicError(text_of(one) + (one.no_rdma.empty() ? " has no RDMA port" : ": " + one.no_rdma), context);
+  if (one.rdma_ports.empty())
+    return NicError("transport rdma is asked for, but " + text_of(one) +
+                        " has no RDMA port for it; choose a NIC that has one (`holmes nics` lists them) or name the "
+                        "port (rdma_ports), or use transport tcp",
+                    context);
+  if (two.rdma_ports.empty()) return std::nullopt;
+  if (one.rdma_ports.size() != two.rdma_ports.size())
+    return NicError(text_of(one) + " uses " + ports_text(one) + " and " + text_of(two) + " " + ports_text(two) +
+                        ", but each port of one rank talks to one of the other; give every rank as many (max_rails)",
+                    context);
+  for (std::size_t i = 0; i < one.rdma_ports.size(); ++i)
+    if (one.rdma_ports[i].fabric != two.rdma_ports[i].fabric)
+      return NicError(text_of(one) + " uses " + one.rdma_ports[i].name + " (" + one.rdma_ports[i].fabric + ") and " +
+                          text_of(two) + " " + two.rdma_ports[i].name + " (" + two.rdma_ports[i].fabric +
+                          "), which cannot talk; choose ports and GIDs of one kind (HOLMES_RDMA_GID_INDEX), or use "
+                          "transport tcp",
+                      context);
+  return std::nullopt;
+}
+
+}  // namespace
+
+void check_rdma(const std::vector<RankInfo>& records) {
+  for (const RankInfo& one : records)
+    for (const RankInfo& two : records)
+      if (need_rdma(one, two))
+        if (const auto refusal = refusal_of(one, two)) throw NicError(*refusal);
+}
+
+std::optional<std::string> connect_rdma(Mesh& mesh, const std::vector<RankInfo>& records,
+                                        const CommunicatorOptions& options, const RdmaDevices& devices,
+                                        Clock::time_point deadline, const std::function<void()>& look_around) {
+  const auto brings_some = [](const RankInfo& one) { return !one.rdma_ports.empty() || !one.no_rdma.empty(); };
+  const auto has_need = [&](const RankInfo& one) {
+    return std::ranges::any_of(records, [&](const RankInfo& two) { return need_rdma(one, two); });
+  };
+  if (std::ranges::none_of(records, brings_some) || std::ranges::none_of(records, has_need)) return std::nullopt;
+  try {
+    check_rdma(records);
+  } catch (const NicError& refusal) {
+    return refusal.what();
   }
-  for (Connecting& one : all) {
-    setup.receive(one, &one.is_ready, sizeof one.is_ready);
-    PeerConnections& connections = *one.connections;
-    const auto make = [&](int i, std::vector<Connection>& sockets) {
-      auto channel =
-          std::make_unique<RdmaChannel>(connections.peer, std::move(one.pairs[i]), std::exchange(sockets, {}), context);
-      channel->start_proof();
-      for (const int fd : channel->descriptors()) connections.rdma.descriptors.push_back(fd);
-      one.channels[i] = channel.get();
-      return channel;
-    };
-    connections.nic = setup.ports();
-    connections.rdma.collective = make(0, connections.collective);
-    connections.rdma.p2p = make(1, connections.p2p);
-  }
-  for (const Connecting& one : all)
-    for (RdmaChannel* channel : one.channels) setup.prove(one, *channel);
+  RdmaSetup setup(options, devices, deadline, look_around);
+  for (PeerConnections& connections : mesh.peers)
+    if (connections.peer >= 0) setup.add(connections);
+  return setup.run();
 }
 
 }  // namespace holmes

@@ -186,9 +186,10 @@ const std::vector<Row>& table() {
         "each with every other one ([many ranks](ranks.md#wide-groups)); equal on all ranks."},
        number(&Env::wide_min_ranks, 2, 2147483647)},
       {{"HOLMES_TRANSPORT", "`auto`, `tcp`, `shm`, `rdma`", "`auto`",
-        "With `HOLMES_NICS`: shared memory between ranks of one host and TCP else, TCP always, shared memory only, or "
-        "shared memory between ranks of one host and [RDMA](rdma.md) else."},
-       nullptr},
+        "With `HOLMES_NICS`: shared memory between ranks of one host and else [RDMA](rdma.md) where all ranks share a "
+        "fabric, TCP where not; TCP always; shared memory only; shared memory between ranks of one host and RDMA else. "
+        "`tcp` and `shm` also keep groups whose selection is in the code, and says nothing of it, from RDMA."},
+       text(&Env::transport)},
       {{"HOLMES_SHM", "`0`, `1`", "`1`", "`0`: ranks of one host use the network too."},
        choice(&Env::shm, {{"0", false}, {"1", true}})},
       {{"HOLMES_CMA", "`auto`, `always`, `0`", "`auto`",

@@ -44,6 +44,7 @@ struct Env {
   int wide_min_ranks = 257;
 
   std::optional<std::string> verbs_library;
+  std::optional<std::string> transport;
   std::optional<int> rdma_gid_index;
   std::optional<int> rdma_mtu;  // bytes
   int rdma_pkey_index = 0;

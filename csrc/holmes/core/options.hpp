@@ -33,7 +33,7 @@ inline constexpr int max_dscp = 63;
 
 // How ranks of one host reach each other.
 enum class Transport {
-  automatic,  // shared memory where both ranks are on one host, else TCP
+  automatic,  // shared memory where both ranks are on one host, else RDMA where `rdma_ports` are usable, else TCP
   tcp,        // TCP also between ranks of one host
   shm,        // shared memory only; refused where ranks are on different hosts
   rdma,       // shared memory where both ranks are on one host, else RDMA
@@ -65,9 +65,9 @@ struct CommunicatorOptions {
   // Rails, in the same order on every rank; a NIC named twice gets two connections (where one cannot fill the link).
   // Empty: the best that all ranks share, or loopback on one host (docs/nics.md).
   std::vector<NicBinding> nics{};
-  // Transport::rdma only: the HCA ports ("mlx5_0:1") that carry the data, as rails in the same order on every rank, 8
-  // at most; they need no IP address, `nics` are for the set-up and for what tells of failures. Empty: the ports of
-  // `nics`.
+  // The HCA ports ("mlx5_0:1") that carry the data, as rails in the same order on every rank, 8 at most; they need no
+  // IP address, `nics` are for the set-up and for what tells of failures. Transport::rdma: empty, the ports of `nics`.
+  // Transport::automatic: where all ranks' ports reach each other; empty, none.
   std::vector<std::string> rdma_ports{};
   // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
   // of them. Empty: one cluster.

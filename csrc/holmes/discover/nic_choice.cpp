@@ -211,18 +211,28 @@ void add_new(std::vector<std::string>& words, const std::string& word) {
   if (std::ranges::find(words, word) == words.end()) words.push_back(word);
 }
 
-std::string reason_of(const std::vector<Lane>& lanes, const std::vector<std::size_t>& rails, std::size_t size) {
-  const Lane& best = lanes[rails.front()];
-  std::vector<std::string> subnets, others;
+std::vector<std::string> subnets_of(const std::vector<Lane>& lanes, const std::vector<std::size_t>& rails) {
+  std::vector<std::string> subnets;
   for (const std::size_t rail : rails) add_new(subnets, network_of(lanes[rail].candidates.front()->address).text());
-  for (const Lane& lane : lanes)
-    if (std::ranges::find(subnets, lane.network.text()) == subnets.end()) add_new(others, lane.text());
+  return subnets;
+}
+
+std::string networks_text(const std::vector<Lane>& lanes, const std::vector<std::size_t>& rails) {
+  const Lane& best = lanes[rails.front()];
   std::ostringstream speed;
   if (best.speed_gbps > 0) speed << " at " << best.speed_gbps << " Gbit/s";
   const bool is_routed = std::ranges::any_of(
       best.candidates, [&](const NicCandidate* one) { return network_of(one->address) != best.network; });
-  return (is_routed ? "routed " : "") + class_text(best.nic_class) + " " + joined(subnets) + speed.str() +
-         ": the fastest network that all " + std::to_string(size) + " ranks share" +
+  return (is_routed ? "routed " : "") + class_text(best.nic_class) + " " + joined(subnets_of(lanes, rails)) +
+         speed.str();
+}
+
+std::string reason_of(const std::vector<Lane>& lanes, const std::vector<std::size_t>& rails, std::size_t size) {
+  const auto subnets = subnets_of(lanes, rails);
+  std::vector<std::string> others;
+  for (const Lane& lane : lanes)
+    if (std::ranges::find(subnets, lane.network.text()) == subnets.end()) add_new(others, lane.text());
+  return networks_text(lanes, rails) + ": the fastest network that all " + std::to_string(size) + " ranks share" +
          (others.empty() ? "" : "; not " + joined(others));
 }
 
@@ -423,6 +433,39 @@ NicChoice choose_ports(const Offers& offers, bool one_place, const std::string& 
   return choice;
 }
 
+// Why no RDMA ports are taken beside sockets, where some rank has one and nobody asked for them; else the lanes that
+// are, in `rails`.
+std::string take_ports_beside(const Offers& offers, NicChoice& choice) {
+  for (std::size_t rank = 0; rank < offers.size(); ++rank) {
+    const NicOffer& offer = offers[rank];
+    if (offer.no_rdma.empty() && has_rdma(offer)) continue;
+    return "rank " + std::to_string(rank) + " (host " + offer.host + ")" +
+           (offer.no_rdma.empty() ? " has no active RDMA port that it may use" : ": " + offer.no_rdma);
+  }
+  if (const int streams = std::ranges::min(offers, {}, &NicOffer::streams).streams; streams > 1)
+    return "streams=" + std::to_string(streams) + " is asked for, which only TCP has";
+  std::vector<Lane> lanes = shared_lanes(offers, false, is_selected);
+  if (std::ranges::none_of(lanes, &Lane::is_rdma)) add_routed_lanes(lanes, offers);
+  if (std::ranges::none_of(lanes, &Lane::is_rdma))
+    return "not all ranks share RDMA ports of one kind (" + rdma_text(offers) + ")";
+  const auto rails = choose_lanes(lanes, smallest_wish(offers).value_or(1));
+  if (!lanes[rails.front()].is_rdma) return "sockets are faster here";
+  choice.ports = by_rank(lanes, rails, offers.size(), [](const NicCandidate& one) { return one.port; });
+  choice.reason += "; RDMA over " + networks_text(lanes, rails);
+  return {};
+}
+
+// Sockets as without RDMA, which serve where the ports turn out not to reach each other.
+NicChoice choose_automatic(const Offers& offers, bool one_place) {
+  NicChoice choice = choose_sockets(offers, one_place, is_selected);
+  const bool spans_clusters =
+      std::ranges::any_of(offers, [&](const NicOffer& one) { return one.cluster != offers.front().cluster; });
+  if (one_place || spans_clusters || std::ranges::none_of(offers, has_rdma)) return choice;
+  if (const std::string refusal = take_ports_beside(offers, choice); !refusal.empty())
+    choice.reason += "; not RDMA: " + refusal;
+  return choice;
+}
+
 }  // namespace
 
 std::vector<NicCandidate> socket_candidates(const Nic& nic, const std::string& subnet) {
@@ -458,6 +501,7 @@ NicChoice choose_nics(const std::vector<NicOffer>& offers, Carrier carrier) {
     return std::move(*loopback);
   }
   if (carrier == Carrier::tcp) return choose_sockets(offers, one_place, is_selected);
+  if (carrier == Carrier::automatic) return choose_automatic(offers, one_place);
   return choose_ports(offers, one_place, carrier == Carrier::nccl ? "NCCL" : "it");
 }
 

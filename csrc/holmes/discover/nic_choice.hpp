@@ -12,9 +12,10 @@ namespace holmes {
 
 // What moves a group's bytes.
 enum class Carrier {
-  tcp,   // sockets of ours
-  nccl,  // NCCL: RDMA ports, or sockets of its own
-  rdma,  // one RDMA port of each rank, and sockets of ours for the set-up
+  tcp,        // sockets of ours
+  nccl,       // NCCL: RDMA ports, or sockets of its own
+  rdma,       // RDMA ports of each rank, and sockets of ours for the set-up
+  automatic,  // sockets of ours, and RDMA ports where all ranks share some that are no slower
 };
 
 // One way by which a NIC may reach others: an address of an interface or, for RDMA, of a port (a GID's prefix where the
@@ -54,6 +55,7 @@ struct NicOffer {
   std::string cluster;     // that the rank names; all or none do
   bool restricts = false;  // its selection asks for something
   bool wants_rdma = false;
+  std::string no_rdma{};           // why it takes no RDMA, whatever ports it has: what follows its name
   std::optional<int> max_rails{};  // absent: no wish; the smallest number counts
   int streams = 1;                 // over each NIC; the smallest number counts
   std::vector<NicCandidate> candidates{};

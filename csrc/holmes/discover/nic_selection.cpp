@@ -249,12 +249,12 @@ NicOffer NicSelection::offer(const std::vector<Nic>& nics, Carrier carrier) cons
   try {
     usable = resolve(nics);
   } catch (const NicError&) {
-    if (ports.empty()) throw;
+    if (ports.empty() || carrier == Carrier::automatic) throw;
   }
   for (const Nic& nic : usable) append(offer, socket_candidates(nic, subnet));
   for (const Nic& nic : ports) append(offer, rdma_candidates(nic, subnet));
   if (carrier == Carrier::rdma) offer.max_rails = max_rails.value_or(1);
-  if (carrier != Carrier::tcp) {
+  if (carrier == Carrier::nccl || carrier == Carrier::rdma) {
     offer.wants_rdma = carrier == Carrier::rdma || (!nic_class.empty() && is_rdma(class_of(nic_class)->front()));
     for (const Nic& nic : NicSelection{}.resolve(nics))  // for handshakes
       if (!std::ranges::count(usable, nic.name, &Nic::name)) append(offer, socket_candidates(nic), false);

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/connection.hpp"
@@ -39,6 +40,8 @@ public:
   void start_proof();
   // Nothing where all came; else of one that did not yet. Throws UnreachableError where an HCA gave up.
   const ConnectionInfo* look_for_proof();
+  // The TCP connections, for who goes on without it.
+  std::vector<Connection> take_sockets() { return std::exchange(sockets_, {}); }
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;

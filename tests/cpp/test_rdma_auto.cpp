@@ -1,0 +1,189 @@
+// Transport::automatic on the stand-in for libibverbs: RDMA where the ports of all ranks reach each other, else TCP on
+// all of them, and each told why.
+#include <atomic>
+#include <set>
+
+#include "holmes/core/log.hpp"
+#include "rdma_checks.hpp"
+
+using namespace holmes;
+using namespace holmes::test;
+
+namespace {
+
+using Change = std::function<void(CommunicatorOptions&)>;
+
+void nothing_else(CommunicatorOptions&) {}
+
+CommunicatorOptions automatic(int rank, int size) {
+  CommunicatorOptions options = options_of(rank, size);
+  options.transport = Transport::automatic;
+  return options;
+}
+
+void check_transports(const Communicator& comm, const std::string& expected) {
+  std::set<std::string> found;
+  for (const ConnectionInfo& one : comm.connections())
+    if (one.purpose != "control") found.insert(one.transport);
+  CHECK(found == std::set<std::string>{expected});
+}
+
+// What is small, what is large, and both ways at once.
+void check_some(Communicator& comm) {
+  for (const std::size_t count : {std::size_t{1}, std::size_t{500000}}) check_all_reduce(comm, count);
+  const int next = (comm.rank() + 1) % comm.size(), last = (comm.rank() + comm.size() - 1) % comm.size();
+  const Bytes sent = message(3 << 20, static_cast<std::size_t>(comm.rank()));
+  Bytes received(sent.size());
+  const auto arriving = comm.recv(buffer(received, DType::uint8), last, 0, {.async = true});
+  Bytes copy = sent;
+  comm.send(buffer(copy, DType::uint8), next, 0, {})->wait();
+  arriving->wait();
+  CHECK(received == message(3 << 20, static_cast<std::size_t>(last)));
+}
+
+// What the ranks write; they and what they are split into use `transport`.
+std::string run(int size, const std::string& transport, const Change& change = nothing_else) {
+  const std::string told = told_by([&] {
+    const auto store = make_local_store();
+    run_ranks(size, [&](int rank) {
+      CommunicatorOptions options = automatic(rank, size);
+      change(options);
+      const auto start = Clock::now();
+      const auto comm = make_communicator(store, options);
+      CHECK(Clock::now() - start < options.connect_timeout);
+      check_transports(*comm, transport);
+      check_some(*comm);
+      const auto part = comm->split(0, -rank);
+      check_transports(*part, transport);
+      check_some(*part);
+    });
+    check_nothing_left();
+  });
+  return told;
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// All ranks end on TCP and say the same, once.
+void check_refused(const std::string& why, const Change& change = nothing_else, int size = 3) {
+  const std::string told = run(size, "tcp", change);
+  const bool is_told = count_of(told, "communicator 'test' uses TCP, not RDMA: ") == static_cast<std::size_t>(size) &&
+                       count_of(told, why) == static_cast<std::size_t>(size) &&
+                       count_of(told, "uses TCP, not RDMA") == static_cast<std::size_t>(size);
+  if (!is_told) std::fprintf(stderr, "not %d times '%s':\n%s\n", size, why.c_str(), told.c_str());
+  CHECK(is_told);
+  std::printf("%s: ok\n", why.c_str());
+}
+
+Change only(int rank, const Change& change) {
+  return [=](CommunicatorOptions& options) {
+    if (options.rank == rank) change(options);
+  };
+}
+
+void check_taken() {
+  for (int size = 2; size <= 4; ++size) CHECK(count_of(run(size, "rdma"), "RDMA:") == 0);
+  const auto two_ports = [](CommunicatorOptions& options) {
+    options.rdma_ports.push_back("fake" + std::to_string(2 + options.rank % 2) + ":1");
+  };
+  run(2, "rdma", two_ports);
+  const auto store = make_local_store();
+  run_ranks(3, [&](int rank) { check_everything(*make_communicator(store, automatic(rank, 3))); });
+  check_nothing_left();
+}
+
+// Nobody has a port: nothing is said.
+void check_without_ports() {
+  CHECK(count_of(run(2, "tcp", [](CommunicatorOptions& options) { options.rdma_ports.clear(); }), "RDMA") == 0);
+}
+
+// What every rank sees from what all have told.
+void check_unfit_ports() {
+  check_refused("rank 1 (host ", only(1, [](auto& options) { options.rdma_ports.clear(); }));
+  check_refused(") has no RDMA port", only(2, [](auto& options) { options.rdma_ports.clear(); }));
+  check_refused("knows no HCA 'mlx5_7'", only(1, [](auto& options) { options.rdma_ports = {"mlx5_7:1"}; }));
+  check_refused("has no port '3'", only(0, [](auto& options) { options.rdma_ports = {"fake0:3"}; }));
+  check_refused("each port of one rank talks to one of the other",
+                only(1, [](auto& options) { options.rdma_ports.push_back("fake3:1"); }));
+  check_refused("uses 8 ports of a rank at most, but 9",
+                [](auto& options) { options.rdma_ports.assign(9, "fake0:1"); });
+  fake().set("infiniband_device", 1);
+  check_refused("fake1:1 (InfiniBand), which cannot talk");
+  fake().set("infiniband_device", -1);
+  fake().set("port_active", 0);
+  check_refused("port fake0:1 is down, not active");
+  fake().set("port_active", 1);
+}
+
+// What turns out when the ports are used, on some rank.
+void check_unfit_paths() {
+  fake().set("limited_device", 1);  // rank 1's alone
+  fake().set("memory_limit", 65536);
+  check_refused("cannot register");
+  fake().set("memory_limit", -1);
+  fake().set("limited_device", -1);
+  for (const long request : {0L, 3L, 11L}) {  // of the twelve proofs of three ranks
+    fake().set("fail_after", request);
+    check_refused("does not answer over RDMA");
+    fake().set("fail_after", -1);
+  }
+  // An HCA that goes on trying for longer than anybody waits.
+  fake().set("retry_ms", 3'600'000);
+  fake().set("fail_after", 0);
+  const auto start = Clock::now();
+  check_refused("did not answer over RDMA", [](auto& options) { options.connect_timeout = 3s; });
+  CHECK(Clock::now() - start < 3s);
+  fake().set("retry_ms", 50);
+  fake().set("fail_after", -1);
+}
+
+void check_asked_for_otherwise() {
+  check_refused("asks for priority=1", [](auto& options) { options.priority = 1; });
+  check_refused("asks for dscp=10", [](auto& options) { options.dscp = 10; });
+  check_refused("asks for tls='all', and RDMA has no encryption", [](auto& options) { options.tls = TlsMode::all; });
+  for (const char* transport : {"tcp", "shm"}) {
+    ::setenv("HOLMES_TRANSPORT", transport, 1);
+    check_refused("has HOLMES_TRANSPORT=" + std::string(transport));
+  }
+  ::setenv("HOLMES_TRANSPORT", "rdma", 1);
+  CHECK(count_of(run(2, "rdma"), "RDMA:") == 0);
+  ::unsetenv("HOLMES_TRANSPORT");
+}
+
+// Whoever asks for something else than the others is told, and so are they.
+void check_different_wishes() {
+  for (const Transport other : {Transport::tcp, Transport::rdma}) {
+    const auto store = make_local_store();
+    std::atomic<int> told = 0;
+    run_ranks(3, [&](int rank) {
+      CommunicatorOptions options = automatic(rank, 3);
+      if (rank == 1) options.transport = other;
+      try {
+        make_communicator(store, options);
+      } catch (const UsageError& error) {
+        check_contains(error.what(), "ask for different transports");
+        ++told;
+      }
+    });
+    CHECK(told == 3);
+    check_nothing_left();
+  }
+}
+
+}  // namespace
+
+int main() {
+  set_log_level(LogLevel::info);
+  check_taken();
+  check_without_ports();
+  check_unfit_ports();
+  check_unfit_paths();
+  check_asked_for_otherwise();
+  check_different_wishes();
+  std::printf("RDMA by itself: ok\n");
+  return 0;
+}
