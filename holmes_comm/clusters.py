@@ -106,8 +106,8 @@ class Membership(NamedTuple):
 
     nics: this rank's NICs in the networks that all ranks share. clusters: number of each rank's cluster, by rank; empty
     where there is only one. cluster_names: their names, as clusters. cluster_nics: this rank's NICs in the networks
-    that its cluster shares; empty without clusters. reason: why these, in words. ports: this rank's HCA ports; empty:
-    no RDMA.
+    that its cluster shares; empty without clusters. reason: why these, in words. ports: this rank's HCA ports, of
+    its cluster where there are several; empty: no RDMA.
     """
 
     nics: list[Nic]
@@ -173,11 +173,13 @@ def agree_membership(
         cluster_nics,
         timeout_s=options.connect_timeout_s,
         key_prefix=f"{key_prefix}/cluster{names.index(cluster)}",
+        carrier=_CARRIERS[options.transport] if cluster_nics.transport != "tcp" and len(members) > 1 else "tcp",
+        no_rdma=rdma_objection(options),
         secret=options.secret,
     )
     return Membership(
         shared.nics,
-        shared.ports,
+        inside.ports,
         [names.index(name) for name in shared.clusters],
         shared.clusters,
         inside.nics,

@@ -542,7 +542,12 @@ void check_refusals() {
                        if (options.rank == 1) options.rdma_ports = {"fake1:1", "fake3:1"};
                      }),
             {"uses fake0:1 and", "fake1:1, fake3:1", "max_rails"});
-  check_all(refusals(3, [](CommunicatorOptions& options) { options.clusters = {0, 0, 1}; }), {"inside one cluster"});
+  check_all(refusals(3,
+                     [](CommunicatorOptions& options) {
+                       options.clusters = {0, 0, 1};
+                       if (options.rank == 1) options.rdma_ports.clear();
+                     }),
+            {"rank 1", "has no RDMA port"});
   fake().set("memory_limit", 65536);
   check_all(refusals(2, [](CommunicatorOptions&) {}), {"cannot register", "HCA fake", "ulimit -l", "LimitMEMLOCK"});
   fake().set("memory_limit", -1);

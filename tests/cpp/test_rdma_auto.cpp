@@ -154,6 +154,71 @@ void check_asked_for_otherwise() {
   ::unsetenv("HOLMES_TRANSPORT");
 }
 
+// Ranks 0, 1 and 2 are of one cluster, 3 and 4 of another, 5 alone in the third.
+CommunicatorOptions spanning(int rank, Transport transport) {
+  CommunicatorOptions options = automatic(rank, 6);
+  options.transport = transport;
+  options.clusters = {0, 0, 0, 1, 1, 2};
+  options.hierarchical_min_bytes = 0;
+  const int device = (rank < 3 ? 0 : 2) + rank % 2;
+  options.rdma_ports = {"fake" + std::to_string(device) + ":1"};
+  if (rank == 5) options.rdma_ports.clear();
+  return options;
+}
+
+// `expected`: what ranks of a cluster use with each other; between clusters it is TCP.
+void check_inside(const Communicator& comm, const std::vector<int>& clusters,
+                  const std::vector<std::string>& expected) {
+  const auto cluster = [&](int rank) { return clusters[static_cast<std::size_t>(rank)]; };
+  for (const ConnectionInfo& one : comm.connections()) {
+    if (one.purpose == "control") continue;
+    const bool is_inside = cluster(one.peer) == cluster(comm.rank());
+    CHECK(one.transport == (is_inside ? expected[static_cast<std::size_t>(cluster(comm.rank()))] : "tcp"));
+  }
+}
+
+std::string run_spanning(Transport transport, const std::vector<std::string>& expected, std::uint64_t min_bytes = 0) {
+  const std::string told = told_by([&] {
+    const auto store = make_local_store();
+    run_ranks(6, [&](int rank) {
+      CommunicatorOptions options = spanning(rank, transport);
+      options.hierarchical_min_bytes = min_bytes;
+      const auto comm = make_communicator(store, options);
+      check_inside(*comm, options.clusters, expected);
+      check_some(*comm);
+      check_everything(*comm);
+      const auto part = comm->split(options.clusters[static_cast<std::size_t>(rank)], rank);  // a cluster
+      if (part->size() == 1) return;
+      check_transports(*part, expected[static_cast<std::size_t>(options.clusters[static_cast<std::size_t>(rank)])]);
+      check_some(*part);
+    });
+    check_nothing_left();
+  });
+  return told;
+}
+
+void check_clusters() {
+  for (const Transport transport : {Transport::automatic, Transport::rdma})
+    for (const std::uint64_t min_bytes : {std::uint64_t{0}, never_hierarchical})
+      CHECK(count_of(run_spanning(transport, {"rdma", "rdma", "tcp"}, min_bytes), "not RDMA") == 0);
+  // One cluster falls back, once, and the others do not.
+  fake().set("limited_device", 1);
+  fake().set("memory_limit", 65536);
+  const std::string told = run_spanning(Transport::automatic, {"tcp", "rdma", "tcp"});
+  CHECK(count_of(told, "uses TCP, not RDMA: rank 1 (host ") == 3 && count_of(told, "cannot register") == 3);
+  fake().set("memory_limit", -1);
+  fake().set("limited_device", -1);
+  // Each of another cluster.
+  const auto store = make_local_store();
+  run_ranks(2, [&](int rank) {
+    CommunicatorOptions options = options_of(rank, 2);
+    options.clusters = {0, 1};
+    const auto comm = make_communicator(store, options);
+    check_transports(*comm, "tcp");
+    check_some(*comm);
+  });
+}
+
 // Whoever asks for something else than the others is told, and so are they.
 void check_different_wishes() {
   for (const Transport other : {Transport::tcp, Transport::rdma}) {
@@ -184,6 +249,7 @@ int main() {
   check_unfit_paths();
   check_asked_for_otherwise();
   check_different_wishes();
+  check_clusters();
   std::printf("RDMA by itself: ok\n");
   return 0;
 }

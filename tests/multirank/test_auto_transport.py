@@ -125,3 +125,27 @@ def test_one_rank_that_cannot_or_will_not_keeps_all_on_tcp(
 def test_a_rank_that_asks_for_tcp_where_others_do_not_is_told(tmp_path: Path) -> None:
     said, _ = run(tmp_path, [port(0), port(1)], [([0], {}), ([1], {"HOLMES_TRANSPORT": "tcp"})])
     assert ["ask for different transports" in one["error"] for one in said.values()] == [True, True]
+
+
+@pytest.mark.parametrize("asked", ["auto", "rdma"])
+def test_inside_a_cluster_it_is_rdma_and_between_clusters_tcp(tmp_path: Path, asked: str) -> None:
+    bare = port(2, nic_class="ethernet", hca="")
+    said, told = run(tmp_path, [port(0), port(1), bare], [([0, 1, 2], {})], CLUSTERS="a,a,b", ASKED=asked)
+    inside, between = ["rdma"], ["tcp"]
+    assert [one["peers"] for _, one in sorted(said.items())] == [
+        {"1": inside, "2": between},
+        {"0": inside, "2": between},
+        {"0": between, "1": between},
+    ], told
+    assert told.count("spans the clusters a, b; between them ethernet 10.0.0.0/24") == 3, told
+
+
+def test_a_cluster_that_cannot_leaves_rdma_to_the_other(tmp_path: Path) -> None:
+    ports = [port(0), port(1), port(2), port(3)]
+    why = "/nowhere/libibverbs.so.1 cannot be loaded"
+    processes = [([0, 1], {}), ([2], {"HOLMES_VERBS_LIBRARY": "/nowhere/libibverbs.so.1"}), ([3], {})]
+    said, told = run(tmp_path, ports, processes, CLUSTERS="a,a,b,b")
+    assert (said[0]["peers"]["1"], said[1]["peers"]["0"]) == (["rdma"], ["rdma"]), told
+    assert (said[2]["peers"]["3"], said[3]["peers"]["2"]) == (["tcp"], ["tcp"])
+    reasons = [line for line in told.splitlines() if "not RDMA: rank 2 (host" in line and why in line]
+    assert len(reasons) == 2, told

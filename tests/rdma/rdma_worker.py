@@ -2,7 +2,7 @@
 
 CHECK: everything (every operation against numpy), rates (round trips and bandwidth), pulled (rank 0 takes the interface
 PULL down in the middle), rails (the same with two ports, of which the other one is left), refused (prints the error of
-the set-up).
+the set-up). With RIG_CLUSTER, ranks of one cluster must use RDMA with each other and TCP with the rest.
 """
 
 from __future__ import annotations
@@ -138,6 +138,14 @@ def check_rails(comm: holmes_comm.Communicator) -> None:
     print(f"LEFT {' '.join(sorted(left))}")
 
 
+def check_transports(comm: holmes_comm.Communicator, store: holmes_comm.TcpStore, expected: str) -> None:
+    cluster = os.environ.get("RIG_CLUSTER", "none")
+    store.set(f"cluster/{comm.rank}", cluster.encode())
+    for one in data_connections(comm):
+        is_inside = store.get(f"cluster/{one['peer']}").decode() == cluster
+        assert one["transport"] == (expected if is_inside else "tcp"), one
+
+
 def data_connections(comm: holmes_comm.Communicator) -> list[dict[str, Any]]:
     return [one for one in comm.connections() if one["purpose"] != "control"]
 
@@ -147,8 +155,10 @@ def main() -> None:
     transport = os.environ.get("RIG_TRANSPORT", "rdma")
     nics = NicSelection(names=tuple(sys.argv[6:]), max_rails=max(len(sys.argv[6:]), 1), transport=transport)
     store = holmes_comm.TcpStore(host, port, is_server=rank == 0)
+    cluster = os.environ.get("RIG_CLUSTER")
+    options: dict[str, Any] = {"cluster": cluster, "hierarchical_min_bytes": 0} if cluster else {}
     try:
-        comm = holmes_comm.init(store, rank, size, nics=nics, timeout_s=60, connect_timeout_s=40)
+        comm = holmes_comm.init(store, rank, size, nics=nics, timeout_s=60, connect_timeout_s=40, **options)
     except errors.HolmesError as error:
         if check != "refused":
             raise
@@ -156,7 +166,7 @@ def main() -> None:
         leave(store, rank, size)
         return
     assert check != "refused"
-    assert {one["transport"] for one in data_connections(comm)} == {transport}
+    check_transports(comm, store, os.environ.get("RIG_EXPECTED", transport))
     checks = {"everything": check_everything, "rates": check_rates, "pulled": check_pulled, "rails": check_rails}
     checks[check](comm)
     del comm

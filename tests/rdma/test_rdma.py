@@ -63,6 +63,51 @@ def test_every_operation_on_two_hosts() -> None:
 
 
 @long
+def test_auto_takes_rdma_between_hosts() -> None:
+    outputs = on_two_hosts("everything", RIG_TRANSPORT="auto", RIG_EXPECTED="rdma", HOLMES_LOG="info")
+    for number, text in enumerate(outputs):
+        assert "DONE" in text
+        assert re.search(rf"rank {number} of 2 on vec0 \S+, RDMA over rxe0:1: .*; RDMA over roce 10.0.0.0/24", text), (
+            text
+        )
+
+
+LITTLE_MEMORY = "setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536 env "
+
+
+@long
+@pytest.mark.parametrize(
+    ("prefix", "gid_index", "why"),
+    [
+        (LITTLE_MEMORY, "1", r"rank 1 \(host host2\): cannot register .* may lock 65536 bytes"),
+        ("", "0", r"rank . \(host host.\): .*(not answer over RDMA|cannot be connected)"),
+    ],
+)
+def test_auto_leaves_what_does_not_work_on_one_host(prefix: str, gid_index: str, why: str) -> None:
+    """Too little memory, or a GID of an address that the other host cannot reach: all go on over TCP, told why."""
+    given = {"RIG_TRANSPORT": "auto", "RIG_EXPECTED": "tcp", "HOLMES_LOG": "info", "HOLMES_RDMA_TIMEOUT": "16"}
+    one = rank("everything", 0, 2, "rxe0", "10.0.0.1", HOLMES_RDMA_GID_INDEX="1", **given)
+    two = prefix + rank("everything", 1, 2, "rxe0", "10.0.0.1", HOLMES_RDMA_GID_INDEX=gid_index, **given)
+    for result in rig.run([one, two], timeout_s=150):
+        assert (result.status, result.output.count("DONE")) == (0, 1), result.output
+        assert re.search(f"uses TCP, not RDMA: {why}", result.output), result.output
+
+
+@long
+@pytest.mark.parametrize("transport", ["auto", "rdma"])
+def test_inside_a_cluster_it_is_rdma_and_between_clusters_tcp(transport: str) -> None:
+    """Ranks 0 and 1 of one cluster on two hosts, rank 2 of another one on the first host."""
+    given = {"RIG_TRANSPORT": transport, "RIG_EXPECTED": "rdma"}
+    zero, one, two = (
+        rank("everything", number, 3, "rxe0", "10.0.0.1", RIG_CLUSTER="aab"[number], **given) for number in range(3)
+    )
+    first = f"{two} >/run/out 2>&1 & {zero}; status=$?; wait $! || status=1; cat /run/out; exit $status"
+    results = rig.run([first, one], timeout_s=150)
+    assert [result.status for result in results] == [0, 0], "\n---\n".join(result.output for result in results)
+    assert [result.output.count("DONE") for result in results] == [2, 1]
+
+
+@long
 def test_every_operation_with_delay_and_loss() -> None:
     lossy = "for i in va vb; do tc qdisc add dev $i root netem delay 1ms loss 1% limit 50000; done"
     output = on_one_host("everything", before=lossy, HOLMES_RDMA_TIMEOUT="16")
@@ -152,8 +197,7 @@ def test_the_smaller_of_two_mtus_is_used() -> None:
 
 @long
 def test_too_little_locked_memory_is_told() -> None:
-    prefix = "setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536 env "
-    output = on_one_host("refused", prefix=prefix)
+    output = on_one_host("refused", prefix=LITTLE_MEMORY)
     assert len(re.findall(r"REFUSED SystemError: .*may lock 65536 bytes \(ulimit -l\)", output)) == 2, output
 
 

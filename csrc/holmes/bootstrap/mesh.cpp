@@ -41,10 +41,6 @@ void check_options(const CommunicatorOptions& options, const Env& env) {
     if (options.tls.value_or(TlsMode::off) != TlsMode::off)
       throw UsageError("transport rdma has no encryption, but tls='" + name(*options.tls) +
                        "' is asked for; use transport tcp, or tls='off' on networks that nobody else reaches");
-    if (!options.clusters.empty())
-      throw UsageError(
-          "transport rdma is for groups inside one cluster, but this one spans several; use it for the clusters' own "
-          "groups and transport auto here");
   }
   check_values(options);
   if (!options.labels.empty() && options.labels.size() != static_cast<std::size_t>(options.size))

@@ -184,8 +184,8 @@ void log_nics(const CommunicatorOptions& options, const std::string& reason) {
   };
   std::string text = "group '" + options.name + "': rank " + std::to_string(options.rank) + " of " +
                      std::to_string(options.size) + " on " + listed(options.nics);
-  for (const std::string& port : options.rdma_ports) text += ", RDMA over " + port;
   if (!options.cluster_nics.empty()) text += ", inside its cluster on " + listed(options.cluster_nics);
+  for (const std::string& port : options.rdma_ports) text += ", RDMA over " + port;
   log(LogLevel::info, options.job_rank.value_or(options.rank), text + ": " + reason);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <utility>
 
 #include "holmes/core/error.hpp"
@@ -80,7 +81,8 @@ private:
     for (Connecting& one : all_) {
       for (auto& pairs : one.pairs) {
         if (!one.needs_rdma()) continue;
-        const auto rings = std::make_shared<RdmaRings>(RdmaRings::bytes_for(options_.size), devices_.front()->name());
+        const auto rings = std::make_shared<RdmaRings>(RdmaRings::bytes_for(static_cast<int>(all_.size()) + 1),
+                                                       devices_.front()->name());
         for (const auto& device : devices_) pairs.push_back(std::make_unique<RdmaQueuePair>(device, rings));
       }
     }
@@ -280,9 +282,10 @@ std::vector<std::string> rdma_ports_of(const CommunicatorOptions& options) {
   std::vector<std::string> ports;
   for (const std::string& port : options.rdma_ports) ports.push_back(with_port(port));
   if (!ports.empty()) return ports;
-  for (const NicBinding& binding : options.nics)
+  const auto& nics = options.clusters.empty() || options.cluster_nics.empty() ? options.nics : options.cluster_nics;
+  for (const NicBinding& binding : nics)
     if (const auto nic = find_nic(binding.interface); nic && !nic->hca.empty()) ports.push_back(nic->port_name());
-  return ports.size() == options.nics.size() ? ports : std::vector<std::string>{};
+  return ports.size() == nics.size() ? ports : std::vector<std::string>{};
 }
 
 std::string rdma_objection(const CommunicatorOptions& options, const Env& env) {
@@ -298,6 +301,9 @@ std::string rdma_objection(const CommunicatorOptions& options, const Env& env) {
 RdmaDevices open_rdma(const CommunicatorOptions& options, const Env& env, RankInfo& own) {
   const bool is_optional = options.transport == Transport::automatic;
   if (options.transport != Transport::rdma && (!is_optional || options.rdma_ports.empty())) return {};
+  const auto& clusters = options.clusters;
+  if (!clusters.empty() && std::ranges::count(clusters, clusters[static_cast<std::size_t>(options.rank)]) == 1)
+    return {};  // between clusters it is TCP
   RdmaDevices devices;
   try {
     if (is_optional) own.no_rdma = rdma_objection(options, env);
@@ -318,7 +324,10 @@ RdmaDevices open_rdma(const CommunicatorOptions& options, const Env& env, RankIn
 
 namespace {
 
-bool need_rdma(const RankInfo& one, const RankInfo& two) { return &one != &two && !one.can_share_memory(two); }
+// Between clusters it is TCP.
+bool need_rdma(const RankInfo& one, const RankInfo& two) {
+  return &one != &two && one.same_cluster(two) && !one.can_share_memory(two);
+}
 
 // Why the ports of two ranks that need RDMA cannot carry what is between them.
 std::optional<NicError> refusal_of(const RankInfo& one, const RankInfo& two) {
@@ -360,19 +369,24 @@ void check_rdma(const std::vector<RankInfo>& records) {
 std::optional<std::string> connect_rdma(Mesh& mesh, const std::vector<RankInfo>& records,
                                         const CommunicatorOptions& options, const RdmaDevices& devices,
                                         Clock::time_point deadline, const std::function<void()>& look_around) {
+  std::vector<RankInfo> members;  // of this rank's cluster, who decide for themselves
+  const auto& own = records[static_cast<std::size_t>(options.rank)];
+  std::ranges::copy_if(records, std::back_inserter(members),
+                       [&](const RankInfo& one) { return one.same_cluster(own); });
   const auto brings_some = [](const RankInfo& one) { return !one.rdma_ports.empty() || !one.no_rdma.empty(); };
   const auto has_need = [&](const RankInfo& one) {
-    return std::ranges::any_of(records, [&](const RankInfo& two) { return need_rdma(one, two); });
+    return std::ranges::any_of(members, [&](const RankInfo& two) { return need_rdma(one, two); });
   };
-  if (std::ranges::none_of(records, brings_some) || std::ranges::none_of(records, has_need)) return std::nullopt;
+  if (std::ranges::none_of(members, brings_some) || std::ranges::none_of(members, has_need)) return std::nullopt;
   try {
-    check_rdma(records);
+    check_rdma(members);
   } catch (const NicError& refusal) {
     return refusal.what();
   }
   RdmaSetup setup(options, devices, deadline, look_around);
   for (PeerConnections& connections : mesh.peers)
-    if (connections.peer >= 0) setup.add(connections);
+    if (connections.peer >= 0 && own.same_cluster(records[static_cast<std::size_t>(connections.peer)]))
+      setup.add(connections);
   return setup.run();
 }
 

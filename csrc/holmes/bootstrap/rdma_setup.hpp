@@ -13,7 +13,8 @@
 
 namespace holmes {
 
-// The HCA ports that this rank's data uses: those named, else those of its NICs; empty: one of these has none.
+// The HCA ports that this rank's data uses: those named, else those of its NICs (in its cluster where the group spans
+// several); empty: one of these has none.
 std::vector<std::string> rdma_ports_of(const CommunicatorOptions& options);
 
 // Why a rank with Transport::automatic takes no RDMA, whatever ports it has, as what follows its name: "asks for
@@ -30,10 +31,11 @@ RdmaDevices open_rdma(const CommunicatorOptions& options, const Env& env, RankIn
 // error.
 void check_rdma(const std::vector<RankInfo>& records);
 
-// Makes the channels of every pair of `mesh` that shares no memory, over the connections it has: each pair swaps
-// addresses and proves the paths, one for each of `devices`, in both directions. As MeshBuilder::connect; throws
-// UnreachableError, NicError, ProtocolError, SystemError. With Transport::automatic all ranks go on over TCP where one
-// cannot, and are told why here, all the same; nothing: no rank has any, or it is in use.
+// Makes the channels of every pair of `mesh` in this rank's cluster that shares no memory, over the connections it has:
+// each pair swaps addresses and proves the paths, one for each of `devices`, in both directions. As
+// MeshBuilder::connect; throws UnreachableError, NicError, ProtocolError, SystemError. With Transport::automatic all
+// ranks of it go on over TCP where one cannot, and are told why here, all the same; nothing: no rank has any, or it is
+// in use.
 std::optional<std::string> connect_rdma(Mesh& mesh, const std::vector<RankInfo>& records,
                                         const CommunicatorOptions& options, const RdmaDevices& devices,
                                         Clock::time_point deadline, const std::function<void()>& look_around);

@@ -98,6 +98,7 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<Store> store, Co
   // One cluster, or each rank in another.
   if (options.tls == TlsMode::clusters) options.tls = hierarchy.cluster_count() == 1 ? TlsMode::off : TlsMode::all;
   options.between_clusters = hierarchy.cluster_count() > 1;
+  if (*options.between_clusters) keep_from_rdma(options);
   options.clusters.clear();
   options.cluster_nics.clear();
   return make_part(std::move(store), std::move(options));

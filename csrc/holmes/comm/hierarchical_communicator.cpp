@@ -63,10 +63,12 @@ void HierarchicalCommunicator::connect_parts() {
     part.clusters.clear();
     part.cluster_nics.clear();
     part.nics = nics;
+    if (*part.between_clusters) keep_from_rdma(part);
     if (part.tls == TlsMode::clusters) part.tls = *part.between_clusters ? TlsMode::all : TlsMode::off;
     return make_part(store_, std::move(part));
   };
   parts_->flat = make_part(store_, options_);
+  if (parts_->flat->has_left_rdma()) options_.rdma_ports.clear();  // as all of its cluster
   // What fails in one cluster is heard of in all.
   const auto together = [&](const std::function<void()>& connect_some) {
     try {

@@ -219,7 +219,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
     : store_(std::move(store)), options_(std::move(options)) {
   const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
   Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
-  if (mesh.no_rdma) options_.rdma_ports.clear();  // what is split from it need not try again
+  has_left_rdma_ = mesh.no_rdma.has_value();
+  if (has_left_rdma_) options_.rdma_ports.clear();  // what is split from it need not try again
   const Env env = Env::read();
   std::vector<int> sockets = mesh.sockets();
   const auto rails = make_rails_context(options_, env.rail_timeout);

@@ -56,6 +56,7 @@ public:
   std::optional<Failure> failure() const override { return engine_->failure(); }
   Failure abort_failure(const std::string& reason) const override { return engine_->abort_failure(reason); }
   void watch_peers(const std::function<void(const Failure&)>& told) override;
+  bool has_left_rdma() const override { return has_left_rdma_; }
   // What messages call a rank.
   int label(int rank) const { return label_of(options_, rank); }
   // Throws UsageError in a forked child.
@@ -85,6 +86,7 @@ private:
   const Arguments arguments_{options_};
   std::shared_ptr<Engine> engine_;
   std::string own_place_;  // "rank 0 (host a) on NIC eth0"
+  bool has_left_rdma_ = false;
   int splits_ = 0;
   std::uint64_t digest_every_ = 0;  // 0: none
   std::atomic<std::uint64_t> alike_count_{0};

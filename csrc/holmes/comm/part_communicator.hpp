@@ -24,6 +24,8 @@ public:
   // From now on `told` is called once a peer that it is connected with aborts, leaves or is lost, though no operation
   // is under way; once or more, by any thread. Peers of a wide one that has not only left reach every rank.
   virtual void watch_peers(const std::function<void(const Failure&)>& told) = 0;
+  // Whether RDMA turned out not to work between the ranks of the own cluster.
+  virtual bool has_left_rdma() const = 0;
 };
 
 // Collective: a mesh, or, of many ranks, a wide one.

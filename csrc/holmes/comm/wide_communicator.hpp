@@ -48,6 +48,7 @@ public:
   std::optional<Failure> failure() const override;
   Failure abort_failure(const std::string& reason) const override;
   void watch_peers(const std::function<void(const Failure&)>& told) override;
+  bool has_left_rdma() const override { return false; }  // its rows and columns know, each of itself
 
 private:
   class Body;  // what outlives the communicator where operations are pending

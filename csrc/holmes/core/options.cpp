@@ -61,6 +61,11 @@ CommunicatorOptions part_options(const CommunicatorOptions& whole, std::string n
   return part;
 }
 
+void keep_from_rdma(CommunicatorOptions& options) {
+  options.rdma_ports.clear();
+  if (options.transport == Transport::rdma) options.transport = Transport::automatic;
+}
+
 void check_values(const CommunicatorOptions& options) {
   if (options.integrity_digest_every.value_or(0) < 0) {
     throw UsageError("integrity_digest_every=" + std::to_string(*options.integrity_digest_every) +

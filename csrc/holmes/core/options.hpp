@@ -67,7 +67,8 @@ struct CommunicatorOptions {
   std::vector<NicBinding> nics{};
   // The HCA ports ("mlx5_0:1") that carry the data, as rails in the same order on every rank, 8 at most; they need no
   // IP address, `nics` are for the set-up and for what tells of failures. Transport::rdma: empty, the ports of `nics`.
-  // Transport::automatic: where all ranks' ports reach each other; empty, none.
+  // Transport::automatic: where all ranks' ports reach each other; empty, none. In a group that spans clusters: between
+  // ranks of this rank's cluster; between clusters it is TCP.
   std::vector<std::string> rdma_ports{};
   // For a group that spans clusters (docs/hierarchy.md): the number of each rank's cluster, by rank and the same on all
   // of them. Empty: one cluster.
@@ -125,6 +126,9 @@ std::vector<int> labels_of(const CommunicatorOptions& options, std::vector<int> 
 // Messages call them as the whole's do.
 CommunicatorOptions part_options(const CommunicatorOptions& whole, std::string name, const std::vector<int>& members,
                                  int rank);
+
+// Of a communicator whose ranks are each of another cluster: between these it is TCP.
+void keep_from_rdma(CommunicatorOptions& options);
 
 // Throws UsageError naming a number that is not possible, whatever the other fields are.
 void check_values(const CommunicatorOptions& options);

@@ -458,9 +458,7 @@ std::string take_ports_beside(const Offers& offers, NicChoice& choice) {
 // Sockets as without RDMA, which serve where the ports turn out not to reach each other.
 NicChoice choose_automatic(const Offers& offers, bool one_place) {
   NicChoice choice = choose_sockets(offers, one_place, is_selected);
-  const bool spans_clusters =
-      std::ranges::any_of(offers, [&](const NicOffer& one) { return one.cluster != offers.front().cluster; });
-  if (one_place || spans_clusters || std::ranges::none_of(offers, has_rdma)) return choice;
+  if (one_place || std::ranges::none_of(offers, has_rdma)) return choice;
   if (const std::string refusal = take_ports_beside(offers, choice); !refusal.empty())
     choice.reason += "; not RDMA: " + refusal;
   return choice;
@@ -493,6 +491,9 @@ NicChoice choose_nics(const std::vector<NicOffer>& offers, Carrier carrier) {
   check_offers(offers);
   const bool one_place =
       std::ranges::all_of(offers, [&](const NicOffer& one) { return one.place == offers.front().place; });
+  const bool spans_clusters =
+      std::ranges::any_of(offers, [&](const NicOffer& one) { return one.cluster != offers.front().cluster; });
+  if (spans_clusters && (carrier == Carrier::rdma || carrier == Carrier::automatic)) carrier = Carrier::tcp;
   // Ranks of one host share memory without a port; where they may not, the set-up says so (check_rdma).
   const bool takes_port = carrier == Carrier::rdma && (!one_place || std::ranges::any_of(offers, has_rdma));
   auto loopback = takes_port ? std::nullopt : choose_loopback(offers, one_place);

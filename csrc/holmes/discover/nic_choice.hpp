@@ -75,7 +75,8 @@ struct NicChoice {
   std::string reason;                           // in words
 };
 
-// The rule, the same on every rank. Throws the error of the first rank that brings one, and NicError where RDMA is
+// The rule, the same on every rank; where these name several clusters, RDMA is for inside them and sockets join them.
+// Throws the error of the first rank that brings one, and NicError where RDMA is
 // asked for and not all have it, nothing is shared, or only some name a cluster; both name the rank as the peer.
 NicChoice choose_nics(const std::vector<NicOffer>& offers, Carrier carrier);
 
