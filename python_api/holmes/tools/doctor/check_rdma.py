@@ -30,7 +30,7 @@ def check_ports(job: JobFacts) -> Iterator[Finding]:
             elif not nic.has_interface:
                 if host.facts.variables.get("HOLMES_TRANSPORT") != "rdma":
                     problem = "it has no network interface: TCP does not go over it, only what is sent by verbs"
-                    fix = "load its driver for IP (ib_ipoib), or set HOLMES_TRANSPORT=rdma"
+                    fix = "nothing, if verbs are enough; else load its driver for IP (ib_ipoib)"
                     yield Finding(NOTE, "rdma port", host.name, nic.name, problem, fix)
                 continue
             elif not nic.is_netdev_up:
