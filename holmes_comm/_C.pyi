@@ -345,12 +345,25 @@ class RdmaPort:
 
 class RdmaProbe:
     """
-    One end of a trial whether two ports reach each other. Raises SystemError where the HCA or the limit of locked memory has no room for it.
+    One end of a trial whether two ports reach each other, and what they carry. Raises SystemError where the HCA or the limit of locked memory has no room for it.
     """
-    def __init__(self, port: RdmaPort) -> None: ...
+    def __init__(self, port: RdmaPort, ring_bytes: typing.SupportsInt | typing.SupportsIndex = 4096) -> None:
+        """
+        `ring_bytes`: of each write of `carries`, a power of two, the same on both ends.
+        """
+    def carries(
+        self, warm_s: typing.SupportsFloat | typing.SupportsIndex, count_s: typing.SupportsFloat | typing.SupportsIndex
+    ) -> float:
+        """
+        Bytes a second that the other end's HCA acknowledges, for `count_s` after `warm_s`; 0 where it stops doing so.
+        """
     def connect(self, peer: bytes) -> None:
         """
         To the other end's `endpoint`. Raises NicError where the HCA knows no way to it.
+        """
+    def meets(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+        """
+        Whether the other end's process calls this too within the time.
         """
     def reaches(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
         """

@@ -18,6 +18,10 @@ using holmes::Nic;
 
 namespace {
 
+holmes::Duration seconds(double count) {
+  return std::chrono::duration_cast<holmes::Duration>(std::chrono::duration<double>(count));
+}
+
 std::vector<std::string> address_texts(const Nic& nic) {
   std::vector<std::string> texts;
   for (const auto& address : nic.addresses)
@@ -139,12 +143,13 @@ void bind_discover(py::module_& m) {
           },
           "Raises SystemError where this process may not lock what a communicator's connection needs.");
   py::class_<holmes::RdmaProbe>(m, "RdmaProbe",
-                                "One end of a trial whether two ports reach each other. Raises SystemError where the "
-                                "HCA or the limit of locked memory has no room for it.")
-      .def(py::init([](const std::shared_ptr<holmes::RdmaDevice>& port) {
-             return std::make_unique<holmes::RdmaProbe>(port);
+                                "One end of a trial whether two ports reach each other, and what they carry. Raises "
+                                "SystemError where the HCA or the limit of locked memory has no room for it.")
+      .def(py::init([](const std::shared_ptr<holmes::RdmaDevice>& port, std::size_t ring_bytes) {
+             return std::make_unique<holmes::RdmaProbe>(port, ring_bytes);
            }),
-           py::arg("port"))
+           py::arg("port"), py::arg("ring_bytes") = 4096,
+           "`ring_bytes`: of each write of `carries`, a power of two, the same on both ends.")
       .def_property_readonly(
           "endpoint", [](const holmes::RdmaProbe& probe) { return py::bytes(probe.endpoint()); },
           "What the other end connects to.")
@@ -160,13 +165,28 @@ void bind_discover(py::module_& m) {
           "reaches",
           [](holmes::RdmaProbe& probe, double timeout_s) {
             const holmes::GilRelease no_gil;
-            return probe.reaches(
-                std::chrono::duration_cast<holmes::Duration>(std::chrono::duration<double>(timeout_s)));
+            return probe.reaches(seconds(timeout_s));
           },
           py::arg("timeout_s"),
           "Whether the other end's HCA acknowledges a write within the time; that end must be connected, and its "
           "process "
-          "has nothing to do.");
+          "has nothing to do.")
+      .def(
+          "meets",
+          [](holmes::RdmaProbe& probe, double timeout_s) {
+            const holmes::GilRelease no_gil;
+            return probe.meets(seconds(timeout_s));
+          },
+          py::arg("timeout_s"), "Whether the other end's process calls this too within the time.")
+      .def(
+          "carries",
+          [](holmes::RdmaProbe& probe, double warm_s, double count_s) {
+            const holmes::GilRelease no_gil;
+            return probe.carries(seconds(warm_s), seconds(count_s));
+          },
+          py::arg("warm_s"), py::arg("count_s"),
+          "Bytes a second that the other end's HCA acknowledges, for `count_s` after `warm_s`; 0 where it stops doing "
+          "so.");
   m.def(
       "discover_gpus",
       [](const std::optional<std::string>& sysfs_root) {

@@ -491,6 +491,11 @@ void check_probes() {
     one.connect(other.endpoint());
     other.connect(one.endpoint());
     CHECK(one.reaches(5s) && other.reaches(5s));
+    CHECK(!one.meets(10ms));  // the other end has not called it
+    CHECK(other.meets(5s));   // but comes later
+    std::thread there([&] { CHECK(other.meets(5s) && other.carries(20ms, 50ms) > 1e6 && other.meets(5s)); });
+    CHECK(one.meets(5s) && one.carries(20ms, 50ms) > 1e6 && one.meets(5s));
+    there.join();
     fake().set("memory_limit", 65536);
     try {
       const RdmaProbe large(device(0), RdmaRings::bytes_for(2));

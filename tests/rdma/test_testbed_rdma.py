@@ -16,7 +16,7 @@ from holmes.cluster.topology import Topology
 from holmes.lab.testbed import Testbed, TestbedError, TestbedSession
 
 SPEC = "two-clusters-rdma"
-TOPOLOGY = [sys.executable, "-m", "holmes", "topology", "--measure-s", "0"]
+TOPOLOGY = [sys.executable, "-m", "holmes", "topology"]
 
 pytestmark = [
     pytest.mark.alone,
@@ -31,9 +31,9 @@ def _tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLMES_VERBS_ROOT", str(rig.verbs_root()))
 
 
-def discovered(session: TestbedSession, file: Path) -> Topology:
+def discovered(session: TestbedSession, file: Path, measure_s: float = 0) -> Topology:
     """What `holmes topology` finds."""
-    result = session.launch([*TOPOLOGY, "--save", str(file)]).wait(150)
+    result = session.launch([*TOPOLOGY, "--measure-s", str(measure_s), "--save", str(file)]).wait(150)
     assert result.returncode == 0, result.outputs
     return Topology.load(file)
 
@@ -43,6 +43,7 @@ def test_clusters_without_an_ip_address(tmp_path: Path) -> None:
     """Found by verbs; and where a wire is cut, which its ends are not told, the hosts behind it are none."""
     with Testbed(SPEC).session() as session:
         found = discovered(session, tmp_path / "whole.yaml")
+        measured = discovered(session, tmp_path / "measured.yaml", measure_s=2)
         session.change_link("a1.roce0", up=False)
         cut = discovered(session, tmp_path / "cut.yaml")
     clusters = {cluster.hosts: (cluster.nic_class, cluster.fabric) for cluster in found.clusters}
@@ -52,6 +53,11 @@ def test_clusters_without_an_ip_address(tmp_path: Path) -> None:
     }
     assert {port.name for host in found.hosts for port in host.ports} == {"eth0", "rxe0:1"}
     assert found.findings == ()
+    assert {cluster.hosts for cluster in measured.clusters} == set(clusters)
+    for fabric in measured.fabrics:
+        if fabric.nic_class == "roce_v2":  # some Gbit/s of user-mode Linux, on a busy machine less
+            assert 0.01 < (fabric.measured_gbps or 0) < 50, fabric
+            assert 0 < (fabric.latency_s or 0) < 0.5, fabric
     assert [(f.nic_class, len(f.ports)) for f in cut.fabrics] == [("roce_v2", 2), ("ethernet", 4)]
     assert {(finding.kind, finding.host, finding.nic) for finding in cut.findings} == {
         ("unreachable", "a0", "rxe0:1"),

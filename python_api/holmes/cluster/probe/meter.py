@@ -10,12 +10,15 @@ from typing import Any
 
 from holmes.cluster.probe.exchange import Exchange
 from holmes.cluster.probe.stream import Listener, Window, dial, measure_admitted, measure_dialled, own_limit_gbps
-from holmes.cluster.topology import Fabric, Host
+from holmes.cluster.probe.verbs import Prober, Trial
+from holmes.cluster.probe.verbs_stream import measure
+from holmes.cluster.topology import Fabric, Host, is_verbs_only
 from holmes.cluster.topology.measured import PairRate
 
 #: A fabric and the ids of the hosts that measure it; the first one connects.
 Meeting = tuple[Fabric, str, str]
 _HOST_SHARE = 0.5  # of what a host streams to itself: beyond it, the host bounds a measurement
+_RING_BYTES = 1 << 16  # of a write by verbs; both rings of a pair of hosts are locked for each round
 _OVERHEAD_S = 0.05  # of a pair: connections and round trips
 
 
@@ -40,6 +43,7 @@ class Meter:
         self._me = next(host for host in hosts if exchange.rank in host.ranks)
         self._leads = exchange.rank == self._me.ranks[0]
         self._listeners: dict[str, Listener] = {}
+        self._prober = Prober(exchange)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Meter:
@@ -69,6 +73,13 @@ class Meter:
         Takes `slot_s` a round and, where partners do not come, at most twice that and the time-out.
         """
         self._batch += 1
+        trials: dict[tuple[int, ...], Trial] = {
+            (number, place): Trial(self._lead(one), fabric.ports[one], self._lead(other), fabric.ports[other])
+            for number, meetings in enumerate(rounds)
+            for place, (fabric, one, other) in enumerate(meetings)
+            if is_verbs_only(fabric.subnet)
+        }
+        ends = self._prober.ends(trials, _RING_BYTES) if trials else {}
         start_s = time.monotonic()
         mine: list[list[Any]] = []
         for number, meetings in enumerate(rounds):
@@ -77,8 +88,11 @@ class Meter:
                     # A partner that was itself kept waiting comes late, so all have one time-out in common.
                     deadline_s = start_s + 2 * (number + 1) * slot_s(self._window) + self._timeout_s
                     with contextlib.suppress(OSError):
-                        name = f"{self._batch}/{number}/{place}"
-                        mine.append([number, place, *self._meet(fabric, one, other, name, deadline_s)])
+                        if (number, place) in trials:
+                            found = self._meet_by_verbs(ends.get((number, place)), one, deadline_s)
+                        else:
+                            found = self._meet(fabric, one, other, f"{self._batch}/{number}/{place}", deadline_s)
+                        mine.append([number, place, *found])
         gathered = self._exchange.all_gather(mine)
         reports: dict[tuple[int, int], list[tuple[float, float | None]]] = {}
         for lead in gathered:
@@ -110,10 +124,20 @@ class Meter:
         connections = self._listeners[mine.address].admit(name, deadline_s)
         return measure_admitted(connections, self._window, deadline_s), None
 
+    def _meet_by_verbs(self, end: Any, one: str, deadline_s: float) -> tuple[float, float | None]:
+        left_s = deadline_s - time.monotonic()
+        if end is None or left_s <= 0:
+            raise ConnectionError("no queue pair, or too late")
+        return measure(end, self._me.host_id == one, self._window, left_s)
+
+    def _lead(self, host_id: str) -> int:
+        return self._hosts[host_id].ranks[0]
+
     def _pair(self, meeting: Meeting, reports: Sequence[tuple[float, float | None]]) -> PairRate:
         fabric, one, other = meeting
         gbps = min(rate for rate, _ in reports)
         latency_s = next(value for _, value in reports if value is not None)
-        limits = [self._answers[self._hosts[host_id].ranks[0]][2] for host_id in (one, other)]
+        limits = [self._answers[self._lead(host_id)][2] for host_id in (one, other)]
         limited = all(limit is not None for limit in limits) and gbps >= _HOST_SHARE * min(limits)
+        limited &= not is_verbs_only(fabric.subnet)  # the limit is of sockets
         return PairRate(((one, fabric.ports[one]), (other, fabric.ports[other])), gbps, latency_s, limited)

@@ -105,8 +105,7 @@ def _wishes(fabrics: Sequence[Fabric], hosts: Mapping[str, Host], most_rounds: i
     for fabric in fabrics:
         subnet = {host_id: port.subnet for host_id in fabric.ports if (port := fabric.port_of(hosts[host_id]))}
         mine: list[Round] = []
-        hosts_of = () if is_verbs_only(fabric.subnet) else tuple(fabric.ports)  # no TCP there
-        for pairs in tournament(hosts_of, most_rounds):
+        for pairs in tournament(tuple(fabric.ports), most_rounds):
             fresh: Round = []
             for one, other in pairs:
                 nics = frozenset(((one, fabric.ports[one]), (other, fabric.ports[other])))

@@ -16,9 +16,9 @@ from holmes.cluster.probe.reach import family
 from holmes_comm.errors import UsageError
 
 _CHUNK_BYTES = 1 << 18
-_ROUND_TRIPS = 11
+ROUND_TRIPS = 11
 _INTERVALS = 11
-_PATIENCE_S = 1.0  # for a stream that stands still, beyond its own time
+PATIENCE_S = 1.0  # for a stream that stands still, beyond its own time
 _TOKEN_BYTES = 16
 
 
@@ -51,7 +51,7 @@ class Listener:
                 self._listener.settimeout(_left_s(deadline_s))
                 connection, _ = self._listener.accept()
                 try:
-                    direction = _hello(connection, self.token, meeting, min(_left_s(deadline_s), _PATIENCE_S))
+                    direction = _hello(connection, self.token, meeting, min(_left_s(deadline_s), PATIENCE_S))
                 except (OSError, ValueError):
                     connection.close()
                     continue
@@ -126,7 +126,7 @@ def _receive(connection: socket.socket, window: Window) -> float:
     Raises OSError where nothing arrives.
     """
     buffer = bytearray(_CHUNK_BYTES)
-    connection.settimeout(_PATIENCE_S)
+    connection.settimeout(PATIENCE_S)
     if not connection.recv_into(buffer):
         raise ConnectionError("the peer closed before it sent anything")
     counted_from_s = time.perf_counter() + window.warm_s
@@ -149,9 +149,9 @@ def _receive(connection: socket.socket, window: Window) -> float:
 
 def _send(connection: socket.socket, window: Window) -> None:
     """Sends until the receiver has had enough, or far beyond the time that takes."""
-    deadline_s = time.monotonic() + window.warm_s + window.count_s + 2 * _PATIENCE_S
+    deadline_s = time.monotonic() + window.warm_s + window.count_s + 2 * PATIENCE_S
     chunk = memoryview(bytes(_CHUNK_BYTES))
-    connection.settimeout(_PATIENCE_S)
+    connection.settimeout(PATIENCE_S)
     with contextlib.suppress(OSError):  # its reset is the regular end
         while time.monotonic() < deadline_s:
             connection.send(chunk)
@@ -163,7 +163,7 @@ def _ping(connection: socket.socket) -> float:
     from one measurement to the next."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     trips_s = []
-    for _ in range(_ROUND_TRIPS):
+    for _ in range(ROUND_TRIPS):
         start_s = time.perf_counter()
         connection.sendall(b"p")
         if not connection.recv(1):
@@ -174,7 +174,7 @@ def _ping(connection: socket.socket) -> float:
 
 def _pong(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for _ in range(_ROUND_TRIPS):
+    for _ in range(ROUND_TRIPS):
         if not connection.recv(1):
             raise ConnectionError("the peer closed during the round trips")
         connection.sendall(b"p")

@@ -35,10 +35,15 @@ class Prober:
         reaches it.
         """
         rank = self._exchange.rank
+        return {key: partial(_reaches, probe, trials[key].asker == rank) for key, probe in self.ends(trials).items()}
+
+    def ends(self, trials: Mapping[tuple[int, ...], Trial], ring_bytes: int = 4096) -> dict[tuple[int, ...], Any]:
+        """Collective, as `ready`. This rank's ends of those trials that have both, connected."""
+        rank = self._exchange.rank
         probes = {}
         for key, trial in trials.items():
             if rank in (trial.asker, trial.target):
-                probes[key] = self._probe(trial.asker_port if rank == trial.asker else trial.target_port)
+                probes[key] = self._probe(trial.asker_port if rank == trial.asker else trial.target_port, ring_bytes)
         mine = [[list(key), probe.endpoint.hex()] for key, probe in probes.items() if probe is not None]
         gathered = self._exchange.all_gather(mine)
         theirs = [{tuple(key): bytes.fromhex(endpoint) for key, endpoint in ends} for ends in gathered]
@@ -49,13 +54,13 @@ class Prober:
             if probe is not None and peer is not None and _connects(probe, peer):
                 connected[key] = probe
         self._exchange.all_gather(None)  # all ends are connected
-        return {key: partial(_reaches, probe, trials[key].asker == rank) for key, probe in connected.items()}
+        return connected
 
-    def _probe(self, port: str) -> Any:
+    def _probe(self, port: str, ring_bytes: int) -> Any:
         try:
             if port not in self._ports:
                 self._ports[port] = _C.RdmaPort(port)
-            return _C.RdmaProbe(self._ports[port])
+            return _C.RdmaProbe(self._ports[port], ring_bytes)
         except HolmesError:  # peers will find out
             self._ports.setdefault(port, None)
             return None
