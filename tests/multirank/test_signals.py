@@ -90,9 +90,10 @@ def wait_for_late(call):
     return body
 
 
+MUCH = np.ones(1 << 22)  # made before the signal: on a busy machine that takes as long
 CALLS = {
     "all_reduce": lambda comm: comm.all_reduce(np.ones(2)),
-    "all_reduce of much": lambda comm: comm.all_reduce(np.ones(1 << 22)),
+    "all_reduce of much": lambda comm: comm.all_reduce(MUCH),
     "barrier": lambda comm: comm.barrier(),
     "recv": lambda comm: comm.recv(np.ones(2), 1) if comm.rank == 0 else comm.send(np.ones(2), 0),
     "wait": lambda comm: comm.all_reduce(np.ones(2), async_op=True).wait(),

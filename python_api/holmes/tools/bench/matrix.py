@@ -120,7 +120,15 @@ class Matrix:
 
         Rooted operations of ours end as the peers' do, HOLMES_LOCAL_COMPLETION, unless that variable is set.
         """
+        before = os.environ.get(_LOCAL_COMPLETION)
         os.environ.setdefault(_LOCAL_COMPLETION, "1")
+        try:
+            self._run(layouts)
+        finally:
+            if before is None:
+                del os.environ[_LOCAL_COMPLETION]
+
+    def _run(self, layouts: Sequence[Layout]) -> None:
         runs = [(layout, peers) for layout in layouts for peers in self._runs(layout)]
         for layout, peers in runs:
             self._measure(layout, peers, self._settings)
@@ -202,7 +210,7 @@ class Matrix:
             "version": 1,
             **facts(command, {**asdict(self._settings), "peers": list(self._peers)}),
             "noise": NOISE,
-            "local_completion": os.environ.get(_LOCAL_COMPLETION, "0"),
+            "local_completion": os.environ.get(_LOCAL_COMPLETION, "1"),
             "complete": self.is_complete,
             "failures": self.failures,
             "cells": [asdict(cell) for cell in self.cells.values()],
