@@ -66,8 +66,11 @@ def serve_metrics(port: int, address: str = "127.0.0.1") -> ThreadingHTTPServer:
     return server
 
 
-def port_from_environment() -> int | None:
-    """HOLMES_METRICS_PORT + LOCAL_RANK; None where that is not set. Local. Raises UsageError where it is no port."""
+def place_from_environment() -> tuple[str, int] | None:
+    """HOLMES_METRICS_ADDRESS and HOLMES_METRICS_PORT + LOCAL_RANK; None where no port is set. Local.
+
+    Raises UsageError where a variable is no port, or no IP address.
+    """
     text = os.environ.get(_VARIABLE, "")
     if not text:
         return None
@@ -75,19 +78,6 @@ def port_from_environment() -> int | None:
         raise UsageError(
             f"{_VARIABLE}={text!r} is not allowed: it must be a port from 1 to 65535; say for example 9400"
         )
-    local_rank = os.environ.get("LOCAL_RANK", "0")
-    return int(text) + (int(local_rank) if local_rank.isdecimal() else 0)
-
-
-def start_from_environment() -> None:
-    """Serves them at HOLMES_METRICS_PORT + LOCAL_RANK where that is set, once per process. Local.
-
-    A port that is taken is a warning: it must not end a job. Raises UsageError where the variable is no port, or
-    HOLMES_METRICS_ADDRESS no IP address.
-    """
-    global _started_by
-    if _started_by == os.getpid() or (port := port_from_environment()) is None:
-        return
     address = os.environ.get(_ADDRESS, "") or "127.0.0.1"
     try:
         ipaddress.ip_address(address)
@@ -95,6 +85,19 @@ def start_from_environment() -> None:
         raise UsageError(
             f"{_ADDRESS}={address!r} is not allowed: it must be an IP address of this host; say for example 0.0.0.0"
         ) from None
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    return address, int(text) + (int(local_rank) if local_rank.isdecimal() else 0)
+
+
+def start_from_environment() -> None:
+    """Serves them at HOLMES_METRICS_PORT + LOCAL_RANK where that is set, once per process. Local.
+
+    A port that is taken is a warning: it must not end a job. Raises UsageError as `place_from_environment`.
+    """
+    global _started_by
+    if _started_by == os.getpid() or (place := place_from_environment()) is None:
+        return
+    address, port = place
     _started_by = os.getpid()
     try:
         serve_metrics(port, address)

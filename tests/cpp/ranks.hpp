@@ -23,6 +23,12 @@ namespace holmes::test {
     }                                                                                    \
   } while (false)
 
+inline bool contains(const std::string& text, const std::string& part) {
+  const bool found = text.find(part) != std::string::npos;
+  if (!found) std::fprintf(stderr, "'%s' is not in '%s'\n", part.c_str(), text.c_str());
+  return found;
+}
+
 // Runs `body(rank)` in `size` threads. An exception that leaves a body fails the test.
 inline void run_ranks(int size, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;

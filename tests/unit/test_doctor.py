@@ -336,10 +336,15 @@ def test_findings_alike_become_one_and_facts_survive_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["HOLMES_TLS=ja", "HOLMES_SECRET=abc", "HOLMES_METRICS_PORT=99999", "HOLMES_PORT_RANGE=9-3"]
+    "setting",
+    [
+        *("HOLMES_TLS=ja", "HOLMES_SECRET=abc", "HOLMES_PORT_RANGE=9-3"),
+        *("HOLMES_METRICS_PORT=99999", "HOLMES_METRICS_ADDRESS=here"),
+    ],
 )
 def test_variables_that_no_communicator_can_have(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert collect(0).variables_error == ""
+    monkeypatch.setenv("HOLMES_METRICS_PORT", "9400")
     monkeypatch.setenv(*setting.split("="))
     assert setting.split("=")[0] in collect(0).variables_error
 

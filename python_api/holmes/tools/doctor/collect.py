@@ -9,13 +9,13 @@ import os
 import resource
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from holmes.tools.doctor.collect_nics import collect_nics
 from holmes.tools.doctor.facts import RankFacts
-from holmes_comm import _C
-from holmes_comm.metrics_server import port_from_environment
+from holmes_comm import _C, HolmesError
+from holmes_comm.metrics_server import place_from_environment
 
 _MOST_OPEN_FILES = 65536
 
@@ -136,24 +136,21 @@ def _package_version(name: str) -> str | None:
 
 def _variables_error() -> str:
     """Why no communicator can be made with the environment's variables; empty where one can."""
-    from holmes_comm import HolmesError
-
-    try:
-        _C.check_environment()
-        port_from_environment()
-    except HolmesError as error:
-        return str(error)
-    return ""
+    return _error_of(_C.check_environment) or _error_of(place_from_environment)
 
 
 def _selection_error(variables: Mapping[str, str]) -> str:
     """Why the environment's NIC selection fits nothing here; empty where it fits or there is none."""
-    from holmes_comm import HolmesError, NicSelection, discover_nics
+    from holmes_comm import NicSelection, discover_nics
 
     if not variables.get("HOLMES_NICS"):
         return ""
+    return _error_of(lambda: NicSelection.from_env(variables).resolve(discover_nics()))
+
+
+def _error_of(call: Callable[[], object]) -> str:
     try:
-        NicSelection.from_env(variables).resolve(discover_nics())
+        call()
     except HolmesError as error:
         return str(error)
     return ""
