@@ -8,6 +8,7 @@
 #include "bindings/bindings.hpp"
 #include "bindings/gil.hpp"
 #include "bindings/python_values.hpp"
+#include "bindings/quick_method.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/nccl/nccl_communicator.hpp"
@@ -159,233 +160,225 @@ std::string doc(const char* text) { return std::string(text) + common_doc; }
 }  // namespace
 
 void bind_communicator(py::module_& module) {
-  py::class_<Communicator, std::shared_ptr<Communicator>>(
+  py::class_<Communicator, std::shared_ptr<Communicator>> type(
       module, "Communicator",
       "A group of ranks bound to their NICs. All ranks call the same collectives in the same order; sends and receives "
       "match\n"
-      "per pair and tag. Thread-safe. Make one with holmes_comm.init.")
-      .def_property_readonly("rank", &Communicator::rank, "This process's rank in the communicator.")
+      "per pair and tag. Thread-safe. Make one with holmes_comm.init.");
+  type.def_property_readonly("rank", &Communicator::rank, "This process's rank in the communicator.")
       .def_property_readonly("size", &Communicator::size, "Number of ranks.")
       .def_property_readonly("name", &Communicator::name, "Name in errors and logs; the same on all ranks.")
       .def_property_readonly("device", &Communicator::device,
                              "Number of the GPU whose memory it moves; None: host memory.")
       .def_property_readonly("is_dead", &Communicator::is_dead, "Whether an error, abort or close ended it.")
-      .def("__repr__",
-           [](const Communicator& self) {
-             return "<Communicator '" + self.name() + "', rank " + std::to_string(self.rank()) + " of " +
-                    std::to_string(self.size()) + (self.is_dead() ? ", ended>" : ">");
-           })
-      .def(
-          "all_reduce",
-          [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op,
-             const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression,
-             const std::optional<double>& premultiply) {
-            Buffer data = to_buffer(tensor, {"all_reduce: tensor", true, async_op, self.device()});
-            const ReduceOp reduction = reduce_op_from_name(op);
-            return run(self, async_op, [&] {
-              CallOptions options = reduction_options(self, async_op, timeout_s, premultiply);
-              options.compression = compression.value_or(nullptr);
-              return self.all_reduce(std::move(data), reduction, std::move(options));
-            });
-          },
-          "tensor"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(), "compression"_a = py::none(),
-          "premultiply"_a = py::none(),
-          doc("Collective, in place: `tensor` (any shape, count and dtype equal on all ranks) becomes the reduction "
-              "over all\n"
-              "ranks, bit-identical on all of them. `compression`: a Compression of the hop between clusters, for "
-              "sums and averages\n"
-              "of float32 on a communicator that spans clusters; None: not compressed. `premultiply`: device memory "
-              "and sums of\n"
-              "floating point only: every rank's contribution is multiplied by this number first.")
-              .c_str())
-      .def(
-          "reduce_scatter",
-          [](Communicator& self, const py::object& output, const py::object& input, const std::string& op,
-             bool async_op, const TimeoutSeconds& timeout_s, const std::optional<double>& premultiply) {
-            Buffer out = to_buffer(output, {"reduce_scatter: output", true, async_op, self.device()});
-            std::vector<Buffer> in =
-                per_rank(input, self.size(), {"reduce_scatter: input", false, async_op, self.device()});
-            const ReduceOp reduction = reduce_op_from_name(op);
-            return run(self, async_op, [&] {
-              return self.reduce_scatter(std::move(out), std::move(in), reduction,
-                                         reduction_options(self, async_op, timeout_s, premultiply));
-            });
-          },
-          "output"_a, "input"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
-          "premultiply"_a = py::none(),
-          doc("Collective: `input` is one buffer, cut into `size` equal parts, or a list of `size` buffers (which may "
-              "differ in\n"
-              "count); part r, reduced over all ranks, lands in `output` of rank r. `output` may be this rank's part "
-              "of\n"
-              "`input`, else they must not overlap. `premultiply`: as in all_reduce.")
-              .c_str())
-      .def(
-          "all_gather",
-          [](Communicator& self, const py::object& output, const py::object& input, bool async_op,
-             const TimeoutSeconds& timeout_s) {
-            std::vector<Buffer> out =
-                per_rank(output, self.size(), {"all_gather: output", true, async_op, self.device()});
-            Buffer in = to_buffer(input, {"all_gather: input", false, async_op, self.device()});
-            return run(self, async_op, [&] {
-              return self.all_gather(std::move(out), std::move(in), call_options(async_op, timeout_s));
-            });
-          },
-          "output"_a, "input"_a, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective: `output` is one buffer of `size` equal parts, or a list of `size` buffers (which may differ "
-              "in count:\n"
-              "the uneven form); part r becomes rank r's `input`. `input` may be this rank's part of `output`.")
-              .c_str())
-      .def(
-          "broadcast",
-          [](Communicator& self, const py::object& tensor, int src, bool async_op, const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, {"broadcast: tensor", src != self.rank(), async_op, self.device()});
-            return run(self, async_op,
-                       [&] { return self.broadcast(std::move(data), src, call_options(async_op, timeout_s)); });
-          },
-          "tensor"_a, "src"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective, in place: `tensor` of every rank becomes that of rank `src`.").c_str())
-      .def(
-          "reduce",
-          [](Communicator& self, const py::object& tensor, int dst, const std::string& op, bool async_op,
-             const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, {"reduce: tensor", dst == self.rank(), async_op, self.device()});
-            const ReduceOp reduction = reduce_op_from_name(op);
-            return run(self, async_op,
-                       [&] { return self.reduce(std::move(data), dst, reduction, call_options(async_op, timeout_s)); });
-          },
-          "tensor"_a, "dst"_a = 0, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective, in place on rank `dst`, whose `tensor` becomes the reduction; the others' is unchanged.")
-              .c_str())
-      .def(
-          "gather",
-          [](Communicator& self, const py::object& tensor, const py::object& gather_list, int dst, bool async_op,
-             const TimeoutSeconds& timeout_s) {
-            Buffer in = to_buffer(tensor, {"gather: tensor", false, async_op, self.device()});
-            std::vector<Buffer> out;
-            if (dst == self.rank()) {
-              if (gather_list.is_none())
-                throw UsageError("gather: rank " + std::to_string(dst) + " is the root, gather_list must be given");
-              out = per_rank(gather_list, self.size(), {"gather: gather_list", true, async_op, self.device()});
-            }
-            return run(self, async_op, [&] {
-              return self.gather(std::move(out), std::move(in), dst, call_options(async_op, timeout_s));
-            });
-          },
-          "tensor"_a, "gather_list"_a = py::none(), "dst"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective: `gather_list` of rank `dst` (list, or one buffer of equal parts) gets every rank's "
-              "`tensor`; counts\n"
-              "may differ.")
-              .c_str())
-      .def(
-          "scatter",
-          [](Communicator& self, const py::object& tensor, const py::object& scatter_list, int src, bool async_op,
-             const TimeoutSeconds& timeout_s) {
-            Buffer out = to_buffer(tensor, {"scatter: tensor", true, async_op, self.device()});
-            std::vector<Buffer> in;
-            if (src == self.rank()) {
-              if (scatter_list.is_none())
-                throw UsageError("scatter: rank " + std::to_string(src) + " is the root, scatter_list must be given");
-              in = per_rank(scatter_list, self.size(), {"scatter: scatter_list", false, async_op, self.device()});
-            }
-            return run(self, async_op, [&] {
-              return self.scatter(std::move(out), std::move(in), src, call_options(async_op, timeout_s));
-            });
-          },
-          "tensor"_a, "scatter_list"_a = py::none(), "src"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective: `tensor` of rank r becomes part r of `scatter_list` of rank `src`; counts may differ.")
-              .c_str())
-      .def(
-          "all_to_all",
-          [](Communicator& self, const py::object& output, const py::object& input,
-             const SplitSizes& output_split_sizes, const SplitSizes& input_split_sizes, bool async_op,
-             const TimeoutSeconds& timeout_s) {
-            auto* const nccl = dynamic_cast<NcclCommunicator*>(&self);
-            if (nccl != nullptr && !is_list(output) && !is_list(input) && !output_split_sizes && !input_split_sizes) {
-              Buffer out = to_buffer(output, {"all_to_all: output", true, async_op, self.device()});
-              Buffer in = to_buffer(input, {"all_to_all: input", false, async_op, self.device()});
-              return run(self, async_op, [&] {
-                return nccl->all_to_all_equal(std::move(out), std::move(in), call_options(async_op, timeout_s));
-              });
-            }
-            std::vector<Buffer> out = per_rank(
-                output, self.size(), {"all_to_all: output", true, async_op, self.device()}, output_split_sizes);
-            std::vector<Buffer> in =
-                per_rank(input, self.size(), {"all_to_all: input", false, async_op, self.device()}, input_split_sizes);
-            return run(self, async_op, [&] {
-              return self.all_to_all(std::move(out), std::move(in), call_options(async_op, timeout_s));
-            });
-          },
-          "output"_a, "input"_a, "output_split_sizes"_a = py::none(), "input_split_sizes"_a = py::none(),
-          "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective: part r of `output` becomes this rank's part of rank r's `input`. Both are lists of `size` "
-              "buffers, or\n"
-              "one buffer cut into equal parts or by split sizes (rows of the first dimension, one per rank).")
-              .c_str())
-      .def(
-          "barrier",
-          [](Communicator& self, bool async_op, const TimeoutSeconds& timeout_s) {
-            return run(self, async_op, [&] { return self.barrier(call_options(async_op, timeout_s)); });
-          },
-          "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Collective: returns when every rank has entered it.").c_str())
-      .def(
-          "send",
-          [](Communicator& self, const py::object& tensor, int dst, std::int64_t tag, bool async_op,
-             const TimeoutSeconds& timeout_s) {
-            Buffer data = to_buffer(tensor, {"send: tensor", false, async_op, self.device(), true});
-            const std::uint32_t wire_tag = checked_tag(tag);
-            return run(self, async_op,
-                       [&] { return self.send(std::move(data), dst, wire_tag, call_options(async_op, timeout_s)); });
-          },
-          "tensor"_a, "dst"_a, "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take "
-              "it. A GPU's\n"
-              "memory is allowed too (torch CUDA tensors, cupy, ...), on either end (docs/gpu.md).")
-              .c_str())
-      .def(
-          "recv",
-          [](Communicator& self, const py::object& tensor, const std::optional<int>& src, std::int64_t tag,
-             bool async_op, const TimeoutSeconds& timeout_s) -> py::object {
-            Buffer data = to_buffer(tensor, {"recv: tensor", true, async_op, self.device(), true});
-            const std::uint32_t wire_tag = checked_tag(tag);
-            WorkPtr work;
-            {
-              const GilRelease no_gil;
-              const CallOptions options = call_options(async_op, timeout_s);
-              work = src ? self.recv(std::move(data), *src, wire_tag, options)
-                         : self.recv_any(std::move(data), wire_tag, options);
-              if (!async_op) work->join();
-            }
-            return async_op ? handle_of(work, self) : py::cast(work->source_rank());
-          },
-          "tensor"_a, "src"_a = py::none(), "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
-          doc("Receives into `tensor` from rank `src` (None: whoever sends with this tag first). Returns the source "
-              "rank where\n"
-              "async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's. A GPU's memory "
-              "as "
-              "in send.")
-              .c_str())
-      .def(
-          "sendrecv",
-          [](Communicator& self, const py::object& send_tensor, int dst, const py::object& recv_tensor, int src,
-             std::int64_t tag, const TimeoutSeconds& timeout_s) {
-            const std::uint32_t wire_tag = checked_tag(tag);
-            std::vector<P2pCall> p2p;
-            p2p.reserve(2);
-            p2p.push_back({false, to_buffer(recv_tensor, {"sendrecv: recv_tensor", true, false, self.device(), true}),
-                           src, wire_tag});
-            p2p.push_back({true, to_buffer(send_tensor, {"sendrecv: send_tensor", false, false, self.device(), true}),
-                           dst, wire_tag});
-            refuse_shared_memory("sendrecv", p2p);
-            const GilRelease no_gil;
-            for (const WorkPtr& work : self.batch(std::move(p2p), call_options(false, timeout_s))) work->join();
-          },
-          "send_tensor"_a, "dst"_a, "recv_tensor"_a, "src"_a, "tag"_a = 0, "timeout_s"_a = py::none(),
-          "Sends `send_tensor` to rank `dst` and receives `recv_tensor` from rank `src` at the same time (MPI's "
-          "Sendrecv); returns when\nboth are done. Both may be the same rank; a ring of ranks that all call it does "
-          "not deadlock. Matches send, recv and batch of\nits peers. Count and dtype of a message must be its "
-          "sender's. Raises as send and recv, and UsageError where the two share memory.")
-      .def(
+      .def("__repr__", [](const Communicator& self) {
+        return "<Communicator '" + self.name() + "', rank " + std::to_string(self.rank()) + " of " +
+               std::to_string(self.size()) + (self.is_dead() ? ", ended>" : ">");
+      });
+  def_quick(
+      type, "all_reduce",
+      [](Communicator& self, const py::object& tensor, const std::string& op, bool async_op,
+         const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression,
+         const std::optional<double>& premultiply) {
+        Buffer data = to_buffer(tensor, {"all_reduce: tensor", true, async_op, self.device()});
+        const ReduceOp reduction = reduce_op_from_name(op);
+        return run(self, async_op, [&] {
+          CallOptions options = reduction_options(self, async_op, timeout_s, premultiply);
+          options.compression = compression.value_or(nullptr);
+          return self.all_reduce(std::move(data), reduction, std::move(options));
+        });
+      },
+      "tensor"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(), "compression"_a = py::none(),
+      "premultiply"_a = py::none(),
+      doc("Collective, in place: `tensor` (any shape, count and dtype equal on all ranks) becomes the reduction "
+          "over all\n"
+          "ranks, bit-identical on all of them. `compression`: a Compression of the hop between clusters, for "
+          "sums and averages\n"
+          "of float32 on a communicator that spans clusters; None: not compressed. `premultiply`: device memory "
+          "and sums of\n"
+          "floating point only: every rank's contribution is multiplied by this number first.")
+          .c_str());
+  def_quick(
+      type, "reduce_scatter",
+      [](Communicator& self, const py::object& output, const py::object& input, const std::string& op, bool async_op,
+         const TimeoutSeconds& timeout_s, const std::optional<double>& premultiply) {
+        Buffer out = to_buffer(output, {"reduce_scatter: output", true, async_op, self.device()});
+        std::vector<Buffer> in =
+            per_rank(input, self.size(), {"reduce_scatter: input", false, async_op, self.device()});
+        const ReduceOp reduction = reduce_op_from_name(op);
+        return run(self, async_op, [&] {
+          return self.reduce_scatter(std::move(out), std::move(in), reduction,
+                                     reduction_options(self, async_op, timeout_s, premultiply));
+        });
+      },
+      "output"_a, "input"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
+      "premultiply"_a = py::none(),
+      doc("Collective: `input` is one buffer, cut into `size` equal parts, or a list of `size` buffers (which may "
+          "differ in\n"
+          "count); part r, reduced over all ranks, lands in `output` of rank r. `output` may be this rank's part "
+          "of\n"
+          "`input`, else they must not overlap. `premultiply`: as in all_reduce.")
+          .c_str());
+  def_quick(
+      type, "all_gather",
+      [](Communicator& self, const py::object& output, const py::object& input, bool async_op,
+         const TimeoutSeconds& timeout_s) {
+        std::vector<Buffer> out = per_rank(output, self.size(), {"all_gather: output", true, async_op, self.device()});
+        Buffer in = to_buffer(input, {"all_gather: input", false, async_op, self.device()});
+        return run(self, async_op,
+                   [&] { return self.all_gather(std::move(out), std::move(in), call_options(async_op, timeout_s)); });
+      },
+      "output"_a, "input"_a, "async_op"_a = false, "timeout_s"_a = py::none(),
+      doc("Collective: `output` is one buffer of `size` equal parts, or a list of `size` buffers (which may differ "
+          "in count:\n"
+          "the uneven form); part r becomes rank r's `input`. `input` may be this rank's part of `output`.")
+          .c_str());
+  def_quick(
+      type, "broadcast",
+      [](Communicator& self, const py::object& tensor, int src, bool async_op, const TimeoutSeconds& timeout_s) {
+        Buffer data = to_buffer(tensor, {"broadcast: tensor", src != self.rank(), async_op, self.device()});
+        return run(self, async_op,
+                   [&] { return self.broadcast(std::move(data), src, call_options(async_op, timeout_s)); });
+      },
+      "tensor"_a, "src"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
+      doc("Collective, in place: `tensor` of every rank becomes that of rank `src`.").c_str());
+  def_quick(
+      type, "reduce",
+      [](Communicator& self, const py::object& tensor, int dst, const std::string& op, bool async_op,
+         const TimeoutSeconds& timeout_s) {
+        Buffer data = to_buffer(tensor, {"reduce: tensor", dst == self.rank(), async_op, self.device()});
+        const ReduceOp reduction = reduce_op_from_name(op);
+        return run(self, async_op,
+                   [&] { return self.reduce(std::move(data), dst, reduction, call_options(async_op, timeout_s)); });
+      },
+      "tensor"_a, "dst"_a = 0, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
+      doc("Collective, in place on rank `dst`, whose `tensor` becomes the reduction; the others' is unchanged.")
+          .c_str());
+  def_quick(
+      type, "gather",
+      [](Communicator& self, const py::object& tensor, const py::object& gather_list, int dst, bool async_op,
+         const TimeoutSeconds& timeout_s) {
+        Buffer in = to_buffer(tensor, {"gather: tensor", false, async_op, self.device()});
+        std::vector<Buffer> out;
+        if (dst == self.rank()) {
+          if (gather_list.is_none())
+            throw UsageError("gather: rank " + std::to_string(dst) + " is the root, gather_list must be given");
+          out = per_rank(gather_list, self.size(), {"gather: gather_list", true, async_op, self.device()});
+        }
+        return run(self, async_op,
+                   [&] { return self.gather(std::move(out), std::move(in), dst, call_options(async_op, timeout_s)); });
+      },
+      "tensor"_a, "gather_list"_a = py::none(), "dst"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
+      doc("Collective: `gather_list` of rank `dst` (list, or one buffer of equal parts) gets every rank's "
+          "`tensor`; counts\n"
+          "may differ.")
+          .c_str());
+  def_quick(
+      type, "scatter",
+      [](Communicator& self, const py::object& tensor, const py::object& scatter_list, int src, bool async_op,
+         const TimeoutSeconds& timeout_s) {
+        Buffer out = to_buffer(tensor, {"scatter: tensor", true, async_op, self.device()});
+        std::vector<Buffer> in;
+        if (src == self.rank()) {
+          if (scatter_list.is_none())
+            throw UsageError("scatter: rank " + std::to_string(src) + " is the root, scatter_list must be given");
+          in = per_rank(scatter_list, self.size(), {"scatter: scatter_list", false, async_op, self.device()});
+        }
+        return run(self, async_op,
+                   [&] { return self.scatter(std::move(out), std::move(in), src, call_options(async_op, timeout_s)); });
+      },
+      "tensor"_a, "scatter_list"_a = py::none(), "src"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
+      doc("Collective: `tensor` of rank r becomes part r of `scatter_list` of rank `src`; counts may differ.").c_str());
+  def_quick(
+      type, "all_to_all",
+      [](Communicator& self, const py::object& output, const py::object& input, const SplitSizes& output_split_sizes,
+         const SplitSizes& input_split_sizes, bool async_op, const TimeoutSeconds& timeout_s) {
+        auto* const nccl = dynamic_cast<NcclCommunicator*>(&self);
+        if (nccl != nullptr && !is_list(output) && !is_list(input) && !output_split_sizes && !input_split_sizes) {
+          Buffer out = to_buffer(output, {"all_to_all: output", true, async_op, self.device()});
+          Buffer in = to_buffer(input, {"all_to_all: input", false, async_op, self.device()});
+          return run(self, async_op, [&] {
+            return nccl->all_to_all_equal(std::move(out), std::move(in), call_options(async_op, timeout_s));
+          });
+        }
+        std::vector<Buffer> out =
+            per_rank(output, self.size(), {"all_to_all: output", true, async_op, self.device()}, output_split_sizes);
+        std::vector<Buffer> in =
+            per_rank(input, self.size(), {"all_to_all: input", false, async_op, self.device()}, input_split_sizes);
+        return run(self, async_op,
+                   [&] { return self.all_to_all(std::move(out), std::move(in), call_options(async_op, timeout_s)); });
+      },
+      "output"_a, "input"_a, "output_split_sizes"_a = py::none(), "input_split_sizes"_a = py::none(),
+      "async_op"_a = false, "timeout_s"_a = py::none(),
+      doc("Collective: part r of `output` becomes this rank's part of rank r's `input`. Both are lists of `size` "
+          "buffers, or\n"
+          "one buffer cut into equal parts or by split sizes (rows of the first dimension, one per rank).")
+          .c_str());
+  def_quick(
+      type, "barrier",
+      [](Communicator& self, bool async_op, const TimeoutSeconds& timeout_s) {
+        return run(self, async_op, [&] { return self.barrier(call_options(async_op, timeout_s)); });
+      },
+      "async_op"_a = false, "timeout_s"_a = py::none(),
+      doc("Collective: returns when every rank has entered it.").c_str());
+  def_quick(
+      type, "send",
+      [](Communicator& self, const py::object& tensor, int dst, std::int64_t tag, bool async_op,
+         const TimeoutSeconds& timeout_s) {
+        Buffer data = to_buffer(tensor, {"send: tensor", false, async_op, self.device(), true});
+        const std::uint32_t wire_tag = checked_tag(tag);
+        return run(self, async_op,
+                   [&] { return self.send(std::move(data), dst, wire_tag, call_options(async_op, timeout_s)); });
+      },
+      "tensor"_a, "dst"_a, "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
+      doc("Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take "
+          "it. A GPU's\n"
+          "memory is allowed too (torch CUDA tensors, cupy, ...), on either end (docs/gpu.md).")
+          .c_str());
+  def_quick(
+      type, "recv",
+      [](Communicator& self, const py::object& tensor, const std::optional<int>& src, std::int64_t tag, bool async_op,
+         const TimeoutSeconds& timeout_s) -> py::object {
+        Buffer data = to_buffer(tensor, {"recv: tensor", true, async_op, self.device(), true});
+        const std::uint32_t wire_tag = checked_tag(tag);
+        WorkPtr work;
+        {
+          const GilRelease no_gil;
+          const CallOptions options = call_options(async_op, timeout_s);
+          work = src ? self.recv(std::move(data), *src, wire_tag, options)
+                     : self.recv_any(std::move(data), wire_tag, options);
+          if (!async_op) work->join();
+        }
+        return async_op ? handle_of(work, self) : py::cast(work->source_rank());
+      },
+      "tensor"_a, "src"_a = py::none(), "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
+      doc("Receives into `tensor` from rank `src` (None: whoever sends with this tag first). Returns the source "
+          "rank where\n"
+          "async_op is False; Work.source_rank tells it else. Count and dtype must be the sender's. A GPU's memory "
+          "as "
+          "in send.")
+          .c_str());
+  def_quick(
+      type, "sendrecv",
+      [](Communicator& self, const py::object& send_tensor, int dst, const py::object& recv_tensor, int src,
+         std::int64_t tag, const TimeoutSeconds& timeout_s) {
+        const std::uint32_t wire_tag = checked_tag(tag);
+        std::vector<P2pCall> p2p;
+        p2p.reserve(2);
+        p2p.push_back({false, to_buffer(recv_tensor, {"sendrecv: recv_tensor", true, false, self.device(), true}), src,
+                       wire_tag});
+        p2p.push_back({true, to_buffer(send_tensor, {"sendrecv: send_tensor", false, false, self.device(), true}), dst,
+                       wire_tag});
+        refuse_shared_memory("sendrecv", p2p);
+        const GilRelease no_gil;
+        for (const WorkPtr& work : self.batch(std::move(p2p), call_options(false, timeout_s))) work->join();
+      },
+      "send_tensor"_a, "dst"_a, "recv_tensor"_a, "src"_a, "tag"_a = 0, "timeout_s"_a = py::none(),
+      "Sends `send_tensor` to rank `dst` and receives `recv_tensor` from rank `src` at the same time (MPI's "
+      "Sendrecv); returns when\nboth are done. Both may be the same rank; a ring of ranks that all call it does "
+      "not deadlock. Matches send, recv and batch of\nits peers. Count and dtype of a message must be its "
+      "sender's. Raises as send and recv, and UsageError where the two share memory.");
+  type.def(
           "batch",
           [](Communicator& self, const std::vector<std::tuple<std::string, py::object, int, std::int64_t>>& calls,
              const TimeoutSeconds& timeout_s) {

@@ -1,0 +1,144 @@
+"""Methods of a communicator that are called past pybind11's dispatch: every way to write a call does the same, and what
+is wrong is refused in pybind11's words."""
+
+import inspect
+
+import numpy as np
+import pytest
+from helpers.ranks import run_communicators
+
+import holmes_comm as hc
+
+QUICK = "all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all barrier send recv sendrecv"
+
+
+@pytest.fixture
+def comm() -> hc.Communicator:
+    return hc.init(hc.LocalStore(), 0, 1)
+
+
+def test_every_way_to_write_a_call() -> None:
+    def body(comm: hc.Communicator) -> list[list[float]]:
+        calls = [
+            lambda data: comm.all_reduce(data),
+            lambda data: comm.all_reduce(data, "sum"),
+            lambda data: comm.all_reduce(tensor=data),
+            lambda data: comm.all_reduce(op="sum", tensor=data),
+            lambda data: comm.all_reduce(data, "sum", False, None, None, None),
+            lambda data: comm.all_reduce(data, timeout_s=20),
+            lambda data: comm.all_reduce(data, timeout_s=20.5),
+            lambda data: comm.all_reduce(data, **{"o" + "p": "su" + "m"}),
+            lambda data: comm.all_reduce(data, async_op=True).wait(),
+            lambda data: hc.Communicator.all_reduce(comm, data),
+            lambda data: getattr(comm, "all_" + "reduce")(*[data]),
+        ]
+        results = []
+        for call in calls:
+            data = np.full(3, comm.rank + 1.0)
+            assert call(data) is None
+            results.append(data.tolist())
+        # A bool is a number, and so is numpy's.
+        for root in (1, True, np.int64(1)):
+            data = np.full(1, float(comm.rank))
+            comm.broadcast(data, root)
+            results.append(data.tolist())
+        received = np.zeros(1)
+        if comm.rank == 0:
+            comm.send(np.array([7.0]), 1, 3)
+            assert comm.recv(received, src=1) == 1
+        else:
+            assert comm.recv(received, tag=3) == 0
+            comm.send(received, dst=0)
+        results.append(received.tolist())
+        return results
+
+    for results in run_communicators(2, body, transport="shm"):
+        assert results == [[3.0] * 3] * 11 + [[1.0]] * 3 + [[7.0]]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda comm, data: comm.all_reduce(), "incompatible function arguments"),
+        (
+            lambda comm, data: comm.all_reduce(data, "sum", False, None, None, None, 1),
+            "incompatible function arguments",
+        ),
+        (lambda comm, data: comm.all_reduce(data, 7), "incompatible function arguments"),
+        (lambda comm, data: comm.all_reduce(data, "sum", async_op="yes"), "incompatible function arguments"),
+        (lambda comm, data: comm.all_reduce(data, timeout_s="1"), "incompatible function arguments"),
+        (lambda comm, data: comm.all_reduce(data, opp="sum"), "incompatible function arguments"),
+        (lambda comm, data: comm.all_reduce(data, tensor=data), "incompatible function arguments"),
+        (lambda comm, data: comm.broadcast(data, 2**31), "incompatible function arguments"),
+        (lambda comm, data: comm.broadcast(data, 2**70), "incompatible function arguments"),
+        (lambda comm, data: comm.broadcast(data, 0.0), "incompatible function arguments"),
+        (lambda comm, data: comm.send(data, 0, None), "incompatible function arguments"),
+        (lambda comm, data: hc.Communicator.barrier(7), "Communicator"),
+    ],
+)
+def test_wrong_calls_are_type_errors(comm: hc.Communicator, call, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        call(comm, np.zeros(2))
+    comm.barrier()  # nothing has happened to it
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda comm, data: comm.all_reduce(data, "summe"), "summe"),
+        (lambda comm, data: comm.all_reduce(data, "\ud800"), "op|surrogates|incompatible"),
+        (lambda comm, data: comm.all_reduce(data, timeout_s=-1.0), "timeout_s is -1"),
+        (lambda comm, data: comm.all_reduce([1, 2]), "not a tensor or array"),
+        (lambda comm, data: comm.broadcast(data, 5), "root"),
+        (lambda comm, data: comm.send(data, 0, -1), "tag -1"),
+        (lambda comm, data: comm.all_reduce(data, compression=hc.Compression("bf16")), "compress"),
+    ],
+)
+def test_wrong_values_keep_their_errors(comm: hc.Communicator, call, words: str) -> None:
+    with pytest.raises((ValueError, TypeError, hc.HolmesError), match=words):
+        call(comm, np.zeros(2, np.float32))
+    comm.barrier()
+
+
+def test_an_object_that_was_never_made_is_refused() -> None:
+    empty = hc.Communicator.__new__(hc.Communicator)
+    for name in QUICK.split():
+        with pytest.raises(TypeError, match="never made"):
+            getattr(empty, name)()
+
+
+def test_a_python_error_of_the_argument_goes_through(comm: hc.Communicator) -> None:
+    class Strange:
+        @property
+        def __array_interface__(self) -> dict:
+            raise KeyboardInterrupt
+
+        @property
+        def __cuda_array_interface__(self) -> dict:
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, hc.HolmesError)):
+        comm.send(Strange(), 0)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("name", QUICK.split())
+def test_they_look_like_methods(comm: hc.Communicator, name: str) -> None:
+    method = getattr(hc.Communicator, name)
+    assert inspect.isroutine(method)
+    assert method.__name__ == name
+    assert method.__doc__.startswith(f"{name}(self: ")
+    assert getattr(comm, name).__self__ is comm
+
+
+def test_arguments_are_let_go_of(comm: hc.Communicator) -> None:
+    import sys
+
+    data, text = np.zeros(2), "".join(["s", "um"])
+    before = sys.getrefcount(data), sys.getrefcount(text), sys.getrefcount(None), sys.getrefcount(False)
+    for _ in range(1000):
+        comm.all_reduce(data, text)
+        comm.all_reduce(data, op=text, async_op=False, timeout_s=None)
+        comm.barrier()
+    after = sys.getrefcount(data), sys.getrefcount(text), sys.getrefcount(None), sys.getrefcount(False)
+    assert all(abs(a - b) < 100 for a, b in zip(before, after, strict=True))
