@@ -28,8 +28,9 @@ void Collective::prepare() {
         make_header(signature_, group_.slice_bytes, send_total_bytes(peer), recv_total_bytes(peer), copies_.ballot());
     if (sends_to(peer)) flow.out_total = header_bytes + send_total_bytes(peer);
     if (receives_from(peer)) flow.in_total = header_bytes + recv_total_bytes(peer);
-    open_sends_ += flow.out_total > 0;
-    open_flows_ += (flow.out_total > 0) + (flow.in_total > 0);
+    if (was_sent_) flow.out_bytes = flow.out_total;
+    open_sends_ += flow.out_bytes < flow.out_total;
+    open_flows_ += (flow.out_bytes < flow.out_total) + (flow.in_total > 0);
   }
   // On a far path what has come tells late.
   if (pacing() != Pacing::none && !group_.is_far && is_even(pacing())) update_pace();
@@ -243,14 +244,7 @@ std::vector<PeerProgress> Collective::progress() const {
   return missing;
 }
 
-RecordedCall Collective::recorded_call() const {
-  return {.op = signature_.op,
-          .dtype = signature_.dtype,
-          .reduction = signature_.reduction,
-          .root = signature_.root,
-          .sequence = signature_.sequence,
-          .count = signature_.count};
-}
+RecordedCall Collective::recorded_call() const { return holmes::recorded_call(signature_); }
 
 std::string Collective::describe_wait(const std::vector<char>& entered) const {
   std::string text;

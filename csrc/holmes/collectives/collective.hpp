@@ -52,6 +52,8 @@ public:
 
   // Called once, when the operation becomes the running one.
   virtual void start() {}
+  // Before it is started: all that this rank sends has gone already (see ShortExchange).
+  void set_sent() { was_sent_ = true; }
   // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
   bool advance();
   bool is_done() const;
@@ -162,6 +164,7 @@ private:
   int open_flows_ = 0;  // directions that are not finished
   int open_sends_ = 0;  // of these
   bool prepared_ = false;
+  bool was_sent_ = false;
   bool ends_early_ = false;
   CopyCall copies_;
   Pace pace_;

@@ -62,6 +62,15 @@ std::string describe(const Signature& signature, const std::string& communicator
   return text + ") of communicator '" + communicator + "'";
 }
 
+RecordedCall recorded_call(const Signature& signature) {
+  return {.op = signature.op,
+          .dtype = signature.dtype,
+          .reduction = signature.reduction,
+          .root = signature.root,
+          .sequence = signature.sequence,
+          .count = signature.count};
+}
+
 CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes, std::uint64_t payload_bytes,
                              std::uint64_t expected_bytes, const CopyVote::Ballot& ballot) {
   const WholeCall told = told_by(signature);
@@ -79,7 +88,16 @@ CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes
           ballot};
 }
 
+bool is_same_call(const CollectiveHeader& mine, const CollectiveHeader& theirs) {
+  return theirs.magic == mine.magic && theirs.op == mine.op && theirs.dtype == mine.dtype &&
+         theirs.reduction == mine.reduction && theirs.root == mine.root && theirs.sequence == mine.sequence &&
+         theirs.form == mine.form && theirs.announced_bytes == mine.announced_bytes &&
+         theirs.slice_bytes == mine.slice_bytes && theirs.payload_bytes == mine.expected_bytes &&
+         theirs.expected_bytes == mine.payload_bytes;
+}
+
 void check_header(const CollectiveHeader& mine, const CollectiveHeader& theirs, const Group& group, int peer) {
+  if (is_same_call(mine, theirs)) return;
   const ControlConnection& control = *group.controls[peer];
   const ErrorContext context{.rank = group.label(group.rank),
                              .peer = group.label(peer),
@@ -90,11 +108,6 @@ void check_header(const CollectiveHeader& mine, const CollectiveHeader& theirs, 
     throw ProtocolError("communicator '" + group.name + "': the stream of " + control.describe() +
                             " does not hold an operation where one is due; all processes must run the same version",
                         context);
-  const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.reduction == mine.reduction &&
-                    theirs.root == mine.root && theirs.sequence == mine.sequence && theirs.form == mine.form &&
-                    theirs.announced_bytes == mine.announced_bytes && theirs.slice_bytes == mine.slice_bytes &&
-                    theirs.payload_bytes == mine.expected_bytes && theirs.expected_bytes == mine.payload_bytes;
-  if (same) return;
   throw MismatchError("communicator '" + group.name + "': " + control.describe() + " called " + describe(theirs) +
                           ", but rank " + std::to_string(group.label(group.rank)) + " called " + describe(mine) +
                           " with it; all ranks must call the same operations in the same order with the same dtype, "

@@ -29,6 +29,8 @@ struct Signature {
 // "all_reduce #17 (float32, sum) of communicator 'dp0'".
 std::string describe(const Signature& signature, const std::string& communicator);
 
+RecordedCall recorded_call(const Signature& signature);
+
 // What travels in front of the payload, in host byte order (little-endian machines only; checked by the handshake).
 struct CollectiveHeader {
   std::uint32_t magic;
@@ -49,6 +51,8 @@ static_assert(sizeof(CollectiveHeader) == 64);
 
 CollectiveHeader make_header(const Signature& signature, std::size_t slice_bytes, std::uint64_t payload_bytes,
                              std::uint64_t expected_bytes, const CopyVote::Ballot& ballot);
+// Whether who sent `theirs` called the same as who sent `mine`.
+bool is_same_call(const CollectiveHeader& mine, const CollectiveHeader& theirs);
 // Throws MismatchError where `peer` called something else, ProtocolError where that is no header.
 void check_header(const CollectiveHeader& mine, const CollectiveHeader& theirs, const Group& group, int peer);
 

@@ -11,9 +11,11 @@ bool OwedHeaders::receive(Group& group) {
     if (owed) continue;
     const iovec rest{reinterpret_cast<std::byte*>(&header.theirs) + header.got_bytes,
                      sizeof header.theirs - header.got_bytes};
-    const std::size_t bytes = group.channels[static_cast<std::size_t>(header.peer)]->try_recv({&rest, 1});
-    header.got_bytes += bytes;
-    any |= bytes > 0;
+    if (rest.iov_len > 0) {  // else it did not fit, and is told once more
+      const std::size_t bytes = group.channels[static_cast<std::size_t>(header.peer)]->try_recv({&rest, 1});
+      header.got_bytes += bytes;
+      any |= bytes > 0;
+    }
     if (header.got_bytes < sizeof header.theirs)
       owed = 1;
     else

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <new>
@@ -32,7 +33,7 @@ namespace holmes {
 // A Work whose waiter moves the bytes itself where nobody else does.
 class HostWork final : public Work {
 public:
-  explicit HostWork(std::weak_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  HostWork(std::weak_ptr<Engine> engine, Clock::time_point submitted) : Work(submitted), engine_(std::move(engine)) {}
   void wait(std::optional<Duration> timeout) override {
     const auto start = timeout ? Clock::now() : Clock::time_point{};
     help(timeout ? std::optional(start + *timeout) : std::nullopt);
@@ -193,6 +194,12 @@ void share_uplinks(Group& group, const Mesh& mesh, const CommunicatorOptions& op
     group.uplinks.push_back(Uplink::of(options.nics[rail].interface));
 }
 
+std::size_t largest_bytes(const std::vector<Buffer>& buffers) {
+  std::size_t most = 0;
+  for (const Buffer& buffer : buffers) most = std::max(most, buffer.bytes());
+  return most;
+}
+
 constexpr std::int64_t no_job_rank = -1;  // on the wire only
 
 // How long a wait polls: the option, else the variable, else the default.
@@ -284,17 +291,18 @@ struct HostCommunicator::Call {
   std::shared_ptr<HostWork> compared{};
 };
 
-HostCommunicator::Call HostCommunicator::begin(const CallOptions& options) const {
+HostCommunicator::Call HostCommunicator::begin(const CallOptions& options, Clock::time_point submitted) const {
   engine_->throw_if_inherited();
   arguments_.check_not_compressed(options);
-  auto work = std::make_shared<HostWork>(engine_);
-  const auto deadline = work->submitted() + options.timeout.value_or(options_.timeout);
+  auto work = std::make_shared<HostWork>(engine_, submitted);
+  const auto deadline = submitted + options.timeout.value_or(options_.timeout);
   return {std::move(work), deadline, options.async};
 }
 
 HostCommunicator::Call HostCommunicator::begin_alike(const CallOptions& options) {
   Call call = begin(options);
-  if (digest_every_ > 0 && ++alike_count_ % digest_every_ == 0) call.compared = std::make_shared<HostWork>(engine_);
+  if (digest_every_ > 0 && ++alike_count_ % digest_every_ == 0)
+    call.compared = std::make_shared<HostWork>(engine_, call.work->submitted());
   return call;
 }
 
@@ -306,6 +314,25 @@ WorkPtr HostCommunicator::finish_alike(Call call, const Signature& signature, st
                                                own_place_);
   engine_->submit(std::move(collective));  // once nothing that takes memory is left to make
   return finish(std::move(call), std::move(digest));
+}
+
+template <typename Fill, typename Make>
+WorkPtr HostCommunicator::run_short(const Signature& signature, std::size_t pair_bytes, const CallOptions& options,
+                                    const Fill& fill, const Make& make) {
+  Group& group = engine_->group();
+  if (!group.takes_short || pair_bytes > most_short_bytes || options.async || digest_every_ > 0) return nullptr;
+  engine_->throw_if_inherited();
+  arguments_.check_not_compressed(options);
+  ShortExchange exchange(group, signature);
+  fill(exchange);
+  ShortRun run(engine_->driver(), exchange, options.timeout.value_or(options_.timeout));
+  if (run.state() == ShortRun::State::not_begun) return nullptr;
+  if (run.state() == ShortRun::State::done) return run.completed();
+  const Call call = begin(options, run.submitted());
+  call.work->mark_awaited();
+  run.go_on(make(call));
+  call.work->finish_paused();
+  return call.work;
 }
 
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
@@ -328,7 +355,6 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
   check_reduction(data.dtype, op);
   // Over clusters it is allowed, but here nothing crosses by itself.
   if (!options_.clusters.empty()) options.compression.reset();
-  Call call = begin_alike(options);
   const Signature signature{.op = OpCode::all_reduce,
                             .dtype = data.dtype,
                             .reduction = op,
@@ -336,7 +362,17 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
                             .average_over = options.average_over,
                             .count = data.count,
                             .whole = options.part_of};
-  auto collective = choose_all_reduce(engine_->group(), signature, call.work, call.deadline, data);
+  const auto make = [&](const Call& call) {
+    return choose_all_reduce(engine_->group(), signature, call.work, call.deadline, data);
+  };
+  const auto fill = [&](ShortExchange& exchange) {
+    for (int peer = 0; peer < options_.size; ++peer)
+      exchange.set(peer, data.data, data.bytes(), data.data, data.bytes());
+    exchange.set_reduction(data.count);
+  };
+  if (WorkPtr work = run_short(signature, data.bytes(), options, fill, make)) return work;
+  Call call = begin_alike(options);
+  auto collective = make(call);
   return finish_alike(std::move(call), signature, std::move(collective), {std::move(data)});
 }
 
@@ -345,7 +381,6 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   arguments_.check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
   Arguments::check_equal_count("reduce_scatter", output, inputs[options_.rank]);
   check_apart("reduce_scatter", {&output, 1}, 0, inputs, own());
-  Call call = begin(options);
   const Signature signature{.op = OpCode::reduce_scatter,
                             .dtype = output.dtype,
                             .reduction = op,
@@ -353,15 +388,24 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
                             .average_over = options.average_over,
                             .count = output.count,
                             .whole = options.part_of};
-  auto collective = choose_reduce_scatter(engine_->group(), signature, call.work, call.deadline, std::move(output),
-                                          std::move(inputs));
+  const auto make = [&](const Call& call) {
+    return choose_reduce_scatter(engine_->group(), signature, call.work, call.deadline, std::move(output),
+                                 std::move(inputs));
+  };
+  const auto fill = [&](ShortExchange& exchange) {
+    for (int peer = 0; peer < options_.size; ++peer)
+      exchange.set(peer, inputs[peer].data, inputs[peer].bytes(), output.data, output.bytes());
+    exchange.set_reduction(output.count);
+  };
+  if (WorkPtr work = run_short(signature, largest_bytes(inputs), options, fill, make)) return work;
+  Call call = begin(options);
+  auto collective = make(call);
   return finish(std::move(call), std::move(collective));
 }
 
 WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions options) {
   check_reduction(data.dtype, op);
   arguments_.check_rank("reduce: root", root);
-  Call call = begin(options);
   const Signature signature{.op = OpCode::reduce,
                             .dtype = data.dtype,
                             .reduction = op,
@@ -369,15 +413,35 @@ WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
                             .average_over = options.average_over,
                             .count = data.count,
                             .whole = options.part_of};
-  auto collective = choose_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));
+  const auto make = [&](const Call& call) {
+    return choose_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));
+  };
+  const auto fill = [&](ShortExchange& exchange) {
+    const bool is_root = root == options_.rank;
+    for (int peer = 0; peer < options_.size; ++peer)
+      exchange.set(peer, data.data, peer == root ? data.bytes() : 0, data.data, is_root ? data.bytes() : 0);
+    if (is_root) exchange.set_reduction(data.count);
+  };
+  if (WorkPtr work = run_short(signature, data.bytes(), options, fill, make)) return work;
+  Call call = begin(options);
+  auto collective = make(call);
   return finish(std::move(call), std::move(collective));
 }
 
 WorkPtr HostCommunicator::exchange(const Signature& signature, std::vector<Buffer> sends, std::vector<Buffer> recvs,
                                    const CallOptions& options) {
+  const auto make = [&](const Call& call) {
+    return std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline, std::move(sends),
+                                      std::move(recvs));
+  };
+  const auto fill = [&](ShortExchange& exchange) {
+    for (int peer = 0; peer < options_.size; ++peer)
+      exchange.set(peer, sends[peer].data, sends[peer].bytes(), recvs[peer].data, recvs[peer].bytes());
+  };
+  const std::size_t most_bytes = std::max(largest_bytes(sends), largest_bytes(recvs));
+  if (WorkPtr work = run_short(signature, most_bytes, options, fill, make)) return work;
   Call call = begin(options);
-  auto collective = std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline, std::move(sends),
-                                               std::move(recvs));
+  auto collective = make(call);
   return finish(std::move(call), std::move(collective));
 }
 
@@ -385,27 +449,45 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   arguments_.check_one_per_rank("all_gather: outputs", outputs, input.dtype);
   Arguments::check_equal_count("all_gather", outputs[options_.rank], input);
   check_apart("all_gather", outputs, own(), {&input, 1}, 0);
-  Call call = begin_alike(options);
   const Signature signature{.op = options.told_as,
                             .dtype = input.dtype,
                             .reduction = {},
                             .root = {},
                             .count = input.count,
                             .whole = options.part_of};
-  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline, outputs, std::move(input));
+  const auto make = [&](const Call& call) {
+    return choose_all_gather(engine_->group(), signature, call.work, call.deadline, outputs, std::move(input));
+  };
+  const auto fill = [&](ShortExchange& exchange) {
+    for (int peer = 0; peer < options_.size; ++peer)
+      exchange.set(peer, input.data, input.bytes(), outputs[peer].data, outputs[peer].bytes());
+  };
+  const std::size_t most_bytes = std::max(input.bytes(), largest_bytes(outputs));
+  if (WorkPtr work = run_short(signature, most_bytes, options, fill, make)) return work;
+  Call call = begin_alike(options);
+  auto collective = make(call);
   return finish_alike(std::move(call), signature, std::move(collective), std::move(outputs));
 }
 
 WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) {
   arguments_.check_rank("broadcast: root", root);
-  Call call = begin_alike(options);
   const Signature signature{.op = OpCode::broadcast,
                             .dtype = data.dtype,
                             .reduction = {},
                             .root = root,
                             .count = data.count,
                             .whole = options.part_of};
-  auto collective = choose_broadcast(engine_->group(), signature, call.work, call.deadline, data);
+  const auto make = [&](const Call& call) {
+    return choose_broadcast(engine_->group(), signature, call.work, call.deadline, data);
+  };
+  const auto fill = [&](ShortExchange& exchange) {
+    const bool is_root = root == options_.rank;
+    for (int peer = 0; peer < options_.size; ++peer)
+      exchange.set(peer, data.data, is_root ? data.bytes() : 0, data.data, peer == root ? data.bytes() : 0);
+  };
+  if (WorkPtr work = run_short(signature, data.bytes(), options, fill, make)) return work;
+  Call call = begin_alike(options);
+  auto collective = make(call);
   return finish_alike(std::move(call), signature, std::move(collective), {std::move(data)});
 }
 
@@ -458,21 +540,55 @@ WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
 }
 
 WorkPtr HostCommunicator::barrier(CallOptions options) {
-  Call call = begin(options);
   const Signature signature{.op = OpCode::barrier, .reduction = {}, .root = {}, .whole = options.part_of};
-  auto collective = choose_all_gather(engine_->group(), signature, call.work, call.deadline,
-                                      no_data(DType::uint8, options_.size), Buffer{});
+  const auto make = [&](const Call& call) {
+    return choose_all_gather(engine_->group(), signature, call.work, call.deadline,
+                             no_data(DType::uint8, options_.size), Buffer{});
+  };
+  const auto fill = [&](ShortExchange& exchange) {
+    for (int peer = 0; peer < options_.size; ++peer) exchange.set(peer, nullptr, 0, nullptr, 0);
+  };
+  if (WorkPtr work = run_short(signature, 0, options, fill, make)) return work;
+  Call call = begin(options);
+  auto collective = make(call);
   return finish(std::move(call), std::move(collective));
 }
 
+// Sends first, so that nobody waits for one that waits itself.
+std::size_t HostCommunicator::run_short(std::span<const P2pCall> calls, const CallOptions& options,
+                                        Clock::time_point submitted, std::span<WorkPtr> works) {
+  constexpr std::size_t most_messages = 8;
+  if (options.async || options.told_source || calls.empty() || calls.size() > most_messages ||
+      !engine_->group().any_shared_memory)
+    return 0;
+  std::array<ShortMessage, most_messages> messages;
+  std::array<std::size_t, most_messages> places{};
+  std::size_t count = 0;
+  for (const bool sends : {true, false}) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const Buffer& buffer = calls[i].buffer;
+      if (calls[i].is_send != sends) continue;
+      if (buffer.device || buffer.bytes() > most_short_bytes) return 0;
+      arguments_.check_peer(sends, calls[i].peer);
+      places[count] = i;
+      messages[count++] = {sends, buffer.data, buffer.bytes(), buffer.dtype, calls[i].peer, calls[i].tag, {}};
+    }
+  }
+  engine_->throw_if_inherited();
+  arguments_.check_not_compressed(options);
+  const std::size_t carried = engine_->driver().run_short({messages.data(), count}, submitted);
+  for (std::size_t i = 0; i < carried; ++i) works[places[i]] = std::move(messages[i].completed);
+  return carried;
+}
+
 P2pEngine::Request HostCommunicator::request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
-                                             const CallOptions& options) const {
+                                             const CallOptions& options, Clock::time_point submitted) const {
   if (peer) {
     arguments_.check_peer(is_send, *peer);
   } else if (options_.size == 1) {
     throw UsageError("communicator '" + options_.name + "' has one rank: nobody can send to it");
   }
-  Call call = begin(options);
+  Call call = begin(options, submitted);
   cuda::EventPtr ready;
   if (buffer.device) ready = cuda::Device::get(*buffer.device).mark(buffer.stream, is_send ? "send" : "recv");
   P2pEngine::Request made{is_send, std::move(buffer), peer, tag, std::move(call.work), call.deadline};
@@ -504,12 +620,20 @@ std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request
   return works;
 }
 
+WorkPtr HostCommunicator::message(P2pCall call, const CallOptions& options) {
+  const auto submitted = Clock::now();
+  WorkPtr work;
+  if (run_short({&call, 1}, options, submitted, {&work, 1}) == 1) return work;
+  return finish_p2p({request(call.is_send, std::move(call.buffer), call.peer, call.tag, options, submitted)}, options)
+      .front();
+}
+
 WorkPtr HostCommunicator::send(Buffer data, int peer, std::uint32_t tag, CallOptions options) {
-  return finish_p2p({request(true, std::move(data), peer, tag, options)}, options).front();
+  return message({true, std::move(data), peer, tag}, options);
 }
 
 WorkPtr HostCommunicator::recv(Buffer data, int peer, std::uint32_t tag, CallOptions options) {
-  return finish_p2p({request(false, std::move(data), peer, tag, options)}, options).front();
+  return message({false, std::move(data), peer, tag}, options);
 }
 
 WorkPtr HostCommunicator::recv_up_to(Buffer data, int peer, std::uint32_t tag,
@@ -526,10 +650,20 @@ WorkPtr HostCommunicator::recv_any(Buffer data, std::uint32_t tag, CallOptions o
 }
 
 std::vector<WorkPtr> HostCommunicator::batch(std::vector<P2pCall> calls, CallOptions options) {
+  const auto submitted = Clock::now();
+  std::vector<WorkPtr> works(calls.size());
+  if (!calls.empty() && run_short(calls, options, submitted, works) == calls.size()) return works;
   std::vector<P2pEngine::Request> requests;
-  for (auto& call : calls)
-    requests.push_back(request(call.is_send, std::move(call.buffer), call.peer, call.tag, options));
-  return finish_p2p(std::move(requests), options);
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    if (!works[i])
+      requests.push_back(
+          request(calls[i].is_send, std::move(calls[i].buffer), calls[i].peer, calls[i].tag, options, submitted));
+  if (requests.empty()) return works;
+  const std::vector<WorkPtr> longer = finish_p2p(std::move(requests), options);
+  auto next = longer.begin();
+  for (WorkPtr& work : works)
+    if (!work) work = *next++;
+  return works;
 }
 
 std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
@@ -625,6 +759,7 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
     identities.push_back(std::move(identity));
   }
   agreed.local_completion = is_local;
+  agreed.takes_short = agreed.all_shared_memory && options_.size > 1 && options_.size <= ShortExchange::most_ranks;
   engine_->records().set_identities(all.front().random, std::move(identities));
 }
 

@@ -68,17 +68,28 @@ public:
 private:
   void introduce(const Mesh& mesh, std::size_t slice_bytes);
   struct Call;
-  Call begin(const CallOptions& options) const;
+  Call begin(const CallOptions& options, Clock::time_point submitted = Clock::now()) const;
+  // Where it is short, and nothing else is under way: carries it out (see ShortExchange). `pair_bytes`: the most
+  // between two ranks; `fill(exchange)` sets what goes where; `make(call)` makes the collective that it goes on as.
+  // Null: it has done nothing.
+  template <typename Fill, typename Make>
+  WorkPtr run_short(const Signature& signature, std::size_t pair_bytes, const CallOptions& options, const Fill& fill,
+                    const Make& make);
   // Of an operation whose result is the same on all ranks: every so many are compared.
   Call begin_alike(const CallOptions& options);
   WorkPtr finish(Call call, std::unique_ptr<Collective> collective);
   WorkPtr finish_alike(Call call, const Signature& signature, std::unique_ptr<Collective> collective,
                        std::vector<Buffer> result);
+  // As many as can be carried out at once, where this rank waits for all of them; `works` gets the ended ones, each in
+  // its call's place. Returns how many.
+  std::size_t run_short(std::span<const P2pCall> calls, const CallOptions& options, Clock::time_point submitted,
+                        std::span<WorkPtr> works);
+  WorkPtr message(P2pCall call, const CallOptions& options);
   std::vector<WorkPtr> finish_p2p(std::vector<P2pEngine::Request> requests, const CallOptions& call);
   WorkPtr exchange(const Signature& signature, std::vector<Buffer> sends, std::vector<Buffer> recvs,
                    const CallOptions& options);
   P2pEngine::Request request(bool is_send, Buffer buffer, std::optional<int> peer, std::uint32_t tag,
-                             const CallOptions& call) const;
+                             const CallOptions& call, Clock::time_point submitted = Clock::now()) const;
   std::size_t own() const { return static_cast<std::size_t>(options_.rank); }
 
   std::shared_ptr<Store> store_;

@@ -31,7 +31,8 @@ std::string_view name(WorkState state);
 // Thread-safe: any thread may query and wait.
 class Work {
 public:
-  Work() = default;
+  // `submitted`: when it was called.
+  explicit Work(Clock::time_point submitted = Clock::now()) : submitted_(submitted) {}
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
   virtual ~Work() = default;
@@ -90,7 +91,7 @@ private:
   std::condition_variable final_;
   std::exception_ptr error_;
   std::vector<std::function<void()>> callbacks_;
-  const Clock::time_point submitted_{Clock::now()};
+  const Clock::time_point submitted_;
   std::optional<Clock::time_point> finished_;
 };
 

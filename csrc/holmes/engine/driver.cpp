@@ -44,6 +44,79 @@ bool Driver::run_here(std::unique_ptr<Collective>& collective) {
   return true;
 }
 
+// Its group's ranks have a processor each. (A message needs one peer, a collective all of them.)
+bool Driver::may_rush() const {
+  const Group& group = engine_.group();
+  return group.all_shared_memory && (group.size <= processors() || engine_.operations().running() == nullptr);
+}
+
+template <typename IsDone>
+bool Driver::poll_short(const IsDone& is_done) {
+  bool done = is_done();
+  if (done) return true;
+  const bool rushes = may_rush();
+  auto spin = spin_.begin(rushes);
+  while (!done && !engine_.is_wanted() && spin.goes_on()) done = is_done();
+  if (done) spin_.succeeded(spin);
+  has_polled_ = !done;
+  return done;
+}
+
+std::size_t Driver::run_short(std::span<ShortMessage> messages, Clock::time_point submitted) {
+  std::size_t carried = 0;
+  {
+    const std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
+    if (!drive || !engine_.is_idle()) return 0;
+    Operations& operations = engine_.operations();
+    for (ShortMessage& message : messages) {
+      const std::shared_ptr<Work>& completed = operations.completed(message.is_send ? -1 : message.peer);
+      const auto is_done = [&] { return operations.carry_short(message, submitted); };
+      if (!(message.is_send ? is_done() : poll_short(is_done))) break;
+      message.completed = completed;
+      ++carried;
+    }
+  }
+  leave_rest(/*pauses=*/false);
+  return carried;
+}
+
+ShortRun::ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout)
+    : driver_(driver), exchange_(exchange), drive_(driver.engine_.drive_lock(), std::try_to_lock) {
+  Engine& engine = driver_.engine_;
+  if (!drive_ || !engine.is_idle()) return;
+  Operations& operations = engine.operations();
+  completed_ = operations.completed(-1);
+  submitted_ = Clock::now();
+  if (!operations.begin_short(exchange, submitted_, record_)) return;
+  state_ = State::begun;
+  const auto is_done = [&] { return operations.take_short(exchange, record_, submitted_ + timeout); };
+  try {
+    // What is on its way already comes before anybody would wake.
+    constexpr int early_looks = 8;
+    bool done = false;
+    for (int look = 0; look < early_looks && !done; ++look) done = is_done();
+    exchange.wake();
+    if (!done && !driver_.poll_short(is_done)) return;
+  } catch (...) {  // it happens again to who goes on
+    return;
+  }
+  state_ = State::done;
+  drive_.unlock();
+  driver_.leave_rest(/*pauses=*/false);
+}
+
+ShortRun::~ShortRun() {
+  if (state_ == State::begun && drive_) driver_.engine_.fail_short(exchange_.signature());
+}
+
+void ShortRun::go_on(std::unique_ptr<Collective> collective) {
+  const std::shared_ptr<Work> work = collective->shared_work();
+  driver_.engine_.operations().go_on(std::move(collective), exchange_, record_);
+  const bool pauses = driver_.drive_until(*work, std::nullopt, std::nullopt);
+  drive_.unlock();
+  driver_.leave_rest(pauses);
+}
+
 void Driver::run_in_background(std::size_t bytes) {
   if (Engine::drives_in_this_thread()) {  // what follows another operation, which no caller waits for
     if (engine_.has_pending()) give_to_io_thread();
@@ -129,10 +202,9 @@ bool Driver::help(const Work& work, std::optional<Clock::time_point> until, std:
 // kernel has no vDSO: so `now`, where it is known, holds until something has moved or was waited for.
 bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> until,
                          std::optional<Clock::time_point> now) {
-  // A message needs one peer, which may have a processor to itself; a collective all of them.
-  const bool may_rush = engine_.group().all_shared_memory &&
-                        (engine_.group().size <= processors() || engine_.operations().running() == nullptr);
-  auto spin = spin_.begin(may_rush);
+  const bool rushes = may_rush();
+  auto spin = spin_.begin(rushes);
+  bool has_polled = std::exchange(has_polled_, false);
   SignalTimer signals;
   unsigned rounds = 0;
   unsigned waits = 0;
@@ -142,7 +214,7 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
     if (moved || work.is_final()) {
       if (spin.has_begun()) {
         spin_.succeeded(spin);
-        spin = spin_.begin(may_rush);
+        spin = spin_.begin(rushes);
       }
       if (work.is_final()) return false;
     }
@@ -159,11 +231,12 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
       if (signals.is_due()) return true;
       continue;
     }
-    if (!is_slow && spin_.allows(waits) && spin.goes_on()) {
+    if (!has_polled && !is_slow && spin_.allows(waits) && spin.goes_on()) {
       now.reset();
       continue;
     }
     ++waits;
+    has_polled = false;
     fds_.clear();
     const bool block = engine_.prepare_wait(fds_);
     const auto before = now ? *now : Clock::now();
@@ -173,7 +246,7 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
     engine_.finish_wait(after, block ? fds_ : std::span<const pollfd>{});
     engine_.group().clock.set(after);
     if (block) spin_.slept(after - before);
-    spin = spin_.begin(may_rush);
+    spin = spin_.begin(rushes);
     if (until && after >= *until) return false;
     if (block && signals.is_due(after)) return true;
   }

@@ -3,13 +3,17 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "holmes/collectives/collective.hpp"
+#include "holmes/collectives/short_exchange.hpp"
 #include "holmes/core/interrupt.hpp"
 #include "holmes/engine/io_thread.hpp"
 #include "holmes/engine/spin_policy.hpp"
+#include "holmes/p2p/p2p.hpp"
 
 namespace holmes {
 
@@ -24,6 +28,9 @@ public:
   // Submits and drives it in the calling thread until it is final, or it is time to look for signals. Returns false,
   // having done nothing, where another thread drives or other calls wait for their turn.
   bool run_here(std::unique_ptr<Collective>& collective);
+  // Carries messages out in the calling thread, in order, as long as each can be sent whole or comes while it polls,
+  // and nothing else is under way. Returns how many.
+  std::size_t run_short(std::span<ShortMessage> messages, Clock::time_point submitted);
   // Leaves what is queued to the I/O thread, unless a caller waits for it first; of small operations only what cannot
   // be done here at once.
   void run_in_background(std::size_t bytes);
@@ -40,6 +47,11 @@ public:
   void offer_expired() { prompt_waits_.store(0, std::memory_order_relaxed); }
 
 private:
+  friend class ShortRun;
+  // Polls until `is_done()`, as long as that is worth it and nobody else wants the engine.
+  template <typename IsDone>
+  bool poll_short(const IsDone& is_done);
+  bool may_rush() const;
   void take_back();
   bool drive_until(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now);
   void sleep(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point now);
@@ -50,7 +62,8 @@ private:
   void leave_rest(bool pauses);
 
   Engine& engine_;
-  SpinPolicy spin_;  // with the drive lock, as the following
+  SpinPolicy spin_;          // with the drive lock, as the following
+  bool has_polled_ = false;  // in vain, for a short call that goes on
   std::vector<pollfd> fds_;
   IoThread& io_thread_;
   std::atomic<bool> is_offered_{false};  // to the I/O thread, perhaps
@@ -59,6 +72,34 @@ private:
   std::atomic<bool> is_awaited_{false};    // by a thread that sleeps, as another one drove when it came
   std::atomic<bool> is_polled_{false};
   unsigned idle_polls_ = 0;  // with the drive lock
+};
+
+// A short collective in the calling thread, which drives meanwhile. Its first part sends; what has not come while it
+// polled goes on as `collective`, of the same call, as in Driver::run_here.
+class ShortRun {
+public:
+  enum class State { not_begun, begun, done };
+
+  // Not begun where another thread drives or something else is under way.
+  ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout);
+  ShortRun(const ShortRun&) = delete;
+  ShortRun& operator=(const ShortRun&) = delete;
+  // Others are in it: where nothing went on with it the communicator ends.
+  ~ShortRun();
+
+  State state() const { return state_; }
+  Clock::time_point submitted() const { return submitted_; }
+  const std::shared_ptr<Work>& completed() const { return completed_; }
+  void go_on(std::unique_ptr<Collective> collective);
+
+private:
+  Driver& driver_;
+  ShortExchange& exchange_;
+  std::unique_lock<std::mutex> drive_;
+  State state_ = State::not_begun;
+  Clock::time_point submitted_;
+  std::uint64_t record_ = 0;
+  std::shared_ptr<Work> completed_;
 };
 
 }  // namespace holmes

@@ -113,6 +113,19 @@ bool Engine::has_pending() const {
          close_requested_.load(std::memory_order_acquire);
 }
 
+bool Engine::is_wanted() const {
+  return operations_.has_new() || failure_requested_.load(std::memory_order_acquire) ||
+         close_requested_.load(std::memory_order_acquire) || records_.is_requested();
+}
+
+void Engine::fail_short(const Signature& signature) {
+  fail(failure_or(ErrorKind::system, [&] {
+    return Failure{ErrorKind::system,
+                   "no memory is left for " + describe(signature, group_->name) + ", which others have entered",
+                   detector_.own_context()};
+  }));
+}
+
 bool Engine::drives_in_this_thread() { return this_thread_drives; }
 
 bool Engine::progress() {

@@ -59,6 +59,11 @@ public:
   bool has_pending() const;
   // Whether the calling thread is inside of `progress`, of any engine.
   static bool drives_in_this_thread();
+  // Driver. Whether nothing is under way, so that a short call may be run whole / somebody wants a driver's rounds.
+  bool is_idle() const { return operations_.is_empty() && !is_dead() && !is_wanted(); }
+  bool is_wanted() const;
+  // Driver. Of a short call that others have entered and that memory was too short to go on with.
+  void fail_short(const Signature& signature);
   // Driver. One round; returns whether anything moved. Errors make the communicator dead, they are not thrown.
   bool progress();
   // Driver. Appends what to poll for; false: something is ready, do not block.

@@ -57,6 +57,67 @@ bool Operations::submit_own(std::unique_ptr<Collective>& collective) {
   return true;
 }
 
+bool Operations::begin_short(ShortExchange& exchange, Clock::time_point now, std::uint64_t& record) {
+  if (owed_.size() >= most_owed || !exchange.has_room()) return false;
+  {
+    std::lock_guard lock(mutex_);
+    if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return false;
+    exchange.signature().sequence = next_sequence_++;
+    record = group_.recorder->add(holmes::recorded_call(exchange.signature()), WorkState::running, now);
+  }
+  exchange.send();
+  return true;
+}
+
+bool Operations::take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline) {
+  if (!owed_.empty()) receive_owed();
+  if (!exchange.take()) return false;
+  if (group_.local_completion) {
+    if (OwedHeaders headers = exchange.owed(deadline); !headers.is_empty()) owed_.push_back(std::move(headers));
+  }
+  last_end_ = Clock::now();
+  group_.recorder->finish(record, true, last_end_);
+  return true;
+}
+
+void Operations::go_on(std::unique_ptr<Collective> collective, const ShortExchange& exchange, std::uint64_t record) {
+  queue_.push_back(std::move(collective));
+  queue_.back()->set_sequence(exchange.signature().sequence);
+  queue_.back()->set_record(record);
+  queue_.back()->set_sent();
+  taken_.fetch_add(1);
+}
+
+bool Operations::carry_short(const ShortMessage& message, Clock::time_point submitted) {
+  std::uint64_t record = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (is_closed_ || has_new_.load(std::memory_order_relaxed) || !p2p_.can_carry(message)) return false;
+    record = group_.recorder->add({.op = message.is_send ? OpCode::send : OpCode::recv,
+                                   .dtype = message.dtype,
+                                   .peer = message.peer,
+                                   .sequence = next_p2p_++,
+                                   .tag = message.tag,
+                                   .count = message.bytes / size_bytes(message.dtype)},
+                                  WorkState::running, submitted);
+  }
+  p2p_.carry(message);
+  group_.recorder->finish(record, true, Clock::now());
+  return true;
+}
+
+const std::shared_ptr<Work>& Operations::completed(int source) {
+  const auto at = static_cast<std::size_t>(source + 1);
+  if (completed_.size() <= at) completed_.resize(at + 1);
+  std::shared_ptr<Work>& work = completed_[at];
+  if (!work) {
+    work = std::make_shared<Work>();
+    work->set_source_rank(source);
+    work->complete();
+  }
+  return work;
+}
+
 void Operations::record_call(Collective& collective, WorkState state) {
   collective.set_record(group_.recorder->add(collective.recorded_call(), state, collective.work().submitted()));
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "holmes/collectives/collective.hpp"
+#include "holmes/collectives/short_exchange.hpp"
 #include "holmes/p2p/p2p.hpp"
 #include "holmes/record/communicator_record.hpp"
 
@@ -34,6 +35,15 @@ public:
   // --- driver ---
   // As submit, of what the driver itself calls; false also where other calls wait for their turn.
   bool submit_own(std::unique_ptr<Collective>& collective);
+  // Short calls of the driver itself, where nothing else is under way. One is begun, and sent, where all of it can be;
+  // taken where all has come; or goes on as a collective. `record` is its number in the flight recorder.
+  bool begin_short(ShortExchange& exchange, Clock::time_point now, std::uint64_t& record);
+  bool take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline);
+  void go_on(std::unique_ptr<Collective> collective, const ShortExchange& exchange, std::uint64_t record);
+  // A message, all of it or nothing.
+  bool carry_short(const ShortMessage& message, Clock::time_point submitted);
+  // A work that is completed, of a message from `source` or, where that is -1, of anything else.
+  const std::shared_ptr<Work>& completed(int source);
   // Throws where what was submitted does not fit what the peer sent; the operation is pending then.
   void take_new();
   // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
@@ -79,6 +89,7 @@ private:
   bool send_ahead();
 
   Group& group_;
+  std::vector<std::shared_ptr<Work>> completed_;  // by source and one more, each made when first needed
   P2pEngine p2p_;
   std::deque<std::unique_ptr<Collective>> queue_;  // the front one runs
   bool front_started_ = false;

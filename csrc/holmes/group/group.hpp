@@ -34,6 +34,7 @@ struct Group {
   bool local_completion = false;   // of operations with a root, as all ranks agreed; see CommunicatorOptions
   bool any_shared_memory = false;  // a pair of this rank
   bool all_shared_memory = true;   // every pair of ranks, as all ranks agreed
+  bool takes_short = false;        // few ranks, all of which share memory; see ShortExchange
   // By rank, as all ranks agreed: the first rank with which it shares memory, itself where there is none before.
   std::vector<int> memory_leaders;
   // By rank, whether a header of an operation that has ended here is still to come (local_completion only): what

@@ -1,6 +1,7 @@
 #include "holmes/p2p/p2p.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "holmes/core/env.hpp"
@@ -83,6 +84,36 @@ void P2pEngine::submit(Request request) {
       if (peer != group_.rank) activate(peer);
     any_receives_.push_back(std::move(request));
   }
+}
+
+bool P2pEngine::can_carry(const ShortMessage& message) const {
+  const Peer& state = peers_[message.peer];
+  Channel& channel = *channels_[message.peer];
+  if (message.is_send) return state.sends.empty() && channel.short_room_bytes() >= sizeof(Header) + message.bytes;
+  if (pending_ > 0 || !state.unexpected.empty() || state.is_arriving() || state.ahead_begin < state.ahead_end)
+    return false;
+  const std::byte* const came = channel.peek_short(sizeof(Header) + message.bytes);
+  if (!came) return false;
+  Header header;
+  std::memcpy(&header, came, sizeof header);
+  return header.magic == message_magic && header.tag == message.tag && header.dtype == message.dtype &&
+         header.bytes == message.bytes;
+}
+
+void P2pEngine::carry(const ShortMessage& message) {
+  Channel& channel = *channels_[message.peer];
+  if (message.is_send) {
+    Header header{message_magic, message.tag, message.bytes, message.dtype, {}};
+    const std::array pieces{iovec{&header, sizeof header}, iovec{message.data, message.bytes}};
+    channel.send_short({pieces.data(), message.bytes > 0 ? pieces.size() : 1});
+    channel.wake();
+    ++peers_[message.peer].sent_messages;
+    return;
+  }
+  const std::byte* const came = channel.peek_short(sizeof(Header) + message.bytes);
+  if (message.bytes > 0) std::memcpy(message.data, came + sizeof(Header), message.bytes);
+  channel.consume(sizeof(Header) + message.bytes);
+  ++peers_[message.peer].arrived_messages;
 }
 
 bool P2pEngine::advance() {

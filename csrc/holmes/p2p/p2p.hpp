@@ -13,6 +13,17 @@
 
 namespace holmes {
 
+// A message of at most most_short_bytes in host memory, which lives until the call is over.
+struct ShortMessage {
+  bool is_send = true;
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  DType dtype = DType::uint8;
+  int peer = 0;
+  std::uint32_t tag = 0;
+  std::shared_ptr<Work> completed{};  // set once it is carried out
+};
+
 // Only the driver calls it, except where noted.
 class P2pEngine {
 public:
@@ -37,6 +48,10 @@ public:
   P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels, int wake_fd);
 
   void submit(Request request);
+  // Whether `carry` may be called: all of the message can be sent now, or is there; nothing is before it. Ranks that
+  // share memory only.
+  bool can_carry(const ShortMessage& message) const;
+  void carry(const ShortMessage& message);
   // Moves what can be moved without blocking. Returns whether anything moved.
   bool advance();
   bool is_idle() const { return pending_ == 0; }

@@ -41,6 +41,10 @@ inline constexpr std::size_t max_call_bytes = 512 * 1024;
 // And pieces, for a system call.
 inline constexpr std::size_t max_pieces = 8;
 
+// So few bytes between two ranks that share memory are copied at once, by the thread that calls (see Channel's calls of
+// that name, ShortExchange and ShortMessage).
+inline constexpr std::size_t most_short_bytes = 2048;
+
 // Non-blocking. One thread at a time (the communicator's driver), counters excepted.
 class Channel {
 public:
@@ -82,6 +86,14 @@ public:
   // `consume`.
   virtual const std::byte* try_peek(std::size_t /*bytes*/) { return nullptr; }
   virtual void consume(std::size_t /*bytes*/) {}
+
+  // Few bytes between ranks that share memory. What `send_short` takes now, all or nothing; 0 where the transport has
+  // none of this. Neither throws. `wake` must follow soon: the peer may sleep.
+  virtual std::size_t short_room_bytes() { return 0; }
+  virtual void send_short(std::span<const iovec> /*pieces*/) {}
+  virtual void wake() {}
+  // As try_peek, but nothing is moved for it and nothing thrown: what it cannot give, try_recv can.
+  virtual const std::byte* peek_short(std::size_t /*bytes*/) const { return nullptr; }
 
   // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
   virtual bool tells_end() const { return true; }

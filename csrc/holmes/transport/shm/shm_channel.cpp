@@ -178,6 +178,38 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   return total;
 }
 
+// None beside what goes by CMA, or is to go through the ring in its place.
+std::size_t ShmChannel::short_room_bytes() {
+  if (shown_.is_open() || unreported_ > 0 || ring_only_ > 0 || out_.closed.load(std::memory_order_relaxed)) return 0;
+  const std::size_t ring_bytes = segment_->ring_bytes();
+  if (produced_ - known_consumed_ > ring_bytes / 2) known_consumed_ = out_.consumed.load(std::memory_order_acquire);
+  return ring_bytes - std::min<std::uint64_t>(produced_ - known_consumed_, ring_bytes);
+}
+
+void ShmChannel::send_short(std::span<const iovec> pieces) {
+  std::size_t total = 0;
+  for (const iovec& piece : pieces) {
+    std::memcpy(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, piece.iov_len);
+    total += piece.iov_len;
+  }
+  produced_ += total;
+  out_.produced.store(produced_, std::memory_order_release);
+  // The peer's cache has it, from the last time around.
+  __builtin_prefetch(out_data_ + ((produced_ + ShmSegment::cache_line_bytes - 1) & (segment_->ring_bytes() - 1)), 1);
+  count_sent(total);
+}
+
+void ShmChannel::wake() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // between what was produced and the look
+  wake_reader();
+}
+
+const std::byte* ShmChannel::peek_short(std::size_t bytes) const {
+  const std::uint64_t there = in_.produced.load(std::memory_order_acquire) - consumed_;
+  if (there < bytes || there > segment_->ring_bytes() || stage_.bytes() > 0) return nullptr;
+  return in_data_ + (consumed_ & (segment_->ring_bytes() - 1));
+}
+
 // Of a piece that the receiver is to read in place; an id of 0: of none such.
 BufferPlace ShmChannel::place_to_show(const iovec& piece) const {
   const bool is_shown = tuning_.reads_in_place() && may_pull_ && !was_refused_in_place_;

@@ -71,6 +71,10 @@ public:
   std::size_t max_peek_bytes() const override { return segment_->ring_bytes(); }
   const std::byte* try_peek(std::size_t bytes) override;
   void consume(std::size_t bytes) override;
+  std::size_t short_room_bytes() override;
+  void send_short(std::span<const iovec> pieces) override;
+  void wake() override;
+  const std::byte* peek_short(std::size_t bytes) const override;
   bool tells_end() const override { return in_.closed.load() != 0; }  // a killed peer cannot mark its rings as closed
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void finish_wait() override;
