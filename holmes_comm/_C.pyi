@@ -568,9 +568,11 @@ class Communicator:
             tuple[str, typing.Any, typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
         ],
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        async_op: bool = True,
     ) -> list[Work]:
         """
-        Starts sends and receives at once: `calls` is a list of ('send' or 'recv', tensor, peer, tag). Returns a Work for each.
+        Starts sends and receives at once: `calls` is a list of ('send' or 'recv', tensor, peer, tag). Returns a Work for each;
+        with async_op=False an empty list once all are done.
         No order between them, so a ring of ranks that all send first does not deadlock. Raises UsageError where what one
         call receives shares memory with another one's.
         """

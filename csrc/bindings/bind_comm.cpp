@@ -118,20 +118,31 @@ std::vector<Buffer> per_rank(const py::handle& object, int size, const BufferUse
 }
 
 // What one of the calls receives no other one of them reads or writes: they have no order.
-void refuse_shared_memory(const char* operation, std::vector<P2pCall> calls) {
-  std::erase_if(calls, [](const P2pCall& call) { return call.buffer.bytes() == 0; });
-  std::ranges::sort(calls, {}, [](const P2pCall& call) { return call.buffer.begin(); });
-  const std::byte *end = nullptr, *received_end = nullptr;  // of those before
+void refuse_shared_memory(const char* operation, const std::vector<P2pCall>& calls) {
+  struct Piece {
+    const std::byte *begin, *end;
+    bool is_send;
+  };
+  std::vector<Piece> pieces;
+  pieces.reserve(calls.size());
   for (const P2pCall& call : calls) {
-    if (call.buffer.begin() < (call.is_send ? received_end : end))
+    const std::byte* const begin = call.buffer.begin();
+    if (call.buffer.bytes() > 0) pieces.push_back({begin, begin + call.buffer.bytes(), call.is_send});
+  }
+  std::ranges::sort(pieces, {}, &Piece::begin);
+  const std::byte *end = nullptr, *received_end = nullptr;  // of those before
+  for (const Piece& piece : pieces) {
+    if (piece.begin < (piece.is_send ? received_end : end))
       throw UsageError(std::string(operation) +
                        ": a tensor that is received into shares memory with another one of the same call, and its "
                        "messages have no order; give each receive memory of its own, or make two calls");
-    const std::byte* const own_end = call.buffer.begin() + call.buffer.bytes();
-    end = std::max(end, own_end);
-    if (!call.is_send) received_end = std::max(received_end, own_end);
+    end = std::max(end, piece.end);
+    if (!piece.is_send) received_end = std::max(received_end, piece.end);
   }
 }
+
+// Kind, tensor, peer, tag.
+using MessageTuple = std::tuple<std::string, py::object, int, std::int64_t>;
 
 // Of a message; the largest is the library's own.
 std::uint32_t checked_tag(std::int64_t tag) {
@@ -378,35 +389,38 @@ void bind_communicator(py::module_& module) {
       "Sendrecv); returns when\nboth are done. Both may be the same rank; a ring of ranks that all call it does "
       "not deadlock. Matches send, recv and batch of\nits peers. Count and dtype of a message must be its "
       "sender's. Raises as send and recv, and UsageError where the two share memory.");
+  def_quick(
+      type, "batch",
+      [](Communicator& self, const std::vector<MessageTuple>& calls, const TimeoutSeconds& timeout_s, bool async_op) {
+        std::vector<P2pCall> p2p;
+        p2p.reserve(calls.size());
+        for (const auto& [kind, tensor, peer, tag] : calls) {
+          if (kind != "send" && kind != "recv")
+            throw UsageError("batch: '" + kind + "' is not a call; use 'send' or 'recv'");
+          p2p.push_back({kind == "send",
+                         to_buffer(tensor, {"batch: tensor", kind == "recv", async_op, self.device(), true}), peer,
+                         checked_tag(tag)});
+        }
+        refuse_shared_memory("batch", p2p);
+        std::vector<WorkPtr> works;
+        {
+          const GilRelease no_gil;
+          works = self.batch(std::move(p2p), call_options(async_op, timeout_s));
+          if (!async_op)
+            for (const WorkPtr& work : works) work->join();
+        }
+        if (!async_op) works.clear();
+        py::typing::List<WorkPtr> handles;
+        for (const WorkPtr& work : works) handles.append(handle_of(work, self));
+        return handles;
+      },
+      "calls"_a, "timeout_s"_a = py::none(), "async_op"_a = true,
+      "Starts sends and receives at once: `calls` is a list of ('send' or 'recv', tensor, peer, tag). Returns a "
+      "Work for each;\nwith async_op=False an empty list once all are done.\n"
+      "No order between them, so a ring of ranks that all send first does not deadlock. Raises UsageError where "
+      "what "
+      "one\ncall receives shares memory with another one's.");
   type.def(
-          "batch",
-          [](Communicator& self, const std::vector<std::tuple<std::string, py::object, int, std::int64_t>>& calls,
-             const TimeoutSeconds& timeout_s) {
-            std::vector<P2pCall> p2p;
-            for (const auto& [kind, tensor, peer, tag] : calls) {
-              if (kind != "send" && kind != "recv")
-                throw UsageError("batch: '" + kind + "' is not a call; use 'send' or 'recv'");
-              p2p.push_back({kind == "send",
-                             to_buffer(tensor, {"batch: tensor", kind == "recv", true, self.device(), true}), peer,
-                             checked_tag(tag)});
-            }
-            refuse_shared_memory("batch", p2p);
-            std::vector<WorkPtr> works;
-            {
-              const GilRelease no_gil;
-              works = self.batch(std::move(p2p), call_options(true, timeout_s));
-            }
-            py::typing::List<WorkPtr> handles;
-            for (const WorkPtr& work : works) handles.append(handle_of(work, self));
-            return handles;
-          },
-          "calls"_a, "timeout_s"_a = py::none(),
-          "Starts sends and receives at once: `calls` is a list of ('send' or 'recv', tensor, peer, tag). Returns a "
-          "Work for each.\n"
-          "No order between them, so a ring of ranks that all send first does not deadlock. Raises UsageError where "
-          "what "
-          "one\ncall receives shares memory with another one's.")
-      .def(
           "split",
           [](Communicator& self, int color, int key) {
             const GilRelease no_gil;

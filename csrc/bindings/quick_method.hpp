@@ -11,6 +11,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 namespace holmes {
 
@@ -78,6 +79,35 @@ struct PlainValue<std::optional<T>> {
     if constexpr (requires { PlainValue<T>::get(value); })
       if (auto plain = PlainValue<T>::get(value)) return std::optional<T>(std::move(*plain));
     return std::nullopt;
+  }
+};
+
+// A list or tuple of tuples.
+template <typename... Ts>
+struct PlainValue<std::vector<std::tuple<Ts...>>> {
+  using Row = std::tuple<Ts...>;
+  static std::optional<std::vector<Row>> get(PyObject* value) {
+    if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) return std::nullopt;
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
+    std::vector<Row> rows;
+    rows.reserve(static_cast<std::size_t>(size));
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      PyObject* const item = PySequence_Fast_GET_ITEM(value, i);
+      if (!PyTuple_CheckExact(item) || PyTuple_GET_SIZE(item) != sizeof...(Ts)) return std::nullopt;
+      if (!append(rows, item, std::index_sequence_for<Ts...>())) return std::nullopt;
+    }
+    return rows;
+  }
+
+private:
+  template <std::size_t... I>
+  static bool append(std::vector<Row>& rows, PyObject* item, std::index_sequence<I...>) {
+    std::tuple<std::optional<Ts>...> plain;
+    const bool is_plain =
+        ((std::get<I>(plain) = PlainValue<Ts>::get(PyTuple_GET_ITEM(item, static_cast<Py_ssize_t>(I)))).has_value() &&
+         ...);
+    if (is_plain) rows.emplace_back(std::move(*std::get<I>(plain))...);
+    return is_plain;
   }
 };
 

@@ -9,7 +9,9 @@ from helpers.ranks import run_communicators
 
 import holmes_comm as hc
 
-QUICK = "all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all barrier send recv sendrecv"
+QUICK = (
+    "all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all barrier send recv sendrecv batch"
+)
 
 
 @pytest.fixture
@@ -56,9 +58,37 @@ def test_every_way_to_write_a_call() -> None:
         assert results == [[3.0] * 3] * 11 + [[1.0]] * 3 + [[7.0]]
 
 
+def test_every_way_to_write_a_batch() -> None:
+    def body(comm: hc.Communicator) -> None:
+        peer = 1 - comm.rank
+        for count in (1, 100, 600, 100_000):  # of 5 messages each way: short ones, and longer
+            sent = [np.full(count, comm.rank * 10.0 + i) for i in range(5)]
+            received = [np.zeros(count) for _ in range(5)]
+            calls = [("send", data, peer, i) for i, data in enumerate(sent)]
+            calls += [("recv", data, np.int64(peer) if count == 1 else peer, i) for i, data in enumerate(received)]
+            forms = [
+                lambda calls=calls: comm.batch(calls, async_op=False),
+                lambda calls=calls: comm.batch(tuple(calls), 20.0, False),
+                lambda calls=calls: comm.batch(calls=[tuple(call) for call in calls], async_op=False),
+                lambda calls=calls: [work.wait() for work in comm.batch(calls)] and [],
+            ]
+            for form in forms:
+                for data in received:
+                    data[:] = -1
+                assert form() == []
+                assert all((data == peer * 10.0 + i).all() for i, data in enumerate(received))
+        assert comm.batch([], async_op=False) == comm.batch([]) == []
+
+    run_communicators(2, body, transport="shm")
+    run_communicators(2, body, transport="tcp")
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda comm, data: comm.batch([("send", data, 0)]), "incompatible function arguments"),
+        (lambda comm, data: comm.batch([("send", data, 0, None)]), "incompatible function arguments"),
+        (lambda comm, data: comm.batch("send"), "incompatible function arguments"),
         (lambda comm, data: comm.all_reduce(), "incompatible function arguments"),
         (
             lambda comm, data: comm.all_reduce(data, "sum", False, None, None, None, 1),
@@ -89,6 +119,8 @@ def test_wrong_calls_are_type_errors(comm: hc.Communicator, call, words: str) ->
         (lambda comm, data: comm.all_reduce(data, "\ud800"), "op|surrogates|incompatible"),
         (lambda comm, data: comm.all_reduce(data, timeout_s=-1.0), "timeout_s is -1"),
         (lambda comm, data: comm.all_reduce([1, 2]), "not a tensor or array"),
+        (lambda comm, data: comm.batch([("put", data, 0, 0)]), "'put' is not a call"),
+        (lambda comm, data: comm.batch([("send", data, 0, -2)], async_op=False), "tag -2"),
         (lambda comm, data: comm.broadcast(data, 5), "root"),
         (lambda comm, data: comm.send(data, 0, -1), "tag -1"),
         (lambda comm, data: comm.all_reduce(data, compression=hc.Compression("bf16")), "compress"),

@@ -557,7 +557,7 @@ WorkPtr HostCommunicator::barrier(CallOptions options) {
 // Sends first, so that nobody waits for one that waits itself.
 std::size_t HostCommunicator::run_short(std::span<const P2pCall> calls, const CallOptions& options,
                                         Clock::time_point submitted, std::span<WorkPtr> works) {
-  constexpr std::size_t most_messages = 8;
+  constexpr std::size_t most_messages = 32;
   if (options.async || options.told_source || calls.empty() || calls.size() > most_messages ||
       !engine_->group().any_shared_memory)
     return 0;

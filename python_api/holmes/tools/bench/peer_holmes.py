@@ -70,8 +70,7 @@ class HolmesPeer(Peer):
                 messages += [("recv", into, previous, 0), ("send", of, following, 0)]
 
         def batch() -> None:
-            for work in communicator.batch(messages):
-                work.wait()
+            communicator.batch(messages, async_op=False)
 
         def send() -> None:
             if case.rank == 0:
