@@ -558,8 +558,7 @@ WorkPtr HostCommunicator::barrier(CallOptions options) {
 std::size_t HostCommunicator::run_short(std::span<const P2pCall> calls, const CallOptions& options,
                                         Clock::time_point submitted, std::span<WorkPtr> works) {
   constexpr std::size_t most_messages = 32;
-  if (options.async || options.told_source || calls.empty() || calls.size() > most_messages ||
-      !engine_->group().any_shared_memory)
+  if (options.async || options.told_source || calls.size() > most_messages || !engine_->group().any_shared_memory)
     return 0;
   std::array<ShortMessage, most_messages> messages;
   std::array<std::size_t, most_messages> places{};
@@ -570,6 +569,7 @@ std::size_t HostCommunicator::run_short(std::span<const P2pCall> calls, const Ca
       if (calls[i].is_send != sends) continue;
       if (buffer.device || buffer.bytes() > most_short_bytes) return 0;
       arguments_.check_peer(sends, calls[i].peer);
+      if (!engine_->takes_short(calls[i].peer)) return 0;
       places[count] = i;
       messages[count++] = {sends, buffer.data, buffer.bytes(), buffer.dtype, calls[i].peer, calls[i].tag, {}};
     }

@@ -30,6 +30,10 @@ public:
   Group& group() { return *group_; }
   EngineRecords& records() { return records_; }
   std::vector<ConnectionInfo> connections() const;
+  // Whether a message to or from `peer` may go the short way.
+  bool takes_short(int peer) const {
+    return operations_.p2p().channels()[static_cast<std::size_t>(peer)]->takes_short();
+  }
 
   // --- how it ends ---
   void abort(const std::string& reason);

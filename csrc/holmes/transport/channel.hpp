@@ -87,8 +87,9 @@ public:
   virtual const std::byte* try_peek(std::size_t /*bytes*/) { return nullptr; }
   virtual void consume(std::size_t /*bytes*/) {}
 
-  // Few bytes between ranks that share memory. What `send_short` takes now, all or nothing; 0 where the transport has
-  // none of this. Neither throws. `wake` must follow soon: the peer may sleep.
+  // Few bytes between ranks that share memory: `send_short` takes all of what there is room for now, and `wake` must
+  // follow soon, as the peer may sleep. None of these throws.
+  virtual bool takes_short() const { return false; }
   virtual std::size_t short_room_bytes() { return 0; }
   virtual void send_short(std::span<const iovec> /*pieces*/) {}
   virtual void wake() {}

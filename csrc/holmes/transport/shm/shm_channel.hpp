@@ -71,6 +71,7 @@ public:
   std::size_t max_peek_bytes() const override { return segment_->ring_bytes(); }
   const std::byte* try_peek(std::size_t bytes) override;
   void consume(std::size_t bytes) override;
+  bool takes_short() const override { return true; }
   std::size_t short_room_bytes() override;
   void send_short(std::span<const iovec> pieces) override;
   void wake() override;
