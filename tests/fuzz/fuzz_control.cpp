@@ -31,8 +31,11 @@ std::vector<std::string> fuzz::seeds() {
   std::vector<std::string> all = {
       sent([](ControlConnection& connection) { connection.send_doorbell(); }),
       sent([](ControlConnection& connection) { connection.send_bye(); }),
-      sent([](ControlConnection& connection) { connection.send_probe(); }),
-      sent([](ControlConnection& connection) { connection.send_probe_reply({77, 1, "eth0"}); }),
+      sent([](ControlConnection& connection) { connection.send_probe({1, {}}); }),
+      sent([](ControlConnection& connection) {
+        connection.send_probe({2, WholeQuestion{7, 3, WholeProgress::longest_lease}});
+      }),
+      sent([](ControlConnection& connection) { connection.send_probe_reply({77, 1, "eth0", 2, {8, 7, true}}); }),
       sent([](ControlConnection& connection) { connection.send_turn({3, 0, Uplink::lease}); }),
       sent([&](ControlConnection& connection) { connection.send_abort(failure); })};
   std::string together;
@@ -58,7 +61,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
       } catch (const HolmesError&) {
       }
     }
-    one.connection->take_probe();
+    const auto probe = one.connection->take_probe();
+    REQUIRE(!probe || !probe->whole || probe->whole->lease <= WholeProgress::longest_lease);
     for (const Turn& turn : one.connection->take_turns()) REQUIRE(turn.lease <= Uplink::lease && turn.priority >= 0);
   }
   if (has_failed) return 0;

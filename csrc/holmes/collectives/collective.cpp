@@ -13,7 +13,13 @@ constexpr std::size_t header_bytes = sizeof(CollectiveHeader);
 }  // namespace
 
 Collective::Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline)
-    : group_(group), signature_(signature), work_(std::move(work)), deadline_(deadline) {}
+    : group_(group), signature_(std::move(signature)), work_(std::move(work)), deadline_(deadline) {
+  if (whole_number()) group_.whole->begin_step();
+}
+
+Collective::~Collective() {
+  if (whole_number()) group_.whole->end_step();
+}
 
 void Collective::prepare() {
   prepared_ = true;

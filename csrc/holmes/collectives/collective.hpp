@@ -46,7 +46,7 @@ private:
 class Collective {
 public:
   Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline);
-  virtual ~Collective() = default;
+  virtual ~Collective();
   Collective(const Collective&) = delete;
   Collective& operator=(const Collective&) = delete;
 
@@ -93,6 +93,10 @@ public:
   const std::shared_ptr<Work>& shared_work() const { return work_; }
   Clock::time_point deadline() const { return deadline_; }
   std::uint64_t sequence() const { return signature_.sequence; }
+  // The number of the wide group's operation that it is a step of.
+  std::optional<std::uint64_t> whole_number() const {
+    return group_.whole && signature_.whole ? std::optional(signature_.whole->number) : std::nullopt;
+  }
   void set_sequence(std::uint64_t sequence) { signature_.sequence = sequence; }
 
 protected:

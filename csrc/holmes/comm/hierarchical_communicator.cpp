@@ -14,9 +14,9 @@ namespace holmes {
 namespace {
 
 // The parts' deadlines come after the announcement's: only that one sees all ranks and can name who is missing, where a
-// part may blame a rank that waits itself. Longer than a probe (failure_detector.cpp), and than the steps of a wide
-// announcement come after each other (wide_steps.cpp).
-constexpr auto part_grace = std::chrono::milliseconds(1500);
+// part may blame a rank that waits itself. Longer than a probe (failure_detector.cpp), and than it takes until the
+// first step of a wide announcement names a rank that answers nothing.
+constexpr auto part_grace = std::chrono::milliseconds(2500);
 
 // Of an operation of several communicators.
 class StagedWork final : public Work {

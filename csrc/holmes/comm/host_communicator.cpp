@@ -222,7 +222,8 @@ std::optional<std::int64_t> job_rank_of(const CommunicatorOptions& options) {
 
 }  // namespace
 
-HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options)
+HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options,
+                                   std::shared_ptr<WholeProgress> whole)
     : store_(std::move(store)), options_(std::move(options)) {
   const std::size_t ring_bytes = ShmSegment::ring_bytes_for(options_.size);
   Mesh mesh = connect_mesh(*store_, options_, ShmSegment::segment_bytes(ring_bytes));
@@ -237,6 +238,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   group->size = options_.size;
   group->name = options_.name;
   group->labels = options_.labels;
+  group->whole = std::move(whole);
   group->recorder = std::make_unique<FlightRecorder>(env.flight_recorder_operations);
   group->pinned_ring_bytes = env.pinned_ring_bytes;
   group->channels.resize(mesh.peers.size());
@@ -272,6 +274,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
                                      std::move(needs.wake_fd), std::move(sockets));
   for (std::size_t rail = 0; rail < engine_->group().uplinks.size(); ++rail)
     engine_->group().uplinks[rail]->join(engine_, options_.priority.value_or(highest_priority), static_cast<int>(rail));
+  if (engine_->group().whole) engine_->group().whole->join(engine_);
   if (!is_internal(options_.name)) register_source(std::shared_ptr<RecordSource>(engine_, &engine_->records()));
   start_watcher(env);
   own_place_ = describe_peer(engine_->group().label(options_.rank), host,

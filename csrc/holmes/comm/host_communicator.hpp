@@ -13,7 +13,9 @@ namespace holmes {
 
 class HostCommunicator final : public PartCommunicator {
 public:
-  HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options);
+  // `whole`: of the wide group that it is a row or a column of.
+  HostCommunicator(std::shared_ptr<Store> store, CommunicatorOptions options,
+                   std::shared_ptr<WholeProgress> whole = nullptr);
   ~HostCommunicator() override;
 
   int rank() const override { return options_.rank; }

@@ -135,7 +135,7 @@ public:
     for (const auto& [peer, part] : pairs->connected()) visit(*part);
   }
 
-  // Records an operation that `work` stands for.
+  // Records an operation that `work` stands for, which has been entered.
   void record(RecordedCall call, const WorkPtr& work) {
     std::uint64_t number = 0;
     {
@@ -144,7 +144,8 @@ public:
       number = recorder_->add(call, WorkState::queued, work->submitted());
       recorder_->start(number, work->submitted());
     }
-    work->on_final([recorder = recorder_, number, own = std::weak_ptr(work)] {
+    work->on_final([recorder = recorder_, progress = progress, number, own = std::weak_ptr(work)] {
+      progress->end();
       const auto ended = own.lock();
       recorder->finish(number, ended && ended->state() == WorkState::completed, Clock::now());
     });
@@ -190,6 +191,7 @@ private:
 
 public:
   const std::shared_ptr<WideParts> parts;
+  const std::shared_ptr<WholeProgress> progress = std::make_shared<WholeProgress>();
   std::shared_ptr<PairConnections> pairs;
   std::shared_ptr<StepQueue> queue;
 };
@@ -326,7 +328,7 @@ void WideCommunicator::connect(WidePart& part, const std::string& name, const st
   }
   CommunicatorOptions options = part_options(options_, name, members, rank);
   options.connect_timeout += next_part_grace * body_->parts->mesh_count();
-  part.mesh = std::make_shared<HostCommunicator>(store, std::move(options));
+  part.mesh = std::make_shared<HostCommunicator>(store, std::move(options), body_->progress);
 }
 
 WideCommunicator::~WideCommunicator() {
@@ -392,14 +394,21 @@ void WideCommunicator::check_usable(const CallOptions& call) const {
 }
 
 template <typename Make>
-WorkPtr WideCommunicator::start(const WholeCall& whole, std::size_t count, const CallOptions& call, const Make& make) {
+WorkPtr WideCommunicator::start(WholeCall whole, std::size_t count, const CallOptions& call, const Make& make) {
   check_usable(call);
   const auto work = std::make_shared<WideWork>(body_->queue, body_->parts, whole.op);
   const auto deadline = work->submitted() + call.timeout.value_or(options_.timeout);
-  StepList list = make(WideSteps(body_->parts, std::make_shared<const WholeCall>(whole), deadline,
-                                 call.average_over.value_or(options_.size)));
-  body_->record(
-      {.op = whole.op, .dtype = whole.dtype, .reduction = whole.reduction, .root = whole.root, .count = count}, work);
+  whole.number = body_->progress->enter();
+  StepList list;
+  try {
+    list = make(WideSteps(body_->parts, std::make_shared<const WholeCall>(whole), deadline,
+                          call.average_over.value_or(options_.size)));
+    body_->record(
+        {.op = whole.op, .dtype = whole.dtype, .reduction = whole.reduction, .root = whole.root, .count = count}, work);
+  } catch (const std::exception&) {
+    body_->progress->withdraw();
+    throw;
+  }
   try {
     body_->queue->start(std::move(list), work, !call.async);
   } catch (const std::exception&) {

@@ -66,7 +66,7 @@ private:
   void check_usable(const CallOptions& call) const;
   // `make(steps)` makes the operation's.
   template <typename Make>
-  WorkPtr start(const WholeCall& whole, std::size_t count, const CallOptions& call, const Make& make);
+  WorkPtr start(WholeCall whole, std::size_t count, const CallOptions& call, const Make& make);
   std::vector<WorkPtr> start_p2p(std::vector<P2pCall> calls, const CallOptions& call);
 
   std::shared_ptr<Store> store_;

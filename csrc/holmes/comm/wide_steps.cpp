@@ -9,7 +9,7 @@
 namespace holmes {
 namespace {
 
-// Longer than a probe (failure_detector.cpp).
+// Who waits for a missing rank itself is to name it before others ask: longer than two probes (failure_detector.cpp).
 constexpr auto hop_grace = std::chrono::milliseconds(500);
 // Up to so many bytes, a step less is worth more than fewer bytes.
 constexpr std::size_t most_two_step_bytes = 32 * 1024;

@@ -85,9 +85,8 @@ void WideParts::for_each_mesh(const Visit& visit) const {
 // part in its row first and then in its columns: when a column's step is done, all ranks have entered the operation.
 class WideSteps {
 public:
-  // `deadline`: of the first step; the columns' comes a little later, as only the ranks beside one that is missing can
-  // name it.
-  // `average_over`: ranks.
+  // `deadline`: of the first step; the columns' comes a little later, so that the ranks beside one that is missing name
+  // it and others need not ask them. `average_over`: ranks.
   WideSteps(std::shared_ptr<const WideParts> parts, std::shared_ptr<const WholeCall> whole, Clock::time_point deadline,
             int average_over)
       : parts_(std::move(parts)), whole_(std::move(whole)), deadline_(deadline), average_over_(average_over) {}

@@ -180,6 +180,7 @@ struct WholeCall {
   Form form = Form::wide;
   std::uint64_t bytes = 0;          // as all ranks know them alike; 0: they do not
   std::uint32_t counts_digest = 0;  // of all ranks' counts, where all ranks know them; 0: they do not
+  std::uint64_t number = 0;         // of the group's operations; not compared
 };
 
 // Options every operation takes.

@@ -15,7 +15,7 @@
 namespace holmes {
 
 // Thread-safe except where "driver" is said: that needs the drive lock.
-class Engine final : public std::enable_shared_from_this<Engine>, public UplinkNeighbours {
+class Engine final : public std::enable_shared_from_this<Engine>, public UplinkNeighbours, public WholePart {
 public:
   // `io_thread` drives what no caller does; `wake_fd` is an event descriptor. `sockets` are the ones of the group and
   // the channels: a forked child has none of them.
@@ -58,7 +58,7 @@ public:
   // --- for who drives it ---
   std::mutex& drive_lock() { return drive_; }
   // The driver, where it sleeps, looks at what is new. Any thread.
-  void wake() const;
+  void wake() const override;
   // Any thread.
   bool has_pending() const;
   // Whether the calling thread is inside of `progress`, of any engine.

@@ -61,7 +61,31 @@ private:
     int far;
     std::string nic;
   };
+  // Into an operation of a wide group that is late, here or on a rank that waits for this one.
+  struct Inquiry {
+    std::uint64_t sequence;   // of the collective that is under way
+    std::uint64_t operation;  // of the whole, of which that is a step
+    Clock::time_point begun;
+    Clock::time_point next_probe;
+    std::uint64_t first_probe;
+    std::optional<Clock::time_point> late_since{};  // here
+    Replies replies;
+    std::vector<Clock::time_point> excused_at;  // by rank: when it last said that it waits too
+  };
+
   Replies probe_peers();
+  // Does not block: the operation may go on meanwhile. `late`: here.
+  std::optional<Failure> inquire(Clock::time_point now, bool late);
+  void begin_inquiry(Clock::time_point now);
+  void hear_replies(Clock::time_point now);
+  std::optional<Failure> find_missing(const std::string& passed) const;
+  std::optional<Failure> find_stopped(const std::string& passed, Clock::time_point now) const;
+  bool has_inquiry() const {
+    return inquiry_ && operations_.running() && operations_.running()->sequence() == inquiry_->sequence;
+  }
+  // By what is missing here. `overdue`: messages.
+  Failure blame(const Replies& replies, bool late, const std::string& overdue) const;
+  Failure late_failure(std::string text, const std::optional<int>& culprit, const std::optional<Cut>& cut) const;
   void wait_for_controls(Clock::time_point until) const;
   std::optional<int> unanswered_peer() const;
   std::optional<Cut> find_cut(const Replies& replies) const;
@@ -70,6 +94,8 @@ private:
   bool p2p_needs(int peer) const { return operations_.p2p().needs(peer, group_.controls[peer]->said_bye()); }
   template <typename Wanted>
   std::optional<int> first_peer(const Wanted& is_wanted) const;
+  template <typename Visit>
+  void for_each_peer(const Visit& visit) const;  // that is there
 
   Group& group_;
   const Operations& operations_;
@@ -80,6 +106,8 @@ private:
   bool has_looked_ = false;  // at all of them, once: bytes may wait behind a TLS handshake
   // Deadlines have passed, but the failure is left to the peers until then.
   std::optional<Clock::time_point> deferred_until_;
+  std::optional<Inquiry> inquiry_;
+  std::uint64_t probes_ = 0;  // that were sent
 };
 
 }  // namespace holmes

@@ -56,11 +56,21 @@ struct CarriedPayload {
   std::uint32_t is_limit : 1, has_told : 1, unused : 30;
 };
 
+struct ProbePayload {
+  std::uint64_t number;
+  std::uint64_t operation;
+  std::int32_t late;
+  std::uint32_t lease_ms;  // 0: no question about a whole
+};
+
 // How a ProbeReply begins on the wire; the NIC's name follows.
 struct ProbeReplyHeader {
   std::uint64_t entered;
   std::int32_t unanswered;  // -1: none
-  std::uint32_t unused;
+  std::uint32_t waits_in_whole : 1, unused : 31;
+  std::uint64_t number;
+  std::uint64_t entered_in_whole;
+  std::uint64_t ended_in_whole;
 };
 
 }  // namespace
@@ -86,13 +96,20 @@ void ControlConnection::send_frame(std::uint32_t type, std::initializer_list<std
 void ControlConnection::send_doorbell() noexcept { send_frame(doorbell, {}); }
 void ControlConnection::send_bye() noexcept { send_frame(bye, {}); }
 
-void ControlConnection::send_probe() noexcept {
+void ControlConnection::send_probe(const Probe& probe) noexcept {
   probe_reply_.reset();
-  send_frame(probe_frame, {});
+  ProbePayload payload{probe.number, 0, 0, 0};
+  if (probe.whole) {
+    payload.operation = probe.whole->operation;
+    payload.late = probe.whole->late;
+    payload.lease_ms = static_cast<std::uint32_t>(probe.whole->lease.count());
+  }
+  send_frame(probe_frame, {{reinterpret_cast<const char*>(&payload), sizeof payload}});
 }
 
 void ControlConnection::send_probe_reply(const ProbeReply& reply) noexcept {
-  const ProbeReplyHeader header{reply.entered, reply.unanswered.value_or(-1), 0};
+  const ProbeReplyHeader header{reply.entered, reply.unanswered.value_or(-1), reply.whole.waits, 0,
+                                reply.number,  reply.whole.entered,           reply.whole.ended};
   send_frame(probe_reply_frame, {{reinterpret_cast<const char*>(&header), sizeof header}, reply.nic});
 }
 
@@ -184,6 +201,26 @@ std::optional<Failure> ControlConnection::drain(Line& line) {
   return std::nullopt;
 }
 
+void ControlConnection::take_probe(std::string_view payload) {
+  ProbePayload said;
+  std::memcpy(&said, payload.data(), sizeof said);
+  if (said.number <= last_probe_) return;
+  last_probe_ = said.number;
+  probe_ = {said.number, {}};
+  const std::chrono::milliseconds lease(said.lease_ms);
+  if (said.lease_ms > 0) probe_->whole = {said.operation, said.late, std::min(lease, WholeProgress::longest_lease)};
+}
+
+void ControlConnection::take_probe_reply(std::string_view payload) {
+  ProbeReplyHeader said;
+  std::memcpy(&said, payload.data(), sizeof said);
+  probe_reply_ = {said.entered,
+                  from_wire(said.unanswered),
+                  std::string(payload.substr(sizeof said, IFNAMSIZ)),
+                  said.number,
+                  {said.entered_in_whole, said.ended_in_whole, said.waits_in_whole == 1}};
+}
+
 void ControlConnection::take_turn(std::string_view payload) {
   TurnPayload said;
   std::memcpy(&said, payload.data(), sizeof said);
@@ -217,12 +254,8 @@ std::optional<Failure> ControlConnection::parse(std::string& received) {
     const std::string payload = received.substr(sizeof header, header.payload_bytes);
     received.erase(0, sizeof header + header.payload_bytes);
     if (header.type == bye) bye_ = true;
-    if (header.type == probe_frame) asked_ = true;
-    if (header.type == probe_reply_frame && payload.size() >= sizeof(ProbeReplyHeader)) {
-      ProbeReplyHeader said;
-      std::memcpy(&said, payload.data(), sizeof said);
-      probe_reply_ = {said.entered, from_wire(said.unanswered), payload.substr(sizeof said, IFNAMSIZ)};
-    }
+    if (header.type == probe_frame && payload.size() >= sizeof(ProbePayload)) take_probe(payload);
+    if (header.type == probe_reply_frame && payload.size() >= sizeof(ProbeReplyHeader)) take_probe_reply(payload);
     if (header.type == turn_frame && payload.size() >= sizeof(TurnPayload)) take_turn(payload);
     if (header.type == carried_frame && payload.size() >= sizeof(CarriedPayload)) take_carried(payload);
     if (header.type != abort_frame || payload.size() < sizeof(Numbers)) continue;

@@ -12,15 +12,23 @@
 
 #include "holmes/bootstrap/mesh.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/group/whole_progress.hpp"
 #include "holmes/transport/uplink.hpp"
 
 namespace holmes {
+
+struct Probe {
+  std::uint64_t number = 1;              // of those of its sender, in order
+  std::optional<WholeQuestion> whole{};  // of a wide group
+};
 
 // What a rank answers to a probe.
 struct ProbeReply {
   std::uint64_t entered = 0;      // how many collectives it has entered
   std::optional<int> unanswered;  // a peer whose system acknowledges nothing of what this rank sends again
   std::string nic{};              // that goes over
+  std::uint64_t number = 0;       // of the probe
+  WholeState whole{};             // of a wide group
 };
 
 class ControlConnection {
@@ -36,15 +44,15 @@ public:
   void send_bye() noexcept;
 
   // The peer answers if somebody drives its communicator just now.
-  void send_probe() noexcept;
+  void send_probe(const Probe& probe) noexcept;
   void send_probe_reply(const ProbeReply& reply) noexcept;
   void send_turn(const Turn& turn) noexcept;
   void send_carried(const Carried& carried) noexcept;
   // The peer's since the last call.
   std::vector<Turn> take_turns() { return std::exchange(turns_, {}); }
   std::vector<Carried> take_carried() { return std::exchange(carried_, {}); }
-  // Whether the peer asked since the last call.
-  bool take_probe() { return std::exchange(asked_, false); }
+  // The last one that the peer sent since the last call.
+  std::optional<Probe> take_probe() { return std::exchange(probe_, std::nullopt); }
   // Its answer since the last question.
   const std::optional<ProbeReply>& probe_reply() const { return probe_reply_; }
 
@@ -79,6 +87,8 @@ private:
   std::optional<Failure> drain(Line& line);
   void unwatch(const Line& line) const;
   std::optional<Failure> parse(std::string& received);
+  void take_probe(std::string_view payload);
+  void take_probe_reply(std::string_view payload);
   void take_turn(std::string_view payload);
   void take_carried(std::string_view payload);
 
@@ -91,7 +101,8 @@ private:
   bool ended_in_order_ = false;
   int lost_errno_ = 0;
   bool bye_ = false;
-  bool asked_ = false;
+  std::optional<Probe> probe_;
+  std::uint64_t last_probe_ = 0;  // its number; over another rail it comes again
   std::optional<ProbeReply> probe_reply_;
   std::vector<Turn> turns_;
   std::vector<Carried> carried_;

@@ -9,6 +9,7 @@
 
 #include "holmes/core/error.hpp"
 #include "holmes/group/control_connection.hpp"
+#include "holmes/group/whole_progress.hpp"
 #include "holmes/record/flight_recorder.hpp"
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/shared_buffer.hpp"
@@ -46,6 +47,7 @@ struct Group {
   std::vector<std::byte> staging;
   std::unique_ptr<SharedBuffer> shared_staging;  // instead, where HCAs write into it
   RoundClock clock;
+  std::shared_ptr<WholeProgress> whole;  // of the wide group that this is a row or a column of; else null
   std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
 
   int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
