@@ -6,6 +6,7 @@
 #include <latch>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/interrupt.hpp"
@@ -169,31 +170,40 @@ void run_round(const Round& round) {
 
 // --- a rank that stays in an operation which ranks that do not need it any more have left ---
 
-std::latch* stalled_until = nullptr;
+struct Stall {
+  std::latch has_begun{1};
+  std::latch until;
+};
+
+Stall* next_stall = nullptr;  // the first thread's
 
 void stall() {
-  if (stalled_until) stalled_until->wait();
+  if (!next_stall) return;
+  Stall& now = *std::exchange(next_stall, nullptr);
+  now.has_begun.count_down();
+  now.until.wait();
 }
 
 // Rank `stalled` is this thread, the process's first: it looks for signals while it waits in its row, and does not come
-// back. Its row goes on without it, its column does not; nor do all others in the operation after that.
+// back. An I/O thread ends that step, but nobody begins the next one. Who does not need it in this operation waits for
+// it, and for those that do, in the next one.
 void run_stalled_round(int size, int stalled) {
   Round round{.size = size, .kind = 0, .missing = {stalled}, .words = ""};
   const auto store = make_local_store();
   std::latch all_connected(size);
-  std::latch all_named(size - 1);
+  Stall stays{.until = std::latch(size - 1)};
   std::mutex mutex;
   std::vector<Raised> all;
   const auto body = [&](int rank) {
     const auto comm = make_communicator(store, options_of(round, rank));
     all_connected.arrive_and_wait();
-    if (rank == stalled) stalled_until = &all_named;
-    if (rank != stalled) std::this_thread::sleep_for(std::chrono::milliseconds(200 + 10 * rank));
+    if (rank == stalled) next_stall = &stays;
+    if (rank != stalled) stays.has_begun.wait();
     const Raised raised = raised_by(rank, [&] { return start(*comm, round.kind, timeout); }, 3);
     if (rank == stalled) return;
     const std::lock_guard lock(mutex);
     all.push_back(raised);
-    all_named.count_down();
+    stays.until.count_down();
   };
   std::thread others([&] {
     run_ranks(size, [&](int rank) {
@@ -201,7 +211,6 @@ void run_stalled_round(int size, int stalled) {
     });
   });
   body(stalled);
-  stalled_until = nullptr;
   others.join();
   check_names(round, all);
 }
