@@ -5,31 +5,46 @@
 #include <cstdint>
 #include <initializer_list>
 #include <numeric>
+#include <span>
 
 #include "ranks.hpp"
 
 namespace holmes::test {
 
-inline std::int64_t value(int rank, std::size_t index) {
+// What fills memory that nobody else knows yet: most of a test's time under the thread sanitizer, were it instrumented.
+#define OWN_MEMORY [[gnu::no_sanitize("thread")]]
+
+OWN_MEMORY inline std::int64_t value(int rank, std::size_t index) {
   return static_cast<std::int64_t>(index * 7 + 1) * (rank + 1) % 1000003;
 }
 
-inline std::int64_t sum_value(int size, std::size_t index) {
+OWN_MEMORY inline std::int64_t sum_value(int size, std::size_t index) {
   std::int64_t sum = 0;
   for (int rank = 0; rank < size; ++rank) sum += value(rank, index);
   return sum;
 }
 
+OWN_MEMORY inline void fill(std::int64_t* to, std::size_t count, std::int64_t (*of)(int, std::size_t), int who,
+                            std::size_t first) {
+  for (std::size_t i = 0; i < count; ++i) to[i] = of(who, first + i);
+}
+
 inline std::vector<std::int64_t> values(int rank, std::size_t count, std::size_t first = 0) {
   std::vector<std::int64_t> result(count);
-  for (std::size_t i = 0; i < count; ++i) result[i] = value(rank, first + i);
+  fill(result.data(), count, value, rank, first);
+  return result;
+}
+
+inline std::vector<std::int64_t> sum_values(int size, std::size_t count, std::size_t first = 0) {
+  std::vector<std::int64_t> result(count);
+  fill(result.data(), count, sum_value, size, first);
   return result;
 }
 
 inline void check_all_reduce(Communicator& comm, std::size_t count) {
   auto data = values(comm.rank(), count);
   comm.all_reduce(buffer(data, DType::int64), ReduceOp::sum)->wait();
-  for (std::size_t i = 0; i < count; ++i) CHECK(data[i] == sum_value(comm.size(), i));
+  CHECK(data == sum_values(comm.size(), count));
 }
 
 inline void check_reduce_scatter(Communicator& comm, std::size_t count) {
@@ -40,7 +55,7 @@ inline void check_reduce_scatter(Communicator& comm, std::size_t count) {
   for (std::size_t r = 0; r < size; ++r) inputs.push_back(part(input, r * count, count, DType::int64));
   comm.reduce_scatter(buffer(output, DType::int64), inputs, ReduceOp::sum)->wait();
   const std::size_t first = static_cast<std::size_t>(comm.rank()) * count;
-  for (std::size_t i = 0; i < count; ++i) CHECK(output[i] == sum_value(comm.size(), first + i));
+  CHECK(output == sum_values(comm.size(), count, first));
 }
 
 inline void check_all_gather(Communicator& comm, std::size_t count) {
@@ -65,16 +80,15 @@ inline void check_rooted(Communicator& comm, std::size_t count, int root) {
 
   data = values(comm.rank(), count);
   comm.reduce(buffer(data, DType::int64), root, ReduceOp::sum)->wait();
-  for (std::size_t i = 0; i < count; ++i)
-    CHECK(data[i] == (comm.rank() == root ? sum_value(comm.size(), i) : value(comm.rank(), i)));
+  CHECK(data == (comm.rank() == root ? sum_values(comm.size(), count) : values(comm.rank(), count)));
 
   std::vector<std::int64_t> all(count * size);
   std::vector<Buffer> parts;
   for (std::size_t r = 0; r < size; ++r) parts.push_back(part(all, r * count, count, DType::int64));
   data = values(comm.rank(), count);
   comm.gather(comm.rank() == root ? parts : std::vector<Buffer>{}, buffer(data, DType::int64), root)->wait();
-  if (comm.rank() == root)
-    for (std::size_t i = 0; i < all.size(); ++i) CHECK(all[i] == value(static_cast<int>(i / count), i % count));
+  for (std::size_t r = 0; r < size && comm.rank() == root; ++r)
+    CHECK(std::ranges::equal(std::span(all).subspan(r * count, count), values(static_cast<int>(r), count)));
 
   std::iota(all.begin(), all.end(), 5);
   comm.scatter(buffer(data, DType::int64), comm.rank() == root ? parts : std::vector<Buffer>{}, root)->wait();
@@ -95,7 +109,7 @@ inline void check_all_to_all(Communicator& comm, std::size_t count) {
   comm.all_to_all(out, in)->wait();
   const std::size_t first = static_cast<std::size_t>(comm.rank()) * count;
   for (std::size_t r = 0; r < size; ++r)
-    for (std::size_t i = 0; i < count; ++i) CHECK(output[r * count + i] == value(static_cast<int>(r), first + i));
+    CHECK(std::ranges::equal(std::span(output).subspan(r * count, count), values(static_cast<int>(r), count, first)));
 }
 
 inline void check_p2p(Communicator& comm, std::size_t count) {

@@ -95,10 +95,18 @@ inline std::string told_by(const std::function<void()>& body) {
 using Bytes = std::vector<std::uint8_t>;
 
 // Other bytes in each message, and in no two places of one that a mistake could mix up.
+OWN_MEMORY inline void fill_message(std::uint8_t* to, std::size_t bytes, std::size_t number) {
+  for (std::size_t i = 0; i < bytes; ++i) to[i] = static_cast<std::uint8_t>(number * 31 + i + (i >> 8) + (i >> 16));
+}
+
 inline Bytes message(std::size_t bytes, std::size_t number) {
   Bytes data(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::uint8_t>(number * 31 + i + (i >> 8) + (i >> 16));
+  fill_message(data.data(), bytes, number);
   return data;
+}
+
+OWN_MEMORY inline void take_greater(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; ++i) to[i] = from[i] > to[i] ? from[i] : to[i];
 }
 
 // Every collective that moves much, with what each rank gets checked byte by byte.
@@ -112,8 +120,7 @@ inline void check_large_collectives(Communicator& comm) {
       Bytes data = all[own];
       comm.all_reduce(buffer(data, DType::uint8), ReduceOp::max, {})->wait();
       Bytes greatest = all[0];
-      for (const Bytes& one : all)
-        for (std::size_t i = 0; i < bytes; ++i) greatest[i] = std::max(greatest[i], one[i]);
+      for (const Bytes& one : all) take_greater(greatest.data(), one.data(), bytes);
       CHECK(data == greatest);
       std::vector<Bytes> gathered(size, Bytes(bytes));
       std::vector<Buffer> outputs;

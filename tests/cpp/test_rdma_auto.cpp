@@ -11,6 +11,10 @@ using namespace holmes::test;
 
 namespace {
 
+// From memory to memory, as what each of six ranks has of an all_reduce of 100,000 numbers.
+constexpr std::size_t large_bytes = 768 * 1024;
+constexpr const char* direct_bytes = "131072";
+
 using Change = std::function<void(CommunicatorOptions&)>;
 
 void nothing_else(CommunicatorOptions&) {}
@@ -30,15 +34,15 @@ void check_transports(const Communicator& comm, const std::string& expected) {
 
 // What is small, what is large, and both ways at once.
 void check_some(Communicator& comm) {
-  for (const std::size_t count : {std::size_t{1}, std::size_t{500000}}) check_all_reduce(comm, count);
+  for (const std::size_t count : {std::size_t{1}, std::size_t{100000}}) check_all_reduce(comm, count);
   const int next = (comm.rank() + 1) % comm.size(), last = (comm.rank() + comm.size() - 1) % comm.size();
-  const Bytes sent = message(3 << 20, static_cast<std::size_t>(comm.rank()));
+  const Bytes sent = message(large_bytes, static_cast<std::size_t>(comm.rank()));
   Bytes received(sent.size());
   const auto arriving = comm.recv(buffer(received, DType::uint8), last, 0, {.async = true});
   Bytes copy = sent;
   comm.send(buffer(copy, DType::uint8), next, 0, {})->wait();
   arriving->wait();
-  CHECK(received == message(3 << 20, static_cast<std::size_t>(last)));
+  CHECK(received == message(large_bytes, static_cast<std::size_t>(last)));
 }
 
 // What the ranks write; they and what they are split into use `transport`.
@@ -131,12 +135,11 @@ void check_unfit_paths() {
     check_refused("does not answer over RDMA");
     fake().set("fail_after", -1);
   }
-  // An HCA that goes on trying for longer than anybody waits.
+  // An HCA that goes on trying for longer than anybody waits: that takes half of the time to connect, whose end `run`
+  // checks.
   fake().set("retry_ms", 3'600'000);
   fake().set("fail_after", 0);
-  const auto start = Clock::now();
-  check_refused("did not answer over RDMA", [](auto& options) { options.connect_timeout = 3s; });
-  CHECK(Clock::now() - start < 3s);
+  check_refused("did not answer over RDMA", [](auto& options) { options.connect_timeout = 8s; });
   fake().set("retry_ms", 50);
   fake().set("fail_after", -1);
 }
@@ -186,7 +189,8 @@ std::string run_spanning(Transport transport, const std::vector<std::string>& ex
       const auto comm = make_communicator(store, options);
       check_inside(*comm, options.clusters, expected);
       check_some(*comm);
-      check_everything(*comm);
+      check_operations(*comm, {0, 1, 7, 1000, 8193, 40001}, false);
+      check_split(*comm);
       const auto part = comm->split(options.clusters[static_cast<std::size_t>(rank)], rank);  // a cluster
       if (part->size() == 1) return;
       check_transports(*part, expected[static_cast<std::size_t>(options.clusters[static_cast<std::size_t>(rank)])]);
@@ -242,6 +246,7 @@ void check_different_wishes() {
 }  // namespace
 
 int main() {
+  ::setenv("HOLMES_RDMA_DIRECT_BYTES", direct_bytes, 1);
   set_log_level(LogLevel::info);
   check_taken();
   check_without_ports();

@@ -35,16 +35,20 @@ void check_lanes() {
   fake().set("delay_us", 0);
 }
 
-// What is large goes over all ports, by what they carry.
+// What is large goes over all ports, by what they carry. A read of a MiB takes so long that this holds though the machine
+// stands still for a tenth of a second now and then; the first of the rounds, in which the rates are not known, is not
+// counted. (A port three times as slow would be on the edge: of two reads on their way and a third it is that late.)
 void check_shares() {
-  fake().set("read_us_per_mib", 80000);  // much more than a busy machine adds
+  constexpr int rounds = 5;
+  constexpr std::size_t bytes = 8 << 20;
+  fake().set("read_us_per_mib", 200000);
   for (const bool is_even : {true, false}) {
     if (!is_even) fake().set("slow_device", device_of(1, 1));
     long before[2];
     std::barrier both(2);
     run_lanes(2, 2, [&](Communicator& comm) {
-      Bytes data = comm.rank() == 0 ? message(8 << 20, 3) : Bytes(8 << 20);
-      for (int round = 0; round < 3; ++round) {
+      Bytes data = comm.rank() == 0 ? message(bytes, 3) : Bytes(bytes);
+      for (int round = 0; round < rounds; ++round) {
         both.arrive_and_wait();
         if (comm.rank() == 0 && round == 1)
           for (const int lane : {0, 1}) before[lane] = fake().device_bytes(device_of(1, lane));
@@ -52,20 +56,21 @@ void check_shares() {
         if (comm.rank() == 0) comm.send(buffer(data, DType::uint8), 1, 0, {})->wait();
         if (comm.rank() == 1) comm.recv(buffer(data, DType::uint8), 0, 0, {})->wait();
       }
-      CHECK(data == message(8 << 20, 3));
+      CHECK(data == message(bytes, 3));
       both.arrive_and_wait();
       std::uint64_t moved[2] = {};
       for (const ConnectionInfo& info : comm.connections())
         if (info.purpose == "p2p")
           moved[info.interface.substr(0, 5) == "fake" + std::to_string(device_of(comm.rank(), 1))] +=
               comm.rank() == 0 ? info.sent_bytes : info.received_bytes;
-      CHECK(moved[0] + moved[1] >= 24 << 20 && moved[1] >= 3 << 20);
+      CHECK(moved[0] + moved[1] >= rounds * bytes && moved[1] >= rounds << 20);
     });
-    const double first = static_cast<double>(fake().device_bytes(device_of(1, 0)) - before[0]);
-    const double second = static_cast<double>(fake().device_bytes(device_of(1, 1)) - before[1]);
-    std::printf("%s ports read %.0f and %.0f MiB\n", is_even ? "two equal" : "one fast and one slow", first / (1 << 20),
-                second / (1 << 20));
-    CHECK(is_even ? second > 0.35 * first && first > 0.35 * second : first > 2 * second && second > 0.15 * first);
+    const long first = fake().device_bytes(device_of(1, 0)) - before[0];
+    const long second = fake().device_bytes(device_of(1, 1)) - before[1];
+    std::printf("%s ports read %ld and %ld MiB\n", is_even ? "two equal" : "one fast and one slow", first >> 20,
+                second >> 20);
+    CHECK(first + second == static_cast<long>((rounds - 1) * bytes));
+    CHECK(is_even ? second > 0.35 * first && first > 0.35 * second : first > 1.2 * second && second > 0.15 * first);
   }
   fake().set("read_us_per_mib", 0);
   fake().set("heal", 0);

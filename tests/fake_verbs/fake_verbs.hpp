@@ -10,7 +10,7 @@
 // "die_kind": 0: its port is down; else its port is said to be active, but 1: it hears nothing, 2: it is not heard.
 // "hostile", 1: of what is lost the acknowledgement may be all that is; what was given up may arrive for a while, as
 // packets do; that receives are over is told late. "read_us_per_mib": what a read takes longer, on HCA number
-// "slow_device" three times that. "heal": all HCAs are well, and equally fast.
+// "slow_device" twice that. "heal": all HCAs are well, and equally fast.
 extern "C" void fake_verbs_set(const char* name, long value);
 // What was made and is not destroyed.
 extern "C" long fake_verbs_objects();
