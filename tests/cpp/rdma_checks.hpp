@@ -25,6 +25,8 @@ struct Fake {
   decltype(&fake_verbs_events) events;
   decltype(&fake_verbs_read_bytes) read_bytes;
   decltype(&fake_verbs_device_bytes) device_bytes;
+  decltype(&fake_verbs_told) told;
+  decltype(&fake_verbs_untold) untold;
   decltype(&fake_verbs_registrations) registrations;
   decltype(&fake_verbs_registered_bytes) registered_bytes;
 };
@@ -40,6 +42,8 @@ inline const Fake& fake() {
         reinterpret_cast<decltype(&fake_verbs_events)>(::dlsym(handle, "fake_verbs_events")),
         reinterpret_cast<decltype(&fake_verbs_read_bytes)>(::dlsym(handle, "fake_verbs_read_bytes")),
         reinterpret_cast<decltype(&fake_verbs_device_bytes)>(::dlsym(handle, "fake_verbs_device_bytes")),
+        reinterpret_cast<decltype(&fake_verbs_told)>(::dlsym(handle, "fake_verbs_told")),
+        reinterpret_cast<decltype(&fake_verbs_untold)>(::dlsym(handle, "fake_verbs_untold")),
         reinterpret_cast<decltype(&fake_verbs_registrations)>(::dlsym(handle, "fake_verbs_registrations")),
         reinterpret_cast<decltype(&fake_verbs_registered_bytes)>(::dlsym(handle, "fake_verbs_registered_bytes"))};
   }();
@@ -49,7 +53,7 @@ inline const Fake& fake() {
 // The I/O thread may be the last to let go of a communicator.
 inline void check_nothing_left() {
   for (const auto until = Clock::now() + 5s; fake().objects() != 0 && Clock::now() < until;) std::this_thread::yield();
-  CHECK(fake().objects() == 0);
+  CHECK(fake().objects() == 0 && fake().untold() == 0);
 }
 
 inline void check_contains(const std::string& text, const std::string& part) { CHECK(contains(text, part)); }

@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "holmes/core/error.hpp"
+#include "holmes/core/log.hpp"
 #include "holmes/transport/rdma/device.hpp"
 #include "holmes/transport/rdma/probe.hpp"
 #include "holmes/transport/shared_buffer.hpp"
@@ -459,6 +460,80 @@ void check_port_down_while_receiving() {
   check_nothing_left();
 }
 
+// What HCAs tell by themselves ends what waits, long before they give up; all communicators of the port are told.
+void check_events() {
+  set_log_level(LogLevel::info);
+  fake().set("retry_ms", 3'600'000);
+  for (const auto& [event, why] : {std::tuple("port_down", "the HCA reports that the port is down"),
+                                   std::tuple("device_fatal", "the HCA reports that it has failed"),
+                                   std::tuple("pairs_fatal", "the HCA reports that the queue pair has failed")}) {
+    const std::string told = told_by([&] {
+      const auto store = make_local_store();
+      std::barrier both(2);
+      run_ranks(2, [&](int rank) {
+        std::vector<std::shared_ptr<Communicator>> groups;
+        for (const char* name : {"first", "second"})
+          groups.push_back(make_communicator(store, options_of(rank, 2, name)));
+        Bytes data(1000), small(1);
+        std::vector<WorkPtr> works;
+        for (const auto& group : groups) {
+          group->all_reduce(buffer(small, DType::uint8), ReduceOp::sum, {})->wait();
+          works.push_back(group->recv(buffer(data, DType::uint8), 1 - rank, 0, {.async = true}));
+        }
+        both.arrive_and_wait();
+        if (rank == 0) fake().set(event, 1);  // the other rank's HCA
+        const auto start = Clock::now();
+        for (const auto& work : works) {
+          try {
+            work->wait();
+            CHECK(!"a port that is lost was not noticed");
+          } catch (const PeerLostError& error) {
+            CHECK(Clock::now() - start < 10s);
+            check_contains(error.what(), "rank 0 (host ");
+            check_contains(error.what(), "NIC fake1:1");
+            check_contains(error.what(), "is lost");
+          }
+        }
+        both.arrive_and_wait();
+      });
+      fake().set("heal", 0);
+      check_nothing_left();
+    });
+    check_contains(told, why);
+    CHECK(contains(told, "over fake1:1 ") && told.find("over fake0:1 ") == std::string::npos);
+  }
+  fake().set("retry_ms", 50);
+}
+
+// A port that is down for a moment loses nothing; each event is acknowledged, whoever it is of.
+void check_flaps() {
+  fake().set("retry_ms", 3'600'000);
+  std::mt19937 random(5);
+  const long before = fake().told();
+  const std::string told = told_by([&] {
+    std::barrier both(2);
+    run_communicators(2, Transport::rdma, [&](Communicator& comm) {
+      for (int round = 0; round < 20; ++round) {
+        Bytes data = comm.rank() == 0 ? message(3 << 20, 1) : Bytes(3 << 20);
+        both.arrive_and_wait();
+        const auto work = comm.broadcast(buffer(data, DType::uint8), 0, {.async = true});
+        if (comm.rank() == 0) {
+          const long device = static_cast<long>(random() % 2);
+          fake().set("port_down", device);
+          if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(random() % 20));
+          fake().set("port_up", device);
+        }
+        work->wait();
+        CHECK(data == message(3 << 20, 1));
+      }
+    });
+    check_nothing_left();
+  });
+  CHECK(told.find("lost") == std::string::npos && told.find("fail") == std::string::npos);
+  CHECK(fake().told() > before);
+  fake().set("retry_ms", 50);
+}
+
 void check_abort() {
   const auto store = make_local_store();
   std::barrier all(3);
@@ -600,9 +675,11 @@ int main() {
   check_connections();
   check_lost_path();
   check_port_down_while_receiving();
+  check_flaps();
   check_abort();
   check_probes();
   check_refusals();
+  check_events();
   std::printf("RDMA: ok\n");
   return 0;
 }

@@ -2,6 +2,7 @@
 // a port that is lost.
 #include <barrier>
 #include <random>
+#include <tuple>
 
 #include "rdma_checks.hpp"
 
@@ -35,9 +36,10 @@ void check_lanes() {
   fake().set("delay_us", 0);
 }
 
-// What is large goes over all ports, by what they carry. A read of a MiB takes so long that this holds though the machine
-// stands still for a tenth of a second now and then; the first of the rounds, in which the rates are not known, is not
-// counted. (A port three times as slow would be on the edge: of two reads on their way and a third it is that late.)
+// What is large goes over all ports, by what they carry. A read of a MiB takes so long that this holds though the
+// machine stands still for a tenth of a second now and then; the first of the rounds, in which the rates are not known,
+// is not counted. (A port three times as slow would be on the edge: of two reads on their way and a third it is that
+// late.)
 void check_shares() {
   constexpr int rounds = 5;
   constexpr std::size_t bytes = 8 << 20;
@@ -137,7 +139,7 @@ void check_lost_lane(unsigned seed) {
   std::mt19937 random(seed);
   const int lanes = 2 + static_cast<int>(random() % 2);
   const int size = random() % 4 == 0 ? 3 : 2;
-  const long kind = static_cast<long>(random() % 4);
+  const long kind = static_cast<long>(random() % 6);  // 3: a request, 4 and 5: a port that tells so
   const int device = device_of(static_cast<int>(random() % 2), static_cast<int>(random() % 8 == 0 ? 1 : 0));
   const long after = static_cast<long>(random() % (random() % 2 == 0 ? 60 : 1500));
   const bool is_twice = lanes == 3 && random() % 2 == 0;
@@ -158,7 +160,7 @@ void check_lost_lane(unsigned seed) {
           fake().set("fail_after", after);
         } else {
           fake().set("die_device", device);
-          fake().set("die_kind", kind);
+          fake().set("die_kind", kind < 3 ? kind : kind - 1);
           fake().set("die_after", after);
         }
       }
@@ -190,6 +192,35 @@ void check_lost_lanes() {
   if (const char* const seeds = std::getenv("HOLMES_TEST_RDMA_SEEDS")) std::sscanf(seeds, "%u:%u", &first, &last);
   for (unsigned seed = first; seed < last; ++seed) check_lost_lane(seed);
   for (const char* name : {"hostile", "delay_us"}) fake().set(name, 0);
+  fake().set("retry_ms", 50);
+}
+
+// One of two ports is left as soon as its HCA tells that it is lost, by who uses it and by the peer.
+void check_events() {
+  fake().set("retry_ms", 3'600'000);
+  for (const auto& [event, why] : {std::tuple("port_down", "the HCA reports that the port is down"),
+                                   std::tuple("device_fatal", "the HCA reports that it has failed"),
+                                   std::tuple("pairs_fatal", "the HCA reports that the queue pair has failed")}) {
+    for (const int lane : {0, 1}) {
+      const std::string told = told_by([&] {
+        std::barrier both(2);
+        run_lanes(2, 2, [&](Communicator& comm) {
+          work(comm, 2, 1);
+          both.arrive_and_wait();
+          if (comm.rank() == 0) fake().set(event, device_of(1, lane));
+          for (unsigned seed = 0; seed < 3; ++seed) work(comm, 3, seed);
+          if (comm.rank() == 1) {  // by then it has waited
+            const auto connections = comm.connections();
+            CHECK(std::ranges::any_of(connections, [](const ConnectionInfo& info) { return info.is_retired; }));
+          }
+          comm.barrier({})->wait();
+        });
+        fake().set("heal", 0);
+      });
+      check_contains(told, "over NIC fake" + std::to_string(device_of(1, lane)) + ":1 ");
+      check_contains(told, std::string("): ") + why);
+    }
+  }
   fake().set("retry_ms", 50);
 }
 
@@ -248,6 +279,7 @@ int main() {
     check_shares();
     check_all_lanes_lost();
     check_idle_sender();
+    check_events();
   }
   check_lost_lanes();
   std::printf("several ports: ok\n");

@@ -20,6 +20,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -35,6 +36,10 @@ struct Device {
   bool is_mute = false;
   bool is_deaf = false;
   long slowness = 1;  // of reads
+  // Its port, which tells so: nothing goes over it, but who sends tries for a while.
+  bool is_down = false;
+  std::chrono::steady_clock::time_point down_since{};
+  std::chrono::steady_clock::time_point up_at = std::chrono::steady_clock::time_point::max();  // by itself
 };
 
 }  // namespace holmes::verbs
@@ -45,6 +50,7 @@ using namespace holmes::verbs;
 using Clock = std::chrono::steady_clock;
 
 constexpr int receive_opcode = 129;  // IBV_WC_RECV_RDMA_WITH_IMM
+constexpr int gid_change = 18;       // IBV_EVENT_GID_CHANGE
 
 [[noreturn]] void misused(const std::string& how) {
   std::fprintf(stderr, "fake verbs: %s\n", how.c_str());
@@ -62,6 +68,11 @@ struct Queue : CompletionQueue {
   bool is_for_solicited = false;  // only, and for errors
   unsigned unacknowledged = 0;
   int pairs = 0;
+};
+
+struct OpenContext : Context {
+  std::deque<AsyncEvent> events;  // a byte in the pipe for each
+  int event_write_end = -1;
 };
 
 // Lost: it does not arrive. Unanswered: it does, but the sender never learns that.
@@ -93,6 +104,7 @@ struct Pair : QueuePair {
   std::deque<Arrived> arrived;   // what is told late
   std::uint64_t posted = 0;
   std::uint64_t retired = 0;  // requests before one whose completion was polled
+  int untold = 0;             // events of it that were taken and not acknowledged
 };
 
 // A packet that is still on its way when its sender has given up.
@@ -122,6 +134,7 @@ struct World {
   std::condition_variable changed;
   std::map<std::uint32_t, Pair*> pairs;
   std::map<std::uint32_t, MemoryRegion*> regions;  // by key
+  std::vector<OpenContext*> contexts;
   std::mt19937 random{1};
   std::uint32_t next_number = 16;
   std::map<std::string, long> settings{{"delay_us", 0},        {"fail_after", -1},       {"retry_ms", 50},
@@ -138,6 +151,8 @@ struct World {
   long objects = 0;
   long answered = 0;
   long events = 0;
+  long untold = 0;  // events of HCAs that were taken and not acknowledged
+  long told = 0;
 
   World() {
     std::thread([this] { run(); }).detach();
@@ -156,6 +171,12 @@ struct World {
   void leave_behind(const Pair& pair, const Sending& sending);
   void arrive(const Straggler& late);
   void count_down();
+  void raise(OpenContext& context, const AsyncEvent& event);
+  void raise(const Device& device, EventType type, int port);
+  void raise_for_pairs(const Device& device);
+  void set_down(Device& device, bool is_down);
+  // When who sends over it gives up; nothing where it is up.
+  std::optional<Clock::time_point> cut_until(const Pair& pair) const;
   void tell(Pair& pair, const WorkCompletion& completion, bool is_solicited);
   void tell_arrived(Pair& pair, Clock::time_point until);
   void break_off(Pair& pair, const Sending& sending, Status status);
@@ -284,8 +305,56 @@ void World::count_down() {
   if (die_after < 0 || --die_after >= 0) return;
   Device& device = devices[settings["die_device"]];
   const long kind = settings["die_kind"];  // 0: both, 1: it hears nothing, 2: it is not heard
+  if (kind >= 3) {
+    set_down(device, true);
+    if (kind == 4) device.up_at = Clock::now() + std::chrono::milliseconds(1 + random() % 20);
+    return;
+  }
   device.is_deaf |= kind != 2;
   device.is_mute |= kind != 1;
+}
+
+void World::raise(OpenContext& context, const AsyncEvent& event) {
+  context.events.push_back(event);
+  if (::write(context.event_write_end, "", 1) != 1) misused("nobody reads what HCAs tell");
+}
+
+void World::raise(const Device& device, EventType type, int port) {
+  AsyncEvent event{};
+  event.type = type;
+  event.of.port = port;
+  for (OpenContext* const context : contexts)
+    if (context->device == &device) raise(*context, event);
+}
+
+void World::raise_for_pairs(const Device& device) {
+  AsyncEvent event{};
+  event.type = EventType::qp_fatal;
+  for (const auto& [number, pair] : pairs) {
+    event.of.pair = pair;
+    if (pair->context->device == &device) raise(*static_cast<OpenContext*>(pair->context), event);
+  }
+}
+
+void World::set_down(Device& device, bool is_down) {
+  device.up_at = Clock::time_point::max();
+  if (is_down && !device.is_down) device.down_since = Clock::now();
+  device.is_down = is_down;
+  raise(device, is_down ? EventType::port_error : EventType::port_active, 1);
+  raise(device, is_down ? EventType::port_active : EventType::port_error, 2);  // of no concern, as this:
+  raise(device, static_cast<EventType>(gid_change), 1);
+  changed.notify_one();
+}
+
+std::optional<Clock::time_point> World::cut_until(const Pair& pair) const {
+  std::optional<Clock::time_point> until;
+  const auto look_at = [&](const Device& device) {
+    if (device.is_down) until = device.down_since + std::chrono::milliseconds(settings.at("retry_ms"));
+  };
+  look_at(*pair.context->device);
+  const auto peer = pairs.find(pair.attributes.peer_qp);
+  if (peer != pairs.end()) look_at(*peer->second->context->device);
+  return until;
 }
 
 void World::break_off(Pair& pair, const Sending& sending, Status status) {
@@ -338,7 +407,7 @@ void World::carry_out(Pair& pair) {
   const auto found = pairs.find(pair.attributes.peer_qp);
   Pair* const peer = found == pairs.end() ? nullptr : found->second;
   const bool is_heard = can_receive(peer) && peer->attributes.peer_qp == pair.number && settings["port_active"] != 0 &&
-                        !pair.context->device->is_mute && !peer->context->device->is_deaf;
+                        !pair.context->device->is_mute && !peer->context->device->is_deaf && !cut_until(pair);
   const SendRequest& request = sending.request;
   const bool is_answered = is_heard && !peer->context->device->is_mute && !pair.context->device->is_deaf;
   // One that is lost may be the packets of it, the last ones, or its acknowledgement.
@@ -391,7 +460,8 @@ void World::answer(Pair& pair) {
   pair.answers.pop_front();
   if (sending.fate != Fate::fine) return break_off(pair, sending, Status::retries_exceeded);
   const auto peer = pairs.find(pair.attributes.peer_qp);
-  const bool is_cut = pair.context->device->is_deaf || (peer != pairs.end() && peer->second->context->device->is_mute);
+  const bool is_cut = cut_until(pair) || pair.context->device->is_deaf ||
+                      (peer != pairs.end() && peer->second->context->device->is_mute);
   if (is_cut) {  // since it arrived
     pair.answers.push_front(sending);
     pair.answers.front().fate = Fate::unanswered;
@@ -422,6 +492,10 @@ void World::run() {
     const auto now = Clock::now();
     auto next = now + std::chrono::hours(1);
     std::vector<std::pair<Pair*, bool>> ready;
+    for (Device& device : devices) {
+      if (device.up_at <= now) set_down(device, false);
+      next = std::min(next, device.up_at);
+    }
     for (const auto& [number, pair] : pairs) {
       const auto look = [&](const std::deque<Sending>& sendings, bool is_answer) {
         if (sendings.empty()) return;
@@ -430,10 +504,13 @@ void World::run() {
         else
           next = std::min(next, sendings.front().due);
       };
-      // What is lost holds up what follows.
+      // What is lost holds up what follows, and so does a port that is down, while who sends tries again.
       const bool is_stuck = !pair->answers.empty() && pair->answers.back().fate == Fate::lost;
-      if (!is_stuck) look(pair->sends, false);
-      look(pair->answers, true);
+      const auto cut = cut_until(*pair);
+      const bool is_tried_again = cut && *cut > now;
+      if (is_tried_again) next = std::min(next, *cut);
+      if (!is_stuck && !is_tried_again) look(pair->sends, false);
+      if (!is_tried_again) look(pair->answers, true);
       tell_arrived(*pair, now);
       if (!pair->arrived.empty()) next = std::min(next, pair->arrived.front().due);
       if (pair->state != QpState::error || (pair->receives.empty() && pair->arrived.empty())) continue;
@@ -559,8 +636,20 @@ void fake_verbs_set(const char* name, long value) {
     world().random.seed(static_cast<unsigned>(value));
   else if (std::strcmp(name, "slow_device") == 0)
     devices[value].slowness *= 2;
+  else if (std::strcmp(name, "port_down") == 0)
+    world().set_down(devices[value], true);
+  else if (std::strcmp(name, "port_up") == 0)
+    world().set_down(devices[value], false);
+  else if (std::strcmp(name, "device_fatal") == 0)
+    devices[value].is_deaf = true, world().raise(devices[value], EventType::device_fatal, 0);
+  else if (std::strcmp(name, "pairs_fatal") == 0)
+    world().raise_for_pairs(devices[value]);
   else if (std::strcmp(name, "heal") == 0)
-    for (Device& device : devices) device.is_deaf = device.is_mute = false, device.slowness = 1;
+    for (Device& device : devices) {
+      device.is_deaf = device.is_mute = device.is_down = false;
+      device.slowness = 1;
+      device.up_at = Clock::time_point::max();
+    }
   else
     world().settings.at(name) = value;
 }
@@ -576,6 +665,8 @@ long fake_verbs_read_bytes() { return read_counter(&World::read_bytes); }
 long fake_verbs_registrations() { return read_counter(&World::registrations); }
 long fake_verbs_registered_bytes() { return read_counter(&World::registered_bytes); }
 long fake_verbs_events() { return read_counter(&World::events); }
+long fake_verbs_told() { return read_counter(&World::told); }
+long fake_verbs_untold() { return read_counter(&World::untold); }
 
 int ibv_is_fork_initialized() {
   const std::lock_guard lock(world().mutex);
@@ -595,21 +686,28 @@ const char* ibv_get_device_name(Device* device) { return device->name; }
 
 Context* ibv_open_device(Device* device) {
   const std::lock_guard lock(world().mutex);
-  auto* const context = counted(new Context{});
+  auto* const context = counted(new OpenContext{});
   context->device = device;
   context->operations.poll = poll_queue;
   context->operations.request_notification = request_notification;
   context->operations.post_send = post_send;
   context->operations.post_receive = post_receive;
   context->command_fd = ::eventfd(0, EFD_CLOEXEC);
-  context->async_fd = ::eventfd(0, EFD_CLOEXEC);
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) misused("no pipe");
+  context->async_fd = ends[0];
+  context->event_write_end = ends[1];
+  world().contexts.push_back(context);
   return context;
 }
 
-int ibv_close_device(Context* context) {
+int ibv_close_device(Context* of) {
   const std::lock_guard lock(world().mutex);
+  auto* const context = static_cast<OpenContext*>(of);
+  std::erase(world().contexts, context);
   ::close(context->command_fd);
   ::close(context->async_fd);
+  ::close(context->event_write_end);
   return destroyed(context);
 }
 
@@ -617,7 +715,7 @@ int ibv_query_port(Context* context, std::uint8_t port, PortAttributes* attribut
   const std::lock_guard lock(world().mutex);
   if (port != 1) return EINVAL;
   *attributes = {};
-  const bool is_gone = context->device->is_deaf && context->device->is_mute;
+  const bool is_gone = (context->device->is_deaf && context->device->is_mute) || context->device->is_down;
   attributes->state = world().settings["port_active"] != 0 && !is_gone ? port_active : port_down;
   attributes->max_mtu = attributes->active_mtu = 3;
   attributes->gid_count = 2;
@@ -731,6 +829,29 @@ void ibv_ack_cq_events(CompletionQueue* queue, unsigned count) {
   static_cast<Queue*>(queue)->unacknowledged -= count;
 }
 
+int ibv_get_async_event(Context* context, AsyncEvent* event) {
+  char byte = 0;
+  if (::read(context->async_fd, &byte, 1) != 1) return -1;
+  const std::lock_guard lock(world().mutex);
+  auto& events = static_cast<OpenContext*>(context)->events;
+  if (events.empty()) {  // it was of a queue pair that has ended since
+    errno = EAGAIN;
+    return -1;
+  }
+  *event = events.front();
+  events.pop_front();
+  if (event->type == EventType::qp_fatal) ++static_cast<Pair*>(event->of.pair)->untold;
+  ++world().untold;
+  return 0;
+}
+
+void ibv_ack_async_event(AsyncEvent* event) {
+  const std::lock_guard lock(world().mutex);
+  --world().untold;
+  ++world().told;
+  if (event->type == EventType::qp_fatal) --static_cast<Pair*>(event->of.pair)->untold;
+}
+
 QueuePair* ibv_create_qp(ProtectionDomain* domain, QpSetup* setup) {
   const std::lock_guard lock(world().mutex);
   if (setup->type != reliable_connected ||
@@ -778,6 +899,10 @@ int ibv_destroy_qp(QueuePair* of) {
   const std::lock_guard lock(world().mutex);
   auto* const pair = static_cast<Pair*>(of);
   world().pairs.erase(pair->number);
+  // Events that nobody took are withdrawn; for those that were a real one waits until they are acknowledged.
+  std::erase_if(static_cast<OpenContext*>(pair->context)->events,
+                [&](const AsyncEvent& event) { return event.type == EventType::qp_fatal && event.of.pair == pair; });
+  if (pair->untold != 0) misused("a queue pair is destroyed before its events are acknowledged");
   --static_cast<Queue*>(pair->send_queue)->pairs;
   --static_cast<Queue*>(pair->receive_queue)->pairs;
   return destroyed(pair);

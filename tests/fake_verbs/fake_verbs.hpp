@@ -7,7 +7,10 @@
 // "infiniband_device": the HCA that is of InfiniBand; -1: none, all are of RoCE. "port_active": 0 or 1.
 // "inline_limit": bytes that a request may hold. "fork_state": what is said of memory and forks; 2: nothing is needed.
 // "die_after": of all requests the one with which HCA number "die_device" is lost, counted from now on; -1: none.
-// "die_kind": 0: its port is down; else its port is said to be active, but 1: it hears nothing, 2: it is not heard.
+// "die_kind": 0: its port is down; else its port is said to be active, but 1: it hears nothing, 2: it is not heard;
+// 3: its port goes down and tells so, 4: and is up again within 21 ms.
+// "port_down", "port_up": of an HCA, which tells so; while it is down who sends tries again. "device_fatal": an HCA
+// says that it has failed, and is as with 1. "pairs_fatal": it says so of each of its queue pairs, which go on.
 // "hostile", 1: of what is lost the acknowledgement may be all that is; what was given up may arrive for a while, as
 // packets do; that receives are over is told late. "read_us_per_mib": what a read takes longer, on HCA number
 // "slow_device" twice that. "heal": all HCAs are well, and equally fast.
@@ -25,3 +28,6 @@ extern "C" long fake_verbs_registrations();
 extern "C" long fake_verbs_registered_bytes();
 // Completion events that were raised: how often a thread that sleeps was woken.
 extern "C" long fake_verbs_events();
+// What HCAs told by themselves that was taken and acknowledged, and taken and not yet.
+extern "C" long fake_verbs_told();
+extern "C" long fake_verbs_untold();

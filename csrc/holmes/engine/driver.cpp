@@ -218,7 +218,7 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
       }
       if (work.is_final()) return false;
     }
-    if (++rounds % rounds_per_deadline_check == 0) engine_.check_deadlines(Clock::now());
+    if (++rounds % rounds_per_deadline_check == 0) engine_.look_after(Clock::now());
     if (rounds % rounds_per_signal_check == 0 && signals.is_due()) return true;
     if (moved) {
       now.reset();

@@ -252,6 +252,14 @@ void Engine::finish_wait(Clock::time_point now, std::span<const pollfd> asked) {
   check_deadlines(now);
 }
 
+void Engine::look_after(Clock::time_point now) {
+  if (is_dead()) return;
+  fail_where_it_throws([&] {
+    for (Channel* channel : maintained_) channel->maintain(now);
+  });
+  check_deadlines(now);
+}
+
 void Engine::check_deadlines(Clock::time_point now) {
   if (is_dead()) return;
   fail_where_it_throws([&] {

@@ -75,8 +75,9 @@ public:
   // Driver. After blocking: looks at the control connections and deadlines. `asked`: what prepare_wait has appended, as
   // poll answered it; where it is given, the system is asked for nothing that is not ready.
   void finish_wait(Clock::time_point now, std::span<const pollfd> asked = {});
-  // Driver. Ends the communicator where an operation is late.
-  void check_deadlines(Clock::time_point now);
+  // Driver, from time to time where it does not wait: looks after the channels, and ends the communicator where an
+  // operation is late.
+  void look_after(Clock::time_point now);
   // Driver. When to look again though nothing is ready: the earliest deadline, or a channel that needs maintenance.
   std::optional<Clock::time_point> next_wake(Clock::time_point now) const;
   // Driver. Asks the I/O thread to call maintain as long as needed.
@@ -95,6 +96,7 @@ public:
   DriverState state() const { return operations_.state(detector_.lost()); }
 
 private:
+  void check_deadlines(Clock::time_point now);
   std::vector<Failure> find_vanished();
   bool progress_or_fail();
   bool progress_or_throw();

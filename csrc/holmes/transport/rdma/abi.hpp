@@ -46,6 +46,8 @@ enum class Status : int {
   response_timeout = 20,
 };
 
+enum class EventType : int { qp_fatal = 1, device_fatal = 8, port_active = 9, port_error = 10 };
+
 struct Device;
 struct Context;
 struct CompletionQueue;
@@ -116,6 +118,15 @@ struct WorkCompletion {
   std::uint16_t source_lid;
   std::uint8_t service_level;
   std::uint8_t path_bits;
+};
+
+struct AsyncEvent {
+  union {
+    CompletionQueue* queue;
+    QueuePair* pair;
+    int port;
+  } of;
+  EventType type;
 };
 
 struct ScatterEntry {

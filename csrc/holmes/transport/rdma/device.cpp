@@ -81,6 +81,7 @@ RdmaDevice::RdmaDevice(const std::string& port, const Env& env)
     : settings_(env), library_(verbs::library()), name_(with_port(port)), epoch_(fork_epoch()) {
   context_ = {open_device(library_, name_, name_.substr(0, name_.find(':'))), {library_.close}};
   port_ = ask_port(library_, context_.get(), name_, attributes_);
+  events_ = std::make_unique<PortEvents>(library_, context_.get(), port_);
   const ErrorContext here{.nic = name_};
   if (attributes_.state != verbs::port_active)
     throw NicError(

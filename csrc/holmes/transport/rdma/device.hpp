@@ -7,6 +7,7 @@
 #include "holmes/core/env.hpp"
 #include "holmes/transport/rdma/buffer_regions.hpp"
 #include "holmes/transport/rdma/library.hpp"
+#include "holmes/transport/rdma/port_events.hpp"
 
 namespace holmes {
 
@@ -41,6 +42,7 @@ public:
   int mtu() const { return mtu_; }  // as verbs count it
   const Env& settings() const { return settings_; }
   BufferRegions& buffer_regions() const { return *buffer_regions_; }
+  PortEvents& events() const { return *events_; }
   // Asks the HCA.
   bool is_active() const;
 
@@ -53,6 +55,7 @@ private:
   VerbsPointer<verbs::Context> context_;
   VerbsPointer<verbs::ProtectionDomain> domain_;
   std::unique_ptr<BufferRegions> buffer_regions_;
+  std::unique_ptr<PortEvents> events_;
   verbs::PortAttributes attributes_{};
   verbs::Gid gid_{};
   int gid_index_ = 0;

@@ -43,6 +43,8 @@ Library load(const std::string& path) {
   find("ibv_destroy_cq", loaded.destroy_queue);
   find("ibv_get_cq_event", loaded.get_event);
   find("ibv_ack_cq_events", loaded.acknowledge_events);
+  find("ibv_get_async_event", loaded.get_async_event);
+  find("ibv_ack_async_event", loaded.acknowledge_async_event);
   find("ibv_create_qp", loaded.make_pair);
   find("ibv_modify_qp", loaded.modify_pair);
   find("ibv_destroy_qp", loaded.destroy_pair);

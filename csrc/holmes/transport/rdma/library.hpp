@@ -29,6 +29,9 @@ struct Library {
   int (*destroy_queue)(CompletionQueue* queue) = nullptr;
   int (*get_event)(CompletionChannel* channel, CompletionQueue** queue, void** owner) = nullptr;
   void (*acknowledge_events)(CompletionQueue* queue, unsigned count) = nullptr;
+  // Returns 0 or -1; of a context whose async_fd does not block, -1 where there is none.
+  int (*get_async_event)(Context* context, AsyncEvent* event) = nullptr;
+  void (*acknowledge_async_event)(AsyncEvent* event) = nullptr;
   QueuePair* (*make_pair)(ProtectionDomain* domain, QpSetup* setup) = nullptr;
   int (*modify_pair)(QueuePair* pair, QpAttributes* attributes, int mask) = nullptr;
   int (*destroy_pair)(QueuePair* pair) = nullptr;

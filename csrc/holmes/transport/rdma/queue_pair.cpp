@@ -82,7 +82,9 @@ RdmaQueuePair::~RdmaQueuePair() {
                                                     channel_.release(), region_.release()};
     return;
   }
+  const verbs::QueuePair* const ended = pair_.get();
   pair_.reset(), receives_.reset(), sends_.reset(), channel_.reset(), region_.reset();
+  device_->events().forget(ended);
 }
 
 std::string RdmaQueuePair::refused_text(std::size_t bytes, int error) const {
@@ -219,6 +221,23 @@ void RdmaQueuePair::stop() {
   verbs::QpAttributes attributes{};
   attributes.state = verbs::QpState::error;
   library_.modify_pair(pair_.get(), &attributes, verbs::set_state);  // what else is under way has failed already
+}
+
+std::optional<RdmaQueuePair::Trouble> RdmaQueuePair::look_for_trouble(Clock::time_point now) const {
+  PortEvents& events = device_->events();
+  events.look(now);
+  if (events.has_hca_failed()) return Trouble{EIO, "the HCA reports that it has failed"};
+  if (events.has_failed(pair_.get())) return Trouble{EIO, "the HCA reports that the queue pair has failed"};
+  const auto since = events.down_since();
+  if (!since || now - *since < PortEvents::longest_flap) return std::nullopt;
+  if (!device_->is_active()) return Trouble{ENETDOWN, "the HCA reports that the port is down"};
+  events.set_active();
+  return std::nullopt;
+}
+
+std::optional<Clock::time_point> RdmaQueuePair::next_trouble() const {
+  const auto since = device_->events().down_since();
+  return since ? std::optional(*since + PortEvents::longest_flap) : std::nullopt;
 }
 
 std::size_t RdmaQueuePair::max_read_bytes() const {

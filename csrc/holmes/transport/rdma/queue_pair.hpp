@@ -100,6 +100,16 @@ public:
   bool take_events();
   int fd() const { return channel_->fd; }
 
+  // What the HCA has told by itself of it, of its port or of the HCA, where nothing more is to be expected of it.
+  struct Trouble {
+    int error = 0;
+    const char* why = "";
+  };
+  std::optional<Trouble> look_for_trouble(Clock::time_point now) const;
+  // When to look though nothing is told; and what is readable when something is.
+  std::optional<Clock::time_point> next_trouble() const;
+  int events_fd() const { return device_->events().fd(); }
+
 private:
   [[noreturn]] void throw_short(const std::string& what, int error) const;
   int post(verbs::SendRequest& request);

@@ -92,6 +92,7 @@ const ConnectionInfo* RdmaChannel::look_for_proof() {
     lane->pair().arm(RdmaQueuePair::Wake::any);
   }
   look_for_sends();
+  look_for_trouble(Clock::now());
   if (error_ != 0) {
     const ConnectionInfo& info = failed_->info();
     throw UnreachableError("rank " + std::to_string(peer()) + " (host " + info.host +
@@ -708,6 +709,8 @@ bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>
 void RdmaChannel::append_waits(std::vector<pollfd>& fds) const {
   for (const auto& lane : lanes_)
     if (lane->is_living() || !lane->is_drained) fds.push_back({lane->pair().fd(), POLLIN, 0});
+  for (const auto& lane : lanes_)
+    if (lane->is_living()) fds.push_back({lane->pair().events_fd(), POLLIN, 0});
   for (std::size_t i = 0; i < sockets_.size() && !is_closed_by_peer_; ++i)
     if (!lost_sockets_[i]) fds.push_back({sockets_[i].fd.get(), POLLIN | POLLRDHUP, 0});
 }
@@ -738,15 +741,27 @@ std::optional<Clock::time_point> RdmaChannel::next_maintenance(Clock::time_point
   // With several lanes also where no operation waits: the peer may, for what a lost one had.
   if (!is_waiting_ && (lanes_.size() == 1 || error_ != 0 || has_ended_)) return std::nullopt;
   if (!look_at_) look_at_ = now + port_look_interval;
-  return look_at_;
+  auto next = *look_at_;
+  for (const auto& lane : lanes_)
+    if (lane->is_living()) next = std::min(next, lane->pair().next_trouble().value_or(next));
+  return next;
 }
 
 void RdmaChannel::maintain(Clock::time_point now) {
+  if (error_ != 0) return;
+  look_for_trouble(now);
   if (!look_at_ || now < *look_at_ || error_ != 0) return;
   if (lanes_.size() > 1) look_for_receives();
   look_for_sends();
   if (now >= look_at_ports_at_) look_at_ports(now);
   look_at_ = now + (is_settled() ? Clock::duration(port_look_interval) : Clock::duration(catch_up_interval));
+}
+
+void RdmaChannel::look_for_trouble(Clock::time_point now) {
+  for (const auto& lane : lanes_) {
+    if (!lane->is_living() || error_ != 0) continue;
+    if (const auto trouble = lane->pair().look_for_trouble(now)) lose(*lane, trouble->error, trouble->why);
+  }
 }
 
 void RdmaChannel::look_at_ports(Clock::time_point now) {
@@ -786,6 +801,7 @@ void RdmaChannel::linger() {
   const auto end = shut_down_at_.load() + longest_linger;
   while (!is_end_complete_ && error_ == 0 && !has_ended_ && Clock::now() < end) {
     for (const auto& lane : lanes_) lane->pair().arm(RdmaQueuePair::Wake::any);
+    look_for_trouble(Clock::now());
     look_for_sends();
     look_for_receives();
     if (is_end_complete_ || error_ != 0 || has_ended_ || has_peer_left()) return;

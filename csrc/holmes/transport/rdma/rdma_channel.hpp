@@ -148,6 +148,7 @@ private:
   void send_again();
   bool is_settled() const { return is_ready() && !is_state_due_; }
   void look_at_ports(Clock::time_point now);
+  void look_for_trouble(Clock::time_point now);
   void fail(int error, const RdmaLane& lane, const std::string& why);
   void throw_if_ended();
   [[noreturn]] void throw_senseless() const;
