@@ -2,7 +2,9 @@
 // all of them, and each told why.
 #include <atomic>
 #include <set>
+#include <tuple>
 
+#include "holmes/bootstrap/silent_paths.hpp"
 #include "holmes/core/log.hpp"
 #include "rdma_checks.hpp"
 
@@ -134,14 +136,45 @@ void check_unfit_paths() {
     fake().set("fail_after", request);
     check_refused("does not answer over RDMA");
     fake().set("fail_after", -1);
+    forget_silent_paths();
   }
   // An HCA that goes on trying for longer than anybody waits: that takes half of the time to connect, whose end `run`
   // checks.
   fake().set("retry_ms", 3'600'000);
   fake().set("fail_after", 0);
   check_refused("did not answer over RDMA", [](auto& options) { options.connect_timeout = 8s; });
+  forget_silent_paths();
   fake().set("retry_ms", 50);
   fake().set("fail_after", -1);
+}
+
+// A path that was silent is not tried again by this process, whoever asks for nothing, until it has answered.
+void check_silent_paths() {
+  const auto quickly = [](CommunicatorOptions& options) { options.connect_timeout = 8s; };
+  fake().set("retry_ms", 3'600'000);
+  for (const auto& [name, value] :
+       {std::tuple("die_device", 1L), std::tuple("die_kind", 1L), std::tuple("die_after", 0L)})
+    fake().set(name, value);
+  long before = fake().posted();
+  check_refused("did not answer over RDMA (fake", quickly);
+  CHECK(fake().posted() > before);
+  fake().set("die_after", -1);
+  const auto check_not_tried = [&](int size) {
+    before = fake().posted();
+    check_refused(" when this process tried that ", quickly, size);
+    CHECK(fake().posted() == before);
+  };
+  for (int group = 0; group < 2; ++group) check_not_tried(3);
+  check_not_tried(2);
+  fake().set("heal", 0);
+  fake().set("retry_ms", 50);
+  check_not_tried(3);  // though it would answer
+  const auto others = [](CommunicatorOptions& options) {
+    options.rdma_ports = {"fake" + std::to_string(2 + options.rank % 2) + ":1"};
+  };
+  CHECK(count_of(run(2, "rdma", others), "RDMA:") == 0);
+  CHECK(count_of(run(3, "rdma", [](auto& options) { options.transport = Transport::rdma; }), "RDMA:") == 0);
+  CHECK(count_of(run(3, "rdma"), "RDMA:") == 0);
 }
 
 void check_asked_for_otherwise() {
@@ -252,6 +285,7 @@ int main() {
   check_without_ports();
   check_unfit_ports();
   check_unfit_paths();
+  check_silent_paths();
   check_asked_for_otherwise();
   check_different_wishes();
   check_clusters();

@@ -151,6 +151,7 @@ struct World {
   long objects = 0;
   long answered = 0;
   long events = 0;
+  long posted = 0;
   long untold = 0;  // events of HCAs that were taken and not acknowledged
   long told = 0;
 
@@ -572,6 +573,7 @@ int post_send(QueuePair* to, SendRequest* request, SendRequest** failed) {
     Sending sending;
     sending.request = *request;
     sending.number = ++pair.posted;
+    ++world().posted;
     sending.due = world().some_time_after(pair.sends.empty() ? Clock::now() : pair.sends.back().due);
     if (request->entry_count > 1) misused("more entries than the queue pair was made for");
     if (request->entry_count > 0) sending.entry = request->entries[0];
@@ -660,6 +662,7 @@ long fake_verbs_device_bytes(int device) {
 }
 
 long fake_verbs_objects() { return read_counter(&World::objects); }
+long fake_verbs_posted() { return read_counter(&World::posted); }
 long fake_verbs_answered() { return read_counter(&World::answered); }
 long fake_verbs_read_bytes() { return read_counter(&World::read_bytes); }
 long fake_verbs_registrations() { return read_counter(&World::registrations); }

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <utility>
 
+#include "holmes/bootstrap/silent_paths.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/interrupt.hpp"
 #include "holmes/core/text.hpp"
@@ -25,6 +26,8 @@ using namespace std::chrono_literals;
 constexpr Duration told_why_grace = 2s;
 // How long a path may take to answer where TCP would do as well.
 constexpr Duration longest_optional_proof = 5s;
+// A path that does not answer for so long is not tried again for a while.
+constexpr Duration telling_silence = 1s;
 // Of what a rank says that it cannot.
 constexpr std::uint32_t max_told_bytes = 2048;
 
@@ -91,9 +94,22 @@ private:
   void connect_pairs() {
     for (Connecting& one : all_) {
       auto theirs = one.theirs.begin();
-      for (const auto& pairs : one.pairs)
-        for (const auto& pair : pairs) pair->connect(*theirs++);
+      for (const auto& pairs : one.pairs) {
+        for (const auto& pair : pairs) {
+          if (is_optional()) check_not_silent(one, pair->path_to(*theirs));
+          pair->connect(*theirs++);
+        }
+      }
     }
+  }
+
+  void check_not_silent(const Connecting& to, const std::string& path) const {
+    const auto since = silent_since(path);
+    if (!since) return;
+    throw UnreachableError("rank " + std::to_string(label(to)) + " (host " + to.connections->host +
+                               ") did not answer over RDMA (" + path + ") when this process tried that " +
+                               seconds_text(*since) + " ago; it tries again after ten minutes, or with transport rdma",
+                           context(to));
   }
 
   void prove() {
@@ -110,9 +126,28 @@ private:
     const auto now = Clock::now();
     const auto until =
         is_optional() ? now + std::min<Duration>(longest_optional_proof, (deadline_ - now) / 2) : deadline_;
-    for (const Connecting& one : all_)
-      for (const auto& channel : one.channels)
-        if (channel) prove(one, *channel, until, until - now);
+    try {
+      for (const Connecting& one : all_)
+        for (const auto& channel : one.channels)
+          if (channel) prove(one, *channel, until, until - now);
+    } catch (const UnreachableError&) {
+      if (!is_alarmed_) remember_silence(Clock::now() >= until && until - now >= telling_silence);
+      throw;
+    }
+  }
+
+  // `is_over`: the time for an answer.
+  void remember_silence(bool is_over) const {
+    for (const Connecting& one : all_) {
+      for (const auto& channel : one.channels) {
+        if (!channel) continue;
+        try {
+          channel->look_for_proof();
+        } catch (const UnreachableError&) {  // it knows why
+        }
+        for (const std::string& path : channel->silent_paths(is_over)) remember_silent(path);
+      }
+    }
   }
 
   void prove(const Connecting& one, RdmaChannel& channel, Clock::time_point until, Duration given) {
@@ -185,6 +220,8 @@ private:
   void hand_over(Connecting& one) {
     PeerConnections& connections = *one.connections;
     connections.nic = ports_;
+    for (const auto& channel : one.channels)
+      for (const std::string& path : channel->paths()) forget_silent(path);
     for (const auto& channel : one.channels)
       for (const int fd : channel->descriptors()) connections.rdma.descriptors.push_back(fd);
     connections.rdma.collective = std::move(one.channels[0]);

@@ -113,6 +113,10 @@ RdmaEndpoint RdmaQueuePair::endpoint() const {
   return own;
 }
 
+std::string RdmaQueuePair::path_to(const RdmaEndpoint& peer) const {
+  return device_->name() + " " + text_of(device_->gid()) + " -> " + text_of(peer.gid);
+}
+
 void RdmaQueuePair::modify(verbs::QpAttributes& attributes, int mask, const char* what) {
   const int error = library_.modify_pair(pair_.get(), &attributes, mask);
   if (error == 0) return;

@@ -55,6 +55,8 @@ public:
   // To the peer's, whose endpoint is checked. Throws ProtocolError, NicError, SystemError.
   void connect(const RdmaEndpoint& peer);
   const RdmaEndpoint& peer() const { return peer_; }
+  // To a peer, by port and GIDs: "mlx5_0:1 fe80::1 -> fe80::2".
+  std::string path_to(const RdmaEndpoint& peer) const;
 
   const std::shared_ptr<RdmaRings>& rings() const { return rings_; }
 

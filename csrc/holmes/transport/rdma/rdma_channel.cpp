@@ -108,6 +108,22 @@ const ConnectionInfo* RdmaChannel::look_for_proof() {
   return nullptr;
 }
 
+std::vector<std::string> RdmaChannel::paths() const {
+  std::vector<std::string> all;
+  for (const auto& lane : lanes_) all.push_back(lane->pair().path_to(lane->pair().peer()));
+  return all;
+}
+
+std::vector<std::string> RdmaChannel::silent_paths(bool is_over) const {
+  std::vector<std::string> silent = paths();
+  std::erase_if(silent, [&, number = std::size_t{0}](const std::string&) mutable {
+    const RdmaLane& lane = *lanes_[number++];
+    const bool has_given_up = &lane == failed_ && error_ == ETIMEDOUT;
+    return !has_given_up && !(is_over && lane.asked);
+  });
+  return silent;
+}
+
 // Where rates matter.
 std::optional<Clock::time_point> RdmaChannel::clock() const {
   return lanes_.size() > 1 ? std::optional(Clock::now()) : std::nullopt;

@@ -40,6 +40,10 @@ public:
   void start_proof();
   // Nothing where all came; else of one that did not yet. Throws UnreachableError where an HCA gave up.
   const ConnectionInfo* look_for_proof();
+  // Its lanes' paths (RdmaQueuePair::path_to): all; those whose HCA gave up for want of an answer, and, where the time
+  // for one `is_over`, those that have none.
+  std::vector<std::string> paths() const;
+  std::vector<std::string> silent_paths(bool is_over) const;
   // The TCP connections, for who goes on without it.
   std::vector<Connection> take_sockets() { return std::exchange(sockets_, {}); }
 
