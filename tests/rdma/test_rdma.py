@@ -13,6 +13,7 @@ import rig
 from paths import ROOT
 
 WORKER = Path(__file__).parent / "rdma_worker.py"
+TORCH_WORKER = WORKER.with_name("torch_rdma_worker.py")
 CPP = next(iter(sorted((ROOT / "build").glob("cp*/tests/cpp/test_rdma"))), None)
 PING = "ibv_rc_pingpong -g 1 -e -m 4096"
 
@@ -70,6 +71,24 @@ def test_auto_takes_rdma_between_hosts() -> None:
         assert re.search(rf"rank {number} of 2 on vec0 \S+, RDMA over rxe0:1: .*; RDMA over roce 10.0.0.0/24", text), (
             text
         )
+
+
+@long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("transport", ["rdma", "auto"])
+def test_a_torch_job_on_two_hosts(transport: str) -> None:
+    """DDP's parameters are those of one process, and its gradients go by the HCA."""
+    job = "MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2 OMP_NUM_THREADS=1"
+    commands = [
+        f"{job} RANK={number} HOLMES_LOG=warn PYTHONPATH={ROOT} {sys.executable} {TORCH_WORKER} {transport}"
+        for number in range(2)
+    ]
+    for result in rig.run(commands, timeout_s=350):
+        assert (result.status, result.output.count("DONE")) == (0, 1), result.output
+        assert "USED [('rdma', 'rxe0:1')]" in result.output, result.output
+        packets, moved = re.findall(r"PACKETS (\d+) for (\d+) bytes", result.output)[0]
+        # An all_reduce of two ranks sends each what it has once; a packet holds 4096 bytes at most.
+        assert int(packets) >= int(moved) / 4096, result.output
 
 
 LITTLE_MEMORY = "setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536 env "
