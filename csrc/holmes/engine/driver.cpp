@@ -44,18 +44,17 @@ bool Driver::run_here(std::unique_ptr<Collective>& collective) {
   return true;
 }
 
-// Its group's ranks have a processor each. (A message needs one peer, a collective all of them.)
-bool Driver::may_rush() const {
+// A message needs one peer, which may have a processor to itself; a collective all of them.
+bool Driver::may_rush(bool is_collective) const {
   const Group& group = engine_.group();
-  return group.all_shared_memory && (group.size <= processors() || engine_.operations().running() == nullptr);
+  return group.all_shared_memory && (group.size <= processors() || !is_collective);
 }
 
 template <typename IsDone>
-bool Driver::poll_short(const IsDone& is_done) {
+bool Driver::poll_short(bool is_collective, const IsDone& is_done) {
   bool done = is_done();
   if (done) return true;
-  const bool rushes = may_rush();
-  auto spin = spin_.begin(rushes);
+  auto spin = spin_.begin(may_rush(is_collective));
   while (!done && !engine_.is_wanted() && spin.goes_on()) done = is_done();
   if (done) spin_.succeeded(spin);
   has_polled_ = !done;
@@ -71,7 +70,7 @@ std::size_t Driver::run_short(std::span<ShortMessage> messages, Clock::time_poin
     for (ShortMessage& message : messages) {
       const std::shared_ptr<Work>& completed = operations.completed(message.is_send ? -1 : message.peer);
       const auto is_done = [&] { return operations.carry_short(message, submitted); };
-      if (!(message.is_send ? is_done() : poll_short(is_done))) break;
+      if (!(message.is_send ? is_done() : poll_short(/*is_collective=*/false, is_done))) break;
       message.completed = completed;
       ++carried;
     }
@@ -96,7 +95,7 @@ ShortRun::ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout)
     bool done = false;
     for (int look = 0; look < early_looks && !done; ++look) done = is_done();
     exchange.wake();
-    if (!done && !driver_.poll_short(is_done)) return;
+    if (!done && !driver_.poll_short(/*is_collective=*/true, is_done)) return;
   } catch (...) {  // it happens again to who goes on
     return;
   }
@@ -202,7 +201,7 @@ bool Driver::help(const Work& work, std::optional<Clock::time_point> until, std:
 // kernel has no vDSO: so `now`, where it is known, holds until something has moved or was waited for.
 bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> until,
                          std::optional<Clock::time_point> now) {
-  const bool rushes = may_rush();
+  const bool rushes = may_rush(engine_.operations().running() != nullptr);
   auto spin = spin_.begin(rushes);
   bool has_polled = std::exchange(has_polled_, false);
   SignalTimer signals;

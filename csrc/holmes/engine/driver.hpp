@@ -50,8 +50,8 @@ private:
   friend class ShortRun;
   // Polls until `is_done()`, as long as that is worth it and nobody else wants the engine.
   template <typename IsDone>
-  bool poll_short(const IsDone& is_done);
-  bool may_rush() const;
+  bool poll_short(bool is_collective, const IsDone& is_done);
+  bool may_rush(bool is_collective) const;
   void take_back();
   bool drive_until(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now);
   void sleep(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point now);
