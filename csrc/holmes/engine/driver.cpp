@@ -97,6 +97,7 @@ ShortRun::ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout)
     exchange.wake();
     if (!done && !driver_.poll_short(/*is_collective=*/true, is_done)) return;
   } catch (...) {  // it happens again to who goes on
+    exchange.wake();
     return;
   }
   state_ = State::done;
