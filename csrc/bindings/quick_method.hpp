@@ -1,6 +1,7 @@
 // QuickMethod: a method that pybind11 has bound, called without its dispatch where the arguments are plain.
 #pragma once
 
+#include <cxxabi.h>
 #include <pybind11/pybind11.h>
 
 #include <array>
@@ -185,6 +186,8 @@ private:
       try {
         PyObject* const result = call_plain(*self, placed, is_plain, std::index_sequence_for<Parameters...>());
         if (is_plain) return result;
+      } catch (abi::__forced_unwind&) {  // Python ends a thread that asks for its lock once it has ended itself
+        throw;
       } catch (pybind11::error_already_set& error) {
         error.restore();
         return nullptr;
