@@ -48,11 +48,6 @@ void ShortExchange::send() {
   }
 }
 
-void ShortExchange::wake() {
-  for (int peer = 0; peer < group_.size; ++peer)
-    if (peer != group_.rank && talks_to(peer)) group_.channels[peer]->wake();
-}
-
 // Whether all is there that `peer` sends, or is not waited for.
 bool ShortExchange::look_at(int peer) {
   Flow& flow = flows_[peer];

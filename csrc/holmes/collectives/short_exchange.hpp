@@ -27,9 +27,7 @@ public:
   const Signature& signature() const { return signature_; }
   // Whether all of it can be sent now.
   bool has_room() const;
-  // `wake` must follow soon: peers may sleep.
   void send();
-  void wake();
   // Takes what came, where everything is there that this rank waits for. (What does not fit is not, ever: the
   // collective tells of it.)
   bool take();

@@ -338,6 +338,15 @@ WorkPtr HostCommunicator::run_short(const Signature& signature, std::size_t pair
   return call.work;
 }
 
+template <typename Fill, typename Make>
+WorkPtr HostCommunicator::run(const Signature& signature, std::size_t pair_bytes, const CallOptions& options,
+                              const Fill& fill, const Make& make) {
+  if (WorkPtr work = run_short(signature, pair_bytes, options, fill, make)) return work;
+  Call call = begin(options);
+  auto collective = make(call);
+  return finish(std::move(call), std::move(collective));
+}
+
 WorkPtr HostCommunicator::finish(Call call, std::unique_ptr<Collective> collective) {
   if (!call.async) call.work->mark_awaited();
   if (!call.async && engine_->driver().run_here(collective)) {
@@ -400,10 +409,7 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
       exchange.set(peer, inputs[peer].data, inputs[peer].bytes(), output.data, output.bytes());
     exchange.set_reduction(output.count);
   };
-  if (WorkPtr work = run_short(signature, largest_bytes(inputs), options, fill, make)) return work;
-  Call call = begin(options);
-  auto collective = make(call);
-  return finish(std::move(call), std::move(collective));
+  return run(signature, largest_bytes(inputs), options, fill, make);
 }
 
 WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions options) {
@@ -425,10 +431,7 @@ WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
       exchange.set(peer, data.data, peer == root ? data.bytes() : 0, data.data, is_root ? data.bytes() : 0);
     if (is_root) exchange.set_reduction(data.count);
   };
-  if (WorkPtr work = run_short(signature, data.bytes(), options, fill, make)) return work;
-  Call call = begin(options);
-  auto collective = make(call);
-  return finish(std::move(call), std::move(collective));
+  return run(signature, data.bytes(), options, fill, make);
 }
 
 WorkPtr HostCommunicator::exchange(const Signature& signature, std::vector<Buffer> sends, std::vector<Buffer> recvs,
@@ -442,10 +445,7 @@ WorkPtr HostCommunicator::exchange(const Signature& signature, std::vector<Buffe
       exchange.set(peer, sends[peer].data, sends[peer].bytes(), recvs[peer].data, recvs[peer].bytes());
   };
   const std::size_t most_bytes = std::max(largest_bytes(sends), largest_bytes(recvs));
-  if (WorkPtr work = run_short(signature, most_bytes, options, fill, make)) return work;
-  Call call = begin(options);
-  auto collective = make(call);
-  return finish(std::move(call), std::move(collective));
+  return run(signature, most_bytes, options, fill, make);
 }
 
 WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions options) {
@@ -551,10 +551,7 @@ WorkPtr HostCommunicator::barrier(CallOptions options) {
   const auto fill = [&](ShortExchange& exchange) {
     for (int peer = 0; peer < options_.size; ++peer) exchange.set(peer, nullptr, 0, nullptr, 0);
   };
-  if (WorkPtr work = run_short(signature, 0, options, fill, make)) return work;
-  Call call = begin(options);
-  auto collective = make(call);
-  return finish(std::move(call), std::move(collective));
+  return run(signature, 0, options, fill, make);
 }
 
 // Sends first, so that nobody waits for one that waits itself.

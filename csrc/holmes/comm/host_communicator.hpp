@@ -77,6 +77,10 @@ private:
   template <typename Fill, typename Make>
   WorkPtr run_short(const Signature& signature, std::size_t pair_bytes, const CallOptions& options, const Fill& fill,
                     const Make& make);
+  // As run_short, or else as any other.
+  template <typename Fill, typename Make>
+  WorkPtr run(const Signature& signature, std::size_t pair_bytes, const CallOptions& options, const Fill& fill,
+              const Make& make);
   // Of an operation whose result is the same on all ranks: every so many are compared.
   Call begin_alike(const CallOptions& options);
   WorkPtr finish(Call call, std::unique_ptr<Collective> collective);

@@ -90,14 +90,8 @@ ShortRun::ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout)
   state_ = State::begun;
   const auto is_done = [&] { return operations.take_short(exchange, record_, submitted_ + timeout); };
   try {
-    // What is on its way already comes before anybody would wake.
-    constexpr int early_looks = 8;
-    bool done = false;
-    for (int look = 0; look < early_looks && !done; ++look) done = is_done();
-    exchange.wake();
-    if (!done && !driver_.poll_short(/*is_collective=*/true, is_done)) return;
+    if (!driver_.poll_short(/*is_collective=*/true, is_done)) return;
   } catch (...) {  // it happens again to who goes on
-    exchange.wake();
     return;
   }
   state_ = State::done;

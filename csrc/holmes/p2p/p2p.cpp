@@ -106,7 +106,6 @@ void P2pEngine::carry(const ShortMessage& message) {
     Header header{message_magic, message.tag, message.bytes, message.dtype, {}};
     const std::array pieces{iovec{&header, sizeof header}, iovec{message.data, message.bytes}};
     channel.send_short({pieces.data(), message.bytes > 0 ? pieces.size() : 1});
-    channel.wake();
     ++peers_[message.peer].sent_messages;
     return;
   }

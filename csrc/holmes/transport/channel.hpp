@@ -87,12 +87,11 @@ public:
   virtual const std::byte* try_peek(std::size_t /*bytes*/) { return nullptr; }
   virtual void consume(std::size_t /*bytes*/) {}
 
-  // Few bytes between ranks that share memory: `send_short` takes all of what there is room for now, and `wake` must
-  // follow soon, as the peer may sleep. None of these throws.
+  // Few bytes between ranks that share memory: `send_short` takes all of what there is room for now. None of these
+  // throws.
   virtual bool takes_short() const { return false; }
   virtual std::size_t short_room_bytes() { return 0; }
   virtual void send_short(std::span<const iovec> /*pieces*/) {}
-  virtual void wake() {}
   // As try_peek, but nothing is moved for it and nothing thrown: what it cannot give, try_recv can.
   virtual const std::byte* peek_short(std::size_t /*bytes*/) const { return nullptr; }
 

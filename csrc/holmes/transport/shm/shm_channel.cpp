@@ -110,11 +110,16 @@ std::size_t ShmChannel::readable_bytes() const {
   return bytes;
 }
 
-// The peer's counter is looked at only where the ring is half full: it is in the peer's cache.
-std::size_t ShmChannel::writable_bytes() {
+// Of the ring that this side writes; more than it has where it is corrupt. The peer's counter is looked at only where
+// the ring is half full: it is in the peer's cache.
+std::uint64_t ShmChannel::used_bytes() {
   if (produced_ - known_consumed_ > segment_->ring_bytes() / 2)
     known_consumed_ = out_.consumed.load(std::memory_order_acquire);
-  const std::uint64_t used = produced_ - known_consumed_;
+  return produced_ - known_consumed_;
+}
+
+std::size_t ShmChannel::writable_bytes() {
+  const std::uint64_t used = used_bytes();
   if (used > segment_->ring_bytes())
     throw ProtocolError("the shared-memory ring to rank " + std::to_string(peer()) + " is corrupt");
   return segment_->ring_bytes() - used;
@@ -181,9 +186,7 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
 // None beside what goes by CMA, or is to go through the ring in its place.
 std::size_t ShmChannel::short_room_bytes() {
   if (shown_.is_open() || unreported_ > 0 || ring_only_ > 0 || out_.closed.load(std::memory_order_relaxed)) return 0;
-  const std::size_t ring_bytes = segment_->ring_bytes();
-  if (produced_ - known_consumed_ > ring_bytes / 2) known_consumed_ = out_.consumed.load(std::memory_order_acquire);
-  return ring_bytes - std::min<std::uint64_t>(produced_ - known_consumed_, ring_bytes);
+  return segment_->ring_bytes() - std::min<std::uint64_t>(used_bytes(), segment_->ring_bytes());
 }
 
 void ShmChannel::send_short(std::span<const iovec> pieces) {
@@ -193,15 +196,9 @@ void ShmChannel::send_short(std::span<const iovec> pieces) {
     total += piece.iov_len;
   }
   produced_ += total;
-  out_.produced.store(produced_, std::memory_order_release);
-  // The peer's cache has it, from the last time around.
-  __builtin_prefetch(out_data_ + ((produced_ + ShmSegment::cache_line_bytes - 1) & (segment_->ring_bytes() - 1)), 1);
-  count_sent(total);
-}
-
-void ShmChannel::wake() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // between what was produced and the look
+  out_.produced.store(produced_, std::memory_order_seq_cst);
   wake_reader();
+  count_sent(total);
 }
 
 const std::byte* ShmChannel::peek_short(std::size_t bytes) const {

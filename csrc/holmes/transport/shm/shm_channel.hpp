@@ -74,7 +74,6 @@ public:
   bool takes_short() const override { return true; }
   std::size_t short_room_bytes() override;
   void send_short(std::span<const iovec> pieces) override;
-  void wake() override;
   const std::byte* peek_short(std::size_t bytes) const override;
   bool tells_end() const override { return in_.closed.load() != 0; }  // a killed peer cannot mark its rings as closed
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
@@ -84,6 +83,7 @@ public:
 
 private:
   std::size_t readable_bytes() const;
+  std::uint64_t used_bytes();
   std::size_t writable_bytes();
   std::size_t send_new(std::span<const iovec> pieces);
   BufferPlace place_to_show(const iovec& piece) const;
