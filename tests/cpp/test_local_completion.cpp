@@ -145,6 +145,48 @@ void a_root_may_leave(Transport transport) {
   });
 }
 
+// Over TCP what ends an operation elsewhere goes with what is sent next; without that it goes soon, be it that its rank
+// does nothing more. So a rank that is owed it does not wait for long when it leaves, nor when it is far ahead.
+void what_is_kept_goes_soon() {
+  constexpr std::size_t count = 20;
+  std::atomic<int> senders = 0;
+  std::atomic<int> left = 0;
+  std::atomic<bool> is_over = false;
+  run_local(3, Transport::tcp, [&](Communicator& comm) {
+    const auto sent_to_1 = [&] {
+      std::uint64_t bytes = 0;
+      for (const ConnectionInfo& info : comm.connections())
+        if (info.peer == 1 && info.purpose == "collective") bytes += info.sent_bytes;
+      return bytes;
+    };
+    const auto gather = [&](int root) {
+      auto data = values(comm.rank(), count);
+      std::vector<std::int64_t> all(3 * count);
+      std::vector<Buffer> parts;
+      for (std::size_t r = 0; r < 3 && comm.rank() == root; ++r)
+        parts.push_back(part(all, r * count, count, DType::int64));
+      comm.gather(parts, buffer(data, DType::int64), root)->wait();
+      for (std::size_t r = 0; r < parts.size(); ++r)
+        for (std::size_t k = 0; k < count; ++k) CHECK(all[r * count + k] == value(static_cast<int>(r), k));
+    };
+    if (comm.rank() != 0) {
+      gather(0);
+      ++senders;
+    } else {
+      while (senders < 2) std::this_thread::sleep_for(1ms);
+      std::this_thread::sleep_for(50ms);  // what they sent is there, and this rank need not sleep for it
+      const std::uint64_t before = sent_to_1();
+      gather(0);
+      for (int i = 0; sent_to_1() == before && i < 10'000; ++i) std::this_thread::sleep_for(1ms);
+      CHECK(sent_to_1() > before);
+    }
+    comm.barrier()->wait();
+    for (int i = 0; i < 300; ++i) gather(i % 3);
+    if (comm.rank() == 0) return wait_for(is_over);
+    if (++left == 2) is_over = true;
+  });
+}
+
 void ranks_must_agree() {
   const auto store = make_local_store();
   std::atomic<int> refused = 0;
@@ -169,6 +211,7 @@ void ranks_must_agree() {
 int main() {
   ranks_must_agree();
   the_missing_are_named();
+  what_is_kept_goes_soon();
   for (const Transport transport : {Transport::tcp, Transport::automatic}) {
     ends_before_others_begin(transport);
     goes_only_so_far_ahead(transport);

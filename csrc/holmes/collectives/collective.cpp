@@ -129,13 +129,11 @@ bool Collective::is_done_here() const {
   });
 }
 
-OwedHeaders Collective::owed() const {
-  OwedHeaders headers(deadline_);
+void Collective::append_owed(OwedHeaders& owed) const {
   for (int peer = 0; peer < group_.size; ++peer) {
     const Flow& flow = flows_[peer];
-    if (flow.in_bytes < flow.in_total) headers.add(peer, flow.out, flow.in, flow.in_bytes);
+    if (flow.in_bytes < flow.in_total) owed.add(peer, flow.out, flow.in, flow.in_bytes, deadline_);
   }
-  return headers;
 }
 
 bool Collective::is_lasting(int peer, const iovec& piece) const {
@@ -165,9 +163,7 @@ bool Collective::send_to(int peer) {
     if (pieces[count].iov_len) ++count;
   }
   if (count == 0) return false;
-  Channel& channel = *group_.channels[peer];
-  const std::span all(pieces, count);
-  const std::size_t bytes = lasts ? channel.try_send_lasting(all) : channel.try_send(all);
+  const std::size_t bytes = send(peer, {pieces, count}, lasts);
   flow.out_bytes += bytes;
   if (flow.out_bytes == flow.out_total) --open_flows_, --open_sends_;
   return bytes > 0;
@@ -194,6 +190,18 @@ bool Collective::recv_from(int peer) {
   if (before < header_bytes && flow.in_bytes >= header_bytes) check_header(flow.out, flow.in, group_, peer);
   if (flow.in_bytes == flow.in_total) --open_flows_;
   return true;
+}
+
+std::size_t Collective::send(int peer, std::span<const iovec> pieces, bool lasts) {
+  Channel& channel = *group_.channels[peer];
+  if (lasts) return channel.try_send_lasting(pieces);
+  if (!ends_early_ || flows_[peer].out_total > header_bytes) return channel.try_send(pieces);
+  const std::size_t bytes = channel.try_send_later(pieces);  // the peer's part ends without it
+  if (channel.keeps_any()) {
+    group_.keeps_any = true;
+    group_.kept_until = std::max(group_.kept_until, deadline_);
+  }
+  return bytes;
 }
 
 std::size_t Collective::received_bytes(int peer) const {

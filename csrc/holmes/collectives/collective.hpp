@@ -66,7 +66,7 @@ public:
   // Whether this rank's part is done, and all that is missing are headers that nothing follows; only where operations
   // end so (CommunicatorOptions::local_completion). What a mismatch is, those headers tell later.
   bool is_done_here() const;
-  OwedHeaders owed() const;
+  void append_owed(OwedHeaders& owed) const;
   // Called once, when it is done.
   void end();
   // What to wait for before calling advance again: bytes that can be received next / sent next without a break, 0 for
@@ -146,6 +146,7 @@ private:
   bool is_lasting(int peer, const iovec& piece) const;
   iovec next_paced_send(int peer);
   bool send_to(int peer);
+  std::size_t send(int peer, std::span<const iovec> pieces, bool lasts);
   bool recv_from(int peer);
 
   struct Flow {

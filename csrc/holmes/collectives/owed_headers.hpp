@@ -1,4 +1,4 @@
-// OwedHeaders: of a collective that has ended on this rank, those headers of other ranks that are still to come.
+// OwedHeaders: of collectives that have ended on this rank, those headers of other ranks that are still to come.
 #pragma once
 
 #include <cstddef>
@@ -10,31 +10,52 @@
 
 namespace holmes {
 
-// Nothing follows them; what the ranks disagree about they tell all the same (CommunicatorOptions::local_completion).
+// Nothing follows them but later operations; what the ranks disagree about they tell all the same
+// (CommunicatorOptions::local_completion). They are read when something is wanted that follows them, and now and then.
 class OwedHeaders {
 public:
-  explicit OwedHeaders(Clock::time_point deadline) : deadline_(deadline) {}
+  explicit OwedHeaders(Group& group);
 
-  // `own`: what this rank sent to `peer`. `theirs`: what has come, its first `got_bytes`.
-  void add(int peer, const CollectiveHeader& own, const CollectiveHeader& theirs, std::size_t got_bytes) {
-    missing_.push_back({peer, own, theirs, got_bytes});
+  // `own`: what this rank sent to `peer`. `theirs`: what has come, its first `got_bytes`. `deadline`: until when the
+  // operation waits for it.
+  void add(int peer, const CollectiveHeader& own, const CollectiveHeader& theirs, std::size_t got_bytes,
+           Clock::time_point deadline);
+  // After those of one operation were added: looks for what has come, now and then. Throws as `receive`.
+  void added();
+  // Reads what is there, of each peer in order. Returns whether anything came. Throws MismatchError, StreamClosed, ...
+  bool receive();
+  bool is_empty() const { return count_ == 0; }
+  // Whether one more operation may end here: a rank may be so many ahead of each other one.
+  bool has_room() const;
+  // Whether a peer of which `is_there(peer)` owes anything yet whose time is not up.
+  template <typename IsThere>
+  bool is_owed(Clock::time_point now, const IsThere& is_there) const {
+    for (std::size_t peer = 0; count_ > 0 && peer < queues_.size(); ++peer)
+      if (!queues_[peer].is_empty() && queues_[peer].headers.back().deadline > now && is_there(static_cast<int>(peer)))
+        return true;
+    return false;
   }
-  // Reads what is there, but for peers that `group.owed` marks, who owe an earlier one; marks those that owe this one.
-  // Returns whether anything came. Throws MismatchError, StreamClosed, ...
-  bool receive(Group& group);
-  bool is_empty() const { return missing_.empty(); }
-  // Until when the operation waits for them.
-  Clock::time_point deadline() const { return deadline_; }
+  void clear();
 
 private:
   struct Header {
-    int peer;
     CollectiveHeader own;
     CollectiveHeader theirs;
     std::size_t got_bytes;
+    Clock::time_point deadline;
   };
-  Clock::time_point deadline_;
-  std::vector<Header> missing_;
+  struct Queue {
+    std::vector<Header> headers;
+    std::size_t first = 0;  // those before it have come
+    bool is_empty() const { return first == headers.size(); }
+    std::size_t size() const { return headers.size() - first; }
+  };
+  bool receive(int peer);
+
+  Group& group_;
+  std::vector<Queue> queues_;  // by rank
+  std::size_t count_ = 0;      // of all
+  unsigned unread_ = 0;        // operations that were added since it last looked
 };
 
 }  // namespace holmes

@@ -90,11 +90,14 @@ void ShortExchange::finish() {
   }
 }
 
-OwedHeaders ShortExchange::owed(Clock::time_point deadline) const {
-  OwedHeaders headers(deadline);
-  for (int peer = 0; peer < group_.size; ++peer)
-    if (peer != group_.rank && talks_to(peer) && flows_[peer].is_owed) headers.add(peer, flows_[peer].out, {}, 0);
-  return headers;
+bool ShortExchange::append_owed(OwedHeaders& owed, Clock::time_point deadline) const {
+  bool any = false;
+  for (int peer = 0; ends_early_ && peer < group_.size; ++peer) {
+    if (peer == group_.rank || !talks_to(peer) || !flows_[peer].is_owed) continue;
+    owed.add(peer, flows_[peer].out, {}, 0, deadline);
+    any = true;
+  }
+  return any;
 }
 
 }  // namespace holmes

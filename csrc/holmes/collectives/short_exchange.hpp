@@ -31,8 +31,8 @@ public:
   // Takes what came, where everything is there that this rank waits for. (What does not fit is not, ever: the
   // collective tells of it.)
   bool take();
-  // After `take`: headers of those that nothing else comes from, where they are still to come.
-  OwedHeaders owed(Clock::time_point deadline) const;
+  // After `take`: headers of those that nothing else comes from, where they are still to come. Whether there are any.
+  bool append_owed(OwedHeaders& owed, Clock::time_point deadline) const;
 
 private:
   struct Flow {

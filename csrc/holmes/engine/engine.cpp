@@ -207,6 +207,7 @@ bool Engine::prepare_wait(std::vector<pollfd>& fds) {
   const P2pEngine& p2p = operations_.p2p();
   bool block = true;
   fail_where_it_throws([&] {
+    operations_.send_kept();
     if (detector_.has_lost_any())  // finish_wait will say who is missed
       for (int peer = 0; peer < group_->size; ++peer) block &= !detector_.is_missed(peer);
     const auto wait_for = [&](Channel& channel, std::size_t recv_bytes, std::size_t send_bytes) {
@@ -352,8 +353,11 @@ std::vector<Failure> Engine::find_vanished() {
   return vanished;
 }
 
-// What was sent last is not acknowledged yet; should its rail be lost now, somebody has to send it again.
+// What channels keep is sent before long, whatever the caller does next. What was sent last is not acknowledged yet;
+// should its rail be lost now, somebody has to send it again.
 void Engine::watch() {
+  constexpr auto longest_kept = std::chrono::milliseconds(10);
+  if (operations_.keeps_any() && !is_dead()) io_thread_.offer(shared_from_this(), longest_kept);
   if (is_watched_ || maintained_.empty() || is_dead() || !next_wake({})) return;  // whenever it is
   is_watched_ = true;
   io_thread_.watch(shared_from_this());
@@ -493,7 +497,7 @@ bool Engine::settle_and_close() {
   if (operations_.is_empty()) {
     try {
       moved = operations_.settle();
-      waits = operations_.is_owed(Clock::now(), [&](int peer) { return !detector_.is_lost(peer); });
+      waits = operations_.is_unsettled(Clock::now(), [&](int peer) { return !detector_.is_lost(peer); });
     } catch (const StreamClosed&) {  // who is gone owes nothing
     }
   }

@@ -80,8 +80,10 @@ public:
   void look_after(Clock::time_point now);
   // Driver. When to look again though nothing is ready: the earliest deadline, or a channel that needs maintenance.
   std::optional<Clock::time_point> next_wake(Clock::time_point now) const;
-  // Driver. Asks the I/O thread to call maintain as long as needed.
+  // Driver. Asks the I/O thread to call maintain as long as needed, and send_kept before long.
   void watch();
+  // Driver. See Operations.
+  void send_kept() { operations_.send_kept(); }
   // Driver. Looks after the channels while nothing is pending. Returns when to do so again; absent: no need.
   std::optional<Clock::time_point> maintain();
   // Any thread, see HostCommunicator.

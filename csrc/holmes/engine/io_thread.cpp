@@ -243,6 +243,8 @@ bool IoThread::round(std::optional<Clock::time_point>& wake_at) {
       own_.waiting.push_back(engine);
       const auto next = engine->next_wake(Clock::now());
       if (next && (!wake_at || *next < *wake_at)) wake_at = next;
+    } else {
+      engine->send_kept();
     }
     const bool pending = engine->has_pending();
     if (!pending) engine->watch();

@@ -15,13 +15,10 @@ void make_room(std::vector<Element>& elements, std::size_t more) {
   if (needed > elements.capacity()) elements.reserve(std::max(needed, 2 * elements.capacity()));
 }
 
-// So many operations may a rank be ahead of who is slowest.
-constexpr std::size_t most_owed = 64;
-
 }  // namespace
 
 Operations::Operations(Group& group, std::vector<std::unique_ptr<Channel>> p2p_channels, int wake_fd)
-    : group_(group), p2p_(group, std::move(p2p_channels), wake_fd) {}
+    : group_(group), p2p_(group, std::move(p2p_channels), wake_fd), owed_(group) {}
 
 bool Operations::submit(std::unique_ptr<Collective>& collective) {
   std::lock_guard lock(mutex_);
@@ -58,7 +55,7 @@ bool Operations::submit_own(std::unique_ptr<Collective>& collective) {
 }
 
 bool Operations::begin_short(ShortExchange& exchange, Clock::time_point now, std::uint64_t& record) {
-  if (owed_.size() >= most_owed || !exchange.has_room()) return false;
+  if (!owed_.has_room() || !exchange.has_room()) return false;
   {
     std::lock_guard lock(mutex_);
     if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return false;
@@ -70,11 +67,11 @@ bool Operations::begin_short(ShortExchange& exchange, Clock::time_point now, std
 }
 
 bool Operations::take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline) {
-  if (!owed_.empty()) receive_owed();
-  if (!exchange.take()) return false;
-  if (group_.local_completion) {
-    if (OwedHeaders headers = exchange.owed(deadline); !headers.is_empty()) owed_.push_back(std::move(headers));
+  if (!exchange.take()) {
+    owed_.receive();
+    return false;
   }
+  if (exchange.append_owed(owed_, deadline)) owed_.added();
   last_end_ = Clock::now();
   group_.recorder->finish(record, true, last_end_);
   return true;
@@ -186,16 +183,16 @@ bool Operations::advance_collective() {
     group_.recorder->start(running.record(), std::max(running.work().submitted(), last_end_));
     running.start();
   }
-  bool moved = !owed_.empty() && receive_owed();
-  moved |= running.advance();
+  bool moved = running.advance();
   const bool is_owed = !running.is_done();
-  if (is_owed && !(running.is_done_here() && owed_.size() < most_owed)) {
+  if (is_owed && !(running.is_done_here() && owed_.has_room())) {
+    if (!moved) moved = owed_.receive();  // what it waits for may follow
     moved |= send_ahead();
     return moved;
   }
   if (is_owed) {
-    owed_.push_back(running.owed());
-    receive_owed();
+    running.append_owed(owed_);
+    owed_.added();
   }
   ahead_ = nullptr;
   running.end();
@@ -207,15 +204,6 @@ bool Operations::advance_collective() {
   group_.recorder->finish(finished->record(), true, last_end_);
   finished->work().complete(last_end_);
   return true;
-}
-
-// The headers of what has ended here, in order: what comes after them belongs to the next.
-bool Operations::receive_owed() {
-  group_.owed.assign(static_cast<std::size_t>(group_.size), 0);
-  bool any = false;
-  for (OwedHeaders& headers : owed_) any |= headers.receive(group_);
-  std::erase_if(owed_, [](const OwedHeaders& headers) { return headers.is_empty(); });
-  return any;
 }
 
 // What a far peer needs of those that wait for their turn, see Collective::send_ahead.
@@ -242,19 +230,31 @@ bool Operations::send_ahead() {
   return moved;
 }
 
+void Operations::send_kept() {
+  if (!group_.keeps_any) return;
+  group_.keeps_any = false;
+  for (const auto& channel : group_.channels) {
+    if (!channel || !channel->keeps_any()) continue;
+    channel->send_kept();
+    group_.keeps_any |= channel->keeps_any();
+  }
+}
+
 bool Operations::settle() {
   is_settling_ = true;
-  return !owed_.empty() && receive_owed();
+  send_kept();
+  return owed_.receive();
 }
 
 std::size_t Operations::awaited_recv_bytes(int peer) const {
-  const bool is_owed = !owed_.empty() && group_.owed[static_cast<std::size_t>(peer)];
+  const bool is_owed = group_.owed[static_cast<std::size_t>(peer)] != 0;
   if (queue_.empty()) return is_settling_ && is_owed ? 1 : 0;
   const std::size_t bytes = queue_.front()->awaited_recv_bytes(peer);
   return bytes > 0 && is_owed ? 1 : bytes;
 }
 
 std::size_t Operations::awaited_send_bytes(int peer) const {
+  if (group_.keeps_any && group_.channels[static_cast<std::size_t>(peer)]->keeps_any()) return 1;
   if (queue_.empty()) return 0;
   const std::size_t bytes = queue_.front()->awaited_send_bytes(peer);
   return bytes == 0 && ahead_ && may_send_ahead_ ? ahead_->awaited_send_bytes(peer) : bytes;

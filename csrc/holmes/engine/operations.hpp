@@ -66,15 +66,16 @@ public:
   void fail_watches(std::optional<int> peer, const std::exception_ptr& error);
   // Nothing can be submitted any more, and what is pending stays so until fail_all. Neither takes memory.
   void close();
+  // What channels keep of operations that have ended here, as far as they take it now.
+  void send_kept();
+  bool keeps_any() const { return group_.keeps_any; }
   // What is owed to operations that have ended here, before the end: a connection that is closed while the peer sends
   // loses what it has not taken yet. Whether anything came.
   bool settle();
-  // Whether a peer of which `is_there(peer)` owes anything yet whose time is not up.
+  // Whether a peer of which `is_there(peer)` owes anything yet, or this rank keeps anything, whose time is not up.
   template <typename IsThere>
-  bool is_owed(Clock::time_point now, const IsThere& is_there) const {
-    for (std::size_t peer = 0; !owed_.empty() && owed_.back().deadline() > now && peer < group_.owed.size(); ++peer)
-      if (group_.owed[peer] && is_there(static_cast<int>(peer))) return true;
-    return false;
+  bool is_unsettled(Clock::time_point now, const IsThere& is_there) const {
+    return (group_.keeps_any && group_.kept_until > now) || owed_.is_owed(now, is_there);
   }
   bool is_settling() const { return is_settling_; }
   void fail_all(const std::exception_ptr& error);
@@ -85,7 +86,6 @@ private:
   void record_call(Collective& collective, WorkState state);
   void record_call(P2pEngine::Request& request);
   bool advance_collective();
-  bool receive_owed();
   bool send_ahead();
 
   Group& group_;
@@ -94,8 +94,8 @@ private:
   std::deque<std::unique_ptr<Collective>> queue_;  // the front one runs
   bool front_started_ = false;
   bool is_settling_ = false;
-  std::vector<OwedHeaders> owed_;  // of collectives that have ended here, in order
-  Collective* ahead_ = nullptr;    // the last one of the queue that was sent of before its turn
+  OwedHeaders owed_;
+  Collective* ahead_ = nullptr;  // the last one of the queue that was sent of before its turn
   bool may_send_ahead_ = true;
   Touched touched_;                 // by those before it
   Clock::time_point last_end_{};    // of a collective

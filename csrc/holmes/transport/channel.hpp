@@ -60,9 +60,15 @@ public:
   // StreamClosed.
   virtual std::size_t try_recv(std::span<const iovec> pieces) = 0;
 
-  // The same of memory that stays as it is until all of it has gone, or has come, or the stream was shut down (of what
-  // is sent, the last piece does): the transport may keep it in use after it has returned, and is then to be called
-  // with what is left of it again. `lasting_bytes`: from so many on that is worth it.
+  // As try_send, of what the peer has no use for yet: it may stay here until more is sent, or send_kept. That does not
+  // throw: a stream that is closed ends what uses it next.
+  virtual std::size_t try_send_later(std::span<const iovec> pieces) { return try_send(pieces); }
+  virtual bool keeps_any() const { return false; }
+  virtual void send_kept() {}
+
+  // As try_send and try_recv, of memory that stays as it is until all of it has gone, or has come, or the stream was
+  // shut down (of what is sent, the last piece does): the transport may keep it in use after it has returned, and is
+  // then to be called with what is left of it again. `lasting_bytes`: from so many on that is worth it.
   virtual std::size_t lasting_bytes() const { return SIZE_MAX; }
   virtual std::size_t try_send_lasting(std::span<const iovec> pieces) { return try_send(pieces); }
   virtual std::size_t try_recv_lasting(iovec piece) { return try_recv({&piece, 1}); }

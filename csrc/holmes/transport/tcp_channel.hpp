@@ -1,6 +1,8 @@
 // TcpChannel: a byte stream over one TCP connection that is bound to a NIC.
 #pragma once
 
+#include <vector>
+
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/connection.hpp"
 
@@ -11,6 +13,9 @@ public:
   TcpChannel(int peer, Connection socket) : Channel(peer), socket_(std::move(socket)) {}
 
   std::size_t try_send(std::span<const iovec> pieces) override;
+  std::size_t try_send_later(std::span<const iovec> pieces) override;
+  bool keeps_any() const override { return !kept_.empty(); }
+  void send_kept() override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
   std::size_t lead_bytes() override;
   bool is_unanswered() const override;
@@ -24,7 +29,10 @@ public:
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
 private:
+  std::size_t send_now(std::span<const iovec> pieces);
+
   Connection socket_;
+  std::vector<std::byte> kept_;  // goes before all that is sent from now on
   int low_water_bytes_ = 1;
   std::size_t lead_bytes_ = 0;       // 0: the path was not asked yet
   std::uint64_t lead_asked_at_ = 0;  // in bytes sent
