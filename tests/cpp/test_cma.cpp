@@ -338,6 +338,70 @@ void check_choice() {
   CHECK(long_cost.s_per_byte() > 0.8e-9f);
 }
 
+// Messages of a batch, in memory here and there, with little ones in between: up to max_pieces of them are listed in a
+// call, some have gone before the next one, and the sender goes to sleep now and then.
+void check_scattered(CmaUse cma, CmaUse receiver_cma, unsigned seed) {
+  Pair pair(cma, receiver_cma);
+  std::mt19937 random(seed);
+  std::vector<std::vector<std::byte>> messages;
+  std::vector<std::byte> source;
+  for (unsigned i = 0; i < 60; ++i) {
+    const std::size_t bytes = random() % 3 == 0 ? 1 + random() % 100 : 100'000 + random() % 400'000;
+    messages.push_back(pattern(bytes, 1000 * seed + i));
+    source.insert(source.end(), messages.back().begin(), messages.back().end());
+  }
+  std::vector<std::byte> arrived(source.size());
+  std::size_t next = 0, done = 0, received = 0, idle = 0;
+  while ((received < source.size() || next < messages.size()) && ++idle < 10'000) {
+    std::vector<iovec> out;
+    for (std::size_t i = next; i < messages.size() && out.size() < 1 + random() % max_pieces; ++i)
+      out.push_back(piece(messages[i], i == next ? done : 0, messages[i].size() - (i == next ? done : 0)));
+    std::size_t bytes = out.empty() ? 0 : pair.sender->try_send(out);
+    while (bytes > 0) {
+      const std::size_t of_it = std::min(bytes, messages[next].size() - done);
+      bytes -= of_it;
+      done += of_it;
+      if (done < messages[next].size()) break;
+      std::ranges::fill(messages[next], std::byte{0xee});  // its memory is the caller's again
+      ++next;
+      done = 0;
+    }
+    if (random() % 4 == 0) would_sleep(*pair.sender, false, true);
+    for (unsigned i = random() % 3; i > 0 && received < source.size(); --i) {
+      const std::size_t most = std::min<std::size_t>(source.size() - received, 1 + random() % 300'000);
+      const std::size_t first = random() % (most + 1);
+      const iovec in[] = {piece(arrived, received, first), piece(arrived, received + first, most - first)};
+      received += pair.receiver->try_recv(in);
+    }
+  }
+  CHECK(next == messages.size());
+  CHECK(arrived == source);
+}
+
+// What is listed together is received though its sender does nothing any more, but for what the region may hold.
+void check_batch_without_sender() {
+  Pair pair(CmaUse::always);
+  constexpr std::size_t bytes = 200'000;
+  std::vector<std::vector<std::byte>> messages;
+  std::vector<iovec> out;
+  for (unsigned i = 0; i < max_pieces; ++i) messages.push_back(pattern(i % 2 == 0 ? 32 : bytes, i));
+  for (auto& message : messages) out.push_back(piece(message, 0, message.size()));
+  const std::size_t in_ring = pair.sender->try_send(out);
+  CHECK(in_ring == 32);
+  std::size_t received = 0;
+  std::vector<std::byte> arrived(max_pieces / 2 * (32 + bytes));
+  for (int i = 0; i < 100 && received < arrived.size(); ++i) {
+    const iovec in[] = {piece(arrived, received, arrived.size() - received)};
+    received += pair.receiver->try_recv(in);
+  }
+  CHECK(received == arrived.size());
+  std::size_t at = 0;
+  for (const auto& message : messages) {
+    CHECK(std::equal(message.begin(), message.end(), arrived.begin() + static_cast<std::ptrdiff_t>(at)));
+    at += message.size();
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -349,6 +413,10 @@ int main() {
   const std::span<std::byte> shared_data(shared.data(), shared.bytes());
   for (const CmaUse receiver_cma : {CmaUse::never, CmaUse::measured, CmaUse::always})
     check_stream(CmaUse::measured, receiver_cma, shared_data, CopyWay::in_place);
+  for (const CmaUse cma : {CmaUse::never, CmaUse::measured, CmaUse::always})
+    for (unsigned seed = 1; seed <= 5; ++seed) check_scattered(cma, cma, seed);
+  for (unsigned seed = 6; seed <= 8; ++seed) check_scattered(CmaUse::always, CmaUse::never, seed);
+  check_batch_without_sender();
   check_in_place(/*bypass_cache=*/false);
   check_in_place(/*bypass_cache=*/true);
   check_in_place_refusal();

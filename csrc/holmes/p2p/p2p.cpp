@@ -132,38 +132,62 @@ bool P2pEngine::send_to(int peer) {
   bool moved = false;
   while (!sends.empty()) {
     fill_sends(peers_[peer]);
-    Sending& sending = sends.front();
-    iovec pieces[2];
-    std::size_t count = 0;
-    bool is_lasting = false;
-    const std::size_t header_left = sizeof(Header) - std::min(sending.done_bytes, sizeof(Header));
-    if (header_left > 0)
-      pieces[count++] = {reinterpret_cast<std::byte*>(&sending.header) + sending.done_bytes, header_left};
-    if (!sending.staged) {
-      const std::size_t payload_done = sending.done_bytes + header_left - sizeof(Header);
-      pieces[count++] = {sending.request.buffer.begin() + payload_done, sending.header.bytes - payload_done};
-      is_lasting = pieces[count - 1].iov_len >= channels_[peer]->lasting_bytes();
-    } else if (const auto ready = sending.staged->ready(); !ready.empty()) {
-      pieces[count++] = {const_cast<std::byte*>(ready.data()), ready.size()};
-    }
+    const Outgoing outgoing = collect(peer);
+    const std::span pieces(outgoing.pieces.data(), outgoing.count);
     std::size_t bytes = 0;
-    if (is_lasting)
-      bytes = channels_[peer]->try_send_lasting({pieces, count});
-    else if (count > 0)
-      bytes = channels_[peer]->try_send({pieces, count});
+    if (outgoing.is_lasting)
+      bytes = channels_[peer]->try_send_lasting(pieces);
+    else if (!pieces.empty())
+      bytes = channels_[peer]->try_send(pieces);
     if (bytes == 0) return moved;
     moved = true;
-    sending.done_bytes += bytes;
-    if (sending.staged && bytes > header_left) sending.staged->sent(bytes - header_left);
-    if (sending.done_bytes < sizeof(Header) + sending.header.bytes) {
-      if (sending.staged) continue;  // the next slot may be ready
-      return moved;
+    if (!went(peer, bytes)) return moved;
+  }
+  return moved;
+}
+
+// What is to be sent next, several messages where they are short enough to be listed: their receiver gets them with one
+// system call, or copies them without waiting for this side in between. Only the last piece may be lasting.
+P2pEngine::Outgoing P2pEngine::collect(int peer) {
+  Outgoing outgoing;
+  for (Sending& sending : peers_[peer].sends) {
+    if (outgoing.count + 2 > outgoing.pieces.size()) break;
+    const std::size_t header_left = sizeof(Header) - std::min(sending.done_bytes, sizeof(Header));
+    const std::size_t payload_done = sending.done_bytes + header_left - sizeof(Header);
+    const std::size_t payload_left = sending.header.bytes - payload_done;
+    const bool is_lasting = !sending.staged && payload_left >= channels_[peer]->lasting_bytes();
+    if (outgoing.count > 0 && (is_lasting || sending.staged)) break;
+    if (header_left > 0)
+      outgoing.add({reinterpret_cast<std::byte*>(&sending.header) + sending.done_bytes, header_left});
+    if (sending.staged) {
+      if (const auto ready = sending.staged->ready(); !ready.empty())
+        outgoing.add({const_cast<std::byte*>(ready.data()), ready.size()});
+      break;
     }
+    if (payload_left > 0) outgoing.add({sending.request.buffer.begin() + payload_done, payload_left});
+    outgoing.is_lasting = is_lasting;
+    if (is_lasting) break;
+  }
+  return outgoing;
+}
+
+// So many bytes more are sent. Returns whether to go on: a message ended there, or the next of its slots may be ready.
+bool P2pEngine::went(int peer, std::size_t bytes) {
+  auto& sends = peers_[peer].sends;
+  while (bytes > 0) {
+    Sending& sending = sends.front();
+    const std::size_t whole = sizeof(Header) + sending.header.bytes;
+    const std::size_t header_left = sizeof(Header) - std::min(sending.done_bytes, sizeof(Header));
+    const std::size_t of_it = std::min(bytes, whole - sending.done_bytes);
+    bytes -= of_it;
+    sending.done_bytes += of_it;
+    if (sending.staged && of_it > header_left) sending.staged->sent(of_it - header_left);
+    if (sending.done_bytes < whole) return sending.staged != nullptr;
     ++peers_[peer].sent_messages;
     finish(sending.request);
     sends.pop_front();
   }
-  return moved;
+  return true;
 }
 
 bool P2pEngine::awaits_recv(int peer) const {

@@ -1,6 +1,7 @@
 // P2pEngine: sends and receives of a communicator. Messages of a pair match by tag, in order.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <list>
 #include <map>
@@ -100,6 +101,12 @@ private:
     std::size_t done_bytes = 0;                  // header included
     std::unique_ptr<cuda::StagedSend> staged{};  // a GPU's memory
   };
+  struct Outgoing {
+    std::array<iovec, max_pieces> pieces;
+    std::size_t count = 0;
+    bool is_lasting = false;
+    void add(iovec piece) { pieces[count++] = piece; }
+  };
   // A message that is here, while it is copied to a GPU.
   struct Landing {
     Request request;
@@ -143,6 +150,8 @@ private:
 
   void activate(int peer);
   bool send_to(int peer);
+  Outgoing collect(int peer);
+  bool went(int peer, std::size_t bytes);
   bool recv_from(int peer);
   bool recv_or_end(int peer);
   std::size_t read(int peer, std::byte* into, std::size_t bytes, bool is_lasting);

@@ -31,10 +31,16 @@ CmaSender::CmaSender(CmaRegion& shared) : shared_(shared) {
   shared_.token_address = reinterpret_cast<std::uint64_t>(&own_token());
 }
 
-void CmaSender::open(std::uint64_t position, const void* data, std::size_t bytes, BufferPlace place) {
+void CmaSender::open(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes, BufferPlace place) {
   begin_ = position;
   end_ = position + bytes;
-  shared_.base = reinterpret_cast<std::uint64_t>(data) - position;
+  std::uint64_t piece_begin = position;
+  for (std::size_t i = 0; i < pieces.size() && piece_begin < end_; ++i) {
+    const std::uint64_t base = reinterpret_cast<std::uint64_t>(pieces[i].iov_base) - piece_begin;
+    piece_begin += pieces[i].iov_len;
+    shared_.pieces[i].base.store(base, std::memory_order_relaxed);
+    shared_.pieces[i].end.store(piece_begin, std::memory_order_relaxed);
+  }
   shared_.end = end_;
   shared_.place = place;
   shared_.place.offset -= position;
@@ -68,7 +74,6 @@ std::size_t CmaReceiver::available(std::uint64_t position) const {
 }
 
 std::size_t CmaReceiver::copy(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes) {
-  constexpr std::size_t max_pieces = 4;
   std::uint64_t expected = word(position, CmaRegion::open);
   if (!shared_.state.compare_exchange_strong(expected, word(position, CmaRegion::busy))) return 0;
   bytes = std::min<std::size_t>(bytes, shared_.end - position);
@@ -92,9 +97,17 @@ std::size_t CmaReceiver::copy(std::uint64_t position, std::span<const iovec> pie
   // The token comes last: all before it was the sender's, too.
   std::uint64_t token = 0;
   local[count++] = {&token, sizeof token};
-  const iovec remote[] = {{reinterpret_cast<void*>(shared_.base + position), total},
-                          {reinterpret_cast<void*>(shared_.token_address), sizeof token}};
-  const ssize_t copied = ::process_vm_readv(shared_.pid, local.data(), count, remote, 2, 0);
+  std::array<iovec, max_pieces + 1> remote;
+  std::size_t remote_count = 0;
+  std::uint64_t from = position;
+  for (const CmaRegion::Piece& piece : shared_.pieces) {
+    const std::uint64_t end = std::min<std::uint64_t>(piece.end, position + total);
+    if (from >= end) continue;
+    remote[remote_count++] = {reinterpret_cast<void*>(piece.base + from), end - from};
+    from = end;
+  }
+  remote[remote_count++] = {reinterpret_cast<void*>(shared_.token_address), sizeof token};
+  const ssize_t copied = ::process_vm_readv(shared_.pid, local.data(), count, remote.data(), remote_count, 0);
   if (copied == static_cast<ssize_t>(total + sizeof token) && token == shared_.token) return total;
   return refuse_busy(position);
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 
+#include "holmes/transport/channel.hpp"
 #include "holmes/transport/shared_buffer.hpp"
 
 namespace holmes {
@@ -20,9 +21,14 @@ struct CmaRegion {
   // receiver does the rest; `busy` keeps the sender from withdrawing.
   static constexpr std::uint64_t shut = 0, open = 1, busy = 2, refused = 3;
   alignas(64) std::atomic<std::uint64_t> state;
-  // Written before it opens. The byte at `position` of the stream is at `base + position` in the sender.
-  std::atomic<std::uint64_t> base;
+  // Written before it opens: where in the stream it ends, and the pieces of memory that it lies in, one after the
+  // other. The byte at `position` of the stream is at `base + position` in the sender, up to a piece's own end.
+  struct Piece {
+    std::atomic<std::uint64_t> base;
+    std::atomic<std::uint64_t> end;
+  };
   std::atomic<std::uint64_t> end;
+  Piece pieces[max_pieces];
   // Where the region is in a shared buffer, if it is to be read there; the byte at `position` at `offset + position` of
   // the buffer's data.
   BufferPlace place;
@@ -48,10 +54,10 @@ public:
 
   bool is_open() const { return is_open_; }
   bool is_refused() const { return is_refused_; }
-  // Shows the receiver `bytes` bytes at `data`, which begin at `position` of the stream: where they are in a shared
-  // buffer, or, without a place, by CMA. They may change only once the receiver is past them, or the region is
-  // withdrawn.
-  void open(std::uint64_t position, const void* data, std::size_t bytes, BufferPlace place = {});
+  // Shows the receiver the first `bytes` bytes of `pieces`, which begin at `position` of the stream: where they are in
+  // a shared buffer, one piece then, or, without a place, by CMA. They may change only once the receiver is past them,
+  // or the region is withdrawn. max_pieces at most.
+  void open(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes, BufferPlace place = {});
   // Whether the region that was opened last is one in a shared buffer.
   bool is_in_place() const { return is_in_place_; }
   // How far the receiver is. Shuts the region where it is at the end, or cannot read (it refused: EPERM, another PID

@@ -154,12 +154,12 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   std::size_t room = std::min(writable_bytes(), max_copy_bytes);
   std::size_t total = 0;
   const bool is_one_way = tuning_.is_one_way();
-  const iovec* to_show = nullptr;
+  std::span<const iovec> to_show;
   BufferPlace place;
   for (const iovec& piece : pieces) {
     if (ring_only_ == 0) place = place_to_show(piece);
     if (ring_only_ == 0 && (place.id != 0 || tuning_.uses_cma(piece.iov_len))) {
-      to_show = &piece;
+      to_show = pieces.subspan(static_cast<std::size_t>(&piece - pieces.data()));
       break;
     }
     const std::size_t bytes = std::min(is_one_way ? step_bytes_of(piece.iov_len) : piece.iov_len, room);
@@ -171,16 +171,29 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
     room -= bytes;
     if (bytes < piece.iov_len) break;
   }
-  // In place there are no trials, and the two sides wait for each other less often.
-  const std::size_t most_bytes = place.id != 0 ? SIZE_MAX : tuning_.region_bytes();
-  const std::size_t shown_bytes = to_show ? std::min(to_show->iov_len, most_bytes) : 0;
-  tuning_.offered(to_show ? shown_bytes : total);
+  const std::size_t shown_bytes = bytes_to_show(to_show, place);
+  tuning_.offered(shown_bytes > 0 ? shown_bytes : total);
   produced_ += total;
   ring_only_ -= std::min(ring_only_, total);
   if (total > 0) out_.produced.store(produced_, std::memory_order_seq_cst);
-  if (to_show) shown_.open(produced_, to_show->iov_base, shown_bytes, place);
-  if (total > 0 || to_show) wake_reader();
+  if (shown_bytes > 0) shown_.open(produced_, to_show, shown_bytes, place);
+  if (total > 0 || shown_bytes > 0) wake_reader();
   return total;
+}
+
+// How much of `pieces`, the first of which is to be shown, to show at once: of what is copied, all that goes that way
+// with what little is in between, such as the messages of a batch. For each region the two sides wait for each other.
+std::size_t ShmChannel::bytes_to_show(std::span<const iovec> pieces, const BufferPlace& place) const {
+  if (pieces.empty()) return 0;
+  if (place.id != 0) return pieces.front().iov_len;  // there are no trials in place
+  std::size_t bytes = 0;
+  std::size_t before = 0;
+  for (const iovec& piece : pieces.first(std::min(pieces.size(), max_pieces))) {
+    before += piece.iov_len;
+    if (place_to_show(piece).id != 0) break;
+    if (tuning_.uses_cma(piece.iov_len)) bytes = before;
+  }
+  return std::min(bytes, tuning_.region_bytes());
 }
 
 // None beside what goes by CMA, or is to go through the ring in its place.

@@ -87,6 +87,7 @@ private:
   std::size_t writable_bytes();
   std::size_t send_new(std::span<const iovec> pieces);
   BufferPlace place_to_show(const iovec& piece) const;
+  std::size_t bytes_to_show(std::span<const iovec> pieces, const BufferPlace& place) const;
   void look_at_cma();
   void withdraw_cma();
   void wake_reader();
