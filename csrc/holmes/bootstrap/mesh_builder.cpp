@@ -50,10 +50,6 @@ bool is_closed_by_peer(int fd) {
   return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
-// Between ranks of one kernel no wire limits the rate, and a pacing algorithm (bbr) costs up to half of it. It must be
-// set before the connection stands: a socket that was paced once stays paced.
-constexpr const char* unpaced = "reno";
-
 constexpr Duration first_retry_delay = 20ms;
 constexpr Duration max_retry_delay = 500ms;
 constexpr Duration permanent_failure_after = 1s;  // an error that is not expected to go away has to last this long
@@ -99,7 +95,7 @@ void MeshBuilder::listen(RankInfo& record) {
 
 // What it accepts has it too.
 void MeshBuilder::suit_listener(int fd) const {
-  const bool is_set = set_congestion_control(fd, env_.tcp_congestion.value_or(unpaced));
+  const bool is_set = set_congestion_control(fd, env_.tcp_congestion.value_or(unpaced_congestion_control()));
   if (!is_set && env_.tcp_congestion)
     throw UsageError("HOLMES_TCP_CONGESTION='" + *env_.tcp_congestion +
                      "' cannot be used here: it must be a name in net.ipv4.tcp_allowed_congestion_control (" +
@@ -117,7 +113,7 @@ std::string MeshBuilder::congestion_control(int peer) const {
   const auto& records = *records_;
   const bool same_kernel =
       records[static_cast<std::size_t>(peer)].same_kernel(records[static_cast<std::size_t>(options_.rank)]);
-  return same_kernel ? unpaced : "";
+  return same_kernel ? unpaced_congestion_control() : "";
 }
 
 bool MeshBuilder::shares_memory(int peer) const {

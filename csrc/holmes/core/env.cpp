@@ -242,7 +242,7 @@ const std::vector<Row>& table() {
         "counted as 128 bytes at least; more is an error."},
        number(&Env::unexpected_bytes, 0, std::uint64_t{1} << 40)},
       {{"HOLMES_TCP_CONGESTION", "a name in `net.ipv4.tcp_allowed_congestion_control`",
-        "bbr on far paths, reno between near ranks of one kernel, else the system's",
+        "bbr on far paths, cubic or reno between near ranks of one kernel, else the system's",
         "Congestion control of every data socket."},
        text(&Env::tcp_congestion)},
       {{"HOLMES_VERBS_LIBRARY", "path", "`libibverbs.so.1`", "The verbs library that [RDMA](rdma.md) takes."},

@@ -342,6 +342,11 @@ void suit_far_path(int fd, bool is_algorithm_given) {
   if (by_hand > by_itself) set_option(fd, SOL_SOCKET, SO_SNDBUF, by_hand / 2);  // the system doubles what is set
 }
 
+const std::string& unpaced_congestion_control() {
+  static const std::string name = set_congestion_control(open_socket(AF_INET).get(), "cubic") ? "cubic" : "reno";
+  return name;
+}
+
 bool has_bbr() {
   static const bool has = set_congestion_control(open_socket(AF_INET).get(), "bbr");
   return has;

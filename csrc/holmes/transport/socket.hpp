@@ -86,6 +86,10 @@ bool set_congestion_control(int fd, const std::string& algorithm);
 std::string congestion_control_of(int fd);
 // Whether an algorithm takes a lost packet for congestion: all that systems bring do, but bbr.
 bool heeds_loss(const std::string& algorithm);
+// Between ranks of one kernel: mostly no wire limits the rate there, and a pacing algorithm (bbr) costs up to half of
+// it. It must be set before the connection stands: a socket that was paced once stays paced. cubic, which begins more
+// carefully where something limits the rate after all, or reno, where this user may not have it.
+const std::string& unpaced_congestion_control();
 // What new sockets get; empty where the system does not tell.
 std::string default_congestion_control();
 
