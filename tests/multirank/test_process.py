@@ -110,6 +110,56 @@ def test_a_forked_child_uses_and_drops_its_parents_store() -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "both\n", "")
 
 
+WITHOUT_STANDARD_DESCRIPTORS = """
+import os, threading
+import numpy as np
+import holmes_comm
+os.closerange(0, 3)
+store = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+right = []
+def run(rank):
+    comm = holmes_comm.init(store, rank, 2, transport="tcp", name="closed", timeout_s=20.0, connect_timeout_s=20.0)
+    for _ in range(20):
+        for descriptor in (1, 2):
+            os.write(descriptor, b"what a library prints")
+        data = np.ones(1000)
+        comm.all_reduce(data)
+        right.append(bool((data == 2).all()))
+threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+os._exit(0 if right == [True] * 40 else 1)
+"""
+
+
+def test_what_is_printed_where_nothing_is_open_goes_into_no_stream() -> None:
+    run = subprocess.run([sys.executable, "-c", WITHOUT_STANDARD_DESCRIPTORS], timeout=60, check=False)
+    assert run.returncode == 0
+
+
+SMALL_FILES_ONLY = """
+import resource, threading
+import holmes_comm
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, resource.RLIM_INFINITY))
+store = holmes_comm.LocalStore()
+def run(rank):
+    try:
+        holmes_comm.init(store, rank, 2, transport="shm", name="small", connect_timeout_s=20.0)
+    except holmes_comm.SystemError as error:
+        print(error)
+threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_a_limit_of_file_sizes_is_named() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", SMALL_FILES_ONLY], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "this process may make files of 65536 bytes, those in memory too (ulimit -f), raise that" in run.stdout
+
+
 END_IN_MID_OPERATION = """
 import numpy as np
 import holmes_comm

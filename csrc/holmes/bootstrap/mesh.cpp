@@ -279,6 +279,7 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
   if (!options.tls) options.tls = tls_mode_from_name(env.tls);
   if (!options.integrity) options.integrity = env.integrity;
   if (!options.integrity_digest_every) options.integrity_digest_every = env.integrity_digest_every;
+  hold_standard_descriptors();
   const auto deadline = Clock::now() + options.connect_timeout;
   Rendezvous rendezvous(store, options, deadline);
   if (options.size == 1) return build(rendezvous, options, env, shared_memory_bytes, deadline);

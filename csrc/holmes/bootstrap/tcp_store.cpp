@@ -127,6 +127,7 @@ TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duratio
       epoch_(fork_epoch()),
       timeout_(std::min(timeout, max_wait)),
       idle_epoch_(epoch_) {
+  hold_standard_descriptors();
   if (is_server) {
     server_ = std::make_unique<TcpStoreServer>(host_, port_, secret_);
     port_ = server_->port();

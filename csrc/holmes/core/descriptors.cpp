@@ -1,5 +1,6 @@
 #include "holmes/core/descriptors.hpp"
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 
@@ -23,6 +24,14 @@ UniqueFd event_fd() {
 
 namespace {
 
+void hold_now() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) >= 0) continue;
+    UniqueFd null(::open("/dev/null", O_RDWR));  // takes the lowest number that is free
+    if (null.get() <= STDERR_FILENO) null.release();
+  }
+}
+
 void raise_now() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -39,6 +48,11 @@ void raise_now() {
 }
 
 }  // namespace
+
+void hold_standard_descriptors() noexcept {
+  static std::once_flag held;
+  std::call_once(held, hold_now);
+}
 
 void raise_open_files_limit() noexcept {
   static std::once_flag raised;

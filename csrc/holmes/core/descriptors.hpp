@@ -1,4 +1,5 @@
-// File descriptors: UniqueFd owns one, event_fd makes one of an event, and how many this process may have.
+// File descriptors: UniqueFd owns one, event_fd makes one of an event; the standard ones, and how many this process may
+// have.
 #pragma once
 
 #include <unistd.h>
@@ -32,6 +33,10 @@ private:
 
 // An event descriptor, non-blocking and closed on exec. Throws SystemError.
 UniqueFd event_fd();
+
+// Opens /dev/null where standard input, output or error is closed: else a socket of ours would be in its place, and
+// what somebody prints would go into its stream. Once per process, before the first socket. Thread-safe.
+void hold_standard_descriptors() noexcept;
 
 // Raises the soft limit of open files (ulimit -n) towards the hard one, to `most_open_files` at most: 1024, the usual
 // one, is less than the sockets of many ranks take. Once per process, so that whoever lowers it later is obeyed; where

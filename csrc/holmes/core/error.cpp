@@ -77,6 +77,12 @@ std::string limit_text(int system_errno) {
     ::getrlimit(RLIMIT_NOFILE, &limit);
     return "; this process may open " + std::to_string(limit.rlim_cur) + " files (ulimit -n), raise that";
   }
+  if (system_errno == EFBIG) {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_FSIZE, &limit);
+    return "; this process may make files of " + std::to_string(limit.rlim_cur) +
+           " bytes, those in memory too (ulimit -f), raise that";
+  }
   if (system_errno == ENFILE) return "; all processes together may open no more files (sysctl fs.file-max), raise that";
   return "";
 }

@@ -127,6 +127,7 @@ SharedBuffer::SharedBuffer(std::size_t bytes) : bytes_(bytes), id_(random_number
   if (bytes == 0) throw UsageError("a shared buffer of 0 bytes: it has at least one");
   if (bytes > static_cast<std::size_t>(std::numeric_limits<off_t>::max()) - 2 * huge_bytes)
     throw no_buffer(bytes, ENOMEM);
+  hold_standard_descriptors();
   raise_open_files_limit();
   fd_.reset(::memfd_create("holmes-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd_ && !leaves_descriptors(fd_.get())) throw no_buffer(bytes, EMFILE);
