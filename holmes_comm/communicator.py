@@ -129,9 +129,9 @@ def init(
     size = _place("size", size, launch)
     if name is None:
         name = f"comm{next(_names)}"
+    selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     if store is None:
         store = _job_store(launch, rank, made_of.connect_timeout_s, made_of.secret)
-    selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     assign(made_of, rank=rank, size=size, name=f"holmes/{name}", transport=transport)
     if backend == "nccl":
         _refuse_what_nccl_has_not(asked, made_of)

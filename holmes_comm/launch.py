@@ -65,6 +65,10 @@ class Launch:
             if self.launcher == _KUBERNETES_JOB:
                 fix = "name it in the manifest (MASTER_ADDR: pod 0, JOBSET-JOB-0-0.JOBSET in a JobSet)"
             raise UsageError(f"WORLD_SIZE is set, but not {missing}; {fix}")
+        if self.port == 0 and self.size > 1:
+            raise UsageError(
+                "MASTER_PORT=0 is any free port, which only rank 0 would know; give all ranks the same one"
+            )
         if self.address is None:
             raise UsageError(
                 f"{self.launcher} started {self.size} ranks on several hosts and does not say where they meet; set "

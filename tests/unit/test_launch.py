@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
+import holmes_comm
 from holmes.tools.cli import load
 from holmes_comm.errors import UsageError
 from holmes_comm.launch import first_host, recognize, task_counts
@@ -238,3 +240,29 @@ def test_env_says_which_variables_nothing_reads(monkeypatch):
         "HOLMES_SOMETHING_ELSE: Holmes has no such variable, nothing reads it; unset it; docs/environment.md lists all",
         "HOLMES_TLSS: Holmes has no such variable, nothing reads it; write HOLMES_TLS",
     ]
+
+
+def test_a_port_that_only_rank_0_would_know_is_refused() -> None:
+    launch = recognize({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "0"})
+    assert launch is not None
+    with pytest.raises(UsageError, match=r"MASTER_PORT=0 is any free port.*give all ranks the same one"):
+        launch.store_address()
+    alone = recognize({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "head", "MASTER_PORT": "0"})
+    assert alone is not None
+    assert alone.store_address() == ("head", 0)
+
+
+def test_a_second_rank_0_is_told_what_it_is() -> None:
+    store = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+    with pytest.raises(holmes_comm.SystemError, match=r"another process serves there: give rank 0 \(RANK\) to one"):
+        holmes_comm.TcpStore("127.0.0.1", store.port, is_server=True)
+
+
+def test_wrong_nics_are_told_before_the_store_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOLMES_NICS", "class:foo")
+    with pytest.raises(UsageError, match="NIC class 'foo' does not exist"):
+        holmes_comm.init(connect_timeout_s=1.0)

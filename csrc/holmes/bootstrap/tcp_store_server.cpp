@@ -115,9 +115,12 @@ UniqueFd listen_on(const std::string& host, std::uint16_t port) {
   const int on = 1;
   if (!fd || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(fd.get(), SOMAXCONN) != 0) {
-    throw SystemError("the store cannot listen on " + host + ":" + std::to_string(port) + ": " + errno_text(errno) +
-                          "; choose an address of this machine and a free port (0: any)",
-                      {.system_errno = errno});
+    throw SystemError(
+        "the store cannot listen on " + host + ":" + std::to_string(port) + ": " + errno_text(errno) +
+            (errno == EADDRINUSE ? "; another process serves there: give rank 0 (RANK) to one process only, "
+                                   "and each job a port of its own (MASTER_PORT)"
+                                 : "; choose an address of this machine and a free port (0: any)"),
+        {.system_errno = errno});
   }
   return fd;
 }
