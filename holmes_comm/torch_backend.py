@@ -96,6 +96,7 @@ def register() -> None:
     _extend("monitored_barrier", _monitored_barrier)
     _extend("_set_pg_timeout", _set_pg_timeout)
     _extend("split_group", _split_group)
+    _extend("_coalescing_manager", _coalescing_manager)
     _extend("_new_process_group_helper", _new_process_group_helper)
     replace_gloo.install()
 
@@ -404,6 +405,28 @@ def _set_pg_timeout(original: Any, timeout: timedelta, group: ProcessGroup | Non
     others = [device for device in pg._device_types if pg._get_backend(device).name() != NAME]
     if backend is None or torch.device("cuda") in others:
         original(timeout, group)
+
+
+@contextlib.contextmanager
+def _coalescing_manager(original: Any, group: ProcessGroup | None = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    """As torch's, in which batch_isend_irecv runs too; a block that ends in an exception is over.
+
+    With torch's it stays open: what is called later on the group becomes part of it, and never runs (docs/upstream.md).
+    """
+    import torch.distributed as dist
+
+    has_begun = False
+    try:
+        with original(group, *args, **kwargs) as manager:
+            has_begun = True
+            yield manager
+    except BaseException:
+        backend = _find_backend(group) if has_begun else None
+        if backend is not None:
+            c10d: Any = dist.distributed_c10d
+            c10d._world.pg_coalesce_state.pop(group if group is not None else c10d._get_default_group(), None)
+            backend.drop_coalescing()
+        raise
 
 
 def _new_process_group_helper(

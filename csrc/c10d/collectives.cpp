@@ -122,6 +122,7 @@ TorchWork ProcessGroupHolmes::reduce(Tensors& tensors, const ::c10d::ReduceOptio
                const at::Tensor tensor = summable(only(tensors, "reduce's tensor list"), opts.reduceOp);
                const Buffer data = opts.rootRank == rank_ ? operands.in_place(tensor, Payload::reduce)
                                                           : operands.input(tensor, Payload::reduce);
+               operands.written = {tensors.front()};  // what the work's future has, on every rank as Gloo's
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
                return one(comm.reduce(data, static_cast<int>(opts.rootRank), op, call));
              });

@@ -149,6 +149,8 @@ PYBIND11_MODULE(_c10d, m) {
       .def(
           "perform_nocolor_split", [](const ProcessGroupHolmes&, const py::object&) {}, py::arg("device"),
           "Nothing: ranks outside of a new group have no part in its connections.")
+      .def("drop_coalescing", &ProcessGroupHolmes::drop_coalescing,
+           "Ends the thread's coalescing block, if there is one, without the messages in it. Local.")
       .def("stay_out_of_split", &ProcessGroupHolmes::stay_out_of_split,
            "A rank's part in a split of the group's NCCL communicator from which it gets nothing.")
       .def_property_readonly(

@@ -87,7 +87,7 @@ ProcessGroupHolmes::ProcessGroupHolmes(StorePtr store, CommunicatorOptions optio
 
 ProcessGroupHolmes::~ProcessGroupHolmes() {
   const ScopedGilRelease no_gil;
-  batch_.reset();
+  batches_.clear();
   devices_.clear();
   sparse_.close("process group '" + name_ + "' was destroyed");
   communicator_.reset();
@@ -213,7 +213,7 @@ void ProcessGroupHolmes::shutdown() {
   devices_.clear();
   sparse_.close("process group '" + name_ + "' was shut down");
   const std::lock_guard lock(mutex_);
-  batch_.reset();
+  batches_.clear();
   communicator.swap(communicator_);
 }
 
@@ -223,26 +223,34 @@ Duration ProcessGroupHolmes::timeout_or_default(std::chrono::milliseconds timeou
 
 ProcessGroupHolmes::Batch* ProcessGroupHolmes::batch_of_this_thread() {
   const std::lock_guard lock(mutex_);
-  return batch_ && batch_->thread == std::this_thread::get_id() ? &*batch_ : nullptr;
+  const auto found = batches_.find(std::this_thread::get_id());
+  return found == batches_.end() ? nullptr : &found->second;
 }
 
 void ProcessGroupHolmes::startCoalescing() {
+  drop_coalescing();  // an exception left it open
   auto work = c10::make_intrusive<WorkHolmes>(rank_, OpType::COALESCED, "holmes:coalesced");
   const std::lock_guard lock(mutex_);
-  // A block that an exception left open is dropped: nothing of it has started.
-  if (batch_)
-    for (const auto& on_device : batch_->device_groups) on_device->abandon_group();
-  batch_ = Batch{std::this_thread::get_id(), std::move(work), {}, {}};
+  batches_[std::this_thread::get_id()] = {std::move(work), {}, {}};
+}
+
+void ProcessGroupHolmes::drop_coalescing() {
+  const auto dropped = [&] {
+    const std::lock_guard lock(mutex_);
+    return batches_.extract(std::this_thread::get_id());
+  }();
+  if (dropped.empty()) return;
+  for (const auto& on_device : dropped.mapped().device_groups) on_device->abandon_group();
 }
 
 TorchWork ProcessGroupHolmes::endCoalescing() {
   return translated([&]() -> TorchWork {
-    std::optional<Batch> batch;
-    {
+    const auto taken = [&] {
       const std::lock_guard lock(mutex_);
-      batch.swap(batch_);
-    }
-    if (!batch) throw UsageError("end of a coalescing block that was not started");
+      return batches_.extract(std::this_thread::get_id());
+    }();
+    if (taken.empty()) throw UsageError("end of a coalescing block that was not started");
+    Batch* const batch = &taken.mapped();
     std::vector<WorkPtr> works = std::move(batch->started);
     CallOptions call = message_options();
     call.async = batch->is_async;

@@ -40,7 +40,7 @@ struct Habits {
 // CPU tensors over one Communicator, CUDA tensors over NCCL on the NICs that `devices` gives it
 // (device_communicators.hpp). On CPU tensors operations with `asyncOp` false run in the calling thread and are done on
 // return; the others, and send and receive (c10d does not tell their two forms apart), run in the engine. Thread-safe;
-// a coalescing block belongs to the thread that started it.
+// each thread has its own coalescing block.
 class ProcessGroupHolmes final : public ::c10d::Backend {
 public:
   using StorePtr = c10::intrusive_ptr<::c10d::Store>;
@@ -101,6 +101,8 @@ public:
   void shutdown() override;
   void startCoalescing() override;
   TorchWork endCoalescing() override;
+  // Ends this thread's block, if there is one, without what waits for its end. What has started goes on.
+  void drop_coalescing();
 
   TorchWork broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& opts) override;
   // Of a sparse COO tensor too (sparse.hpp), as Gloo's; so does allreduce_sparse, of all others as well.
@@ -135,7 +137,6 @@ public:
 private:
   // A coalescing block: sends and receives are collected and start together at its end; collectives start in order.
   struct Batch {
-    std::thread::id thread;
     c10::intrusive_ptr<WorkHolmes> work;
     std::vector<P2pCall> calls;
     std::vector<WorkPtr> started;
@@ -226,7 +227,7 @@ private:
   const Split split_;
   mutable std::mutex mutex_;  // guards what follows
   std::shared_ptr<Communicator> communicator_;
-  std::optional<Batch> batch_;
+  std::map<std::thread::id, Batch> batches_;
   StorePtr last_split_store_;
   c10::weak_intrusive_ptr<::c10d::Backend> last_split_{BackendPtr()};
   struct Registered {

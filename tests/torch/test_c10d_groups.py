@@ -1,10 +1,13 @@
 """Groups: subsets, NIC selections, monitored_barrier, time-outs, destroy and re-init, device meshes."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -15,6 +18,7 @@ dist = pytest.importorskip("torch.distributed")
 from torch_ranks import init, run_ranks  # noqa: E402
 
 import holmes  # noqa: E402
+import holmes_comm  # noqa: E402
 from holmes_comm import CommunicatorOptions, GroupOptions, errors  # noqa: E402
 from holmes_comm.nics import NicSelection  # noqa: E402
 from holmes_comm.torch_backend import connections, nic_reason  # noqa: E402
@@ -515,3 +519,75 @@ def test_only_gloo_is_replaced():
     run = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, env=env)
     assert "HOLMES_REPLACES='nccl' is not possible; it must be 'gloo', or unset" in run.stderr
     assert run.returncode != 0
+
+
+def refused_in_a_block(rank, size, store):
+    init(store, rank, size)
+    other = 1 - rank
+    expanded = torch.ones(1).expand(2)
+    with pytest.raises(errors.UsageError, match="elements share memory"):
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(2), other), dist.P2POp(dist.irecv, expanded, other)])
+    for options, call in (
+        ({"device": torch.device("cpu")}, lambda: dist.isend(torch.ones(2), other)),
+        ({}, lambda: dist.all_reduce(torch.ones(2))),
+    ):
+        with contextlib.suppress(ZeroDivisionError), dist._coalescing_manager(**options):
+            call()
+            raise ZeroDivisionError
+    data = torch.full((2,), float(rank))
+    dist.all_reduce(data)
+    assert data.tolist() == [1, 1]
+    if rank == 0:
+        dist.send(torch.full((2,), 7.0), 1)
+    else:
+        dist.recv(data, 0)
+        assert data.tolist() == [7, 7]
+    with dist._coalescing_manager():
+        dist.all_reduce(data)
+    assert data.tolist() == [8, 8]
+    outer = [torch.ones(2), torch.ones(2)]
+    with dist._coalescing_manager():
+        dist.all_reduce(outer[0])
+        with pytest.raises(ValueError, match="non-empty op list"), dist._coalescing_manager():
+            pass
+        dist.all_reduce(outer[1])
+    assert [one.tolist() for one in outer] == [[2, 2], [2, 2]]
+
+
+def test_a_block_that_ends_in_an_exception_takes_nothing_that_comes_later():
+    run_ranks(refused_in_a_block, 2)
+
+
+def blocks_of_two_threads(rank, size, store):
+    init(store, rank, size)
+    backend = holmes_comm.torch_backend._backend(None)
+    here = threading.Barrier(2)
+    received = [torch.zeros(3), torch.zeros(3)]
+
+    def run(number):
+        backend._start_coalescing()
+        here.wait(20)
+        backend.send([torch.full((3,), 10.0 * number + rank)], 1 - rank, number)
+        here.wait(20)
+        backend.recv([received[number]], 1 - rank, number)
+        here.wait(20)
+        backend._end_coalescing().wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    return [one.tolist() for one in received]
+
+
+def test_each_thread_has_its_own_block():
+    assert run_ranks(blocks_of_two_threads, 2) == [[[1] * 3, [11] * 3], [[0] * 3, [10] * 3]]
+
+
+def futures_of_a_reduce(rank, size, store):
+    init(store, rank, size)
+    data = torch.ones(2)
+    (result,) = dist.reduce(data, 0, async_op=True).get_future().wait()
+    return result is data or result.data_ptr() == data.data_ptr()
+
+
+def test_the_future_of_a_reduce_has_a_tensor_on_every_rank():
+    assert run_ranks(futures_of_a_reduce, 2) == [True, True]
