@@ -59,6 +59,11 @@ py::object run(Communicator& self, bool async_op, Start start) {
 
 bool is_list(const py::handle& object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
 
+// What a caller's list holds, until the call ends: a signal's handler or another thread may change it meanwhile.
+py::object kept(const py::object& object) {
+  return PyList_Check(object.ptr()) ? py::reinterpret_steal<py::object>(PyList_AsTuple(object.ptr())) : object;
+}
+
 std::vector<Buffer> list_buffers(const py::handle& list, const BufferUse& use) {
   std::vector<Buffer> buffers;
   for (const py::handle& item : list) buffers.push_back(to_buffer(item, use));
@@ -214,8 +219,9 @@ void bind_communicator(py::module_& module) {
       [](Communicator& self, const py::object& output, const py::object& input, const std::string& op, bool async_op,
          const TimeoutSeconds& timeout_s, const std::optional<double>& premultiply) {
         Buffer out = to_buffer(output, {"reduce_scatter: output", true, async_op, self.device()});
+        const py::object inputs = kept(input);
         std::vector<Buffer> in =
-            per_rank(input, self.size(), {"reduce_scatter: input", false, async_op, self.device()});
+            per_rank(inputs, self.size(), {"reduce_scatter: input", false, async_op, self.device()});
         const ReduceOp reduction = reduce_op_from_name(op);
         return run(self, async_op, [&] {
           return self.reduce_scatter(std::move(out), std::move(in), reduction,
@@ -234,7 +240,8 @@ void bind_communicator(py::module_& module) {
       type, "all_gather",
       [](Communicator& self, const py::object& output, const py::object& input, bool async_op,
          const TimeoutSeconds& timeout_s) {
-        std::vector<Buffer> out = per_rank(output, self.size(), {"all_gather: output", true, async_op, self.device()});
+        const py::object outputs = kept(output);
+        std::vector<Buffer> out = per_rank(outputs, self.size(), {"all_gather: output", true, async_op, self.device()});
         Buffer in = to_buffer(input, {"all_gather: input", false, async_op, self.device()});
         return run(self, async_op,
                    [&] { return self.all_gather(std::move(out), std::move(in), call_options(async_op, timeout_s)); });
@@ -270,11 +277,12 @@ void bind_communicator(py::module_& module) {
       [](Communicator& self, const py::object& tensor, const py::object& gather_list, int dst, bool async_op,
          const TimeoutSeconds& timeout_s) {
         Buffer in = to_buffer(tensor, {"gather: tensor", false, async_op, self.device()});
+        const py::object outputs = kept(gather_list);
         std::vector<Buffer> out;
         if (dst == self.rank()) {
           if (gather_list.is_none())
             throw UsageError("gather: rank " + std::to_string(dst) + " is the root, gather_list must be given");
-          out = per_rank(gather_list, self.size(), {"gather: gather_list", true, async_op, self.device()});
+          out = per_rank(outputs, self.size(), {"gather: gather_list", true, async_op, self.device()});
         }
         return run(self, async_op,
                    [&] { return self.gather(std::move(out), std::move(in), dst, call_options(async_op, timeout_s)); });
@@ -289,11 +297,12 @@ void bind_communicator(py::module_& module) {
       [](Communicator& self, const py::object& tensor, const py::object& scatter_list, int src, bool async_op,
          const TimeoutSeconds& timeout_s) {
         Buffer out = to_buffer(tensor, {"scatter: tensor", true, async_op, self.device()});
+        const py::object inputs = kept(scatter_list);
         std::vector<Buffer> in;
         if (src == self.rank()) {
           if (scatter_list.is_none())
             throw UsageError("scatter: rank " + std::to_string(src) + " is the root, scatter_list must be given");
-          in = per_rank(scatter_list, self.size(), {"scatter: scatter_list", false, async_op, self.device()});
+          in = per_rank(inputs, self.size(), {"scatter: scatter_list", false, async_op, self.device()});
         }
         return run(self, async_op,
                    [&] { return self.scatter(std::move(out), std::move(in), src, call_options(async_op, timeout_s)); });
@@ -312,10 +321,11 @@ void bind_communicator(py::module_& module) {
             return nccl->all_to_all_equal(std::move(out), std::move(in), call_options(async_op, timeout_s));
           });
         }
+        const py::object outputs = kept(output), inputs = kept(input);
         std::vector<Buffer> out =
-            per_rank(output, self.size(), {"all_to_all: output", true, async_op, self.device()}, output_split_sizes);
+            per_rank(outputs, self.size(), {"all_to_all: output", true, async_op, self.device()}, output_split_sizes);
         std::vector<Buffer> in =
-            per_rank(input, self.size(), {"all_to_all: input", false, async_op, self.device()}, input_split_sizes);
+            per_rank(inputs, self.size(), {"all_to_all: input", false, async_op, self.device()}, input_split_sizes);
         return run(self, async_op,
                    [&] { return self.all_to_all(std::move(out), std::move(in), call_options(async_op, timeout_s)); });
       },

@@ -6,6 +6,9 @@ import array
 import ctypes
 import gc
 import mmap
+import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -424,6 +427,48 @@ def test_works_hold_what_they_use() -> None:
         assert all((values == 3).all() for values in kept)
 
     run(body)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm, parts, data: comm.all_gather(parts, data),
+        lambda comm, parts, data: comm.reduce_scatter(data, parts),
+        lambda comm, parts, data: comm.gather(data, parts, 0),
+        lambda comm, parts, data: comm.scatter(data, parts, 0),
+        lambda comm, parts, data: comm.all_to_all(np.zeros(8), parts),
+        lambda comm, parts, data: comm.all_to_all(parts, np.zeros(8)),
+    ],
+    ids=["all_gather", "reduce_scatter", "gather", "scatter", "all_to_all inputs", "all_to_all outputs"],
+)
+def test_a_call_holds_what_its_lists_held_when_it_began(call) -> None:
+    may_come = threading.Event()
+
+    def body(comm):
+        data = np.zeros(4)
+        if comm.rank == 1:
+            may_come.wait(30)
+            call(comm, [np.zeros(4), np.zeros(4)], data)
+            return []
+        parts = [np.zeros(4), np.zeros(4)]
+        held = [weakref.ref(part) for part in parts]
+        seen = []
+
+        def change():
+            while not any(record["state"] == "running" and record["op"] != "split" for record in comm.flight_record()):
+                time.sleep(0.01)
+            parts.clear()
+            seen.extend(one() is not None for one in held)
+            may_come.set()
+
+        changer = threading.Thread(target=change, daemon=True)
+        changer.start()
+        call(comm, parts, data)
+        changer.join(30)
+        gc.collect()
+        return seen, [one() is None for one in held]
+
+    assert run_communicators(2, body)[0] == ([True, True], [True, True])
 
 
 def test_works_hold_their_communicator() -> None:
