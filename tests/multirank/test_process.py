@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from namespaces import needs_namespaces
 from process_pair import run_pair
 from ranks import run_communicators
 
@@ -135,6 +136,31 @@ os._exit(0 if right == [True] * 40 else 1)
 def test_what_is_printed_where_nothing_is_open_goes_into_no_stream() -> None:
     run = subprocess.run([sys.executable, "-c", WITHOUT_STANDARD_DESCRIPTORS], timeout=60, check=False)
     assert run.returncode == 0
+
+
+WITHOUT_PROC = """
+import threading
+import numpy as np
+import holmes_comm
+store = holmes_comm.TcpStore("127.0.0.1", 0, is_server=True)
+def run(rank):
+    comm = holmes_comm.init(store, rank, 3, name="no proc", timeout_s=20.0, connect_timeout_s=20.0)
+    data = np.ones(3)
+    comm.all_reduce(data)
+    print(data.tolist())
+threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+@needs_namespaces
+def test_ranks_of_one_host_meet_where_proc_is_hidden() -> None:
+    hidden = ["unshare", "-Urm", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    run = subprocess.run(
+        [*hidden, sys.executable, "-c", WITHOUT_PROC], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.stdout == "[3.0, 3.0, 3.0]\n" * 3, run.stderr
 
 
 SMALL_FILES_ONLY = """

@@ -52,6 +52,13 @@ std::string label(const std::vector<RankInfo>& records, std::size_t rank) {
   return "rank " + std::to_string(records[rank].label) + " (host " + records[rank].host + ")";
 }
 
+// Where the system does not say which machine this is (no /proc), the host's name does, as it did for the choice of
+// NICs.
+bool on_one_host(const RankInfo& one, const RankInfo& other) {
+  if (one.machine.empty() && other.machine.empty()) return one.host == other.host;
+  return one.same_machine(other);
+}
+
 // Throws where the NICs cannot join ranks that are on different hosts.
 void check_rails_across_hosts(const std::vector<RankInfo>& records, std::size_t rank, std::size_t other,
                               const RailRange& rails) {
@@ -98,11 +105,11 @@ void check_rails(const std::vector<RankInfo>& records, const std::vector<std::si
                                                     " for one NIC, of different families; use IPv4 or IPv6 on all "
                                                     "ranks");
     }
-    if (!elsewhere && !records[rank].same_machine(records[first])) elsewhere = rank;
+    if (!elsewhere && !on_one_host(records[rank], records[first])) elsewhere = rank;
   }
   for (const std::size_t rank : ranks) {
     if (!elsewhere) return;
-    const bool is_with_first = records[rank].same_machine(records[first]);
+    const bool is_with_first = on_one_host(records[rank], records[first]);
     check_rails_across_hosts(records, rank, is_with_first ? *elsewhere : first, rails_of(rank));
   }
 }
