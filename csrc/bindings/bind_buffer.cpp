@@ -55,7 +55,8 @@ DType dtype_of_format(const char* what, const py::handle& object, const std::str
   refuse_buffer(what, object,
                 "dtype with format '" + format +
                     "' is not supported; use one of float64, float32, float16, "
-                    "bfloat16, int8, int16, int32, int64, uint8, bool");
+                    "bfloat16, int8, int16, int32, int64, uint8, bool; what is only moved may be viewed as one: "
+                    "array.view(numpy.uint8)");
 }
 
 namespace {

@@ -25,6 +25,7 @@ def test_bad_arguments_are_refused_and_the_communicator_lives_on() -> None:
         refused(comm, "'avg' is not defined for int32", lambda: comm.all_reduce(np.zeros(3, "int32"), "avg"))
         refused(comm, "'band' is not defined for float32", lambda: comm.all_reduce(data, "band"))
         refused(comm, "format 'Zd' is not supported", lambda: comm.all_reduce(np.zeros(3, "complex128")))
+        refused(comm, r"format 'I' .*array.view\(numpy.uint8\)", lambda: comm.broadcast(np.zeros(3, "uint32")))
         refused(comm, "big-endian", lambda: comm.all_reduce(np.zeros(3, ">f4")))
         refused(comm, "not a tensor or array", lambda: comm.all_reduce([1.0, 2.0]))
         refused(comm, "root 7 is not a rank.*ranks 0 to 1", lambda: comm.broadcast(data, 7))
