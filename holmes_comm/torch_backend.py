@@ -65,6 +65,8 @@ _TORCHCOMMS = (
 _choosers: list[Callable[[list[int]], NicSelection | GroupOptions | None]] = []
 _options: dict[str, GroupOptions] = {}  # by the name of the group
 _splits: weakref.WeakKeyDictionary[ProcessGroup, int] = weakref.WeakKeyDictionary()  # how often each was split
+_turns: weakref.WeakKeyDictionary[ProcessGroup, threading.RLock] = weakref.WeakKeyDictionary()  # to start messages
+_turns_lock = threading.Lock()
 _splitting = threading.local()  # is_on: this thread is in split_group; is_out: its part of it is not NCCL's
 
 
@@ -412,19 +414,27 @@ def _coalescing_manager(original: Any, group: ProcessGroup | None = None, *args:
     """As torch's, in which batch_isend_irecv runs too; a block that ends in an exception is over.
 
     With torch's it stays open: what is called later on the group becomes part of it, and never runs (docs/upstream.md).
+    Threads that call batch_isend_irecv on a group take turns: torch has one place for all their blocks.
     """
     import torch.distributed as dist
 
     has_begun = False
+    pg: Any = group if group is not None else dist.distributed_c10d._get_default_group()
+    turn: Any = contextlib.nullcontext()
+    if kwargs.get("async_ops", False) and isinstance(
+        pg, dist.ProcessGroup
+    ):  # it ends at once; in others their end is waited for
+        with _turns_lock:
+            turn = _turns.setdefault(pg, threading.RLock())
     try:
-        with original(group, *args, **kwargs) as manager:
+        with turn, original(group, *args, **kwargs) as manager:
             has_begun = True
             yield manager
     except BaseException:
         backend = _find_backend(group) if has_begun else None
         if backend is not None:
             c10d: Any = dist.distributed_c10d
-            c10d._world.pg_coalesce_state.pop(group if group is not None else c10d._get_default_group(), None)
+            c10d._world.pg_coalesce_state.pop(pg, None)
             backend.drop_coalescing()
         raise
 

@@ -582,6 +582,30 @@ def test_each_thread_has_its_own_block():
     assert run_ranks(blocks_of_two_threads, 2) == [[[1] * 3, [11] * 3], [[0] * 3, [10] * 3]]
 
 
+def batches_of_three_threads(rank, size, store):
+    init(store, rank, size)
+    other = 1 - rank
+
+    def run(number):
+        for i in range(100):
+            received = [torch.zeros(3), torch.zeros(3)]
+            calls = []
+            for j, one in enumerate(received):
+                sent = torch.full((3,), 1000.0 * number + i + j)
+                calls.append(dist.P2POp(dist.isend, sent, other, tag=10 * number + j))
+                calls.append(dist.P2POp(dist.irecv, one, other, tag=10 * number + j))
+            for work in dist.batch_isend_irecv(calls):
+                work.wait()
+            assert [one[0].item() for one in received] == [1000 * number + i, 1000 * number + i + 1]
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))
+
+
+def test_several_threads_batch_messages_on_one_group():
+    run_ranks(batches_of_three_threads, 2)
+
+
 def futures_of_a_reduce(rank, size, store):
     init(store, rank, size)
     data = torch.ones(2)
