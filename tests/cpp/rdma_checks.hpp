@@ -22,6 +22,7 @@ struct Fake {
   decltype(&fake_verbs_set) set;
   decltype(&fake_verbs_objects) objects;
   decltype(&fake_verbs_posted) posted;
+  decltype(&fake_verbs_posts) posts;
   decltype(&fake_verbs_answered) answered;
   decltype(&fake_verbs_events) events;
   decltype(&fake_verbs_read_bytes) read_bytes;
@@ -40,6 +41,7 @@ inline const Fake& fake() {
         reinterpret_cast<decltype(&fake_verbs_set)>(::dlsym(handle, "fake_verbs_set")),
         reinterpret_cast<decltype(&fake_verbs_objects)>(::dlsym(handle, "fake_verbs_objects")),
         reinterpret_cast<decltype(&fake_verbs_posted)>(::dlsym(handle, "fake_verbs_posted")),
+        reinterpret_cast<decltype(&fake_verbs_posts)>(::dlsym(handle, "fake_verbs_posts")),
         reinterpret_cast<decltype(&fake_verbs_answered)>(::dlsym(handle, "fake_verbs_answered")),
         reinterpret_cast<decltype(&fake_verbs_events)>(::dlsym(handle, "fake_verbs_events")),
         reinterpret_cast<decltype(&fake_verbs_read_bytes)>(::dlsym(handle, "fake_verbs_read_bytes")),

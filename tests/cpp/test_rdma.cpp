@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <numeric>
 #include <random>
 #include <tuple>
 
@@ -167,6 +168,33 @@ void check_clock_looks() {
     CHECK(sends[rounds / 2] <= 4);     // when it was called, when it ended, and two of the stand-in
     CHECK(receives[rounds / 2] <= 2);  // when it was called, and when it woke
   });
+}
+
+// Each is a system call over Soft-RoCE. A message from memory to memory is one for its header and the offer, and one
+// for each read, the last of which takes the answer along.
+void check_posts() {
+  constexpr int rounds = 20;
+  std::barrier both(2);
+  std::vector<long> posts;
+  run_sleepers([&](Communicator& comm) {
+    const int peer = 1 - comm.rank();
+    Bytes data = message(1 << 20, 1);
+    for (int i = 0; i <= rounds; ++i) {
+      both.arrive_and_wait();
+      if (comm.rank() == 0) posts.push_back(fake().posts());
+      both.arrive_and_wait();
+      if (i == rounds) break;
+      if (comm.rank() == 0) comm.send(buffer(data, DType::uint8), peer, 0, {})->wait();
+      comm.recv(buffer(data, DType::uint8), peer, 0, {})->wait();
+      if (comm.rank() == 1) comm.send(buffer(data, DType::uint8), peer, 0, {})->wait();
+    }
+    CHECK(data == message(1 << 20, 1));
+  });
+  std::adjacent_difference(posts.begin(), posts.end(), posts.begin());
+  posts.erase(posts.begin());
+  std::ranges::sort(posts);
+  std::fprintf(stderr, "a round of 1 MiB: %ld posts\n", posts[rounds / 2]);
+  CHECK(posts[rounds / 2] == 2 * (1 + (1 << 20) / (256 * 1024)));
 }
 
 // Bytes that went from memory to memory while two ranks ran `body`.
@@ -676,6 +704,7 @@ int main() {
   check_credits();
   check_wakes();
   check_clock_looks();
+  check_posts();
   check_direct();
   check_direct_collectives();
   check_registered_once();

@@ -107,6 +107,7 @@ EQUAL(access_remote_read, IBV_ACCESS_REMOTE_READ);
 EQUAL(Opcode::rdma_write, IBV_WR_RDMA_WRITE);
 EQUAL(Opcode::rdma_write_with_immediate, IBV_WR_RDMA_WRITE_WITH_IMM);
 EQUAL(Opcode::rdma_read, IBV_WR_RDMA_READ);
+EQUAL(send_fence, IBV_SEND_FENCE);
 EQUAL(send_signaled, IBV_SEND_SIGNALED);
 EQUAL(send_solicited, IBV_SEND_SOLICITED);
 EQUAL(send_inline, IBV_SEND_INLINE);

@@ -152,6 +152,7 @@ struct World {
   long answered = 0;
   long events = 0;
   long posted = 0;
+  long posts = 0;
   long untold = 0;  // events of HCAs that were taken and not acknowledged
   long told = 0;
 
@@ -510,7 +511,12 @@ void World::run() {
       const auto cut = cut_until(*pair);
       const bool is_tried_again = cut && *cut > now;
       if (is_tried_again) next = std::min(next, *cut);
-      if (!is_stuck && !is_tried_again) look(pair->sends, false);
+      // What is fenced waits for the reads before it.
+      const bool is_fenced = !pair->sends.empty() && (pair->sends.front().request.flags & send_fence) != 0 &&
+                             std::ranges::any_of(pair->answers, [](const Sending& sending) {
+                               return sending.request.opcode == Opcode::rdma_read;
+                             });
+      if (!is_stuck && !is_tried_again && !is_fenced) look(pair->sends, false);
       if (!is_tried_again) look(pair->answers, true);
       tell_arrived(*pair, now);
       if (!pair->arrived.empty()) next = std::min(next, pair->arrived.front().due);
@@ -566,6 +572,7 @@ int request_notification(CompletionQueue* of, int only_solicited) {
 int post_send(QueuePair* to, SendRequest* request, SendRequest** failed) {
   const std::lock_guard lock(world().mutex);
   Pair& pair = *static_cast<Pair*>(to);
+  ++world().posts;
   for (; request != nullptr; request = request->next) {
     *failed = request;
     if (pair.state != QpState::ready_to_send && pair.state != QpState::error) return EINVAL;
@@ -663,6 +670,7 @@ long fake_verbs_device_bytes(int device) {
 
 long fake_verbs_objects() { return read_counter(&World::objects); }
 long fake_verbs_posted() { return read_counter(&World::posted); }
+long fake_verbs_posts() { return read_counter(&World::posts); }
 long fake_verbs_answered() { return read_counter(&World::answered); }
 long fake_verbs_read_bytes() { return read_counter(&World::read_bytes); }
 long fake_verbs_registrations() { return read_counter(&World::registrations); }

@@ -17,8 +17,9 @@
 extern "C" void fake_verbs_set(const char* name, long value);
 // What was made and is not destroyed.
 extern "C" long fake_verbs_objects();
-// Requests that were made, and those that were answered.
+// Requests that were made, calls that made them, and requests that were answered.
 extern "C" long fake_verbs_posted();
+extern "C" long fake_verbs_posts();
 extern "C" long fake_verbs_answered();
 // Bytes that were read from a peer's memory.
 extern "C" long fake_verbs_read_bytes();

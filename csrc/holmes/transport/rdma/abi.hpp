@@ -17,7 +17,7 @@ enum : int { reliable_connected = 2 };
 enum : int { access_local_write = 1, access_remote_write = 2, access_remote_read = 4 };
 enum class Opcode : int { rdma_write = 0, rdma_write_with_immediate = 1, rdma_read = 4 };
 enum : int { fork_needs_nothing = 2 };
-enum : unsigned { send_signaled = 1 << 1, send_solicited = 1 << 2, send_inline = 1 << 3 };
+enum : unsigned { send_fence = 1 << 0, send_signaled = 1 << 1, send_solicited = 1 << 2, send_inline = 1 << 3 };
 enum : int {
   set_state = 1 << 0,
   set_access = 1 << 3,

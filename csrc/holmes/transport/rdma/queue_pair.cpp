@@ -173,23 +173,24 @@ int RdmaQueuePair::post_all(std::span<const Write> writes) {
   std::array<verbs::ScatterEntry, most_at_once> entries;
   std::array<verbs::SendRequest, most_at_once> requests{};
   for (std::size_t i = 0; i < writes.size(); ++i) {
-    const Write& write = writes[i];
-    entries[i] = {reinterpret_cast<std::uint64_t>(write.from), static_cast<std::uint32_t>(write.bytes),
-                  region_->local_key};
-    verbs::SendRequest& request = requests[i];
-    request.id = write.id;
-    request.next = i + 1 < writes.size() ? &requests[i + 1] : nullptr;
-    request.entries = &entries[i];
-    request.entry_count = write.bytes > 0 ? 1 : 0;
-    request.opcode = write.immediate ? verbs::Opcode::rdma_write_with_immediate : verbs::Opcode::rdma_write;
-    if (write.immediate) request.immediate = htonl(*write.immediate);
-    request.flags = (write.is_signaled ? verbs::send_signaled : 0U) |
-                    (write.is_solicited ? verbs::send_solicited : 0U) |
-                    (write.bytes > 0 && write.bytes <= inline_bytes_ ? verbs::send_inline : 0U);
-    request.remote_address = peer_.address + write.remote_offset;
-    request.remote_key = peer_.key;
+    fill(requests[i], entries[i], writes[i]);
+    if (i + 1 < writes.size()) requests[i].next = &requests[i + 1];
   }
   return post(requests.front());
+}
+
+void RdmaQueuePair::fill(verbs::SendRequest& request, verbs::ScatterEntry& entry, const Write& write) const {
+  entry = {reinterpret_cast<std::uint64_t>(write.from), static_cast<std::uint32_t>(write.bytes), region_->local_key};
+  request.id = write.id;
+  request.entries = &entry;
+  request.entry_count = write.bytes > 0 ? 1 : 0;
+  request.opcode = write.immediate ? verbs::Opcode::rdma_write_with_immediate : verbs::Opcode::rdma_write;
+  if (write.immediate) request.immediate = htonl(*write.immediate);
+  request.flags = (write.is_signaled ? verbs::send_signaled : 0U) | (write.is_solicited ? verbs::send_solicited : 0U) |
+                  (write.is_fenced ? verbs::send_fence : 0U) |
+                  (write.bytes > 0 && write.bytes <= inline_bytes_ ? verbs::send_inline : 0U);
+  request.remote_address = peer_.address + write.remote_offset;
+  request.remote_key = peer_.key;
 }
 
 int RdmaQueuePair::post(verbs::SendRequest& request) {
@@ -198,17 +199,22 @@ int RdmaQueuePair::post(verbs::SendRequest& request) {
 }
 
 int RdmaQueuePair::post_read(std::uint64_t address, std::uint32_t key, std::byte* to, std::size_t bytes,
-                             const verbs::MemoryRegion& region, std::uint64_t id) {
-  verbs::ScatterEntry entry{reinterpret_cast<std::uint64_t>(to), static_cast<std::uint32_t>(bytes), region.local_key};
-  verbs::SendRequest request{};
-  request.id = id;
-  request.entries = &entry;
-  request.entry_count = 1;
-  request.opcode = verbs::Opcode::rdma_read;
-  request.flags = id != 0 ? verbs::send_signaled : 0U;
-  request.remote_address = address;
-  request.remote_key = key;
-  return post(request);
+                             const verbs::MemoryRegion& region, std::uint64_t id, const Write* then) {
+  std::array<verbs::ScatterEntry, 2> entries;
+  std::array<verbs::SendRequest, 2> requests{};
+  entries[0] = {reinterpret_cast<std::uint64_t>(to), static_cast<std::uint32_t>(bytes), region.local_key};
+  requests[0].id = id;
+  requests[0].entries = &entries[0];
+  requests[0].entry_count = 1;
+  requests[0].opcode = verbs::Opcode::rdma_read;
+  requests[0].flags = id != 0 ? verbs::send_signaled : 0U;
+  requests[0].remote_address = address;
+  requests[0].remote_key = key;
+  if (then) {
+    fill(requests[1], entries[1], *then);
+    requests[0].next = &requests[1];
+  }
+  return post(requests.front());
 }
 
 SharedRegion RdmaQueuePair::register_memory(const iovec& memory, int access) const {

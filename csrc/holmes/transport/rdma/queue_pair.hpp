@@ -70,15 +70,16 @@ public:
     bool is_signaled = false;
     bool is_solicited = false;  // wakes a peer that waits for no less
     std::uint64_t id = 0;
+    bool is_fenced = false;  // begins when the reads before it are complete
   };
   int post(const Write& write) { return post_all({&write, 1}); }
   // Several at once, `most_at_once` at most; of some of them where it fails.
   int post_all(std::span<const Write> writes);
   static constexpr std::size_t most_at_once = 16;
   // Reads from the peer's `address`, which `key` names, into `to`, which is in `region`; completes with `id`, where
-  // that is not 0. Returns 0 or an errno.
+  // that is not 0. `then`: what is posted with it and follows it. Returns 0 or an errno.
   int post_read(std::uint64_t address, std::uint32_t key, std::byte* to, std::size_t bytes,
-                const verbs::MemoryRegion& region, std::uint64_t id);
+                const verbs::MemoryRegion& region, std::uint64_t id, const Write* then = nullptr);
   // The region that `memory` is in, of it alone but for a shared buffer's (see BufferRegions). Null, with errno set,
   // where it cannot be registered.
   SharedRegion register_memory(const iovec& memory, int access) const;
@@ -114,6 +115,7 @@ public:
 
 private:
   [[noreturn]] void throw_short(const std::string& what, int error) const;
+  void fill(verbs::SendRequest& request, verbs::ScatterEntry& entry, const Write& write) const;
   int post(verbs::SendRequest& request);
   static std::size_t poll(verbs::CompletionQueue& queue, std::span<verbs::WorkCompletion> completions);
   void modify(verbs::QpAttributes& attributes, int mask, const char* what);

@@ -179,6 +179,10 @@ std::size_t RdmaChannel::send_messages(std::span<const iovec> pieces, std::size_
     sent += write.bytes;
   }
   if (count == 0) return 0;
+  if (is_followed && count == 1 && sent == most) {
+    held_ = writes.front();
+    return sent;
+  }
   RdmaLane& lane = main();
   if (const int error = lane.pair().post_all({writes.data(), count})) {  // there was room for all of them
     lose(lane, error, "a send is refused: " + errno_text(error));
@@ -260,6 +264,7 @@ std::size_t RdmaChannel::try_send_lasting(std::span<const iovec> pieces) {
     const std::size_t sent = left > 0 ? send(before, true) : 0;
     if (sent < left) return sent;  // the ring is full, which has woken the peer
     offer(pieces.back());
+    post_held();
     return offered_ ? sent : sent + try_send(pieces.last(1));
   }
   if (!offered_->answer) look_for_receives();
@@ -291,9 +296,9 @@ std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
     return 0;
   }
   const std::size_t received = pull_->memory.iov_len;
+  pulled_bytes_ = pull_->is_answered ? 0 : pulled_bytes_ + received;
   pull_.reset();
-  pulled_bytes_ += received;
-  if (pulled_bytes_ == offer_->bytes) answer();
+  if (offer_ && pulled_bytes_ == offer_->bytes) answer();
   count_received(received);
   return received;
 }
@@ -335,12 +340,23 @@ void RdmaChannel::offer(const iovec& piece) {
   fail_post(lane, error);
 }
 
+// With what is held, where there is room for both.
 int RdmaChannel::post_offer() {
-  return post({.from = &rings_.own_offer(),
-               .bytes = sizeof(RdmaOffer),
-               .remote_offset = RdmaRings::offer_offset,
-               .immediate = immediate(Kind::offer),
-               .is_solicited = true});
+  const int error = main().post({.from = &rings_.own_offer(),
+                                 .bytes = sizeof(RdmaOffer),
+                                 .remote_offset = RdmaRings::offer_offset,
+                                 .immediate = immediate(Kind::offer),
+                                 .is_solicited = true},
+                                posted_to_, held_ ? &*held_ : nullptr);
+  if (error == EAGAIN || !std::exchange(held_, std::nullopt)) return error;
+  return error == ENOMEM ? EIO : error;  // the stream may lack what was held
+}
+
+void RdmaChannel::post_held() {
+  const auto held = std::exchange(held_, std::nullopt);
+  if (!held) return;
+  RdmaLane& lane = main();
+  if (const int error = lane.pair().post(*held)) lose(lane, error, "a send is refused: " + errno_text(error));
 }
 
 // Nothing where this side's memory is not to be registered: then the answer is 0, and all goes by the ring.
@@ -377,9 +393,15 @@ void RdmaChannel::ask_for_pull() {
     if (!lane) return;
     const bool is_last = piece->offset + piece->bytes == pull_->memory.iov_len;
     const bool is_signaled = is_last || lanes_.size() > 1 || lane->is_signal_due(position_on(*lane));
+    const bool answers = is_last && answers_with_last_read();
+    std::optional<RdmaQueuePair::Write> then;
+    if (answers) {
+      rings_.own_read_counts()[0] = lane->asked_bytes() + piece->bytes;
+      then = answer_message(offer_->bytes);
+    }
     auto* const to = static_cast<std::byte*>(pull_->memory.iov_base) + piece->offset;
     const int error = lane->read(*piece, offer_->address + pulled_bytes_ + piece->offset, offer_->keys[lane->number()],
-                                 to, *pull_->regions[lane->number()], is_signaled, position_on(*lane), now);
+                                 to, *pull_->regions[lane->number()], is_signaled, position_on(*lane), now, then);
     if (error != 0) {
       lose(*lane, error, "a read is refused: " + errno_text(error));
     } else if (!pull_->again.empty()) {
@@ -387,7 +409,19 @@ void RdmaChannel::ask_for_pull() {
     } else {
       pull_->asked_bytes += piece->bytes;
     }
+    if (error != 0 || !answers) continue;
+    pull_->is_answered = true;
+    count_answer(offer_->bytes);
+    offer_.reset();  // the next one may come before it is known here that this one is read
   }
+}
+
+// The last read of an offer takes the answer along: the HCA sends it once it has read, not this side once it has woken.
+// Of several lanes' reads no HCA knows all. And what follows the answer waits for the read too: where this side offers
+// something at the time, that would be its next offer.
+bool RdmaChannel::answers_with_last_read() const {
+  return lanes_.size() == 1 && !offered_ && pulled_bytes_ + pull_->memory.iov_len == offer_->bytes && !has_ended_ &&
+         is_ready();
 }
 
 void RdmaChannel::take_reads(RdmaLane& lane, std::optional<Clock::time_point> now) {
@@ -407,17 +441,25 @@ void RdmaChannel::give_answer() {
   RdmaReadCounts& counts = rings_.own_read_counts();
   for (const auto& lane : lanes_) counts[lane->number()] = lane->read_bytes();
   RdmaLane& lane = main();
-  const int error = post({.from = &counts,
-                          .bytes = lanes_.size() * sizeof counts[0],
-                          .remote_offset = RdmaRings::counts_offset,
-                          .immediate = immediate(Kind::answer, *owed_answer_),
-                          .is_solicited = true});
+  const int error = post(answer_message(*owed_answer_));
   if (error == 0) {
-    last_answer_ = *owed_answer_;
+    count_answer(*owed_answer_);
     owed_answer_.reset();
-    ++sent_answers_;
   }
   fail_post(lane, error);
+}
+
+RdmaQueuePair::Write RdmaChannel::answer_message(std::size_t bytes) {
+  return {.from = &rings_.own_read_counts(),
+          .bytes = lanes_.size() * sizeof(std::uint64_t),
+          .remote_offset = RdmaRings::counts_offset,
+          .immediate = immediate(Kind::answer, bytes),
+          .is_solicited = true};
+}
+
+void RdmaChannel::count_answer(std::size_t bytes) {
+  last_answer_ = bytes;
+  ++sent_answers_;
 }
 
 void RdmaChannel::let_go() {

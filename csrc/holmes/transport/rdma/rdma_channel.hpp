@@ -94,6 +94,7 @@ private:
     std::size_t asked_bytes = 0;   // from the begin on
     std::deque<RdmaRead> again{};  // that lost lanes leave
     std::size_t read_bytes = 0;
+    bool is_answered = false;  // by what follows the last read
     bool is_asked() const { return asked_bytes == memory.iov_len && again.empty(); }
     bool is_done() const { return read_bytes == memory.iov_len; }
   };
@@ -120,6 +121,7 @@ private:
   void fail_post(RdmaLane& lane, int error);
   void offer(const iovec& piece);
   int post_offer();
+  void post_held();
   void post_end();
 
   // --- receiving ---
@@ -130,8 +132,11 @@ private:
     return std::ranges::any_of(lanes_, [](const auto& lane) { return lane->is_living() && lane->has_room(); });
   }
   void take_reads(RdmaLane& lane, std::optional<Clock::time_point> now);
+  bool answers_with_last_read() const;
   void answer();
   void give_answer();
+  RdmaQueuePair::Write answer_message(std::size_t bytes);
+  void count_answer(std::size_t bytes);
   void take_up(RdmaLane& lane, std::uint32_t told);
   Regions register_memory(const iovec& memory, int access) const;
   // The HCAs leave the user's memory alone.
@@ -189,10 +194,11 @@ private:
   // Past the rings: one offer at a time each way; it is read in as many pieces as who receives asks for.
   const std::size_t direct_bytes_;  // from so many on
   std::optional<Offered> offered_;
-  std::size_t refused_bytes_ = 0;   // what was left of an offer; they go by the ring
-  std::optional<RdmaOffer> offer_;  // the peer's, which is not answered
-  std::size_t pulled_bytes_ = 0;    // of it
-  bool is_offer_new_ = false;       // since the last wait
+  std::optional<RdmaQueuePair::Write> held_;  // what is posted with the offer after it, and counts as posted
+  std::size_t refused_bytes_ = 0;             // what was left of an offer; they go by the ring
+  std::optional<RdmaOffer> offer_;            // the peer's, which is not answered
+  std::size_t pulled_bytes_ = 0;              // of it
+  bool is_offer_new_ = false;                 // since the last wait
   std::optional<Pull> pull_;
   std::optional<std::size_t> owed_answer_;
 

@@ -1,6 +1,8 @@
 #include "holmes/transport/rdma/rdma_lane.hpp"
 
+#include <array>
 #include <cerrno>
+#include <span>
 #include <utility>
 
 namespace holmes {
@@ -30,11 +32,12 @@ std::deque<RdmaRead> RdmaLane::stop(Clock::time_point now) {
   return std::exchange(reads_, {});
 }
 
-int RdmaLane::post(RdmaQueuePair::Write write, std::uint64_t position) {
+int RdmaLane::post(RdmaQueuePair::Write write, std::uint64_t position, const RdmaQueuePair::Write* before) {
   if (posted_ - completed_ >= RdmaQueuePair::send_depth - 2) return EAGAIN;  // one is kept for the end
   write.is_signaled |= is_signal_due(position);
   write.id = posted_ + 1;
-  if (const int error = pair_->post(write)) return error;
+  const std::array both{before ? *before : write, write};
+  if (const int error = pair_->post_all(std::span(both).last(before ? 2 : 1))) return error;
   count_request(write.is_signaled, position);
   return 0;
 }
@@ -56,13 +59,16 @@ std::uint64_t RdmaLane::complete(std::uint64_t id) {
 
 int RdmaLane::read(const RdmaRead& piece, std::uint64_t address, std::uint32_t key, std::byte* to,
                    const verbs::MemoryRegion& region, bool is_signaled, std::uint64_t position,
-                   std::optional<Clock::time_point> now) {
-  if (const int error = pair_->post_read(address, key, to, piece.bytes, region, is_signaled ? posted_ + 1 : 0))
+                   std::optional<Clock::time_point> now, std::optional<RdmaQueuePair::Write> then) {
+  if (then) then->id = posted_ + 2, then->is_fenced = true;
+  if (const int error = pair_->post_read(address, key, to, piece.bytes, region, is_signaled ? posted_ + 1 : 0,
+                                         then ? &*then : nullptr))
     return error;
   if (now && reads_.empty()) rate_.start(*now, read_bytes_);
   reads_.push_back({piece.offset, piece.bytes, posted_ + 1});
   asked_bytes_ += piece.bytes;
   count_request(is_signaled, position);
+  if (then) count_request(then->is_signaled, position);
   return 0;
 }
 

@@ -44,8 +44,8 @@ public:
 
   // --- requests ---
   // They are counted; each remembers up to where the stream is complete with it. Returns an errno; where there is no
-  // room: EAGAIN.
-  int post(RdmaQueuePair::Write write, std::uint64_t position);
+  // room: EAGAIN. `before`: what is counted already and posted with it.
+  int post(RdmaQueuePair::Write write, std::uint64_t position, const RdmaQueuePair::Write* before = nullptr);
   // Of `posted() + 1`, which the caller posts.
   void count_request(bool is_signaled, std::uint64_t position);
   bool is_signal_due(std::uint64_t position) const;
@@ -70,10 +70,10 @@ public:
   }
 
   // --- reads ---
-  // Returns an errno.
+  // `then`: what the peer is told once this and all reads before it are complete. Returns an errno.
   int read(const RdmaRead& piece, std::uint64_t address, std::uint32_t key, std::byte* to,
            const verbs::MemoryRegion& region, bool is_signaled, std::uint64_t position,
-           std::optional<Clock::time_point> now);
+           std::optional<Clock::time_point> now, std::optional<RdmaQueuePair::Write> then = {});
   // Bytes of those that are complete since the last call; `now`: where its rate matters.
   std::size_t take_read_bytes(std::optional<Clock::time_point> now);
   bool has_room() const;
@@ -81,6 +81,7 @@ public:
   std::optional<double> bytes_per_s() const { return rate_.bytes_per_s(); }
   double arrival_s(std::size_t bytes) const;
   std::uint64_t read_bytes() const { return read_bytes_; }
+  std::uint64_t asked_bytes() const { return asked_bytes_; }
 
   // For reports, from any thread. Only the driver writes.
   std::atomic<std::uint64_t> sent_bytes{0};  // of the stream
