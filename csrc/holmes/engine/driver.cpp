@@ -220,9 +220,10 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
     }
     if (waits_for_bulk()) {
       now.reset();
-      is_slow |= wait_for_bulk(until, signals);
-      if (until && Clock::now() >= *until) return false;
-      if (signals.is_due()) return true;
+      Clock::time_point after;
+      is_slow |= wait_for_bulk(until, signals, after);
+      if (until && after >= *until) return false;
+      if (signals.is_due(after)) return true;
       continue;
     }
     if (!has_polled && !is_slow && spin_.allows(waits) && spin.goes_on()) {
@@ -267,13 +268,14 @@ bool Driver::waits_for_bulk() const {
 
 // Waits until a whole piece is there. Where that took less than the spin lately (a fast network, or peers that run on
 // this processor meanwhile), it asks again and again; on a slow network it sleeps, and what comes while it sleeps costs
-// no processor time. Returns whether it slept for longer than the spin.
-bool Driver::wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals) {
+// no processor time. Returns whether it slept for longer than the spin. `after`: when it ended.
+bool Driver::wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point& after) {
   fds_.clear();
   const bool block = engine_.prepare_wait(fds_);
   const auto start = Clock::now();
   if (!block) {
     engine_.finish_wait(start);
+    after = start;
     return false;
   }
   bool is_ready = false;
@@ -284,9 +286,10 @@ bool Driver::wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& 
     if (!is_ready && spin.has_begun()) asleep_at = Clock::now();
   }
   if (!is_ready) sleep(until, signals, asleep_at);
-  const auto now = Clock::now();
-  engine_.finish_wait(now, fds_);
-  return spin_.waited_for_bulk(now - start, !is_ready);
+  after = Clock::now();
+  engine_.finish_wait(after, fds_);
+  engine_.group().clock.set(after);
+  return spin_.waited_for_bulk(after - start, !is_ready);
 }
 
 }  // namespace holmes

@@ -56,7 +56,7 @@ private:
   bool drive_until(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now);
   void sleep(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point now);
   bool waits_for_bulk() const;
-  bool wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals);
+  bool wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point& after);
   void offer();
   void offer(Duration patience);
   void leave_rest(bool pauses);

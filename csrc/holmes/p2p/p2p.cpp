@@ -392,8 +392,9 @@ void P2pEngine::finish(Request& request, int source, std::size_t bytes) {
 
 void P2pEngine::finish(Request& request) {
   --pending_;
-  // Another thread may have called it since the clock was seen.
-  const auto now = std::max(group_.clock.now(request.buffer.bytes()), request.work->submitted());
+  // What lasts is moved by the HCA, not here. Another thread may have called it since the clock was seen.
+  const bool is_copied = !request.peer || request.buffer.bytes() < channels_[*request.peer]->lasting_bytes();
+  const auto now = std::max(group_.clock.now(is_copied ? request.buffer.bytes() : 0), request.work->submitted());
   group_.recorder->finish(request.record, true, now);
   request.work->complete(now);
 }
