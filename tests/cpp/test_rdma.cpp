@@ -404,6 +404,42 @@ void check_memory_after_abort() {
   fake().set("delay_us", 0);
 }
 
+// And so it is where a request is lost, be it the header, the offer, a read or the answer that follows it. Who has its
+// message all the same has all of it.
+void check_memory_after_loss() {
+  fake().set("delay_us", 2000);
+  for (long after = 0; after < 8; ++after) {
+    const auto store = make_local_store();
+    std::barrier both(2);
+    run_ranks(2, [&](int rank) {
+      const auto comm = make_communicator(store, options_of(rank, 2));
+      Bytes data = rank == 0 ? message(1 << 20, 3) : Bytes(1 << 20);
+      both.arrive_and_wait();
+      if (rank == 0) fake().set("fail_after", after);
+      both.arrive_and_wait();
+      bool is_lost = false;
+      for (int round = 0; round < 4 && !is_lost; ++round) {
+        if (rank == 1) std::ranges::fill(data, 0);
+        try {
+          if (rank == 0) comm->send(buffer(data, DType::uint8), 1, 0, {.timeout = 20s})->wait();
+          if (rank == 1) comm->recv(buffer(data, DType::uint8), 0, 0, {.timeout = 20s})->wait();
+          CHECK(data == message(1 << 20, 3));
+        } catch (const PeerLostError&) {
+          is_lost = true;
+        }
+      }
+      const auto own = static_cast<std::uint8_t>(7 + rank);
+      std::ranges::fill(data, own);
+      std::this_thread::sleep_for(20ms);
+      CHECK(std::ranges::all_of(data, [own](std::uint8_t byte) { return byte == own; }));
+      both.arrive_and_wait();
+    });
+    fake().set("fail_after", -1);
+    check_nothing_left();
+  }
+  fake().set("delay_us", 0);
+}
+
 // What was sent last arrives though the sender is gone at once.
 void check_orderly_end() {
   fake().set("delay_us", 20000);
@@ -710,6 +746,7 @@ int main() {
   check_registered_once();
   check_unexpected();
   check_memory_after_abort();
+  check_memory_after_loss();
   check_orderly_end();
   check_mtu();
   check_connections();
