@@ -60,9 +60,7 @@ py::object run(Communicator& self, bool async_op, Start start) {
 bool is_list(const py::handle& object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
 
 // What a caller's list holds, until the call ends: a signal's handler or another thread may change it meanwhile.
-py::object kept(const py::object& object) {
-  return PyList_Check(object.ptr()) ? py::reinterpret_steal<py::object>(PyList_AsTuple(object.ptr())) : object;
-}
+py::object kept(const py::object& object) { return PyList_Check(object.ptr()) ? py::tuple(object) : object; }
 
 std::vector<Buffer> list_buffers(const py::handle& list, const BufferUse& use) {
   std::vector<Buffer> buffers;
