@@ -41,6 +41,12 @@ inline constexpr std::size_t max_call_bytes = 512 * 1024;
 // And pieces, for a system call.
 inline constexpr std::size_t max_pieces = 8;
 
+inline std::size_t total_bytes(std::span<const iovec> pieces) {
+  std::size_t total = 0;
+  for (const iovec& piece : pieces) total += piece.iov_len;
+  return total;
+}
+
 // So few bytes between two ranks that share memory are copied at once, by the thread that calls (see Channel's calls of
 // that name, ShortExchange and ShortMessage).
 inline constexpr std::size_t most_short_bytes = 2048;

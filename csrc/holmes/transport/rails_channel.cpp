@@ -18,12 +18,6 @@ constexpr std::size_t scratch_bytes = 64 * 1024;
 // In the sockets of all far rails: until the sending thread looks again.
 constexpr std::size_t most_far_unsent_bytes = 4 * max_chunk_bytes;
 
-std::size_t total_bytes(std::span<const iovec> pieces) {
-  std::size_t total = 0;
-  for (const iovec& piece : pieces) total += piece.iov_len;
-  return total;
-}
-
 // Copies `bytes` of `pieces`, from `skip` on, to `to`.
 void gather(std::span<const iovec> pieces, std::size_t skip, std::size_t bytes, std::byte* to) {
   for (const iovec& piece : pieces) {

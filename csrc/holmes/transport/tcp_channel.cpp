@@ -32,12 +32,6 @@ bool has_unacknowledged(int fd) {
   return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
-std::size_t total_bytes(std::span<const iovec> pieces) {
-  std::size_t total = 0;
-  for (const iovec& piece : pieces) total += piece.iov_len;
-  return total;
-}
-
 bool is_small(std::span<const iovec> pieces) { return pieces.size() > 1 && total_bytes(pieces) <= small_bytes; }
 
 // Calls `transfer` with a msghdr over the first max_call_bytes of `pieces`.
