@@ -29,7 +29,8 @@ void OwedHeaders::added() {
 }
 
 bool OwedHeaders::has_room() const {
-  return std::ranges::all_of(queues_, [](const Queue& queue) { return queue.size() < most_ahead; });
+  return count_ < most_ahead ||
+         std::ranges::all_of(queues_, [](const Queue& queue) { return queue.size() < most_ahead; });
 }
 
 bool OwedHeaders::receive() {

@@ -24,7 +24,6 @@ public:
   void added();
   // Reads what is there, of each peer in order. Returns whether anything came. Throws MismatchError, StreamClosed, ...
   bool receive();
-  bool is_empty() const { return count_ == 0; }
   // Whether one more operation may end here: a rank may be so many ahead of each other one.
   bool has_room() const;
   // Whether a peer of which `is_there(peer)` owes anything yet whose time is not up.

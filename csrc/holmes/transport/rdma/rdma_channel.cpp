@@ -142,9 +142,7 @@ std::size_t RdmaChannel::sendable_bytes(std::uint64_t more) const {
 std::size_t RdmaChannel::try_send(std::span<const iovec> pieces) { return send(pieces, false); }
 
 std::size_t RdmaChannel::send(std::span<const iovec> pieces, bool is_followed) {
-  std::size_t wanted = 0;
-  for (const iovec& piece : pieces) wanted += piece.iov_len;
-  wanted = std::min(wanted, rings_.bytes());
+  const std::size_t wanted = std::min(total_bytes(pieces), rings_.bytes());
   if (error_ != 0 || is_closed_by_peer_ || has_ended_) {
     if (error_ == 0) look_for_receives();
     throw_if_ended();
@@ -259,8 +257,7 @@ std::size_t RdmaChannel::try_send_lasting(std::span<const iovec> pieces) {
   if (!offered_) {
     if (refused_bytes_ > 0 || pieces.back().iov_len < direct_bytes_) return try_send(pieces);
     const auto before = pieces.first(pieces.size() - 1);
-    std::size_t left = 0;
-    for (const iovec& piece : before) left += piece.iov_len;
+    const std::size_t left = total_bytes(before);
     const std::size_t sent = left > 0 ? send(before, true) : 0;
     if (sent < left) return sent;  // the ring is full, which has woken the peer
     offer(pieces.back());

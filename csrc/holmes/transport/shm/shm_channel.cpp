@@ -135,8 +135,7 @@ std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
   if (shown_.is_open()) look_at_cma();
   std::size_t total = 0;
   if (unreported_ > 0) {
-    for (const iovec& piece : pieces) total += piece.iov_len;
-    total = std::min(total, unreported_);
+    total = std::min(total_bytes(pieces), unreported_);
     unreported_ -= total;
   } else if (!shown_.is_open()) {
     total = send_new(pieces);
