@@ -94,6 +94,12 @@ SNIPPETS = {
     ("launchers.md", "set_environment()"): (TORCHRUN, "", "dist.destroy_process_group()\n"),
     ("upstream.md", "two parameters, one gradient"): (TORCHRUN, "", ""),
     ("upstream.md", "Checkpointed(nn.Linear)"): (TORCHRUN, "import sys\nsys.argv[1:] = ['eval']\n", ""),
+    # Over Holmes, whose groups end the block: the sum is there.
+    ("upstream.md", "nothing happens, and nothing is raised"): (
+        TORCHRUN,
+        JOB + "x, peer = torch.ones(2), 1 - dist.get_rank()\n",
+        "assert x.tolist() == [2, 2]\ndist.destroy_process_group()\n",
+    ),
 }
 #: Those that do not run here, and why.
 NO_SNIPPETS = {
