@@ -278,66 +278,6 @@ void check_held_abort() {
   CHECK(is_closed);
 }
 
-void check_choice() {
-  constexpr std::size_t piece_bytes = 1024 * 1024;
-  CmaChoice choice(CmaUse::measured, piece_bytes);
-  WayCosts costs{0, 0};
-  const auto share_of_cma = [&] {
-    int shown = 0;
-    for (int i = 0; i < 1000; ++i) {
-      const bool shows = choice.uses_cma(piece_bytes, {});
-      shown += shows;
-      (shows ? costs.cma : costs.ring) = shows ? 1e-10 : 2e-10;
-      choice.sent(piece_bytes, costs);
-    }
-    return shown / 1000.0;
-  };
-  CHECK(!choice.uses_cma(piece_bytes, {}));  // nothing is known
-  CHECK(share_of_cma() > 0.9);               // half the cost
-  CHECK(choice.prefers_cma());
-  CHECK(!choice.uses_cma(1000, {}));                    // a short one
-  CHECK(!choice.uses_cma(piece_bytes, CopyWay::ring));  // not wanted
-  CmaChoice dear(CmaUse::measured, piece_bytes);
-  int shown = 0;
-  for (int i = 0; i < 1000; ++i) {
-    const bool shows = dear.uses_cma(piece_bytes, {});
-    shown += shows;
-    dear.sent(piece_bytes, {2e-10, shows ? 4e-10 : 0});
-  }
-  CHECK(shown > 0 && shown < 60);
-  CHECK(!dear.prefers_cma());
-  // A ring that costs half as much in a trial as it does for long: CMA is left once, and then no more.
-  CmaChoice misled(CmaUse::measured, piece_bytes);
-  int changes = 0;
-  int ring_pieces = 0;
-  WayCosts told{2e-10, 0};
-  for (int i = 0, since = 100; i < 10'000; ++i) {
-    const bool prefers = misled.prefers_cma();
-    const bool shows = misled.uses_cma(piece_bytes, {});
-    since = shows ? 0 : since + 1;
-    if (shows)
-      told.cma = 1e-10;
-    else
-      told.ring = since > 16 ? 2e-10 : 0.7e-10;
-    misled.sent(piece_bytes, told);
-    changes += misled.prefers_cma() != prefers;
-    ring_pieces += !shows;
-  }
-  CHECK(misled.prefers_cma());
-  CHECK(changes == 3);
-  CHECK(ring_pieces < 300);
-  CmaChoice never(CmaUse::never, piece_bytes);
-  CHECK(!never.uses_cma(piece_bytes, CopyWay::cma));
-  CopyCost cost;
-  cost.add(1000, 1e-6);
-  cost.add(1000, 1);  // interrupted
-  CHECK(cost.s_per_byte() < 1.3e-9f);
-  CopyCost long_cost(1'000'000);  // of a stream
-  for (int i = 0; i < 1000; ++i) long_cost.add(1000, 1e-6);
-  for (int i = 0; i < 100; ++i) long_cost.add(1000, 0.1e-6);
-  CHECK(long_cost.s_per_byte() > 0.8e-9f);
-}
-
 // Messages of a batch, in memory here and there, with little ones in between: up to max_pieces of them are listed in a
 // call, some have gone before the next one, and the sender goes to sleep now and then.
 void check_scattered(CmaUse cma, CmaUse receiver_cma, unsigned seed) {
@@ -427,6 +367,5 @@ int main() {
   check_refusal(/*other_process=*/false);
   check_refusal(/*other_process=*/true);
   check_abort();
-  check_choice();
   return result("test_cma");
 }

@@ -1,5 +1,5 @@
-// CopyVote: all ranks go the same way in every call, and the best one in most. ChannelTuning: messages that go both
-// ways at once, and those that do not, go the way that is better for them.
+// CopyVote: all ranks go the same way in every call, and the best one in most. CallTuning and ChannelTuning: so do what
+// one channel is given, by size.
 #include "holmes/transport/shm/copy_tuning.hpp"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "check.hpp"
 
@@ -154,58 +155,143 @@ void check_refusal() {
 
 constexpr std::size_t mib = 1 << 20;
 
-// A channel that sends messages, and what its peer measures as their receiver.
-struct Sender {
-  CmaRegion::Costs mine[CmaRegion::cost_count]{}, theirs[CmaRegion::cost_count]{};
-  std::shared_ptr<MessageBytes> messages = std::make_shared<MessageBytes>();  // also of other peers
-  ChannelTuning tuning{CmaUse::measured, mib, mine, theirs, messages};
-
-  // Sends many of `bytes`, each in pieces of half a MiB, while so many bytes come at once, now and then; or between
-  // messages. Returns whether large pieces are copied out of its memory then.
-  bool ends_with_cma(std::size_t at_once, bool between) {
-    static std::array<std::byte, bytes> message;
-    constexpr std::size_t piece = mib / 2;
-    for (int round = 0; round < 200; ++round) {
-      for (std::size_t sent = 0; sent < bytes; sent += piece) {
-        if (at_once > 0 && !between && (sent + piece) % at_once == 0) messages->received += at_once;
-        const iovec part{message.data() + sent, bytes - sent};
-        tuning.wrote(piece, static_cast<double>(piece) * 1e-10);
-        tuning.offered(piece);
-        tuning.sent({&part, 1}, piece);
-      }
-      if (between) messages->received += bytes;
-    }
-    return tuning.prefers_sender_memory() && tuning.uses_cma(mib);
+// Share of the calls of `call_bytes` that go by CMA; now and then a rank is interrupted, where the times are noisy.
+double share_of_cma(CallTuning& tuning, std::size_t call_bytes, const Times& times, int calls, bool is_noisy = true) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> noise(is_noisy ? 0.9 : 1.0, is_noisy ? 1.1 : 1.0);
+  int by_cma = 0;
+  for (int call = 0; call < calls; ++call) {
+    const CopyWay way = tuning.way(call_bytes);
+    by_cma += way == CopyWay::cma;
+    const double interrupted = is_noisy && random() % 50 == 0 ? 10 : 1;
+    tuning.ended(call_bytes, interrupted * noise(random) * times.of(way));
   }
-};
+  return static_cast<double>(by_cma) / calls;
+}
 
-void check_both_ways() {
-  const auto ends_with_cma = [](std::size_t at_once, bool between) {
-    Sender sender;
-    sender.theirs[0].ring = sender.theirs[1].cma = 1e-10f;  // one way at a time: a ring
-    sender.theirs[0].cma = sender.theirs[1].ring = 4e-10f;
-    return sender.ends_with_cma(at_once, between);
-  };
-  CHECK(!ends_with_cma(0, false));
-  CHECK(!ends_with_cma(bytes, true));  // answers
-  for (const std::size_t at_once : {1 << 19, 4 << 20, 16 << 20}) CHECK(ends_with_cma(at_once, false));
+// Sizes are apart: what fits the caches goes another way than what does not, on the same channel.
+void check_calls() {
+  CallTuning tuning;
+  CHECK(tuning.way(mib) == CopyWay::ring);  // nothing is known
+  for (int round = 0; round < 3; ++round) {
+    CHECK(share_of_cma(tuning, mib, {1e-4, 2e-4}, 300) < 0.1);
+    CHECK(share_of_cma(tuning, 64 * mib, {13e-3, 9e-3}, 300) > 0.9);
+  }
+  share_of_cma(tuning, mib, {3e-4, 1e-4}, 200);  // it turns out otherwise
+  const double share = share_of_cma(tuning, mib, {3e-4, 1e-4}, 1000);
+  CHECK(share > 0.9 && share < 1);
+}
+
+// From what is interrupted, such as a region that nobody came for, nothing is learned; least of all that it is fast.
+void check_spoiled_calls() {
+  CallTuning all_spoiled, some_spoiled;
+  int by_cma = 0;
+  for (int call = 0; call < 1000; ++call) {
+    const CopyWay way = some_spoiled.way(mib);
+    by_cma += (way == CopyWay::cma) + (all_spoiled.way(mib) == CopyWay::cma);
+    all_spoiled.ended(mib, std::nullopt);
+    some_spoiled.ended(mib, way == CopyWay::cma && call % 4 < 2 ? std::nullopt : std::optional(1e-3));
+  }
+  CHECK(by_cma > 0 && by_cma < 200);
+}
+
+// The first calls, whose memory is new, say nothing.
+void check_slow_begin() {
+  CallTuning tuning;
+  for (int call = 0; call < 4; ++call) {
+    CHECK(tuning.way(mib) == CopyWay::ring);
+    tuning.ended(mib, 1e-2);
+  }
+  CHECK(share_of_cma(tuning, mib, {1e-4, 2e-4}, 100) < 0.1);
 }
 
 // It stays as it is where the other way is hardly better.
 void check_kept() {
-  Sender sender;
-  sender.theirs[1].ring = 4e-10f;  // and 1e-10 to write into it
-  for (const auto& [cma, is_better] : {std::pair(1e-10f, true), {5.4e-10f, true}, {7e-10f, false}, {5.4e-10f, false}}) {
-    sender.theirs[1].cma = cma;
-    CHECK(sender.ends_with_cma(bytes, false) == is_better);
+  CallTuning tuning;
+  const double ring_s = 5e-4;
+  for (const auto& [cma_s, is_better] : {std::pair(1e-4, true), {5.2e-4, true}, {7e-4, false}, {4.9e-4, false}}) {
+    share_of_cma(tuning, mib, {ring_s, cma_s}, 300, false);
+    CHECK((share_of_cma(tuning, mib, {ring_s, cma_s}, 1000, false) > 0.5) == is_better);
   }
+}
+
+// What is too short, or not wanted, goes through the ring whatever was measured.
+void check_pieces() {
+  std::vector<std::byte> memory(mib);
+  const iovec whole{memory.data(), mib};
+  const iovec part{memory.data(), min_cma_bytes - 1};
+  ChannelTuning always(CmaUse::always, nullptr);
+  always.offer({&whole, 1});
+  CHECK(always.uses_cma(mib) && always.prefers_sender_memory());
+  CHECK(!always.uses_cma(min_cma_bytes - 1));
+  always.set(CopyWay::ring);
+  CHECK(!always.uses_cma(mib) && !always.prefers_sender_memory());
+  always.set(std::nullopt);
+  always.give_up();
+  always.offer({&whole, 1});
+  CHECK(!always.uses_cma(mib));
+  ChannelTuning never(CmaUse::never, nullptr);
+  never.set(CopyWay::cma);
+  CHECK(!never.uses_cma(mib));
+  // Trials are of whole calls, however they are taken: the way is the same for all of one.
+  ChannelTuning measured(CmaUse::measured, nullptr);
+  int by_cma = 0;
+  for (int call = 0; call < 200; ++call) {
+    measured.offer({&whole, 1});
+    const bool uses_cma = measured.uses_cma(mib);
+    by_cma += uses_cma;
+    for (std::size_t sent = 0; sent < mib; sent += mib / 4) {
+      const iovec rest{memory.data() + sent, mib - sent};
+      measured.offer({&rest, 1});
+      CHECK(measured.uses_cma(mib) == uses_cma);
+      measured.sent({&rest, 1}, mib / 4);
+    }
+    measured.offer({&part, 1});
+    measured.sent({&part, 1}, part.iov_len);
+  }
+  CHECK(by_cma > 0);
+}
+
+// Bytes that come while a message goes make it one of both ways; answers do not.
+void check_one_way() {
+  static std::array<std::byte, bytes> message;
+  const auto is_one_way = [](std::size_t at_once, bool between) {
+    const auto messages = std::make_shared<MessageBytes>();
+    ChannelTuning tuning(CmaUse::measured, messages);
+    constexpr std::size_t piece = mib / 2;
+    for (int round = 0; round < 20; ++round) {
+      for (std::size_t sent = 0; sent < bytes; sent += piece) {
+        if (at_once > 0 && !between && (sent + piece) % at_once == 0) tuning.received(at_once);
+        const iovec part{message.data() + sent, bytes - sent};
+        tuning.sent({&part, 1}, piece);
+      }
+      if (between) tuning.received(bytes);
+    }
+    return tuning.is_one_way();
+  };
+  CHECK(is_one_way(0, false));
+  CHECK(is_one_way(bytes, true));
+  for (const std::size_t at_once : {1 << 19, 4 << 20, 16 << 20}) CHECK(!is_one_way(at_once, false));
+  CHECK(!ChannelTuning(CmaUse::measured, nullptr).is_one_way());
+}
+
+void check_cost() {
+  CopyCost cost;
+  cost.add(1e-9, 0.2);
+  cost.add(1e-3, 0.2);  // interrupted
+  CHECK(cost.s_per_byte() < 1.3e-9f);
 }
 
 }  // namespace
 
 int main() {
-  check_both_ways();
+  check_calls();
+  check_spoiled_calls();
+  check_slow_begin();
   check_kept();
+  check_pieces();
+  check_one_way();
+  check_cost();
   check_better_way();
   check_no_difference();
   check_limits();

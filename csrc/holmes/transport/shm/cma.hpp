@@ -36,14 +36,6 @@ struct CmaRegion {
   std::int32_t pid;
   std::uint64_t token;
   std::uint64_t token_address;
-  // What the receiver measures: seconds per byte, 0: unknown, to receive out of the ring and out of the sender's
-  // memory. By traffic, see ChannelTuning.
-  struct Costs {
-    std::atomic<float> ring;
-    std::atomic<float> cma;
-  };
-  static constexpr int cost_count = 2;
-  alignas(64) Costs costs[cost_count];
 };
 
 // The sender's side. One thread at a time.

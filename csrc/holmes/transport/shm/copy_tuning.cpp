@@ -25,26 +25,14 @@ constexpr double worth_s_per_byte = 0.15e-9;
 constexpr double max_difference_s_per_byte = 0.5e-9;
 constexpr double sample_weight = 0.2;
 
-// --- of one channel ---
-// Where a copy through the kernel is the slower way it was up to 4 times as slow: a trial in so much costs 5 %.
-constexpr std::size_t trials_apart = 64;
-constexpr std::size_t trials_of_probation = 8;
-// By so much the other way has to be cheaper. (Where only CMA had to be, two ranks that sent to each other stayed with
-// the ring though it took 10 to 15 % longer.)
-constexpr double change_worth = 0.95;
-// Through a ring the sides wait for each other, beside the copies. (Messages of 16 MiB both ways, time over that of the
-// copies: 1.04 with 2 ranks on 2 cores, 1.2 to 1.4 with 4; by CMA 1.0 and 1.05.)
-constexpr double ring_waits = 1.1;
-// By so much at most a trial is taken to mislead, and so much of it counts after one more.
-constexpr double max_optimism = 4;
-constexpr double optimism_kept = 0.95;
-// As regions are opened one by one, and the two sides then wait for each other; those of trials are shorter.
-constexpr std::size_t min_region_bytes = 2 * 1024 * 1024;
-constexpr std::size_t max_region_bytes = 16 * 1024 * 1024;
-// A copy that takes long was interrupted.
+// A call that takes long was interrupted. A trial stands for many calls.
 constexpr double cost_weight = 0.2;
-constexpr double max_growth = 2;
+constexpr double trial_weight = 0.5;
+constexpr double max_growth = 1.25;
+// By so much another way has to be faster.
+constexpr double change_worth = 0.95;
 
+// --- of one channel ---
 // Messages go both ways at once where so many bytes come, for each that is sent, while they go: of about the last
 // `two_way_bytes` that were sent. (By bytes, as what the sender's memory is read for comes in few large pieces.)
 constexpr double two_way_limit = 0.25;
@@ -59,15 +47,12 @@ const void* end_of(std::span<const iovec> pieces, std::size_t bytes) {
   return nullptr;
 }
 
-// --- of a collective ---
-// Of so many calls of a size, some go another way. The first one finds the caches filled by the better way and does
-// not count, nor does the very first of all.
+// --- trials ---
+// Of so many calls, some go another way.
 constexpr unsigned calls_per_cycle = 128;
 constexpr unsigned trial_begin = 4;
 constexpr unsigned calls_of_trial = 4;
 constexpr unsigned uncounted_calls = 1;
-// By so much the other way has to be faster, of a collective.
-constexpr double vote_worth = 0.95;
 constexpr float infinite = std::numeric_limits<float>::infinity();
 
 constexpr std::array all_ways{CopyWay::ring, CopyWay::cma, CopyWay::in_place};
@@ -110,88 +95,87 @@ void StoreChoice::add_sample(double cached_s, double bypassing_s) {
 
 bool StoreChoice::bypasses() const { return difference_s_per_byte_ > worth_s_per_byte; }
 
-void CopyCost::add(std::size_t bytes, double seconds) {
-  const double cost = seconds / static_cast<double>(bytes);
-  const double share = window_bytes_ ? static_cast<double>(bytes) / static_cast<double>(window_bytes_) : cost_weight;
-  const double weight = std::min(share, cost_weight);
-  average_ = average_ == 0 ? cost : average_ + weight * (std::min(cost, max_growth * average_) - average_);
+void CopyCost::add(double s_per_byte, double weight) {
+  if (average_ == 0) average_ = s_per_byte;
+  average_ += weight * (std::min(s_per_byte, max_growth * average_) - average_);
 }
 
-bool CmaChoice::uses_cma(std::size_t bytes, std::optional<CopyWay> set) const {
-  if (bytes < min_cma_bytes || use_ == CmaUse::never) return false;
-  return set ? *set == CopyWay::cma : use_ == CmaUse::always || is_better_ != is_trial_;
+CopyWay WayCosts::next(CopyWay best, const Allowed& allowed) const {
+  const auto trial = trial_of(calls_);
+  if (!trial) return best;
+  std::array<CopyWay, copy_way_count> others;
+  unsigned count = 0;
+  for (const CopyWay way : all_ways)
+    if (way != best && allowed[static_cast<std::size_t>(way)]) others[count++] = way;
+  if (trial->cycle > 0 && count > 0) return trial->number == 0 ? others[trial->cycle % count] : best;
+  return trial->number < count ? others[trial->number] : best;
 }
 
-void CmaChoice::sent(std::size_t bytes, const WayCosts& costs) {
-  if (use_ != CmaUse::measured) return;
-  left_ -= std::min(left_, bytes);
-  if (left_ > 0) return;
-  if (is_trial_ && costs.ring > 0 && costs.cma > 0)
-    end_trial(costs);
-  else if (promised_ > 0)
-    end_probation(costs);
-  is_trial_ = !is_trial_;
-  left_ = is_trial_ ? trial_bytes_ : (promised_ > 0 ? trials_of_probation : trials_apart) * trial_bytes_;
-}
-
-void CmaChoice::end_trial(const WayCosts& costs) {
-  double& optimism = optimism_[!is_better_];
-  if (optimism * of(!is_better_, costs) < change_worth * of(is_better_, costs)) {
-    given_up_ = of(is_better_, costs);
-    is_better_ = !is_better_;
-    promised_ = of(is_better_, costs);
-  } else {
-    optimism = 1 + optimism_kept * (optimism - 1);
+void WayCosts::ended(CopyWay way, std::optional<double> s_per_byte) {
+  CopyCost& cost = costs_[static_cast<std::size_t>(way)];
+  if (const auto trial = trial_of(calls_)) {
+    if (trial->call == 0) samples_ = 0;
+    if (trial->call >= uncounted_calls && s_per_byte) trial_[samples_++] = *s_per_byte;
+    if (trial->call + 1 == calls_of_trial && samples_ == trial_samples) {
+      std::ranges::sort(trial_);
+      cost.add(trial_[trial_samples / 2], trial_weight);
+    }
+  } else if (calls_ > trial_begin && s_per_byte) {
+    cost.add(*s_per_byte, cost_weight);
   }
+  ++calls_;
 }
 
-void CmaChoice::end_probation(const WayCosts& costs) {
-  const double cost = of(is_better_, costs);
-  optimism_[is_better_] = std::clamp(cost / promised_, 1.0, max_optimism);
-  promised_ = 0;
-  if (cost > given_up_) is_better_ = !is_better_;
+CopyWay CallTuning::way(std::size_t bytes) const {
+  const auto found = sizes_.find(std::bit_width(bytes));
+  if (found == sizes_.end()) return CopyWay::ring;
+  return found->second.costs.next(found->second.best, {true, true, false});
 }
 
-void CmaChoice::give_up() {
-  use_ = CmaUse::never;
-  is_better_ = false;
+void CallTuning::ended(std::size_t bytes, std::optional<double> seconds) {
+  const CopyWay went = way(bytes);
+  Size& size = sizes_[std::bit_width(bytes)];
+  size.costs.ended(went, seconds ? std::optional(*seconds / static_cast<double>(bytes)) : std::nullopt);
+  const CopyWay other = size.best == CopyWay::ring ? CopyWay::cma : CopyWay::ring;
+  const double found = size.costs.s_per_byte(other);
+  if (found > 0 && found < change_worth * size.costs.s_per_byte(size.best)) size.best = other;
 }
 
-ChannelTuning::ChannelTuning(CmaUse use, std::size_t ring_bytes, CmaRegion::Costs* mine, const CmaRegion::Costs* theirs,
-                             std::shared_ptr<MessageBytes> messages)
-    : mine_(mine), theirs_(theirs), choices_{{use, ring_bytes}, {use, ring_bytes}}, messages_(std::move(messages)) {
-  write_cost_ = CopyCost(4 * ring_bytes);  // half a trial
-  ring_costs_.fill(write_cost_);
-  cma_costs_.fill(write_cost_);
-}
-
-bool ChannelTuning::prefers_sender_memory() const {
-  return set_ ? *set_ != CopyWay::ring : std::ranges::any_of(choices_, &CmaChoice::prefers_cma);
-}
-
-std::size_t ChannelTuning::region_bytes() const {
-  return set_ ? max_region_bytes : std::clamp(choices_[traffic()].stretch_bytes(), min_region_bytes, max_region_bytes);
+bool ChannelTuning::uses_cma(std::size_t bytes) const {
+  if (bytes < min_cma_bytes || use_ == CmaUse::never) return false;
+  return set_.value_or(way_) == CopyWay::cma;
 }
 
 void ChannelTuning::give_up() {
-  for (CmaChoice& choice : choices_) choice.give_up();
+  use_ = CmaUse::never;
+  way_ = CopyWay::ring;
+  spoil();
 }
 
 // Where messages go one way at a time, the two copies of a ring overlap; else, as in collectives, they do not.
-ChannelTuning::Traffic ChannelTuning::traffic() const {
-  return messages_ && came_meanwhile_ <= two_way_limit * sent_lately_ ? one_way : both_ways;
-}
+bool ChannelTuning::is_one_way() const { return messages_ && came_meanwhile_ <= two_way_limit * sent_lately_; }
 
-void ChannelTuning::offered(std::size_t bytes) {
-  if (set_) return;
-  const auto& theirs = theirs_[traffic()];
-  const double read = theirs.ring.load(std::memory_order_relaxed);
-  const double write = write_cost_.s_per_byte();
-  const double copies = read > 0 && write > 0 ? ring_waits * (read + write) : 0;
-  choices_[traffic()].sent(bytes, {traffic() == one_way ? read : copies, theirs.cma.load(std::memory_order_relaxed)});
+void ChannelTuning::offer(std::span<const iovec> pieces) {
+  if (set_ || left_bytes_ > 0 || use_ == CmaUse::never) return;
+  const bool may_use_cma = std::ranges::any_of(pieces, [](const iovec& it) { return it.iov_len >= min_cma_bytes; });
+  if (use_ == CmaUse::always || !may_use_cma) {
+    way_ = use_ == CmaUse::always ? CopyWay::cma : way_;
+    return;
+  }
+  call_bytes_ = left_bytes_ = total_bytes(pieces);
+  way_ = calls_.way(call_bytes_);
+  is_spoiled_ = false;
+  begin_ = Clock::now();
 }
 
 void ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes) {
+  if (left_bytes_ > 0) {
+    left_bytes_ -= std::min(left_bytes_, bytes);
+    if (left_bytes_ == 0) {
+      const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
+      calls_.ended(call_bytes_, is_spoiled_ ? std::nullopt : std::optional(seconds));
+    }
+  }
   if (!messages_) return;
   messages_->sent += bytes;
   if (pieces.front().iov_base == sent_end_) {  // what came while a message went on
@@ -204,25 +188,8 @@ void ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes) {
   received_before_ = messages_->received;
 }
 
-// From the piece before it in the same message on.
-void ChannelTuning::received(std::span<const iovec> pieces, std::size_t bytes, bool by_cma, Clock::time_point start) {
-  if (!messages_) return;
-  messages_->received += bytes;
-  const auto now = Clock::now();
-  const bool goes_on = pieces.front().iov_base == received_end_ && by_cma == was_cma_;
-  if (bytes >= min_timed_bytes && messages_->sent == sent_before_)
-    add_cost(one_way, by_cma, bytes, std::chrono::duration<double>(now - (goes_on ? received_at_ : start)).count());
-  received_end_ = end_of(pieces, bytes);
-  received_at_ = now;
-  was_cma_ = by_cma;
-  sent_before_ = messages_->sent;
-}
-
-void ChannelTuning::add_cost(Traffic traffic, bool by_cma, std::size_t bytes, double seconds) {
-  CopyCost& cost = (by_cma ? cma_costs_ : ring_costs_)[traffic];
-  cost.add(bytes, seconds);
-  auto& shared = mine_[traffic];
-  (by_cma ? shared.cma : shared.ring).store(cost.s_per_byte(), std::memory_order_relaxed);
+void ChannelTuning::received(std::size_t bytes) {
+  if (messages_) messages_->received += bytes;
 }
 
 CopyVote::Costs CopyVote::Costs::operator+(const Costs& other) const {
@@ -263,15 +230,8 @@ CopyWay CopyVote::preferred(const Size& size, Memory memory) const {
 
 CopyWay CopyVote::way(const Size& size, Memory memory) const {
   const CopyWay best = preferred(size, memory);
-  if (!allowed_[memory][static_cast<std::size_t>(CopyWay::ring)]) return best;
-  const auto trial = trial_of(size.calls);
-  if (!trial) return best;
-  std::array<CopyWay, copy_way_count> others;
-  unsigned count = 0;
-  for (const CopyWay way : all_ways)
-    if (way != best && allowed_[memory][static_cast<std::size_t>(way)]) others[count++] = way;
-  if (trial->cycle > 0 && count > 0) return trial->number == 0 ? others[trial->cycle % count] : best;
-  return trial->number < count ? others[trial->number] : best;
+  const bool may_try = allowed_[memory][static_cast<std::size_t>(CopyWay::ring)];
+  return may_try ? size.costs.next(best, allowed_[memory]) : best;
 }
 
 CopyWay CopyVote::way(int operation, std::size_t bytes, Memory memory) const {
@@ -284,7 +244,7 @@ CopyVote::Ballot CopyVote::ballot(int operation, std::size_t bytes, bool is_shar
     if (way == CopyWay::cma && abilities.cma == CmaUse::never) return infinite;
     if (way == CopyWay::cma && abilities.cma == CmaUse::always) return 0;
     if (way == CopyWay::ring && abilities.cma == CmaUse::always) return infinite;
-    return size(key(operation, bytes, memory)).costs[static_cast<std::size_t>(way)].s_per_byte();
+    return size(key(operation, bytes, memory)).costs.s_per_byte(way);
   };
   Ballot ballot{limited(ordinary, CopyWay::ring), limited(ordinary, CopyWay::cma), {}, is_shared};
   for (const CopyWay way : all_ways) ballot.of_shared[static_cast<std::size_t>(way)] = to_half(limited(shared, way));
@@ -293,23 +253,12 @@ CopyVote::Ballot CopyVote::ballot(int operation, std::size_t bytes, bool is_shar
 
 void CopyVote::ended(int operation, std::size_t bytes, Memory memory, double seconds, const Costs& total) {
   Size& state = sizes_[key(operation, bytes, memory)];
-  CopyCost& cost = state.costs[static_cast<std::size_t>(way(state, memory))];
-  if (const auto trial = trial_of(state.calls)) {
-    if (trial->call >= uncounted_calls)
-      state.trial[trial->call - uncounted_calls] = seconds / static_cast<double>(bytes);
-    if (trial->call + 1 == calls_of_trial) {
-      std::ranges::sort(state.trial);
-      cost.add(1, state.trial[trial_samples / 2]);
-    }
-  } else if (state.calls > 0) {
-    cost.add(bytes, seconds);
-  }
-  ++state.calls;
+  state.costs.ended(way(state, memory), seconds / static_cast<double>(bytes));
   if (refused_calls_left_ > 0) --refused_calls_left_;
   for (const CopyWay way : all_ways) allowed_[memory][static_cast<std::size_t>(way)] = total[way] != infinite;
   CopyWay best = preferred(state, memory);
   for (const CopyWay way : all_ways) {
-    if (total[way] == 0 || total[way] >= static_cast<float>(vote_worth) * total[best]) continue;
+    if (total[way] == 0 || total[way] >= static_cast<float>(change_worth) * total[best]) continue;
     best = way;
     state.preferred = way;
   }

@@ -24,20 +24,37 @@ namespace holmes {
 // Below, the word to the receiver and back costs more than the copies (measured: 64 KiB take twice as long).
 inline constexpr std::size_t min_cma_bytes = 128 * 1024;
 
-// Copies that are worth two looks at the clock.
-inline constexpr std::size_t min_timed_bytes = 16 * 1024;
-
-// The average cost of the last copies, seconds per byte; 0 while none was added. `window_bytes`: of how many bytes, 0:
-// of the last few, however large. What a few copies cost tells little of a stream: some find what they need in a cache.
+// The average cost of the last copies, seconds per byte; 0 while none was added. One that was interrupted counts
+// little.
 class CopyCost {
 public:
-  explicit CopyCost(std::size_t window_bytes = 0) : window_bytes_(window_bytes) {}
-  void add(std::size_t bytes, double seconds);
+  void add(double s_per_byte, double weight);
   float s_per_byte() const { return static_cast<float>(average_); }
 
 private:
-  std::size_t window_bytes_;
   double average_ = 0;
+};
+
+// What calls of one kind took, by the way they went. Most go the best way, and a few after each other another one, to
+// learn what that costs by now. The first of those finds in the caches what the best way left there, and does not
+// count, nor do the very first calls of all, which find memory that was never used.
+class WayCosts {
+public:
+  using Allowed = std::array<bool, copy_way_count>;
+
+  // How the next call goes; `best` mostly.
+  CopyWay next(CopyWay best, const Allowed& allowed) const;
+  // It took so long; absent: nothing was learned from it.
+  void ended(CopyWay way, std::optional<double> s_per_byte);
+  float s_per_byte(CopyWay way) const { return costs_[static_cast<std::size_t>(way)].s_per_byte(); }
+
+private:
+  static constexpr std::size_t trial_samples = 3;
+
+  unsigned calls_ = 0;
+  std::array<CopyCost, copy_way_count> costs_;
+  std::array<double, trial_samples> trial_{};  // of the calls of this trial
+  std::size_t samples_ = 0;
 };
 
 // Which stores a ring's writer uses. A line that the reader still holds in its cache has to be taken from there before
@@ -63,49 +80,6 @@ private:
   double difference_s_per_byte_ = 0;  // what ordinary stores cost more, on average over the last samples
 };
 
-// What the two ways cost, seconds per byte; 0: unknown.
-struct WayCosts {
-  double ring = 0;
-  double cma = 0;
-};
-
-// Long stretches of the stream go the better way, and short ones between them the other way, to learn what it costs by
-// now. A short one is long enough for caches to hold what that way uses; yet it tends to cost less than a long one
-// would (of a ring: half, as what it displaces from the caches is not paid for yet). So the stretch after a change is
-// not so long, and shows by how much, and the change is undone where it was none for the better.
-class CmaChoice {
-public:
-  CmaChoice(CmaUse use, std::size_t ring_bytes) : use_(use), trial_bytes_(8 * ring_bytes), left_(trial_bytes_) {}
-
-  CmaUse use() const { return use_; }
-  // Whether a piece of `bytes` goes by CMA; `set`: how all go.
-  bool uses_cma(std::size_t bytes, std::optional<CopyWay> set) const;
-  // So many were sent. The costs count where a stretch ends.
-  void sent(std::size_t bytes, const WayCosts& costs);
-  // What is left of a stretch, at least; any number where there are none.
-  std::size_t stretch_bytes() const { return use_ == CmaUse::measured ? left_ : SIZE_MAX; }
-  // Trials aside.
-  bool prefers_cma() const { return use_ == CmaUse::always || is_better_; }
-  // No more: the receiver cannot read this process's memory.
-  void give_up();
-
-private:
-  void end_trial(const WayCosts& costs);
-  void end_probation(const WayCosts& costs);
-  static double of(bool cma, const WayCosts& costs) { return cma ? costs.cma : costs.ring; }
-
-  CmaUse use_;
-  std::size_t trial_bytes_;
-  std::size_t left_;  // of this stretch
-  bool is_trial_ = false;
-  bool is_better_ = false;
-  // After a change, what it was decided by: the costs of the new way, in the trial, and of the old one. 0: it has
-  // stood.
-  double promised_ = 0;
-  double given_up_ = 0;
-  double optimism_[2] = {1, 1};  // of trials: what a ring, and CMA, cost in the end, over what they cost in a trial
-};
-
 // Of messages, what all channels of a rank carry: whoever sends to one rank while another sends to it copies both. One
 // thread at a time.
 struct MessageBytes {
@@ -113,60 +87,66 @@ struct MessageBytes {
   std::uint64_t received = 0;
 };
 
-// Whether one channel's pieces go through its ring or by CMA: the channel tells what it does, and asks. Sender and
-// receiver each know the cost of their part; the receiver shares its own.
+// By size of what a sender was given at once, a call: through a ring or by CMA. A call is timed from its begin to where
+// all of it is in the ring, or copied: of more than the ring holds that is what both sides' copies cost, and what they
+// wait for each other.
+class CallTuning {
+public:
+  // How the next call of so many bytes goes.
+  CopyWay way(std::size_t bytes) const;
+  // It took so long; absent: nothing was learned from it.
+  void ended(std::size_t bytes, std::optional<double> seconds);
+
+private:
+  struct Size {
+    CopyWay best = CopyWay::ring;
+    WayCosts costs;
+  };
+  std::map<int, Size> sizes_;  // by the bits of the number of bytes
+};
+
+// Whether one channel's pieces go through its ring or by CMA: the channel tells what it does, and asks.
 class ChannelTuning {
 public:
-  // `mine` and `theirs`: what this side and the peer measure as receivers. `messages`: null for collectives.
-  ChannelTuning(CmaUse use, std::size_t ring_bytes, CmaRegion::Costs* mine, const CmaRegion::Costs* theirs,
-                std::shared_ptr<MessageBytes> messages);
+  // `messages`: null for collectives.
+  ChannelTuning(CmaUse use, std::shared_ptr<MessageBytes> messages) : use_(use), messages_(std::move(messages)) {}
 
-  CmaUse use() const { return choices_[both_ways].use(); }
+  CmaUse use() const { return use_; }
   // For all pieces from now on; absent: as measured here.
   void set(std::optional<CopyWay> way) { set_ = way; }
   bool reads_in_place() const { return set_ == CopyWay::in_place; }
-  bool uses_cma(std::size_t bytes) const { return choices_[traffic()].uses_cma(bytes, set_); }
-  // So many bytes may be shown to the receiver at once: those of a trial end soon.
-  std::size_t region_bytes() const;
+  // Of a piece of the call.
+  bool uses_cma(std::size_t bytes) const;
+  // Whether large pieces are copied out of the sender's memory, or read there, as far as is known.
+  bool prefers_sender_memory() const { return set_ ? *set_ != CopyWay::ring : way_ == CopyWay::cma; }
   // Whether the receiver copies while this side does.
-  bool is_one_way() const { return traffic() == one_way; }
-  // Whether pieces are mostly copied out of the sender's memory, or read there.
-  bool prefers_sender_memory() const;
+  bool is_one_way() const;
   // The receiver cannot read this process's memory.
   void give_up();
+  // What was to be copied goes another way: this call tells nothing.
+  void spoil() { is_spoiled_ = true; }
 
-  // What the sender did: copied into the ring, put so many bytes on their way, had `bytes` of `pieces` taken.
-  void wrote(std::size_t bytes, double seconds) { write_cost_.add(bytes, seconds); }
-  void offered(std::size_t bytes);
+  // What the sender is about to send, and had taken of it.
+  void offer(std::span<const iovec> pieces);
   void sent(std::span<const iovec> pieces, std::size_t bytes);
-  // What the receiver did: one copy; a piece that it was asked for at `start`.
-  void copied(std::size_t bytes, double seconds, bool by_cma) { add_cost(both_ways, by_cma, bytes, seconds); }
-  void received(std::span<const iovec> pieces, std::size_t bytes, bool by_cma, Clock::time_point start);
+  void received(std::size_t bytes);
 
 private:
-  // Messages that come while the rank sends none, timed from piece to piece; all else, of which copies are timed.
-  enum Traffic { one_way, both_ways, traffic_count };
-  static_assert(traffic_count == CmaRegion::cost_count);
-
-  Traffic traffic() const;
-  void add_cost(Traffic traffic, bool by_cma, std::size_t bytes, double seconds);
-
-  CmaRegion::Costs* mine_;
-  const CmaRegion::Costs* theirs_;
-  CmaChoice choices_[traffic_count];
+  CmaUse use_;
   std::optional<CopyWay> set_;
-  CopyCost write_cost_;
-  std::array<CopyCost, traffic_count> ring_costs_, cma_costs_;  // of receiving
-  // Of messages: bytes of late, and of those that came between two pieces of one that goes; the last piece of each way.
+  CallTuning calls_;
+  // The call under way, if any of it is left.
+  CopyWay way_ = CopyWay::ring;
+  bool is_spoiled_ = false;
+  std::size_t call_bytes_ = 0;
+  std::size_t left_bytes_ = 0;
+  Clock::time_point begin_{};
+  // Of messages: bytes of late, and of those that came between two pieces of one that goes.
   std::shared_ptr<MessageBytes> messages_;
   double sent_lately_ = 0;
   double came_meanwhile_ = 0;
-  bool was_cma_ = false;
   const void* sent_end_ = nullptr;
-  const void* received_end_ = nullptr;
   std::uint64_t received_before_ = 0;
-  std::uint64_t sent_before_ = 0;
-  Clock::time_point received_at_{};
 };
 
 // How a collective's pieces go between ranks that all share memory. What it took each way is measured, by operation,
@@ -217,13 +197,10 @@ public:
   void was_refused_in_place() { refused_calls_left_ = calls_per_refusal; }
 
 private:
-  static constexpr std::size_t trial_samples = 3;
   static constexpr unsigned calls_per_refusal = 1000;
   struct Size {
-    unsigned calls = 0;
     std::optional<CopyWay> preferred{};  // absent: the one to begin with
-    std::array<CopyCost, copy_way_count> costs;
-    std::array<double, trial_samples> trial{};  // seconds per byte, of the calls of this trial
+    WayCosts costs;
   };
   struct Key {
     int operation;
@@ -231,7 +208,6 @@ private:
     Memory memory;
     auto operator<=>(const Key&) const = default;
   };
-  using Ways = std::array<bool, copy_way_count>;
   static Key key(int operation, std::size_t bytes, Memory memory);
   const Size& size(const Key& key) const;
   CopyWay way(const Size& size, Memory memory) const;
@@ -239,7 +215,7 @@ private:
 
   std::map<Key, Size> sizes_;
   // Those that all ranks can, as told last.
-  std::array<Ways, memory_count> allowed_{{{true, false, false}, {true, false, false}}};
+  std::array<WayCosts::Allowed, memory_count> allowed_{{{true, false, false}, {true, false, false}}};
   unsigned refused_calls_left_ = 0;
 };
 

@@ -26,14 +26,14 @@ constexpr std::size_t max_copy_bytes = 64 * 1024;
 constexpr std::size_t min_step_bytes = 16 * 1024;
 // The same by CMA, where a call costs a system call too.
 constexpr std::size_t max_pull_bytes = 1024 * 1024;
+// Shown at once: for each region the two sides wait for each other.
+constexpr std::size_t max_region_bytes = 16 * 1024 * 1024;
 // What is read in place takes no system call, but both sides look at each other's words.
 constexpr std::size_t min_in_place_bytes = 16 * 1024;
 
 std::size_t step_bytes_of(std::size_t bytes) {
   return bytes <= min_step_bytes ? bytes : std::max(bytes / 4, min_step_bytes);
 }
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 }  // namespace
 
@@ -95,7 +95,7 @@ ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender
       shown_(out_.cma),
       seen_(in_.cma),
       may_pull_(cma != CmaUse::never),
-      tuning_(cma, segment_->ring_bytes(), in_.cma.costs, out_.cma.costs, std::move(messages)),
+      tuning_(cma, std::move(messages)),
       ring_doorbell_(std::move(ring_doorbell)),
       info_(std::move(info)) {}
 
@@ -132,6 +132,7 @@ std::size_t ShmChannel::lead_bytes() {
 }
 
 std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
+  tuning_.offer(pieces);
   if (shown_.is_open()) look_at_cma();
   std::size_t total = 0;
   if (unreported_ > 0) {
@@ -162,16 +163,12 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
       break;
     }
     const std::size_t bytes = std::min(is_one_way ? step_bytes_of(piece.iov_len) : piece.iov_len, room);
-    const bool is_timed = bytes >= min_timed_bytes;
-    const auto start = is_timed ? Clock::now() : Clock::time_point();
     copy_to_ring_(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
-    if (is_timed) tuning_.wrote(bytes, seconds_since(start));
     total += bytes;
     room -= bytes;
     if (bytes < piece.iov_len) break;
   }
   const std::size_t shown_bytes = bytes_to_show(to_show, place);
-  tuning_.offered(shown_bytes > 0 ? shown_bytes : total);
   produced_ += total;
   ring_only_ -= std::min(ring_only_, total);
   if (total > 0) out_.produced.store(produced_, std::memory_order_seq_cst);
@@ -192,7 +189,7 @@ std::size_t ShmChannel::bytes_to_show(std::span<const iovec> pieces, const Buffe
     if (place_to_show(piece).id != 0) break;
     if (tuning_.uses_cma(piece.iov_len)) bytes = before;
   }
-  return std::min(bytes, tuning_.region_bytes());
+  return std::min(bytes, max_region_bytes);
 }
 
 // None beside what goes by CMA, or is to go through the ring in its place.
@@ -243,8 +240,9 @@ void ShmChannel::look_at_cma() {
 // What is read in place is no message, and the receiver gets through it without this side.
 void ShmChannel::withdraw_cma() {
   look_at_cma();
-  if (shown_.is_open() && !shown_.is_in_place() && shown_.withdraw())
-    ring_only_ = std::min<std::size_t>(shown_.end() - produced_, segment_->ring_bytes());
+  if (!shown_.is_open() || shown_.is_in_place() || !shown_.withdraw()) return;
+  ring_only_ = std::min<std::size_t>(shown_.end() - produced_, segment_->ring_bytes());
+  tuning_.spoil();
 }
 
 void ShmChannel::wake_reader() {
@@ -258,20 +256,13 @@ std::size_t ShmChannel::try_recv(std::span<const iovec> pieces) {
     count_received(total);
     return total;
   }
-  bool by_cma = false;
-  const bool is_timed = !pieces.empty() && pieces.front().iov_len >= min_timed_bytes;
-  const auto start = is_timed ? Clock::now() : Clock::time_point();
   total = recv_from_ring(pieces);
-  if (total == 0) {
-    total = pull(pieces, max_pull_bytes);
-    by_cma = true;
-    if (is_timed && total >= min_timed_bytes) tuning_.copied(total, seconds_since(start), by_cma);
-  }
+  if (total == 0) total = pull(pieces, max_pull_bytes);
   if (total == 0) {
     if (in_.closed.load(std::memory_order_relaxed) && readable_bytes() == 0) throw StreamClosed{peer(), 0};
     return 0;
   }
-  if (is_timed) tuning_.received(pieces, total, by_cma, start);
+  tuning_.received(total);
   count_received(total);
   return total;
 }
@@ -281,10 +272,7 @@ std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
   std::size_t total = 0;
   for (const iovec& piece : pieces) {
     const std::size_t bytes = std::min(piece.iov_len, available);
-    const bool is_timed = bytes >= min_timed_bytes;
-    const auto start = is_timed ? Clock::now() : Clock::time_point();
     copy_cached(piece.iov_base, in_data_ + ((consumed_ + total) & (segment_->ring_bytes() - 1)), bytes);
-    if (is_timed) tuning_.copied(bytes, seconds_since(start), /*by_cma=*/false);
     total += bytes;
     available -= bytes;
     if (bytes < piece.iov_len) break;
