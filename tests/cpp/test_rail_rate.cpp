@@ -1,4 +1,4 @@
-// RailRate, ConnectionBound and RailsInUse: what they learn, with numbers of the test's own.
+// RailRate, ConnectionBound, BbrStart and RailsInUse: what they learn, with numbers of the test's own.
 #include <cstdio>
 
 #include "check.hpp"
@@ -199,6 +199,31 @@ void what_is_now_and_then_is_no_limit() {
   CHECK(!pauses.is_due(now + 79ms, 80ms) && pauses.is_due(now + 80ms, 80ms));
 }
 
+void a_start_that_does_not_end_is_held() {
+  constexpr auto as_before = std::nullopt;
+  constexpr std::uint64_t rate = 25'000'000;
+  const BbrLook starting{.is_starting = true, .bytes_per_s = rate}, ended{.is_starting = false, .bytes_per_s = rate};
+  BbrStart start;
+  for (int i = 0; i < 100; ++i) CHECK(start.observe(starting, false) == as_before);
+  for (std::uint64_t found = rate / 64; found < rate; found *= 2)  // it finds more yet
+    for (int i = 1; i < BbrStart::telling_looks; ++i)
+      CHECK(start.observe({.is_starting = true, .bytes_per_s = found}, true) == as_before);
+  for (int i = 1; i < BbrStart::telling_looks; ++i) CHECK(start.observe(starting, true) == as_before);
+  CHECK(start.observe(starting, false) == as_before);  // a message's end
+  CHECK(start.observe(starting, true) == rate);
+  CHECK(start.observe(starting, true) == as_before);
+  CHECK(start.observe(ended, true) == BbrStart::no_limit);
+  for (int i = 0; i < 100; ++i) CHECK(start.observe(ended, true) == as_before);
+  // Where too little is sent for it to end, it is not held for ever.
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 1; i < BbrStart::telling_looks; ++i) CHECK(start.observe(starting, true) == as_before);
+    CHECK(start.observe(starting, true) == rate);
+    for (int i = 1; i < BbrStart::longest_held_looks; ++i) CHECK(start.observe(starting, false) == as_before);
+    CHECK(start.observe(starting, false) == BbrStart::no_limit);
+  }
+  CHECK(start.observe({.is_starting = true}, true) == as_before);  // nothing is known yet
+}
+
 // One after the other, at 1, 2, ... seconds: what is seen, and how many rails are used from then on.
 void reserves_are_used_as_long_as_they_gain() {
   constexpr int soon = RailsInUse::trial_looks - 1, later = RailsInUse::trial_looks;
@@ -254,6 +279,7 @@ void reserves_are_used_as_long_as_they_gain() {
 int main() {
   what_limits_a_connection_is_known();
   what_is_now_and_then_is_no_limit();
+  a_start_that_does_not_end_is_held();
   reserves_are_used_as_long_as_they_gain();
   learns_from_busy_windows();
   small_messages_tell_nothing();

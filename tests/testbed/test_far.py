@@ -146,6 +146,21 @@ def test_a_lossy_path_that_bbr_fills_is_left_to_one_connection() -> None:
     assert found["sent"][1:] == [0, 0, 0]
 
 
+@_needs_bbr
+@needs_namespaces
+def test_a_start_of_bbr_ends_though_its_window_is_larger_than_the_buffer() -> None:
+    """5 MB are under way, and 2.9 times as much in bbr's start; a buffer holds 8 MiB. The queue is behind the NIC."""
+    if int(Path("/proc/sys/net/core/wmem_max").read_text()) > 4 << 20:
+        pytest.skip("one connection's buffer may hold all that bbr's start has under way (net.core.wmem_max)")
+    uplink = {"rate_gbps": 0.2, "delay_ms": 100, "queue_bytes": 5_000_000}
+    network = {"class": "ethernet", "rate_gbps": 0.8, "uplink": uplink}
+    clusters = {name: {"nodes": 1, "nics": [{"name": "eth0", "network": "eth"}]} for name in "ab"}
+    with Testbed(parse_spec("start", {"networks": {"eth": network}, "clusters": clusters})).session() as session:
+        found = _run(session, "far_worker", "shared", "24")
+    assert found["right"]
+    assert found["started"]
+
+
 @needs_namespaces
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_a_round_trip_is_paid_once_for_what_is_queued(nodes: int) -> None:

@@ -1,15 +1,16 @@
 """Operations between ranks that are far from each other; rank 0 prints what became of them: ``far_worker.py SCENARIO``.
 
 message: 8 MiB to rank 1, twice; seconds of the second. shared [MIB]: 10 messages of so many MiB to rank 1; what each
-connection sent of them. striped: 16 MiB to rank 1 over 16 connections; how many bytes may wait unsent in each, and into
-how many chunks they were cut. queued: many small all_reduces at once. chained: the same buffer
-reduced again and again without waiting. beside: messages while another group sends without a pause, without and with
-priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and messages of 4 MiB until there is FOLDER/stop, each
-looked at; FOLDER/begun is made when the first ones are done. following FOLDER: messages of 1 MiB to rank 1 until there
-is FOLDER/stop, each looked at; when each was received, and what rank 0's path then carried. resting: nothing for longer
-than a silent peer is waited for; a line says when that begins. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and
-the metrics of that; with FLAT= or FLAT=never the first letters of the hosts are their clusters. uplink: messages to
-rank 2, the first letters of the hosts being their clusters, alone and while rank 1 sends to rank 3 without a pause.
+connection sent of them, and whether bbr's start has ended on the first one. striped: 16 MiB to rank 1 over 16
+connections; how many bytes may wait unsent in each, and into how many chunks they were cut. queued: many small
+all_reduces at once. chained: the same buffer reduced again and again without waiting. beside: messages while another
+group sends without a pause, without and with priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and
+messages of 4 MiB until there is FOLDER/stop, each looked at; FOLDER/begun is made when the first ones are done.
+following FOLDER: messages of 1 MiB to rank 1 until there is FOLDER/stop, each looked at; when each was received, and
+what rank 0's path then carried. resting: nothing for longer than a silent peer is waited for; a line says when that
+begins. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and the metrics of that; with FLAT= or FLAT=never the first
+letters of the hosts are their clusters. uplink: messages to rank 2, the first letters of the hosts being their
+clusters, alone and while rank 1 sends to rank 3 without a pause.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import json
 import os
 import socket
 import statistics
+import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,11 +74,14 @@ def shared(count: int = 10) -> dict[str, object]:
             comm.recv(data, 0)
             comm.send(np.zeros(1), 0)
         right &= bool((data == np.arange(size) + number).all())
-    sent = np.array([float(c["sent_bytes"]) for c in comm.connections() if c["purpose"] == "p2p"])
+    streams = [c for c in comm.connections() if c["purpose"] == "p2p"]
     verdicts = np.array([float(right)])
     comm.all_reduce(verdicts, "min")
+    gains = of_sockets(lambda own: own.getsockopt(socket.IPPROTO_TCP, 26, 20))  # TCP_CC_INFO
+    gain = struct.unpack("5I", gains[streams[0]["local_address"], streams[0]["remote_address"]].ljust(20, b"\0"))[3]
     comm.barrier()
-    return {"right": bool(verdicts[0] == 1), "sent": sent.tolist()}
+    sent = [float(c["sent_bytes"]) for c in streams]
+    return {"right": bool(verdicts[0] == 1), "sent": sent, "started": 0 < gain < 2 * 256}
 
 
 def striped() -> dict[str, object]:
@@ -88,21 +95,21 @@ def striped() -> dict[str, object]:
         comm.send(np.zeros(1), 0)
     streams = [c for c in comm.connections() if c["purpose"] == "p2p"]
     sent = sum(int(c["sent_bytes"]) for c in streams)
-    limits = unsent_limits()
+    tcp_notsent_lowat = 25
+    limits = of_sockets(lambda own: own.getsockopt(socket.IPPROTO_TCP, tcp_notsent_lowat))
     unsent = [limits[c["local_address"], c["remote_address"]] for c in streams]
     comm.barrier()
     return {"unsent": unsent, "chunks": (sent - size) / header_bytes}
 
 
-def unsent_limits() -> dict[tuple[str, str], int]:
+def of_sockets(ask: Callable[[socket.socket], Any]) -> dict[tuple[str, str], Any]:
     """Of this process' TCP sockets, by their addresses."""
-    tcp_notsent_lowat = 25
-    limits = {}
+    answers = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as own:
             ends = ("{}:{}".format(*end[:2]) for end in (own.getsockname(), own.getpeername()))
-            limits[tuple(ends)] = own.getsockopt(socket.IPPROTO_TCP, tcp_notsent_lowat)
-    return limits
+            answers[tuple(ends)] = ask(own)
+    return answers
 
 
 def queued(count: int = 20) -> dict[str, object]:

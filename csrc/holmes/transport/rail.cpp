@@ -54,19 +54,35 @@ void RailRate::disregard(Clock::time_point now, std::uint64_t acknowledged_bytes
 }
 
 void ConnectionBound::observe(Clock::time_point now, const ConnectionLook& look) {
-  constexpr std::size_t small_share = 16;
-  constexpr double longest = 1.2;  // as the shortest round trip, queues of the hosts included
   looked_at_ = now;
   ++looks_;
-  const bool has_queue = look.round_trip >= longest * look.shortest;
-  const bool has_sent_all = look.unsent_bytes * small_share < look.under_way_bytes;
-  full_looks_ = look.is_full && has_sent_all && !has_queue ? full_looks_ + 1 : 0;
+  const bool has_queue = look.has_queue();
+  full_looks_ = look.is_held_by_buffer() && !has_queue ? full_looks_ + 1 : 0;
   // What has sent all, or grows fast yet, tells nothing of the window: the next message may.
   if (has_queue) {
     window_looks_ = 0;
     ++queue_looks_;
   }
   if (!has_queue && look.unsent_bytes > 0 && look.has_lost && !look.awaits_receiver) ++window_looks_;
+}
+
+std::optional<std::uint64_t> BbrStart::observe(const BbrLook& look, bool is_held_up) {
+  constexpr double growth = 1.25;
+  if (is_held_) {
+    if (look.is_starting && ++looks_ < longest_held_looks) return std::nullopt;
+    is_held_ = false;
+    most_bytes_per_s_ = 0;
+    return no_limit;
+  }
+  if (!look.is_starting || !is_held_up || look.bytes_per_s == 0) return std::nullopt;
+  if (static_cast<double>(look.bytes_per_s) > growth * static_cast<double>(most_bytes_per_s_)) {
+    most_bytes_per_s_ = look.bytes_per_s;
+    looks_ = 0;
+  }
+  if (++looks_ < telling_looks) return std::nullopt;
+  is_held_ = true;
+  looks_ = 0;
+  return look.bytes_per_s;
 }
 
 bool RailsInUse::observe(Clock::time_point now, ConnectionBound::Limit limit, double bytes_per_s, int looks,
@@ -243,14 +259,19 @@ void Rail::look_at_limit(Clock::time_point now) {
   const auto info = tcp_info_of(fd());
   if (!info) return;
   window_bytes_ = std::size_t{info->tcpi_snd_cwnd} * info->tcpi_snd_mss;
-  bound_.observe(now,
-                 {.is_full = has_unwritten() && is_buffer_full(fd()),
-                  .unsent_bytes = info->tcpi_notsent_bytes,
-                  .under_way_bytes = std::size_t{info->tcpi_unacked} * info->tcpi_snd_mss,
-                  .round_trip = std::chrono::microseconds(info->tcpi_rtt),
-                  .shortest = std::chrono::microseconds(info->tcpi_min_rtt),
-                  .has_lost = heeds_loss_ && info->tcpi_snd_cwnd >= info->tcpi_snd_ssthresh,
-                  .awaits_receiver = std::exchange(awaited_us_, info->tcpi_rwnd_limited) != info->tcpi_rwnd_limited});
+  const ConnectionLook look{
+      .is_full = has_unwritten() && is_buffer_full(fd()),
+      .unsent_bytes = info->tcpi_notsent_bytes,
+      .under_way_bytes = std::size_t{info->tcpi_unacked} * info->tcpi_snd_mss,
+      .round_trip = std::chrono::microseconds(info->tcpi_rtt),
+      .shortest = std::chrono::microseconds(info->tcpi_min_rtt),
+      .has_lost = heeds_loss_ && info->tcpi_snd_cwnd >= info->tcpi_snd_ssthresh,
+      .awaits_receiver = std::exchange(awaited_us_, info->tcpi_rwnd_limited) != info->tcpi_rwnd_limited};
+  bound_.observe(now, look);
+  if (heeds_loss_ || socket_.pacer) return;
+  const auto bbr = bbr_of(fd());
+  const auto rate = bbr ? start_.observe(*bbr, look.is_held_by_buffer() && look.has_queue()) : std::nullopt;
+  if (rate) set_option(fd(), SOL_SOCKET, SO_MAX_PACING_RATE, *rate);
 }
 
 bool Rail::is_far() const { return min_rtt_s_ >= std::chrono::duration<double>(far_round_trip).count(); }

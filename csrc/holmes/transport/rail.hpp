@@ -14,6 +14,7 @@
 #include "holmes/core/work.hpp"
 #include "holmes/transport/connection.hpp"
 #include "holmes/transport/rail_frame.hpp"
+#include "holmes/transport/socket.hpp"
 
 namespace holmes {
 
@@ -93,6 +94,16 @@ struct ConnectionLook {
   // follows what the path carries.)
   bool has_lost = false;
   bool awaits_receiver = false;  // since the look before
+
+  bool has_queue() const {
+    constexpr double longest = 1.2;  // as the shortest one, queues of the hosts included
+    return round_trip >= longest * shortest;
+  }
+  // The system has sent all that it took, and takes nothing until something is acknowledged.
+  bool is_held_by_buffer() const {
+    constexpr std::size_t small_share = 16;
+    return is_full && unsent_bytes * small_share < under_way_bytes;
+  }
 };
 
 // Whether a connection is slower than its path: more is to be sent, and no packets wait in a queue on the way, so the
@@ -122,6 +133,26 @@ private:
   int queue_looks_ = 0;
   int full_looks_ = 0;
   int window_looks_ = 0;
+};
+
+// bbr's start ends where three round trips found no rate that is higher by a quarter. Those do not count in which the
+// sender had nothing unsent, as one whose buffer is smaller than the window that bbr wants never has: such a connection
+// would go on to send at 2.9 times the rate that its path takes, and overflow the queues before it. Held at the rate
+// that was found it has bytes unsent, and bbr ends its start by itself.
+class BbrStart {
+public:
+  static constexpr std::uint64_t no_limit = ~std::uint64_t{0};
+  static constexpr int telling_looks = 3;
+  static constexpr int longest_held_looks = 16;  // what is sent may be too little to end it
+
+  // Once in a round trip. `is_held_up`: the buffer is the limit, and packets wait on the way. (Where none do, more
+  // connections help.) Returns the bytes per second at which to send from now on; absent: as before.
+  std::optional<std::uint64_t> observe(const BbrLook& look, bool is_held_up);
+
+private:
+  bool is_held_ = false;
+  int looks_ = 0;
+  std::uint64_t most_bytes_per_s_ = 0;
 };
 
 // How many rails of one far path are used, of which all but the first are in reserve: four times as many where these
@@ -276,6 +307,7 @@ private:
   Clock::time_point acknowledged_at_{};
   RailRate rate_;
   ConnectionBound bound_;
+  BbrStart start_;
   double min_rtt_s_ = 0;
   std::size_t window_bytes_ = 0;           // TCP's, for congestion; 0: not known
   std::uint64_t receiver_limited_us_ = 0;  // as the system counts, for rate_

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <linux/inet_diag.h>
 #include <linux/sock_diag.h>
 #include <linux/tcp.h>
 #include <net/if.h>
@@ -372,6 +373,15 @@ std::optional<::tcp_info> tcp_info_of(int fd) {
   socklen_t length = sizeof info;
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return std::nullopt;
   return info;
+}
+
+std::optional<BbrLook> bbr_of(int fd) {
+  constexpr std::uint32_t least_gain_of_start = 2 * 256;  // 739; later 320 at most
+  tcp_bbr_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_CC_INFO, &info, &length) != 0 || length < sizeof info) return std::nullopt;
+  return BbrLook{.is_starting = info.bbr_pacing_gain >= least_gain_of_start,
+                 .bytes_per_s = std::uint64_t{info.bbr_bw_hi} << 32 | info.bbr_bw_lo};
 }
 
 bool is_unanswered(int fd) {

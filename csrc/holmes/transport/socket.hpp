@@ -114,6 +114,13 @@ bool set_option(int fd, int level, int option, const Value& value) {
 // What the kernel knows of a TCP connection; older kernels fill less. Nothing where it is none.
 std::optional<::tcp_info> tcp_info_of(int fd);
 
+// Where bbr is the algorithm: whether it is in its start yet, and the rate that it takes the path for.
+struct BbrLook {
+  bool is_starting = false;
+  std::uint64_t bytes_per_s = 0;
+};
+std::optional<BbrLook> bbr_of(int fd);
+
 // Whether what was sent and not acknowledged, or waits to be sent, takes more than half of the sending buffer. True
 // where the system does not tell.
 bool is_buffer_full(int fd);
