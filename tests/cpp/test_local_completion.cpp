@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "collective_checks.hpp"
+#include "holmes/comm/host_communicator.hpp"
 #include "holmes/core/error.hpp"
 
 using namespace holmes;
@@ -187,6 +188,43 @@ void what_is_kept_goes_soon() {
   });
 }
 
+// Whoever looks at the peers meanwhile, so that the I/O thread finds the engine taken just when it would send it.
+void what_is_kept_goes_though_another_thread_looks() {
+  constexpr int rounds = 8;
+  std::atomic<int> senders = 0;
+  std::atomic<int> looked = 0;
+  run_local(3, Transport::tcp, [&](Communicator& comm) {
+    const auto sent_to_1 = [&] {
+      std::uint64_t bytes = 0;
+      for (const ConnectionInfo& info : comm.connections())
+        if (info.peer == 1 && info.purpose == "collective") bytes += info.sent_bytes;
+      return bytes;
+    };
+    for (int round = 0; round < rounds; ++round) {
+      auto data = values(comm.rank(), 20);
+      std::vector<std::int64_t> all(60);
+      std::vector<Buffer> parts;
+      for (std::size_t r = 0; r < 3 && comm.rank() == 0; ++r) parts.push_back(part(all, r * 20, 20, DType::int64));
+      const auto gather = [&] { comm.gather(parts, buffer(data, DType::int64), 0)->wait(); };
+      if (comm.rank() != 0) {
+        gather();
+        ++senders;
+        while (looked <= round) std::this_thread::sleep_for(1ms);
+        continue;
+      }
+      while (senders < 2 * (round + 1)) std::this_thread::sleep_for(1ms);
+      std::this_thread::sleep_for(20ms);
+      const std::uint64_t before = sent_to_1();
+      gather();
+      const auto until = Clock::now() + 30ms;
+      while (Clock::now() < until) dynamic_cast<HostCommunicator&>(comm).look_at_peers();
+      for (int i = 0; sent_to_1() == before && i < 10'000; ++i) std::this_thread::sleep_for(1ms);
+      CHECK(sent_to_1() > before);
+      ++looked;
+    }
+  });
+}
+
 void ranks_must_agree() {
   const auto store = make_local_store();
   std::atomic<int> refused = 0;
@@ -212,6 +250,7 @@ int main() {
   ranks_must_agree();
   the_missing_are_named();
   what_is_kept_goes_soon();
+  what_is_kept_goes_though_another_thread_looks();
   for (const Transport transport : {Transport::tcp, Transport::automatic}) {
     ends_before_others_begin(transport);
     goes_only_so_far_ahead(transport);

@@ -353,11 +353,15 @@ std::vector<Failure> Engine::find_vanished() {
   return vanished;
 }
 
-// What channels keep is sent before long, whatever the caller does next. What was sent last is not acknowledged yet;
-// should its rail be lost now, somebody has to send it again.
-void Engine::watch() {
+// Whatever the caller does next.
+void Engine::have_kept_sent() {
   constexpr auto longest_kept = std::chrono::milliseconds(10);
   if (operations_.keeps_any() && !is_dead()) io_thread_.offer(shared_from_this(), longest_kept);
+}
+
+// What was sent last is not acknowledged yet; should its rail be lost now, somebody has to send it again.
+void Engine::watch() {
+  have_kept_sent();
   if (is_watched_ || maintained_.empty() || is_dead() || !next_wake({})) return;  // whenever it is
   is_watched_ = true;
   io_thread_.watch(shared_from_this());

@@ -82,6 +82,8 @@ public:
   std::optional<Clock::time_point> next_wake(Clock::time_point now) const;
   // Driver. Asks the I/O thread to call maintain as long as needed, and send_kept before long.
   void watch();
+  // Any thread. Asks the I/O thread to call send_kept before long, where there is need.
+  void have_kept_sent();
   // Driver. See Operations.
   void send_kept() { operations_.send_kept(); }
   // Driver. Looks after the channels while nothing is pending. Returns when to do so again; absent: no need.

@@ -230,9 +230,10 @@ bool IoThread::round(std::optional<Clock::time_point>& wake_at) {
   for (auto& engine : own_.active) {
     std::unique_lock drive(engine->drive_lock(), std::try_to_lock);
     // Driven by the thread that waits for it, which gives it back here when it leaves work behind. It may be asleep,
-    // and has to look at what another thread submitted.
+    // and has to look at what another thread submitted. (Or by one that only looks, and sends nothing.)
     if (!drive) {
       engine->wake();
+      engine->have_kept_sent();
       engine.reset();
       continue;
     }

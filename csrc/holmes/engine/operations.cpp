@@ -232,12 +232,13 @@ bool Operations::send_ahead() {
 
 void Operations::send_kept() {
   if (!group_.keeps_any) return;
-  group_.keeps_any = false;
+  bool keeps_any = false;
   for (const auto& channel : group_.channels) {
     if (!channel || !channel->keeps_any()) continue;
     channel->send_kept();
-    group_.keeps_any |= channel->keeps_any();
+    keeps_any |= channel->keeps_any();
   }
+  group_.keeps_any = keeps_any;
 }
 
 bool Operations::settle() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,8 +42,9 @@ struct Group {
   // By rank, whether a header of an operation that has ended here is still to come (local_completion only): what
   // follows it belongs to later operations.
   std::vector<char> owed;
-  // Whether a channel keeps what is to be sent later, and until when it matters; see Channel::try_send_later.
-  bool keeps_any = false;
+  // Whether a channel keeps what is to be sent later (any thread may look), and until when it matters; see
+  // Channel::try_send_later.
+  std::atomic<bool> keeps_any = false;
   Clock::time_point kept_until{};
   CopyVote copy_vote;
   std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
