@@ -49,18 +49,11 @@ ReduceOp reduce_op(const ::c10d::ReduceOp& op, const Communicator& comm, CallOpt
   }
 }
 
-// A sum of complex numbers is that of their parts. Torch itself passes those to all_reduce; for reduce and
-// reduce_scatter it leaves it to the backend.
-at::Tensor summable(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
+// Torch itself passes the parts of complex numbers to all_reduce; for reduce and reduce_scatter it leaves it to the
+// backend.
+Payload payload_of(const ::c10d::ReduceOp& op) {
   const bool sums = op == ::c10d::ReduceOp::SUM || op == ::c10d::ReduceOp::AVG || op == ::c10d::ReduceOp::PREMUL_SUM;
-  return sums && tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor) : tensor;
-}
-
-std::vector<at::Tensor> summable(const std::vector<at::Tensor>& tensors, const ::c10d::ReduceOp& op) {
-  std::vector<at::Tensor> parts;
-  parts.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) parts.push_back(summable(tensor, op));
-  return parts;
+  return sums ? Payload::sum : Payload::reduce;
 }
 
 void check_length(std::size_t length, int size, const char* what) {
@@ -119,10 +112,11 @@ TorchWork ProcessGroupHolmes::allreduce_coalesced(Tensors& tensors, const ::c10d
 TorchWork ProcessGroupHolmes::reduce(Tensors& tensors, const ::c10d::ReduceOptions& opts) {
   return run(OpType::REDUCE, "holmes:reduce", opts, first_of(tensors),
              [&](Operands& operands, Communicator& comm, auto& call) {
-               const at::Tensor tensor = summable(only(tensors, "reduce's tensor list"), opts.reduceOp);
-               const Buffer data = opts.rootRank == rank_ ? operands.in_place(tensor, Payload::reduce)
-                                                          : operands.input(tensor, Payload::reduce);
-               operands.written = {tensors.front()};  // what the work's future has, on every rank as Gloo's
+               const at::Tensor& tensor = only(tensors, "reduce's tensor list");
+               const Payload payload = payload_of(opts.reduceOp);
+               const Buffer data =
+                   opts.rootRank == rank_ ? operands.in_place(tensor, payload) : operands.input(tensor, payload);
+               operands.written = {tensor};  // what the work's future has, on every rank as Gloo's
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
                return one(comm.reduce(data, static_cast<int>(opts.rootRank), op, call));
              });
@@ -218,8 +212,8 @@ TorchWork ProcessGroupHolmes::reduce_scatter(Tensors& outputs, TensorLists& inpu
                const Tensors& list = only(inputs, "reduce_scatter's list of input lists");
                check_length(list.size(), size_, "reduce_scatter's input list");
                const at::Tensor& result = only(outputs, "reduce_scatter's output list");
-               const Buffer output = operands.output(summable(result, opts.reduceOp), Payload::reduce);
-               auto sources = operands.inputs(summable(list, opts.reduceOp), Payload::reduce);
+               const Buffer output = operands.output(result, payload_of(opts.reduceOp));
+               auto sources = operands.inputs(list, payload_of(opts.reduceOp));
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
                return one(comm.reduce_scatter(output, std::move(sources), op, call));
              });
@@ -229,8 +223,8 @@ TorchWork ProcessGroupHolmes::_reduce_scatter_base(at::Tensor& output, at::Tenso
                                                    const ::c10d::ReduceScatterOptions& opts) {
   return run(OpType::_REDUCE_SCATTER_BASE, "holmes:reduce_scatter_tensor", opts, input,
              [&](Operands& operands, Communicator& comm, auto& call) {
-               const Buffer target = operands.output(summable(output, opts.reduceOp), Payload::reduce);
-               auto sources = equal_pieces(operands.input(summable(input, opts.reduceOp), Payload::reduce), size_,
+               const Buffer target = operands.output(output, payload_of(opts.reduceOp));
+               auto sources = equal_pieces(operands.input(input, payload_of(opts.reduceOp)), size_,
                                            "the input of reduce_scatter_tensor");
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
                return one(comm.reduce_scatter(target, std::move(sources), op, call));
@@ -246,9 +240,9 @@ TorchWork ProcessGroupHolmes::reduce_scatter_tensor_coalesced(Tensors& outputs, 
                return together(comm, call, [&] {
                  std::vector<WorkPtr> works;
                  for (std::size_t i = 0; i < inputs.size(); ++i) {
-                   const Buffer target = operands.output(summable(outputs[i], opts.reduceOp), Payload::reduce);
-                   auto sources = equal_pieces(operands.input(summable(inputs[i], opts.reduceOp), Payload::reduce),
-                                               size_, "an input of reduce_scatter_tensor");
+                   const Buffer target = operands.output(outputs[i], payload_of(opts.reduceOp));
+                   auto sources = equal_pieces(operands.input(inputs[i], payload_of(opts.reduceOp)), size_,
+                                               "an input of reduce_scatter_tensor");
                    works.push_back(comm.reduce_scatter(target, std::move(sources), op, call));
                  }
                  return works;

@@ -95,7 +95,8 @@ void check_tensor(const at::Tensor& tensor, Payload payload, c10::Device device)
     throw UsageError("the tensor is on device " + tensor.device().str() + ", another of the call on " + device.str() +
                      "; use tensors of one device");
   check_kind(tensor);
-  if (payload == Payload::reduce && !known_dtype(tensor.scalar_type()))
+  const bool is_sum_of_parts = payload == Payload::sum && tensor.is_complex();
+  if (payload != Payload::move && !is_sum_of_parts && !known_dtype(tensor.scalar_type()))
     throw UsageError("dtype " + std::string(c10::toString(tensor.scalar_type())) +
                      " cannot be reduced; use float64, float32, float16, bfloat16, int8 to int64, uint8 or bool" +
                      (tensor.is_complex() ? ", or for a sum torch.view_as_real(tensor)" : ""));
@@ -157,17 +158,20 @@ Buffer Operands::buffer_of(const at::Tensor& tensor) const {
 
 Buffer Operands::stage(const at::Tensor& tensor, Payload payload, bool is_read, bool is_written) {
   check_tensor(tensor, payload, device_);
-  if (refuses_nan_ && is_read) check_nan(tensor);
   if (is_written) {
     check_writable(tensor);
     written.push_back(tensor);
   }
-  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return buffer_of(tensor);
   const at::NoGradGuard no_grad;
-  at::Tensor copy = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
-  if (is_read) copy.copy_(tensor);
-  if (is_written) copies.push_back({tensor, copy});
-  return buffer_of(copy);
+  at::Tensor plain = tensor;
+  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
+    plain = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+    if (is_read) plain.copy_(tensor);
+    if (is_written) copies.push_back({tensor, plain});
+  }
+  if (payload == Payload::sum && plain.is_complex()) plain = at::view_as_real(plain);
+  if (refuses_nan_ && is_read) check_nan(plain);
+  return buffer_of(plain);
 }
 
 Buffer Operands::input(const at::Tensor& tensor, Payload payload) { return stage(tensor, payload, true, false); }

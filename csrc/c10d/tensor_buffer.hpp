@@ -12,8 +12,9 @@
 
 namespace holmes::torch_backend {
 
-// What an operation does with the elements. `move` takes any dtype (those Holmes does not know travel as bytes).
-enum class Payload { move, reduce };
+// What an operation does with the elements. `move` takes any dtype (those Holmes does not know travel as bytes), `sum`
+// complex numbers too: their sum is that of their parts.
+enum class Payload { move, reduce, sum };
 
 // A result that has to be copied into a tensor the communicator could not write to.
 struct CopyBack {

@@ -70,6 +70,22 @@ def check_reduce_scatter(rank, size):
     work = dist.reduce_scatter_tensor(output, torch.cat(inputs), async_op=True)
     work.wait()
     assert torch.equal(output, expected)
+    # Complex numbers that are conjugated when they are read, and negative ones.
+    whole = (1 + 2j) * torch.arange(2.0 * size)
+    one, listed = (torch.empty(2, dtype=whole.dtype) for _ in range(2))
+    for result, call in (
+        (one, lambda: dist.reduce_scatter_tensor(one, whole.conj(), async_op=True)),
+        (listed, lambda: dist.reduce_scatter(listed, list(whole.conj().chunk(size)), async_op=True)),
+    ):
+        work = call()
+        work.wait()
+        assert torch.equal(result, size * whole[2 * rank : 2 * rank + 2].conj())
+        (told,) = work.get_future().value()
+        assert told.dtype == whole.dtype and told.data_ptr() == result.data_ptr()
+    imaginary = whole.conj().imag  # is_neg
+    part = torch.empty(2)
+    dist.reduce_scatter_tensor(part, imaginary)
+    assert torch.equal(part, size * imaginary[2 * rank : 2 * rank + 2])
 
 
 def check_gathers(rank, size):
