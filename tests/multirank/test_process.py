@@ -163,6 +163,17 @@ def test_ranks_of_one_host_meet_where_proc_is_hidden() -> None:
     assert run.stdout == "[3.0, 3.0, 3.0]\n" * 3, run.stderr
 
 
+@needs_namespaces
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_loopback_device_that_is_down_is_named(host: str) -> None:
+    code = f"import holmes_comm; holmes_comm.TcpStore({host!r}, 0, is_server=True, timeout_s=0.2)"
+    run = subprocess.run(
+        ["unshare", "-Urn", sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Network is unreachable" in run.stderr
+    assert "the loopback device of this network namespace is down: ip link set lo up" in run.stderr
+
+
 SMALL_FILES_ONLY = """
 import resource, threading
 import holmes_comm

@@ -1,11 +1,13 @@
 #include "holmes/bootstrap/tcp_store.hpp"
 
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <thread>
 
 #include "holmes/bootstrap/secret.hpp"
@@ -69,6 +71,13 @@ int send_all(int fd, const std::string& bytes, Clock::time_point deadline) {
   });
 }
 
+bool is_loopback(const addrinfo& found) {
+  if (found.ai_family != AF_INET) return false;
+  sockaddr_in address;
+  std::memcpy(&address, found.ai_addr, sizeof address);
+  return (ntohl(address.sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
+}
+
 // One try over all addresses of the host. No socket where it fails; `problem` says why.
 UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_point deadline, std::string& problem) {
   addrinfo hints{};
@@ -91,6 +100,8 @@ UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_p
       return fd;
     }
     problem = errno_text(error);
+    if (error == ENETUNREACH && is_loopback(*entry))
+      problem += ", as the loopback device of this network namespace is down: ip link set lo up";
   }
   return {};
 }
