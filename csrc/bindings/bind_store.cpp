@@ -82,6 +82,17 @@ public:
     wait_inside(key, timeout);
   }
 
+  void remove(std::span<const std::string> keys) override {
+    const GilAcquire gil;
+    raise_signals();
+    if (!py::hasattr(store_, "delete_key")) return;
+    try {
+      for (const std::string& key : keys) store_.attr("delete_key")(key);
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) throw;  // else it cannot
+    }
+  }
+
   std::shared_ptr<Store> another_client() override {
     const GilAcquire gil;
     if (!py::hasattr(store_, "clone")) return nullptr;

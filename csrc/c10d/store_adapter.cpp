@@ -56,6 +56,13 @@ void StoreAdapter::wait(const std::string& key, Duration timeout) {
   }
 }
 
+void StoreAdapter::remove(std::span<const std::string> keys) {
+  try {
+    for (const std::string& key : keys) store_->deleteKey(key);
+  } catch (const std::exception&) {  // one of Python's that cannot, or one that is lost
+  }
+}
+
 std::shared_ptr<Store> StoreAdapter::another_client() {
   try {
     return std::make_shared<StoreAdapter>(store_->clone());

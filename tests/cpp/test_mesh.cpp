@@ -39,6 +39,45 @@ void test_many_ranks() {
   }
 }
 
+// A store that many communicators are made with does not grow by their records; and who comes too late is told at once.
+void test_what_stays_in_the_store() {
+  const auto store = make_local_store();
+  const auto is_there = [&](const std::string& key) {
+    try {
+      store->wait("world/" + key, 1ms);
+      return true;
+    } catch (const TimeoutError&) {
+      return false;
+    }
+  };
+  const int size = 5;
+  auto outcomes = run_ranks(size, {.transport = Transport::tcp, .connect_timeout = 20s}, nullptr, store);
+  check_pairs(outcomes, false, 1);
+  for (int rank = 0; rank < size; ++rank)
+    for (const char* what : {"rank/", "ok/"}) CHECK(!is_there(what + std::to_string(rank)));
+  CHECK(store->get("world/records", 1ms).size() < 500);
+
+  const auto started = Clock::now();
+  const auto late = run_ranks(
+      size, {.transport = Transport::tcp, .connect_timeout = 60s}, [](auto& options) { return options.rank == 2; },
+      store);
+  CHECK(late[2].kind == ErrorKind::usage);
+  CHECK(contains(late[2].message, "is set up already") && contains(late[2].message, "a rank of its own"));
+  CHECK(Clock::now() - started < 20s);
+
+  // Where it fails everything stays, for who comes later.
+  const auto failed = run_ranks(
+      2, {.name = "failed", .transport = Transport::tcp, .connect_timeout = 20s},
+      [](auto& options) {
+        if (options.rank == 1) options.secret = "known to this rank alone";
+        return true;
+      },
+      store);
+  check_all_fail(failed, ErrorKind::usage, {"rank 1"});
+  store->wait("failed/records", 1ms);
+  store->wait("failed/rank/1", 1ms);
+}
+
 void test_secrets() {
   const auto started = Clock::now();
   for (const auto transport : {Transport::tcp, Transport::automatic}) {
@@ -207,6 +246,7 @@ int main(int argc, char** argv) {
   return run_tests("test_mesh",
                    {{"sizes", test_sizes},
                     {"many_ranks", test_many_ranks},
+                    {"what_stays_in_the_store", test_what_stays_in_the_store},
                     {"secrets", test_secrets},
                     {"wrong_arguments", test_wrong_arguments},
                     {"nics_of_pairs", test_nics_of_pairs},

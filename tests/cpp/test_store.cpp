@@ -38,6 +38,13 @@ void check_store(Store& writer, Store& reader) {
   CHECK(contains(message_of<TimeoutError>([&] { reader.wait("never", 50ms); }), "never'"));
   CHECK(Clock::now() - started >= 100ms && Clock::now() - started < 3s);
 
+  const std::vector<std::string> gone{"gone", "never"};
+  writer.set("gone", "1");
+  writer.remove(gone);
+  CHECK(contains(message_of<TimeoutError>([&] { reader.wait("gone", 10ms); }), "gone'"));
+  writer.set("gone", "2");
+  CHECK(reader.get("gone", 1s) == "2");
+
   // Waiting for what others set later, several at once; nobody holds up the others.
   std::vector<std::jthread> threads;
   for (int i = 0; i < 8; ++i) {

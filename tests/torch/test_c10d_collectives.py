@@ -81,7 +81,8 @@ def check_reduce_scatter(rank, size):
         work.wait()
         assert torch.equal(result, size * whole[2 * rank : 2 * rank + 2].conj())
         (told,) = work.get_future().value()
-        assert told.dtype == whole.dtype and told.data_ptr() == result.data_ptr()
+        assert told.dtype == whole.dtype
+        assert told.data_ptr() == result.data_ptr()
     imaginary = whole.conj().imag  # is_neg
     part = torch.empty(2)
     dist.reduce_scatter_tensor(part, imaginary)

@@ -317,6 +317,7 @@ Mesh connect_mesh(Store& store, const CommunicatorOptions& given_options, std::s
     decision = failure;  // the store is gone: the own failure says more
   }
   if (decision) decision->raise();
+  rendezvous.forget();
   if (mesh->no_rdma)
     log(LogLevel::info, label_of(options, options.rank),
         "communicator '" + options.name + "' uses TCP, not RDMA: " + *mesh->no_rdma);

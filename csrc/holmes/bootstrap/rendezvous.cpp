@@ -167,6 +167,7 @@ std::optional<Failure> Rendezvous::agree(const std::optional<Failure>& own) {
   }
   if (options_.rank == 0) {
     const auto decision = collect(own);
+    if (!decision) replace_records();
     store_.set(key("decision"), decision ? encode(*decision) : encode_success());
     return decision;
   }
@@ -181,6 +182,23 @@ std::optional<Failure> Rendezvous::agree(const std::optional<Failure>& own) {
   return failure_of(TimeoutError(rank_text(0) + " of communicator '" + options_.name +
                                      "' did not say how the set-up ended; check that it still runs",
                                  {.rank = label(options_.rank), .peer = label(0)}));
+}
+
+// All have succeeded, and so read them.
+void Rendezvous::replace_records() {
+  const std::string size = std::to_string(options_.size);
+  FieldWriter writer;
+  writer.add(encode(Failure{ErrorKind::usage,
+                            "communicator '" + options_.name + "' is set up already, with all of its " + size +
+                                " ranks; give every process a rank of its own (RANK), and each communicator a name",
+                            {.peer = label(0)}}));
+  store_.set(key("records"), writer.take());
+}
+
+void Rendezvous::forget() {
+  std::vector<std::string> own{rank_key(options_.rank)};
+  if (options_.rank != 0) own.push_back(ok_key(options_.rank));
+  remove_if_possible(store_, own);
 }
 
 std::optional<std::string> Rendezvous::get(const std::string& name, Duration timeout) {

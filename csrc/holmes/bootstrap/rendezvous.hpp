@@ -13,11 +13,12 @@ namespace holmes {
 
 // Keys, below the communicator's name:
 //   rank/<r>  how to reach rank r, or why it failed; rank 0 reads these
-//   records   by rank 0: all of them, as they were written, or why it could not; all others read this
+//   records   by rank 0: all of them, as they were written, or why it could not; all others read this. Once all have
+//             succeeded: that who comes now is too late
 //   alarm     a failure of some rank: end the set-up
 //   ok/<r>    how the set-up ended on rank r
 //   decision   by rank 0: success of all, or the failure that all raise
-// A rank sets at most four keys and reads two; rank 0 sets two more and reads two per rank. One thread.
+// A rank sets at most four keys, reads two and removes two; rank 0 sets three more and reads two per rank. One thread.
 class Rendezvous {
 public:
   Rendezvous(Store& store, const CommunicatorOptions& options, Clock::time_point deadline)
@@ -35,6 +36,9 @@ public:
   void look_for_alarm();
   // Tells how this rank fared; returns the failure all ranks raise, nothing where all succeeded.
   std::optional<Failure> agree(const std::optional<Failure>& own);
+  // After `agree` has said that all succeeded: removes what this rank has set and nobody reads any more. A store that
+  // cannot keeps it.
+  void forget();
   // Raises the alarm and does not wait.
   void raise_alarm(const Failure& own);
 
@@ -49,6 +53,7 @@ private:
   std::vector<std::string> take_all();
   RankInfo decode(int rank, const std::string& bytes) const;
   [[noreturn]] void throw_missing(int first);
+  void replace_records();
   std::optional<Failure> collect(const std::optional<Failure>& own);
   bool is_missing(int rank) const;
   int label(int rank) const { return label_of(options_, rank); }

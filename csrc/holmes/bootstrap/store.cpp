@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "holmes/bootstrap/rank_info.hpp"
 #include "holmes/core/interrupt.hpp"
@@ -32,6 +33,11 @@ public:
     wait_for_key(lock, key, timeout);
   }
 
+  void remove(std::span<const std::string> keys) override {
+    const std::lock_guard lock(mutex_);
+    for (const std::string& key : keys) values_.erase(key);
+  }
+
 private:
   void wait_for_key(std::unique_lock<std::mutex>& lock, const std::string& key, Duration timeout) {
     const auto deadline = Clock::now() + timeout;
@@ -52,6 +58,13 @@ private:
 
 }  // namespace
 
+void remove_if_possible(Store& store, std::span<const std::string> keys) {
+  try {
+    store.remove(keys);
+  } catch (const HolmesError&) {  // who needs the store next is told
+  }
+}
+
 TimeoutError store_timeout(const std::string& key, Duration timeout) {
   return TimeoutError("nobody set the store key '" + key + "' within " + seconds_text(timeout) +
                       "; check that every rank was started and uses the same store");
@@ -69,6 +82,12 @@ std::string PrefixStore::get(const std::string& key, Duration timeout) {
 }
 
 void PrefixStore::wait(const std::string& key, Duration timeout) { base_->wait(prefix_ + "/" + key, timeout); }
+
+void PrefixStore::remove(std::span<const std::string> keys) {
+  std::vector<std::string> whole;
+  for (const std::string& key : keys) whole.push_back(prefix_ + "/" + key);
+  base_->remove(whole);
+}
 
 std::shared_ptr<Store> PrefixStore::another_client() {
   auto base = base_->another_client();

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "holmes/core/error.hpp"
@@ -23,6 +24,8 @@ public:
   virtual std::string get(const std::string& key, Duration timeout) = 0;
   // Waits until `key` exists. Throws TimeoutError naming the key after `timeout`.
   virtual void wait(const std::string& key, Duration timeout) = 0;
+  // Removes those of `keys` that are there, where the store can, for who knows that nobody reads them any more.
+  virtual void remove(std::span<const std::string> /*keys*/) {}
   // A client of its own, for a thread of the library's, where the owner's calls hold up all others of one client; else
   // null.
   virtual std::shared_ptr<Store> another_client() { return nullptr; }
@@ -35,12 +38,16 @@ public:
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Duration timeout) override;
   void wait(const std::string& key, Duration timeout) override;
+  void remove(std::span<const std::string> keys) override;
   std::shared_ptr<Store> another_client() override;
 
 private:
   std::string prefix_;
   std::shared_ptr<Store> base_;
 };
+
+// As Store::remove; a store that fails is as one that cannot.
+void remove_if_possible(Store& store, std::span<const std::string> keys);
 
 // The error every store throws where `key` was not set within `timeout`.
 TimeoutError store_timeout(const std::string& key, Duration timeout);

@@ -109,10 +109,21 @@ bool exists(const Meeting& meeting, const std::string& key, Duration timeout) {
   }
 }
 
+// Whether rank 0 has told an answer. Then all have come, and who was told takes back what it said.
+bool is_concluded(const Meeting& meeting) {
+  try {
+    const std::string bytes = meeting.store.get(answer_key(meeting, {0, 1}), store_probe);
+    return !decode_outcome(FieldReader(bytes, "rank 0").text(), "rank 0");
+  } catch (const HolmesError&) {
+    return false;
+  }
+}
+
 // Those who said nothing; where all did, `awaited`, which said no more.
 TimeoutError missing(const Meeting& meeting, int awaited) {
   std::vector<int> ranks;
-  for (int rank = 0; rank < meeting.size; ++rank)
+  const bool have_all_come = is_concluded(meeting);
+  for (int rank = 0; rank < meeting.size && !have_all_come; ++rank)
     if (rank != meeting.rank && !exists(meeting, key_of(meeting, rank), store_probe)) ranks.push_back(rank);
   if (ranks.empty()) ranks.push_back(awaited);
   return TimeoutError(ranks_text(ranks) + " of " + std::to_string(meeting.size) + " did not take part in " +
@@ -218,6 +229,14 @@ void tell_failure(const Meeting& meeting, const Block& block, const HolmesError&
   if (block.level == 1) meeting.store.set(answer_key(meeting, block), said);
 }
 
+// After the answer: who leads this rank has read what it brought.
+void forget(const Meeting& meeting, const Block& block) {
+  if (meeting.rank == 0) return;
+  std::vector<std::string> own{key_of(meeting, meeting.rank)};
+  if (block.level > 0) own.push_back(key_of(meeting, block));
+  remove_if_possible(meeting.store, own);
+}
+
 }  // namespace
 
 Seal seal_for(const Seal& answer, int rank) { return {answer.secret, answer.key + "/" + std::to_string(rank)}; }
@@ -244,12 +263,15 @@ Answer meet(const Meeting& meeting, const Bring& bring, const Conclude& conclude
       Conclusion conclusion = conclude(all, seal);
       said.push_back(std::move(conclusion.for_all));
       std::ranges::move(conclusion.for_each, std::back_inserter(said));
+      // Of what it brought only the number of ranks stays, for who comes with another one.
+      meeting.store.set(key_of(meeting, 0), success(meeting, {}));
     } else {
       if (block.level > 0) meeting.store.set(key_of(meeting, block), success(meeting, values));
       said = await_said(meeting, with.first, answer_key(meeting, with), deadline);
     }
     if (said.size() != 1) check_count(meeting, with.first, said.size(), 1 + count_of(meeting, with));
     tell(meeting, block, [&](const Block& part) { return of_part(meeting, with, said, part); });
+    forget(meeting, block);
     const std::size_t at = 1 + static_cast<std::size_t>(meeting.rank - with.first);
     return {{said.front(), seal}, {said.size() > 1 ? said[at] : "", seal_for(seal, meeting.rank)}};
   } catch (const HolmesError& error) {

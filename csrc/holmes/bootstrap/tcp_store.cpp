@@ -250,4 +250,8 @@ std::string TcpStore::get(const std::string& key, Duration timeout) { return cal
 
 void TcpStore::wait(const std::string& key, Duration timeout) { call(op_wait, key, "", timeout); }
 
+void TcpStore::remove(std::span<const std::string> keys) {
+  for (const std::string& key : keys) call(op_remove, key, "", Duration::zero());
+}
+
 }  // namespace holmes

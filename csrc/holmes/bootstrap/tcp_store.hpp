@@ -33,6 +33,7 @@ public:
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Duration timeout) override;
   void wait(const std::string& key, Duration timeout) override;
+  void remove(std::span<const std::string> keys) override;
   const std::string& host() const { return host_; }
   std::uint16_t port() const { return port_; }
 

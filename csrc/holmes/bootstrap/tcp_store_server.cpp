@@ -62,7 +62,7 @@ Parsed parse(const std::string& input) {
   if (input.size() < request_header_bytes) return {};
   Request request{.operation = input[4], .key = {}, .value = {}, .wait_ms = number_at(input, 13, 8)};
   const auto key_bytes = number_at(input, 5, 4), value_bytes = number_at(input, 9, 4);
-  const bool is_known = std::string_view("sgwhp").find(request.operation) != std::string_view::npos;
+  const bool is_known = std::string_view("sgwdhp").find(request.operation) != std::string_view::npos;
   if (!is_known || (request.operation != op_set && value_bytes != 0)) return wrong;
   const bool is_handshake = request.operation == op_hello || request.operation == op_prove;
   if (is_handshake && key_bytes != (request.operation == op_hello ? nonce_bytes : std::tuple_size_v<Digest>))
@@ -277,6 +277,10 @@ bool TcpStoreServer::handle(Client& client, Request request) {
     set(client, request.key, std::move(request.value));
     return true;
   }
+  if (request.operation == op_remove) {
+    remove(client, request.key);
+    return true;
+  }
   const auto found = values_.find(request.key);
   client.wants_value = request.operation == op_get;
   if (found != values_.end()) {
@@ -318,6 +322,14 @@ void TcpStoreServer::set(Client& client, const std::string& key, std::string val
   const auto& stored = values_.insert_or_assign(key, std::move(value)).first->second;
   for (auto& other : clients_) {
     if (other.fd && other.awaited == key) reply(other, status_ok, other.wants_value ? stored : "");
+  }
+  reply(client, status_ok);
+}
+
+void TcpStoreServer::remove(Client& client, const std::string& key) {
+  if (const auto found = values_.find(key); found != values_.end()) {
+    stored_bytes_ -= key.size() + found->second.size();
+    values_.erase(found);
   }
   reply(client, status_ok);
 }

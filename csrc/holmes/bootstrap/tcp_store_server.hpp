@@ -23,7 +23,7 @@ namespace store_protocol {
 inline constexpr std::string_view store_magic = "HST1";
 inline constexpr std::size_t request_header_bytes = 21;
 inline constexpr std::size_t reply_header_bytes = 5;
-inline constexpr char op_set = 's', op_get = 'g', op_wait = 'w', op_hello = 'h', op_prove = 'p';
+inline constexpr char op_set = 's', op_get = 'g', op_wait = 'w', op_remove = 'd', op_hello = 'h', op_prove = 'p';
 inline constexpr char status_ok = 'o', status_timeout = 't', status_full = 'f', status_refused = 'r';
 inline constexpr std::size_t nonce_bytes = 16;
 
@@ -80,6 +80,7 @@ private:
   bool send(Client& client);
   void reply(Client& client, char status, const std::string& value = "");
   void set(Client& client, const std::string& key, std::string value);
+  void remove(Client& client, const std::string& key);
 
   const std::string secret_;
   const std::size_t max_clients_;
