@@ -4,6 +4,7 @@
 #include <cxxabi.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -17,12 +18,13 @@
 namespace holmes {
 
 // A Python value as a parameter, without conversions: `get` gives nothing where pybind11 has to decide. A parameter
-// that has no PlainValue of its own takes None only.
+// that has no PlainValue of its own takes None only. `kind`: what it takes, in words.
 template <typename T>
 struct PlainValue;
 
 template <>
 struct PlainValue<pybind11::object> {
+  static constexpr const char* kind = "an object";
   static std::optional<pybind11::object> get(PyObject* value) {
     return pybind11::reinterpret_borrow<pybind11::object>(value);
   }
@@ -30,6 +32,7 @@ struct PlainValue<pybind11::object> {
 
 template <>
 struct PlainValue<bool> {
+  static constexpr const char* kind = "True or False";
   static std::optional<bool> get(PyObject* value) {
     return value == Py_True ? std::optional(true) : value == Py_False ? std::optional(false) : std::nullopt;
   }
@@ -37,6 +40,7 @@ struct PlainValue<bool> {
 
 template <>
 struct PlainValue<std::int64_t> {
+  static constexpr const char* kind = "a whole number of 64 bits";
   static std::optional<std::int64_t> get(PyObject* value) {
     if (!PyLong_CheckExact(value)) return std::nullopt;
     int overflow = 0;
@@ -47,6 +51,7 @@ struct PlainValue<std::int64_t> {
 
 template <>
 struct PlainValue<int> {
+  static constexpr const char* kind = "a whole number of 32 bits";
   static std::optional<int> get(PyObject* value) {
     const auto number = PlainValue<std::int64_t>::get(value);
     const bool fits =
@@ -57,6 +62,7 @@ struct PlainValue<int> {
 
 template <>
 struct PlainValue<double> {
+  static constexpr const char* kind = "a number";
   static std::optional<double> get(PyObject* value) {
     return PyFloat_CheckExact(value) ? std::optional(PyFloat_AS_DOUBLE(value)) : std::nullopt;
   }
@@ -64,6 +70,7 @@ struct PlainValue<double> {
 
 template <>
 struct PlainValue<std::string> {
+  static constexpr const char* kind = "text";
   static std::optional<std::string> get(PyObject* value) {
     Py_ssize_t size = 0;
     const char* const text = PyUnicode_CheckExact(value) ? PyUnicode_AsUTF8AndSize(value, &size) : nullptr;
@@ -75,6 +82,10 @@ struct PlainValue<std::string> {
 
 template <typename T>
 struct PlainValue<std::optional<T>> {
+  static std::string kind_or_none() {
+    if constexpr (requires { PlainValue<T>::kind; }) return PlainValue<T>::kind + std::string(" or None");
+    return "what help() says, or None";
+  }
   static std::optional<std::optional<T>> get(PyObject* value) {
     if (value == Py_None) return std::optional<T>();
     if constexpr (requires { PlainValue<T>::get(value); })
@@ -86,6 +97,7 @@ struct PlainValue<std::optional<T>> {
 // A list or tuple of tuples.
 template <typename... Ts>
 struct PlainValue<std::vector<std::tuple<Ts...>>> {
+  static constexpr const char* kind = "a list of tuples, as help() says";
   using Row = std::tuple<Ts...>;
   static std::optional<std::vector<Row>> get(PyObject* value) {
     if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) return std::nullopt;
@@ -123,6 +135,7 @@ public:
   // hold. `extras`: what it was bound with, which names every parameter.
   template <typename... Extras>
   static void install(pybind11::class_<Self, std::shared_ptr<Self>>& type, const char* name, const Extras&... extras) {
+    name_ = name;
     noted_ = 0;
     (note(extras), ...);
     bound_ = pybind11::object(type.attr(name)).release().ptr();
@@ -155,8 +168,11 @@ private:
     for (Py_ssize_t i = 0; i < positional; ++i) placed[static_cast<std::size_t>(i)] = given[i];
     const Py_ssize_t named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
     for (Py_ssize_t i = 0; i < named; ++i) {
+      PyObject* const keyword = PyTuple_GET_ITEM(keywords, i);
       auto at = static_cast<std::size_t>(positional);
-      while (at < count && names_[at] != PyTuple_GET_ITEM(keywords, i)) ++at;
+      while (at < count && names_[at] != keyword) ++at;
+      if (at == count) at = static_cast<std::size_t>(positional);  // one that was made while the program ran
+      while (at < count && names_[at] != keyword && PyUnicode_Compare(names_[at], keyword) != 0) ++at;
       if (at == count) return false;
       placed[at] = given[positional + i];
     }
@@ -200,10 +216,83 @@ private:
       PyErr_Format(PyExc_TypeError, "this %s was never made; its class makes none", type_->tp_name);
       return nullptr;
     }
+    if (const std::string wrong = wrong_name(given, positional, keywords); !wrong.empty()) {
+      refuse(wrong);
+      return nullptr;
+    }
     const auto all = static_cast<std::size_t>(positional + (keywords ? PyTuple_GET_SIZE(keywords) : 0));
     std::vector<PyObject*> arguments{object};
     arguments.insert(arguments.end(), given, given + all);
-    return PyObject_Vectorcall(bound_, arguments.data(), static_cast<std::size_t>(positional) + 1, keywords);
+    PyObject* const result =
+        PyObject_Vectorcall(bound_, arguments.data(), static_cast<std::size_t>(positional) + 1, keywords);
+    if (!result && PyErr_ExceptionMatches(PyExc_TypeError)) say_what_is_wrong(given, positional, keywords);
+    return result;
+  }
+
+  static constexpr const char* refusal = "incompatible function arguments";
+  static void refuse(const std::string& why) {
+    PyErr_Format(PyExc_TypeError, "%s(): %s: %s", name_, refusal, why.c_str());
+  }
+
+  // In place of pybind11's list of all parameters and arguments.
+  static void say_what_is_wrong(PyObject* const* given, Py_ssize_t positional, PyObject* keywords) {
+    pybind11::error_already_set error;
+    std::string what;
+    try {
+      std::array<PyObject*, count> placed;
+      if (std::string(error.what()).find(refusal) != std::string::npos && place(placed, given, positional, keywords))
+        what = wrong_value(placed, std::index_sequence_for<Parameters...>());
+    } catch (const std::exception&) {  // it cannot be shown
+    }
+    if (what.empty()) return error.restore();
+    refuse(what);
+  }
+
+  // Too many arguments, too few, or one of another name; else empty.
+  static std::string wrong_name(PyObject* const* given, Py_ssize_t positional, PyObject* keywords) {
+    std::string takes = "it takes";
+    for (PyObject* const name : names_)
+      takes += (name == names_.front() ? " " : ", ") + std::string(PyUnicode_AsUTF8(name));
+    if (positional > static_cast<Py_ssize_t>(count)) return "there are too many; " + takes;
+    const Py_ssize_t named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+    for (Py_ssize_t i = 0; i < named; ++i) {
+      PyObject* const keyword = PyTuple_GET_ITEM(keywords, i);
+      const auto at =
+          std::ranges::find_if(names_, [&](PyObject* name) { return PyUnicode_Compare(name, keyword) == 0; });
+      const std::string shown = pybind11::repr(keyword).template cast<std::string>();
+      if (at == names_.end()) return "there is no " + shown + "; " + takes;
+      if (at - names_.begin() < positional) return shown + " is given twice";
+    }
+    std::array<PyObject*, count> placed;
+    if (place(placed, given, positional, keywords)) return "";
+    const auto missing = std::ranges::find(placed, nullptr) - placed.begin();
+    return PyUnicode_AsUTF8(names_[static_cast<std::size_t>(missing)]) + (" is missing; " + takes);
+  }
+
+  template <std::size_t... I>
+  static std::string wrong_value(const std::array<PyObject*, count>& placed, std::index_sequence<I...>) {
+    std::string wrong;
+    [[maybe_unused]] const bool is_right =
+        ((wrong = wrong_value<std::decay_t<Parameters>>(I, placed[I])).empty() && ...);
+    return wrong;
+  }
+
+  // Empty where it can be converted.
+  template <typename T>
+  static std::string wrong_value(std::size_t at, PyObject* value) {
+    if (pybind11::detail::make_caster<T>().load(value, true)) return "";
+    PyErr_Clear();
+    std::string kind;
+    if constexpr (requires { PlainValue<T>::kind; })
+      kind = PlainValue<T>::kind;
+    else
+      kind = PlainValue<T>::kind_or_none();
+    if (defaults_[at] && defaults_[at] != Py_None)
+      kind += ", as " + pybind11::repr(defaults_[at]).template cast<std::string>();
+    constexpr std::size_t most_shown = 80;
+    std::string shown = pybind11::repr(value).template cast<std::string>();
+    if (shown.size() > most_shown || shown.find('\n') != std::string::npos) shown = "...";
+    return PyUnicode_AsUTF8(names_[at]) + ("=" + shown) + " is of type " + Py_TYPE(value)->tp_name + "; give " + kind;
   }
 
   // Of an object of the class itself that is initialized.
@@ -222,6 +311,7 @@ private:
   static inline std::array<PyObject*, count> names_{};
   static inline std::array<PyObject*, count> defaults_{};
   static inline std::size_t noted_ = 0;
+  static inline const char* name_ = "";
   static inline PyObject* bound_ = nullptr;
   static inline PyTypeObject* type_ = nullptr;
 };

@@ -1,5 +1,5 @@
 """Methods of a communicator that are called past pybind11's dispatch: every way to write a call does the same, and what
-is wrong is refused in pybind11's words."""
+is wrong is refused as pybind11 does, in a sentence."""
 
 import inspect
 
@@ -110,6 +110,42 @@ def test_wrong_calls_are_type_errors(comm: hc.Communicator, call, words: str) ->
     with pytest.raises(TypeError, match=words):
         call(comm, np.zeros(2))
     comm.barrier()  # nothing has happened to it
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda comm, data: comm.all_reduce(data, np.add),
+            r"op=<ufunc 'add'> is of type numpy.ufunc; give text, as 'sum'",
+        ),
+        (lambda comm, data: comm.reduce(data, op=7), "op=7 is of type int; give text, as 'sum'"),
+        (
+            lambda comm, data: comm.broadcast(data, root=0),
+            "there is no 'root'; it takes tensor, src, async_op, timeout_s",
+        ),
+        (
+            lambda comm, data: comm.broadcast(data, np.int64(0), timeout_s="1"),
+            "timeout_s='1' is of type str; give a number or None",
+        ),
+        (
+            lambda comm, data: comm.broadcast(data, 2**31),
+            "src=2147483648 is of type int; give a whole number of 32 bits",
+        ),
+        (lambda comm, data: comm.send(data, **{"ds" + "t": "x"}), "dst='x' is of type str"),
+        (lambda comm, data: comm.all_reduce(data, **{"\ud800": 1}), r"there is no '.ud800'; it takes"),
+        (lambda comm, data: comm.send(data), "dst is missing; it takes tensor, dst, tag"),
+        (lambda comm, data: comm.all_reduce(data, tensor=data), "'tensor' is given twice"),
+        (lambda comm, data: comm.barrier(False, None, 3), "there are too many; it takes async_op, timeout_s"),
+        (lambda comm, data: comm.batch([("send", data, 0)]), "calls=.* is of type list; give a list of tuples"),
+        (lambda comm, data: comm.all_reduce(data, compression=data), "give what help.. says, or None"),
+    ],
+)
+def test_wrong_calls_are_told_in_a_sentence(comm: hc.Communicator, call, words: str) -> None:
+    with pytest.raises(TypeError, match=words) as told:
+        call(comm, np.zeros(2))
+    assert len(str(told.value).splitlines()) == 1
+    comm.barrier()
 
 
 @pytest.mark.parametrize(
