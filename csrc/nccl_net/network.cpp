@@ -286,8 +286,9 @@ Pair Network::meet(const std::shared_ptr<Store>& store, int rank, const Handle& 
   options.timeout = no_deadline;
   options.connect_timeout = connect_timeout_;
   options.labels = await_peer(*store, options.name, rank, handle);
-  const Meeting meeting{*store,       options.name + "/nics", "choosing the NICs", rank,
-                        options.size, connect_timeout_,       options.secret};
+  // Not the key of make_communicator, which chooses too where none is needed here.
+  const Meeting meeting{
+      *store, options.name + "/pair/nics", "choosing the NICs", rank, options.size, connect_timeout_, options.secret};
   const NicAgreement agreement = agree_nics(meeting, make_offer(), Carrier::tcp);
   for (const auto& [nic, address] : agreement.sockets) options.nics.push_back({nic, address});
   if (!cluster_.empty()) options.clusters = {0, agreement.clusters[0] == agreement.clusters[1] ? 0 : 1};
