@@ -244,10 +244,12 @@ void check_pieces() {
       const iovec rest{memory.data() + sent, mib - sent};
       measured.offer({&rest, 1});
       CHECK(measured.uses_cma(mib) == uses_cma);
-      measured.sent({&rest, 1}, mib / 4);
+      const bool ends = measured.sent({&rest, 1}, mib / 4);
+      CHECK(ends == (sent + mib / 4 == mib));
+      if (ends) measured.end_call(mib / 8);
     }
     measured.offer({&part, 1});
-    measured.sent({&part, 1}, part.iov_len);
+    CHECK(!measured.sent({&part, 1}, part.iov_len));
   }
   CHECK(by_cma > 0);
 }

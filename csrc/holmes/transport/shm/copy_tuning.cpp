@@ -48,8 +48,9 @@ const void* end_of(std::span<const iovec> pieces, std::size_t bytes) {
 }
 
 // --- trials ---
-// Of so many calls, some go another way.
+// Of so many calls, some go another way; more of the first ones, as little is known.
 constexpr unsigned calls_per_cycle = 128;
+constexpr unsigned calls_per_early_cycle = 64;
 constexpr unsigned trial_begin = 4;
 constexpr unsigned calls_of_trial = 4;
 constexpr unsigned uncounted_calls = 1;
@@ -65,8 +66,9 @@ struct Trial {
   unsigned call;
 };
 std::optional<Trial> trial_of(unsigned calls) {
-  const unsigned since = calls % calls_per_cycle - trial_begin;  // large: before the first
-  const Trial trial{calls / calls_per_cycle, since / (2 * calls_of_trial), since % (2 * calls_of_trial)};
+  const unsigned length = calls < calls_per_cycle ? calls_per_early_cycle : calls_per_cycle;
+  const unsigned since = calls % length - trial_begin;  // large: before the first
+  const Trial trial{calls / length, since / (2 * calls_of_trial), since % (2 * calls_of_trial)};
   if (trial.number + 1 >= copy_way_count || trial.call >= calls_of_trial) return std::nullopt;
   return trial;
 }
@@ -168,15 +170,10 @@ void ChannelTuning::offer(std::span<const iovec> pieces) {
   begin_ = Clock::now();
 }
 
-void ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes) {
-  if (left_bytes_ > 0) {
-    left_bytes_ -= std::min(left_bytes_, bytes);
-    if (left_bytes_ == 0) {
-      const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
-      calls_.ended(call_bytes_, is_spoiled_ ? std::nullopt : std::optional(seconds));
-    }
-  }
-  if (!messages_) return;
+bool ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes) {
+  const bool ends = left_bytes_ > 0 && left_bytes_ <= bytes;
+  left_bytes_ -= std::min(left_bytes_, bytes);
+  if (!messages_) return ends;
   messages_->sent += bytes;
   if (pieces.front().iov_base == sent_end_) {  // what came while a message went on
     const auto sent = static_cast<double>(bytes);
@@ -186,6 +183,15 @@ void ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes) {
   }
   sent_end_ = end_of(pieces, bytes);
   received_before_ = messages_->received;
+  return ends;
+}
+
+// What is in the ring yet is not paid for by half.
+void ChannelTuning::end_call(std::size_t unread_bytes) {
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
+  const auto all = static_cast<double>(call_bytes_);
+  const double paid = all - static_cast<double>(std::min(unread_bytes, call_bytes_)) / 2;
+  calls_.ended(call_bytes_, is_spoiled_ ? std::nullopt : std::optional(seconds * all / paid));
 }
 
 void ChannelTuning::received(std::size_t bytes) {

@@ -126,9 +126,11 @@ public:
   // What was to be copied goes another way: this call tells nothing.
   void spoil() { is_spoiled_ = true; }
 
-  // What the sender is about to send, and had taken of it.
+  // What the sender is about to send, and had taken of it; returns whether a call ends there, which is then told, with
+  // how much of it is in the ring.
   void offer(std::span<const iovec> pieces);
-  void sent(std::span<const iovec> pieces, std::size_t bytes);
+  bool sent(std::span<const iovec> pieces, std::size_t bytes);
+  void end_call(std::size_t unread_bytes);
   void received(std::size_t bytes);
 
 private:

@@ -26,8 +26,6 @@ constexpr std::size_t max_copy_bytes = 64 * 1024;
 constexpr std::size_t min_step_bytes = 16 * 1024;
 // The same by CMA, where a call costs a system call too.
 constexpr std::size_t max_pull_bytes = 1024 * 1024;
-// Shown at once: for each region the two sides wait for each other.
-constexpr std::size_t max_region_bytes = 16 * 1024 * 1024;
 // What is read in place takes no system call, but both sides look at each other's words.
 constexpr std::size_t min_in_place_bytes = 16 * 1024;
 
@@ -145,7 +143,8 @@ std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
     if (out_.closed.load(std::memory_order_relaxed)) throw StreamClosed{peer(), 0};
     return 0;
   }
-  tuning_.sent(pieces, total);
+  if (tuning_.sent(pieces, total))
+    tuning_.end_call(static_cast<std::size_t>(produced_ - out_.consumed.load(std::memory_order_acquire)));
   count_sent(total);
   return total;
 }
@@ -189,7 +188,7 @@ std::size_t ShmChannel::bytes_to_show(std::span<const iovec> pieces, const Buffe
     if (place_to_show(piece).id != 0) break;
     if (tuning_.uses_cma(piece.iov_len)) bytes = before;
   }
-  return std::min(bytes, max_region_bytes);
+  return bytes;
 }
 
 // None beside what goes by CMA, or is to go through the ring in its place.
