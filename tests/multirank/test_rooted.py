@@ -1,7 +1,8 @@
-"""broadcast and reduce over sockets, in every algorithm they choose from: results, bytes on each rank, failures."""
+"""broadcast, reduce and gather over sockets, in every algorithm: results, bytes on each rank, failures."""
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -73,6 +74,59 @@ def test_no_rank_sends_or_receives_more_than_the_data(size: int, operation: str)
 
     for sent_and_received in run_communicators(size, body):
         assert max(sent_and_received) < 1.01 * LARGE_BYTES
+
+
+@pytest.mark.parametrize("transport", ["tcp", "tls"])
+def test_a_large_part_of_a_gather_waits_for_its_turn(transport: str) -> None:
+    """What leaves before the root is ready for it fills queues; who has entered does not wait for who has not."""
+    size = 4
+    waits, is_sent = threading.Event(), threading.Event()
+
+    def sent(comm) -> int:
+        return sum(each["sent_bytes"] for each in comm.connections() if each["purpose"] == "collective")
+
+    def body(comm):
+        comm.barrier()
+        part = np.full(LARGE_BYTES, comm.rank, "uint8")
+        whole = np.zeros(size * LARGE_BYTES, "uint8")
+        before = sent(comm)
+        if comm.rank == 0:
+            assert waits.wait(60)
+        elif comm.rank < 3:
+            assert is_sent.wait(60)
+        work = comm.gather(part, whole if comm.rank == 0 else None, 0, async_op=True)
+        if comm.rank == 3:
+            time.sleep(0.5)
+            assert sent(comm) - before < 1000
+            waits.set()
+            end = time.monotonic() + 60
+            while sent(comm) - before < LARGE_BYTES and time.monotonic() < end:
+                time.sleep(0.01)
+            assert sent(comm) - before >= LARGE_BYTES
+            is_sent.set()
+        work.wait()
+        if comm.rank == 0:
+            np.testing.assert_array_equal(whole, np.repeat(np.arange(size, dtype="uint8"), LARGE_BYTES))
+
+    run_communicators(size, body, transport=transport)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2 << 18, 3), (1 << 20, 1 << 10)])
+def test_parts_of_a_gather_with_and_without_turns(sizes: tuple[int, int]) -> None:
+    """Parts of different lengths, every root, and again and again: who waits for a turn, root and part know alike."""
+    size = 4
+
+    def body(comm):
+        counts = [sizes[rank % 2] + rank for rank in range(size)]
+        for root in (0, 3, 1, 1, 2):
+            part = np.full(counts[comm.rank], comm.rank + 1, "uint8")
+            outputs = [np.zeros(count, "uint8") for count in counts] if comm.rank == root else None
+            comm.gather(part, outputs, root)
+            for rank, output in enumerate(outputs or []):
+                assert (output == rank + 1).all()
+
+    run_communicators(size, body)
+    run_communicators(size, body, transport="auto")
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])

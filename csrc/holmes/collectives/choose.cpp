@@ -7,6 +7,7 @@
 #include "holmes/collectives/bruck.hpp"
 #include "holmes/collectives/chain_broadcast.hpp"
 #include "holmes/collectives/exchange.hpp"
+#include "holmes/collectives/gather_in_turns.hpp"
 #include "holmes/collectives/reduce_scatter.hpp"
 
 namespace holmes {
@@ -103,6 +104,15 @@ std::unique_ptr<Collective> choose_all_gather(Group& group, const Signature& sig
                                             std::move(input));
   std::vector<Buffer> sends(static_cast<std::size_t>(group.size), std::move(input));
   return std::make_unique<Exchange>(group, signature, std::move(work), deadline, std::move(sends), std::move(outputs));
+}
+
+std::unique_ptr<Collective> choose_gather(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                                          Clock::time_point deadline, std::vector<Buffer> sends,
+                                          std::vector<Buffer> recvs) {
+  if (GatherInTurns::concerns(group, *signature.root, sends, recvs))
+    return std::make_unique<GatherInTurns>(group, signature, std::move(work), deadline, std::move(sends),
+                                           std::move(recvs));
+  return std::make_unique<Exchange>(group, signature, std::move(work), deadline, std::move(sends), std::move(recvs));
 }
 
 std::unique_ptr<Collective> choose_broadcast(Group& group, const Signature& signature, std::shared_ptr<Work> work,

@@ -39,37 +39,27 @@ void Collective::prepare() {
     open_flows_ += (flow.out_bytes < flow.out_total) + (flow.in_total > 0);
   }
   // On a far path what has come tells late.
-  if (pacing() != Pacing::none && !group_.is_far && is_even(pacing())) update_pace();
+  if (pacing() != Pacing::none && !group_.is_far && is_long()) update_pace();
 }
 
-// Whether all flows are about as long, and long enough to drift apart. By what is sent, only those that carry something
-// count.
-bool Collective::is_even(Pacing pacing) const {
-  std::size_t least = SIZE_MAX;
-  std::size_t most = 0;
-  for (int peer = 0; peer < group_.size; ++peer) {
-    if (peer == group_.rank) continue;
-    const Flow& flow = flows_[peer];
-    if (pacing == Pacing::by_sent && flow.out_total <= header_bytes) continue;
-    least = std::min(least, flow.out_total);
-    most = std::max(most, flow.out_total);
-    if (pacing == Pacing::by_sent) continue;
-    least = std::min(least, flow.in_total);
-    most = std::max(most, flow.in_total);
-  }
-  return most > min_lead_bytes && most / 2 <= least;
+// Whether flows are long enough to drift apart.
+bool Collective::is_long() const {
+  return std::ranges::any_of(flows_,
+                             [](const Flow& flow) { return std::max(flow.out_total, flow.in_total) > min_lead_bytes; });
 }
 
-// By the slowest peer.
+// By the slowest peer, of those with which something moves.
 void Collective::update_pace() {
   const bool by_sent = pacing() == Pacing::by_sent;
-  std::size_t least = SIZE_MAX;
+  Pace::Least least;
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;
     const Flow& flow = flows_[peer];
     const std::size_t done = by_sent ? flow.out_bytes : flow.in_bytes;
     const std::size_t total = by_sent ? flow.out_total : flow.in_total;
-    if (total > header_bytes && done < total) least = std::min(least, done);
+    if (total <= header_bytes || done >= total) continue;
+    const double share = static_cast<double>(done) / static_cast<double>(total);
+    if (share < least.share) least = {share, done};
   }
   pace_.update(least, group_);
 }
@@ -145,7 +135,8 @@ bool Collective::is_lasting(int peer, const iovec& piece) const {
 iovec Collective::next_paced_send(int peer) {
   const std::size_t sent = flows_[peer].out_bytes;
   iovec piece = next_send(peer, sent - std::min(sent, header_bytes));
-  if (!is_lasting(peer, piece)) piece.iov_len = std::min(piece.iov_len, pace_.sendable_bytes(sent));
+  if (!is_lasting(peer, piece))
+    piece.iov_len = std::min(piece.iov_len, pace_.sendable_bytes(sent, flows_[peer].out_total));
   return piece;
 }
 

@@ -158,7 +158,7 @@ private:
     std::size_t in_total = 0;
   };
   void prepare();
-  bool is_even(Pacing pacing) const;
+  bool is_long() const;
   void update_pace();
   bool all_headers_received() const;
 

@@ -16,31 +16,39 @@ enum class Pacing {
   by_sent,      // what every other peer has taken
 };
 
-// Of one collective. Bytes are those of a flow, header included.
+// Of one collective. Bytes are those of a flow, header included. Flows of different length go at one pace where the
+// same share of each has gone.
 class Pace {
 public:
+  // What has moved with the peer with which the least share of it has.
+  struct Least {
+    double share = 1;
+    std::size_t bytes = SIZE_MAX;
+  };
+
   // Whether it limits anything.
   bool is_kept() const { return lead_bytes_ > 0; }
-  // `least_bytes`: of the peer with which least has moved; SIZE_MAX: all has.
-  void update(std::size_t least_bytes, const Group& group) {
+  void update(const Least& least, const Group& group) {
     // Paths get known while they are used.
     constexpr std::size_t known_bytes = 4 * 1024 * 1024;
-    if (least_bytes != SIZE_MAX && least_bytes >= lead_known_until_) {
-      lead_known_until_ = least_bytes + known_bytes;
+    if (least.share < 1 && least.bytes >= lead_known_until_) {
+      lead_known_until_ = least.bytes + known_bytes;
       for (int peer = 0; peer < group.size; ++peer)
         if (peer != group.rank) lead_bytes_ = std::max(lead_bytes_, group.channels[peer]->lead_bytes());
     }
-    send_limit_ = least_bytes == SIZE_MAX ? SIZE_MAX : least_bytes + lead_bytes_;
+    share_ = least.share;
   }
-  // What may be sent now where so many bytes were sent before.
-  std::size_t sendable_bytes(std::size_t sent_bytes) const {
-    return sent_bytes < send_limit_ ? send_limit_ - sent_bytes : 0;
+  // What may be sent now of a flow of `total_bytes`, of which so many were sent before.
+  std::size_t sendable_bytes(std::size_t sent_bytes, std::size_t total_bytes) const {
+    if (!is_kept() || share_ >= 1) return SIZE_MAX;
+    const std::size_t limit = static_cast<std::size_t>(share_ * static_cast<double>(total_bytes)) + lead_bytes_;
+    return sent_bytes < limit ? limit - sent_bytes : 0;
   }
 
 private:
   std::size_t lead_bytes_ = 0;  // see Channel; 0: no pace is kept
   std::size_t lead_known_until_ = 0;
-  std::size_t send_limit_ = SIZE_MAX;
+  double share_ = 1;
 };
 
 }  // namespace holmes

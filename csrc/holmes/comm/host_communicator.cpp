@@ -436,7 +436,9 @@ WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
 
 WorkPtr HostCommunicator::exchange(const Signature& signature, std::vector<Buffer> sends, std::vector<Buffer> recvs,
                                    const CallOptions& options) {
-  const auto make = [&](const Call& call) {
+  const auto make = [&](const Call& call) -> std::unique_ptr<Collective> {
+    if (signature.op == OpCode::gather)
+      return choose_gather(engine_->group(), signature, call.work, call.deadline, std::move(sends), std::move(recvs));
     return std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline, std::move(sends),
                                       std::move(recvs));
   };

@@ -25,7 +25,7 @@ constexpr double worth_s_per_byte = 0.15e-9;
 constexpr double max_difference_s_per_byte = 0.5e-9;
 constexpr double sample_weight = 0.2;
 
-// A call that takes long was interrupted. A trial stands for many calls.
+// A call that takes long was interrupted. A trial stands for many calls; what it found to be faster than it was is.
 constexpr double cost_weight = 0.2;
 constexpr double trial_weight = 0.5;
 constexpr double max_growth = 1.25;
@@ -120,7 +120,8 @@ void WayCosts::ended(CopyWay way, std::optional<double> s_per_byte) {
     if (trial->call >= uncounted_calls && s_per_byte) trial_[samples_++] = *s_per_byte;
     if (trial->call + 1 == calls_of_trial && samples_ == trial_samples) {
       std::ranges::sort(trial_);
-      cost.add(trial_[trial_samples / 2], trial_weight);
+      const double found = trial_[trial_samples / 2];
+      cost.add(found, found < cost.s_per_byte() ? 1 : trial_weight);
     }
   } else if (calls_ > trial_begin && s_per_byte) {
     cost.add(*s_per_byte, cost_weight);
