@@ -39,13 +39,25 @@ void Collective::prepare() {
     open_flows_ += (flow.out_bytes < flow.out_total) + (flow.in_total > 0);
   }
   // On a far path what has come tells late.
-  if (pacing() != Pacing::none && !group_.is_far && is_long()) update_pace();
+  if (pacing() != Pacing::none && !group_.is_far && is_worth(pacing())) update_pace();
 }
 
-// Whether flows are long enough to drift apart.
-bool Collective::is_long() const {
-  return std::ranges::any_of(flows_,
-                             [](const Flow& flow) { return std::max(flow.out_total, flow.in_total) > min_lead_bytes; });
+// Whether flows are long enough to drift apart, and about as long where bytes count. By what is sent, only those that
+// carry something count.
+bool Collective::is_worth(Pacing pacing) const {
+  std::size_t least = SIZE_MAX;
+  std::size_t most = 0;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    const Flow& flow = flows_[peer];
+    if (pacing == Pacing::by_sent && flow.out_total <= header_bytes) continue;
+    least = std::min(least, flow.out_total);
+    most = std::max(most, flow.out_total);
+    if (pacing == Pacing::by_sent) continue;
+    least = std::min(least, flow.in_total);
+    most = std::max(most, flow.in_total);
+  }
+  return most > min_lead_bytes && (pacing == Pacing::by_share || most / 2 <= least);
 }
 
 // By the slowest peer, of those with which something moves.
@@ -58,8 +70,9 @@ void Collective::update_pace() {
     const std::size_t done = by_sent ? flow.out_bytes : flow.in_bytes;
     const std::size_t total = by_sent ? flow.out_total : flow.in_total;
     if (total <= header_bytes || done >= total) continue;
-    const double share = static_cast<double>(done) / static_cast<double>(total);
-    if (share < least.share) least = {share, done};
+    const double share = pacing() == Pacing::by_share ? static_cast<double>(done) / static_cast<double>(total) : 0;
+    if (least.bytes == SIZE_MAX || share < least.share || (share == least.share && done < least.bytes))
+      least = {done, share};
   }
   pace_.update(least, group_);
 }
@@ -136,7 +149,8 @@ iovec Collective::next_paced_send(int peer) {
   const std::size_t sent = flows_[peer].out_bytes;
   iovec piece = next_send(peer, sent - std::min(sent, header_bytes));
   if (!is_lasting(peer, piece))
-    piece.iov_len = std::min(piece.iov_len, pace_.sendable_bytes(sent, flows_[peer].out_total));
+    piece.iov_len =
+        std::min(piece.iov_len, pace_.sendable_bytes(sent, flows_[peer].out_total, pacing() == Pacing::by_share));
   return piece;
 }
 

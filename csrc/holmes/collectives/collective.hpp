@@ -158,7 +158,7 @@ private:
     std::size_t in_total = 0;
   };
   void prepare();
-  bool is_long() const;
+  bool is_worth(Pacing pacing) const;
   void update_pace();
   bool all_headers_received() const;
 

@@ -14,7 +14,7 @@ public:
 
 protected:
   bool may_end_early() const override { return true; }
-  Pacing pacing() const override { return Pacing::by_received; }
+  Pacing pacing() const override { return Pacing::by_share; }
   std::size_t agreed_bytes() const override;
   // Of a broadcast: what comes, too, as those who only receive are not to wait for what the root's memory is.
   bool sends_shared() const override;

@@ -13,17 +13,18 @@ namespace holmes {
 enum class Pacing {
   none,
   by_received,  // what has come from every peer: all ranks send and receive all the time
+  by_share,     // the same of flows of any length: the share of each that has come. (Cuts them anywhere, so not where
+                // slices are peeked at: a CheckedChannel's frames would cut these.)
   by_sent,      // what every other peer has taken
 };
 
-// Of one collective. Bytes are those of a flow, header included. Flows of different length go at one pace where the
-// same share of each has gone.
+// Of one collective. Bytes are those of a flow, header included.
 class Pace {
 public:
-  // What has moved with the peer with which the least share of it has.
+  // What has moved with the peer with which least has: `share` of its flow, or 0 where bytes count.
   struct Least {
-    double share = 1;
-    std::size_t bytes = SIZE_MAX;
+    std::size_t bytes = SIZE_MAX;  // SIZE_MAX: all has, with every peer
+    double share = 0;
   };
 
   // Whether it limits anything.
@@ -31,24 +32,25 @@ public:
   void update(const Least& least, const Group& group) {
     // Paths get known while they are used.
     constexpr std::size_t known_bytes = 4 * 1024 * 1024;
-    if (least.share < 1 && least.bytes >= lead_known_until_) {
+    if (least.bytes != SIZE_MAX && least.bytes >= lead_known_until_) {
       lead_known_until_ = least.bytes + known_bytes;
       for (int peer = 0; peer < group.size; ++peer)
         if (peer != group.rank) lead_bytes_ = std::max(lead_bytes_, group.channels[peer]->lead_bytes());
     }
-    share_ = least.share;
+    least_ = least;
   }
-  // What may be sent now of a flow of `total_bytes`, of which so many were sent before.
-  std::size_t sendable_bytes(std::size_t sent_bytes, std::size_t total_bytes) const {
-    if (!is_kept() || share_ >= 1) return SIZE_MAX;
-    const std::size_t limit = static_cast<std::size_t>(share_ * static_cast<double>(total_bytes)) + lead_bytes_;
-    return sent_bytes < limit ? limit - sent_bytes : 0;
+  // What may be sent now of a flow of `total_bytes`, of which so many were sent before; `by_share`: see Pacing.
+  std::size_t sendable_bytes(std::size_t sent_bytes, std::size_t total_bytes, bool by_share) const {
+    if (least_.bytes == SIZE_MAX) return SIZE_MAX;
+    const auto least =
+        by_share ? static_cast<std::size_t>(least_.share * static_cast<double>(total_bytes)) : least_.bytes;
+    return sent_bytes < least + lead_bytes_ ? least + lead_bytes_ - sent_bytes : 0;
   }
 
 private:
   std::size_t lead_bytes_ = 0;  // see Channel; 0: no pace is kept
   std::size_t lead_known_until_ = 0;
-  double share_ = 1;
+  Least least_;
 };
 
 }  // namespace holmes
