@@ -146,6 +146,13 @@ void a_root_may_leave(Transport transport) {
   });
 }
 
+std::uint64_t sent_to_1(const Communicator& comm) {
+  std::uint64_t bytes = 0;
+  for (const ConnectionInfo& info : comm.connections())
+    if (info.peer == 1 && info.purpose == "collective") bytes += info.sent_bytes;
+  return bytes;
+}
+
 // Over TCP what ends an operation elsewhere goes with what is sent next; without that it goes soon, be it that its rank
 // does nothing more. So a rank that is owed it does not wait for long when it leaves, nor when it is far ahead.
 void what_is_kept_goes_soon() {
@@ -154,12 +161,6 @@ void what_is_kept_goes_soon() {
   std::atomic<int> left = 0;
   std::atomic<bool> is_over = false;
   run_local(3, Transport::tcp, [&](Communicator& comm) {
-    const auto sent_to_1 = [&] {
-      std::uint64_t bytes = 0;
-      for (const ConnectionInfo& info : comm.connections())
-        if (info.peer == 1 && info.purpose == "collective") bytes += info.sent_bytes;
-      return bytes;
-    };
     const auto gather = [&](int root) {
       auto data = values(comm.rank(), count);
       std::vector<std::int64_t> all(3 * count);
@@ -176,10 +177,10 @@ void what_is_kept_goes_soon() {
     } else {
       while (senders < 2) std::this_thread::sleep_for(1ms);
       std::this_thread::sleep_for(50ms);  // what they sent is there, and this rank need not sleep for it
-      const std::uint64_t before = sent_to_1();
+      const std::uint64_t before = sent_to_1(comm);
       gather(0);
-      for (int i = 0; sent_to_1() == before && i < 10'000; ++i) std::this_thread::sleep_for(1ms);
-      CHECK(sent_to_1() > before);
+      for (int i = 0; sent_to_1(comm) == before && i < 10'000; ++i) std::this_thread::sleep_for(1ms);
+      CHECK(sent_to_1(comm) > before);
     }
     comm.barrier()->wait();
     for (int i = 0; i < 300; ++i) gather(i % 3);
@@ -194,12 +195,6 @@ void what_is_kept_goes_though_another_thread_looks() {
   std::atomic<int> senders = 0;
   std::atomic<int> looked = 0;
   run_local(3, Transport::tcp, [&](Communicator& comm) {
-    const auto sent_to_1 = [&] {
-      std::uint64_t bytes = 0;
-      for (const ConnectionInfo& info : comm.connections())
-        if (info.peer == 1 && info.purpose == "collective") bytes += info.sent_bytes;
-      return bytes;
-    };
     for (int round = 0; round < rounds; ++round) {
       auto data = values(comm.rank(), 20);
       std::vector<std::int64_t> all(60);
@@ -214,12 +209,12 @@ void what_is_kept_goes_though_another_thread_looks() {
       }
       while (senders < 2 * (round + 1)) std::this_thread::sleep_for(1ms);
       std::this_thread::sleep_for(20ms);
-      const std::uint64_t before = sent_to_1();
+      const std::uint64_t before = sent_to_1(comm);
       gather();
       const auto until = Clock::now() + 30ms;
       while (Clock::now() < until) dynamic_cast<HostCommunicator&>(comm).look_at_peers();
-      for (int i = 0; sent_to_1() == before && i < 10'000; ++i) std::this_thread::sleep_for(1ms);
-      CHECK(sent_to_1() > before);
+      for (int i = 0; sent_to_1(comm) == before && i < 10'000; ++i) std::this_thread::sleep_for(1ms);
+      CHECK(sent_to_1(comm) > before);
       ++looked;
     }
   });

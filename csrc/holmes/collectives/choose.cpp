@@ -106,10 +106,10 @@ std::unique_ptr<Collective> choose_all_gather(Group& group, const Signature& sig
   return std::make_unique<Exchange>(group, signature, std::move(work), deadline, std::move(sends), std::move(outputs));
 }
 
-std::unique_ptr<Collective> choose_gather(Group& group, const Signature& signature, std::shared_ptr<Work> work,
-                                          Clock::time_point deadline, std::vector<Buffer> sends,
-                                          std::vector<Buffer> recvs) {
-  if (GatherInTurns::concerns(group, *signature.root, sends, recvs))
+std::unique_ptr<Collective> choose_exchange(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                                            Clock::time_point deadline, std::vector<Buffer> sends,
+                                            std::vector<Buffer> recvs) {
+  if (signature.op == OpCode::gather && GatherInTurns::concerns(group, *signature.root, sends, recvs))
     return std::make_unique<GatherInTurns>(group, signature, std::move(work), deadline, std::move(sends),
                                            std::move(recvs));
   return std::make_unique<Exchange>(group, signature, std::move(work), deadline, std::move(sends), std::move(recvs));

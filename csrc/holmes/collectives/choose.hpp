@@ -14,10 +14,10 @@ std::unique_ptr<Collective> choose_reduce_scatter(Group& group, const Signature&
 std::unique_ptr<Collective> choose_all_gather(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                               Clock::time_point deadline, std::vector<Buffer> outputs, Buffer input);
 
-// `sends` and `recvs` as of Exchange.
-std::unique_ptr<Collective> choose_gather(Group& group, const Signature& signature, std::shared_ptr<Work> work,
-                                          Clock::time_point deadline, std::vector<Buffer> sends,
-                                          std::vector<Buffer> recvs);
+// What is direct always: gather, scatter, all_to_all. `sends` and `recvs` as of Exchange.
+std::unique_ptr<Collective> choose_exchange(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                                            Clock::time_point deadline, std::vector<Buffer> sends,
+                                            std::vector<Buffer> recvs);
 // `data` of the root goes to all.
 std::unique_ptr<Collective> choose_broadcast(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                              Clock::time_point deadline, Buffer data);

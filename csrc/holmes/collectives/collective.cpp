@@ -63,6 +63,7 @@ bool Collective::is_worth(Pacing pacing) const {
 // By the slowest peer, of those with which something moves.
 void Collective::update_pace() {
   const bool by_sent = pacing() == Pacing::by_sent;
+  const bool by_share = pacing() == Pacing::by_share;
   Pace::Least least;
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;
@@ -70,9 +71,9 @@ void Collective::update_pace() {
     const std::size_t done = by_sent ? flow.out_bytes : flow.in_bytes;
     const std::size_t total = by_sent ? flow.out_total : flow.in_total;
     if (total <= header_bytes || done >= total) continue;
-    const double share = pacing() == Pacing::by_share ? static_cast<double>(done) / static_cast<double>(total) : 0;
-    if (least.bytes == SIZE_MAX || share < least.share || (share == least.share && done < least.bytes))
-      least = {done, share};
+    if (!by_share && done < least.bytes) least = {done, std::nullopt};
+    const double share = static_cast<double>(done) / static_cast<double>(total);
+    if (by_share && share < least.share.value_or(1)) least = {done, share};
   }
   pace_.update(least, group_);
 }
@@ -149,8 +150,7 @@ iovec Collective::next_paced_send(int peer) {
   const std::size_t sent = flows_[peer].out_bytes;
   iovec piece = next_send(peer, sent - std::min(sent, header_bytes));
   if (!is_lasting(peer, piece))
-    piece.iov_len =
-        std::min(piece.iov_len, pace_.sendable_bytes(sent, flows_[peer].out_total, pacing() == Pacing::by_share));
+    piece.iov_len = std::min(piece.iov_len, pace_.sendable_bytes(sent, flows_[peer].out_total));
   return piece;
 }
 

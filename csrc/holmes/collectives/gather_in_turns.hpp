@@ -7,8 +7,8 @@
 
 namespace holmes {
 
-// Where all send to the root at once, what waits before its NIC overflows, and connections find their rate anew. So the
-// root gives one after the other its turn, of those that have entered the operation: a byte, on which the part follows.
+// Where all send to the root at once, what waits before its NIC gets long (measured: docs/algorithms.md). So the root
+// gives one after the other its turn, of those that have entered the operation: a byte, on which the part follows.
 // Ranks that share memory with the root, and short parts, wait for none.
 class GatherInTurns final : public Exchange {
 public:

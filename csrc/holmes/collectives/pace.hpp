@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "holmes/group/group.hpp"
 
@@ -21,10 +22,10 @@ enum class Pacing {
 // Of one collective. Bytes are those of a flow, header included.
 class Pace {
 public:
-  // What has moved with the peer with which least has: `share` of its flow, or 0 where bytes count.
+  // What has moved with the peer with which least has.
   struct Least {
-    std::size_t bytes = SIZE_MAX;  // SIZE_MAX: all has, with every peer
-    double share = 0;
+    std::size_t bytes = SIZE_MAX;   // SIZE_MAX: all has, with every peer
+    std::optional<double> share{};  // of its flow; absent: bytes count
   };
 
   // Whether it limits anything.
@@ -39,12 +40,13 @@ public:
     }
     least_ = least;
   }
-  // What may be sent now of a flow of `total_bytes`, of which so many were sent before; `by_share`: see Pacing.
-  std::size_t sendable_bytes(std::size_t sent_bytes, std::size_t total_bytes, bool by_share) const {
+  // What may be sent now of a flow of `total_bytes`, of which so many were sent before.
+  std::size_t sendable_bytes(std::size_t sent_bytes, std::size_t total_bytes) const {
     if (least_.bytes == SIZE_MAX) return SIZE_MAX;
-    const auto least =
-        by_share ? static_cast<std::size_t>(least_.share * static_cast<double>(total_bytes)) : least_.bytes;
-    return sent_bytes < least + lead_bytes_ ? least + lead_bytes_ - sent_bytes : 0;
+    const auto all = static_cast<double>(total_bytes);
+    const std::size_t limit =
+        lead_bytes_ + (least_.share ? static_cast<std::size_t>(*least_.share * all) : least_.bytes);
+    return sent_bytes < limit ? limit - sent_bytes : 0;
   }
 
 private:

@@ -436,11 +436,8 @@ WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
 
 WorkPtr HostCommunicator::exchange(const Signature& signature, std::vector<Buffer> sends, std::vector<Buffer> recvs,
                                    const CallOptions& options) {
-  const auto make = [&](const Call& call) -> std::unique_ptr<Collective> {
-    if (signature.op == OpCode::gather)
-      return choose_gather(engine_->group(), signature, call.work, call.deadline, std::move(sends), std::move(recvs));
-    return std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline, std::move(sends),
-                                      std::move(recvs));
+  const auto make = [&](const Call& call) {
+    return choose_exchange(engine_->group(), signature, call.work, call.deadline, std::move(sends), std::move(recvs));
   };
   const auto fill = [&](ShortExchange& exchange) {
     for (int peer = 0; peer < options_.size; ++peer)

@@ -159,12 +159,8 @@ void ChannelTuning::give_up() {
 bool ChannelTuning::is_one_way() const { return messages_ && came_meanwhile_ <= two_way_limit * sent_lately_; }
 
 void ChannelTuning::offer(std::span<const iovec> pieces) {
-  if (set_ || left_bytes_ > 0 || use_ == CmaUse::never) return;
-  const bool may_use_cma = std::ranges::any_of(pieces, [](const iovec& it) { return it.iov_len >= min_cma_bytes; });
-  if (use_ == CmaUse::always || !may_use_cma) {
-    way_ = use_ == CmaUse::always ? CopyWay::cma : way_;
-    return;
-  }
+  if (set_ || left_bytes_ > 0 || use_ != CmaUse::measured) return;
+  if (std::ranges::none_of(pieces, [](const iovec& piece) { return piece.iov_len >= min_cma_bytes; })) return;
   call_bytes_ = left_bytes_ = total_bytes(pieces);
   way_ = calls_.way(call_bytes_);
   is_spoiled_ = false;
@@ -175,7 +171,6 @@ bool ChannelTuning::sent(std::span<const iovec> pieces, std::size_t bytes) {
   const bool ends = left_bytes_ > 0 && left_bytes_ <= bytes;
   left_bytes_ -= std::min(left_bytes_, bytes);
   if (!messages_) return ends;
-  messages_->sent += bytes;
   if (pieces.front().iov_base == sent_end_) {  // what came while a message went on
     const auto sent = static_cast<double>(bytes);
     const double kept = std::exp(-sent / two_way_bytes);

@@ -80,10 +80,9 @@ private:
   double difference_s_per_byte_ = 0;  // what ordinary stores cost more, on average over the last samples
 };
 
-// Of messages, what all channels of a rank carry: whoever sends to one rank while another sends to it copies both. One
-// thread at a time.
+// Of messages, what has come over all channels of a rank: whoever sends to one rank while another sends to it copies
+// both. One thread at a time.
 struct MessageBytes {
-  std::uint64_t sent = 0;
   std::uint64_t received = 0;
 };
 
@@ -109,7 +108,8 @@ private:
 class ChannelTuning {
 public:
   // `messages`: null for collectives.
-  ChannelTuning(CmaUse use, std::shared_ptr<MessageBytes> messages) : use_(use), messages_(std::move(messages)) {}
+  ChannelTuning(CmaUse use, std::shared_ptr<MessageBytes> messages)
+      : use_(use), way_(use == CmaUse::always ? CopyWay::cma : CopyWay::ring), messages_(std::move(messages)) {}
 
   CmaUse use() const { return use_; }
   // For all pieces from now on; absent: as measured here.
@@ -138,7 +138,7 @@ private:
   std::optional<CopyWay> set_;
   CallTuning calls_;
   // The call under way, if any of it is left.
-  CopyWay way_ = CopyWay::ring;
+  CopyWay way_;
   bool is_spoiled_ = false;
   std::size_t call_bytes_ = 0;
   std::size_t left_bytes_ = 0;
