@@ -258,6 +258,28 @@ def test_a_process_that_takes_no_more_questions_has_not_ended(tmp_path: Path, mo
     assert answers.notes == ()
 
 
+def test_a_process_that_starts_while_others_are_asked_is_asked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be in the others' records already, and would pass for one that has ended."""
+    monkeypatch.setattr(sources, "_folders", lambda: [tmp_path])
+    asked: list[str] = []
+
+    def ask(path: Path, pids: object) -> Silent | None:
+        asked.append(path.name)
+        if path.name == "1-h0-0.sock":
+            (tmp_path / "2-h1-0.sock").touch()
+        if path.name == "2-h1-0.sock" and asked.count(path.name) == 1:
+            (tmp_path / "3-h2-0.sock").touch()
+            return None  # it does not listen yet
+        return Silent(int(path.name[0]), "h", "busy")
+
+    monkeypatch.setattr(sources, "_ask", ask)
+    (tmp_path / "1-h0-0.sock").touch()
+    assert [silent.name_pid for silent in sources.ask_processes().silent] == [1, 2, 3]
+    assert [asked.count(name) for name in sorted(set(asked))] == [1, 2, 1]
+
+
 def test_every_job_that_runs_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hung = [process(0, view(0, 2, [], name="dp0")), process(1, view(1, 2, [], name="dp0"))]
     other = [process(0, view(0, 2, [], name="eval")), process(1, view(1, 2, [], name="eval"))]

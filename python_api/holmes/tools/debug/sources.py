@@ -17,6 +17,7 @@ from holmes.tools.debug.record import ProcessRecord
 __all__ = ["Answers", "Silent", "ask_folder", "ask_processes", "read_folder", "testbed_runtime_folder"]
 
 _ANSWER_S = 3.0  # a process takes 0.6 s at most where its threads hang
+_ROUNDS = 3  # of looking for processes that have started meanwhile
 _CREDENTIALS = struct.Struct("3i")  # SO_PEERCRED: pid, uid, gid
 
 
@@ -49,27 +50,30 @@ def ask_processes(pids: Collection[int] = (), *, testbed_only: bool = False) -> 
 
     `pids`: only these, as they are numbered here; a process that has no communicator is not found.
     """
-    paths = [path for folder in _folders() for path in sorted(folder.glob("*.sock"))]
-    found: list[ProcessRecord | Silent | None] = [None] * len(paths)
-    notes: list[str] = []
+    found: dict[Path, ProcessRecord | Silent] = {}
+    notes: dict[Path, str] = {}
 
-    def ask(index: int) -> None:
+    def ask(path: Path) -> None:
         try:
-            found[index] = _ask(paths[index], pids)
+            if answer := _ask(path, pids):
+                found[path] = answer
         except (OSError, ValueError) as error:
-            notes.append(f"{paths[index]}: {error}")
+            notes[path] = f"{path}: {error}"
 
-    threads = [threading.Thread(target=ask, args=(index,), daemon=True) for index in range(len(paths))]
-    for thread in threads:
-        thread.start()
-    for index, thread in enumerate(threads):
-        thread.join(_ANSWER_S + 1)
-        if thread.is_alive():  # this machine is busy, too
-            found[index] = _unheard(paths[index], "busy")
-    records = tuple(answer for answer in found if isinstance(answer, ProcessRecord))
+    for _ in range(_ROUNDS):  # one that starts while others are asked is in their records: it would pass for ended
+        unasked = _sockets() - found.keys() - notes.keys()
+        threads = {path: threading.Thread(target=ask, args=(path,), daemon=True) for path in unasked}
+        for thread in threads.values():
+            thread.start()
+        for path, thread in threads.items():
+            thread.join(_ANSWER_S + 1)
+            if thread.is_alive():  # this machine is busy, too
+                found[path] = _unheard(path, "busy")
+    answers = [found[path] for path in sorted(found)]
+    records = tuple(answer for answer in answers if isinstance(answer, ProcessRecord))
     if testbed_only:
         records = tuple(record for record in records if record.is_testbed)
-    return Answers(records, tuple(answer for answer in found if isinstance(answer, Silent)), tuple(notes))
+    return Answers(records, tuple(answer for answer in answers if isinstance(answer, Silent)), tuple(notes.values()))
 
 
 def read_folder(folder: Path) -> Answers:
@@ -116,6 +120,10 @@ def _folders() -> list[Path]:
     own = Path(_C.debug_socket_folder())
     candidates = dict.fromkeys([own, Path(f"/tmp/holmes-{os.geteuid()}"), testbed_runtime_folder() / "holmes"])
     return [folder for folder in candidates if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)]
+
+
+def _sockets() -> set[Path]:
+    return {path for folder in _folders() for path in folder.glob("*.sock")}
 
 
 def _unheard(path: Path, state: str) -> Silent:
