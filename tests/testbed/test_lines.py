@@ -20,13 +20,14 @@ from holmes.lab.testbed.spec import parse_spec
 
 PYTHON = sys.executable
 
-# Answers every datagram.
+# Answers every datagram, to the last one.
 _ECHO = """
 import socket, sys
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 link.bind((sys.argv[1], 7000))
 print("listening", flush=True)
-while True:
+data = b""
+while data != b"last":
     data, peer = link.recvfrom(100)
     link.sendto(data, peer)
 """
@@ -48,17 +49,24 @@ def take(until):
             took[number] = 1000 * (time.monotonic() - sent[number])
 link.settimeout(1)
 for _ in range(int(sys.argv[3])):
-    link.send(b"first")
     try:
+        link.send(b"first")
         link.recv(100)
         break
     except TimeoutError:
         pass
+    except ConnectionRefusedError:  # the other one does not listen yet
+        time.sleep(0.5)
 for number in map(str, range(int(sys.argv[2]))):
     sent[number] = time.monotonic()
     link.send(number.encode())
     take(sent[number] + 0.001)
 take(time.monotonic() + 1)
+try:
+    for _ in range(10):  # a few may be lost
+        link.send(b"last")
+except ConnectionRefusedError:
+    pass  # it has ended
 print(json.dumps(took))
 """
 
@@ -223,13 +231,14 @@ def test_an_unprivileged_user_has_them_too(tmp_path: Path) -> None:
     address = "10.10.0.2"
     script = f"""
         if [ $RANK = 1 ]; then exec {user[-1]} -c "$ECHO" {address} > /dev/null; fi
-        sleep 1; {user[-1]} -c "$PING" {address} 100 10
+        {user[-1]} -c "$PING" {address} 100 60
     """
-    command = [*user, "-m", "holmes", "testbed", "run", "--spec", str(tmp_path / "far.yaml"), "--timeout-s", "20"]
+    command = [*user, "-m", "holmes", "testbed", "run", "--spec", str(tmp_path / "far.yaml"), "--timeout-s", "60"]
     environment = child_env() | {"ECHO": _ECHO, "PING": _PING}
     done = subprocess.run(
-        [*command, "--", "sh", "-c", script], env=environment, cwd="/", capture_output=True, text=True, timeout=60
+        [*command, "--", "sh", "-c", script], env=environment, cwd="/", capture_output=True, text=True, timeout=120
     )
+    assert "[a0/rank 0] {" in done.stdout, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("[a0/rank 0] {")]
     took_ms = list(json.loads(line.partition("] ")[2]).values())
     assert len(took_ms) > 50, done.stderr
