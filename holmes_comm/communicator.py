@@ -129,6 +129,8 @@ def init(
     size = _place("size", size, launch)
     if name is None:
         name = f"comm{next(_names)}"
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"name={name!r} names nothing in errors; give text of one character or more, or None")
     selection = nics if nics is not None else NicSelection.from_env(dict(os.environ))
     if store is None:
         store = _job_store(launch, rank, made_of.connect_timeout_s, made_of.secret)

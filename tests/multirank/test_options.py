@@ -234,6 +234,12 @@ def test_what_init_chooses_is_not_taken_from_options(field, value, argument):
         holmes_comm.init(holmes_comm.LocalStore(), 0, 1, options=CommunicatorOptions(**{field: value}))
 
 
+@pytest.mark.parametrize("name", ["", 5, b"dp"])
+def test_a_name_that_names_nothing(name):
+    with pytest.raises(UsageError, match=r"name=.* names nothing in errors; give text of one character or more"):
+        holmes_comm.init(holmes_comm.LocalStore(), 0, 1, name=name)
+
+
 @pytest.mark.parametrize(
     "given",
     [
