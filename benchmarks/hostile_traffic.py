@@ -30,7 +30,7 @@ GARBAGE = (
 
 def request(operation: bytes, key_bytes: int, value_bytes: int, wait_ms: int = 0, body: bytes = b"") -> bytes:
     """A request to a TcpStore as its protocol has it, with any lengths."""
-    return b"HST1" + operation + struct.pack("<IIQ", key_bytes, value_bytes, wait_ms) + body
+    return b"HST2" + operation + struct.pack("<IIQ", key_bytes, value_bytes, wait_ms) + body
 
 
 def say(address: Address, message: bytes) -> bytes:
@@ -71,7 +71,7 @@ def absurd_lengths(address: Address) -> None:
     for message in (
         request(b"s", 0xFFFFFFFF, 0xFFFFFFFF),
         request(b"s", 1, 0xFFFFFFFF, body=b"k" + bytes(100_000)),
-        request(b"g", 1, 0, 10_000_000_000, b"k"),
+        request(b"g", 0, 5, 10_000_000_000, b"\1\0\0\0k"),
         b"10000000000:" + bytes(1000),  # as a length in a record
     ):
         say(address, message)
@@ -108,7 +108,7 @@ def recorded_handshake(secret: bytes) -> bytes:
     """Both messages of a rank's handshake with a store that had other random bytes, then a request."""
     nonce, server_nonce = os.urandom(16), os.urandom(16)
     own = proof(secret, b"client", nonce, server_nonce)
-    return request(b"h", 16, 0, body=nonce) + request(b"p", 32, 0, body=own) + request(b"g", 1, 0, 0, b"k")
+    return request(b"h", 16, 0, body=nonce) + request(b"p", 32, 0, body=own) + request(b"g", 0, 5, 0, b"\1\0\0\0k")
 
 
 def flood(address: Address, count: int, keep: int = 200) -> Counter[str]:

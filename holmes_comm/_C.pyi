@@ -9,6 +9,7 @@ import datetime
 import typing
 
 __all__: list[str] = [
+    "AtomicStore",
     "AttemptStore",
     "Communicator",
     "CommunicatorOptions",
@@ -383,7 +384,7 @@ class Store:
         """
         The bytes of `key`, waiting until somebody sets it. Raises TimeoutError naming the key after `timeout_s` seconds.
         """
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """
         Sets `key` to bytes or text; overwrites.
         """
@@ -394,6 +395,38 @@ class Store:
     ) -> None:
         """
         Waits until `keys` (one or a list) exist. `timeout`: seconds or a timedelta. Raises TimeoutError naming the key.
+        """
+
+class AtomicStore(Store):
+    """
+    A store with what agreements need besides, as torch's c10d stores have it. Each call takes effect at once, one
+    after the other, for all who use the store.
+    """
+    def add(self, key: str, amount: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Adds to the whole number that `key` holds (0 where nobody has set it); returns the sum. Raises UsageError where it holds none, or the sum has more than 64 bits.
+        """
+    def check(self, keys: collections.abc.Sequence[str]) -> bool:
+        """
+        Whether all of `keys` are set.
+        """
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """
+        Sets `key` to `desired` where it holds `expected`, or where nobody has set it and `expected` is empty. Returns the bytes that it holds then; `expected` where nobody has set it.
+        """
+    def delete_key(self, key: str) -> bool:
+        """
+        Removes `key`; returns whether it was set.
+        """
+    def multi_get(
+        self, keys: collections.abc.Sequence[str], timeout_s: typing.SupportsFloat | typing.SupportsIndex = 300.0
+    ) -> list[bytes]:
+        """
+        The bytes of all `keys`, waiting until all are set. Raises TimeoutError naming one that is not after `timeout_s` seconds.
+        """
+    def num_keys(self) -> int:
+        """
+        How many keys are set.
         """
 
 class PrefixStore(Store):
@@ -415,11 +448,12 @@ class AttemptStore(Store):
         timeout_s: typing.SupportsFloat | typing.SupportsIndex,
     ) -> None: ...
 
-class TcpStore(Store):
+class TcpStore(AtomicStore):
     """
     A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the others
     connect, waiting up to `timeout_s` seconds for it. `secret`: the job's; empty: HOLMES_SECRET or HOLMES_SECRET_FILE,
-    else none: then who reaches the port can read and write.
+    else none: then who reaches the port can read and write. A request that is not answered within `reply_timeout_s`
+    beyond what it waits raises UnreachableError.
     """
     def __init__(
         self,
@@ -428,6 +462,7 @@ class TcpStore(Store):
         is_server: bool = False,
         timeout_s: typing.Any = 60.0,
         secret: typing.Any = "",
+        reply_timeout_s: typing.Any = 20.0,
     ) -> None: ...
     @property
     def host(self) -> str:
@@ -966,7 +1001,7 @@ class SharedNetwork:
         `hosts`: a number for the set of hosts, equal for rails; `size`: how many; `wires`: their NICs' numbers.
         """
 
-def LocalStore() -> Store:
+def LocalStore() -> AtomicStore:
     """
     A store in memory, for ranks that are threads of one process.
     """

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holmes_comm._C import (
+        AtomicStore,
         Communicator,
         CommunicatorOptions,
         Compression,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbortedError",
+    "AtomicStore",
     "Communicator",
     "CommunicatorError",
     "CommunicatorOptions",
@@ -94,6 +96,7 @@ _HOMES = {
     "clusters": ("GroupOptions",),
     "nccl_options": ("NcclSettings",),
     "_C": (
+        "AtomicStore",
         "Communicator",
         "CommunicatorOptions",
         "Compression",

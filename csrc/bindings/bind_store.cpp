@@ -21,6 +21,32 @@ using namespace py::literals;
 namespace holmes {
 namespace {
 
+// What a store keeps.
+struct Value {
+  std::string bytes;
+};
+
+}  // namespace
+}  // namespace holmes
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<holmes::Value> {
+  PYBIND11_TYPE_CASTER(holmes::Value, const_name("str | bytes"));
+  bool load(handle source, bool convert) {
+    make_caster<std::string> text;
+    if (!text.load(source, convert)) return false;
+    value.bytes = cast_op<std::string&&>(std::move(text));
+    return true;
+  }
+};
+
+}  // namespace pybind11::detail
+
+namespace holmes {
+namespace {
+
 // Throw UsageError naming `what` where the value is of another type; without the value, which may be a secret.
 std::string text_of(const char* what, const py::object& value) {
   if (!py::isinstance<py::str>(value))
@@ -82,15 +108,17 @@ public:
     wait_inside(key, timeout);
   }
 
-  void remove(std::span<const std::string> keys) override {
+  std::size_t remove(std::span<const std::string> keys) override {
     const GilAcquire gil;
     raise_signals();
-    if (!py::hasattr(store_, "delete_key")) return;
+    if (!py::hasattr(store_, "delete_key")) return 0;
+    std::size_t removed = 0;
     try {
-      for (const std::string& key : keys) store_.attr("delete_key")(key);
+      for (const std::string& key : keys) removed += store_.attr("delete_key")(key).equal(py::bool_(true));
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_Exception)) throw;  // else it cannot
     }
+    return removed;
   }
 
   std::shared_ptr<Store> another_client() override {
@@ -205,9 +233,9 @@ void define_store(py::module_& module) {
   py::class_<Store, std::shared_ptr<Store>>(module, "Store", "A key-value rendezvous: set, get, wait. Thread-safe.")
       .def(
           "set",
-          [](Store& store, const std::string& key, const std::string& value) {
+          [](Store& store, const std::string& key, const Value& value) {
             const GilRelease no_gil;
-            store.set(key, value);
+            store.set(key, value.bytes);
           },
           "key"_a, "value"_a, "Sets `key` to bytes or text; overwrites.")
       .def(
@@ -226,6 +254,66 @@ void define_store(py::module_& module) {
       .def("wait", &wait_keys, "keys"_a, "timeout"_a = default_timeout_s,
            "Waits until `keys` (one or a list) exist. `timeout`: seconds or a timedelta. Raises TimeoutError naming "
            "the key.");
+  py::class_<AtomicStore, Store, std::shared_ptr<AtomicStore>>(
+      module, "AtomicStore",
+      "A store with what agreements need besides, as torch's c10d stores have it. Each call takes effect at once, one\n"
+      "after the other, for all who use the store.")
+      .def(
+          "add",
+          [](AtomicStore& store, const std::string& key, std::int64_t amount) {
+            const GilRelease no_gil;
+            return store.add(key, amount);
+          },
+          "key"_a, "amount"_a,
+          "Adds to the whole number that `key` holds (0 where nobody has set it); returns the sum. Raises UsageError "
+          "where it holds none, or the sum has more than 64 bits.")
+      .def(
+          "compare_set",
+          [](AtomicStore& store, const std::string& key, const Value& expected, const Value& desired) {
+            std::string value;
+            {
+              const GilRelease no_gil;
+              value = store.compare_set(key, expected.bytes, desired.bytes);
+            }
+            return py::bytes(value);
+          },
+          "key"_a, "expected"_a, "desired"_a,
+          "Sets `key` to `desired` where it holds `expected`, or where nobody has set it and `expected` is empty. "
+          "Returns the bytes that it holds then; `expected` where nobody has set it.")
+      .def(
+          "check",
+          [](AtomicStore& store, const std::vector<std::string>& keys) {
+            const GilRelease no_gil;
+            return store.check(keys);
+          },
+          "keys"_a, "Whether all of `keys` are set.")
+      .def(
+          "multi_get",
+          [](AtomicStore& store, const std::vector<std::string>& keys, double timeout_s) {
+            std::vector<std::string> values;
+            {
+              const GilRelease no_gil;
+              values = store.multi_get(keys, seconds(timeout_s));
+            }
+            return std::vector<py::bytes>(values.begin(), values.end());
+          },
+          "keys"_a, "timeout_s"_a = default_timeout_s,
+          "The bytes of all `keys`, waiting until all are set. Raises TimeoutError naming one that is not after "
+          "`timeout_s` seconds.")
+      .def(
+          "delete_key",
+          [](AtomicStore& store, const std::string& key) {
+            const GilRelease no_gil;
+            return store.remove(std::span(&key, 1)) > 0;
+          },
+          "key"_a, "Removes `key`; returns whether it was set.")
+      .def(
+          "num_keys",
+          [](AtomicStore& store) {
+            const GilRelease no_gil;
+            return store.num_keys();
+          },
+          "How many keys are set.");
   module.def(
       "meet",
       [](const py::object& store, int rank, int size, const std::string& key, const py::bytes& value,
@@ -275,23 +363,26 @@ void define_store(py::module_& module) {
                                                    to_duration("timeout_s", timeout_s));
            }),
            "store"_a, "name"_a, "rank"_a, "timeout_s"_a);
-  py::class_<TcpStore, Store, std::shared_ptr<TcpStore>>(
+  py::class_<TcpStore, AtomicStore, std::shared_ptr<TcpStore>>(
       module, "TcpStore",
       "A store over TCP, for jobs without torch. One process serves (is_server=True; port 0: the kernel chooses), the "
       "others\n"
       "connect, waiting up to `timeout_s` seconds for it. `secret`: the job's; empty: HOLMES_SECRET or "
       "HOLMES_SECRET_FILE,\n"
-      "else none: then who reaches the port can read and write.")
+      "else none: then who reaches the port can read and write. A request that is not answered within "
+      "`reply_timeout_s`\n"
+      "beyond what it waits raises UnreachableError.")
       // All of any type: pybind11 answers a wrong one with all arguments, the secret too.
       .def(py::init([](const py::object& host, const py::object& port, bool is_server, const py::object& timeout_s,
-                       const py::object& secret) {
+                       const py::object& secret, const py::object& reply_timeout_s) {
              const std::string host_text = text_of("host", host), secret_text = text_of("secret", secret);
              const std::uint16_t number = port_of(port);
              const Duration timeout = seconds(number_of("timeout_s", timeout_s));
+             const Duration reply_timeout = seconds(number_of("reply_timeout_s", reply_timeout_s));
              const GilRelease no_gil;
-             return std::make_shared<TcpStore>(host_text, number, is_server, timeout, secret_text);
+             return std::make_shared<TcpStore>(host_text, number, is_server, timeout, secret_text, reply_timeout);
            }),
-           "host"_a, "port"_a, "is_server"_a = false, "timeout_s"_a = 60.0, "secret"_a = "")
+           "host"_a, "port"_a, "is_server"_a = false, "timeout_s"_a = 60.0, "secret"_a = "", "reply_timeout_s"_a = 20.0)
       .def_property_readonly("host", &TcpStore::host, "Host it listens on or connects to.")
       .def_property_readonly("port", &TcpStore::port, "Port it listens on or connects to.");
 }

@@ -56,11 +56,13 @@ void StoreAdapter::wait(const std::string& key, Duration timeout) {
   }
 }
 
-void StoreAdapter::remove(std::span<const std::string> keys) {
+std::size_t StoreAdapter::remove(std::span<const std::string> keys) {
+  std::size_t removed = 0;
   try {
-    for (const std::string& key : keys) store_->deleteKey(key);
+    for (const std::string& key : keys) removed += store_->deleteKey(key);
   } catch (const std::exception&) {  // one of Python's that cannot, or one that is lost
   }
+  return removed;
 }
 
 std::shared_ptr<Store> StoreAdapter::another_client() {

@@ -16,7 +16,7 @@ public:
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Duration timeout) override;
   void wait(const std::string& key, Duration timeout) override;
-  void remove(std::span<const std::string> keys) override;
+  std::size_t remove(std::span<const std::string> keys) override;
   std::shared_ptr<Store> another_client() override;
 
 private:

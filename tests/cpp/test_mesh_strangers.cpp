@@ -146,7 +146,7 @@ void test_strangers() {
     for (const int fd : fds) ::close(fd);
   });
   auto outcomes = run_ranks(3, {.transport = Transport::tcp}, nullptr, store,
-                            [&](int rank) -> Store& { return rank == 2 ? late : *store; });
+                            [&](int rank) -> Store& { return rank == 2 ? static_cast<Store&>(late) : *store; });
   strangers.join();
   check_pairs(outcomes, false, 1);
   const auto address = SocketAddress::parse("127.0.0.1", port);

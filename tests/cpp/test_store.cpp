@@ -2,14 +2,18 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <thread>
 #include <vector>
 
 #include "check.hpp"
 #include "holmes/bootstrap/secret.hpp"
+#include "holmes/bootstrap/stored_values.hpp"
 #include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/transport/socket.hpp"
@@ -53,9 +57,83 @@ void check_store(Store& writer, Store& reader) {
   for (int i = 7; i >= 0; --i) writer.set("late" + std::to_string(i), std::to_string(i));
 }
 
+// What agreements need: as torch's stores do it.
+void check_atomic(AtomicStore& one, AtomicStore& other) {
+  const auto before = one.num_keys();
+  CHECK(one.add("n", 5) == 5 && other.add("n", -7) == -2 && one.add("n", 0) == -2 && other.get("n", 0s) == "-2");
+  CHECK(one.compare_set("c", "expected", "no") == "expected" && !other.check(std::vector<std::string>{"c"}));
+  CHECK(one.compare_set("c", "", "first") == "first" && other.compare_set("c", "", "second") == "first");
+  CHECK(other.compare_set("c", "first", "second") == "second" && one.get("c", 0s) == "second");
+  one.set("nothing", "");
+  CHECK(other.compare_set("nothing", "", std::string("\0", 1)) == std::string("\0", 1));
+  const std::vector<std::string> keys{"c", "n", "nothing", "c"}, with_another{"c", "another"};
+  CHECK(one.check(keys) && !one.check(with_another) && one.check(std::vector<std::string>{}));
+  CHECK((other.multi_get(keys, 0s) == std::vector<std::string>{"second", "-2", std::string("\0", 1), "second"}));
+  CHECK(one.multi_get(std::vector<std::string>{}, 0s).empty());
+  CHECK(contains(message_of<TimeoutError>([&] { one.multi_get(with_another, 20ms); }), "the store key 'another'"));
+  CHECK(one.num_keys() == before + 3);
+  CHECK(other.remove(with_another) == 1 && !one.check(keys) && one.num_keys() == before + 2);
+
+  for (const char* value : {"", "many", "1.5", " 1", "1 ", "99999999999999999999"}) {
+    one.set("no number", value);
+    CHECK(contains(message_of<UsageError>([&] { other.add("no number", 1); }), "'no number' holds '"));
+    CHECK(one.get("no number", 0s) == value);
+  }
+  one.add("most", std::numeric_limits<std::int64_t>::max());
+  CHECK(contains(message_of<UsageError>([&] { other.add("most", 1); }), "more than 64 bits"));
+  CHECK(one.add("most", std::numeric_limits<std::int64_t>::min()) == -1);
+  one.remove(std::vector<std::string>{"n", "nothing", "no number", "most"});
+
+  // Each addition counts once, and each number is seen once; one of those who compare and set wins.
+  std::vector<std::int64_t> seen(8 * 50);
+  std::atomic<int> winners{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 8; ++i)
+      threads.emplace_back([&, i] {
+        AtomicStore& store = i % 2 == 0 ? one : other;
+        for (int j = 0; j < 50; ++j) seen[static_cast<std::size_t>(50 * i + j)] = store.add("sum", 1);
+        const auto own = std::to_string(i);
+        winners += store.compare_set("won", "", own) == own;
+      });
+  }
+  std::ranges::sort(seen);
+  for (std::size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == static_cast<std::int64_t>(i + 1));
+  CHECK(winners == 1);
+
+  // Who waits for several sees those that come by addition and by comparing, whatever came first.
+  for (const bool is_first : {false, true}) {
+    const std::string a = is_first ? "x" : "y", b = is_first ? "y" : "x";
+    std::jthread waits([&] {
+      const std::vector<std::string> both{"x", "y"};
+      CHECK((other.multi_get(both, 20s) == std::vector<std::string>{is_first ? "1" : "7", is_first ? "7" : "1"}));
+    });
+    std::this_thread::sleep_for(20ms);
+    one.add(a, 1);
+    std::this_thread::sleep_for(20ms);
+    one.compare_set(b, "", "7");
+    waits.join();
+    one.remove(std::vector<std::string>{"x", "y"});
+  }
+  one.remove(std::vector<std::string>{"sum", "won"});
+  CHECK(one.num_keys() == before);
+}
+
+void test_stored_values() {
+  StoredValues values(20);
+  values.set("key", "0123456789");
+  CHECK(contains(message_of<UsageError>([&] { values.set("other", "value"); }), "full: key 'other'"));
+  CHECK(contains(message_of<UsageError>([&] { values.compare_set("other", "", "value"); }), "full"));
+  values.set("key", "01234567890123456");
+  CHECK(contains(message_of<UsageError>([&] { values.add("n", 1); }), "full"));
+  CHECK(values.size() == 1 && values.remove(std::vector<std::string>{"key", "key"}) == 1);
+  CHECK(values.add("n", 1) == 1);
+}
+
 void test_local_and_prefix() {
   const auto base = make_local_store();
   check_store(*base, *base);
+  check_atomic(*base, *base);
   PrefixStore one("one", base), again("one", base), other("other", base);
   check_store(one, again);
   CHECK(base->get("one/a", 0s) == "22");
@@ -70,10 +148,17 @@ void test_tcp() {
   check_store(server, client);
   check_store(client, server);
   check_store(client, client);
+  check_atomic(server, client);
+  check_atomic(client, client);
   const std::string large(TcpStore::max_value_bytes, 'x');
   client.set("large", large);
   CHECK(server.get("large", 10s) == large);
   CHECK(contains(message_of<UsageError>([&] { client.set("larger", large + "x"); }), "16777217"));
+  const std::vector<std::string> twice{"large", "large"}, long_key{"large", std::string(5000, 'k')};
+  CHECK(contains(message_of<UsageError>([&] { client.multi_get(twice, 0s); }), "ask for fewer keys at once"));
+  CHECK(contains(message_of<UsageError>([&] { client.check(long_key); }), "5000"));
+  CHECK(contains(message_of<UsageError>([&] { client.compare_set("large", large, "x"); }), "the rest 1677722"));
+  CHECK(client.multi_get(std::span(twice).first(1), 0s).front() == large);
   CHECK(contains(message_of<UsageError>([&] { client.set(std::string(5000, 'k'), ""); }), "5000"));
 }
 
@@ -95,22 +180,42 @@ void test_tcp_errors() {
   CHECK(Clock::now() - started < 10s);
 }
 
+// One that is stopped: connections are made, and nothing is answered.
+void test_a_store_that_does_not_answer() {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const auto any = SocketAddress::parse("127.0.0.1", 0);
+  CHECK(::bind(listener.get(), any.data(), any.length()) == 0 && ::listen(listener.get(), 8) == 0);
+  const auto port = SocketAddress::local_of(listener.get())->port();
+  const auto started = Clock::now();
+  const auto said = message_of<UnreachableError>([&] { TcpStore("127.0.0.1", port, false, 100ms, "", 300ms); });
+  CHECK(contains(said, "is lost") && contains(said, std::to_string(port)));
+  CHECK(Clock::now() - started >= 300ms && Clock::now() - started < 10s);
+}
+
 // What a stranger sends is dropped, the store goes on.
 void test_tcp_strangers() {
   TcpStore server("127.0.0.1", 0, true);
   const auto address = SocketAddress::parse("127.0.0.1", server.port());
   const auto header = [](char operation, std::uint64_t key, std::uint64_t value, std::uint64_t wait) {
-    std::string bytes = "HST1";
+    std::string bytes = "HST2";
     bytes += operation;
     for (int i = 0; i < 4; ++i) bytes += static_cast<char>(key >> (8 * i));
     for (int i = 0; i < 4; ++i) bytes += static_cast<char>(value >> (8 * i));
     for (int i = 0; i < 8; ++i) bytes += static_cast<char>(wait >> (8 * i));
     return bytes;
   };
-  const std::vector<std::string> garbage = {"GET / HTTP/1.1\r\n\r\n",      std::string(1 << 16, '\0'),
-                                            header('s', 0xffffffff, 1, 0), header('s', 1, 0xffffffff, 0),
-                                            header('g', 1, 5, 0),          header('g', 1, 0, ~std::uint64_t{0}),
-                                            header('?', 1, 0, 0) + "k",    header('g', 1, 0, 0) + "k and more"};
+  const std::vector<std::string> garbage = {"GET / HTTP/1.1\r\n\r\n",
+                                            std::string(1 << 16, '\0'),
+                                            header('s', 0xffffffff, 1, 0),
+                                            header('s', 1, 0xffffffff, 0),
+                                            header('n', 1, 5, 0),
+                                            header('g', 1, 0, ~std::uint64_t{0}),
+                                            header('?', 1, 0, 0) + "k",
+                                            header('g', 1, 0, 0) + "k and more",
+                                            header('a', 1, 4, 0) + "k1234",
+                                            header('x', 1, 4, 0) + std::string("k\0\0\0\0", 5),
+                                            header('d', 0, 5, 0) + std::string("\2\0\0\0k", 5),
+                                            header('c', 0, 3, 0) + "\1\1\1"};
   for (const auto& bytes : garbage) {
     const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     CHECK(::connect(fd.get(), address.data(), address.length()) == 0);
@@ -210,8 +315,10 @@ void test_a_weak_secret() {
 }  // namespace
 
 int main() {
+  test_stored_values();
   test_local_and_prefix();
   test_tcp();
+  test_a_store_that_does_not_answer();
   test_tcp_errors();
   test_tcp_strangers();
   test_env();

@@ -84,7 +84,9 @@ void reply(const std::string& text) {
   });
   try {
     TcpStore client("127.0.0.1", port, false, std::chrono::seconds(1));
-    client.get("key", std::chrono::seconds(0));
+    const std::vector<std::string> keys{"key", "other"};
+    client.multi_get(keys, std::chrono::seconds(0));
+    client.add("n", 1);
   } catch (const HolmesError&) {
   }
 }
@@ -94,8 +96,13 @@ void reply(const std::string& text) {
 std::vector<std::string> fuzz::seeds() {
   std::vector<std::string> all;
   const std::vector<Request> requests = {{.operation = op_set, .key = "key", .value = "value"},
-                                         {.operation = op_get, .key = "key", .wait_ms = 1},
-                                         {.operation = op_wait, .key = "never", .wait_ms = 1},
+                                         {.operation = op_get, .wait_ms = 1, .texts = {"key", "other"}},
+                                         {.operation = op_wait, .wait_ms = 1, .texts = {"never"}},
+                                         {.operation = op_check, .texts = {"key", "never"}},
+                                         {.operation = op_remove, .texts = {"key"}},
+                                         {.operation = op_add, .key = "n", .value = std::string(8, '\1')},
+                                         {.operation = op_compare_set, .key = "c", .texts = {"", "desired"}},
+                                         {.operation = op_count},
                                          {.operation = op_hello, .key = std::string(nonce_bytes, 'n')},
                                          {.operation = op_prove, .key = std::string(32, 'p')}};
   for (const char mode : {'\0', '\1', '\2'})

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import threading
 import time
-from datetime import timedelta
 from http.client import RemoteDisconnected
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,6 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from c10d_stores import store_program  # noqa: E402
 from elastic import train_elastic  # noqa: E402
 from etcd import Etcd, needs_etcd  # noqa: E402
 from lossy_proxy import LossyProxy  # noqa: E402
@@ -54,24 +54,7 @@ def client(address, timeout_s=20.0, job="a"):
 
 def test_it_does_what_torchs_store_does(store):
     embedded = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    long = [f"key {place}" for place in range(300)]  # more than one transaction takes
-
-    def program(store):
-        store.set("text", "value")
-        store.set("bytes", b"\x00\xff")
-        for key in long:
-            store.set(key, key)
-        yield store.get("text"), store.get("bytes"), store.multi_get(long) == [key.encode() for key in long]
-        yield store.check(["text", "bytes"]), store.check(["text", "nothing"]), store.check([*long, "nothing"])
-        yield store.compare_set("new", "", "first"), store.compare_set("new", "", "second"), store.get("new")
-        yield store.compare_set("new", "first", "third"), store.compare_set("new", "first", "fourth")
-        yield store.compare_set("absent", "expected", "value"), store.check(["absent"])
-        yield store.add("count", 5), store.add("count", -2), store.add("count", 0), store.get("count")
-        yield store.delete_key("text"), store.check(["text"]), store.delete_key("text")
-        with pytest.raises(dist.DistError):
-            store.wait(["nothing"], timedelta(seconds=0.3))
-
-    assert list(program(store)) == list(program(embedded))
+    assert list(store_program(store)) == list(store_program(embedded))
     prefixed = dist.PrefixStore("under", store)  # as process groups use it, from C++
     prefixed.set("key", "value")
     assert (prefixed.get("key"), prefixed.add("n", 2), store.get("under/key")) == (b"value", 2, b"value")

@@ -26,7 +26,8 @@ PUBLIC = {
     process_groups run_elastic search simulate workable_plan
     """,
     holmes_comm: """
-    AbortedError Communicator CommunicatorError Compression GroupOptions HolmesError IntegrityError JobError LocalStore
+    AbortedError AtomicStore Communicator CommunicatorError Compression GroupOptions HolmesError IntegrityError
+    JobError LocalStore
     Metrics MismatchError NcclCommunicator NcclGroup NcclProfile Nic NicError NicSelection PeerLostError PrefixStore
     ProtocolError Store SystemError TcpStore TimeoutError UnreachableError UsageError Work discover_nics
     empty flight_record init metrics

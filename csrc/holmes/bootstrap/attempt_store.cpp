@@ -62,7 +62,7 @@ std::string AttemptStore::get(const std::string& key, Duration timeout) {
 
 void AttemptStore::wait(const std::string& key, Duration timeout) { view(Clock::now() + timeout).wait(key, timeout); }
 
-void AttemptStore::remove(std::span<const std::string> keys) { view(deadline_).remove(keys); }
+std::size_t AttemptStore::remove(std::span<const std::string> keys) { return view(deadline_).remove(keys); }
 
 std::shared_ptr<Store> AttemptStore::another_client() { return view(deadline_).another_client(); }
 

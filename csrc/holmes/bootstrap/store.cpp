@@ -2,49 +2,75 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <map>
 #include <mutex>
 #include <vector>
 
 #include "holmes/bootstrap/rank_info.hpp"
+#include "holmes/bootstrap/stored_values.hpp"
 #include "holmes/core/interrupt.hpp"
 
 namespace holmes {
 namespace {
 
-class LocalStore final : public Store {
+class LocalStore final : public AtomicStore {
 public:
   void set(const std::string& key, const std::string& value) override {
-    {
-      const std::lock_guard lock(mutex_);
-      values_[key] = value;
-    }
+    const std::lock_guard lock(mutex_);
+    values_.set(key, value);
     changed_.notify_all();
   }
 
   std::string get(const std::string& key, Duration timeout) override {
-    std::unique_lock lock(mutex_);
-    wait_for_key(lock, key, timeout);
-    return values_.at(key);
+    return multi_get(std::span(&key, 1), timeout).front();
   }
 
   void wait(const std::string& key, Duration timeout) override {
     std::unique_lock lock(mutex_);
-    wait_for_key(lock, key, timeout);
+    wait_for(lock, std::span(&key, 1), timeout);
   }
 
-  void remove(std::span<const std::string> keys) override {
+  std::size_t remove(std::span<const std::string> keys) override {
     const std::lock_guard lock(mutex_);
-    for (const std::string& key : keys) values_.erase(key);
+    return values_.remove(keys);
+  }
+
+  std::int64_t add(const std::string& key, std::int64_t amount) override {
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+    return values_.add(key, amount);
+  }
+
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+    return values_.compare_set(key, expected, desired);
+  }
+
+  bool check(std::span<const std::string> keys) override {
+    const std::lock_guard lock(mutex_);
+    return !values_.missing(keys);
+  }
+
+  std::vector<std::string> multi_get(std::span<const std::string> keys, Duration timeout) override {
+    std::unique_lock lock(mutex_);
+    wait_for(lock, keys, timeout);
+    std::vector<std::string> found;
+    for (const std::string& key : keys) found.push_back(*values_.find(key));
+    return found;
+  }
+
+  std::size_t num_keys() override {
+    const std::lock_guard lock(mutex_);
+    return values_.size();
   }
 
 private:
-  void wait_for_key(std::unique_lock<std::mutex>& lock, const std::string& key, Duration timeout) {
+  void wait_for(std::unique_lock<std::mutex>& lock, std::span<const std::string> keys, Duration timeout) {
     const auto deadline = Clock::now() + timeout;
     while (true) {
       const auto until = std::min(deadline, SignalTimer().due().value_or(deadline));
-      if (changed_.wait_until(lock, until, [&] { return values_.contains(key); })) return;
-      if (Clock::now() >= deadline) throw store_timeout(key, timeout);
+      if (changed_.wait_until(lock, until, [&] { return !values_.missing(keys); })) return;
+      if (Clock::now() >= deadline) throw store_timeout(*values_.missing(keys), timeout);
       lock.unlock();
       check_signals();
       lock.lock();
@@ -53,7 +79,7 @@ private:
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
+  StoredValues values_;
 };
 
 }  // namespace
@@ -83,10 +109,10 @@ std::string PrefixStore::get(const std::string& key, Duration timeout) {
 
 void PrefixStore::wait(const std::string& key, Duration timeout) { base_->wait(prefix_ + "/" + key, timeout); }
 
-void PrefixStore::remove(std::span<const std::string> keys) {
+std::size_t PrefixStore::remove(std::span<const std::string> keys) {
   std::vector<std::string> whole;
   for (const std::string& key : keys) whole.push_back(prefix_ + "/" + key);
-  base_->remove(whole);
+  return base_->remove(whole);
 }
 
 std::shared_ptr<Store> PrefixStore::another_client() {
@@ -94,6 +120,6 @@ std::shared_ptr<Store> PrefixStore::another_client() {
   return base ? std::make_shared<PrefixStore>(prefix_, std::move(base)) : nullptr;
 }
 
-std::shared_ptr<Store> make_local_store() { return std::make_shared<LocalStore>(); }
+std::shared_ptr<AtomicStore> make_local_store() { return std::make_shared<LocalStore>(); }
 
 }  // namespace holmes

@@ -23,8 +23,6 @@ namespace {
 using namespace std::chrono_literals;
 using namespace store_protocol;
 
-// The server's clock ends a wait; past this it is lost. With 1,000 ranks on its machine it answers late.
-constexpr Duration reply_grace = 20s;
 constexpr Duration retry_delay = 50ms;
 constexpr Duration max_wait = std::chrono::hours(24 * 300);
 
@@ -122,7 +120,7 @@ Reply exchange(int fd, const Request& request, Clock::time_point deadline) {
   if (reply.error != 0) return reply;
   const auto bytes = number_at(header, 1, 4);
   reply.status = header[0];
-  reply.is_wrong = bytes > TcpStore::max_value_bytes;
+  reply.is_wrong = bytes > max_reply_bytes;
   if (reply.is_wrong) return reply;
   reply.value.resize(bytes);
   reply.error = receive_all(fd, reply.value, deadline);
@@ -131,12 +129,14 @@ Reply exchange(int fd, const Request& request, Clock::time_point deadline) {
 
 }  // namespace
 
-TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duration timeout, const std::string& secret)
+TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duration timeout, const std::string& secret,
+                   Duration reply_timeout)
     : host_(std::move(host)),
       port_(port),
       secret_(given_secret(secret, Env::read()).value_or("")),
       epoch_(fork_epoch()),
       timeout_(std::min(timeout, max_wait)),
+      reply_timeout_(std::min(reply_timeout, max_wait)),
       idle_epoch_(epoch_) {
   hold_standard_descriptors();
   if (is_server) {
@@ -156,7 +156,7 @@ UniqueFd TcpStore::connect(Duration timeout) {
   std::string problem;
   while (true) {
     if (auto fd = connect_once(host_, port_, deadline, problem)) {
-      introduce(fd.get(), std::max(deadline, Clock::now() + reply_grace));
+      introduce(fd.get(), std::max(deadline, Clock::now() + reply_timeout_));
       return fd;
     }
     if (Clock::now() + retry_delay >= deadline) break;
@@ -175,7 +175,7 @@ void TcpStore::introduce(int fd, Clock::time_point deadline) const {
     return reply;
   };
   if (secret_.empty()) {  // any request: who never sends one is dropped soon
-    if (ask({.operation = op_wait, .key = "", .value = ""}).status == status_refused)
+    if (ask({.operation = op_count, .key = "", .value = ""}).status == status_refused)
       throw ProtocolError(where() + " serves only who proves the job's secret, and this process was given none" + fix);
     return;
   }
@@ -206,11 +206,16 @@ void TcpStore::throw_no_store() const {
   throw ProtocolError("what listens on " + host_ + ":" + std::to_string(port_) + " is no store");
 }
 
-std::string TcpStore::call(char operation, const std::string& key, const std::string& value, Duration timeout) {
-  if (key.size() > max_key_bytes || value.size() > max_value_bytes) {
-    throw UsageError("the store takes keys up to " + std::to_string(max_key_bytes) + " bytes and values up to " +
-                     std::to_string(max_value_bytes) + " bytes; this key has " + std::to_string(key.size()) +
-                     ", its value " + std::to_string(value.size()));
+std::string TcpStore::call(Request request, Duration timeout) {
+  std::size_t key_bytes = request.key.size(), value_bytes = request.value.size();
+  for (const std::string& text : request.texts) {
+    value_bytes += 4 + text.size();
+    if (request.operation != op_compare_set) key_bytes = std::max(key_bytes, text.size());
+  }
+  if (key_bytes > max_key_bytes || value_bytes > max_value_bytes) {
+    throw UsageError("the store takes keys up to " + std::to_string(max_key_bytes) + " bytes and requests up to " +
+                     std::to_string(max_value_bytes) + " bytes; this one's longest key has " +
+                     std::to_string(key_bytes) + ", the rest " + std::to_string(value_bytes));
   }
   UniqueFd fd;
   {
@@ -223,9 +228,8 @@ std::string TcpStore::call(char operation, const std::string& key, const std::st
   }
   if (!fd) fd = connect(timeout_);
   const auto wait = std::clamp(timeout, Duration::zero(), max_wait);
-  const auto wait_ms = std::chrono::ceil<std::chrono::milliseconds>(wait).count();
-  auto reply = exchange(fd.get(), {operation, key, value, static_cast<std::uint64_t>(wait_ms)},
-                        Clock::now() + wait + reply_grace);
+  request.wait_ms = static_cast<std::uint64_t>(std::chrono::ceil<std::chrono::milliseconds>(wait).count());
+  auto reply = exchange(fd.get(), request, Clock::now() + wait + reply_timeout_);
   if (reply.error != 0) throw_lost(reply.error);
   if (reply.is_wrong) throw_no_store();
   {
@@ -236,22 +240,57 @@ std::string TcpStore::call(char operation, const std::string& key, const std::st
     case status_ok:
       return std::move(reply.value);
     case status_timeout:
-      throw store_timeout(key, timeout);
-    case status_full:
-      throw UsageError("the store is full: key '" + key + "' does not fit; store less");
+      throw store_timeout(reply.value, timeout);
+    case status_wrong:
+      throw UsageError(reply.value);
     default:
       throw_no_store();
   }
 }
 
-void TcpStore::set(const std::string& key, const std::string& value) { call(op_set, key, value, Duration::zero()); }
-
-std::string TcpStore::get(const std::string& key, Duration timeout) { return call(op_get, key, "", timeout); }
-
-void TcpStore::wait(const std::string& key, Duration timeout) { call(op_wait, key, "", timeout); }
-
-void TcpStore::remove(std::span<const std::string> keys) {
-  for (const std::string& key : keys) call(op_remove, key, "", Duration::zero());
+std::uint64_t TcpStore::call_for_number(Request request) {
+  const std::string reply = call(std::move(request));
+  if (reply.size() != 8) throw_no_store();
+  return number_at(reply, 0, 8);
 }
+
+void TcpStore::set(const std::string& key, const std::string& value) {
+  call({.operation = op_set, .key = key, .value = value});
+}
+
+std::string TcpStore::get(const std::string& key, Duration timeout) {
+  return std::move(multi_get(std::span(&key, 1), timeout).front());
+}
+
+void TcpStore::wait(const std::string& key, Duration timeout) {
+  call({.operation = op_wait, .key = "", .value = "", .texts = {key}}, timeout);
+}
+
+std::vector<std::string> TcpStore::multi_get(std::span<const std::string> keys, Duration timeout) {
+  auto values =
+      split(call({.operation = op_get, .key = "", .value = "", .texts = {keys.begin(), keys.end()}}, timeout));
+  if (!values || values->size() != keys.size()) throw_no_store();
+  return std::move(*values);
+}
+
+bool TcpStore::check(std::span<const std::string> keys) {
+  return !call({.operation = op_check, .key = "", .value = "", .texts = {keys.begin(), keys.end()}}).empty();
+}
+
+std::size_t TcpStore::remove(std::span<const std::string> keys) {
+  return call_for_number({.operation = op_remove, .key = "", .value = "", .texts = {keys.begin(), keys.end()}});
+}
+
+std::int64_t TcpStore::add(const std::string& key, std::int64_t amount) {
+  std::string bytes;
+  put_number(bytes, static_cast<std::uint64_t>(amount), 8);
+  return static_cast<std::int64_t>(call_for_number({.operation = op_add, .key = key, .value = bytes}));
+}
+
+std::string TcpStore::compare_set(const std::string& key, const std::string& expected, const std::string& desired) {
+  return call({.operation = op_compare_set, .key = key, .value = "", .texts = {expected, desired}});
+}
+
+std::size_t TcpStore::num_keys() { return call_for_number({.operation = op_count, .key = "", .value = ""}); }
 
 }  // namespace holmes

@@ -13,11 +13,14 @@
 namespace holmes {
 
 class TcpStoreServer;
+namespace store_protocol {
+struct Request;
+}
 
 // A key-value store that one process serves and all others reach. Where the job's secret is given, every connection
 // proves it in both directions; else who reaches the port can read and write, so let it listen where only the job is.
 // Frames that make no sense are dropped with their connection. Thread-safe.
-class TcpStore final : public Store {
+class TcpStore final : public AtomicStore {
 public:
   // Longest key and largest value, in bytes; longer ones are refused with UsageError.
   static constexpr std::size_t max_key_bytes = 4096;
@@ -26,19 +29,28 @@ public:
   // `is_server`: serves on `host`:`port` (port 0: the kernel chooses, see port()) until it is destroyed. Else connects,
   // trying until the server is there or `timeout` has passed (UnreachableError). `secret`: the job's; empty:
   // HOLMES_SECRET or HOLMES_SECRET_FILE, else none. ProtocolError where the other side has another one, or none.
+  // `reply_timeout`: of every request, beyond what it is to wait; UnreachableError after it. (With 1,000 ranks on its
+  // machine a server answers late.)
   TcpStore(std::string host, std::uint16_t port, bool is_server, Duration timeout = std::chrono::seconds(60),
-           const std::string& secret = "");
+           const std::string& secret = "", Duration reply_timeout = std::chrono::seconds(20));
   ~TcpStore() override;
 
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Duration timeout) override;
   void wait(const std::string& key, Duration timeout) override;
-  void remove(std::span<const std::string> keys) override;
+  std::size_t remove(std::span<const std::string> keys) override;
+  std::int64_t add(const std::string& key, std::int64_t amount) override;
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override;
+  bool check(std::span<const std::string> keys) override;
+  std::vector<std::string> multi_get(std::span<const std::string> keys, Duration timeout) override;
+  std::size_t num_keys() override;
   const std::string& host() const { return host_; }
   std::uint16_t port() const { return port_; }
 
 private:
-  std::string call(char operation, const std::string& key, const std::string& value, Duration timeout);
+  std::string call(store_protocol::Request request, Duration timeout = Duration::zero());
+  // Of a request whose reply is a number.
+  std::uint64_t call_for_number(store_protocol::Request request);
   UniqueFd connect(Duration timeout);
   // Proves the secret, in both directions, or says at least something.
   void introduce(int fd, Clock::time_point deadline) const;
@@ -51,7 +63,7 @@ private:
   std::string secret_;
   std::uint64_t epoch_;  // of the process whose server it is (see fork_epoch)
   std::unique_ptr<TcpStoreServer> server_;
-  Duration timeout_;
+  Duration timeout_, reply_timeout_;
   std::mutex mutex_;
   std::vector<UniqueFd> idle_;  // connections no call uses; a call that waits does not hold up the others
   std::uint64_t idle_epoch_;    // of the process whose they are

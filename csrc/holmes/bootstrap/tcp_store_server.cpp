@@ -24,6 +24,7 @@ namespace store_protocol {
 namespace {
 
 constexpr std::uint64_t max_wait_ms = std::uint64_t{365} * 24 * 3600 * 1000;
+constexpr std::string_view operations = "sgwcdaxnhp", with_value = "sgwcdax", with_texts = "gwcdx";
 
 }  // namespace
 
@@ -39,6 +40,28 @@ std::uint64_t number_at(const std::string& bytes, std::size_t offset, std::size_
   return value;
 }
 
+std::string join(std::span<const std::string> texts) {
+  std::string joined;
+  for (const std::string& text : texts) {
+    put_number(joined, text.size(), 4);
+    joined += text;
+  }
+  return joined;
+}
+
+std::optional<std::vector<std::string>> split(const std::string& joined) {
+  std::vector<std::string> texts;
+  for (std::size_t at = 0; at < joined.size();) {
+    if (joined.size() - at < 4) return std::nullopt;
+    const auto bytes = number_at(joined, at, 4);
+    at += 4;
+    if (joined.size() - at < bytes) return std::nullopt;
+    texts.push_back(joined.substr(at, bytes));
+    at += bytes;
+  }
+  return texts;
+}
+
 std::string proof(const std::string& secret, bool of_server, const std::string& client_nonce,
                   const std::string& server_nonce) {
   const std::string role = of_server ? "holmes store server" : "holmes store client";
@@ -48,11 +71,12 @@ std::string proof(const std::string& secret, bool of_server, const std::string& 
 
 std::string Request::encode() const {
   std::string bytes(store_magic);
+  const std::string whole = texts.empty() ? value : join(texts);
   bytes += operation;
   put_number(bytes, key.size(), 4);
-  put_number(bytes, value.size(), 4);
+  put_number(bytes, whole.size(), 4);
   put_number(bytes, wait_ms, 8);
-  return bytes + key + value;
+  return bytes + key + whole;
 }
 
 Parsed parse(const std::string& input) {
@@ -62,9 +86,11 @@ Parsed parse(const std::string& input) {
   if (input.size() < request_header_bytes) return {};
   Request request{.operation = input[4], .key = {}, .value = {}, .wait_ms = number_at(input, 13, 8)};
   const auto key_bytes = number_at(input, 5, 4), value_bytes = number_at(input, 9, 4);
-  const bool is_known = std::string_view("sgwdhp").find(request.operation) != std::string_view::npos;
-  if (!is_known || (request.operation != op_set && value_bytes != 0)) return wrong;
+  const auto is_one_of = [&](std::string_view some) { return some.find(request.operation) != std::string_view::npos; };
   const bool is_handshake = request.operation == op_hello || request.operation == op_prove;
+  if (!is_one_of(operations) || (value_bytes != 0 && !is_one_of(with_value)) ||
+      (request.operation == op_add && value_bytes != 8))
+    return wrong;
   if (is_handshake && key_bytes != (request.operation == op_hello ? nonce_bytes : std::tuple_size_v<Digest>))
     return wrong;
   if (key_bytes > TcpStore::max_key_bytes || value_bytes > TcpStore::max_value_bytes || request.wait_ms > max_wait_ms)
@@ -74,6 +100,12 @@ Parsed parse(const std::string& input) {
   if (input.size() < request_bytes) return {};
   request.key = input.substr(request_header_bytes, key_bytes);
   request.value = input.substr(request_header_bytes + key_bytes);
+  if (is_one_of(with_texts)) {
+    auto texts = split(request.value);
+    if (!texts || (request.operation == op_compare_set && texts->size() != 2)) return wrong;
+    request.texts = std::move(*texts);
+    request.value.clear();
+  }
   return {.is_wrong = false, .request = std::move(request)};
 }
 
@@ -131,7 +163,8 @@ TcpStoreServer::TcpStoreServer(const std::string& host, std::uint16_t port, std:
     : secret_(std::move(secret)),
       max_clients_(client_limit()),
       listener_(listen_on(host, port)),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      values_(max_stored_bytes) {
   if (!wake_) throw SystemError("the store cannot make an eventfd: " + errno_text(errno), {.system_errno = errno});
   port_ = SocketAddress::local_of(listener_.get()).value().port();
   thread_ = std::thread([this] { run(); });
@@ -178,7 +211,7 @@ void TcpStoreServer::poll_once() {
     if (keep && (fds[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0) keep = receive(client);
     if (keep && now >= client.deadline) {
       keep = client.awaited.has_value();
-      if (keep) reply(client, status_timeout);
+      if (keep) reply(client, status_timeout, *client.awaited);
     }
     if (!keep) client.fd.reset();
   }
@@ -273,23 +306,77 @@ bool TcpStoreServer::handle(Client& client, Request request) {
   }
   client.is_known = true;
   client.deadline = Clock::time_point::max();
-  if (request.operation == op_set) {
-    set(client, request.key, std::move(request.value));
-    return true;
-  }
-  if (request.operation == op_remove) {
-    remove(client, request.key);
-    return true;
-  }
-  const auto found = values_.find(request.key);
-  client.wants_value = request.operation == op_get;
-  if (found != values_.end()) {
-    reply(client, status_ok, client.wants_value ? found->second : "");
-  } else {
-    client.awaited = std::move(request.key);
-    client.deadline = Clock::now() + std::chrono::milliseconds(request.wait_ms);
+  try {
+    if (request.operation == op_get || request.operation == op_wait) {
+      client.wanted = std::move(request.texts);
+      client.wants_values = request.operation == op_get;
+      client.deadline = Clock::now() + std::chrono::milliseconds(request.wait_ms);
+      look(client);
+    } else {
+      reply(client, status_ok, carry_out(request));
+    }
+  } catch (const UsageError& error) {
+    reply(client, status_wrong, error.what());
   }
   return true;
+}
+
+std::string TcpStoreServer::carry_out(Request& request) {
+  std::string value;
+  switch (request.operation) {
+    case op_check:
+      return values_.missing(request.texts) ? "" : "1";
+    case op_count:
+      put_number(value, values_.size(), 8);
+      return value;
+    case op_remove:
+      put_number(value, values_.remove(request.texts), 8);
+      return value;
+    case op_add:
+      put_number(value,
+                 static_cast<std::uint64_t>(
+                     values_.add(request.key, static_cast<std::int64_t>(number_at(request.value, 0, 8)))),
+                 8);
+      break;
+    case op_compare_set:
+      value = values_.compare_set(request.key, request.texts[0], request.texts[1]);
+      break;
+    default:
+      values_.set(request.key, std::move(request.value));
+  }
+  tell_waiting(request.key);
+  return value;
+}
+
+void TcpStoreServer::look(Client& client) {
+  if (const std::string* const missing = values_.missing(client.wanted)) {
+    client.awaited = *missing;
+    return;
+  }
+  std::string values;
+  if (client.wants_values) {
+    std::size_t bytes = 0;
+    for (const std::string& key : client.wanted) bytes += 4 + values_.find(key)->size();
+    if (bytes > max_reply_bytes)
+      throw UsageError("the values of these " + std::to_string(client.wanted.size()) + " store keys have " +
+                       std::to_string(bytes) + " bytes together; a reply has up to " + std::to_string(max_reply_bytes) +
+                       ": ask for fewer keys at once");
+    values.reserve(bytes);
+    for (const std::string& key : client.wanted) values += join(std::span(values_.find(key), 1));
+  }
+  reply(client, status_ok, values);
+}
+
+void TcpStoreServer::tell_waiting(const std::string& key) {
+  for (auto& client : clients_) {
+    if (!client.fd || client.awaited != key || !values_.find(key)) continue;
+    client.awaited.reset();
+    try {
+      look(client);
+    } catch (const UsageError& error) {
+      reply(client, status_wrong, error.what());
+    }
+  }
 }
 
 bool TcpStoreServer::authenticate(Client& client, const Request& request) {
@@ -313,33 +400,12 @@ bool TcpStoreServer::authenticate(Client& client, const Request& request) {
   return true;
 }
 
-void TcpStoreServer::set(Client& client, const std::string& key, std::string value) {
-  const auto old = values_.find(key);
-  const auto bytes =
-      stored_bytes_ + key.size() + value.size() - (old == values_.end() ? 0 : key.size() + old->second.size());
-  if (bytes > max_stored_bytes) return reply(client, status_full);
-  stored_bytes_ = bytes;
-  const auto& stored = values_.insert_or_assign(key, std::move(value)).first->second;
-  for (auto& other : clients_) {
-    if (other.fd && other.awaited == key) reply(other, status_ok, other.wants_value ? stored : "");
-  }
-  reply(client, status_ok);
-}
-
-void TcpStoreServer::remove(Client& client, const std::string& key) {
-  if (const auto found = values_.find(key); found != values_.end()) {
-    stored_bytes_ -= key.size() + found->second.size();
-    values_.erase(found);
-  }
-  reply(client, status_ok);
-}
-
 void TcpStoreServer::reply(Client& client, char status, const std::string& value) {
-  client.awaited.reset();
   client.deadline = Clock::now() + reply_timeout;
   client.output += status;
   put_number(client.output, value.size(), 4);
   client.output += value;
+  client.awaited.reset();  // `value` may be it
 }
 
 bool TcpStoreServer::send(Client& client) {

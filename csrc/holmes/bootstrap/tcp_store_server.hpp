@@ -2,29 +2,37 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "holmes/bootstrap/stored_values.hpp"
+#include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/core/descriptors.hpp"
 #include "holmes/core/work.hpp"
 
 namespace holmes {
 
 // A request: magic (4 bytes), operation (1), length of the key (4), of the value (4), milliseconds to wait (8), key,
-// value. A reply: status (1), length of the value (4), value. Numbers are little endian.
+// value. A reply: status (1), length of the value (4), value. Numbers are little endian. Several texts in one value are
+// a length (4) and the text each: the keys of `get`, `wait`, `check` and `remove`, the values that `get` replies, what
+// `compare_set` expects and desires. Of `add`, the amount and the reply have 8 bytes, as the replies of `remove` and
+// `count` (how many). `check` replies a byte where all keys are set.
 // Where there is a secret, a connection begins with `hello` (key: 16 random bytes of the client; reply: 16 of the
 // server) and `prove` (key: the client's proof; reply: the server's); nothing else is served before. The client's proof
 // comes first, so that who only connects gets nothing that depends on the secret and could be compared with guesses.
 namespace store_protocol {
-inline constexpr std::string_view store_magic = "HST1";
+inline constexpr std::string_view store_magic = "HST2";
 inline constexpr std::size_t request_header_bytes = 21;
 inline constexpr std::size_t reply_header_bytes = 5;
-inline constexpr char op_set = 's', op_get = 'g', op_wait = 'w', op_remove = 'd', op_hello = 'h', op_prove = 'p';
-inline constexpr char status_ok = 'o', status_timeout = 't', status_full = 'f', status_refused = 'r';
+inline constexpr char op_set = 's', op_get = 'g', op_wait = 'w', op_check = 'c', op_remove = 'd', op_add = 'a',
+                      op_compare_set = 'x', op_count = 'n', op_hello = 'h', op_prove = 'p';
+// The reply to what timed out is the key, to what cannot be the sentence.
+inline constexpr char status_ok = 'o', status_timeout = 't', status_wrong = 'e', status_refused = 'r';
+inline constexpr std::size_t max_reply_bytes = TcpStore::max_value_bytes + 4;  // one value of several
 inline constexpr std::size_t nonce_bytes = 16;
 
 // What the server, or else the client, says to prove the secret to the other.
@@ -35,6 +43,7 @@ struct Request {
   char operation = 0;
   std::string key, value;
   std::uint64_t wait_ms = 0;
+  std::vector<std::string> texts{};  // instead of one value
 
   std::string encode() const;
 };
@@ -47,6 +56,9 @@ Parsed parse(const std::string& input);
 
 void put_number(std::string& bytes, std::uint64_t value, std::size_t size);
 std::uint64_t number_at(const std::string& bytes, std::size_t offset, std::size_t size);
+std::string join(std::span<const std::string> texts);
+// Absent: it is not what `join` makes.
+std::optional<std::vector<std::string>> split(const std::string& joined);
 }  // namespace store_protocol
 
 class TcpStoreServer {
@@ -61,8 +73,9 @@ private:
   struct Client {
     UniqueFd fd;
     std::string input, output;
-    std::optional<std::string> awaited;  // key of the request that waits
-    bool wants_value = false;
+    std::optional<std::string> awaited;  // key that the request waits for
+    std::vector<std::string> wanted;     // all its keys
+    bool wants_values = false;
     Clock::time_point deadline = Clock::time_point::max();  // of that request; else to finish one, or to take the reply
     bool is_known = false;  // has sent a request that makes sense and, where there is a secret, proved it
     std::string expected_proof, own_proof;  // after its hello
@@ -79,15 +92,17 @@ private:
   void log_drop(const Client& client, const std::string& reason);
   bool send(Client& client);
   void reply(Client& client, char status, const std::string& value = "");
-  void set(Client& client, const std::string& key, std::string value);
-  void remove(Client& client, const std::string& key);
+  // Carries out what never waits; returns the reply's value.
+  std::string carry_out(store_protocol::Request& request);
+  // Replies to a request for keys where all are there, else lets it wait.
+  void look(Client& client);
+  void tell_waiting(const std::string& key);
 
   const std::string secret_;
   const std::size_t max_clients_;
   UniqueFd listener_, wake_;
   std::uint16_t port_ = 0;
-  std::map<std::string, std::string> values_;  // of the thread, as all below
-  std::size_t stored_bytes_ = 0;
+  StoredValues values_;  // of the thread, as all below
   std::vector<Client> clients_;
   std::size_t buffered_bytes_ = 0;  // of unfinished requests
   bool stop_ = false;

@@ -76,7 +76,7 @@ public:
   void wait(const std::string& key, Duration timeout) override {
     in_turns(timeout, [&](Store& store, Duration turn) { store.wait(key, turn); });
   }
-  void remove(std::span<const std::string> keys) override { pairs_.lock()->store_->remove(keys); }
+  std::size_t remove(std::span<const std::string> keys) override { return pairs_.lock()->store_->remove(keys); }
 
 private:
   template <typename Ask>

@@ -54,7 +54,7 @@ public:
     return alarm;
   }
   void wait(const std::string& key, Duration timeout) override { base_->wait(place(key), timeout); }
-  void remove(std::span<const std::string> keys) override { base_->remove(keys); }
+  std::size_t remove(std::span<const std::string> keys) override { return base_->remove(keys); }
 
 private:
   static bool is_alarm(const std::string& key) { return key.ends_with("/alarm"); }

@@ -43,6 +43,12 @@ public:
       if (!scheduler().block(until)) std::erase(stored_->waiting[key], current_fiber());
     }
   }
+  std::size_t remove(std::span<const std::string> keys) override {
+    begin();
+    std::size_t removed = 0;
+    for (const std::string& key : keys) removed += stored_->values.erase(key);
+    return removed;
+  }
 
 private:
   void begin() const {

@@ -16,7 +16,8 @@ def store(
     """Serve the store of an elastic job (docs/recovery.md), until it is ended.
 
     Start it on a host that outlives those that train, with --listen and its address in the cluster's network, and give
-    them HOLMES_STORE=host:port. Everybody who reaches the port can end the job: the store asks for no secret.
+    them HOLMES_STORE=host:port. Give it and them the same HOLMES_SECRET or HOLMES_SECRET_FILE, which every connection
+    then proves; without one, everybody who reaches the port can end the job.
     """
     from holmes.training.recovery.store import serve_store
 

@@ -1,19 +1,21 @@
-"""Connect: a client of the job's store, by its address: the embedded one (torch's TCPStore) or etcd 3."""
+"""Connect: a client of the job's store, by its address: the embedded one (`holmes store`) or etcd 3."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import stat
-import struct
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
-from holmes.training.recovery.errors import StoreLostError
+from holmes.training.recovery.errors import StoreContentError, StoreLostError
 from holmes.training.recovery.etcd import EtcdAddress, EtcdStore, is_etcd
-from holmes.training.recovery.store import parse_host_port
+from holmes.training.recovery.store import parse_host_port, wait_by_asking
+from holmes_comm import TcpStore
+from holmes_comm.errors import UnreachableError, UsageError
+
+T = TypeVar("T")
 
 
 def connect_store(address: str, job: str, connect_timeout_s: float, timeout_s: float) -> tuple[dist.Store, str]:
@@ -21,10 +23,11 @@ def connect_store(address: str, job: str, connect_timeout_s: float, timeout_s: f
 
     `address`: "host:port" of `holmes store`, or "etcd://[user:password@]host:port,host:port,..." of an etcd's members,
     "etcds://..." over TLS. `job`: whose keys belong together. Raises StoreLostError where nothing answers within
-    `connect_timeout_s`, UsageError where the address or the login is wrong.
+    `connect_timeout_s`, UsageError where the address or the login is wrong, ProtocolError where the store and this
+    process have different secrets.
     """
     if not is_etcd(address):
-        return _connect_embedded(address, connect_timeout_s, timeout_s), address
+        return EmbeddedStore(address, connect_timeout_s, timeout_s), address
     members = EtcdAddress.parse(address)
     try:
         return EtcdStore(members, job, connect_timeout_s, timeout_s), str(members)
@@ -32,51 +35,78 @@ def connect_store(address: str, job: str, connect_timeout_s: float, timeout_s: f
         raise StoreLostError(f"no store at {members}: {error}") from error
 
 
-def _connect_embedded(address: str, connect_timeout_s: float, timeout_s: float) -> dist.Store:
-    host, port = parse_host_port(address)
-    before = _descriptors()
-    try:
-        store = dist.TCPStore(
-            host, port, is_master=False, timeout=timedelta(seconds=connect_timeout_s), wait_for_workers=False
-        )
-    except (RuntimeError, OSError) as error:
-        raise StoreLostError(
-            f"no store answers at {address} within {connect_timeout_s:g} s: {error}; start one there with `holmes "
-            f"store --port {port} --listen {host}`, on a host that outlives the job's, and check that no "
-            "firewall is between"
-        ) from error
-    store.set_timeout(timedelta(seconds=timeout_s))
-    opened = _descriptors() - before
-    if not any([_limit_waits(descriptor, port, timeout_s) for descriptor, _ in opened]):
-        raise StoreLostError(f"no connection to the store at {address} among the descriptors that it opened")
-    return store
+class EmbeddedStore(dist.Store):
+    """torch's store interface on a TcpStore. Thread safe. Each request takes at most `timeout_s`.
 
-
-def _descriptors() -> set[tuple[int, str]]:
-    """This process's open descriptors and what each is; a socket's text has its inode, so none is taken for another."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile, as is the listing's own
-            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
-    return found
-
-
-def _limit_waits(descriptor: int, port: int, timeout_s: float) -> bool:
-    """Lets reads and writes end, if this is a connection to `port`: torch's client waits for an answer as long as TCP.
-
-    Which takes a quarter of an hour where the network is cut, and forever where the server is stopped. torch neither
-    gives its client's socket away nor bounds a reply (`set_timeout` is for keys that nobody has set), and process
-    groups need torch's own store; so the socket is looked for among what the client opened.
+    Raises dist.DistNetworkError where it does not answer, and from then on: one that was started again in its place
+    knows nothing of what this one was told.
     """
-    try:
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return False
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.getpeername()[1] != port:
-                return False
-            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                connection.setsockopt(socket.SOL_SOCKET, option, limit)
-    except (OSError, IndexError):  # closed meanwhile, not connected, or to no port
-        return False
-    return True
+
+    def __init__(self, address: str, connect_timeout_s: float, timeout_s: float) -> None:
+        super().__init__()
+        self.address = address
+        host, port = parse_host_port(address)
+        try:
+            self._store = TcpStore(host, port, timeout_s=connect_timeout_s, reply_timeout_s=timeout_s)
+        except UnreachableError as error:
+            raise StoreLostError(
+                f"no store answers at {address} within {connect_timeout_s:g} s: {error}; start one there with `holmes "
+                f"store --port {port} --listen {host}`, on a host that outlives the job's, and check that no "
+                "firewall is between"
+            ) from error
+        self._timeout_s = timeout_s
+        self._one_at_a_time = threading.Lock()  # on one connection: another might be to another store
+        self._lost: UnreachableError | None = None
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """As dist.Store."""
+        self._call(lambda: self._store.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        """As dist.Store."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """As dist.Store."""
+        self.wait(list(keys))
+        return self._call(lambda: self._store.multi_get(list(keys), timeout_s=0))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """As dist.Store."""
+        return self._call(lambda: self._store.check(list(keys)))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """As dist.Store."""
+        wait_by_asking(self.check, keys, self._timeout_s if timeout is None else timeout.total_seconds())
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """As dist.Store: an empty `expected` stands for a key that nobody has set, too."""
+        return self._call(lambda: self._store.compare_set(key, expected, desired))
+
+    def add(self, key: str, amount: int) -> int:
+        """As dist.Store."""
+        try:
+            return self._call(lambda: self._store.add(key, amount))
+        except UsageError as error:
+            raise StoreContentError.of(self.address, key, self.get(key), "a whole number", error) from None
+
+    def delete_key(self, key: str) -> bool:
+        """As dist.Store."""
+        return self._call(lambda: self._store.delete_key(key))
+
+    def num_keys(self) -> int:
+        """As dist.Store."""
+        return self._call(self._store.num_keys)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """As dist.Store."""
+        self._timeout_s = timeout.total_seconds()
+
+    def _call(self, request: Callable[[], T]) -> T:
+        with self._one_at_a_time:
+            if self._lost is None:
+                try:
+                    return request()
+                except UnreachableError as error:
+                    self._lost = error
+            raise dist.DistNetworkError(str(self._lost)) from self._lost

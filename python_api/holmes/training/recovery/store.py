@@ -6,7 +6,6 @@ For a generation its waits end when that fails: setting up process groups then e
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from holmes.training.recovery.errors import GenerationFailed
-from holmes_comm.errors import UsageError
+from holmes_comm import TcpStore
+from holmes_comm.errors import SystemError, UsageError
 
 LOOPBACK = "127.0.0.1"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
@@ -98,24 +98,21 @@ def parse_host_port(address: str) -> tuple[str, int]:
 
 
 def serve_store(port: int, on_ready: Callable[[int], None] = lambda port: None, address: str = LOOPBACK) -> None:
-    """Serves torch's TCPStore on this address until SIGTERM or SIGINT. `port` 0: a free one; `on_ready` gets it.
+    """Serves a TcpStore on this address until SIGTERM or SIGINT. `port` 0: a free one; `on_ready` gets it.
 
-    `address`: one of this host's, 0.0.0.0 or ::: all. torch's store asks nobody who he is, so by default only this host
-    reaches it. Raises OSError where the port is taken or the address is not this host's.
+    `address`: one of this host's, 0.0.0.0 or ::: all. Whoever comes must prove HOLMES_SECRET (or HOLMES_SECRET_FILE);
+    where there is none nobody is asked who he is, so by default only this host reaches it. Raises OSError where the
+    port is taken or the address is not this host's.
     """
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
     try:
-        family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(where[:2], family=family, backlog=socket.SOMAXCONN)
-    except OSError as error:
+        store = TcpStore(address, port, is_server=True)
+    except SystemError as error:
         raise OSError(
             f"cannot serve a store on {address}, port {port}: {error}; choose another port with --port, or an address "
             "of this host with --listen"
         ) from error
-    own = listener.getsockname()
-    client = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(own[0], own[0])  # torch's server connects to itself
-    store = dist.TCPStore(client, own[1], is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     on_ready(store.port)
     done.wait()
