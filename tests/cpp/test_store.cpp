@@ -15,6 +15,7 @@
 #include "holmes/bootstrap/secret.hpp"
 #include "holmes/bootstrap/stored_values.hpp"
 #include "holmes/bootstrap/tcp_store.hpp"
+#include "holmes/bootstrap/tcp_store_server.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/transport/socket.hpp"
 
@@ -192,6 +193,50 @@ void test_a_store_that_does_not_answer() {
   CHECK(Clock::now() - started >= 300ms && Clock::now() - started < 10s);
 }
 
+// Of those that wait some leave; some do not take what they asked for.
+void test_clients_that_leave_and_clients_that_read_late() {
+  namespace protocol = store_protocol;
+  TcpStore server("127.0.0.1", 0, true);
+  const auto address = SocketAddress::parse("127.0.0.1", server.port());
+  const auto asks = [&](const protocol::Request& request) {
+    UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    CHECK(::connect(fd.get(), address.data(), address.length()) == 0);
+    const timeval limit{20, 0};
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    const auto bytes = request.encode();
+    CHECK(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+    return fd;
+  };
+  const auto reads = [](const UniqueFd& fd, std::size_t bytes) {
+    std::string got(bytes, '\0');
+    CHECK(::recv(fd.get(), got.data(), bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes));
+    return got;
+  };
+  std::vector<UniqueFd> waiting;
+  for (int i = 0; i < 60; ++i)
+    waiting.push_back(asks({.operation = protocol::op_get,
+                            .key = "",
+                            .value = "",
+                            .wait_ms = 20'000,
+                            .texts = {"late", i % 2 == 0 ? "later" : "late"}}));
+  for (std::size_t i = 0; i < waiting.size(); i += 3) waiting[i].reset();
+  server.set("late", "1");
+  for (std::size_t i = 1; i < waiting.size(); i += 6)
+    CHECK(reads(waiting[i], 15).substr(5) == protocol::join(std::vector<std::string>{"1", "1"}));
+  server.add("later", 22);
+  for (std::size_t i = 2; i < waiting.size(); i += 6) CHECK(contains(reads(waiting[i], 16), "22"));
+
+  server.set("large", std::string(TcpStore::max_value_bytes, 'x'));
+  std::vector<UniqueFd> slow;
+  for (int i = 0; i < 4; ++i)
+    slow.push_back(asks({.operation = protocol::op_get, .key = "", .value = "", .texts = {"large"}}));
+  check_atomic(server, server);  // nobody waits for those who do not read
+  slow[1].reset();
+  for (const std::size_t i : {std::size_t{3}, std::size_t{0}, std::size_t{2}})
+    CHECK(reads(slow[i], 5 + 4 + TcpStore::max_value_bytes).back() == 'x');
+  check_store(server, server);
+}
+
 // What a stranger sends is dropped, the store goes on.
 void test_tcp_strangers() {
   TcpStore server("127.0.0.1", 0, true);
@@ -319,6 +364,7 @@ int main() {
   test_local_and_prefix();
   test_tcp();
   test_a_store_that_does_not_answer();
+  test_clients_that_leave_and_clients_that_read_late();
   test_tcp_errors();
   test_tcp_strangers();
   test_env();

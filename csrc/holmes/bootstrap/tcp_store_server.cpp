@@ -1,14 +1,14 @@
 #include "holmes/bootstrap/tcp_store_server.hpp"
 
 #include <netdb.h>
-#include <poll.h>
-#include <sys/eventfd.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <memory>
 
 #include "holmes/bootstrap/secret.hpp"
@@ -116,7 +116,6 @@ namespace {
 using namespace std::chrono_literals;
 using namespace store_protocol;
 
-constexpr std::size_t most_clients = 8192;
 constexpr std::size_t max_silent_clients = 256;  // connections that have not sent a request yet
 constexpr int max_new_clients = 64;              // per turn of the loop
 constexpr std::size_t max_stored_bytes = std::size_t{1} << 30;
@@ -128,8 +127,8 @@ constexpr Duration reply_timeout = 60s;    // to take a reply
 std::size_t client_limit() {
   raise_open_files_limit();
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return most_clients;
-  return std::clamp<std::size_t>(limit.rlim_cur / 2, 1, most_clients);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = most_open_files;
+  return std::clamp<std::size_t>(limit.rlim_cur, 2, most_open_files) / 2;
 }
 
 UniqueFd listen_on(const std::string& host, std::uint16_t port) {
@@ -163,9 +162,13 @@ TcpStoreServer::TcpStoreServer(const std::string& host, std::uint16_t port, std:
     : secret_(std::move(secret)),
       max_clients_(client_limit()),
       listener_(listen_on(host, port)),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      wake_(event_fd()),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       values_(max_stored_bytes) {
-  if (!wake_) throw SystemError("the store cannot make an eventfd: " + errno_text(errno), {.system_errno = errno});
+  if (!epoll_)
+    throw SystemError("the store cannot make an epoll descriptor: " + errno_text(errno), {.system_errno = errno});
+  watch(listener_.get(), &listener_);
+  watch(wake_.get(), &wake_);
   port_ = SocketAddress::local_of(listener_.get()).value().port();
   thread_ = std::thread([this] { run(); });
 }
@@ -187,130 +190,151 @@ void TcpStoreServer::run() {
   }
 }
 
+void TcpStoreServer::watch(int fd, void* what) {
+  epoll_event event{.events = EPOLLIN, .data = {.ptr = what}};
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+    throw SystemError("the store cannot watch a socket: " + errno_text(errno), {.system_errno = errno});
+}
+
 void TcpStoreServer::poll_once() {
-  std::vector<pollfd> fds;
-  auto wake_at = Clock::time_point::max();
-  for (const auto& client : clients_) {
-    fds.push_back({client.fd.get(), static_cast<short>(client.output.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-    wake_at = std::min(wake_at, client.deadline);
-  }
-  fds.push_back({wake_.get(), POLLIN, 0});
-  fds.push_back({listener_.get(), POLLIN, 0});
   int wait_ms = -1;
-  if (wake_at != Clock::time_point::max()) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(wake_at - Clock::now());
+  if (!deadlines_.empty()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadlines_.begin()->first - Clock::now());
     wait_ms = static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));
   }
-  if (::poll(fds.data(), fds.size(), wait_ms) < 0) return;
-
-  const std::size_t known = clients_.size();
-  const auto now = Clock::now();
-  for (std::size_t i = 0; i < known; ++i) {
-    auto& client = clients_[i];
-    bool keep = static_cast<bool>(client.fd);
-    if (keep && (fds[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0) keep = receive(client);
-    if (keep && now >= client.deadline) {
-      keep = client.awaited.has_value();
-      if (keep) reply(client, status_timeout, *client.awaited);
+  std::array<epoll_event, 256> events;
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
+  bool has_new = false;
+  for (int i = 0; i < count; ++i) {
+    const epoll_event& event = events[static_cast<std::size_t>(i)];
+    if (event.data.ptr == &listener_) {
+      has_new = true;
+    } else if (event.data.ptr == &wake_) {
+      stop_ = true;
+    } else {
+      auto& client = *static_cast<Client*>(event.data.ptr);
+      if (client.fd && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive(client);
+      if (client.fd && (event.events & EPOLLOUT) != 0) send(client);
     }
-    if (!keep) client.fd.reset();
   }
-  for (auto& client : clients_) {  // also the ones a set of another has answered
-    if (client.fd && !client.output.empty() && !send(client)) client.fd.reset();
+  const auto now = Clock::now();
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    Client& client = *deadlines_.begin()->second;
+    if (client.awaited)
+      reply(client, status_timeout, *client.awaited);
+    else
+      drop(client);
   }
-  std::erase_if(clients_, [](const Client& client) { return !client.fd; });
-  buffered_bytes_ = 0;
-  for (const auto& client : clients_) buffered_bytes_ += client.input.size();
-  if (fds[known].revents != 0) stop_ = true;
-  if (fds[known + 1].revents != 0) accept_all();
+  if (has_new) accept_all();
+  gone_.clear();
 }
 
 void TcpStoreServer::accept_all() {
   for (int i = 0; i < max_new_clients; ++i) {
     auto fd = accept_one(listener_.get());
     if (!fd) return;
-    const auto strangers = std::ranges::count_if(clients_, [](const Client& client) { return !client.is_known; });
     // The oldest had the longest chance.
-    if (static_cast<std::size_t>(strangers) >= max_silent_clients || clients_.size() >= max_clients_)
-      drop_oldest_stranger();
-    Client client;
+    const bool is_full = strangers_.size() + clients_.size() >= max_clients_;
+    if (!strangers_.empty() && (is_full || strangers_.size() >= max_silent_clients))
+      drop(strangers_.front(), "too many connections at once");
+    tune_socket(fd.get(), std::nullopt);
+    Client& client = strangers_.emplace_back();
+    client.self = std::prev(strangers_.end());
     client.fd = std::move(fd);
-    if (clients_.size() >= max_clients_) {
-      log_drop(client, std::to_string(max_clients_) + " are open already (raise ulimit -n for more)");
+    if (strangers_.size() + clients_.size() > max_clients_) {
+      drop(client, std::to_string(max_clients_) + " are open already (raise ulimit -n for more)");
       continue;
     }
-    tune_socket(client.fd.get(), std::nullopt);
-    client.deadline = Clock::now() + request_timeout;
-    clients_.push_back(std::move(client));
+    watch(client.fd.get(), &client);
+    set_deadline(client, Clock::now() + request_timeout);
   }
 }
 
-void TcpStoreServer::drop_oldest_stranger() {
-  const auto oldest = std::ranges::find_if(clients_, [](const Client& client) { return !client.is_known; });
-  if (oldest == clients_.end()) return;
-  log_drop(*oldest, "too many connections at once");
-  clients_.erase(oldest);
+void TcpStoreServer::know(Client& client) {
+  if (client.is_known) return;
+  client.is_known = true;
+  clients_.splice(clients_.end(), strangers_, client.self);
 }
 
-void TcpStoreServer::log_drop(const Client& client, const std::string& reason) {
-  const auto remote = SocketAddress::remote_of(client.fd.get());
-  log_of_stranger(std::nullopt,
-                  "store: dropped a connection from " + (remote ? remote->text() : "unknown address") + ": " + reason);
+void TcpStoreServer::drop(Client& client, const std::string& reason) {
+  if (!reason.empty()) {
+    const auto remote = SocketAddress::remote_of(client.fd.get());
+    log_of_stranger(std::nullopt, "store: dropped a connection from " + (remote ? remote->text() : "unknown address") +
+                                      ": " + reason);
+  }
+  expect_nothing(client);
+  set_deadline(client, Clock::time_point::max());
+  buffered_bytes_ -= client.input.size();
+  client.fd.reset();
+  gone_.splice(gone_.end(), client.is_known ? clients_ : strangers_, client.self);
 }
 
-bool TcpStoreServer::receive(Client& client) {
+void TcpStoreServer::set_deadline(Client& client, Clock::time_point deadline) {
+  if (client.deadline) deadlines_.erase(*client.deadline);
+  client.deadline.reset();
+  if (client.fd && deadline != Clock::time_point::max()) client.deadline = deadlines_.emplace(deadline, &client);
+}
+
+void TcpStoreServer::expect(Client& client, const std::string& key) {
+  client.awaited = key;
+  client.awaited_since = ++waits_;
+  waiting_[key].emplace(client.awaited_since, &client);
+}
+
+void TcpStoreServer::expect_nothing(Client& client) {
+  if (!client.awaited) return;
+  const auto others = waiting_.find(*client.awaited);
+  others->second.erase(client.awaited_since);
+  if (others->second.empty()) waiting_.erase(others);
+  client.awaited.reset();
+}
+
+void TcpStoreServer::receive(Client& client) {
   std::array<char, 65536> chunk;
   const ssize_t got = ::recv(client.fd.get(), chunk.data(), chunk.size(), 0);
-  if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-  if (got == 0) return false;
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  if (got <= 0) return drop(client);
   // One request at a time, and nothing while the last reply is not taken.
-  if (client.awaited || !client.output.empty()) {
-    log_drop(client, "it sent a request before it had the reply to the last one");
-    return false;
-  }
-  if (client.is_known && client.input.empty()) client.deadline = Clock::now() + request_timeout;
+  if (client.awaited || !client.output.empty())
+    return drop(client, "it sent a request before it had the reply to the last one");
+  if (client.is_known && client.input.empty()) set_deadline(client, Clock::now() + request_timeout);
   client.input.append(chunk.data(), static_cast<std::size_t>(got));
   buffered_bytes_ += static_cast<std::size_t>(got);
   auto parsed = parse(client.input);
   if (parsed.request) {
+    buffered_bytes_ -= client.input.size();
     client.input = {};
-    if (handle(client, std::move(*parsed.request))) return true;
+    if (!handle(client, std::move(*parsed.request)))
+      drop(client, "it did not prove the job's secret; give every rank the same HOLMES_SECRET or HOLMES_SECRET_FILE");
+  } else if (parsed.is_wrong) {
+    drop(client, "what it sent is no request");
+  } else if (buffered_bytes_ > max_buffered_bytes) {
+    drop_largest();
   }
-  if (parsed.request) {
-    log_drop(client, "it did not prove the job's secret; give every rank the same HOLMES_SECRET or HOLMES_SECRET_FILE");
-    return false;
-  }
-  if (parsed.is_wrong) {
-    log_drop(client, "what it sent is no request");
-    return false;
-  }
-  if (buffered_bytes_ > max_buffered_bytes) drop_largest();
-  return static_cast<bool>(client.fd);
 }
 
 // Who holds most, so that small requests are served whatever others send.
 void TcpStoreServer::drop_largest() {
-  const auto largest = std::ranges::max_element(clients_, {}, [](const Client& client) { return client.input.size(); });
-  log_drop(*largest, "too many bytes of unfinished requests");
-  buffered_bytes_ -= largest->input.size();
-  largest->input = {};
-  largest->fd.reset();
+  const auto by_size = [](const Client& one, const Client& other) { return one.input.size() < other.input.size(); };
+  auto largest = std::ranges::max_element(clients_, by_size);
+  const auto stranger = std::ranges::max_element(strangers_, by_size);
+  if (largest == clients_.end() || (stranger != strangers_.end() && by_size(*largest, *stranger))) largest = stranger;
+  drop(*largest, "too many bytes of unfinished requests");
 }
 
-// False where the connection is to be dropped.
 bool TcpStoreServer::handle(Client& client, Request request) {
   if (request.operation == op_hello || request.operation == op_prove) return authenticate(client, request);
   if (!secret_.empty() && !client.is_known) {
     reply(client, status_refused);
     return true;
   }
-  client.is_known = true;
-  client.deadline = Clock::time_point::max();
+  know(client);
+  set_deadline(client, Clock::time_point::max());
   try {
     if (request.operation == op_get || request.operation == op_wait) {
       client.wanted = std::move(request.texts);
       client.wants_values = request.operation == op_get;
-      client.deadline = Clock::now() + std::chrono::milliseconds(request.wait_ms);
+      set_deadline(client, Clock::now() + std::chrono::milliseconds(request.wait_ms));
       look(client);
     } else {
       reply(client, status_ok, carry_out(request));
@@ -349,10 +373,7 @@ std::string TcpStoreServer::carry_out(Request& request) {
 }
 
 void TcpStoreServer::look(Client& client) {
-  if (const std::string* const missing = values_.missing(client.wanted)) {
-    client.awaited = *missing;
-    return;
-  }
+  if (const std::string* const missing = values_.missing(client.wanted)) return expect(client, *missing);
   std::string values;
   if (client.wants_values) {
     std::size_t bytes = 0;
@@ -368,13 +389,14 @@ void TcpStoreServer::look(Client& client) {
 }
 
 void TcpStoreServer::tell_waiting(const std::string& key) {
-  for (auto& client : clients_) {
-    if (!client.fd || client.awaited != key || !values_.find(key)) continue;
-    client.awaited.reset();
+  const auto found = waiting_.find(key);
+  if (found == waiting_.end()) return;
+  for (const auto& [since, client] : std::map(found->second)) {
+    expect_nothing(*client);
     try {
-      look(client);
+      look(*client);
     } catch (const UsageError& error) {
-      reply(client, status_wrong, error.what());
+      reply(*client, status_wrong, error.what());
     }
   }
 }
@@ -390,30 +412,34 @@ bool TcpStoreServer::authenticate(Client& client, const Request& request) {
     client.expected_proof = proof(secret_, false, request.key, own_nonce);
     client.own_proof = proof(secret_, true, request.key, own_nonce);
     reply(client, status_ok, own_nonce);
-    client.deadline = Clock::now() + request_timeout;
+    set_deadline(client, Clock::now() + request_timeout);
     return true;
   }
   if (client.expected_proof.empty() || !equal_texts(request.key, client.expected_proof)) return false;
   client.expected_proof.clear();
-  client.is_known = true;
+  know(client);
   reply(client, status_ok, client.own_proof);
   return true;
 }
 
 void TcpStoreServer::reply(Client& client, char status, const std::string& value) {
-  client.deadline = Clock::now() + reply_timeout;
+  set_deadline(client, Clock::now() + reply_timeout);
   client.output += status;
   put_number(client.output, value.size(), 4);
   client.output += value;
-  client.awaited.reset();  // `value` may be it
+  expect_nothing(client);  // `value` may be what it awaits
+  send(client);
 }
 
-bool TcpStoreServer::send(Client& client) {
+void TcpStoreServer::send(Client& client) {
   const ssize_t sent = ::send(client.fd.get(), client.output.data(), client.output.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-  client.output.erase(0, static_cast<std::size_t>(sent));
-  if (client.output.empty() && client.is_known) client.deadline = Clock::time_point::max();
-  return true;
+  if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return drop(client);
+  client.output.erase(0, static_cast<std::size_t>(std::max<ssize_t>(sent, 0)));
+  if (client.output.empty() && client.is_known) set_deadline(client, Clock::time_point::max());
+  if (client.waits_for_room == !client.output.empty()) return;
+  client.waits_for_room = !client.output.empty();
+  epoll_event event{.events = EPOLLIN | (client.waits_for_room ? EPOLLOUT : 0u), .data = {.ptr = &client}};
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, client.fd.get(), &event);
 }
 
 }  // namespace holmes

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -70,28 +72,39 @@ public:
   std::uint16_t port() const { return port_; }
 
 private:
+  struct Client;
+  using Clients = std::list<Client>;
+  using Deadlines = std::multimap<Clock::time_point, Client*>;
   struct Client {
     UniqueFd fd;
     std::string input, output;
     std::optional<std::string> awaited;  // key that the request waits for
+    std::uint64_t awaited_since = 0;     // by the number of such requests
     std::vector<std::string> wanted;     // all its keys
     bool wants_values = false;
-    Clock::time_point deadline = Clock::time_point::max();  // of that request; else to finish one, or to take the reply
-    bool is_known = false;  // has sent a request that makes sense and, where there is a secret, proved it
+    bool is_known = false;        // has sent a request that makes sense and, where there is a secret, proved it
+    bool waits_for_room = false;  // to send
     std::string expected_proof, own_proof;  // after its hello
+    Clients::iterator self;
+    std::optional<Deadlines::iterator> deadline;  // of its request, else to finish one, or to take the reply
   };
 
   void run();
   void poll_once();
+  void watch(int fd, void* what);
   void accept_all();
-  bool receive(Client& client);
+  void receive(Client& client);
+  // False where the connection is to be dropped.
   bool handle(Client& client, store_protocol::Request request);
   bool authenticate(Client& client, const store_protocol::Request& request);
-  void drop_oldest_stranger();
+  void know(Client& client);
+  void drop(Client& client, const std::string& reason = "");
   void drop_largest();
-  void log_drop(const Client& client, const std::string& reason);
-  bool send(Client& client);
   void reply(Client& client, char status, const std::string& value = "");
+  void send(Client& client);
+  void set_deadline(Client& client, Clock::time_point deadline);
+  void expect(Client& client, const std::string& key);
+  void expect_nothing(Client& client);
   // Carries out what never waits; returns the reply's value.
   std::string carry_out(store_protocol::Request& request);
   // Replies to a request for keys where all are there, else lets it wait.
@@ -100,10 +113,14 @@ private:
 
   const std::string secret_;
   const std::size_t max_clients_;
-  UniqueFd listener_, wake_;
+  UniqueFd listener_, wake_, epoll_;
   std::uint16_t port_ = 0;
   StoredValues values_;  // of the thread, as all below
-  std::vector<Client> clients_;
+  // Those that are not known yet first came first; `gone_`: dropped in this turn.
+  Clients strangers_, clients_, gone_;
+  Deadlines deadlines_;
+  std::map<std::string, std::map<std::uint64_t, Client*>> waiting_;  // by the key awaited, and since when
+  std::uint64_t waits_ = 0;
   std::size_t buffered_bytes_ = 0;  // of unfinished requests
   bool stop_ = false;
   std::thread thread_;
