@@ -88,6 +88,15 @@ void check_failures() {
   check_failure<PeerLostError>("a rank that leaves", [](Communicator&) {}, "rank 12 (host ");
 }
 
+std::string message_of_wait(Work& work) {
+  try {
+    work.wait();
+  } catch (const TimeoutError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 // Who looks after peers for a moment leaves no operation behind that another thread wanted to drive then.
 void check_looks() {
   constexpr int rounds = 2000;
@@ -119,6 +128,67 @@ void check_looks() {
   std::printf("looked after: ok\n");
 }
 
+// As another store, but who reads what the ranks of a pair say of themselves waits until it is let go.
+class StandingStore final : public Store {
+public:
+  explicit StandingStore(std::shared_ptr<Store> base) : base_(std::move(base)) {}
+  void set(const std::string& key, const std::string& value) override { base_->set(key, value); }
+  void wait(const std::string& key, Duration timeout) override { base_->wait(key, timeout); }
+  std::string get(const std::string& key, Duration timeout) override {
+    if (key.find("/pair") != std::string::npos && key.ends_with("/records")) {
+      stands_.test_and_set();
+      stands_.notify_all();
+      goes_.wait(false);
+    }
+    return base_->get(key, timeout);
+  }
+  void await_standing() const { stands_.wait(false); }
+  void let_go() {
+    goes_.test_and_set();
+    goes_.notify_all();
+  }
+
+private:
+  std::shared_ptr<Store> base_;
+  std::atomic_flag stands_, goes_;
+};
+
+// A rank stands still while it is being connected with another: that one's deadline counts, and its end waits for none.
+void check_a_pair_that_stands(bool is_left) {
+  constexpr int size = 13, last = size - 1;
+  const auto store = make_local_store();
+  const auto standing = std::make_shared<StandingStore>(store);
+  run_ranks(size, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .size = size, .name = "stands", .transport = Transport::tcp};
+    options.nics = {{"lo", "127.0.0.1"}};
+    options.connect_timeout = std::chrono::seconds(120);
+    auto comm = make_communicator(rank == last ? std::static_pointer_cast<Store>(standing) : store, options);
+    std::vector<std::int64_t> data(100);
+    if (rank == 0) {
+      const auto start = Clock::now();
+      const auto timeout = std::chrono::seconds(is_left ? 100 : 2);
+      const auto work = comm->send(buffer(data, DType::int64), last, 0, {.timeout = timeout, .async = true});
+      if (is_left) {
+        standing->await_standing();
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // so that it waits to be connected
+        comm.reset();
+      } else {
+        const auto said = message_of_wait(*work);
+        CHECK(contains(said, "rank 12 has called too, but is not connected yet"));
+      }
+      CHECK(Clock::now() - start < std::chrono::seconds(20));
+      standing->let_go();
+    } else if (rank == last) {
+      try {
+        comm->recv(buffer(data, DType::int64), 0, 0, {})->wait();
+        CHECK(false);
+      } catch (const HolmesError&) {
+      }
+    }
+  });
+  std::printf("a pair that stands, %s: ok\n", is_left ? "left" : "overdue");
+}
+
 }  // namespace
 
 int main() {
@@ -131,5 +201,6 @@ int main() {
   run_communicators(7, Transport::automatic, check_all);
   check_failures();
   check_looks();
+  for (const bool is_left : {false, true}) check_a_pair_that_stands(is_left);
   return 0;
 }

@@ -28,8 +28,8 @@ void StoredValues::set(const std::string& key, std::string value) {
   const auto needed = key.size() + value.size();
   if (bytes_ - freed > max_bytes_ || needed > max_bytes_ - (bytes_ - freed))
     throw UsageError("the store is full: key '" + key + "' does not fit; store less");
-  bytes_ += needed - freed;
   values_[key] = std::move(value);
+  bytes_ += needed - freed;
 }
 
 std::int64_t StoredValues::add(const std::string& key, std::int64_t amount) {

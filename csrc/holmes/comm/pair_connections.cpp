@@ -65,6 +65,18 @@ std::optional<std::string> value_of(Store& store, const std::string& key) {
 
 std::string lost_key(const std::string& name, int rank) { return name + "/lost/" + std::to_string(rank); }
 
+// There is nothing to connect any more. Not a HolmesError: what sets a pair up takes those of a store for a key that
+// nobody has set, or for the store's end, and would go on.
+class PairConnections::Over final : public std::exception {
+public:
+  explicit Over(Failure failure) : failure_(std::move(failure)) {}
+  const Failure& failure() const { return failure_; }
+  const char* what() const noexcept override { return failure_.message.c_str(); }
+
+private:
+  Failure failure_;
+};
+
 // The group's store as a pair's thread uses it: no call goes on when there is nothing to connect any more.
 class PairConnections::PairStore final : public Store {
 public:
@@ -88,9 +100,9 @@ private:
       try {
         return ask(*pairs->store_, std::min(left, longest_store_wait));
       } catch (const TimeoutError&) {
+        pairs->look(peer_);
         if (left <= longest_store_wait) throw;
       }
-      pairs->look(peer_);
     }
   }
 
@@ -145,8 +157,9 @@ void PairConnections::connect(int peer) {
     const auto store = std::make_shared<PairStore>(shared_from_this(), peer);
     await(peer, *store);
     start_waiting(peer, make(peer, store));
-  } catch (const std::exception&) {
-    Failure failure = failure_of(std::current_exception());
+  } catch (const std::exception& error) {
+    const auto* const over = dynamic_cast<const Over*>(&error);
+    Failure failure = over ? over->failure() : failure_of(std::current_exception());
     {
       const std::lock_guard lock(mutex_);
       if (has_ended_) return;
@@ -172,9 +185,9 @@ void PairConnections::await(int peer, Store& store) {
 }
 
 void PairConnections::look(int peer) const {
-  if (const auto late = overdue(peer)) late->raise();
+  if (const auto late = overdue(peer)) throw Over(*late);
   if (const auto lost = value_of(*store_, lost_key(options_.name, peer)))
-    if (const auto failure = decode_outcome(*lost, "a rank beside rank " + std::to_string(peer))) failure->raise();
+    if (const auto failure = decode_outcome(*lost, "a rank beside rank " + std::to_string(peer))) throw Over(*failure);
 }
 
 std::optional<Failure> PairConnections::overdue(int peer) const {

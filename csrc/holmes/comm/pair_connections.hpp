@@ -35,6 +35,7 @@ public:
   std::size_t waiting() const;
 
 private:
+  class Over;
   class PairStore;
   struct Waiting {
     P2pCall call;
@@ -54,7 +55,7 @@ private:
   void await(int peer, Store& store);
   std::shared_ptr<HostCommunicator> make(int peer, std::shared_ptr<Store> store);
   void start_waiting(int peer, const std::shared_ptr<HostCommunicator>& part);
-  // Throws where all has ended, the peer is lost, or a deadline has passed.
+  // Throws Over where all has ended, the peer is lost, or a deadline has passed.
   void look(int peer) const;
   std::optional<Failure> overdue(int peer) const;
   std::string name_with(int peer) const;
