@@ -51,7 +51,7 @@ iovec piece(std::span<std::byte> data, std::size_t from, std::size_t bytes) { re
 bool would_sleep(Channel& channel, bool for_recv, bool for_send) {
   std::vector<pollfd> fds;
   const bool sleeps = channel.prepare_wait(for_recv, for_send, fds);
-  channel.finish_wait();
+  channel.finish_wait({}, {});
   return sleeps;
 }
 
@@ -164,14 +164,14 @@ void check_doorbells() {
   const iovec all[] = {piece(source, 0, source.size())};
   CHECK(pair.sender->try_send(all) == 0);
   CHECK(pair.doorbells == 1);
-  pair.receiver->finish_wait();
+  pair.receiver->finish_wait({}, {});
   const iovec first[] = {piece(arrived, 0, ring_bytes)};
   CHECK(pair.receiver->try_recv(first) == ring_bytes);
   CHECK(pair.sender->prepare_wait(false, true, fds));
   const iovec second[] = {piece(arrived, ring_bytes, ring_bytes)};
   CHECK(pair.receiver->try_recv(second) == ring_bytes);
   CHECK(pair.doorbells == 2);
-  pair.sender->finish_wait();
+  pair.sender->finish_wait({}, {});
   CHECK(arrived == source);
 }
 

@@ -19,6 +19,8 @@ constexpr unsigned rounds_per_deadline_check = 512;
 constexpr unsigned rounds_per_signal_check = 128;
 // Polls in which nothing moved after which peers and rails are looked at, in three system calls.
 constexpr unsigned polls_per_check = 64;
+// Waits that ended before they began, as something was ready, of which one looks at peers.
+constexpr unsigned ready_waits_per_look = 16;
 // Of one poll, so that a caller with other work comes back to it.
 constexpr int max_rounds_of_poll = 16;
 
@@ -238,13 +240,23 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
     now.reset();
     if (block) sleep(until, signals, before);
     const auto after = block ? Clock::now() : before;
-    engine_.finish_wait(after, block ? fds_ : std::span<const pollfd>{});
+    if (block)
+      engine_.finish_wait(after, fds_);
+    else
+      finish_ready_wait(after);
     engine_.group().clock.set(after);
     if (block) spin_.slept(after - before);
     spin = spin_.begin(rushes);
     if (until && after >= *until) return false;
     if (block && signals.is_due(after)) return true;
   }
+}
+
+// Who always finds something ready asks the system for nothing, but looks now and then whether a peer has told of a
+// failure.
+void Driver::finish_ready_wait(Clock::time_point now) {
+  const bool looks = ++ready_waits_ % ready_waits_per_look == 0;
+  engine_.finish_wait(now, looks ? std::span<const pollfd>{} : fds_);
 }
 
 // Until one of `fds_` is ready, something is due, or `until`.
@@ -274,7 +286,7 @@ bool Driver::wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& 
   const bool block = engine_.prepare_wait(fds_);
   const auto start = Clock::now();
   if (!block) {
-    engine_.finish_wait(start);
+    finish_ready_wait(start);
     after = start;
     return false;
   }

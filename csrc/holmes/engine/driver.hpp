@@ -54,6 +54,7 @@ private:
   bool may_rush(bool is_collective) const;
   void take_back();
   bool drive_until(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now);
+  void finish_ready_wait(Clock::time_point now);
   void sleep(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point now);
   bool waits_for_bulk() const;
   bool wait_for_bulk(std::optional<Clock::time_point> until, SignalTimer& signals, Clock::time_point& after);
@@ -71,7 +72,8 @@ private:
   std::atomic<unsigned> prompt_waits_{0};  // how often in a row a caller came for what was left in time
   std::atomic<bool> is_awaited_{false};    // by a thread that sleeps, as another one drove when it came
   std::atomic<bool> is_polled_{false};
-  unsigned idle_polls_ = 0;  // with the drive lock
+  unsigned idle_polls_ = 0;  // with the drive lock, as the next one
+  unsigned ready_waits_ = 0;
 };
 
 // A short collective in the calling thread, which drives meanwhile. Its first part sends; what has not come while it

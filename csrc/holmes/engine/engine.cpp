@@ -236,7 +236,7 @@ void Engine::finish_wait(Clock::time_point now, std::span<const pollfd> asked) {
     std::uint64_t ignored;
     [[maybe_unused]] const ssize_t bytes = ::read(wake_fd_.get(), &ignored, sizeof ignored);
   }
-  for (Channel* channel : waited_) channel->finish_wait();
+  for (Channel* channel : waited_) channel->finish_wait(now, asked);
   waited_.clear();
   if (is_dead()) return;
   fail_where_it_throws([&] {

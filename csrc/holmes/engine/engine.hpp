@@ -73,7 +73,8 @@ public:
   // Driver. Appends what to poll for; false: something is ready, do not block.
   bool prepare_wait(std::vector<pollfd>& fds);
   // Driver. After blocking: looks at the control connections and deadlines. `asked`: what prepare_wait has appended, as
-  // poll answered it; where it is given, the system is asked for nothing that is not ready.
+  // poll answered it, or with nothing ready where it was not called; where it is given, the system is asked for nothing
+  // that is not ready.
   void finish_wait(Clock::time_point now, std::span<const pollfd> asked = {});
   // Driver, from time to time where it does not wait: looks after the channels, and ends the communicator where an
   // operation is late.

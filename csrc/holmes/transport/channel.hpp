@@ -119,8 +119,9 @@ public:
   // Before blocking: asks to be woken when the stream can be received from / sent to, through descriptors appended to
   // `fds`. Returns false where it is ready already (then do not block).
   virtual bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) = 0;
-  // After blocking (or not): withdraws what prepare_wait asked for.
-  virtual void finish_wait() {}
+  // After blocking (or not): withdraws what prepare_wait asked for. `asked`: the same `fds`, as poll answered them, or
+  // with nothing ready where it was not called; empty: they are not known.
+  virtual void finish_wait(Clock::time_point /*now*/, std::span<const pollfd> /*asked*/) {}
 
   // Whether the stream has to be looked after from time to time (acknowledgements, losses), also when no operation
   // waits for it.

@@ -45,7 +45,7 @@ public:
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override {
     return inner_->prepare_wait(for_recv, for_send, fds);
   }
-  void finish_wait() override { inner_->finish_wait(); }
+  void finish_wait(Clock::time_point now, std::span<const pollfd> asked) override { inner_->finish_wait(now, asked); }
   bool needs_maintenance() const override { return inner_->needs_maintenance(); }
   std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override {
     return inner_->next_maintenance(now);

@@ -30,7 +30,9 @@ public:
   bool tells_end() const override;
   bool is_unanswered() const override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
-  void finish_wait() override { awaits_recv_ = awaits_send_ = false; }
+  void finish_wait(Clock::time_point /*now*/, std::span<const pollfd> /*asked*/) override {
+    awaits_recv_ = awaits_send_ = false;
+  }
   bool needs_maintenance() const override { return true; }
   std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override;
   void maintain(Clock::time_point now) override;

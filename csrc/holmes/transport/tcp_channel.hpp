@@ -21,7 +21,7 @@ public:
   bool is_unanswered() const override;
   void set_low_water(std::size_t bytes) override;
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
-  void finish_wait() override { awaits_send_ = false; }
+  void finish_wait(Clock::time_point /*now*/, std::span<const pollfd> /*asked*/) override { awaits_send_ = false; }
   bool needs_maintenance() const override { return socket_.pacer || socket_.watch; }
   std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override;
   void maintain(Clock::time_point now) override;

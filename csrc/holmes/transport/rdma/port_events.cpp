@@ -12,11 +12,10 @@ PortEvents::PortEvents(const verbs::Library& library, verbs::Context* context, s
 }
 
 void PortEvents::look(Clock::time_point now) {
-  constexpr auto pause = std::chrono::milliseconds(2);  // each look is a system call
   if (now < look_at_.load(std::memory_order_relaxed)) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return;  // another one looks
-  look_at_.store(now + pause, std::memory_order_relaxed);
+  looked(now);
   // It is acknowledged whatever it is, once it is taken: what it is of ends only then.
   verbs::AsyncEvent event{};
   errno = EAGAIN;

@@ -21,8 +21,10 @@ public:
 
   // Readable where there is something to read.
   int fd() const { return context_->async_fd; }
-  // Reads what there is, where that was not just done.
+  // Reads what there is, where that was not just done: each look is a system call.
   void look(Clock::time_point now);
+  // It is known that there is nothing.
+  void looked(Clock::time_point now) { look_at_.store(now + pause, std::memory_order_relaxed); }
 
   bool has_hca_failed() const { return has_hca_failed_.load(std::memory_order_relaxed); }
   bool has_failed(const verbs::QueuePair* pair) const;
@@ -35,6 +37,7 @@ public:
 
 private:
   static constexpr Clock::time_point never{};
+  static constexpr auto pause = std::chrono::milliseconds(2);
   void take(const verbs::AsyncEvent& event, Clock::time_point now);
 
   const verbs::Library& library_;

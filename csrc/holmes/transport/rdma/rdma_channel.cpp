@@ -167,7 +167,7 @@ std::size_t RdmaChannel::send(std::span<const iovec> pieces, bool is_followed) {
 std::size_t RdmaChannel::send_messages(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
                                        bool is_followed) {
   std::array<RdmaQueuePair::Write, RdmaQueuePair::most_at_once> writes;
-  const std::size_t at_once = skip == 0 ? 1 : writes.size();
+  const std::size_t at_once = skip == 0 ? 1 : writes.size() - 1;
   std::size_t count = 0;
   std::size_t sent = 0;
   for (; count < at_once && sent < most; ++count) {
@@ -182,6 +182,12 @@ std::size_t RdmaChannel::send_messages(std::span<const iovec> pieces, std::size_
     return sent;
   }
   RdmaLane& lane = main();
+  RdmaCredit credit;
+  if (is_credit_due(4) && lane.has_request()) {
+    writes[count++] = credit_message(credit);
+    lane.count_request(false, posted_to_);
+    count_credit(credit);
+  }
   if (const int error = lane.pair().post_all({writes.data(), count})) {  // there was room for all of them
     lose(lane, error, "a send is refused: " + errno_text(error));
     if (error_ != 0) throw_if_ended();
@@ -288,6 +294,7 @@ std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
   }
   look_for_sends();
   ask_for_pull();
+  if (!pull_->is_done()) look_for_sends();
   if (!pull_->is_done()) {
     throw_if_ended();
     return 0;
@@ -484,7 +491,7 @@ void RdmaChannel::consume(std::size_t bytes) {
 
 void RdmaChannel::look_for_receives() {
   for (const auto& lane : lanes_) look_for_receives(*lane);
-  if (main().arrived_messages - main().given_messages >= RdmaQueuePair::data_depth / 4) give_credit();
+  give_credit();
   if (!is_settled()) catch_up();
 }
 
@@ -586,25 +593,40 @@ void RdmaChannel::look_for_sends(RdmaLane& lane) {
   if (lane.is_reading()) take_reads(lane, clock());
 }
 
-// Tells the peer what it may send again, in steps of a quarter: a sender never runs dry for it. It wakes only who waits
-// for room.
+// What the peer may send again goes with the next message of this side, where there is one before half of a ring is
+// taken, or this side waits: a call of the HCA less. (From a quarter on: a credit costs it a receive.)
+bool RdmaChannel::is_credit_due(std::size_t part) const {
+  return consumed_bytes_ - given_bytes_ >= rings_.bytes() / part ||
+         main().arrived_messages - main().given_messages >= RdmaQueuePair::data_depth / part;
+}
+
 void RdmaChannel::give_credit() {
-  RdmaLane& lane = main();
-  if (consumed_bytes_ - given_bytes_ < rings_.bytes() / 4 &&
-      lane.arrived_messages - lane.given_messages < RdmaQueuePair::data_depth / 4)
-    return;
+  if (is_credit_due(2)) post_credit();
+}
+
+// It wakes only who waits for room.
+RdmaQueuePair::Write RdmaChannel::credit_message(RdmaCredit& credit) const {
+  credit = {consumed_bytes_, main().arrived_messages};
+  return {.from = &credit, .bytes = sizeof credit, .immediate = immediate(Kind::credit)};
+}
+
+void RdmaChannel::count_credit(const RdmaCredit& credit) {
+  given_bytes_ = credit.bytes;
+  main().given_messages = credit.messages;
+}
+
+void RdmaChannel::post_credit() {
   if (error_ != 0 || has_ended_ || !is_ready()) return;
-  const RdmaCredit credit{consumed_bytes_, lane.arrived_messages};
-  const auto post_credit = [&] {
-    return post({.from = &credit, .bytes = sizeof credit, .immediate = immediate(Kind::credit)});
-  };
-  int error = post_credit();
+  RdmaLane& lane = main();
+  RdmaCredit credit;
+  const RdmaQueuePair::Write write = credit_message(credit);
+  int error = post(write);
   if (error == EAGAIN) {
     look_for_sends(lane);
     if (!lane.is_living() || error_ != 0) return;
-    error = post_credit();
+    error = post(write);
   }
-  if (error == 0) given_bytes_ = credit.bytes, lane.given_messages = credit.messages;
+  if (error == 0) count_credit(credit);
   fail_post(lane, error);
 }
 
@@ -739,26 +761,40 @@ RdmaChannel::Progress RdmaChannel::progress() const {
   return now;
 }
 
+// Looks whether there is something to do.
+bool RdmaChannel::has_come(bool for_recv, bool for_send) {
+  look_for_receives();
+  look_for_sends();
+  if (std::exchange(waited_, progress()) != progress()) look_at_.reset();
+  const bool has_unseen = std::exchange(seen_bytes_, arrived_bytes_) != arrived_bytes_;
+  if (error_ != 0 || has_ended_ || is_closed_by_peer_) return true;
+  const bool has_pulled = pull_ && (pull_->is_done() || (!pull_->is_asked() && can_ask()));
+  const bool may_send = offered_ ? offered_->answer.has_value() : sendable_bytes() > 0;
+  const bool has_offer = std::exchange(is_offer_new_, false) && !pull_;
+  return (for_recv && (has_unseen || has_offer || has_pulled)) || (for_send && may_send);
+}
+
+// To be told, which takes a system call, is asked for only where nothing is there.
 bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) {
   is_waiting_ = true;
+  first_wait_ = fds.size();
+  waits_ = 0;
+  if (has_come(for_recv, for_send)) return false;
+  if (is_credit_due(4)) post_credit();
   using Wake = RdmaQueuePair::Wake;
   const bool awaits_all = !is_settled() || (for_send && !offered_ && sendable_bytes() == 0);
   const bool awaits_sends = pull_ || owed_answer_;
   for (const auto& lane : lanes_)
     if (lane->is_living() || !lane->is_drained)
       lane->pair().arm(awaits_all ? Wake::any : awaits_sends ? Wake::sends : Wake::solicited);
-  look_for_receives();
-  look_for_sends();
-  if (std::exchange(waited_, progress()) != progress()) look_at_.reset();
-  const bool has_unseen = std::exchange(seen_bytes_, arrived_bytes_) != arrived_bytes_;
   append_waits(fds);
-  if (error_ != 0 || has_ended_ || is_closed_by_peer_) return false;
-  const bool has_pulled = pull_ && (pull_->is_done() || (!pull_->is_asked() && can_ask()));
-  const bool may_send = offered_ ? offered_->answer.has_value() : sendable_bytes() > 0;
-  const bool has_offer = std::exchange(is_offer_new_, false) && !pull_;
+  waits_ = fds.size() - first_wait_;
+  if (has_come(for_recv, for_send)) {
+    for (const auto& lane : lanes_) lane->pair().take_events();  // or it would end the next wait
+    return false;
+  }
   // What was armed before a loss is not what is awaited now.
-  const bool is_new = !awaits_all && !is_settled();
-  return !is_new && !(for_recv && (has_unseen || has_offer || has_pulled)) && !(for_send && may_send);
+  return awaits_all || is_settled();
 }
 
 void RdmaChannel::append_waits(std::vector<pollfd>& fds) const {
@@ -770,11 +806,28 @@ void RdmaChannel::append_waits(std::vector<pollfd>& fds) const {
     if (!lost_sockets_[i]) fds.push_back({sockets_[i].fd.get(), POLLIN | POLLRDHUP, 0});
 }
 
-void RdmaChannel::finish_wait() {
+void RdmaChannel::finish_wait(Clock::time_point now, std::span<const pollfd> asked) {
   is_waiting_ = false;
   bool any = false;
-  for (const auto& lane : lanes_) any |= lane->pair().take_events();
-  if (!any) has_peer_left();
+  if (asked.size() < first_wait_ + waits_ || asked.empty()) {  // or they are of another call, which began no wait here
+    for (const auto& lane : lanes_) any |= lane->pair().take_events();
+    if (!any) has_peer_left();
+    return;
+  }
+  const auto is_ready = [](const pollfd& one) { return one.revents != 0; };
+  const auto own = asked.subspan(first_wait_, waits_);
+  bool is_quiet = std::ranges::any_of(own, is_ready);
+  for (const pollfd& one : own) {
+    if (!is_ready(one)) continue;
+    for (const auto& lane : lanes_) {
+      if (one.fd == lane->pair().fd()) lane->pair().take_events();
+      if (one.fd == lane->pair().events_fd()) is_quiet = false;
+    }
+    for (const Connection& socket : sockets_) any |= one.fd == socket.fd.get();
+  }
+  if (any) has_peer_left();
+  for (const auto& lane : lanes_)
+    if (is_quiet && lane->is_living()) lane->pair().device().events().looked(now);
 }
 
 // Whether its side of the TCP connections has ended; what it sent before is here by then. One of several that fails has

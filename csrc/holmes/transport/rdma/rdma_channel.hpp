@@ -58,7 +58,7 @@ public:
   void consume(std::size_t bytes) override;
   bool is_unanswered() const override { return is_unanswered_; }
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
-  void finish_wait() override;
+  void finish_wait(Clock::time_point now, std::span<const pollfd> asked) override;
   bool needs_maintenance() const override { return true; }
   std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override;
   void maintain(Clock::time_point now) override;
@@ -145,7 +145,11 @@ private:
   void look_for_receives(RdmaLane& lane);
   void look_for_sends();
   void look_for_sends(RdmaLane& lane);
+  bool is_credit_due(std::size_t part) const;
   void give_credit();
+  RdmaQueuePair::Write credit_message(RdmaCredit& credit) const;
+  void count_credit(const RdmaCredit& credit);
+  void post_credit();
 
   // --- losses ---
   void lose(RdmaLane& lane, int error, const std::string& why);
@@ -224,8 +228,11 @@ private:
     bool operator==(const Progress&) const = default;
   };
   Progress progress() const;
+  bool has_come(bool for_recv, bool for_send);
   Progress waited_;
   bool is_waiting_ = false;
+  std::size_t first_wait_ = 0;  // where its descriptors are among all, and how many they are
+  std::size_t waits_ = 0;
   std::optional<Clock::time_point> look_at_;  // absent: as soon after the next look at the clock as ever
   Clock::time_point look_at_ports_at_{};
   bool is_unanswered_ = false;

@@ -373,7 +373,7 @@ bool ShmChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
   return !in_.closed.load(std::memory_order_seq_cst) || (!for_send && readable_bytes() > 0);
 }
 
-void ShmChannel::finish_wait() {
+void ShmChannel::finish_wait(Clock::time_point /*now*/, std::span<const pollfd> /*asked*/) {
   in_.reader_sleeps.store(0, std::memory_order_relaxed);
   out_.writer_sleeps.store(0, std::memory_order_relaxed);
 }

@@ -77,7 +77,7 @@ public:
   const std::byte* peek_short(std::size_t bytes) const override;
   bool tells_end() const override { return in_.closed.load() != 0; }  // a killed peer cannot mark its rings as closed
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
-  void finish_wait() override;
+  void finish_wait(Clock::time_point now, std::span<const pollfd> asked) override;
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
