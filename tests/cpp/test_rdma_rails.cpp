@@ -224,6 +224,67 @@ void check_events() {
   fake().set("retry_ms", 50);
 }
 
+// A port that comes back is not used again, as with rails over TCP, until there is a new communicator: that uses it
+// though the old one lives.
+void check_return() {
+  fake().set("retry_ms", 3'600'000);
+  for (const int lane : {0, 1}) {
+    const int device = device_of(1, lane);
+    const std::string told = told_by([&] {
+      std::barrier both(2);
+      run_lanes(2, 2, [&](Communicator& comm) {
+        const auto retired = [&] {
+          const auto connections = comm.connections();
+          return std::ranges::count_if(connections, [](const ConnectionInfo& info) { return info.is_retired; });
+        };
+        Bytes data(8 << 20);
+        const Bytes sent = message(data.size(), 7);
+        const auto exchange = [&](Communicator& by) {
+          const auto arriving = by.recv(buffer(data, DType::uint8), 1 - by.rank(), 0, {.async = true});
+          Bytes copy = sent;
+          by.send(buffer(copy, DType::uint8), 1 - by.rank(), 0, {})->wait();
+          arriving->wait();
+          CHECK(data == sent);
+        };
+        exchange(comm);
+        both.arrive_and_wait();
+        if (comm.rank() == 0) fake().set("port_down", device);
+        for (int i = 0; i < 1000; ++i) {  // both streams; what is received is asked for over each
+          comm.all_reduce(buffer(data, DType::uint8), ReduceOp::max, {})->wait();
+          exchange(comm);
+          const std::int32_t done = retired() >= 2;
+          std::vector<std::int32_t> all{done};
+          comm.all_reduce(buffer(all, DType::int32), ReduceOp::min, {})->wait();
+          if (all[0] != 0) break;
+        }
+        CHECK(retired() == 2);
+        both.arrive_and_wait();
+        if (comm.rank() == 0) fake().set("port_up", device);
+        both.arrive_and_wait();
+        const long before = fake().device_bytes(device);
+        both.arrive_and_wait();
+        work(comm, 3, 1);
+        exchange(comm);
+        CHECK(retired() == 2);
+        both.arrive_and_wait();
+        CHECK(fake().device_bytes(device) == before);
+        both.arrive_and_wait();
+        const auto renewed = comm.split(0, comm.rank());
+        work(*renewed, 3, 1);
+        exchange(*renewed);
+        const auto connections = renewed->connections();
+        CHECK(std::ranges::none_of(connections, [](const ConnectionInfo& info) { return info.is_retired; }));
+        both.arrive_and_wait();
+        CHECK(fake().device_bytes(device) > before);
+      });
+      fake().set("heal", 0);
+    });
+    check_contains(told, "over NIC fake" + std::to_string(device) + ":1 ");
+    check_contains(told, "Make a new communicator to use the NIC again");
+  }
+  fake().set("retry_ms", 50);
+}
+
 // The last port that is lost: told by name, with the others.
 void check_all_lanes_lost() {
   std::barrier both(2);
@@ -280,6 +341,7 @@ int main() {
     check_all_lanes_lost();
     check_idle_sender();
     check_events();
+    check_return();
   }
   check_lost_lanes();
   std::printf("several ports: ok\n");
