@@ -52,15 +52,15 @@ bool Driver::may_rush(bool is_collective) const {
   return group.all_shared_memory && (group.size <= processors() || !is_collective);
 }
 
-template <typename IsDone>
-bool Driver::poll_short(bool is_collective, const IsDone& is_done) {
-  bool done = is_done();
-  if (done) return true;
+template <typename Look>
+bool Driver::poll_short(bool is_collective, const Look& look) {
+  ShortState state = look();
+  if (state != ShortState::awaited) return state == ShortState::ready;
   auto spin = spin_.begin(may_rush(is_collective));
-  while (!done && !engine_.is_wanted() && spin.goes_on()) done = is_done();
-  if (done) spin_.succeeded(spin);
-  has_polled_ = !done;
-  return done;
+  while (state == ShortState::awaited && !engine_.is_wanted() && spin.goes_on()) state = look();
+  has_polled_ = state == ShortState::awaited;
+  if (!has_polled_) spin_.succeeded(spin);
+  return state == ShortState::ready;
 }
 
 std::size_t Driver::run_short(std::span<ShortMessage> messages, Clock::time_point submitted) {
@@ -71,8 +71,8 @@ std::size_t Driver::run_short(std::span<ShortMessage> messages, Clock::time_poin
     Operations& operations = engine_.operations();
     for (ShortMessage& message : messages) {
       const std::shared_ptr<Work>& completed = operations.completed(message.is_send ? -1 : message.peer);
-      const auto is_done = [&] { return operations.carry_short(message, submitted); };
-      if (!(message.is_send ? is_done() : poll_short(/*is_collective=*/false, is_done))) break;
+      const auto look = [&] { return operations.carry_short(message, submitted); };
+      if (!(message.is_send ? look() == ShortState::ready : poll_short(/*is_collective=*/false, look))) break;
       message.completed = completed;
       ++carried;
     }
@@ -90,9 +90,9 @@ ShortRun::ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout)
   submitted_ = Clock::now();
   if (!operations.begin_short(exchange, submitted_, record_)) return;
   state_ = State::begun;
-  const auto is_done = [&] { return operations.take_short(exchange, record_, submitted_ + timeout); };
+  const auto look = [&] { return operations.take_short(exchange, record_, submitted_ + timeout); };
   try {
-    if (!driver_.poll_short(/*is_collective=*/true, is_done)) return;
+    if (!driver_.poll_short(/*is_collective=*/true, look)) return;
   } catch (...) {  // it happens again to who goes on
     return;
   }

@@ -48,9 +48,10 @@ public:
 
 private:
   friend class ShortRun;
-  // Polls until `is_done()`, as long as that is worth it and nobody else wants the engine.
-  template <typename IsDone>
-  bool poll_short(bool is_collective, const IsDone& is_done);
+  // Polls until `look()` finds it ready, as long as that is worth it, it may come to be and nobody else wants the
+  // engine. Returns whether it is.
+  template <typename Look>
+  bool poll_short(bool is_collective, const Look& look);
   bool may_rush(bool is_collective) const;
   void take_back();
   bool drive_until(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now);

@@ -66,15 +66,15 @@ bool Operations::begin_short(ShortExchange& exchange, Clock::time_point now, std
   return true;
 }
 
-bool Operations::take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline) {
+ShortState Operations::take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline) {
   if (!exchange.take()) {
     owed_.receive();
-    return false;
+    return ShortState::awaited;
   }
   if (exchange.append_owed(owed_, deadline)) owed_.added();
   last_end_ = Clock::now();
   group_.recorder->finish(record, true, last_end_);
-  return true;
+  return ShortState::ready;
 }
 
 void Operations::go_on(std::unique_ptr<Collective> collective, const ShortExchange& exchange, std::uint64_t record) {
@@ -85,11 +85,12 @@ void Operations::go_on(std::unique_ptr<Collective> collective, const ShortExchan
   taken_.fetch_add(1);
 }
 
-bool Operations::carry_short(const ShortMessage& message, Clock::time_point submitted) {
+ShortState Operations::carry_short(const ShortMessage& message, Clock::time_point submitted) {
+  if (const ShortState state = p2p_.state_of(message); state != ShortState::ready) return state;
   std::uint64_t record = 0;
   {
     std::lock_guard lock(mutex_);
-    if (is_closed_ || has_new_.load(std::memory_order_relaxed) || !p2p_.can_carry(message)) return false;
+    if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return ShortState::barred;
     record = group_.recorder->add({.op = message.is_send ? OpCode::send : OpCode::recv,
                                    .dtype = message.dtype,
                                    .peer = message.peer,
@@ -100,7 +101,7 @@ bool Operations::carry_short(const ShortMessage& message, Clock::time_point subm
   }
   p2p_.carry(message);
   group_.recorder->finish(record, true, Clock::now());
-  return true;
+  return ShortState::ready;
 }
 
 const std::shared_ptr<Work>& Operations::completed(int source) {

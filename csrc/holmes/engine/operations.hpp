@@ -38,10 +38,10 @@ public:
   // Short calls of the driver itself, where nothing else is under way. One is begun, and sent, where all of it can be;
   // taken where all has come; or goes on as a collective. `record` is its number in the flight recorder.
   bool begin_short(ShortExchange& exchange, Clock::time_point now, std::uint64_t& record);
-  bool take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline);
+  ShortState take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline);
   void go_on(std::unique_ptr<Collective> collective, const ShortExchange& exchange, std::uint64_t record);
-  // A message, all of it or nothing.
-  bool carry_short(const ShortMessage& message, Clock::time_point submitted);
+  // A message, which is carried out where it is ready.
+  ShortState carry_short(const ShortMessage& message, Clock::time_point submitted);
   // A work that is completed, of a message from `source` or, where that is -1, of anything else.
   const std::shared_ptr<Work>& completed(int source);
   // Throws where what was submitted does not fit what the peer sent; the operation is pending then.

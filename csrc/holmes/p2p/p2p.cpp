@@ -86,33 +86,50 @@ void P2pEngine::submit(Request request) {
   }
 }
 
-bool P2pEngine::can_carry(const ShortMessage& message) const {
+ShortState P2pEngine::state_of(const ShortMessage& message) const {
   const Peer& state = peers_[message.peer];
   Channel& channel = *channels_[message.peer];
-  if (message.is_send) return state.sends.empty() && channel.short_room_bytes() >= sizeof(Header) + message.bytes;
-  if (pending_ > 0 || !state.unexpected.empty() || state.is_arriving() || state.ahead_begin < state.ahead_end)
-    return false;
-  const std::byte* const came = channel.peek_short(sizeof(Header) + message.bytes);
-  if (!came) return false;
+  if (message.is_send) {
+    const bool has_room = state.sends.empty() && channel.short_room_bytes() >= sizeof(Header) + message.bytes;
+    return has_room ? ShortState::ready : ShortState::barred;
+  }
+  if (pending_ > 0 || !state.unexpected.empty() || state.is_arriving()) return ShortState::barred;
+  const std::byte* const came = peek(message.peer, sizeof(Header));
+  if (!came) return state.ahead_bytes() > 0 || channel.comes_otherwise() ? ShortState::barred : ShortState::awaited;
   Header header;
   std::memcpy(&header, came, sizeof header);
-  return header.magic == message_magic && header.tag == message.tag && header.dtype == message.dtype &&
-         header.bytes == message.bytes;
+  const bool is_it = header.magic == message_magic && header.tag == message.tag && header.dtype == message.dtype &&
+                     header.bytes == message.bytes;
+  if (!is_it) return ShortState::barred;
+  if (peek(message.peer, sizeof(Header) + message.bytes)) return ShortState::ready;
+  return state.ahead_bytes() > 0 ? ShortState::barred : ShortState::awaited;
 }
 
 void P2pEngine::carry(const ShortMessage& message) {
   Channel& channel = *channels_[message.peer];
+  Peer& state = peers_[message.peer];
   if (message.is_send) {
     Header header{message_magic, message.tag, message.bytes, message.dtype, {}};
     const std::array pieces{iovec{&header, sizeof header}, iovec{message.data, message.bytes}};
     channel.send_short({pieces.data(), message.bytes > 0 ? pieces.size() : 1});
-    ++peers_[message.peer].sent_messages;
+    ++state.sent_messages;
     return;
   }
-  const std::byte* const came = channel.peek_short(sizeof(Header) + message.bytes);
+  const std::size_t bytes = sizeof(Header) + message.bytes;
+  const std::byte* const came = peek(message.peer, bytes);
   if (message.bytes > 0) std::memcpy(message.data, came + sizeof(Header), message.bytes);
-  channel.consume(sizeof(Header) + message.bytes);
-  ++peers_[message.peer].arrived_messages;
+  if (state.ahead_bytes() > 0)
+    state.ahead_begin += bytes;
+  else
+    channel.consume(bytes);
+  ++state.arrived_messages;
+}
+
+// The next bytes of the peer's stream, where they are; null where they are not in one piece.
+const std::byte* P2pEngine::peek(int peer, std::size_t bytes) const {
+  const Peer& state = peers_[peer];
+  if (state.ahead_bytes() == 0) return channels_[peer]->peek_short(bytes);
+  return state.ahead_bytes() >= bytes ? state.ahead.data() + state.ahead_begin : nullptr;
 }
 
 bool P2pEngine::advance() {
@@ -203,7 +220,7 @@ std::size_t P2pEngine::awaited_recv_bytes(int peer) const {
   std::size_t left = state.header.bytes - state.payload_bytes;
   if (state.staged) left = state.staged->space_bytes();
   if (left == 0) return 0;  // until a slot is free
-  return std::max<std::size_t>(left - std::min(left, state.ahead_end - state.ahead_begin), 1);
+  return std::max<std::size_t>(left - std::min(left, state.ahead_bytes()), 1);
 }
 
 std::size_t P2pEngine::awaited_send_bytes(int peer) const {
@@ -240,8 +257,8 @@ bool P2pEngine::recv_or_end(int peer) {
 // one system call. `is_lasting`: `into` stays until it has come.
 std::size_t P2pEngine::read(int peer, std::byte* into, std::size_t bytes, bool is_lasting) {
   Peer& state = peers_[peer];
-  if (state.ahead_begin < state.ahead_end) {
-    bytes = std::min(bytes, state.ahead_end - state.ahead_begin);
+  if (state.ahead_bytes() > 0) {
+    bytes = std::min(bytes, state.ahead_bytes());
     std::memcpy(into, state.ahead.data() + state.ahead_begin, bytes);
     state.ahead_begin += bytes;
     return bytes;

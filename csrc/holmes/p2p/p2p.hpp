@@ -25,6 +25,10 @@ struct ShortMessage {
   std::shared_ptr<Work> completed{};  // set once it is carried out
 };
 
+// All of a short call can go now, or is there, and nothing is before it; that may still come; or it never comes the
+// short way, however long one looks.
+enum class ShortState { ready, awaited, barred };
+
 // Only the driver calls it, except where noted.
 class P2pEngine {
 public:
@@ -49,9 +53,8 @@ public:
   P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels, int wake_fd);
 
   void submit(Request request);
-  // Whether `carry` may be called: all of the message can be sent now, or is there; nothing is before it. Ranks that
-  // share memory only.
-  bool can_carry(const ShortMessage& message) const;
+  // Whether `carry` may be called. Ranks that share memory only.
+  ShortState state_of(const ShortMessage& message) const;
   void carry(const ShortMessage& message);
   // Moves what can be moved without blocking. Returns whether anything moved.
   bool advance();
@@ -142,6 +145,7 @@ private:
     std::uint64_t sent_messages = 0;
     std::uint64_t arrived_messages = 0;
     bool is_arriving() const { return header_bytes > 0; }
+    std::size_t ahead_bytes() const { return ahead_end - ahead_begin; }
     bool is_idle() const { return sends.empty() && receives.empty() && landing.empty() && !is_arriving(); }
     bool only_watches() const;
     // Lets go of what is pending.
@@ -155,6 +159,7 @@ private:
   bool recv_from(int peer);
   bool recv_or_end(int peer);
   std::size_t read(int peer, std::byte* into, std::size_t bytes, bool is_lasting);
+  const std::byte* peek(int peer, std::size_t bytes) const;
   void match(int peer);
   void end_message(int peer);
   std::span<std::byte> next_space(Peer& state) const;
