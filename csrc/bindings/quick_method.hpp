@@ -94,6 +94,24 @@ struct PlainValue<std::optional<T>> {
   }
 };
 
+// A list or tuple of numbers.
+template <>
+struct PlainValue<std::vector<std::int64_t>> {
+  static constexpr const char* kind = "a list of whole numbers of 64 bits";
+  static std::optional<std::vector<std::int64_t>> get(PyObject* value) {
+    if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) return std::nullopt;
+    const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(value));
+    std::vector<std::int64_t> numbers;
+    numbers.reserve(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      const auto number = PlainValue<std::int64_t>::get(PySequence_Fast_GET_ITEM(value, static_cast<Py_ssize_t>(i)));
+      if (!number) return std::nullopt;
+      numbers.push_back(*number);
+    }
+    return numbers;
+  }
+};
+
 // A list or tuple of tuples.
 template <typename... Ts>
 struct PlainValue<std::vector<std::tuple<Ts...>>> {

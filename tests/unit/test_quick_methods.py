@@ -58,6 +58,20 @@ def test_every_way_to_write_a_call() -> None:
         assert results == [[3.0] * 3] * 11 + [[1.0]] * 3 + [[7.0]]
 
 
+def test_every_way_to_write_split_sizes() -> None:
+    def body(comm: hc.Communicator) -> None:
+        sizes, peer = [comm.rank + 1, 2 - comm.rank], 1 - comm.rank
+        for splits in (sizes, tuple(sizes), np.array(sizes), [np.int64(size) for size in sizes]):
+            sent, received = np.full(3, comm.rank + 7.0), np.full(3, -1.0)
+            comm.all_to_all(received, sent, splits, input_split_sizes=splits)
+            assert received.tolist() == [7.0] * sizes[0] + [8.0] * sizes[1]
+        sent, received = np.full(4, comm.rank + 7.0), np.full(4, -1.0)
+        comm.all_to_all(received, sent, None, None)
+        assert received[2 * peer :].tolist()[:2] == [peer + 7.0] * 2
+
+    run_communicators(2, body, transport="shm")
+
+
 def test_every_way_to_write_a_batch() -> None:
     def body(comm: hc.Communicator) -> None:
         peer = 1 - comm.rank
@@ -138,6 +152,10 @@ def test_wrong_calls_are_type_errors(comm: hc.Communicator, call, words: str) ->
         (lambda comm, data: comm.all_reduce(data, tensor=data), "'tensor' is given twice"),
         (lambda comm, data: comm.barrier(False, None, 3), "there are too many; it takes async_op, timeout_s"),
         (lambda comm, data: comm.batch([("send", data, 0)]), "calls=.* is of type list; give a list of tuples"),
+        (
+            lambda comm, data: comm.all_to_all(data, data, [1.5]),
+            "output_split_sizes=.* is of type list; give a list of whole numbers of 64 bits or None",
+        ),
         (lambda comm, data: comm.all_reduce(data, compression=data), "give what help.. says, or None"),
     ],
 )
