@@ -1,8 +1,11 @@
 // Who waits polls for what can come that way, and not beside what is there already: it would leave the processor to
-// others, and burn its own time, for as long as it may poll.
+// others, and burn its own time, for as long as it may poll. And it wakes no other thread for what it drives itself.
 #include <sched.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
+
+#include <atomic>
 
 #include "ranks.hpp"
 
@@ -13,6 +16,8 @@ namespace {
 
 // How often this thread has polled and found nothing.
 thread_local std::uint64_t yields = 0;
+// How often work was left to an I/O thread, or taken back from it.
+std::atomic<std::uint64_t> timers = 0;
 
 }  // namespace
 
@@ -20,6 +25,11 @@ thread_local std::uint64_t yields = 0;
 extern "C" int sched_yield() noexcept {
   ++yields;
   return static_cast<int>(::syscall(SYS_sched_yield));
+}
+
+extern "C" int timerfd_settime(int fd, int flags, const itimerspec* at, itimerspec* before) noexcept {
+  ++timers;
+  return static_cast<int>(::syscall(SYS_timerfd_settime, fd, flags, at, before));
 }
 
 namespace {
@@ -97,11 +107,34 @@ void test_beside_long_ones() {
   ::unsetenv("HOLMES_CMA");
 }
 
+// Many messages of one call: between one that is done and the next the caller leaves nothing to another thread.
+void test_one_thread_waits_for_all() {
+  run_communicators(2, Transport::shm, [](Communicator& comm) {
+    constexpr std::size_t count = 1 << 18;
+    constexpr int messages = 8;
+    const int peer = 1 - comm.rank();
+    std::vector<std::vector<float>> sent(messages, std::vector<float>(count, static_cast<float>(comm.rank())));
+    std::vector<std::vector<float>> received(messages, std::vector<float>(count, -1));
+    comm.barrier()->wait();
+    const std::uint64_t before = timers;
+    for (int round = 0; round < 10; ++round) {
+      std::vector<P2pCall> calls;
+      for (auto& data : received) calls.push_back({false, buffer(data, DType::float32), peer, 3});
+      for (auto& data : sent) calls.push_back({true, buffer(data, DType::float32), peer, 3});
+      for (const WorkPtr& work : comm.batch(std::move(calls), {})) CHECK(work->is_final());
+    }
+    CHECK(timers == before);
+    comm.barrier()->wait();
+    CHECK(received.back() == std::vector<float>(count, static_cast<float>(peer)));
+  });
+}
+
 }  // namespace
 
 int main() {
   test_read_ahead();
   test_other_tag_first();
   test_beside_long_ones();
+  test_one_thread_waits_for_all();
   std::puts("test_polling: all checks passed");
 }

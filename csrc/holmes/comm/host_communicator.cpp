@@ -45,6 +45,20 @@ public:
     help(std::nullopt, now);
     await_final();
   }
+  // As finish_here, of all of `works`: what is left is not left to another thread between one and the next.
+  static void finish_all(std::span<const WorkPtr> works, std::optional<Clock::time_point> now) {
+    for (const WorkPtr& work : works) work->mark_awaited();
+    const auto engine = static_cast<HostWork&>(*works.front()).engine_.lock();
+    bool pauses = false;
+    for (; !works.empty(); works = works.subspan(1)) {
+      auto& work = static_cast<HostWork&>(*works.front());
+      while (!work.is_final()) {
+        if (pauses) work.look_for_signals();
+        pauses = engine && engine->driver().help(work, std::nullopt, std::exchange(now, {}), works.subspan(1));
+        if (!pauses) work.await_final();
+      }
+    }
+  }
   // As finish_here, of one that this thread has driven until it was to look for signals.
   void finish_paused() {
     if (is_final()) return;
@@ -608,9 +622,8 @@ std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request
   if (options.async) {
     engine_->driver().run_in_background(bytes);
   } else {
-    std::optional<Clock::time_point> now = works.front()->submitted();
     try {
-      for (const auto& work : works) static_cast<HostWork&>(*work).finish_here(std::exchange(now, std::nullopt));
+      HostWork::finish_all(works, works.front()->submitted());
     } catch (const Interrupted&) {
       await_all_final(works);
       throw;

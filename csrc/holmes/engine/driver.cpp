@@ -176,7 +176,8 @@ void Driver::leave_rest(bool pauses) {
 
 void Driver::give_to_io_thread() { io_thread_.add(engine_.shared_from_this()); }
 
-bool Driver::help(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now) {
+bool Driver::help(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now,
+                  std::span<const std::shared_ptr<Work>> following) {
   engine_.throw_if_inherited();
   bool pauses = false;
   {
@@ -188,6 +189,11 @@ bool Driver::help(const Work& work, std::optional<Clock::time_point> until, std:
     }
     take_back();
     pauses = drive_until(work, until, now);
+    const Work* last = &work;
+    for (auto next = following.begin(); next != following.end() && last->is_final(); ++next) {
+      last = next->get();
+      if (!last->is_final()) pauses = drive_until(*last, until, std::nullopt);
+    }
     if (!engine_.has_pending()) engine_.watch();
   }
   leave_rest(pauses);

@@ -34,9 +34,11 @@ public:
   // Leaves what is queued to the I/O thread, unless a caller waits for it first; of small operations only what cannot
   // be done here at once.
   void run_in_background(std::size_t bytes);
-  // Drives in the calling thread until `work` is final or `until`. Returns at once where another thread drives. True
-  // where it is time to look for signals before it goes on. `now`: for who has just looked at the clock.
-  bool help(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now = {});
+  // Drives in the calling thread until `work` is final, and all `following`, or `until`. Returns at once where another
+  // thread drives. True where it is time to look for signals before it goes on. `now`: for who has just looked at the
+  // clock.
+  bool help(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now = {},
+            std::span<const std::shared_ptr<Work>> following = {});
   void give_to_io_thread();
   // From now on asynchronous operations wait for `poll`, which the caller calls until they are done. Before the first
   // one.
