@@ -94,15 +94,16 @@ ShortState P2pEngine::state_of(const ShortMessage& message) const {
     return has_room ? ShortState::ready : ShortState::barred;
   }
   if (pending_ > 0 || !state.unexpected.empty() || state.is_arriving()) return ShortState::barred;
-  const std::byte* const came = peek(message.peer, sizeof(Header));
-  if (!came) return state.ahead_bytes() > 0 || channel.comes_otherwise() ? ShortState::barred : ShortState::awaited;
-  Header header;
-  std::memcpy(&header, came, sizeof header);
-  const bool is_it = header.magic == message_magic && header.tag == message.tag && header.dtype == message.dtype &&
-                     header.bytes == message.bytes;
-  if (!is_it) return ShortState::barred;
-  if (peek(message.peer, sizeof(Header) + message.bytes)) return ShortState::ready;
-  return state.ahead_bytes() > 0 ? ShortState::barred : ShortState::awaited;
+  const auto [came, is_elsewhere] = view(message.peer);
+  if (came.size() >= sizeof(Header)) {
+    Header header;
+    std::memcpy(&header, came.data(), sizeof header);
+    const bool is_it = header.magic == message_magic && header.tag == message.tag && header.dtype == message.dtype &&
+                       header.bytes == message.bytes;
+    if (!is_it) return ShortState::barred;
+    if (came.size() >= sizeof(Header) + message.bytes) return ShortState::ready;
+  }
+  return is_elsewhere || state.ahead_bytes() > 0 ? ShortState::barred : ShortState::awaited;
 }
 
 void P2pEngine::carry(const ShortMessage& message) {
@@ -116,7 +117,7 @@ void P2pEngine::carry(const ShortMessage& message) {
     return;
   }
   const std::size_t bytes = sizeof(Header) + message.bytes;
-  const std::byte* const came = peek(message.peer, bytes);
+  const std::byte* const came = view(message.peer).bytes.data();
   if (message.bytes > 0) std::memcpy(message.data, came + sizeof(Header), message.bytes);
   if (state.ahead_bytes() > 0)
     state.ahead_begin += bytes;
@@ -125,11 +126,11 @@ void P2pEngine::carry(const ShortMessage& message) {
   ++state.arrived_messages;
 }
 
-// The next bytes of the peer's stream, where they are; null where they are not in one piece.
-const std::byte* P2pEngine::peek(int peer, std::size_t bytes) const {
+// What is there of the peer's stream, in one piece.
+Channel::ShortView P2pEngine::view(int peer) const {
   const Peer& state = peers_[peer];
-  if (state.ahead_bytes() == 0) return channels_[peer]->peek_short(bytes);
-  return state.ahead_bytes() >= bytes ? state.ahead.data() + state.ahead_begin : nullptr;
+  if (state.ahead_bytes() == 0) return channels_[peer]->view_short();
+  return {{state.ahead.data() + state.ahead_begin, state.ahead_bytes()}};
 }
 
 bool P2pEngine::advance() {

@@ -159,7 +159,7 @@ private:
   bool recv_from(int peer);
   bool recv_or_end(int peer);
   std::size_t read(int peer, std::byte* into, std::size_t bytes, bool is_lasting);
-  const std::byte* peek(int peer, std::size_t bytes) const;
+  Channel::ShortView view(int peer) const;
   void match(int peer);
   void end_message(int peer);
   std::span<std::byte> next_space(Peer& state) const;

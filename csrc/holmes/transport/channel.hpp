@@ -106,8 +106,12 @@ public:
   virtual void send_short(std::span<const iovec> /*pieces*/) {}
   // As try_peek, but nothing is moved for it and nothing thrown: what it cannot give, try_recv can.
   virtual const std::byte* peek_short(std::size_t /*bytes*/) const { return nullptr; }
-  // Whether what comes next is there and peek_short cannot give it.
-  virtual bool comes_otherwise() const { return false; }
+  // All that peek_short can give now; or whether what comes next is there, and only try_recv can give it.
+  struct ShortView {
+    std::span<const std::byte> bytes{};
+    bool is_elsewhere = false;
+  };
+  virtual ShortView view_short() const { return {}; }
 
   // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
   virtual bool tells_end() const { return true; }

@@ -215,6 +215,14 @@ const std::byte* ShmChannel::peek_short(std::size_t bytes) const {
   return in_data_ + (consumed_ & (segment_->ring_bytes() - 1));
 }
 
+Channel::ShortView ShmChannel::view_short() const {
+  const std::uint64_t produced = in_.produced.load(std::memory_order_acquire);
+  if (produced <= consumed_) return {{}, stage_.bytes() > 0 || seen_.available(consumed_) > 0};
+  const std::uint64_t there = produced - consumed_;
+  if (stage_.bytes() > 0 || there > segment_->ring_bytes()) return {{}, true};
+  return {{in_data_ + (consumed_ & (segment_->ring_bytes() - 1)), there}, false};
+}
+
 // Of a piece that the receiver is to read in place; an id of 0: of none such.
 BufferPlace ShmChannel::place_to_show(const iovec& piece) const {
   const bool is_shown = tuning_.reads_in_place() && may_pull_ && !was_refused_in_place_;

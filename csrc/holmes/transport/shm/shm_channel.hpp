@@ -75,7 +75,7 @@ public:
   std::size_t short_room_bytes() override;
   void send_short(std::span<const iovec> pieces) override;
   const std::byte* peek_short(std::size_t bytes) const override;
-  bool comes_otherwise() const override { return stage_.bytes() > 0 || seen_.available(consumed_) > 0; }
+  ShortView view_short() const override;
   bool tells_end() const override { return in_.closed.load() != 0; }  // a killed peer cannot mark its rings as closed
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   void finish_wait(Clock::time_point now, std::span<const pollfd> asked) override;
