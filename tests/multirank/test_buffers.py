@@ -6,6 +6,7 @@ import array
 import ctypes
 import gc
 import mmap
+import os
 import threading
 import time
 import weakref
@@ -15,7 +16,7 @@ import pytest
 from ranks import run_communicators, run_threads
 
 import holmes_comm
-from holmes_comm import UsageError
+from holmes_comm import NicSelection, UsageError
 
 
 def refused(comm, pattern: str, call) -> None:
@@ -503,3 +504,59 @@ def test_all_gather_in_place_of_a_rank_without_elements(counts: list[int], trans
         assert whole.tolist() == [r for r, count in enumerate(counts) for _ in range(count)]
 
     run_communicators(3, body, transport=transport)
+
+
+# --- memory that goes away while it is in use ---
+@pytest.fixture
+def cut_file(tmp_path):
+    """Makes arrays of 4 MiB over a mapped file, of which the second half is gone: to touch it would be SIGBUS."""
+
+    def make(number: int):
+        path = tmp_path / f"cut{number}"
+        path.write_bytes(bytes(4 << 20))
+        made = np.memmap(path, np.uint8, "r+")
+        os.truncate(path, 2 << 20)
+        return made
+
+    return make
+
+
+CUT = {
+    "sent": (0, lambda comm, cut, whole: comm.send(cut, 1) if comm.rank == 0 else comm.recv(whole, 0)),
+    "sent later": (
+        0,
+        lambda comm, cut, whole: (comm.send(cut, 1, async_op=True) if comm.rank == 0 else
+                                  comm.recv(whole, 0, async_op=True)).wait(),
+    ),
+    "received": (1, lambda comm, cut, whole: comm.send(whole, 1) if comm.rank == 0 else comm.recv(cut, 0)),
+    "broadcast": (0, lambda comm, cut, whole: comm.broadcast(cut if comm.rank == 0 else whole, 0)),
+    "broadcast's target": (1, lambda comm, cut, whole: comm.broadcast(cut if comm.rank == 1 else whole, 0)),
+}  # fmt: skip
+
+
+# What goes over rails is copied first: who gave such memory ends with SIGBUS, as in any other copy.
+@pytest.mark.parametrize(
+    ("kind", "streams"), [*((kind, 1) for kind in CUT), ("received", 2), ("broadcast's target", 2)]
+)
+def test_memory_that_went_away_is_told_of_who_gave_it(kind: str, streams: int, cut_file) -> None:
+    culprit, call = CUT[kind]
+    store = holmes_comm.LocalStore()
+
+    def body(rank: int) -> Exception | None:
+        comm = holmes_comm.init(
+            store, rank, 2, name=f"{kind}{streams}", nics=NicSelection(names=("lo",), streams=streams, transport="tcp"),
+            timeout_s=60.0, connect_timeout_s=20.0,
+        )  # fmt: skip
+        try:
+            call(comm, cut_file(rank), np.ones(4 << 20, np.uint8))
+            comm.barrier()
+        except holmes_comm.HolmesError as error:
+            return error
+        return None
+
+    for rank, error in enumerate(run_threads(2, body)):
+        assert isinstance(error, UsageError), (rank, error)
+        assert f"rank {culprit} (host" in str(error).split(":")[0], (rank, error)
+        assert "Bad address (errno 14)" in str(error), (rank, error)
+        assert "until it ends" in str(error), (rank, error)
+        assert "lost" not in str(error), (rank, error)

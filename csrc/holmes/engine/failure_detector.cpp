@@ -109,7 +109,18 @@ std::optional<int> FailureDetector::vanished_peer() const {
   return first_peer([&](int peer) { return is_lost(peer) && !has_left_in_order(peer); });
 }
 
+void FailureDetector::throw_bad_memory(const StreamClosed& closed) const {
+  ErrorContext context = own_context();
+  context.system_errno = closed.system_errno;
+  throw UsageError(own_place_ + ": memory that was given to " + operations_.describe_running() +
+                       " cannot be read or written: " + errno_text(closed.system_errno) +
+                       "; it was freed, unmapped or protected, or is of a mapped file that was truncated: leave what "
+                       "an operation uses as it is until it ends",
+                   context);
+}
+
 void FailureDetector::throw_stream_closed(const StreamClosed& closed) {
+  if (closed.system_errno == EFAULT) throw_bad_memory(closed);
   // The stream ended, but why? Somebody may be telling already.
   const auto end = Clock::now() + reason_grace;
   while (true) {

@@ -37,6 +37,8 @@ public:
   // A peer that is gone without having said so; absent: there is none.
   std::optional<int> vanished_peer() const;
   [[noreturn]] void throw_peer_lost(int peer, int system_errno) const;
+  // What the system says of memory that a caller gave.
+  [[noreturn]] void throw_bad_memory(const StreamClosed& closed) const;
   // Waits a little for the peers to say why. Throws the failure.
   [[noreturn]] void throw_stream_closed(const StreamClosed& closed);
 

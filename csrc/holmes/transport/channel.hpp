@@ -22,7 +22,7 @@ namespace holmes {
 // rank, host and NIC, after asking the control connections what happened.
 struct StreamClosed {
   int peer = -1;
-  int system_errno = 0;  // 0: orderly end of stream
+  int system_errno = 0;  // 0: orderly end of stream; EFAULT: memory of this process is not there, the stream is
 };
 
 // How pieces travel between two ranks of one host: through a ring in shared memory; by a copy out of the sender's

@@ -344,6 +344,7 @@ std::size_t Rail::read_payload(std::span<const iovec> into) {
   message.msg_iovlen = count;
   const ssize_t result = socket_.recv(message);
   if (result <= 0) {
+    if (result < 0 && errno == EFAULT) throw StreamClosed{info().peer, EFAULT};  // no other rail could write there
     end_reading(result == 0 ? 0 : errno);
     return 0;
   }
