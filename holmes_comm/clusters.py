@@ -11,6 +11,7 @@ from holmes_comm._C import CommunicatorOptions, rdma_objection
 from holmes_comm.errors import UsageError
 from holmes_comm.nccl_options import NcclSettings
 from holmes_comm.nic_agreement import Carrier, agree_group
+from holmes_comm.nic_selection import text_of
 from holmes_comm.nics import Nic, NicSelection
 
 __all__ = ["GroupOptions", "Membership", "agree_membership", "assign"]
@@ -142,7 +143,7 @@ def agree_membership(
     agree_group does, and UsageError where the connections between clusters are to be encrypted and nobody
     says which these are.
     """
-    cluster = os.environ.get("HOLMES_CLUSTER", "") if cluster is None else cluster
+    cluster = text_of("HOLMES_CLUSTER") if cluster is None else cluster
     shared = agree_group(
         store,
         options.rank,
@@ -164,7 +165,7 @@ def agree_membership(
     if len(names) < 2:
         return Membership(shared.nics, shared.ports, [], [], [], shared.reason)
     if cluster_nics is None:
-        cluster_nics = NicSelection.parse(os.environ.get("HOLMES_CLUSTER_NICS", ""))
+        cluster_nics = NicSelection.parse(text_of("HOLMES_CLUSTER_NICS"))
     members = [other for other, name in enumerate(shared.clusters) if name == cluster]
     inside = agree_group(
         store,

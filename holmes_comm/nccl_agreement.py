@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from holmes_comm import _C
 from holmes_comm.nic_agreement import agree_group
-from holmes_comm.nic_selection import NicSelection
+from holmes_comm.nic_selection import NicSelection, text_of
 
 __all__ = ["NcclAgreement", "agree_nccl", "nccl_package_paths"]
 
@@ -64,7 +64,7 @@ def agree_nccl(
         timeout_s=timeout_s,
         key_prefix=key_prefix,
         sysfs_root=sysfs_root,
-        cluster=os.environ.get("HOLMES_CLUSTER", ""),
+        cluster=text_of("HOLMES_CLUSTER"),
         carrier="nccl",
         secret=secret,
     )

@@ -21,6 +21,17 @@ _KINDS = {
 }
 
 
+def text_of(variable: str, env: Mapping[str, str] | None = None) -> str:
+    """The environment's text, "" where there is none. Raises UsageError where it is none of UTF-8. Local."""
+    text = (os.environ if env is None else env).get(variable, "")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(text).decode(errors="backslashreplace")
+        raise UsageError(f"{variable}='{shown}' is not allowed: it must be UTF-8; write it anew or unset it") from None
+    return text
+
+
 @dataclass(frozen=True)
 class NicSelection:
     """Which NICs a group uses. Conditions add up; none at all means the fastest NIC that all members share.
@@ -95,7 +106,7 @@ class NicSelection:
         Local. `env`: None means os.environ. Raises UsageError on a wrong value.
         """
         env = os.environ if env is None else env
-        return cls.parse(env.get("HOLMES_NICS", ""), env.get("HOLMES_TRANSPORT") or "auto")
+        return cls.parse(text_of("HOLMES_NICS", env), env.get("HOLMES_TRANSPORT") or "auto")
 
     @property
     def restricts(self) -> bool:

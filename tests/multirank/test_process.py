@@ -147,7 +147,7 @@ def run(rank):
     comm = holmes_comm.init(store, rank, 3, name="no proc", timeout_s=20.0, connect_timeout_s=20.0)
     data = np.ones(3)
     comm.all_reduce(data)
-    print(data.tolist())
+    print(f"{data.tolist()}\\n", end="")  # one write: lines of threads do not mix
 threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
@@ -244,3 +244,108 @@ def test_what_an_engine_thread_let_go_of_is_freed() -> None:
         while any(ref() is not None for ref in gone) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not any(ref() is not None for ref in gone)
+
+
+ODD_BYTES = """
+import os
+import holmes_comm
+os.environb[b"{variable}"] = b"a\\xffb"
+try:
+    holmes_comm.init(holmes_comm.LocalStore(), 0, 1)
+    print("taken")
+except holmes_comm.UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("HOLMES_HOSTNAME", "taken"),
+        ("HOLMES_FLIGHT_RECORDER_DIR", "taken"),
+        ("HOLMES_SECRET_FILE", r"HOLMES_SECRET_FILE"),
+        ("HOLMES_TLS", r"HOLMES_TLS='a\xffb' is not allowed"),
+        ("HOLMES_SPIN_US", r"HOLMES_SPIN_US='a\xffb' is not allowed"),
+        ("HOLMES_LOG", r"HOLMES_LOG='a\xffb' is not allowed"),
+        ("HOLMES_NICS", r"HOLMES_NICS='a\xffb' is not allowed: it must be UTF-8"),
+        ("HOLMES_CLUSTER", r"HOLMES_CLUSTER='a\xffb' is not allowed: it must be UTF-8"),
+        ("HOLMES_CLUSTER_NICS", "taken"),
+    ],
+)
+def test_what_is_no_text_is_named_or_taken(variable: str, words: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", ODD_BYTES.format(variable=variable)],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert words in run.stdout, run
+
+
+ODD_HOST = """
+import os, socket, threading
+import numpy as np
+import holmes_comm
+socket.sethostname(b"h\\xff\\xc3\\xb6")
+store = holmes_comm.LocalStore()
+def run(rank):
+    comm = holmes_comm.init(store, rank, 2, transport="tcp", name="odd", connect_timeout_s=20.0)
+    if rank == 0:
+        comm.abort("enough")
+    try:
+        comm.barrier()
+    except holmes_comm.AbortedError as error:
+        print(ascii(str(error)) + ascii(comm.connections()[0]["host"]) + "\\n", end="")
+threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+@needs_namespaces
+def test_a_host_may_have_a_name_that_is_no_text() -> None:
+    run = subprocess.run(
+        ["unshare", "-Uru", sys.executable, "-c", ODD_HOST], capture_output=True, text=True, timeout=60, check=False
+    )
+    lines = run.stdout.splitlines()
+    assert len(lines) == 2, run
+    for line in lines:
+        assert r"(host h\\xff\xf6)" in line, run
+        assert line.endswith(r"'h\\xff\xf6'"), run
+
+
+NO_THREADS = """
+import resource, sys, threading
+import holmes_comm
+import holmes_comm.communicator, holmes_comm.metrics_server
+store, make = holmes_comm.LocalStore(), holmes_comm.TcpStore
+limited = threading.Event()
+def run(rank):
+    limited.wait()
+    try:
+        holmes_comm.init(store, rank, 2, name="threads", connect_timeout_s=20.0)
+    except holmes_comm.HolmesError as error:
+        print(f"{error}\\n", end="")
+threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2) if sys.argv[1] == "communicator"]
+[thread.start() for thread in threads]
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (128 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+limited.set()
+[thread.join() for thread in threads]
+if not threads:
+    try:
+        make("127.0.0.1", 0, is_server=True)
+    except holmes_comm.HolmesError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(("what", "purpose"), [("communicator", ""), ("store", "serves the store")])
+def test_a_thread_that_cannot_be_started_is_told_with_its_limits(what: str, purpose: str) -> None:
+    stacks = ["sh", "-c", 'ulimit -S -s 262144 && exec "$@"', "sh"]  # of KiB
+    run = subprocess.run(
+        [*stacks, sys.executable, "-c", NO_THREADS, what], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert f"cannot start a thread that {purpose}" in run.stdout, run
+    assert "Resource temporarily unavailable (errno 11)" in run.stdout, run
+    assert "ulimit -u" in run.stdout, run
+    assert "(ulimit -v: unlimited)" not in run.stdout, run

@@ -16,6 +16,7 @@
 #include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/core/descriptors.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/thread.hpp"
 #include "holmes/transport/socket.hpp"
 
 namespace holmes {
@@ -170,7 +171,7 @@ TcpStoreServer::TcpStoreServer(const std::string& host, std::uint16_t port, std:
   watch(listener_.get(), &listener_);
   watch(wake_.get(), &wake_);
   port_ = SocketAddress::local_of(listener_.get()).value().port();
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("serves the store", [this] { run(); });
 }
 
 TcpStoreServer::~TcpStoreServer() {

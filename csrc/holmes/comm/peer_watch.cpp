@@ -8,6 +8,7 @@
 
 #include "holmes/core/fork.hpp"
 #include "holmes/core/no_memory.hpp"
+#include "holmes/core/thread.hpp"
 
 namespace holmes {
 namespace {
@@ -23,7 +24,7 @@ public:
     {
       const std::lock_guard lock(mutex_);
       watched_.push_back(watched);
-      if (!is_running_) std::thread([this] { run(); }).detach();
+      if (!is_running_) start_thread("hears of lost peers", [this] { run(); }).detach();
       is_running_ = true;
     }
     added_.notify_one();

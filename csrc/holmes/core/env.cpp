@@ -15,6 +15,7 @@
 
 #include "holmes/core/cpu_list.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -418,10 +419,10 @@ std::optional<std::string> variable_meant_by(std::string_view name) {
 }
 
 std::string host_name() {
-  if (const auto name = text_of("HOLMES_HOSTNAME")) return *name;
+  if (const auto name = text_of("HOLMES_HOSTNAME")) return readable(*name);
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
-  return name.data();
+  return readable(name.data());
 }
 
 }  // namespace holmes

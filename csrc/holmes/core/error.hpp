@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "holmes/core/text.hpp"
+
 namespace holmes {
 
 // What an error knows about its place. Absent means "does not apply", never a sentinel.
@@ -39,7 +41,7 @@ enum class ErrorKind : int {
 class HolmesError : public std::runtime_error {
 public:
   HolmesError(ErrorKind kind, const std::string& message, ErrorContext context = {})
-      : std::runtime_error(message), kind_(kind), context_(std::move(context)) {}
+      : std::runtime_error(readable(message)), kind_(kind), context_(std::move(context)) {}
   ErrorKind kind() const noexcept { return kind_; }
   const ErrorContext& context() const noexcept { return context_; }
 

@@ -1,4 +1,4 @@
-// Text: lists of words in messages.
+// Text: lists of words in messages, and what readers of them can be given.
 #pragma once
 
 #include <functional>
@@ -20,6 +20,10 @@ std::string joined(const Words& words, std::string_view between = ", ", const Of
   for (const auto& word : words) add_word(text, of(word), between);
   return text;
 }
+
+// Bytes that are no UTF-8 as \xff: what the system names so (hosts, files, variables) is in messages, and those are
+// text to Python, JSON and terminals.
+std::string readable(std::string text);
 
 template <class Words>
 std::string or_none(const Words& words) {

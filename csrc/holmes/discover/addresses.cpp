@@ -67,7 +67,9 @@ int count_ones(const Bytes& bytes) {
 
 std::map<std::string, InterfaceAddresses> read_kernel() {
   ifaddrs* first = nullptr;
-  if (getifaddrs(&first) != 0) throw SystemError("getifaddrs failed: " + errno_text(errno), {{}, {}, "", "", errno});
+  if (getifaddrs(&first) != 0)
+    throw SystemError("cannot list the network interfaces: " + errno_text(errno) + limit_text(errno),
+                      {.system_errno = errno});
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(first, freeifaddrs);
   std::map<std::string, InterfaceAddresses> result;
   for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {

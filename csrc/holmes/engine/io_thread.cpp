@@ -16,6 +16,7 @@
 #include "holmes/core/fork.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/core/no_memory.hpp"
+#include "holmes/core/thread.hpp"
 #include "holmes/discover/nic.hpp"
 #include "holmes/engine/engine.hpp"
 
@@ -50,7 +51,7 @@ IoThread::IoThread(int number, const std::vector<int>& cpus)
                       {.system_errno = errno});
   const std::string name = "holmes-io-" + std::to_string(number);
   fds_.reserve(2);  // its own descriptors
-  std::thread thread([this] { run(); });
+  std::thread thread = start_thread("moves the bytes of asynchronous operations", [this] { run(); });
   ::pthread_setname_np(thread.native_handle(), name.c_str());
   if (!cpus.empty()) {
     cpu_set_t wanted;
@@ -262,7 +263,7 @@ namespace {
 std::vector<int> usable_cpus(const std::vector<int>& cpus) {
   std::vector<int> usable;
   usable.reserve(cpus.size());  // nothing is thrown in that thread
-  std::thread([&] {
+  start_thread("looks at HOLMES_IO_CPUS", [&] {
     cpu_set_t wanted;
     CPU_ZERO(&wanted);
     for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &wanted);

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "holmes/core/thread.hpp"
 #include "holmes/nccl/session.hpp"
 
 namespace holmes::nccl {
@@ -30,7 +31,7 @@ public:
   void add(const std::shared_ptr<Session>& session) {
     std::lock_guard lock(mutex_);
     sessions_.push_back(session);
-    if (!started_) std::thread([this] { run(); }).detach();
+    if (!started_) start_thread("watches NCCL's communicators", [this] { run(); }).detach();
     started_ = true;
   }
 

@@ -30,6 +30,7 @@
 #include "holmes/core/fork.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/core/no_memory.hpp"
+#include "holmes/core/thread.hpp"
 #include "holmes/record/dump.hpp"
 
 namespace holmes {
@@ -207,7 +208,7 @@ public:
       log(LogLevel::info, std::nullopt, std::string("holmes debug cannot ask this process: ") + error.what());
     }
     last_request_ = request_time().value_or(timespec{});
-    std::thread thread([this] { run(); });
+    std::thread thread = start_thread("answers holmes debug", [this] { run(); });
     ::pthread_setname_np(thread.native_handle(), "holmes-watch");
     thread.detach();
     // Last: the handler writes to the descriptor for as long as the process lives, and where there is no thread it

@@ -147,7 +147,8 @@ void check_nic(const NicBinding& nic) {
   }();
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) {
-    throw SystemError("cannot list the network interfaces: " + errno_text(errno), {.system_errno = errno});
+    throw SystemError("cannot list the network interfaces: " + errno_text(errno) + limit_text(errno),
+                      {.system_errno = errno});
   }
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
   std::set<std::string> interfaces, addresses, holders;
