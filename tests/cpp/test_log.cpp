@@ -1,4 +1,4 @@
-// What strangers can make a process write: a bounded number of lines a minute.
+// What strangers can make a process write: a bounded number of lines a minute. And bytes that are no text, in messages.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -9,6 +9,7 @@
 #include "check.hpp"
 #include "holmes/core/env.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/text.hpp"
 
 using namespace holmes;
 using namespace holmes::test;
@@ -55,9 +56,35 @@ void test_a_flood_of_strangers() {
   CHECK(last == 1);
 }
 
+void test_bytes_that_are_no_text_are_shown() {
+  for (const std::string text :
+       {"", "eth0", "\xc3\xb6", "\xe2\x82\xac", "\xed\x9f\xbf", "\xee\x80\x80", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
+    CHECK(readable(text) == text);
+  const std::pair<std::string, std::string> shown[] = {
+      {"a\xff"
+       "b",
+       "a\\xffb"},
+      {"\xc3", "\\xc3"},  // ends too early
+      {"\xe2\x82", "\\xe2\\x82"},
+      {"\xc3\xc3\xb6", "\\xc3\xc3\xb6"},  // and what follows is text
+      {"\xb6", "\\xb6"},                  // begins in the middle
+      {"\xc0\xaf", "\\xc0\\xaf"},         // not the shortest form
+      {"\xe0\x9f\xbf", "\\xe0\\x9f\\xbf"},
+      {"\xf0\x8f\xbf\xbf", "\\xf0\\x8f\\xbf\\xbf"},
+      {"\xed\xa0\x80", "\\xed\\xa0\\x80"},           // a surrogate
+      {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},  // beyond the last character
+      {"\xf8\x88\x80\x80\x80", "\\xf8\\x88\\x80\\x80\\x80"},
+  };
+  for (const auto& [text, wanted] : shown) {
+    CHECK(readable(text) == wanted);
+    CHECK(message_of<UsageError>([&] { throw UsageError(text); }) == wanted);
+  }
+}
+
 }  // namespace
 
 int main() {
   test_a_flood_of_strangers();
+  test_bytes_that_are_no_text_are_shown();
   return test::result("test_log");
 }
