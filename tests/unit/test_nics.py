@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import os
 import socket
 from types import SimpleNamespace
 
@@ -114,6 +115,18 @@ def test_a_tree_without_addresses_takes_the_kernels(tmp_path):
     real = by_name("/sys")["lo"]
     assert (nics["lo"].nic_class, nics["lo"].port_name, nics["lo"].speed_gbps) == ("infiniband", "mlx5_0:1", 0.1)
     assert (nics["lo"].addresses, nics["lo"].is_netdev_up) == (real.addresses, real.is_netdev_up)
+
+
+def test_an_interface_with_a_name_that_is_no_text_is_left_out(sysfs):
+    root = sysfs("laptop")
+    folder = os.fsencode(root) + b"/class/net/"
+    before = by_name(root)
+    for name in (b"v\xff", "w\u00f6".encode()):  # the second is a name like others
+        os.mkdir(folder + name)
+        for file, text in (("type", "1"), ("operstate", "up"), ("flags", "0x1003")):
+            with open(folder + name + b"/" + file.encode(), "w") as out:
+                out.write(text)
+    assert set(by_name(root)) == {*before, "w\u00f6"}
 
 
 def test_root_from_the_environment(sysfs, monkeypatch):

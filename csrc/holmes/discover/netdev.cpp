@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "holmes/core/descriptors.hpp"
+#include "holmes/core/text.hpp"
 
 namespace holmes {
 namespace {
@@ -153,10 +154,13 @@ const char* to_string(NicKind kind) {
 }
 
 std::map<std::string, Netdev> read_netdevs(const Sysfs& sysfs) {
-  const auto kernel = read_addresses(sysfs);
+  auto kernel = read_addresses(sysfs);
+  // Linux takes any bytes for a name; none that are no text could be chosen, or shown.
+  const auto is_text = [](const std::string& name) { return readable(name) == name; };
+  std::erase_if(kernel, [&](const auto& one) { return !is_text(one.first); });
   std::map<std::string, Netdev> netdevs;
   for (const auto& name : sysfs.list("class/net")) {
-    if (!sysfs.is_folder("class/net/" + name)) continue;  // "bonding_masters" is a file
+    if (!is_text(name) || !sysfs.is_folder("class/net/" + name)) continue;  // "bonding_masters" is a file
     const auto found = kernel.find(name);
     if (found == kernel.end() && !sysfs.is_recorded()) continue;  // of another network namespace
     netdevs.emplace(name, read_netdev(sysfs, name, found == kernel.end() ? InterfaceAddresses{} : found->second));
