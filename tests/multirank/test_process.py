@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -349,3 +350,53 @@ def test_a_thread_that_cannot_be_started_is_told_with_its_limits(what: str, purp
     assert "Resource temporarily unavailable (errno 11)" in run.stdout, run
     assert "ulimit -u" in run.stdout, run
     assert "(ulimit -v: unlimited)" not in run.stdout, run
+
+
+#: Numbers of the system calls epoll_create1 and epoll_ctl.
+EPOLL_CALLS = {"x86_64": (291, 233), "aarch64": (20, 21)}
+
+REFUSED_CALL = """
+import ctypes, struct, sys, threading
+import numpy as np
+import holmes_comm
+def refuse(call, error):  # to this thread, by a filter: load the number; is it this one? then the error; else allow
+    steps = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (0x06, 0, 0, 0x50000 | error), (0x06, 0, 0, 0x7FFF0000)]
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    told = ctypes.create_string_buffer(struct.pack("HxxxxxxN", len(steps), ctypes.addressof(program)))
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, told, 0, 0) == 0
+store = holmes_comm.LocalStore()
+def run(rank):
+    if rank == 1:
+        refuse(int(sys.argv[1]), int(sys.argv[2]))
+    try:
+        comm = holmes_comm.init(store, rank, 3, name="refused", transport=sys.argv[3], connect_timeout_s=20.0)
+        comm.all_reduce(np.ones(3), timeout_s=20.0)
+    except holmes_comm.HolmesError as error:
+        print(f"{type(error).__name__} {error}\\n", end="")
+threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in EPOLL_CALLS, reason="the system calls' numbers are of x86_64 and aarch64")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (0, errno.EMFILE, "cannot make an epoll descriptor: Too many open files (errno 24); this process may open"),
+        (1, errno.ENOSPC, "cannot watch a control connection: No space left on device (errno 28); raise the limit"),
+    ],
+)
+def test_what_the_system_refuses_a_rank_is_told_to_all(call: int, error: int, words: str, transport: str) -> None:
+    number = EPOLL_CALLS[os.uname().machine][call]
+    run = subprocess.run(
+        [sys.executable, "-c", REFUSED_CALL, str(number), str(error), transport],
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    lines = run.stdout.splitlines()
+    assert len(lines) == 3, run
+    for line in lines:
+        assert line.startswith("SystemError rank 1 (host"), run
+        assert words in line, run

@@ -28,17 +28,33 @@ constexpr auto patience = std::chrono::seconds(3);
 
 }  // namespace
 
+template <typename Visit>
+void FailureDetector::for_each_peer(const Visit& visit) const {
+  for (int peer = 0; peer < group_.size; ++peer)
+    if (peer != group_.rank && !is_lost(peer)) visit(peer, *group_.controls[peer]);
+}
+
 FailureDetector::FailureDetector(Group& group, const Operations& operations, std::string own_place)
     : group_(group),
       operations_(operations),
       own_place_(std::move(own_place)),
       controls_(::epoll_create1(EPOLL_CLOEXEC)),
       lost_(static_cast<std::size_t>(group.size)) {
-  if (!controls_)
-    throw SystemError("cannot make an epoll descriptor: " + errno_text(errno) + limit_text(errno),
-                      {.system_errno = errno});
-  for (int peer = 0; peer < group_.size; ++peer)
-    if (peer != group_.rank) group_.controls[peer]->watch_with(controls_.get(), static_cast<std::uint32_t>(peer));
+  try {
+    if (!controls_)
+      throw SystemError("cannot make an epoll descriptor: " + errno_text(errno) + limit_text(errno),
+                        {.system_errno = errno});
+    for_each_peer([&](int peer, ControlConnection& control) {
+      control.watch_with(controls_.get(), static_cast<std::uint32_t>(peer));
+    });
+  } catch (const SystemError& error) {
+    // The peers, connected already, would hear of a lost rank.
+    ErrorContext context = own_context();
+    context.system_errno = error.context().system_errno;
+    const Failure failure{error.kind(), own_place_ + ": " + error.what(), context};
+    for_each_peer([&](int, ControlConnection& control) { control.send_abort(failure); });
+    failure.raise();
+  }
 }
 
 template <typename Wanted>
@@ -46,12 +62,6 @@ std::optional<int> FailureDetector::first_peer(const Wanted& is_wanted) const {
   for (int peer = 0; peer < group_.size; ++peer)
     if (peer != group_.rank && is_wanted(peer)) return peer;
   return std::nullopt;
-}
-
-template <typename Visit>
-void FailureDetector::for_each_peer(const Visit& visit) const {
-  for (int peer = 0; peer < group_.size; ++peer)
-    if (peer != group_.rank && !is_lost(peer)) visit(peer, *group_.controls[peer]);
 }
 
 void FailureDetector::check_controls() {

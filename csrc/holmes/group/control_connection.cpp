@@ -152,7 +152,9 @@ void ControlConnection::watch_with(int epoll_fd, std::uint32_t number) {
   event.data.u32 = number;
   for (const Line& line : lines_)
     if (::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, line.socket.fd.get(), &event) != 0)
-      throw SystemError("cannot watch a control connection: " + errno_text(errno), {.system_errno = errno});
+      throw SystemError("cannot watch a control connection: " + errno_text(errno) +
+                            (errno == ENOSPC ? "; raise the limit of watches (sysctl fs.epoll.max_user_watches)" : ""),
+                        {.system_errno = errno});
 }
 
 // Its end, and what nobody drains any more, would be told again and again.
