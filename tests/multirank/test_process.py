@@ -356,7 +356,7 @@ def test_a_thread_that_cannot_be_started_is_told_with_its_limits(what: str, purp
 EPOLL_CALLS = {"x86_64": (291, 233), "aarch64": (20, 21)}
 
 REFUSED_CALL = """
-import ctypes, struct, sys, threading
+import ctypes, os, struct, sys, threading
 import numpy as np
 import holmes_comm
 def refuse(call, error):  # to this thread, by a filter: load the number; is it this one? then the error; else allow
@@ -364,7 +364,8 @@ def refuse(call, error):  # to this thread, by a filter: load the number; is it 
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     told = ctypes.create_string_buffer(struct.pack("HxxxxxxN", len(steps), ctypes.addressof(program)))
     libc = ctypes.CDLL(None)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, told, 0, 0) == 0
+    if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, told, 0, 0) != 0:
+        os._exit(77)
 store = holmes_comm.LocalStore()
 def run(rank):
     if rank == 1:
@@ -395,6 +396,8 @@ def test_what_the_system_refuses_a_rank_is_told_to_all(call: int, error: int, wo
         [sys.executable, "-c", REFUSED_CALL, str(number), str(error), transport],
         capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
+    if run.returncode == 77:
+        pytest.skip("needs seccomp, which this container forbids")
     lines = run.stdout.splitlines()
     assert len(lines) == 3, run
     for line in lines:
