@@ -6,12 +6,6 @@
 #include "holmes/core/text.hpp"
 
 namespace holmes {
-namespace {
-
-constexpr std::size_t header_bytes = sizeof(CollectiveHeader);
-
-}  // namespace
-
 Collective::Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline)
     : group_(group), signature_(std::move(signature)), work_(std::move(work)), deadline_(deadline) {
   if (whole_number()) group_.whole->begin_step();
@@ -32,8 +26,8 @@ void Collective::prepare() {
     Flow& flow = flows_[peer];
     flow.out =
         make_header(signature_, group_.slice_bytes, send_total_bytes(peer), recv_total_bytes(peer), copies_.ballot());
-    if (sends_to(peer)) flow.out_total = header_bytes + send_total_bytes(peer);
-    if (receives_from(peer)) flow.in_total = header_bytes + recv_total_bytes(peer);
+    if (sends_to(peer)) flow.out_total = collective_header_bytes + send_total_bytes(peer);
+    if (receives_from(peer)) flow.in_total = collective_header_bytes + recv_total_bytes(peer);
     if (was_sent_) flow.out_bytes = flow.out_total;
     open_sends_ += flow.out_bytes < flow.out_total;
     open_flows_ += (flow.out_bytes < flow.out_total) + (flow.in_total > 0);
@@ -50,7 +44,7 @@ bool Collective::is_worth(Pacing pacing) const {
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;
     const Flow& flow = flows_[peer];
-    if (pacing == Pacing::by_sent && flow.out_total <= header_bytes) continue;
+    if (pacing == Pacing::by_sent && flow.out_total <= collective_header_bytes) continue;
     least = std::min(least, flow.out_total);
     most = std::max(most, flow.out_total);
     if (pacing == Pacing::by_sent) continue;
@@ -70,7 +64,7 @@ void Collective::update_pace() {
     const Flow& flow = flows_[peer];
     const std::size_t done = by_sent ? flow.out_bytes : flow.in_bytes;
     const std::size_t total = by_sent ? flow.out_total : flow.in_total;
-    if (total <= header_bytes || done >= total) continue;
+    if (total <= collective_header_bytes || done >= total) continue;
     if (!by_share && done < least.bytes) least = {done, std::nullopt};
     const double share = static_cast<double>(done) / static_cast<double>(total);
     if (by_share && share < least.share.value_or(1)) least = {done, share};
@@ -129,7 +123,8 @@ bool Collective::is_done() const { return prepared_ && open_flows_ == 0 && is_co
 bool Collective::is_done_here() const {
   if (!ends_early_ || !prepared_ || open_sends_ > 0 || !is_computed()) return false;
   return std::ranges::all_of(flows_, [](const Flow& flow) {
-    return flow.in_bytes == flow.in_total || (flow.in_total == header_bytes && flow.in_bytes < header_bytes);
+    return flow.in_bytes == flow.in_total ||
+           (flow.in_total == collective_header_bytes && flow.in_bytes < collective_header_bytes);
   });
 }
 
@@ -148,7 +143,7 @@ bool Collective::is_lasting(int peer, const iovec& piece) const {
 // so, the same or more of it is asked for: what is next grows only, where a pace would cut it off.)
 iovec Collective::next_paced_send(int peer) {
   const std::size_t sent = flows_[peer].out_bytes;
-  iovec piece = next_send(peer, sent - std::min(sent, header_bytes));
+  iovec piece = next_send(peer, sent - std::min(sent, collective_header_bytes));
   if (!is_lasting(peer, piece))
     piece.iov_len = std::min(piece.iov_len, pace_.sendable_bytes(sent, flows_[peer].out_total));
   return piece;
@@ -159,10 +154,11 @@ bool Collective::send_to(int peer) {
   if (flow.out_bytes == flow.out_total || !may_send(peer)) return false;
   iovec pieces[2];
   std::size_t count = 0;
-  if (flow.out_bytes < header_bytes)
-    pieces[count++] = {reinterpret_cast<std::byte*>(&flow.out) + flow.out_bytes, header_bytes - flow.out_bytes};
+  if (flow.out_bytes < collective_header_bytes)
+    pieces[count++] = {reinterpret_cast<std::byte*>(&flow.out) + flow.out_bytes,
+                       collective_header_bytes - flow.out_bytes};
   bool lasts = false;
-  if (flow.out_total > header_bytes && copies_.is_decided()) {
+  if (flow.out_total > collective_header_bytes && copies_.is_decided()) {
     pieces[count] = next_paced_send(peer);
     lasts = is_lasting(peer, pieces[count]);
     if (pieces[count].iov_len) ++count;
@@ -181,18 +177,20 @@ bool Collective::recv_from(int peer) {
   iovec pieces[2];
   std::size_t count = 0;
   const std::size_t before = flow.in_bytes;
-  if (before < header_bytes) pieces[count++] = {reinterpret_cast<std::byte*>(&flow.in) + before, header_bytes - before};
-  if (flow.in_total > header_bytes && copies_.is_decided()) {
-    pieces[count] = next_recv(peer, before < header_bytes ? 0 : before - header_bytes);
+  if (before < collective_header_bytes)
+    pieces[count++] = {reinterpret_cast<std::byte*>(&flow.in) + before, collective_header_bytes - before};
+  if (flow.in_total > collective_header_bytes && copies_.is_decided()) {
+    pieces[count] = next_recv(peer, before < collective_header_bytes ? 0 : before - collective_header_bytes);
     if (pieces[count].iov_len) ++count;
   }
   if (count == 0) return false;
   Channel& channel = *group_.channels[peer];
-  const bool is_payload = before >= header_bytes;
+  const bool is_payload = before >= collective_header_bytes;
   const std::size_t bytes = is_payload ? channel.try_recv_lasting(pieces[0]) : channel.try_recv({pieces, count});
   if (bytes == 0) return false;
   flow.in_bytes += bytes;
-  if (before < header_bytes && flow.in_bytes >= header_bytes) check_header(flow.out, flow.in, group_, peer);
+  if (before < collective_header_bytes && flow.in_bytes >= collective_header_bytes)
+    check_header(flow.out, flow.in, group_, peer);
   if (flow.in_bytes == flow.in_total) --open_flows_;
   return true;
 }
@@ -200,7 +198,7 @@ bool Collective::recv_from(int peer) {
 std::size_t Collective::send(int peer, std::span<const iovec> pieces, bool lasts) {
   Channel& channel = *group_.channels[peer];
   if (lasts) return channel.try_send_lasting(pieces);
-  if (!ends_early_ || flows_[peer].out_total > header_bytes) return channel.try_send(pieces);
+  if (!ends_early_ || flows_[peer].out_total > collective_header_bytes) return channel.try_send(pieces);
   const std::size_t bytes = channel.try_send_later(pieces);  // the peer's part ends without it
   if (channel.keeps_any()) {
     group_.keeps_any = true;
@@ -211,15 +209,15 @@ std::size_t Collective::send(int peer, std::span<const iovec> pieces, bool lasts
 
 std::size_t Collective::received_bytes(int peer) const {
   const Flow& flow = flows_[peer];
-  return flow.in_bytes > header_bytes ? flow.in_bytes - header_bytes : 0;
+  return flow.in_bytes > collective_header_bytes ? flow.in_bytes - collective_header_bytes : 0;
 }
 
 std::size_t Collective::sent_bytes(int peer) const {
   const Flow& flow = flows_[peer];
-  return flow.out_bytes > header_bytes ? flow.out_bytes - header_bytes : 0;
+  return flow.out_bytes > collective_header_bytes ? flow.out_bytes - collective_header_bytes : 0;
 }
 
-bool Collective::header_received(int peer) const { return flows_[peer].in_bytes >= header_bytes; }
+bool Collective::header_received(int peer) const { return flows_[peer].in_bytes >= collective_header_bytes; }
 
 void Collective::count_received(int peer, std::size_t bytes) {
   Flow& flow = flows_[peer];
@@ -230,16 +228,16 @@ void Collective::count_received(int peer, std::size_t bytes) {
 std::size_t Collective::awaited_recv_bytes(int peer) {
   const Flow& flow = flows_[peer];
   if (flow.in_bytes == flow.in_total) return 0;
-  if (flow.in_bytes < header_bytes) return 1;  // its own, or one before it
+  if (flow.in_bytes < collective_header_bytes) return 1;  // its own, or one before it
   if (!copies_.is_decided()) return 0;
   if (awaits_peek(peer)) return 1;
-  return next_recv(peer, flow.in_bytes - header_bytes).iov_len;
+  return next_recv(peer, flow.in_bytes - collective_header_bytes).iov_len;
 }
 
 std::size_t Collective::awaited_send_bytes(int peer) {
   const Flow& flow = flows_[peer];
   if (flow.out_bytes == flow.out_total || !may_send(peer)) return 0;
-  if (flow.out_bytes < header_bytes) return 1;
+  if (flow.out_bytes < collective_header_bytes) return 1;
   if (!copies_.is_decided()) return 0;
   return next_paced_send(peer).iov_len;
 }
@@ -252,12 +250,14 @@ bool Collective::involves(int peer) const {
 std::string Collective::describe() const { return holmes::describe(signature_, group_.name); }
 
 std::vector<PeerProgress> Collective::progress() const {
-  const auto payload = [](std::size_t bytes) { return bytes > header_bytes ? bytes - header_bytes : 0; };
+  const auto payload = [](std::size_t bytes) {
+    return bytes > collective_header_bytes ? bytes - collective_header_bytes : 0;
+  };
   std::vector<PeerProgress> missing;
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank || flows_.empty() || !involves(peer)) continue;
     const Flow& flow = flows_[peer];
-    missing.push_back({peer, flow.in_bytes >= header_bytes || flow.in_total == 0, payload(flow.in_bytes),
+    missing.push_back({peer, flow.in_bytes >= collective_header_bytes || flow.in_total == 0, payload(flow.in_bytes),
                        payload(flow.in_total), payload(flow.out_bytes), payload(flow.out_total)});
   }
   return missing;
@@ -271,14 +271,14 @@ std::string Collective::describe_wait(const std::vector<char>& entered) const {
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank || flows_.empty()) continue;
     const Flow& flow = flows_[peer];
-    const bool is_heard = flow.in_bytes >= header_bytes;
+    const bool is_heard = flow.in_bytes >= collective_header_bytes;
     std::string what;
     if (!is_heard && !entered[static_cast<std::size_t>(peer)]) {
       what = "has not entered it";
     } else if (!is_heard && flow.in_total > 0) {
       add_word(waiting, group_.controls[peer]->describe() + ": in it, nothing received yet", "; ");
     } else if (flow.in_bytes < flow.in_total) {
-      what = std::to_string(received_bytes(peer)) + " of " + std::to_string(flow.in_total - header_bytes) +
+      what = std::to_string(received_bytes(peer)) + " of " + std::to_string(flow.in_total - collective_header_bytes) +
              " bytes received";
     } else if (flow.out_bytes < flow.out_total && may_send(peer)) {
       what = "takes no more data (" + std::to_string(flow.out_bytes) + " of " + std::to_string(flow.out_total) +

@@ -46,6 +46,7 @@ struct CollectiveHeader {
   std::uint64_t announced_bytes;
   CopyVote::Ballot ballot;
 };
+inline constexpr std::size_t collective_header_bytes = sizeof(CollectiveHeader);
 // A cache line: what follows in a shared-memory ring stays aligned.
 static_assert(sizeof(CollectiveHeader) == 64);
 

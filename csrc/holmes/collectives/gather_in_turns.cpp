@@ -55,7 +55,8 @@ bool GatherInTurns::has_turn(int peer) {
   for (int rank = 0; rank < group_.size; ++rank)
     if (begun_[rank]) left += recvs_[rank].bytes() - received_bytes(rank);
   if (left > early_bytes) return false;
-  return begun_[peer] = true;
+  begun_[peer] = true;
+  return true;
 }
 
 }  // namespace holmes

@@ -5,12 +5,6 @@
 #include "holmes/reduce/reduce.hpp"
 
 namespace holmes {
-namespace {
-
-constexpr std::size_t header_bytes = sizeof(CollectiveHeader);
-
-}  // namespace
-
 ShortExchange::ShortExchange(Group& group, const Signature& signature)
     : group_(group), signature_(signature), ends_early_(group.local_completion && signature.root.has_value()) {}
 
@@ -28,7 +22,7 @@ void ShortExchange::set(int peer, const void* sent, std::size_t sent_bytes, void
 bool ShortExchange::has_room() const {
   for (int peer = 0; peer < group_.size; ++peer)
     if (peer != group_.rank && talks_to(peer) &&
-        group_.channels[peer]->short_room_bytes() < header_bytes + flows_[peer].sent_bytes)
+        group_.channels[peer]->short_room_bytes() < collective_header_bytes + flows_[peer].sent_bytes)
       return false;
   return true;
 }
@@ -43,7 +37,8 @@ void ShortExchange::send() {
     flow.out = common;
     flow.out.payload_bytes = flow.sent_bytes;
     flow.out.expected_bytes = flow.received_bytes;
-    const std::array pieces{iovec{&flow.out, header_bytes}, iovec{const_cast<void*>(flow.sent), flow.sent_bytes}};
+    const std::array pieces{iovec{&flow.out, collective_header_bytes},
+                            iovec{const_cast<void*>(flow.sent), flow.sent_bytes}};
     group_.channels[peer]->send_short({pieces.data(), flow.sent_bytes > 0 ? pieces.size() : 1});
   }
 }
@@ -54,13 +49,13 @@ bool ShortExchange::look_at(int peer) {
   if (flow.payload) return true;
   const std::byte* const came = !group_.owed.empty() && group_.owed[static_cast<std::size_t>(peer)]
                                     ? nullptr
-                                    : group_.channels[peer]->peek_short(header_bytes + flow.received_bytes);
+                                    : group_.channels[peer]->peek_short(collective_header_bytes + flow.received_bytes);
   flow.is_owed = !came && ends_early_ && flow.received_bytes == 0;
   if (!came) return flow.is_owed;
   CollectiveHeader theirs;
-  std::memcpy(&theirs, came, header_bytes);
+  std::memcpy(&theirs, came, collective_header_bytes);
   if (!is_same_call(flow.out, theirs)) return false;
-  flow.payload = came + header_bytes;
+  flow.payload = came + collective_header_bytes;
   return true;
 }
 
@@ -86,7 +81,7 @@ void ShortExchange::finish() {
     Flow& flow = flows_[peer];
     if (peer == group_.rank || !talks_to(peer) || flow.is_owed) continue;
     if (reduced_count_ == 0 && flow.received_bytes > 0) std::memcpy(flow.received, flow.payload, flow.received_bytes);
-    group_.channels[peer]->consume(header_bytes + flow.received_bytes);
+    group_.channels[peer]->consume(collective_header_bytes + flow.received_bytes);
   }
 }
 
