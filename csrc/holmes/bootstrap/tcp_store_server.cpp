@@ -246,7 +246,12 @@ void TcpStoreServer::accept_all() {
       drop(client, std::to_string(max_clients_) + " are open already (raise ulimit -n for more)");
       continue;
     }
-    watch(client.fd.get(), &client);
+    try {
+      watch(client.fd.get(), &client);
+    } catch (const SystemError&) {
+      drop(client);
+      throw;
+    }
     set_deadline(client, Clock::now() + request_timeout);
   }
 }
