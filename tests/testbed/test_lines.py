@@ -32,7 +32,8 @@ while data != b"last":
     link.sendto(data, peer)
 """
 # Sends numbered datagrams, a millisecond apart; prints how many milliseconds after each its answer came. None is sent
-# before another one was answered, where that may be hoped for: the question for an address may be lost too.
+# before another one was answered, where that may be hoped for: the question for an address may be lost too. A word more,
+# and the other side ends: not where another one follows, which a late datagram would end.
 _PING = """
 import json, socket, sys, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -63,7 +64,7 @@ for number in map(str, range(int(sys.argv[2]))):
     take(sent[number] + 0.001)
 take(time.monotonic() + 1)
 try:
-    for _ in range(10):  # a few may be lost
+    for _ in range(10 * len(sys.argv[4:])):  # a few may be lost
         link.send(b"last")
 except ConnectionRefusedError:
     pass  # it has ended
@@ -231,7 +232,7 @@ def test_an_unprivileged_user_has_them_too(tmp_path: Path) -> None:
     address = "10.10.0.2"
     script = f"""
         if [ $RANK = 1 ]; then exec {user[-1]} -c "$ECHO" {address} > /dev/null; fi
-        {user[-1]} -c "$PING" {address} 100 60
+        {user[-1]} -c "$PING" {address} 100 60 end
     """
     command = [*user, "-m", "holmes", "testbed", "run", "--spec", str(tmp_path / "far.yaml"), "--timeout-s", "60"]
     environment = child_env() | {"ECHO": _ECHO, "PING": _PING}
