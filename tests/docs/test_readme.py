@@ -116,6 +116,7 @@ NO_SNIPPETS = {
     ("tutorial.md", "make_plan"): "test_the_tutorial below runs the page in order",
     ("tutorial.md", "os.kill"): "as above",
     ("tutorial.md", "time.sleep"): "as above",
+    ("upstream.md", "use_local_synchronization"): "waits for ever, which is what it shows",
     ("recovery.md", "run_elastic"): "its model is left out; examples/elastic_gpt.py is a whole one, and runs below",
 }
 

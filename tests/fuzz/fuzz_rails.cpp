@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
         for (int i = 0; i < 3; ++i) REQUIRE(channel.try_recv(pieces) <= wanted);
         std::vector<pollfd> fds;
         channel.prepare_wait(true, false, fds);
-        channel.finish_wait();
+        channel.finish_wait(Clock::now(), fds);
       } else {
         ::shutdown(peer, SHUT_RDWR);
       }
