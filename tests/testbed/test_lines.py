@@ -32,8 +32,8 @@ while data != b"last":
     link.sendto(data, peer)
 """
 # Sends numbered datagrams, a millisecond apart; prints how many milliseconds after each its answer came. None is sent
-# before another one was answered, where that may be hoped for: the question for an address may be lost too. A word more,
-# and the other side ends: not where another one follows, which a late datagram would end.
+# before another one was answered, where that may be hoped for: the question for an address may be lost too. With one
+# word more the other side ends; not where another one follows, which a late datagram would end.
 _PING = """
 import json, socket, sys, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
