@@ -116,7 +116,7 @@ private:
   UniqueFd listener_, wake_, epoll_;
   std::uint16_t port_ = 0;
   StoredValues values_;  // of the thread, as all below
-  // Those that are not known yet first came first; `gone_`: dropped in this turn.
+  // Each with the one that came first in front. Strangers are not known yet; `gone_` were dropped in this turn.
   Clients strangers_, clients_, gone_;
   Deadlines deadlines_;
   std::map<std::string, std::map<std::uint64_t, Client*>> waiting_;  // by the key awaited, and since when

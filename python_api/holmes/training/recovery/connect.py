@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from holmes.training.recovery.errors import StoreContentError, StoreLostError
 from holmes.training.recovery.etcd import EtcdAddress, EtcdStore, is_etcd
-from holmes.training.recovery.store import parse_host_port, wait_by_asking
+from holmes.training.recovery.store import AskingStore, parse_host_port
 from holmes_comm import TcpStore
 from holmes_comm.errors import UnreachableError, UsageError
 
@@ -35,7 +34,7 @@ def connect_store(address: str, job: str, connect_timeout_s: float, timeout_s: f
         raise StoreLostError(f"no store at {members}: {error}") from error
 
 
-class EmbeddedStore(dist.Store):
+class EmbeddedStore(AskingStore):
     """torch's store interface on a TcpStore. Thread safe. Each request takes at most `timeout_s`.
 
     Raises dist.DistNetworkError where it does not answer, and from then on: one that was started again in its place
@@ -43,7 +42,7 @@ class EmbeddedStore(dist.Store):
     """
 
     def __init__(self, address: str, connect_timeout_s: float, timeout_s: float) -> None:
-        super().__init__()
+        super().__init__(timeout_s)
         self.address = address
         host, port = parse_host_port(address)
         try:
@@ -54,7 +53,6 @@ class EmbeddedStore(dist.Store):
                 f"store --port {port} --listen {host}`, on a host that outlives the job's, and check that no "
                 "firewall is between"
             ) from error
-        self._timeout_s = timeout_s
         self._one_at_a_time = threading.Lock()  # on one connection: another might be to another store
         self._lost: UnreachableError | None = None
 
@@ -68,16 +66,16 @@ class EmbeddedStore(dist.Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """As dist.Store."""
-        self.wait(list(keys))
-        return self._call(lambda: self._store.multi_get(list(keys), timeout_s=0))
+        names = list(keys)
+        try:
+            return self._call(lambda: self._store.multi_get(names, timeout_s=0))
+        except TimeoutError:  # one is not there yet
+            self.wait(names)
+        return self._call(lambda: self._store.multi_get(names, timeout_s=0))
 
     def check(self, keys: Sequence[str]) -> bool:
         """As dist.Store."""
         return self._call(lambda: self._store.check(list(keys)))
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """As dist.Store."""
-        wait_by_asking(self.check, keys, self._timeout_s if timeout is None else timeout.total_seconds())
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """As dist.Store: an empty `expected` stands for a key that nobody has set, too."""
@@ -97,10 +95,6 @@ class EmbeddedStore(dist.Store):
     def num_keys(self) -> int:
         """As dist.Store."""
         return self._call(self._store.num_keys)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """As dist.Store."""
-        self._timeout_s = timeout.total_seconds()
 
     def _call(self, request: Callable[[], T]) -> T:
         with self._one_at_a_time:

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -26,7 +25,7 @@ from urllib.parse import unquote
 import torch.distributed as dist
 
 from holmes.training.recovery.errors import StoreContentError
-from holmes.training.recovery.store import parse_host_port, wait_by_asking
+from holmes.training.recovery.store import AskingStore, parse_host_port
 from holmes_comm.errors import UsageError
 
 _SCHEMES = {"etcd://": False, "etcds://": True}
@@ -234,7 +233,7 @@ class _Gateway:
         self._connection = None
 
 
-class EtcdStore(dist.Store):
+class EtcdStore(AskingStore):
     """torch's store interface on etcd. Thread safe. Each request takes at most `timeout_s`.
 
     All keys belong to one etcd lease of the job's, which its processes keep: they vanish a day after the last one.
@@ -243,10 +242,9 @@ class EtcdStore(dist.Store):
     """
 
     def __init__(self, address: EtcdAddress, job: str, connect_timeout_s: float, timeout_s: float) -> None:
-        super().__init__()
+        super().__init__(connect_timeout_s)
         self.address = address
         self._gateway = _Gateway(address)
-        self._timeout_s = connect_timeout_s
         self._lease = int.from_bytes(hashlib.sha256(f"holmes/{job}".encode()).digest()[:8], "big") >> 1 or 1
         self._kept_s = time.monotonic()
         self._adding = threading.Lock()
@@ -277,10 +275,6 @@ class EtcdStore(dist.Store):
     def check(self, keys: Sequence[str]) -> bool:
         """As dist.Store."""
         return all(value is not None for value in self._values(keys))
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """As dist.Store."""
-        wait_by_asking(self.check, keys, self._timeout_s if timeout is None else timeout.total_seconds())
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """As dist.Store: an empty `expected` stands for a key that nobody has set, too."""
@@ -322,10 +316,6 @@ class EtcdStore(dist.Store):
         """As dist.Store: of all jobs'."""
         every = {"key": _encoded("holmes/"), "range_end": _encoded("holmes0"), "count_only": True}
         return int(self._call("kv/range", every).get("count", 0))
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """As dist.Store."""
-        self._timeout_s = timeout.total_seconds()
 
     def _values(self, keys: Sequence[str]) -> list[bytes | None]:
         found: list[bytes | None] = []

@@ -22,12 +22,34 @@ LOOPBACK = "127.0.0.1"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 
 
-class InterruptibleStore(dist.Store):
+class AskingStore(dist.Store):
+    """torch's store interface where who waits asks with `check`, again and again: so a wait can be interrupted."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__()
+        self._timeout_s = timeout_s
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """As dist.Store."""
+        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        deadline_s, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
+        while not self.check(keys):
+            if time.monotonic() >= deadline_s:
+                raise dist.DistStoreError(f"nobody set {', '.join(map(repr, keys))} in the store within {limit_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """As dist.Store."""
+        self._timeout_s = timeout.total_seconds()
+
+
+class InterruptibleStore(AskingStore):
     """`inner`, for one generation: every call raises GenerationFailed once `failure()` gives a reason. Thread safe."""
 
     def __init__(self, inner: dist.Store, failure: Callable[[], str | None], timeout_s: float) -> None:
-        super().__init__()
-        self._inner, self._failure, self._timeout_s = inner, failure, timeout_s
+        super().__init__(timeout_s)
+        self._inner, self._failure = inner, failure
 
     def set(self, key: str, value: Any) -> None:
         """As dist.Store."""
@@ -54,10 +76,6 @@ class InterruptibleStore(dist.Store):
         self._check()
         return self._inner.check(keys)
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """As dist.Store, by asking again and again: `inner` itself cannot be interrupted."""
-        wait_by_asking(self.check, keys, self._timeout_s if timeout is None else timeout.total_seconds())
-
     def delete_key(self, key: str) -> bool:
         """As dist.Store."""
         return self._inner.delete_key(key)
@@ -66,24 +84,10 @@ class InterruptibleStore(dist.Store):
         """As dist.Store."""
         return self._inner.num_keys()
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """As dist.Store."""
-        self._timeout_s = timeout.total_seconds()
-
     def _check(self) -> None:
         reason = self._failure()
         if reason is not None:
             raise GenerationFailed(reason)
-
-
-def wait_by_asking(check: Callable[[list[str]], bool], keys: list[str], limit_s: float) -> None:
-    """Returns when `check(keys)` is true. Raises dist.DistStoreError after `limit_s`."""
-    deadline_s, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
-    while not check(keys):
-        if time.monotonic() >= deadline_s:
-            raise dist.DistStoreError(f"nobody set {', '.join(map(repr, keys))} in the store within {limit_s:g} s")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def parse_host_port(address: str) -> tuple[str, int]:
