@@ -29,6 +29,10 @@ struct Fake {
   decltype(&fake_verbs_device_bytes) device_bytes;
   decltype(&fake_verbs_told) told;
   decltype(&fake_verbs_untold) untold;
+  decltype(&fake_verbs_pinned_out_bytes) pinned_out_bytes;
+  decltype(&fake_verbs_pinned_in_bytes) pinned_in_bytes;
+  decltype(&fake_verbs_gpu_out_bytes) gpu_out_bytes;
+  decltype(&fake_verbs_gpu_in_bytes) gpu_in_bytes;
   decltype(&fake_verbs_registrations) registrations;
   decltype(&fake_verbs_registered_bytes) registered_bytes;
 };
@@ -48,6 +52,10 @@ inline const Fake& fake() {
         reinterpret_cast<decltype(&fake_verbs_device_bytes)>(::dlsym(handle, "fake_verbs_device_bytes")),
         reinterpret_cast<decltype(&fake_verbs_told)>(::dlsym(handle, "fake_verbs_told")),
         reinterpret_cast<decltype(&fake_verbs_untold)>(::dlsym(handle, "fake_verbs_untold")),
+        reinterpret_cast<decltype(&fake_verbs_pinned_out_bytes)>(::dlsym(handle, "fake_verbs_pinned_out_bytes")),
+        reinterpret_cast<decltype(&fake_verbs_pinned_in_bytes)>(::dlsym(handle, "fake_verbs_pinned_in_bytes")),
+        reinterpret_cast<decltype(&fake_verbs_gpu_out_bytes)>(::dlsym(handle, "fake_verbs_gpu_out_bytes")),
+        reinterpret_cast<decltype(&fake_verbs_gpu_in_bytes)>(::dlsym(handle, "fake_verbs_gpu_in_bytes")),
         reinterpret_cast<decltype(&fake_verbs_registrations)>(::dlsym(handle, "fake_verbs_registrations")),
         reinterpret_cast<decltype(&fake_verbs_registered_bytes)>(::dlsym(handle, "fake_verbs_registered_bytes"))};
   }();

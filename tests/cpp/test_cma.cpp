@@ -22,9 +22,9 @@ constexpr std::size_t large_bytes = 600 * 1024;  // does not fit the ring
 
 struct Pair {
   explicit Pair(CmaUse cma, CmaUse receiver_cma) {
-    const std::size_t bytes = ShmSegment::segment_bytes(ring_bytes);
+    constexpr ShmSegment::RingBytes bytes{ring_bytes, ring_bytes / 2};
     const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
-    CHECK(::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0);
+    CHECK(::ftruncate(fd.get(), static_cast<off_t>(ShmSegment::segment_bytes(bytes))) == 0);
     segment = std::make_shared<ShmSegment>(fd.get(), bytes);
     sender = std::make_unique<ShmChannel>(1, segment, 0, 1, [this] { ++doorbells; }, cma, ConnectionInfo{});
     receiver = std::make_unique<ShmChannel>(0, segment, 1, 0, [this] { ++doorbells; }, receiver_cma, ConnectionInfo{});
@@ -342,6 +342,27 @@ void check_batch_without_sender() {
   }
 }
 
+// Rings of collectives and of messages, of different sizes: each is twice in memory, and beside all others.
+void check_rings() {
+  constexpr std::size_t page = 4096;
+  for (const ShmSegment::RingBytes bytes :
+       {ShmSegment::RingBytes{page, 4 * page}, ShmSegment::RingBytes{4 * page, page}}) {
+    const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
+    CHECK(::ftruncate(fd.get(), static_cast<off_t>(ShmSegment::segment_bytes(bytes))) == 0);
+    const ShmSegment segment(fd.get(), bytes), peer(fd.get(), bytes);
+    for (int ring = 0; ring < 4; ++ring) {
+      CHECK(segment.ring_bytes(ring) == (ring < 2 ? bytes.collective : bytes.p2p));
+      std::fill_n(segment.data(ring) + segment.ring_bytes(ring), segment.ring_bytes(ring),
+                  static_cast<std::byte>(ring + 1));
+    }
+    const std::byte* head = reinterpret_cast<const std::byte*>(&segment.ring(0));
+    CHECK(std::all_of(head, head + page_bytes(), [](std::byte byte) { return byte == std::byte{0}; }));
+    for (int ring = 0; ring < 4; ++ring)
+      CHECK(std::all_of(peer.data(ring), peer.data(ring) + 2 * peer.ring_bytes(ring),
+                        [&](std::byte byte) { return byte == static_cast<std::byte>(ring + 1); }));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -356,6 +377,7 @@ int main() {
   for (const CmaUse cma : {CmaUse::never, CmaUse::measured, CmaUse::always})
     for (unsigned seed = 1; seed <= 5; ++seed) check_scattered(cma, cma, seed);
   for (unsigned seed = 6; seed <= 8; ++seed) check_scattered(CmaUse::always, CmaUse::never, seed);
+  check_rings();
   check_batch_without_sender();
   check_in_place(/*bypass_cache=*/false);
   check_in_place(/*bypass_cache=*/true);

@@ -162,9 +162,9 @@ std::unique_ptr<Ends> tcp_ends(int rails, std::optional<std::uint64_t> flip) {
 // What is in the ring lies there until it is received.
 std::unique_ptr<Ends> shm_ends(CmaUse cma, std::optional<std::uint64_t> flip) {
   auto ends = std::make_unique<Ends>();
-  const std::size_t bytes = ShmSegment::segment_bytes(128 * 1024);
+  constexpr ShmSegment::RingBytes bytes{128 * 1024, 64 * 1024};
   const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
-  CHECK(::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0);
+  CHECK(::ftruncate(fd.get(), static_cast<off_t>(ShmSegment::segment_bytes(bytes))) == 0);
   const auto segment = ends->segment = std::make_shared<ShmSegment>(fd.get(), bytes);
   ConnectionInfo info;
   info.transport = "shm";
@@ -173,7 +173,7 @@ std::unique_ptr<Ends> shm_ends(CmaUse cma, std::optional<std::uint64_t> flip) {
   ends->carry = [segment, flip, &flipped = ends->has_flipped] {
     const std::uint64_t produced = segment->ring(0).produced.load(), consumed = segment->ring(0).consumed.load();
     if (!flip || flipped || *flip / 8 < consumed || *flip / 8 >= produced) return;
-    segment->data(0)[*flip / 8 % segment->ring_bytes()] ^= static_cast<std::byte>(1 << *flip % 8);
+    segment->data(0)[*flip / 8 % segment->ring_bytes(0)] ^= static_cast<std::byte>(1 << *flip % 8);
     flipped = true;
   };
   return ends;
@@ -279,7 +279,7 @@ int peek_at_operation(Ends& ends, std::span<std::byte> source, std::size_t slice
     const std::byte* shown = ends.receiver->try_peek(bytes);
     if (shown == nullptr) continue;
     is_right &= std::memcmp(shown, source.data() + received, bytes) == 0;
-    in_place += shown >= ring && shown < ring + 2 * ends.segment->ring_bytes() ? 1 : 0;
+    in_place += shown >= ring && shown < ring + 2 * ends.segment->ring_bytes(0) ? 1 : 0;
     ends.receiver->consume(bytes);
     received += bytes;
   }

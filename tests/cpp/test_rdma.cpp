@@ -11,12 +11,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
+#include <iterator>
 #include <numeric>
 #include <random>
 #include <tuple>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
+#include "holmes/core/unmap_watch.hpp"
 #include "holmes/transport/rdma/device.hpp"
 #include "holmes/transport/rdma/probe.hpp"
 #include "holmes/transport/shared_buffer.hpp"
@@ -207,6 +210,104 @@ void check_posts() {
   CHECK(usual == 2 * 2);
 }
 
+// What is sent of registered memory is copied into no ring, and given to the HCA at once: of an all_reduce each rank's
+// header and contribution, and each of two slices of results.
+void check_lent() {
+  constexpr int rounds = 20;
+  constexpr std::size_t bytes = 3 << 18;  // of which the halves are too small to be read from memory to memory
+  rlimit limit{};
+  CHECK(::getrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+  if (limit.rlim_cur < 8 << 20) return void(std::printf("lent memory: not tried, ulimit -l is too low\n"));
+  std::vector<long> posts;
+  std::barrier both(2);
+  run_sleepers([&](Communicator& comm) {
+    SharedBuffer memory(bytes);
+    const Buffer data{memory.data(), bytes / 4, DType::int32, nullptr};
+    auto* const values = reinterpret_cast<std::int32_t*>(memory.data());
+    for (int i = 0; i <= rounds; ++i) {
+      for (std::size_t k = 0; k < bytes / 4; ++k) values[k] = static_cast<std::int32_t>(k) + comm.rank();
+      both.arrive_and_wait();
+      if (comm.rank() == 0) posts.push_back(fake().posts());
+      both.arrive_and_wait();
+      if (i == rounds) break;
+      comm.all_reduce(data, ReduceOp::sum, {})->wait();
+      for (std::size_t k = 0; k < bytes / 4; ++k) CHECK(values[k] == 2 * static_cast<std::int32_t>(k) + 1);
+    }
+  });
+  check_nothing_left();
+  // Of all rounds together: what ends one may be posted in the next.
+  const long all = posts.back() - posts.front();
+  std::fprintf(stderr, "all_reduce of 768 KiB of registered memory: %ld posts in %d rounds\n", all, rounds);
+  CHECK(all >= rounds * 2 * 2 && all <= rounds * 2 * 4);  // a credit may have to go by itself
+}
+
+// It is the caller's again when the operation ends, and no sooner is it sent: who writes it then harms nobody.
+void check_lent_memory_is_given_back() {
+  fake().set("hostile", 1);
+  for (const long delay_us : {0L, 300L, 3000L}) {
+    fake().set("delay_us", delay_us);
+    for (int size = 2; size <= 3; ++size) {
+      fake().set("seed", size + delay_us);
+      run_communicators(size, Transport::rdma, [&](Communicator& comm) {
+        constexpr std::size_t most = 200 << 10;  // of all ranks together a quarter of 8 MiB
+        const auto ranks = static_cast<std::size_t>(size);
+        const auto own = static_cast<std::size_t>(comm.rank());
+        SharedBuffer memory(ranks * most);
+        auto* const values = reinterpret_cast<std::uint8_t*>(memory.data());
+        for (const std::size_t bytes : {std::size_t{65535}, std::size_t{65536}, std::size_t{150007}, most}) {
+          for (std::size_t number = 0; number < 3; ++number) {
+            std::vector<Buffer> all;
+            for (std::size_t rank = 0; rank < ranks; ++rank)
+              all.push_back({memory.data() + rank * bytes, bytes, DType::uint8, nullptr});
+            fill_message(values + own * bytes, bytes, number + own);
+            comm.all_gather(all, all[own], {})->wait();
+            std::memset(values + own * bytes, 0xee, bytes);
+            for (std::size_t rank = 0; rank < ranks; ++rank)
+              CHECK(rank == own ||
+                    std::memcmp(values + rank * bytes, message(bytes, number + rank).data(), bytes) == 0);
+            fill_message(values, bytes, number + own);
+            comm.all_reduce(all[0], ReduceOp::max, {})->wait();
+            Bytes greatest = message(bytes, number);
+            for (std::size_t rank = 1; rank < ranks; ++rank)
+              take_greater(greatest.data(), message(bytes, number + rank).data(), bytes);
+            CHECK(std::memcmp(values, greatest.data(), bytes) == 0);
+            std::memset(values, 0xee, bytes);
+          }
+        }
+      });
+      check_nothing_left();
+    }
+  }
+  // And where the communicator ends in the middle.
+  fake().set("delay_us", 40000);
+  for (const auto pause : {1ms, 20ms, 60ms}) {
+    const auto store = make_local_store();
+    std::barrier both(2);
+    run_ranks(2, [&](int rank) {
+      const auto comm = make_communicator(store, options_of(rank, 2));
+      SharedBuffer memory(1 << 20);
+      std::memset(memory.data(), 1, memory.bytes());
+      both.arrive_and_wait();
+      const auto work =
+          comm->all_reduce({memory.data(), memory.bytes(), DType::uint8, nullptr}, ReduceOp::sum, {.async = true});
+      std::this_thread::sleep_for(pause);
+      if (rank == 1) comm->abort("on purpose");
+      try {
+        work->wait();
+      } catch (const HolmesError&) {
+      }
+      const auto own = static_cast<std::byte>(7 + rank);
+      std::memset(memory.data(), 7 + rank, memory.bytes());
+      std::this_thread::sleep_for(200ms);
+      CHECK(std::all_of(memory.data(), memory.data() + memory.bytes(), [own](std::byte byte) { return byte == own; }));
+      both.arrive_and_wait();
+    });
+    check_nothing_left();
+  }
+  fake().set("delay_us", 0);
+  fake().set("hostile", 0);
+}
+
 // Bytes that went from memory to memory while two ranks ran `body`.
 long direct_bytes(const std::function<void(Communicator&)>& body) {
   const long before = fake().read_bytes();
@@ -354,6 +455,122 @@ void check_registered_once() {
     if (comm.rank() == 0) fake().set("memory_limit", -1);
     both.arrive_and_wait();
   });
+  check_nothing_left();
+}
+
+// Of a thousand communicators, with messages through rings and from memory to memory.
+void check_many_made() {
+#ifdef __SANITIZE_THREAD__
+  constexpr int count = 50;
+#else
+  constexpr int count = 1000;
+#endif
+  const auto descriptors = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  std::vector<std::ptrdiff_t> held;
+  for (int i = 0; i < count; ++i) {
+    run_communicators(2, Transport::rdma, [&](Communicator& comm) {
+      Bytes data(i % 10 == 0 ? 1 << 19 : 100, 1);
+      comm.all_reduce(buffer(data, DType::uint8), ReduceOp::sum, {})->wait();
+      CHECK(std::ranges::all_of(data, [](std::uint8_t byte) { return byte == 2; }));
+    });
+    if (i % (count / 5) == 0) held.push_back(descriptors());
+  }
+  check_nothing_left();
+  CHECK(held.back() == held[1]);
+}
+
+// Ordinary memory: registered by its first two messages each, and then kept, until it is unmapped.
+void check_kept_registered() {
+  rlimit limit{};
+  CHECK(::getrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+  if (limit.rlim_cur < 8 << 20) return void(std::printf("kept registered: not tried, ulimit -l is too low\n"));
+  constexpr std::size_t bytes = 1 << 19;  // of each of two ranks: an eighth of 8 MiB
+  const auto map = [](void* at) {
+    void* const made =
+        ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED_NOREPLACE : 0), -1, 0);
+    return made == MAP_FAILED ? nullptr : static_cast<std::uint8_t*>(made);
+  };
+  std::uint8_t* const probe = map(nullptr);
+  const auto ticket = unmap_watch::watch(probe, bytes);
+  if (ticket) unmap_watch::release(*ticket);
+  ::munmap(probe, bytes);
+  if (!ticket) return void(std::printf("kept registered: not tried, this system has no userfaultfd\n"));
+  std::barrier both(2);
+  run_communicators(2, Transport::rdma, [&](Communicator& comm) {
+    std::uint8_t* memory = map(nullptr);
+    std::uint8_t value = 0;
+    const auto exchange = [&] {
+      ++value;
+      std::memset(memory, comm.rank() == 0 ? value : 0, bytes);
+      const Buffer data{memory, bytes, DType::uint8, nullptr};
+      if (comm.rank() == 0) comm.send(data, 1, 0, {})->wait();
+      if (comm.rank() == 1) comm.recv(data, 0, 0, {})->wait();
+      CHECK(std::all_of(memory, memory + bytes, [&](std::uint8_t byte) { return byte == value; }));
+      both.arrive_and_wait();
+    };
+    const auto registrations = [&](int rounds) {
+      both.arrive_and_wait();
+      const long before = fake().registrations();
+      both.arrive_and_wait();
+      for (int i = 0; i < rounds; ++i) exchange();
+      const long made = fake().registrations() - before;
+      both.arrive_and_wait();
+      return made;
+    };
+    CHECK(registrations(2) == 4);  // each rank, each time
+    CHECK(registrations(4) == 0);
+    // Unmapped, and something else in its place, which no HCA knows.
+    for (int i = 0; i < 3; ++i) {
+      std::uint8_t* const place = memory;
+      ::munmap(memory, bytes);
+      memory = map(place);
+      if (!memory) memory = map(nullptr);  // another thread was faster
+      both.arrive_and_wait();
+      const long made = registrations(3);
+      CHECK(made >= 2 && made <= 4);
+      CHECK(registrations(2) == 0);
+    }
+    // Its pages are others now, at the same place.
+    ::madvise(memory, bytes, MADV_DONTNEED);
+    CHECK(registrations(2) >= 2);
+    // A forked child that writes has pages of its own; and unmaps what is its own.
+    if (comm.rank() == 0) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        std::memset(memory, 99, bytes);
+        ::munmap(memory, bytes);
+        ::_exit(0);
+      }
+      int status = -1;
+      CHECK(::waitpid(child, &status, 0) == child && status == 0);
+    }
+    CHECK(registrations(3) == 0);
+    ::munmap(memory, bytes);
+    both.arrive_and_wait();
+  });
+  check_nothing_left();
+  // Where forks take pages away nothing is registered, where somebody says so each message anew.
+  for (const bool is_said : {false, true}) {
+    if (is_said) ::setenv("HOLMES_RDMA_KEEP_REGISTERED", "0", 1);
+    fake().set("fork_state", is_said ? 2 : 0);
+    run_communicators(2, Transport::rdma, [&](Communicator& comm) {
+      Bytes data(bytes, 3);
+      both.arrive_and_wait();
+      const long before = fake().registrations();
+      both.arrive_and_wait();
+      for (int i = 0; i < 4; ++i) {
+        if (comm.rank() == 0) comm.send(buffer(data, DType::uint8), 1, 0, {})->wait();
+        if (comm.rank() == 1) comm.recv(buffer(data, DType::uint8), 0, 0, {})->wait();
+      }
+      both.arrive_and_wait();
+      CHECK(fake().registrations() == before + (is_said ? 8 : 0));
+      both.arrive_and_wait();
+    });
+  }
+  ::unsetenv("HOLMES_RDMA_KEEP_REGISTERED");
   check_nothing_left();
 }
 
@@ -751,9 +968,13 @@ int main() {
   check_wakes();
   check_clock_looks();
   check_posts();
+  check_lent();
+  check_lent_memory_is_given_back();
   check_direct();
   check_direct_collectives();
   check_registered_once();
+  check_kept_registered();
+  check_many_made();
   check_unexpected();
   check_memory_after_abort();
   check_memory_after_loss();

@@ -1,9 +1,12 @@
 // Several ports of RDMA as rails of one connection, on the stand-in for libibverbs: what they share, and what comes of
 // a port that is lost.
 #include <barrier>
+#include <cstring>
 #include <random>
+#include <span>
 #include <tuple>
 
+#include "holmes/transport/shared_buffer.hpp"
 #include "rdma_checks.hpp"
 
 using namespace holmes;
@@ -89,18 +92,26 @@ void work(Communicator& comm, int rounds, unsigned seed) {
     const std::size_t number = random() % 1000;
     switch (random() % 5) {
       case 0: {
-        std::vector<std::int64_t> data(bytes / 8 + 1);
-        for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::int64_t>(i * (own + 1) + number);
-        comm.all_reduce(buffer(data, DType::int64), ReduceOp::sum, {})->wait();
-        for (std::size_t i = 0; i < data.size(); ++i)
+        // Half of them in memory that is registered anyhow, and sent from there.
+        const std::size_t count = bytes / 8 + 1;
+        SharedBuffer memory(number % 2 == 0 ? count * 8 : 8);
+        std::vector<std::int64_t> other(number % 2 == 0 ? 0 : count);
+        const std::span data(number % 2 == 0 ? reinterpret_cast<std::int64_t*>(memory.data()) : other.data(), count);
+        for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<std::int64_t>(i * (own + 1) + number);
+        comm.all_reduce({data.data(), count, DType::int64, nullptr}, ReduceOp::sum, {})->wait();
+        for (std::size_t i = 0; i < count; ++i)
           CHECK(data[i] == static_cast<std::int64_t>(i * size * (size + 1) / 2 + size * number));
         break;
       }
       case 1: {
         const auto root = number % size;
-        Bytes data = own == root ? message(bytes, number) : Bytes(bytes);
-        comm.broadcast(buffer(data, DType::uint8), static_cast<int>(root), {})->wait();
-        CHECK(data == message(bytes, number));
+        SharedBuffer memory(bytes);
+        Bytes other(bytes);
+        auto* const data = number % 2 == 0 ? reinterpret_cast<std::uint8_t*>(memory.data()) : other.data();
+        if (own == root) fill_message(data, bytes, number);
+        comm.broadcast({data, bytes, DType::uint8, nullptr}, static_cast<int>(root), {})->wait();
+        CHECK(std::memcmp(data, message(bytes, number).data(), bytes) == 0);
+        std::memset(data, 0xee, bytes);
         break;
       }
       case 2: {  // one way, more than the queues hold

@@ -429,7 +429,8 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   const FakeCall call("cuDeviceGetAttribute");
   constexpr int multiprocessors = 16, last = 144;  // CUDA 13.0's
   if (attribute < 1 || attribute > last) return invalid_value;
-  *value = attribute == multiprocessors ? fake_cuda_multiprocessors() : 0;  // features that it has not are 0
+  const int direct = fake_cuda_gpu_direct(attribute);
+  *value = attribute == multiprocessors ? fake_cuda_multiprocessors() : direct;  // features that it has not are 0
   return success;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
@@ -684,10 +685,16 @@ int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
 }
 int cuMemFree_v2(unsigned long long address) {
   const FakeCall call("cuMemFree_v2");
-  std::lock_guard lock(memory_mutex);
+  std::unique_lock lock(memory_mutex);
+  const auto found = memory().find(address);
+  const std::size_t bytes = found == memory().end() ? 0 : found->second.first;
+  lock.unlock();  // the other stand-in asks back
+  fake_cuda_check_free(address, bytes);
+  lock.lock();
   const auto freed = memory().extract(address);
   if (freed.empty()) return invalid_value;
   access_order().forget(address, freed.mapped().first);
+  fake_cuda_forget_writes(address, freed.mapped().first);
   std::free(reinterpret_cast<void*>(address));
   return success;
 }

@@ -32,6 +32,13 @@ void fake_cuda_end_kernel(int device, const void* owner, int ctas);
 // Says in the trace what is put on the stream next (device_trace.hpp); its number there.
 std::uint64_t fake_cuda_trace(void* stream, int device, const std::string& what);
 
+// What the attribute of this number says of GPUDirect RDMA; 0 where it is of something else.
+int fake_cuda_gpu_direct(int attribute);
+// Ends the process where an HCA has registered any of it.
+void fake_cuda_check_free(unsigned long long address, std::size_t bytes);
+// What HCAs have written there, and nobody has seen, is seen by nobody.
+void fake_cuda_forget_writes(unsigned long long address, std::size_t bytes);
+
 // Counts what happens, by name, for fake_cuda_count.
 void fake_cuda_note(const char* name);
 

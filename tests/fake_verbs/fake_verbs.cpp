@@ -5,6 +5,7 @@
 #include "fake_verbs.hpp"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -137,16 +138,20 @@ struct World {
   std::vector<OpenContext*> contexts;
   std::mt19937 random{1};
   std::uint32_t next_number = 16;
-  std::map<std::string, long> settings{{"delay_us", 0},        {"fail_after", -1},       {"retry_ms", 50},
-                                       {"memory_limit", -1},   {"port_active", 1},       {"inline_limit", 256},
-                                       {"fork_state", 2},      {"hostile", 0},           {"die_after", -1},
-                                       {"die_device", 0},      {"die_kind", 0},          {"read_us_per_mib", 0},
-                                       {"limited_device", -1}, {"infiniband_device", -1}};
+  std::map<std::string, long> settings{
+      {"delay_us", 0},        {"fail_after", -1},        {"retry_ms", 50},  {"memory_limit", -1},
+      {"port_active", 1},     {"inline_limit", 256},     {"fork_state", 2}, {"hostile", 0},
+      {"die_after", -1},      {"die_device", 0},         {"die_kind", 0},   {"read_us_per_mib", 0},
+      {"limited_device", -1}, {"infiniband_device", -1}, {"peermem", 0},    {"dmabuf", 1}};
   std::deque<Straggler> stragglers;
   std::map<std::uint32_t, long> device_bytes;  // that were read
   std::map<std::uint32_t, int> access;         // of regions, by each of their keys
   long registered_bytes = 0;
   long read_bytes = 0;
+  long pinned_out_bytes = 0;
+  long pinned_in_bytes = 0;
+  long gpu_out_bytes = 0;
+  long gpu_in_bytes = 0;
   long registrations = 0;
   long objects = 0;
   long answered = 0;
@@ -185,6 +190,8 @@ struct World {
   MemoryRegion& region(std::uint32_t key, std::uint64_t address, std::size_t bytes, bool is_remote);
   bool can_read(const Sending& sending) const;
   bool is_used(std::uint32_t local_key) const;
+  bool is_used(std::uint64_t begin, std::size_t bytes) const;
+  bool can_answer(const Pair& pair) const;
   void carry_out(Pair& pair);
   void answer(Pair& pair);
   void run();
@@ -399,6 +406,56 @@ bool World::is_used(std::uint32_t local_key) const {
   });
 }
 
+// Whether the peer's HCA reads its memory for it.
+bool World::can_answer(const Pair& pair) const {
+  const auto peer = pairs.find(pair.attributes.peer_qp);
+  return peer != pairs.end() && can_receive(peer->second);
+}
+
+// As above, of any bytes; and whether a peer reads them.
+bool World::is_used(std::uint64_t begin, std::size_t bytes) const {
+  return std::ranges::any_of(pairs, [&](const auto& numbered) {
+    const Pair& pair = *numbered.second;
+    const auto uses = [&](const Sending& sending) {
+      if (sending.request.entry_count == 0 || !sending.bytes.empty()) return false;
+      const auto overlaps = [&](std::uint64_t from) {
+        return from < begin + bytes && begin < from + sending.entry.length;
+      };
+      return overlaps(sending.entry.address) ||
+             (sending.request.opcode == Opcode::rdma_read && overlaps(sending.request.remote_address) &&
+              can_answer(pair) && can_read(sending));
+    };
+    return std::ranges::any_of(pair.sends, uses) || std::ranges::any_of(pair.answers, uses);
+  });
+}
+
+// A function of the fake CUDA driver; null where there is none.
+template <class Function>
+Function* of_cuda(const char* name) {
+  const char* const path = std::getenv("HOLMES_CUDA_LIBRARY");
+  void* const cuda = path != nullptr ? ::dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+  return cuda != nullptr ? reinterpret_cast<Function*>(::dlsym(cuda, name)) : nullptr;
+}
+
+// Whether the fake CUDA driver has page-locked it; and whether it is a GPU's.
+bool is_pinned(std::uint64_t begin, std::size_t bytes) {
+  static auto* const holds = of_cuda<int(const void*, std::size_t)>("fake_cuda_holds");
+  return holds != nullptr && holds(reinterpret_cast<const void*>(begin), bytes) != 0;
+}
+bool is_of_gpu(std::uint64_t begin, std::size_t bytes) {
+  static auto* const owns = of_cuda<int(const void*, std::size_t)>("fake_cuda_owns");
+  return owns != nullptr && owns(reinterpret_cast<const void*>(begin), bytes) != 0;
+}
+
+// What a read brings.
+void write_read(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
+  static auto* const write_gpu = of_cuda<void(void*, const void*, std::size_t)>("fake_cuda_write");
+  if (is_of_gpu(to, bytes))
+    write_gpu(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  else
+    write(to, reinterpret_cast<const std::byte*>(from), bytes);
+}
+
 void World::carry_out(Pair& pair) {
   Sending sending = std::move(pair.sends.front());
   pair.sends.pop_front();
@@ -430,6 +487,7 @@ void World::carry_out(Pair& pair) {
     const std::byte* from = sending.bytes.data();
     if (sending.bytes.empty()) {
       region(sending.entry.local_key, sending.entry.address, bytes, false);
+      if (is_pinned(sending.entry.address, bytes)) pinned_out_bytes += static_cast<long>(bytes);
       from = reinterpret_cast<const std::byte*>(sending.entry.address);
     }
     region(request.remote_key, request.remote_address, bytes, true);
@@ -471,12 +529,16 @@ void World::answer(Pair& pair) {
     return;
   }
   if (sending.request.opcode == Opcode::rdma_read) {  // as late as can be
+    if (!can_answer(pair)) return break_off(pair, sending, Status::retries_exceeded);
     if (!can_read(sending)) return break_off(pair, sending, Status::remote_access);
     region(sending.entry.local_key, sending.entry.address, sending.entry.length, false);
     if ((access[sending.entry.local_key] & access_local_write) == 0) misused("memory is read into that may not be");
-    write(sending.entry.address, reinterpret_cast<const std::byte*>(sending.request.remote_address),
-          sending.entry.length);
+    write_read(sending.entry.address, sending.request.remote_address, sending.entry.length);
     read_bytes += sending.entry.length;
+    if (is_pinned(sending.request.remote_address, sending.entry.length)) pinned_out_bytes += sending.entry.length;
+    if (is_pinned(sending.entry.address, sending.entry.length)) pinned_in_bytes += sending.entry.length;
+    if (is_of_gpu(sending.request.remote_address, sending.entry.length)) gpu_out_bytes += sending.entry.length;
+    if (is_of_gpu(sending.entry.address, sending.entry.length)) gpu_in_bytes += sending.entry.length;
     device_bytes[static_cast<std::uint32_t>(pair.context->device - devices)] += sending.entry.length;
   }
   ++answered;
@@ -673,6 +735,23 @@ long fake_verbs_posted() { return read_counter(&World::posted); }
 long fake_verbs_posts() { return read_counter(&World::posts); }
 long fake_verbs_answered() { return read_counter(&World::answered); }
 long fake_verbs_read_bytes() { return read_counter(&World::read_bytes); }
+long fake_verbs_pinned_out_bytes() { return read_counter(&World::pinned_out_bytes); }
+long fake_verbs_pinned_in_bytes() { return read_counter(&World::pinned_in_bytes); }
+long fake_verbs_gpu_out_bytes() { return read_counter(&World::gpu_out_bytes); }
+long fake_verbs_gpu_in_bytes() { return read_counter(&World::gpu_in_bytes); }
+int fake_verbs_uses(const void* begin, std::size_t bytes) {
+  const std::lock_guard lock(world().mutex);
+  return world().is_used(reinterpret_cast<std::uint64_t>(begin), bytes) ? 1 : 0;
+}
+int fake_verbs_is_registered(const void* begin, std::size_t bytes) {
+  const std::lock_guard lock(world().mutex);
+  const auto* const first = static_cast<const std::byte*>(begin);
+  const bool is_any = std::ranges::any_of(world().regions, [&](const auto& numbered) {
+    const auto* const from = static_cast<const std::byte*>(numbered.second->address);
+    return from < first + bytes && first < from + numbered.second->length;
+  });
+  return is_any ? 1 : 0;
+}
 long fake_verbs_registrations() { return read_counter(&World::registrations); }
 long fake_verbs_registered_bytes() { return read_counter(&World::registered_bytes); }
 long fake_verbs_events() { return read_counter(&World::events); }
@@ -762,6 +841,10 @@ int ibv_dealloc_pd(ProtectionDomain* domain) {
 
 MemoryRegion* ibv_reg_mr(ProtectionDomain* domain, void* address, std::size_t length, int access) {
   const std::lock_guard lock(world().mutex);
+  if (is_of_gpu(reinterpret_cast<std::uint64_t>(address), 1) && world().settings["peermem"] == 0) {
+    errno = EFAULT;
+    return nullptr;
+  }
   const long limit = world().settings["memory_limit"];
   const long limited = world().settings["limited_device"];
   const bool is_limited = limited < 0 || domain->context->device == &devices[limited];
@@ -773,6 +856,27 @@ MemoryRegion* ibv_reg_mr(ProtectionDomain* domain, void* address, std::size_t le
   ++world().registrations;
   const std::uint32_t key = world().next_number += 2;
   auto* const region = counted(new MemoryRegion{domain->context, domain, address, length, 0, key, key + 1});
+  world().regions[key] = world().regions[key + 1] = region;
+  world().access[key] = world().access[key + 1] = access;
+  return region;
+}
+
+// It locks no memory.
+MemoryRegion* ibv_reg_dmabuf_mr(ProtectionDomain* domain, std::uint64_t offset, std::size_t length,
+                                std::uint64_t address, int fd, int access) {
+  const std::lock_guard lock(world().mutex);
+  std::uint64_t exported[2] = {};
+  if (::pread(fd, exported, sizeof exported, 0) != sizeof exported) misused("what is registered is no dma-buf");
+  if (exported[0] + offset != address || offset + length > exported[1]) misused("bytes beyond an exported range");
+  if (world().settings["dmabuf"] == 0) {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
+  ++world().registrations;
+  world().registered_bytes += static_cast<long>(length);
+  const std::uint32_t key = world().next_number += 2;
+  auto* const begin = reinterpret_cast<void*>(address);
+  auto* const region = counted(new MemoryRegion{domain->context, domain, begin, length, 0, key, key + 1});
   world().regions[key] = world().regions[key + 1] = region;
   world().access[key] = world().access[key + 1] = access;
   return region;

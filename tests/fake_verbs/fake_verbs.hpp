@@ -1,6 +1,8 @@
 // What tests tell the stand-in for libibverbs (found with dlsym), beside what its functions are called with.
 #pragma once
 
+#include <cstddef>
+
 // "seed": of delays and order. "delay_us": a request takes up to so long, and its acknowledgement as long again.
 // "fail_after": of all requests the one that gets no answer, counted from now on; -1: none. "retry_ms": how long the
 // sender of it tries. "memory_limit": bytes that may be registered; -1: no limit. "limited_device": only with that HCA.
@@ -11,8 +13,9 @@
 // 3: its port goes down and tells so, 4: and is up again within 21 ms.
 // "port_down", "port_up": of an HCA, which tells so; while it is down who sends tries again. "device_fatal": an HCA
 // says that it has failed, and is as with 1. "pairs_fatal": it says so of each of its queue pairs, which go on.
-// "hostile", 1: of what is lost the acknowledgement may be all that is; what was given up may arrive for a while, as
-// packets do; that receives are over is told late. "read_us_per_mib": what a read takes longer, on HCA number
+// "peermem", 1: memory of the fake CUDA driver's GPUs may be registered as any other; "dmabuf", 0: exported memory may
+// not. "hostile", 1: of what is lost the acknowledgement may be all that is; what was given up may arrive for a while,
+// as packets do; that receives are over is told late. "read_us_per_mib": what a read takes longer, on HCA number
 // "slow_device" twice that. "heal": all HCAs are well, and equally fast.
 extern "C" void fake_verbs_set(const char* name, long value);
 // What was made and is not destroyed.
@@ -25,6 +28,17 @@ extern "C" long fake_verbs_answered();
 extern "C" long fake_verbs_read_bytes();
 // Of these, by queue pairs of an HCA.
 extern "C" long fake_verbs_device_bytes(int device);
+// Bytes of memory that the fake CUDA driver (HOLMES_CUDA_LIBRARY) has page-locked: sent or read out of it, and read
+// into it.
+extern "C" long fake_verbs_pinned_out_bytes();
+extern "C" long fake_verbs_pinned_in_bytes();
+// And of its GPUs.
+extern "C" long fake_verbs_gpu_out_bytes();
+extern "C" long fake_verbs_gpu_in_bytes();
+// Whether any of these bytes are the HCA's: a request that is not acknowledged reads or writes them, or the peer reads
+// them; and whether any are registered.
+extern "C" int fake_verbs_uses(const void* begin, std::size_t bytes);
+extern "C" int fake_verbs_is_registered(const void* begin, std::size_t bytes);
 // How often memory was registered, and how many bytes are.
 extern "C" long fake_verbs_registrations();
 extern "C" long fake_verbs_registered_bytes();

@@ -69,7 +69,7 @@ int send_all(int fd, const std::string& bytes, Clock::time_point deadline) {
   });
 }
 
-bool is_loopback(const addrinfo& found) {
+bool leads_to_loopback(const addrinfo& found) {
   if (found.ai_family != AF_INET) return false;
   sockaddr_in address;
   std::memcpy(&address, found.ai_addr, sizeof address);
@@ -98,7 +98,7 @@ UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_p
       return fd;
     }
     problem = errno_text(error);
-    if (error == ENETUNREACH && is_loopback(*entry))
+    if (error == ENETUNREACH && leads_to_loopback(*entry))
       problem += ", as the loopback device of this network namespace is down: ip link set lo up";
   }
   return {};
@@ -147,8 +147,9 @@ TcpStore::TcpStore(std::string host, std::uint16_t port, bool is_server, Duratio
 }
 
 TcpStore::~TcpStore() {
-  if (epoch_ == fork_epoch()) return;
-  [[maybe_unused]] auto* const parents = server_.release();  // in a forked child its thread and keys are the parent's
+  if (epoch_ == fork_epoch() && (!server_ || server_->end())) return;
+  // In a forked child its thread and keys are the parent's; one that cannot be told to end goes on.
+  [[maybe_unused]] auto* const left = server_.release();
 }
 
 UniqueFd TcpStore::connect(Duration timeout) {

@@ -46,6 +46,7 @@ public:
   std::size_t num_keys() override;
   const std::string& host() const { return host_; }
   std::uint16_t port() const { return port_; }
+  bool is_server() const { return server_ != nullptr; }
 
 private:
   std::string call(store_protocol::Request request, Duration timeout = Duration::zero());

@@ -175,9 +175,14 @@ TcpStoreServer::TcpStoreServer(const std::string& host, std::uint16_t port, std:
 }
 
 TcpStoreServer::~TcpStoreServer() {
+  if (thread_.joinable() && !end()) thread_.join();
+}
+
+bool TcpStoreServer::end() noexcept {
   const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof(one));
+  if (::write(wake_.get(), &one, sizeof(one)) != sizeof(one)) return false;
   thread_.join();
+  return true;
 }
 
 void TcpStoreServer::run() {
@@ -205,6 +210,12 @@ void TcpStoreServer::poll_once() {
   }
   std::array<epoll_event, 256> events;
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
+  if (count < 0 && errno != EINTR) {
+    stop_ = true;  // it would fail at once for ever
+    throw SystemError("it ends, as its descriptors cannot be waited for: " + errno_text(errno) +
+                          "; close none in this process that others have opened",
+                      {.system_errno = errno});
+  }
   bool has_new = false;
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[static_cast<std::size_t>(i)];

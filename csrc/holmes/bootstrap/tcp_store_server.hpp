@@ -69,6 +69,9 @@ public:
   // must prove to know; empty: whoever comes is served.
   TcpStoreServer(const std::string& host, std::uint16_t port, std::string secret = "");
   ~TcpStoreServer();
+  // Ends its thread. False where nothing tells it to, as others have closed its descriptors: it must stay as it is
+  // then.
+  bool end() noexcept;
   std::uint16_t port() const { return port_; }
 
 private:

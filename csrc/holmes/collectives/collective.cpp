@@ -6,6 +6,13 @@
 #include "holmes/core/text.hpp"
 
 namespace holmes {
+namespace {
+
+// From so many on a channel is told that what is sent stays as it is, so that it may send it from there.
+constexpr std::size_t least_kept_bytes = 64 * 1024;
+
+}  // namespace
+
 Collective::Collective(Group& group, Signature signature, std::shared_ptr<Work> work, Clock::time_point deadline)
     : group_(group), signature_(std::move(signature)), work_(std::move(work)), deadline_(deadline) {
   if (whole_number()) group_.whole->begin_step();
@@ -87,7 +94,12 @@ bool Collective::advance() {
   bool moved = false;
   // Each rank starts with another peer, so that not all send to the same one.
   for (int step = 1; step < group_.size; ++step) moved |= send_to((group_.rank + step) % group_.size);
-  for (int step = 1; step < group_.size; ++step) moved |= recv_from((group_.rank + group_.size - step) % group_.size);
+  for (int step = 1; step < group_.size; ++step) {
+    const int peer = (group_.rank + group_.size - step) % group_.size;
+    if (!recv_from(peer)) continue;
+    moved = true;
+    if (group_.is_direct) recv_from(peer);  // so that the HCA reads the next piece while this one is reduced
+  }
   if (copies_.awaits_arrivals() && all_headers_received())
     copies_.all_arrived(group_, [this](int peer) -> const CopyVote::Ballot& { return flows_[peer].in.ballot; });
   moved |= compute();
@@ -160,7 +172,8 @@ bool Collective::send_to(int peer) {
   bool lasts = false;
   if (flow.out_total > collective_header_bytes && copies_.is_decided()) {
     pieces[count] = next_paced_send(peer);
-    lasts = is_lasting(peer, pieces[count]);
+    lasts = is_lasting(peer, pieces[count]) ||
+            (pieces[count].iov_len >= least_kept_bytes && group_.channels[peer]->lasting_bytes() < SIZE_MAX);
     if (pieces[count].iov_len) ++count;
   }
   if (count == 0) return false;

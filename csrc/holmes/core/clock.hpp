@@ -6,9 +6,22 @@
 #include <initializer_list>
 #include <optional>
 
+#include "holmes/core/counted_clock.hpp"
+
 namespace holmes {
 
-using Clock = std::chrono::steady_clock;
+// std::chrono::steady_clock, but for what a look costs where it is a slow system call (see CountedClock).
+struct Clock {
+  using duration = std::chrono::steady_clock::duration;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::steady_clock::time_point;
+  static constexpr bool is_steady = true;
+  static time_point now() noexcept { return is_counted ? counted_now() : std::chrono::steady_clock::now(); }
+
+private:
+  static inline const bool is_counted = has_steady_counter() && is_look_slow();
+};
 using Duration = std::chrono::nanoseconds;
 
 // What the driver has just seen on the clock, for what ends in its next round and took no time: a look is a system call

@@ -1,6 +1,7 @@
 #include "holmes/core/cpu_list.hpp"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <set>
@@ -43,6 +44,11 @@ std::string cpu_list_text(const std::vector<int>& cpus) {
     i = last + 1;
   }
   return text;
+}
+
+int online_processors() {
+  static const int online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  return online;
 }
 
 }  // namespace holmes

@@ -11,4 +11,7 @@ namespace holmes {
 std::optional<std::vector<int>> cpu_list_from(const std::string& text);
 std::string cpu_list_text(const std::vector<int>& cpus);
 
+// Of this machine, whether or not this process may run on them.
+int online_processors();
+
 }  // namespace holmes

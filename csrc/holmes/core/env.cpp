@@ -195,9 +195,10 @@ const std::vector<Row>& table() {
        choice(&Env::shm, {{"0", false}, {"1", true}})},
       {{"HOLMES_CMA", "`auto`, `always`, `0`", "`auto`",
         "Ranks of one host copy larger pieces out of each other's memory (`process_vm_readv`): where they measure that "
-        "it takes less time than shared memory (collectives: all ranks together), for all pieces, never. Where the "
-        "system forbids it (another PID namespace, a container's seccomp profile, `kernel.yama.ptrace_scope`) shared "
-        "memory carries everything, also what is in arrays of `holmes_comm.empty`, which else is read where it is."},
+        "it takes less time than shared memory (collectives: all ranks together; messages of more ranks than the host "
+        "has processors: those of more than four rings, 4 MiB to 9 ranks), for all pieces, never. Where the system "
+        "forbids it (another PID namespace, a container's seccomp profile, `kernel.yama.ptrace_scope`) shared memory "
+        "carries everything, also what is in arrays of `holmes_comm.empty`, which else is read where it is."},
        choice(&Env::cma, {{"auto", CmaUse::measured}, {"always", CmaUse::always}, {"0", CmaUse::never}})},
       {{"HOLMES_SECRET", "text, at least 16 bytes", "the content of `HOLMES_SECRET_FILE`",
         "The job's secret, the same on all ranks and clients of a `TcpStore`; who cannot prove it is dropped "
@@ -269,9 +270,20 @@ const std::vector<Row>& table() {
        number(&Env::rdma_retries, 0, 7)},
       {{"HOLMES_RDMA_DIRECT_BYTES", "bytes above 0, or `never`", "1048576",
         "Messages, and what collectives send a peer in one run, of so many bytes go from the sender's memory straight "
-        "into the receiver's, which are registered with the HCAs; smaller ones are copied through rings. `never`: to "
-        "this rank too."},
+        "into the receiver's, which are registered with the HCAs; smaller ones are copied through rings (of a GPU's "
+        "messages those below 65536). `never`: to this rank too."},
        read_rdma_direct_bytes},
+      {{"HOLMES_RDMA_KEEP_REGISTERED", "`0`, `1`", "`1`",
+        "Ordinary memory that such messages used twice stays registered with the HCAs until it is unmapped, up to an "
+        "eighth of the memory that may be locked, and a quarter of all. `0`: each message registers it anew "
+        "([RDMA](rdma.md#registered-memory))."},
+       choice(&Env::rdma_keep_registered, {{"0", false}, {"1", true}})},
+      {{"HOLMES_RDMA_GPUDIRECT", "`off`, `dmabuf`, `peermem`", "`off`",
+        "Messages of a GPU's memory of `HOLMES_RDMA_DIRECT_BYTES` or more go from GPU to GPU by the HCAs, without host "
+        "memory: registered by dma-buf, or by the module nvidia_peermem. An error where this rank has it not. Never "
+        "run on a GPU so far ([RDMA](rdma.md#gpudirect))."},
+       choice(&Env::rdma_gpudirect,
+              {{"off", GpuDirect::off}, {"dmabuf", GpuDirect::dmabuf}, {"peermem", GpuDirect::peermem}})},
       {{"HOLMES_SPIN_US", "microseconds, 0 to 1000000", "150",
         "How long a waiting thread polls before it blocks. Large transfers over sockets are polled only where pieces "
         "of 64 KiB come faster than that, else slept for."},

@@ -15,6 +15,8 @@ namespace holmes {
 
 // How a further NCCL image is made: without the file's GPU code, which is mapped from the original; or as a whole copy.
 enum class NcclImageForm { sparse, copy };
+// Whether HCAs read and write a GPU's memory where it is, and who makes it known to them.
+enum class GpuDirect { off, dmabuf, peermem };
 // Cross memory attach: when to read larger pieces out of the memory of another rank of the host.
 enum class CmaUse { never, measured, always };
 
@@ -53,6 +55,8 @@ struct Env {
   int rdma_timeout = 18;  // 4.096 us times 2 to the power of it
   int rdma_retries = 7;
   std::size_t rdma_direct_bytes = 1024 * 1024;
+  GpuDirect rdma_gpudirect = GpuDirect::off;
+  bool rdma_keep_registered = true;
 
   std::optional<std::chrono::microseconds> spin;
   int io_threads = 1;

@@ -38,6 +38,14 @@ Device::Device(int ordinal) : ordinal_(ordinal) {
   cuda.check(cuda.primary_context_retain(&context_, handle), "open the GPU's context");
 }
 
+int Device::attribute(int number) const {
+  const Driver& cuda = driver();
+  int handle = 0;
+  int value = 0;
+  cuda.check(cuda.device_get(&handle, ordinal_), "open the GPU");
+  return cuda.device_get_attribute(&value, number, handle) == success ? value : 0;
+}
+
 EventPtr Device::take_event() {
   const Driver& cuda = driver();
   Event event = nullptr;

@@ -24,6 +24,8 @@ public:
   int ordinal() const { return ordinal_; }
   // How many thread blocks can have a multiprocessor of their own.
   int multiprocessors() const { return multiprocessors_; }
+  // CU_DEVICE_ATTRIBUTE_...; 0 where the driver does not know it.
+  int attribute(int number) const;
   EventPtr take_event();
   // An event behind what `stream` of this device has now. Throws UsageError naming `what` where the stream is being
   // captured: what the host does cannot be part of a graph.

@@ -52,6 +52,11 @@ std::unique_ptr<Driver> load() {
   resolve("cuLaunchHostFunc", made->launch_host_function);
   resolve("cuPointerGetAttribute", made->pointer_get_attribute);
   resolve("cuGetErrorName", made->get_error_name);
+  const auto look_for = [&]<class Function>(const char* symbol, Function*& function) {
+    function = reinterpret_cast<Function*>(::dlsym(handle, symbol));
+  };
+  look_for("cuMemGetHandleForAddressRange", made->memory_export);
+  look_for("cuFlushGPUDirectRDMAWrites", made->flush_writes);
   int count = 0;
   if (made->init(0) != success || made->device_get_count(&count) != success || count == 0)
     throw UsageError("the CUDA driver " + path +

@@ -48,6 +48,10 @@ struct Driver {
   // `function` runs in a thread of the driver and must not call the driver.
   Status (*launch_host_function)(Stream stream, void (*function)(void* argument), void* argument) = nullptr;
   Status (*pointer_get_attribute)(void* value, int attribute, Address address) = nullptr;
+  // Null where the driver is older: cuMemGetHandleForAddressRange, cuFlushGPUDirectRDMAWrites.
+  Status (*memory_export)(void* handle, Address address, std::size_t bytes, int kind,
+                          unsigned long long flags) = nullptr;
+  Status (*flush_writes)(int target, int scope) = nullptr;
   Status (*get_error_name)(Status status, const char** name) = nullptr;
 
   // "CUDA_ERROR_OUT_OF_MEMORY (2)".

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "holmes/core/error.hpp"
 
 namespace holmes::cuda {
 namespace {
 
-// Enough that one slot is filled, one emptied and others wait in between, few enough that slots are large.
-constexpr std::size_t slot_count = 8;
 constexpr std::size_t page_bytes = 4096;
 constexpr unsigned usable_by_all_contexts = 1;  // CU_MEMHOSTALLOC_PORTABLE
 constexpr auto end_poll_interval = std::chrono::milliseconds(5);
@@ -29,6 +28,7 @@ PinnedRing::Resources::~Resources() {
     const RelaxedCapture no_part_of_any_capture;
     if (copies != nullptr) cuda.stream_destroy(copies);
     if (notices != nullptr) cuda.stream_destroy(notices);
+    lasting.reset();
     if (memory != nullptr) cuda.host_memory_free(memory);
   } catch (const HolmesError&) {
   }
@@ -56,7 +56,8 @@ PinnedRing::PinnedRing(Device& device, std::size_t ring_bytes, std::function<voi
     throw SystemError("cannot allocate " + std::to_string(slot_count * slot_bytes_) +
                       " bytes of page-locked memory for a GPU's messages: " + cuda.describe(status) +
                       "; lower HOLMES_PINNED_RING_BYTES, or free memory of this host");
-  for (int slot = static_cast<int>(slot_count); slot-- > 0;) free_slots_.push_back(slot);
+  resources_->lasting.emplace(resources_->memory, slot_count * slot_bytes_);
+  for (std::size_t slot = 0; slot < slot_count; ++slot) give_back(static_cast<int>(slot));
 }
 
 PinnedRing::~PinnedRing() {
@@ -76,9 +77,8 @@ PinnedRing::~PinnedRing() {
 }
 
 int PinnedRing::take_slot() {
-  const int slot = free_slots_.back();
-  free_slots_.pop_back();
-  return slot;
+  --free_slots_;
+  return slots_[std::exchange(first_free_slot_, (first_free_slot_ + 1) % slot_count)];
 }
 
 std::byte* PinnedRing::memory(int slot) const {

@@ -1,14 +1,16 @@
 // PinnedRing: page-locked slots through which the copy engine moves a GPU's memory, and the stream of those copies.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
+#include "holmes/core/lasting_memory.hpp"
 #include "holmes/core/types.hpp"
 #include "holmes/cuda/device.hpp"
 
@@ -31,10 +33,13 @@ public:
 
   Device& device() const { return device_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
-  bool has_free_slot() const { return !free_slots_.empty(); }
-  // The number of a slot that was free; it is the caller's until it is given back.
+  bool has_free_slot() const { return free_slots_ > 0; }
+  // Slots that are sent at once, where they lie in one piece: the others are filled meanwhile.
+  static constexpr std::size_t slots_at_once() { return slot_count / 2; }
+  // The number of a slot that was free, the longest of all, so that those of a message lie in one piece; it is the
+  // caller's until it is given back.
   int take_slot();
-  void give_back(int slot) { free_slots_.push_back(slot); }
+  void give_back(int slot) { slots_[(first_free_slot_ + free_slots_++) % slot_count] = slot; }
   std::byte* memory(int slot) const;
 
   // Copies that are started later begin after `event`.
@@ -50,6 +55,8 @@ public:
   std::string error_text() const;
 
 private:
+  // Enough that one slot is filled, one emptied and others wait in between, few enough that slots are large.
+  static constexpr std::size_t slot_count = 8;
   struct Copy {
     Ticket ticket;
     std::shared_ptr<void> owner;
@@ -74,6 +81,7 @@ private:
     // Tells of ended copies: on the copies' own stream that would hold up the next one.
     Stream notices = nullptr;
     void* memory = nullptr;
+    std::optional<LastingMemory> lasting;  // HCAs know it
     Ticket started = 0;
     std::deque<Copy> running;
     std::shared_ptr<Progress> progress = std::make_shared<Progress>();
@@ -83,7 +91,9 @@ private:
 
   Device& device_;
   std::size_t slot_bytes_;
-  std::vector<int> free_slots_;
+  std::array<int, slot_count> slots_{};  // those that are free, from one on, the longest first
+  std::size_t first_free_slot_ = 0;
+  std::size_t free_slots_ = 0;
   std::unique_ptr<Resources> resources_;
 };
 

@@ -5,8 +5,8 @@
 
 namespace holmes::cuda {
 
-StagedSend::StagedSend(std::shared_ptr<PinnedRing> ring, Buffer buffer, EventPtr begin)
-    : ring_(std::move(ring)), buffer_(std::move(buffer)), begin_(std::move(begin)) {}
+StagedSend::StagedSend(std::shared_ptr<PinnedRing> ring, Buffer buffer, EventPtr begin, std::size_t done_bytes)
+    : ring_(std::move(ring)), buffer_(std::move(buffer)), begin_(std::move(begin)), started_bytes_(done_bytes) {}
 
 bool StagedSend::fill() {
   while (started_bytes_ < buffer_.bytes()) {
@@ -23,17 +23,23 @@ bool StagedSend::fill() {
 
 std::span<const std::byte> StagedSend::ready() const {
   if (parts_.empty() || !ring_->has_ended(parts_.front().ticket)) return {};
-  return {ring_->memory(parts_.front().slot) + front_sent_bytes_, parts_.front().bytes - front_sent_bytes_};
+  std::size_t bytes = parts_.front().bytes - front_sent_bytes_;
+  for (std::size_t i = 1; i < std::min(parts_.size(), PinnedRing::slots_at_once()); ++i) {
+    if (parts_[i].slot != parts_[i - 1].slot + 1 || !ring_->has_ended(parts_[i].ticket)) break;
+    bytes += parts_[i].bytes;  // only the last part of a message is no whole slot
+  }
+  return {ring_->memory(parts_.front().slot) + front_sent_bytes_, bytes};
 }
 
 void StagedSend::sent(std::size_t bytes) {
   front_sent_bytes_ += bytes;
-  if (parts_.empty() || front_sent_bytes_ < parts_.front().bytes) return;
-  sent_bytes_ += parts_.front().bytes;
-  ring_->give_back(parts_.front().slot);
+  while (!parts_.empty() && front_sent_bytes_ >= parts_.front().bytes) {
+    front_sent_bytes_ -= parts_.front().bytes;
+    sent_bytes_ += parts_.front().bytes;
+    ring_->give_back(parts_.front().slot);
+    parts_.pop_front();
+  }
   ring_->collect();
-  parts_.pop_front();
-  front_sent_bytes_ = 0;
 }
 
 std::string StagedSend::state_text() const {
@@ -43,8 +49,8 @@ std::string StagedSend::state_text() const {
   return ", " + std::to_string(bytes) + " bytes copied from the GPU" + ring_->error_text();
 }
 
-StagedRecv::StagedRecv(std::shared_ptr<PinnedRing> ring, Buffer buffer, EventPtr begin)
-    : ring_(std::move(ring)), buffer_(std::move(buffer)), begin_(std::move(begin)) {}
+StagedRecv::StagedRecv(std::shared_ptr<PinnedRing> ring, Buffer buffer, EventPtr begin, std::size_t done_bytes)
+    : ring_(std::move(ring)), buffer_(std::move(buffer)), begin_(std::move(begin)), received_bytes_(done_bytes) {}
 
 StagedRecv::~StagedRecv() {
   if (slot_ >= 0) ring_->give_back(slot_);

@@ -13,8 +13,8 @@ namespace holmes::cuda {
 // filled while an earlier one is sent.
 class StagedSend {
 public:
-  // Copies begin after `begin`.
-  StagedSend(std::shared_ptr<PinnedRing> ring, Buffer buffer, EventPtr begin);
+  // Copies begin after `begin`. Of the buffer's bytes the first `done_bytes` have gone another way.
+  StagedSend(std::shared_ptr<PinnedRing> ring, Buffer buffer, EventPtr begin, std::size_t done_bytes = 0);
 
   // Starts copies while slots are free. Returns whether every part of the message has been started; then the next
   // message may be filled.
@@ -43,7 +43,7 @@ private:
 // As StagedSend. Destroyed early (its operation failed) it leaves running copies to the ring.
 class StagedRecv {
 public:
-  StagedRecv(std::shared_ptr<PinnedRing> ring, Buffer buffer, EventPtr begin);
+  StagedRecv(std::shared_ptr<PinnedRing> ring, Buffer buffer, EventPtr begin, std::size_t done_bytes = 0);
   StagedRecv(StagedRecv&& other) = delete;
   ~StagedRecv();
 

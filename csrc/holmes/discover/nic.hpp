@@ -46,6 +46,7 @@ struct Nic {
 
   // A copy whose first address is `address`, the one to bind. Throws UsageError where it has no such one.
   Nic with_address(const std::string& address) const;
+  bool operator==(const Nic&) const = default;
   std::string port_name() const { return hca.empty() ? "" : hca + ":" + std::to_string(port.value_or(1)); }
 };
 

@@ -1,7 +1,6 @@
 #include "holmes/engine/driver.hpp"
 
-#include <unistd.h>
-
+#include "holmes/core/cpu_list.hpp"
 #include "holmes/engine/engine.hpp"
 
 namespace holmes {
@@ -24,11 +23,6 @@ constexpr unsigned ready_waits_per_look = 16;
 // Of one poll, so that a caller with other work comes back to it.
 constexpr int max_rounds_of_poll = 16;
 
-int processors() {
-  static const int online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  return online;
-}
-
 }  // namespace
 
 bool Driver::run_here(std::unique_ptr<Collective>& collective) {
@@ -49,7 +43,7 @@ bool Driver::run_here(std::unique_ptr<Collective>& collective) {
 // A message needs one peer, which may have a processor to itself; a collective all of them.
 bool Driver::may_rush(bool is_collective) const {
   const Group& group = engine_.group();
-  return group.all_shared_memory && (group.size <= processors() || !is_collective);
+  return group.all_shared_memory && (group.size <= online_processors() || !is_collective);
 }
 
 template <typename Look>

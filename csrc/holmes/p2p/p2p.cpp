@@ -37,11 +37,12 @@ void P2pEngine::submit(Request request) {
     const Header header{message_magic, request.tag, request.buffer.bytes(), request.buffer.dtype, {}};
     Peer& state = peers_[*request.peer];
     std::unique_ptr<cuda::StagedSend> staged;
-    if (request.buffer.device)
+    Begun direct = request.buffer.device ? direct_for(*request.peer, request, header.bytes) : nullptr;
+    if (request.buffer.device && !direct)
       staged = std::make_unique<cuda::StagedSend>(ring(state.send_rings, *request.buffer.device), request.buffer,
                                                   request.begin);
     activate(*request.peer);
-    state.sends.push_back({std::move(request), header, 0, std::move(staged)});
+    state.sends.push_back({std::move(request), header, 0, std::move(staged), std::move(direct)});
     return;
   }
   // A message may be waiting for it.
@@ -56,7 +57,10 @@ void P2pEngine::submit(Request request) {
       if (request.buffer.device) {
         auto staged = stage_recv(peer, request);
         activate(peer);
-        peers_[peer].landing.push_back({std::move(request), std::move(staged), std::move(message.payload)});
+        Landing& landing = peers_[peer].landing.emplace_back();
+        landing.request = std::move(request);
+        landing.staged = std::move(staged);
+        landing.payload = std::move(message.payload);
         return;
       }
       std::copy(message.payload.begin(), message.payload.end(), request.buffer.begin());
@@ -150,10 +154,17 @@ bool P2pEngine::send_to(int peer) {
   bool moved = false;
   while (!sends.empty()) {
     fill_sends(peers_[peer]);
+    if (sends.front().direct) {
+      if (!send_direct(peer)) return moved;
+      moved = true;
+      continue;
+    }
     const Outgoing outgoing = collect(peer);
     const std::span pieces(outgoing.pieces.data(), outgoing.count);
     std::size_t bytes = 0;
-    if (outgoing.is_lasting)
+    if (outgoing.is_staged)
+      bytes = channels_[peer]->try_send_staged(pieces);
+    else if (outgoing.is_lasting)
       bytes = channels_[peer]->try_send_lasting(pieces);
     else if (!pieces.empty())
       bytes = channels_[peer]->try_send(pieces);
@@ -174,12 +185,14 @@ P2pEngine::Outgoing P2pEngine::collect(int peer) {
     const std::size_t payload_done = sending.done_bytes + header_left - sizeof(Header);
     const std::size_t payload_left = sending.header.bytes - payload_done;
     const bool is_lasting = !sending.staged && payload_left >= channels_[peer]->lasting_bytes();
-    if (outgoing.count > 0 && (is_lasting || sending.staged)) break;
+    if (outgoing.count > 0 && (is_lasting || sending.staged || sending.direct)) break;
     if (header_left > 0)
       outgoing.add({reinterpret_cast<std::byte*>(&sending.header) + sending.done_bytes, header_left});
     if (sending.staged) {
-      if (const auto ready = sending.staged->ready(); !ready.empty())
+      if (const auto ready = sending.staged->ready(); !ready.empty()) {
         outgoing.add({const_cast<std::byte*>(ready.data()), ready.size()});
+        outgoing.is_staged = channels_[peer]->lasting_bytes() < SIZE_MAX;
+      }
       break;
     }
     if (payload_left > 0) outgoing.add({sending.request.buffer.begin() + payload_done, payload_left});
@@ -220,7 +233,8 @@ std::size_t P2pEngine::awaited_recv_bytes(int peer) const {
   if (state.header_bytes < sizeof(Header)) return 1;
   std::size_t left = state.header.bytes - state.payload_bytes;
   if (state.staged) left = state.staged->space_bytes();
-  if (left == 0) return 0;  // until a slot is free
+  if (state.direct && !state.direct->load()) return 0;  // until it has begun
+  if (left == 0) return 0;                              // until a slot is free
   return std::max<std::size_t>(left - std::min(left, state.ahead_bytes()), 1);
 }
 
@@ -228,6 +242,7 @@ std::size_t P2pEngine::awaited_send_bytes(int peer) const {
   if (peers_[peer].sends.empty()) return 0;
   const Sending& sending = peers_[peer].sends.front();
   const std::size_t left = sizeof(Header) + sending.header.bytes - sending.done_bytes;
+  if (sending.direct && sending.done_bytes >= sizeof(Header) && !sending.direct->load()) return 0;
   if (!sending.staged) return left;
   return sizeof(Header) - std::min(sending.done_bytes, sizeof(Header)) + sending.staged->ready().size();
 }
@@ -289,9 +304,14 @@ bool P2pEngine::recv_from(int peer) {
       if (state.header_bytes < sizeof(Header)) continue;
       match(peer);
     }
+    while (state.direct && state.payload_bytes < state.header.bytes) {
+      const std::size_t bytes = recv_direct(peer);
+      if (bytes == 0 && state.direct) return moved;
+      moved = true;
+    }
     if (state.payload_bytes < state.header.bytes) {
       const std::span<std::byte> space = next_space(state);
-      const bool is_lasting = state.target && !state.target->buffer.device;
+      const bool is_lasting = state.staged || (state.target && !state.target->buffer.device);
       const std::size_t bytes = space.empty() ? 0 : read(peer, space.data(), space.size(), is_lasting);
       if (bytes == 0) return moved;
       moved = true;
@@ -321,16 +341,19 @@ void P2pEngine::end_message(int peer) {
   if (!state.target) {
     state.unexpected.push_back({state.header, std::move(state.stray)});
   } else if (state.target->buffer.device) {
-    if (!state.staged) state.staged = stage_recv(peer, *state.target);
+    if (!state.staged && !state.direct) state.staged = stage_recv(peer, *state.target);
     Landing& landing = state.landing.emplace_back();  // it may throw, and then the target is still there
     landing.request = std::move(*state.target);
     landing.staged = std::move(state.staged);
     landing.payload = std::move(state.stray);
+    landing.is_direct = state.has_direct_bytes;
   } else {
     finish(*state.target, peer, state.header.bytes);
   }
   state.target.reset();
   state.staged.reset();
+  state.direct.reset();
+  state.has_direct_bytes = false;
   state.stray = {};
   state.header_bytes = 0;
   state.payload_bytes = 0;
@@ -355,7 +378,8 @@ void P2pEngine::match(int peer) {
     check_sizes(*it, peer, state.header);
     state.target = std::move(*it);
     receives.erase(it);
-    if (state.target->buffer.device) state.staged = stage_recv(peer, *state.target);
+    if (state.target->buffer.device) state.direct = direct_for(peer, *state.target, state.header.bytes);
+    if (state.target->buffer.device && !state.direct) state.staged = stage_recv(peer, *state.target);
     return true;
   };
   if (take(state.receives) || take(any_receives_)) return;
@@ -491,6 +515,8 @@ void P2pEngine::Peer::clear() {
   ahead_begin = ahead_end = 0;
   target.reset();
   staged.reset();
+  direct.reset();
+  has_direct_bytes = false;
   stray = {};
   header_bytes = payload_bytes = 0;
   landing.clear();

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 
@@ -98,24 +100,29 @@ private:
     std::uint8_t unused[47] = {};
   };
   static_assert(sizeof(Header) == 64);
+  // That a GPU's memory may be read or written by an HCA: its stream has come so far.
+  using Begun = std::shared_ptr<const std::atomic<bool>>;
   struct Sending {
     Request request;
     Header header;
     std::size_t done_bytes = 0;                  // header included
     std::unique_ptr<cuda::StagedSend> staged{};  // a GPU's memory
+    Begun direct{};                              // or this, where it goes without host memory
   };
   struct Outgoing {
     std::array<iovec, max_pieces> pieces;
     std::size_t count = 0;
     bool is_lasting = false;
+    bool is_staged = false;
     void add(iovec piece) { pieces[count++] = piece; }
   };
   // A message that is here, while it is copied to a GPU.
   struct Landing {
     Request request;
-    std::unique_ptr<cuda::StagedRecv> staged;
-    std::vector<std::byte> payload{};  // where it came before its receive was posted
-    std::size_t fed_bytes = 0;         // of that
+    std::unique_ptr<cuda::StagedRecv> staged;  // null where all of it came without host memory
+    std::vector<std::byte> payload{};          // where it came before its receive was posted
+    std::size_t fed_bytes = 0;                 // of that
+    bool is_direct = false;                    // some of it an HCA wrote to the GPU
   };
   using Rings = std::map<int, std::shared_ptr<cuda::PinnedRing>>;  // by GPU
   // A message that came before its receive was posted, while another receive waits on the same peer.
@@ -137,6 +144,8 @@ private:
     std::optional<Request> target;  // what it is for, where that is known
     // Where its payload goes: through this, else into the target's host memory, else into `stray`.
     std::unique_ptr<cuda::StagedRecv> staged;
+    Begun direct;                   // an HCA writes it to the GPU
+    bool has_direct_bytes = false;  // and has written some of it
     std::vector<std::byte> stray;
     std::size_t payload_bytes = 0;
     std::list<Landing> landing;
@@ -165,7 +174,11 @@ private:
   std::span<std::byte> next_space(Peer& state) const;
   // --- a GPU's memory (p2p_device.cpp) ---
   std::shared_ptr<cuda::PinnedRing> ring(Rings& rings, int device);
-  std::unique_ptr<cuda::StagedRecv> stage_recv(int peer, const Request& request);
+  std::unique_ptr<cuda::StagedRecv> stage_recv(int peer, const Request& request, std::size_t done_bytes = 0);
+  Begun direct_for(int peer, const Request& request, std::size_t bytes);
+  bool send_direct(int peer);
+  std::size_t recv_direct(int peer);
+  std::function<void()> waker();
   void fill_sends(Peer& state);
   bool land(int peer);
   // What a message that no receive is posted for takes in memory.
@@ -187,6 +200,7 @@ private:
   std::size_t watches_ = 0;                       // of these
   std::vector<std::shared_ptr<Work>> taken_out_;  // empty, with room for all that is pending
   int wake_fd_;
+  std::function<void()> wake_;          // as wake_fd_; made when first needed
   std::uint64_t unexpected_bytes_ = 0;  // held, or about to be
   std::uint64_t max_unexpected_bytes_;
 };

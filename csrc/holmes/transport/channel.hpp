@@ -78,6 +78,21 @@ public:
   virtual std::size_t lasting_bytes() const { return SIZE_MAX; }
   virtual std::size_t try_send_lasting(std::span<const iovec> pieces) { return try_send(pieces); }
   virtual std::size_t try_recv_lasting(iovec piece) { return try_recv({&piece, 1}); }
+  // As try_send_lasting, the last piece being part of a block that the transport may keep known (see LastingMemory):
+  // that is worth it from fewer bytes on.
+  virtual std::size_t try_send_staged(std::span<const iovec> pieces) { return try_send_lasting(pieces); }
+
+  // Whether the two following may be called for this GPU's memory. Throws UsageError where it was asked for and cannot
+  // be had.
+  virtual bool takes_device_memory(int /*gpu*/) const { return false; }
+  // As try_send_lasting and try_recv_lasting, of a GPU's memory where it is, which no processor touches: what cannot go
+  // so is refused, to be sent (tried to receive) from host memory.
+  struct DeviceMove {
+    std::size_t bytes = 0;
+    bool is_refused = false;
+  };
+  virtual DeviceMove try_send_device(iovec /*memory*/, int /*gpu*/) { return {0, true}; }
+  virtual DeviceMove try_recv_device(iovec /*memory*/, int /*gpu*/) { return {0, true}; }
 
   // How far this side may send ahead of what the peer has sent, so that no path runs dry while both go at one pace.
   virtual std::size_t lead_bytes() { return min_lead_bytes; }

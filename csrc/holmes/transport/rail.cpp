@@ -198,7 +198,7 @@ void Rail::flush() {
 std::optional<std::uint64_t> Rail::first_unwritten() const {
   std::optional<std::uint64_t> first;
   for (std::size_t i = written_chunks_; i < queue_.size(); ++i) {
-    if (queue_[i].frame->header.kind != FrameKind::data) continue;
+    if (queue_[i].frame->header.kind != FrameKind::data || queue_[i].is_copied) continue;
     if (!first || queue_[i].begin_bytes < *first) first = queue_[i].begin_bytes;
   }
   return first;
@@ -208,7 +208,8 @@ std::optional<std::uint64_t> Rail::oldest_sequence() const {
   std::optional<std::uint64_t> oldest;
   for (std::size_t i = 0; i < queue_.size(); ++i) {
     const FrameHeader& header = queue_[i].frame->header;
-    if (header.kind == FrameKind::data && (!oldest || header.sequence < *oldest)) oldest = header.sequence;
+    if (header.kind == FrameKind::data && !queue_[i].is_copied && (!oldest || header.sequence < *oldest))
+      oldest = header.sequence;
   }
   return oldest;
 }

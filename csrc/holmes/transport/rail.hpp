@@ -218,20 +218,25 @@ public:
   void flush();
   bool pauses() const { return socket_.pauses(); }
   bool has_unwritten() const { return written_chunks_ < queue_.size(); }
-  // Position in the stream before which everything pushed here is in the socket; absent: all is.
+  // Position in the stream before which everything pushed here is in the socket; absent: all is. Not of what was
+  // copied.
   std::optional<std::uint64_t> first_unwritten() const;
   // When its pacer has to look; absent: it need not.
   std::optional<Clock::time_point> next_look() const;
   // Learns what the peer has acknowledged; its frames go to `pool`.
   void collect(Clock::time_point now, FramePool& pool);
   std::size_t outstanding_bytes() const { return pushed_bytes_ - acknowledged_bytes_; }
-  // Lowest number of a chunk that is not acknowledged.
+  // Lowest number of a chunk that is not acknowledged. Not of what was copied.
   std::optional<std::uint64_t> oldest_sequence() const;
   // What may be under way, so that no operation waits at its end for a slow rail.
   std::size_t limit_bytes() const;
   bool has_room() const { return is_living() && !has_unwritten() && outstanding_bytes() < limit_bytes(); }
   // Until `bytes` pushed now would be there, in seconds.
   double arrival_s(std::size_t bytes) const;
+  // For each chunk that is not acknowledged: `visit(chunk, seconds until it would be)`. None where the rate is not
+  // known.
+  template <class Visit>
+  void visit_unacknowledged(const Visit& visit);
   // Until there is room again, in seconds, as far as the rate tells.
   double room_s() const;
   // The right length of a chunk for the rail's speed.
@@ -242,6 +247,8 @@ public:
   void look_anew();
   // What is under way where its path is full, as far as the rate is known.
   double path_bytes() const { return bytes_per_s().value_or(0) * min_rtt_s_; }
+  bool is_far() const;
+  double min_rtt_s() const { return min_rtt_s_; }
   // Nothing is under way, and nothing was given for `duration`: its rate may be out of date.
   bool is_idle_for(Clock::duration duration, Clock::time_point now) const {
     return queue_.empty() && now - pushed_at_ >= duration;
@@ -281,7 +288,6 @@ public:
 
 private:
   void set_round_trip(std::chrono::microseconds shortest);
-  bool is_far() const;
   void look_at_limit(Clock::time_point now);
   void end_reading(int error);
   void break_off(int error);
@@ -321,5 +327,16 @@ private:
   std::atomic<std::uint64_t> received_bytes_{0};
   std::atomic<std::uint64_t> resent_chunks_{0};  // since this rail was lost, on others
 };
+
+template <class Visit>
+void Rail::visit_unacknowledged(const Visit& visit) {
+  const auto rate = bytes_per_s();
+  if (!rate) return;
+  std::uint64_t end_bytes = released_bytes_;
+  for (std::size_t i = 0; i < queue_.size(); ++i) {
+    end_bytes += queue_[i].frame->wire_bytes();
+    visit(queue_[i], static_cast<double>(end_bytes - acknowledged_bytes_) / *rate + min_rtt_s_);
+  }
+}
 
 }  // namespace holmes

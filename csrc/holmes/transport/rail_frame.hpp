@@ -57,6 +57,7 @@ static_assert(offsetof(Frame, payload) == sizeof(FrameHeader));
 struct Chunk {
   std::unique_ptr<Frame> frame;
   std::uint64_t begin_bytes = 0;
+  bool is_copied = false;  // another rail has it too, and will have delivered it sooner
 };
 
 // Frames for reuse, the latest (still in the cache) first. Keeps a few MiB, gives the rest back.

@@ -34,6 +34,7 @@ void gather(std::span<const iovec> pieces, std::size_t skip, std::size_t bytes, 
   }
 }
 
+constexpr auto copies_interval = std::chrono::milliseconds(10);
 constexpr auto health_interval = std::chrono::milliseconds(100);
 // Where one connection ended and others have not: how long to wait whether the whole stream ends.
 constexpr auto end_grace = std::chrono::milliseconds(300);
@@ -198,6 +199,44 @@ Rail* RailsChannel::find_idle_rail(const Rail& chosen, Clock::time_point now) co
     if (rail.get() != &chosen && rail->is_living() && rail->bytes_per_s() && rail->is_idle_for(rate_expiry, now))
       return rail.get();
   return nullptr;
+}
+
+// Sends what one far connection will deliver late over another one too: what is in its socket cannot be taken back, and
+// all others wait for it, at the end of an operation or where they are a whole window ahead. One that has become slow
+// has bytes for seconds there.
+void RailsChannel::copy_late(Clock::time_point now) {
+  constexpr double late_factor = 2;
+  constexpr double late_s = 0.5;  // the rate of a connection that begins is known too late, and one lost packet is none
+  constexpr double late_round_trips = 4;  // a lost packet may take three
+  if (in_use_.count() < 2 || now < copies_at_) return;
+  copies_at_ = now + copies_interval;
+  for (const auto& rail : used()) {
+    const double least_s = std::max(late_s, late_round_trips * rail->min_rtt_s());
+    if (!rail->is_living() || !rail->is_far() || rail->arrival_s(0) < least_s) continue;
+    rail->visit_unacknowledged([&](Chunk& chunk, double left_s) {
+      const FrameHeader& header = chunk.frame->header;
+      if (chunk.is_copied || header.kind != FrameKind::data) return;
+      Rail* const other = find_faster(*rail, header.bytes, (left_s - least_s) / late_factor);
+      if (!other) return;
+      Chunk copy{pool_.take(), chunk.begin_bytes};
+      std::memcpy(copy.frame.get(), chunk.frame.get(), chunk.frame->wire_bytes());
+      chunk.is_copied = true;
+      other->push(std::move(copy), now);
+    });
+  }
+}
+
+// The one on which `bytes` more would arrive first, before `limit_s`; null where there is none.
+Rail* RailsChannel::find_faster(const Rail& slow, std::size_t bytes, double limit_s) const {
+  Rail* found = nullptr;
+  for (const auto& rail : used()) {
+    if (rail.get() == &slow || !rail->bytes_per_s() || !rail->has_room()) continue;
+    const double arrival_s = rail->arrival_s(bytes);
+    if (arrival_s >= limit_s) continue;
+    found = rail.get();
+    limit_s = arrival_s;
+  }
+  return found;
 }
 
 bool RailsChannel::is_window_open() {
@@ -409,6 +448,7 @@ void RailsChannel::maintain(Clock::time_point now) {
     rail->flush();
   }
   choose_rails_in_use(now);
+  copy_late(now);
   if (now >= health_check_at_) {
     health_check_at_ = now + health_interval;
     check_health(now);
@@ -493,7 +533,10 @@ void RailsChannel::retire(Rail& rail, const std::string& reason, bool tell_peer,
     notice.frame->header.rail = static_cast<std::uint8_t>(rail.index());
     again_.push_back(std::move(notice));
   }
-  while (!lost.empty()) again_.push_back(lost.pop_front());
+  while (!lost.empty()) {
+    again_.push_back(lost.pop_front());
+    again_[again_.size() - 1].is_copied = false;
+  }
   send_again(now);
 }
 

@@ -51,6 +51,9 @@ private:
   bool is_window_open();
   std::uint64_t first_unwritten() const;
 
+  void copy_late(Clock::time_point now);
+  Rail* find_faster(const Rail& slow, std::size_t bytes, double limit_s) const;
+
   void limit_unsent();
   void choose_rails_in_use(Clock::time_point now);
   void tell_rails_in_use(std::size_t before, ConnectionBound::Limit limit) const;
@@ -85,6 +88,7 @@ private:
   std::uint64_t next_sequence_ = 0;
   std::uint64_t oldest_sequence_ = 0;  // at least everything before it was acknowledged
   ChunkQueue again_;                   // of lost rails, to be sent on others
+  Clock::time_point copies_at_{};      // when to look again for chunks that are late
   bool awaits_send_ = false;
 
   ReorderBuffer received_;

@@ -10,11 +10,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <string>
 #include <type_traits>
 
+#include "holmes/core/block_map.hpp"
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
 #include "holmes/core/random.hpp"
@@ -86,8 +86,7 @@ struct LivingBuffers {
     std::uint64_t epoch;  // see fork_epoch
   };
   std::mutex mutex;
-  std::map<std::uintptr_t, Entry> entries;
-  std::vector<SharedBuffer::EndWatch*> watches;
+  BlockMap<Entry> entries;
   std::atomic<std::size_t> count{0};  // read without the lock: most processes have none
 
   // What the child writes is its own from now on, as in all other memory. (Where the system does not grant memory for
@@ -141,11 +140,13 @@ SharedBuffer::SharedBuffer(std::size_t bytes) : bytes_(bytes), id_(random_number
   header_of(data_, bytes).id = id_;
   header_of(data_, bytes).bytes = bytes;
   try {
+    lasting_.emplace(data_, bytes_);
     LivingBuffers& own = living_buffers();
     std::lock_guard lock(own.mutex);
     own.entries.emplace(reinterpret_cast<std::uintptr_t>(data_), LivingBuffers::Entry{bytes_, id_, fd_.get(), epoch_});
     own.count = own.entries.size();
   } catch (...) {
+    lasting_.reset();
     ::munmap(data_, all);
     throw;
   }
@@ -153,10 +154,10 @@ SharedBuffer::SharedBuffer(std::size_t bytes) : bytes_(bytes), id_(random_number
 }
 
 SharedBuffer::~SharedBuffer() {
+  lasting_.reset();
   LivingBuffers& own = living_buffers();
   {
     std::lock_guard lock(own.mutex);
-    for (const EndWatch* watch : own.watches) watch->on_end_(id_);
     own.entries.erase(reinterpret_cast<std::uintptr_t>(data_));
     own.count = own.entries.size();
   }
@@ -172,26 +173,11 @@ SharedBuffer::~SharedBuffer() {
 BufferPlace SharedBuffer::place_of(const void* data, std::size_t bytes) noexcept {
   LivingBuffers& own = living_buffers();
   if (own.count.load(std::memory_order_acquire) == 0) return {};
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
   std::lock_guard lock(own.mutex);
-  auto found = own.entries.upper_bound(address);
-  if (found == own.entries.begin()) return {};
-  const auto& [begin, entry] = *--found;
-  const std::size_t offset = address - begin;
-  if (offset > entry.bytes || bytes > entry.bytes - offset || entry.epoch != fork_epoch()) return {};
-  return {entry.id, offset, entry.bytes, entry.fd};
-}
-
-SharedBuffer::EndWatch::EndWatch(std::function<void(std::uint64_t id)> on_end) : on_end_(std::move(on_end)) {
-  LivingBuffers& own = living_buffers();
-  std::lock_guard lock(own.mutex);
-  own.watches.push_back(this);
-}
-
-SharedBuffer::EndWatch::~EndWatch() {
-  LivingBuffers& own = living_buffers();
-  std::lock_guard lock(own.mutex);
-  std::erase(own.watches, this);
+  const auto* const found = block_around(own.entries, data, bytes);
+  if (!found) return {};
+  const auto& [begin, entry] = *found;
+  return {entry.id, reinterpret_cast<std::uintptr_t>(data) - begin, entry.bytes, entry.fd};
 }
 
 PeerBuffers::~PeerBuffers() {

@@ -5,12 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "holmes/core/descriptors.hpp"
+#include "holmes/core/lasting_memory.hpp"
 
 namespace holmes {
 
@@ -40,26 +41,13 @@ public:
   // Thread-safe.
   static BufferPlace place_of(const void* data, std::size_t bytes) noexcept;
 
-  // Calls `on_end` with the id of each buffer of this process that ends, before its memory goes, as long as the watch
-  // lives. No buffer may be made, asked for or ended in it.
-  class EndWatch {
-  public:
-    explicit EndWatch(std::function<void(std::uint64_t id)> on_end);
-    EndWatch(const EndWatch&) = delete;
-    EndWatch& operator=(const EndWatch&) = delete;
-    ~EndWatch();
-
-  private:
-    friend class SharedBuffer;
-    std::function<void(std::uint64_t id)> on_end_;
-  };
-
 private:
   UniqueFd fd_;
   std::byte* data_ = nullptr;  // a page with a header follows
   std::size_t bytes_ = 0;
   std::uint64_t id_ = 0;
   std::uint64_t epoch_ = 0;  // see fork_epoch
+  std::optional<LastingMemory> lasting_;
 };
 
 // Buffers of one other process, mapped to read. One thread at a time.

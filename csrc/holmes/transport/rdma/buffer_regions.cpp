@@ -1,7 +1,5 @@
 #include "holmes/transport/rdma/buffer_regions.hpp"
 
-#include <sys/resource.h>
-
 #include <atomic>
 
 #include "holmes/core/fork.hpp"
@@ -14,11 +12,10 @@ std::atomic<std::size_t> registered_bytes{0};
 
 // Takes them, where they fit.
 bool take(std::size_t bytes) {
-  constexpr rlim_t share = 4;
+  constexpr std::size_t share = 4;
   const std::size_t before = registered_bytes.fetch_add(bytes);
-  rlimit limit{};
-  const bool is_limited = ::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  if (!is_limited || before + bytes <= limit.rlim_cur / share) return true;
+  const auto most = verbs::lockable_bytes();
+  if (!most || before + bytes <= *most / share) return true;
   registered_bytes -= bytes;
   return false;
 }
@@ -31,20 +28,19 @@ BufferRegions::BufferRegions(const verbs::Library& library, verbs::ProtectionDom
 BufferRegions::~BufferRegions() = default;
 
 SharedRegion BufferRegions::find(const iovec& memory) {
-  const BufferPlace place = SharedBuffer::place_of(memory.iov_base, memory.iov_len);
-  if (place.id == 0) return nullptr;
+  const LastingMemory::Block block = LastingMemory::find(memory.iov_base, memory.iov_len);
+  if (block.id == 0) return nullptr;
   const std::lock_guard lock(mutex_);
-  const auto known = regions_.find(place.id);
+  const auto known = regions_.find(block.id);
   if (known != regions_.end()) return known->second;
-  return regions_[place.id] = register_buffer(place, memory);
+  return regions_[block.id] = register_block(block);
 }
 
-SharedRegion BufferRegions::register_buffer(const BufferPlace& place, const iovec& memory) {
-  const std::size_t bytes = place.buffer_bytes;
+SharedRegion BufferRegions::register_block(const LastingMemory::Block& block) {
+  const std::size_t bytes = block.bytes;
   if (!take(bytes)) return nullptr;
-  std::byte* const begin = static_cast<std::byte*>(memory.iov_base) - place.offset;
   verbs::MemoryRegion* const region =
-      library_.register_memory(domain_, begin, bytes, verbs::access_local_write | verbs::access_remote_read);
+      library_.register_memory(domain_, block.begin, bytes, verbs::access_local_write | verbs::access_remote_read);
   if (!region) {
     registered_bytes -= bytes;
     return nullptr;

@@ -11,7 +11,9 @@
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
 #include "holmes/core/text.hpp"
+#include "holmes/cuda/gpu_direct.hpp"
 #include "holmes/discover/nic.hpp"
+#include "holmes/discover/sysfs.hpp"
 
 namespace holmes {
 namespace {
@@ -120,6 +122,7 @@ RdmaDevice::RdmaDevice(const std::string& port, const Env& env)
     throw SystemError("port " + name_ + " gives no protection domain: " + errno_text(errno),
                       {.nic = name_, .system_errno = errno});
   buffer_regions_ = std::make_unique<BufferRegions>(library_, domain_.get());
+  user_regions_ = std::make_unique<UserRegions>(library_, domain_.get());
 }
 
 RdmaDevice::~RdmaDevice() {
@@ -136,6 +139,23 @@ int rdma_mtu_bytes(const std::string& port) {
   verbs::PortAttributes attributes{};
   ask_port(library, context.get(), name, attributes);
   return mtu_bytes(attributes.active_mtu);
+}
+
+bool RdmaDevice::takes_device_memory(int gpu) const {
+  const GpuDirect way = settings_.rdma_gpudirect;
+  if (way == GpuDirect::off) return false;
+  std::string missing = cuda::missing_for_gpu_direct(cuda::Device::get(gpu), way);
+  if (missing.empty() && way == GpuDirect::dmabuf && library_.register_dmabuf == nullptr)
+    missing = library_.path + " registers no dma-buf (it has no ibv_reg_dmabuf_mr); install rdma-core 34 or later";
+  const Sysfs sysfs(default_sysfs_root());
+  if (missing.empty() && way == GpuDirect::peermem && !sysfs.is_folder("module/nvidia_peermem"))
+    missing = "the kernel module nvidia_peermem is not loaded (there is no " + sysfs.root().string() +
+              "/module/nvidia_peermem); load it (modprobe nvidia_peermem), or say dmabuf";
+  if (missing.empty()) return true;
+  throw UsageError(std::string("HOLMES_RDMA_GPUDIRECT='") + (way == GpuDirect::dmabuf ? "dmabuf" : "peermem") +
+                       "' is not allowed here: HCA " + name_ + " must be able to reach the memory of GPU " +
+                       std::to_string(gpu) + ", but " + missing + ", or unset it: messages go through host memory then",
+                   {.nic = name_});
 }
 
 bool RdmaDevice::is_active() const {

@@ -8,6 +8,7 @@
 #include "holmes/transport/rdma/buffer_regions.hpp"
 #include "holmes/transport/rdma/library.hpp"
 #include "holmes/transport/rdma/port_events.hpp"
+#include "holmes/transport/rdma/user_regions.hpp"
 
 namespace holmes {
 
@@ -42,6 +43,9 @@ public:
   int mtu() const { return mtu_; }  // as verbs count it
   const Env& settings() const { return settings_; }
   BufferRegions& buffer_regions() const { return *buffer_regions_; }
+  UserRegions& user_regions() const { return *user_regions_; }
+  // Whether this process asks for GPUDirect. Throws UsageError where it is asked for and this GPU or host has it not.
+  bool takes_device_memory(int gpu) const;
   PortEvents& events() const { return *events_; }
   // Asks the HCA.
   bool is_active() const;
@@ -55,6 +59,7 @@ private:
   VerbsPointer<verbs::Context> context_;
   VerbsPointer<verbs::ProtectionDomain> domain_;
   std::unique_ptr<BufferRegions> buffer_regions_;
+  std::unique_ptr<UserRegions> user_regions_;
   std::unique_ptr<PortEvents> events_;
   verbs::PortAttributes attributes_{};
   verbs::Gid gid_{};

@@ -1,6 +1,7 @@
 #include "holmes/transport/rdma/library.hpp"
 
 #include <dlfcn.h>
+#include <sys/resource.h>
 
 #include <mutex>
 
@@ -49,6 +50,7 @@ Library load(const std::string& path) {
   find("ibv_modify_qp", loaded.modify_pair);
   find("ibv_destroy_qp", loaded.destroy_pair);
   find("ibv_wc_status_str", loaded.status_text);
+  loaded.register_dmabuf = reinterpret_cast<decltype(loaded.register_dmabuf)>(::dlsym(handle, "ibv_reg_dmabuf_mr"));
   loaded.fork_state = reinterpret_cast<int (*)()>(::dlsym(handle, "ibv_is_fork_initialized"));
   return loaded;
 }
@@ -61,6 +63,12 @@ const Library& library() {
   std::lock_guard lock(mutex);
   if (found == nullptr) found = new Library(load(Env::read().verbs_library.value_or("libibverbs.so.1")));
   return *found;
+}
+
+std::optional<std::size_t> lockable_bytes() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  return static_cast<std::size_t>(limit.rlim_cur);
 }
 
 }  // namespace holmes::verbs

@@ -1,6 +1,8 @@
 // Library: libibverbs, loaded when RDMA is asked for.
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <string>
 
 #include "holmes/transport/rdma/abi.hpp"
@@ -21,6 +23,9 @@ struct Library {
   ProtectionDomain* (*allocate_domain)(Context* context) = nullptr;
   int (*free_domain)(ProtectionDomain* domain) = nullptr;
   MemoryRegion* (*register_memory)(ProtectionDomain* domain, void* address, std::size_t length, int access) = nullptr;
+  // ibv_reg_dmabuf_mr; null where the library is older than that (rdma-core 34).
+  MemoryRegion* (*register_dmabuf)(ProtectionDomain* domain, std::uint64_t offset, std::size_t length,
+                                   std::uint64_t address, int fd, int access) = nullptr;
   int (*deregister_memory)(MemoryRegion* region) = nullptr;
   CompletionChannel* (*make_channel)(Context* context) = nullptr;
   int (*destroy_channel)(CompletionChannel* channel) = nullptr;
@@ -44,5 +49,8 @@ struct Library {
 
 // HOLMES_VERBS_LIBRARY, else libibverbs.so.1; never unloaded. Throws NicError where there is none. Thread-safe.
 const Library& library();
+
+// What this process may lock, so that an HCA reaches it; nothing: as much as there is.
+std::optional<std::size_t> lockable_bytes();
 
 }  // namespace holmes::verbs

@@ -2,8 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -11,6 +9,7 @@
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/fork.hpp"
+#include "holmes/cuda/gpu_direct.hpp"
 
 namespace holmes {
 namespace {
@@ -23,9 +22,8 @@ constexpr std::uint8_t shortest_rnr_wait = 12;  // 0.64 ms; it never comes to th
 constexpr std::uint8_t endless_rnr_retries = 7;
 
 std::string lock_limit_text() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "unlimited memory";
-  return std::to_string(limit.rlim_cur) + " bytes";
+  const auto most = verbs::lockable_bytes();
+  return most ? std::to_string(*most) + " bytes" : "unlimited memory";
 }
 
 }  // namespace
@@ -180,7 +178,8 @@ int RdmaQueuePair::post_all(std::span<const Write> writes) {
 }
 
 void RdmaQueuePair::fill(verbs::SendRequest& request, verbs::ScatterEntry& entry, const Write& write) const {
-  entry = {reinterpret_cast<std::uint64_t>(write.from), static_cast<std::uint32_t>(write.bytes), region_->local_key};
+  entry = {reinterpret_cast<std::uint64_t>(write.from), static_cast<std::uint32_t>(write.bytes),
+           write.region ? write.region->local_key : region_->local_key};
   request.id = write.id;
   request.entries = &entry;
   request.entry_count = write.bytes > 0 ? 1 : 0;
@@ -217,10 +216,33 @@ int RdmaQueuePair::post_read(std::uint64_t address, std::uint32_t key, std::byte
   return post(requests.front());
 }
 
+SharedRegion RdmaQueuePair::region_of_buffer(const iovec& memory) const {
+  return device_->buffer_regions().find(memory);
+}
+
 SharedRegion RdmaQueuePair::register_memory(const iovec& memory, int access) const {
-  if (SharedRegion known = device_->buffer_regions().find(memory)) return known;
-  verbs::MemoryRegion* const region =
-      library_.register_memory(device_->domain(), memory.iov_base, memory.iov_len, access);
+  if (SharedRegion known = region_of_buffer(memory)) return known;
+  if (device_->settings().rdma_keep_registered)
+    if (SharedRegion known = device_->user_regions().find(memory)) return known;
+  const auto make = [&] {
+    return library_.register_memory(device_->domain(), memory.iov_base, memory.iov_len, access);
+  };
+  verbs::MemoryRegion* made = make();
+  if (!made && device_->user_regions().give_back()) made = make();
+  return shared(made);
+}
+
+SharedRegion RdmaQueuePair::register_device_memory(const iovec& memory, int gpu, int access) const {
+  if (device_->settings().rdma_gpudirect == GpuDirect::peermem)  // the module answers for its addresses
+    return shared(library_.register_memory(device_->domain(), memory.iov_base, memory.iov_len, access));
+  const auto exported = cuda::export_memory(cuda::Device::get(gpu), memory.iov_base, memory.iov_len);
+  if (!exported.fd) return nullptr;
+  // The region keeps the memory's pages; of the descriptor it needs nothing more.
+  return shared(library_.register_dmabuf(device_->domain(), exported.offset, memory.iov_len,
+                                         reinterpret_cast<std::uint64_t>(memory.iov_base), exported.fd.get(), access));
+}
+
+SharedRegion RdmaQueuePair::shared(verbs::MemoryRegion* region) const {
   if (!region) return nullptr;
   return {region, [this](verbs::MemoryRegion* ended) {
             if (epoch_ == fork_epoch()) library_.deregister_memory(ended);

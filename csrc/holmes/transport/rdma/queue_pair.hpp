@@ -70,7 +70,8 @@ public:
     bool is_signaled = false;
     bool is_solicited = false;  // wakes a peer that waits for no less
     std::uint64_t id = 0;
-    bool is_fenced = false;  // begins when the reads before it are complete
+    bool is_fenced = false;                       // begins when the reads before it are complete
+    const verbs::MemoryRegion* region = nullptr;  // that `from` is in; null: the rings'
   };
   int post(const Write& write) { return post_all({&write, 1}); }
   // Several at once, `most_at_once` at most; of some of them where it fails.
@@ -80,9 +81,13 @@ public:
   // that is not 0. `then`: what is posted with it and follows it. Returns 0 or an errno.
   int post_read(std::uint64_t address, std::uint32_t key, std::byte* to, std::size_t bytes,
                 const verbs::MemoryRegion& region, std::uint64_t id, const Write* then = nullptr);
-  // The region that `memory` is in, of it alone but for a shared buffer's (see BufferRegions). Null, with errno set,
-  // where it cannot be registered.
+  // The one that lasts as long as the shared buffer that `memory` is in; null where it is in none (see BufferRegions).
+  SharedRegion region_of_buffer(const iovec& memory) const;
+  // The region that `memory` is in: a shared buffer's (see BufferRegions), what is kept of messages before (see
+  // UserRegions), or its own. Null, with errno set, where it cannot be registered.
   SharedRegion register_memory(const iovec& memory, int access) const;
+  // The same of a GPU's memory (see GpuDirect), for one message.
+  SharedRegion register_device_memory(const iovec& memory, int gpu, int access) const;
   // What cannot be registered and why, with the limit and what to do.
   std::string refused_text(std::size_t bytes, int error) const;
   // From now on the HCA neither reads nor writes any memory for it, and what is under way fails.
@@ -114,6 +119,7 @@ public:
   int events_fd() const { return device_->events().fd(); }
 
 private:
+  SharedRegion shared(verbs::MemoryRegion* region) const;
   [[noreturn]] void throw_short(const std::string& what, int error) const;
   void fill(verbs::SendRequest& request, verbs::ScatterEntry& entry, const Write& write) const;
   int post(verbs::SendRequest& request);

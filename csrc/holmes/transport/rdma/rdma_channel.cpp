@@ -24,6 +24,10 @@ constexpr std::size_t message_bytes = 128 * 1024;
 // Bytes after which a peer that sleeps is woken though more follow: it copies these while the others come. (Those of a
 // call wake it with the last, so that it is not woken for each message.)
 constexpr std::size_t wake_bytes = 1024 * 1024;
+// From so many on it is worth waiting for the HCA to have sent it; and of one message of it at most, of which the peer
+// hears once all of it is there.
+constexpr std::size_t least_lent_bytes = 64 * 1024;
+constexpr std::size_t lent_message_bytes = 256 * 1024;
 // Of an offer at most: what each side locks for a peer beside its rings.
 constexpr std::size_t max_offer_bytes = 8 * 1024 * 1024;
 // Where several lanes read what is offered: of a piece at least, and how many of them each lane gets on average.
@@ -166,7 +170,7 @@ std::size_t RdmaChannel::send(std::span<const iovec> pieces, bool is_followed) {
 // Of what follows the first `skip` bytes; returns how much of it, 0 where there is no room.
 std::size_t RdmaChannel::send_messages(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
                                        bool is_followed) {
-  std::array<RdmaQueuePair::Write, RdmaQueuePair::most_at_once> writes;
+  Writes writes;
   const std::size_t at_once = skip == 0 ? 1 : writes.size() - 1;
   std::size_t count = 0;
   std::size_t sent = 0;
@@ -181,6 +185,12 @@ std::size_t RdmaChannel::send_messages(std::span<const iovec> pieces, std::size_
     held_ = writes.front();
     return sent;
   }
+  post_messages(writes, count);
+  return sent;
+}
+
+// The first `count`, which are counted, and a credit that is due.
+void RdmaChannel::post_messages(Writes& writes, std::size_t count) {
   RdmaLane& lane = main();
   RdmaCredit credit;
   if (is_credit_due(4) && lane.has_request()) {
@@ -192,7 +202,83 @@ std::size_t RdmaChannel::send_messages(std::span<const iovec> pieces, std::size_
     lose(lane, error, "a send is refused: " + errno_text(error));
     if (error_ != 0) throw_if_ended();
   }
-  return sent;
+}
+
+// The last piece from where it is, where that is registered; what is before it by the ring, in the same call of the
+// HCA.
+std::size_t RdmaChannel::send_lent(std::span<const iovec> pieces) {
+  const iovec& last = pieces.back();
+  if (sendable_bytes() < total_bytes(pieces)) {
+    look_for_receives();
+    look_for_sends();
+  }
+  const RdmaLane& lane = main();
+  SharedRegion region = is_ready() ? lane.pair().region_of_buffer(last) : nullptr;
+  if (!region) return try_send(pieces);
+  const auto before = pieces.first(pieces.size() - 1);
+  const std::size_t left = total_bytes(before);
+  const std::size_t sent = left > 0 ? send(before, true) : 0;
+  if (sent < left) return sent;  // the ring is full, which has woken the peer
+  if (&lane != &main()) {        // lost meanwhile
+    post_held();
+    return sent;
+  }
+  Writes writes;
+  std::size_t count = 0;
+  if (held_) writes[count++] = *std::exchange(held_, std::nullopt);
+  std::size_t bytes = 0;
+  for (; count < writes.size() - 1 && bytes < last.iov_len; ++count) {
+    const std::size_t at = sent_to_ & (rings_.bytes() - 1);
+    const std::size_t room =
+        std::min({sendable_bytes(), lent_message_bytes, last.iov_len - bytes, rings_.bytes() - at});
+    if (room == 0) break;
+    sent_to_ += room;
+    writes[count] = next_message(room);
+    writes[count].from = static_cast<const std::byte*>(last.iov_base) + bytes;
+    writes[count].region = region.get();
+    bytes += room;
+  }
+  if (count == 0) {
+    if (sent == 0) throw_if_ended();
+    return sent;
+  }
+  writes[count - 1].is_solicited = true;
+  woken_to_ = sent_to_;
+  if (bytes > 0) {
+    writes[count - 1].is_signaled = true;
+    lent_ = Lent{{last.iov_base, bytes}, std::move(region), sent_to_};
+  }
+  post_messages(writes, count);
+  return lent_ ? sent + take_lent() : sent;
+}
+
+// Its bytes, once the HCA has sent them; or once the peer has ended in order: it has had what it needed, and its
+// acknowledgement may be what it did not wait for.
+std::size_t RdmaChannel::take_lent() {
+  if (!has_gone(*lent_)) look_for_sends();
+  if (!has_gone(*lent_)) {
+    look_for_receives();  // what the peer says of a lost lane
+    if (!has_gone(*lent_)) {
+      if (!has_ended_) return 0;
+      for (const auto& lane : lanes_) lane->pair().stop();  // which may be sending it again
+    }
+  }
+  const std::size_t bytes = lent_->memory.iov_len;
+  lent_.reset();
+  refused_bytes_ -= std::min(refused_bytes_, bytes);
+  count_sent(bytes);
+  return bytes;
+}
+
+// The next lane sends it again, and its memory is the user's again.
+void RdmaChannel::copy_lent() {
+  if (!lent_ || has_gone(*lent_)) return;
+  const auto* const from = static_cast<const std::byte*>(lent_->memory.iov_base);
+  const std::size_t at = (lent_->end - lent_->memory.iov_len) & (rings_.bytes() - 1);
+  const std::size_t first = std::min(lent_->memory.iov_len, rings_.bytes() - at);
+  std::memcpy(rings_.send_ring() + at, from, first);
+  std::memcpy(rings_.send_ring(), from + first, lent_->memory.iov_len - first);
+  lent_->is_copied = true;
 }
 
 // One message, which counts as posted; of no bytes where there is no room.
@@ -260,27 +346,69 @@ std::size_t RdmaChannel::try_recv(std::span<const iovec> pieces) {
 }
 
 std::size_t RdmaChannel::try_send_lasting(std::span<const iovec> pieces) {
-  if (!offered_) {
-    if (refused_bytes_ > 0 || pieces.back().iov_len < direct_bytes_) return try_send(pieces);
-    const auto before = pieces.first(pieces.size() - 1);
-    const std::size_t left = total_bytes(before);
-    const std::size_t sent = left > 0 ? send(before, true) : 0;
-    if (sent < left) return sent;  // the ring is full, which has woken the peer
-    offer(pieces.back());
-    post_held();
-    return offered_ ? sent : sent + try_send(pieces.last(1));
+  if (lent_) {
+    const std::size_t gone = take_lent();
+    if (gone == 0) throw_if_ended();
+    return gone;
   }
+  if (!offered_) {
+    const bool is_offered = refused_bytes_ == 0 && pieces.back().iov_len >= direct_bytes_;
+    return is_offered ? send_offered(pieces) : send_unoffered(pieces);
+  }
+  const auto taken = take_answer();
+  return taken == 0 ? send_unoffered(pieces) : taken.value_or(0);
+}
+
+// How many of the offered bytes the peer has read; nothing: it has not answered yet.
+std::optional<std::size_t> RdmaChannel::take_answer() {
   if (!offered_->answer) look_for_receives();
   if (!offered_->answer) {
     throw_if_ended();
-    return 0;
+    return std::nullopt;
   }
   const std::size_t taken = *offered_->answer;
   refused_bytes_ = offered_->memory.iov_len - taken;
   offered_.reset();
-  if (taken == 0) return try_send(pieces);
   count_sent(taken);
   return taken;
+}
+
+std::size_t RdmaChannel::try_send_staged(std::span<const iovec> pieces) {
+  const iovec& last = pieces.back();
+  const bool is_free = !lent_ && !offered_ && refused_bytes_ == 0;
+  if (is_free && last.iov_len >= least_lent_bytes && is_staging(last)) return send_offered(pieces);
+  return try_send_lasting(pieces);
+}
+
+// What is before the last piece goes by the ring, with the offer.
+std::size_t RdmaChannel::send_offered(std::span<const iovec> pieces) {
+  const auto before = pieces.first(pieces.size() - 1);
+  const std::size_t left = total_bytes(before);
+  const std::size_t sent = left > 0 ? send(before, true) : 0;
+  if (sent < left) return sent;  // the ring is full, which has woken the peer
+  offer(pieces.back());
+  post_held();
+  return offered_ ? sent : sent + try_send(pieces.last(1));
+}
+
+// Through the peer's ring; through this side's, too, where it is not registered.
+std::size_t RdmaChannel::send_unoffered(std::span<const iovec> pieces) {
+  return pieces.back().iov_len < least_lent_bytes ? try_send(pieces) : send_lent(pieces);
+}
+
+// Whether it is registered anyhow, so that little is offered too.
+bool RdmaChannel::is_staging(const iovec& piece) const {
+  if (direct_bytes_ == SIZE_MAX) return false;
+  const RdmaQueuePair& pair = main().pair();
+  if (pair.region_of_buffer(piece)) return true;
+  static std::atomic<bool> is_told{false};
+  if (!is_told.exchange(true))
+    log(LogLevel::warn, std::nullopt,
+        pair.refused_text(LastingMemory::find(piece.iov_base, piece.iov_len).bytes, ENOMEM) +
+            "; until then a GPU's messages are copied once more on each host. Such rings and shared buffers take a "
+            "quarter of the limit at most: lower HOLMES_PINNED_RING_BYTES where it cannot be raised; this is said "
+            "once");
+  return false;
 }
 
 std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
@@ -292,6 +420,11 @@ std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
     throw_if_ended();
     return 0;
   }
+  return take_pull();
+}
+
+// Its bytes, once all of them are there.
+std::size_t RdmaChannel::take_pull() {
   look_for_sends();
   ask_for_pull();
   if (!pull_->is_done()) look_for_sends();
@@ -307,14 +440,52 @@ std::size_t RdmaChannel::try_recv_lasting(iovec piece) {
   return received;
 }
 
+bool RdmaChannel::takes_device_memory(int gpu) const {
+  if (direct_bytes_ == SIZE_MAX) return false;
+  return main().pair().device().takes_device_memory(gpu);
+}
+
+// What of it was refused has to come from host memory.
+Channel::DeviceMove RdmaChannel::try_send_device(iovec memory, int gpu) {
+  if (refused_bytes_ > 0) return {0, true};
+  if (!offered_) {
+    throw_if_ended();
+    offer(memory, gpu);
+    return {0, refused_bytes_ > 0};
+  }
+  const auto taken = take_answer();
+  return {taken.value_or(0), taken && refused_bytes_ > 0};
+}
+
+// What comes by the ring is refused, and what this GPU's memory cannot be registered for.
+Channel::DeviceMove RdmaChannel::try_recv_device(iovec memory, int gpu) {
+  if (!pull_ && readable_bytes() == 0) look_for_receives();
+  if (!pull_ && readable_bytes() > 0) return {0, true};
+  if (!pull_ && offer_) start_pull(memory, gpu);
+  if (pull_) return {take_pull(), false};
+  seen_bytes_ = arrived_bytes_;
+  throw_if_ended();
+  return {0, offer_.has_value()};
+}
+
 // Nothing where it cannot be, on one of the HCAs: then all goes by the ring.
-RdmaChannel::Regions RdmaChannel::register_memory(const iovec& memory, int access) const {
+RdmaChannel::Regions RdmaChannel::register_memory(const iovec& memory, int access, std::optional<int> gpu) const {
   Regions regions;
   for (const auto& lane : lanes_) {
-    regions.push_back(lane->is_living() ? lane->pair().register_memory(memory, access) : nullptr);
+    const RdmaQueuePair& pair = lane->pair();
+    regions.push_back(!lane->is_living() ? nullptr
+                      : gpu              ? pair.register_device_memory(memory, *gpu, access)
+                                         : pair.register_memory(memory, access));
     if (regions.back() || !lane->is_living()) continue;
     static std::atomic<bool> is_told{false};
-    if (!is_told.exchange(true))
+    static std::atomic<bool> is_told_of_gpu{false};
+    if (gpu && !is_told_of_gpu.exchange(true))
+      log(LogLevel::warn, std::nullopt,
+          "cannot register " + std::to_string(memory.iov_len) + " bytes of GPU " + std::to_string(*gpu) + " with HCA " +
+              pair.device().name() + ": " + errno_text(errno) +
+              "; such memory goes through host memory. Allocate it with cudaMalloc (not managed or pooled), or leave "
+              "HOLMES_RDMA_GPUDIRECT off; this is said once");
+    if (!gpu && !is_told.exchange(true))
       log(LogLevel::warn, std::nullopt,
           lane->pair().refused_text(memory.iov_len, errno) +
               "; until then such messages are copied (HOLMES_RDMA_DIRECT_BYTES); this is said once");
@@ -323,10 +494,10 @@ RdmaChannel::Regions RdmaChannel::register_memory(const iovec& memory, int acces
   return regions;
 }
 
-void RdmaChannel::offer(const iovec& piece) {
+void RdmaChannel::offer(const iovec& piece, std::optional<int> gpu) {
   if (!is_ready()) return;
   const iovec part{piece.iov_base, std::min(piece.iov_len, max_offer_bytes)};
-  Offered offered{part, register_memory(part, verbs::access_remote_read), {}};
+  Offered offered{part, register_memory(part, verbs::access_remote_read, gpu), {}};
   if (offered.regions.empty()) {
     refused_bytes_ = part.iov_len;
     return;
@@ -364,10 +535,10 @@ void RdmaChannel::post_held() {
 }
 
 // Nothing where this side's memory is not to be registered: then the answer is 0, and all goes by the ring.
-void RdmaChannel::start_pull(const iovec& piece) {
+void RdmaChannel::start_pull(const iovec& piece, std::optional<int> gpu) {
   if (direct_bytes_ == SIZE_MAX) return;
   const iovec part{piece.iov_base, std::min<std::size_t>(piece.iov_len, offer_->bytes - pulled_bytes_)};
-  Regions regions = register_memory(part, verbs::access_local_write);
+  Regions regions = register_memory(part, verbs::access_local_write, gpu);
   if (regions.empty()) return;
   constexpr std::size_t page_bytes = 4096;
   const RdmaLane& first = main();
@@ -467,9 +638,10 @@ void RdmaChannel::count_answer(std::size_t bytes) {
 }
 
 void RdmaChannel::let_go() {
-  if (!offered_ && !pull_) return;
+  if (!offered_ && !pull_ && !lent_) return;
   for (const auto& lane : lanes_) lane->pair().stop();
   offered_.reset();
+  lent_.reset();
   pull_.reset();
   if (error_ == 0) error_ = ECONNABORTED;
 }
@@ -646,6 +818,7 @@ void RdmaChannel::lose(RdmaLane& lane, int error, const std::string& why) {
   is_state_due_ = true;
   const auto next = std::ranges::find_if(lanes_, [](const auto& one) { return one->is_living(); });
   if (is_main) {
+    copy_lent();
     is_stalled_ = true;
     is_behind_.store(true);
     main_.store((*next)->number());
@@ -769,7 +942,7 @@ bool RdmaChannel::has_come(bool for_recv, bool for_send) {
   const bool has_unseen = std::exchange(seen_bytes_, arrived_bytes_) != arrived_bytes_;
   if (error_ != 0 || has_ended_ || is_closed_by_peer_) return true;
   const bool has_pulled = pull_ && (pull_->is_done() || (!pull_->is_asked() && can_ask()));
-  const bool may_send = offered_ ? offered_->answer.has_value() : sendable_bytes() > 0;
+  const bool may_send = lent_ ? has_gone(*lent_) : offered_ ? offered_->answer.has_value() : sendable_bytes() > 0;
   const bool has_offer = std::exchange(is_offer_new_, false) && !pull_;
   return (for_recv && (has_unseen || has_offer || has_pulled)) || (for_send && may_send);
 }
@@ -782,8 +955,8 @@ bool RdmaChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>
   if (has_come(for_recv, for_send)) return false;
   if (is_credit_due(4)) post_credit();
   using Wake = RdmaQueuePair::Wake;
-  const bool awaits_all = !is_settled() || (for_send && !offered_ && sendable_bytes() == 0);
-  const bool awaits_sends = pull_ || owed_answer_;
+  const bool awaits_all = !is_settled() || (for_send && !offered_ && !lent_ && sendable_bytes() == 0);
+  const bool awaits_sends = pull_ || owed_answer_ || lent_;
   for (const auto& lane : lanes_)
     if (lane->is_living() || !lane->is_drained)
       lane->pair().arm(awaits_all ? Wake::any : awaits_sends ? Wake::sends : Wake::solicited);
@@ -894,7 +1067,7 @@ void RdmaChannel::look_at_ports(Clock::time_point now) {
 void RdmaChannel::shutdown() {
   if (is_shut_down_.exchange(true)) return;
   shut_down_at_.store(Clock::now());
-  if (offered_ || pull_) return let_go();
+  if (offered_ || pull_ || lent_) return let_go();
   post_end();
 }
 

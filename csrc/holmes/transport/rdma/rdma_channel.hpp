@@ -2,7 +2,8 @@
 // it what has been taken. The bytes of a message are copied into a ring and out of one; the HCA does the rest. Much of
 // what lasts (see Channel) is offered to the peer instead, whose HCA reads it into where it is to be: the stream goes
 // on once the peer has answered how much of that it has read. Both sides register such memory for that time only: what
-// is unmapped afterwards is known to no HCA.
+// is unmapped afterwards is known to no HCA. What lasts and is registered anyhow (see BufferRegions) is lent where it
+// is less: the HCA sends it from where it is into the peer's ring.
 //
 // Over several ports there is a lane each. The stream goes over the first one that lives, reads over all: the next
 // piece on the lane that will have it first, as with rails over TCP. A lane is lost when its HCA gives up a request,
@@ -12,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -52,6 +54,10 @@ public:
   std::size_t lasting_bytes() const override { return direct_bytes_; }
   std::size_t try_send_lasting(std::span<const iovec> pieces) override;
   std::size_t try_recv_lasting(iovec piece) override;
+  std::size_t try_send_staged(std::span<const iovec> pieces) override;
+  bool takes_device_memory(int gpu) const override;
+  DeviceMove try_send_device(iovec memory, int gpu) override;
+  DeviceMove try_recv_device(iovec memory, int gpu) override;
   std::size_t lead_bytes() override { return rings_.bytes() / 2; }
   std::size_t max_peek_bytes() const override { return rings_.bytes() / 2; }
   const std::byte* try_peek(std::size_t bytes) override;
@@ -62,7 +68,8 @@ public:
   bool needs_maintenance() const override { return true; }
   std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override;
   void maintain(Clock::time_point now) override;
-  // Where an offer or a read is under way only the driver may call it: its memory is left alone when this returns.
+  // Where an offer, a read or what was lent is under way only the driver may call it: its memory is left alone when
+  // this returns.
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;
 
@@ -85,6 +92,13 @@ private:
     iovec memory;
     Regions regions;
     std::optional<std::size_t> answer;
+  };
+  // Memory of this side's user that goes into the peer's ring from where it is, up to position `end` of the stream.
+  struct Lent {
+    iovec memory;
+    SharedRegion region;
+    std::uint64_t end;
+    bool is_copied = false;  // into this side's ring, as a lane was lost
   };
   // What is being read of the peer's offer.
   struct Pull {
@@ -114,18 +128,29 @@ private:
   // `is_followed`: by what wakes the peer.
   std::size_t send(std::span<const iovec> pieces, bool is_followed);
   std::size_t send_messages(std::span<const iovec> pieces, std::size_t skip, std::size_t most, bool is_followed);
+  using Writes = std::array<RdmaQueuePair::Write, RdmaQueuePair::most_at_once>;
+  void post_messages(Writes& writes, std::size_t count);
+  std::size_t send_lent(std::span<const iovec> pieces);
+  std::size_t take_lent();
+  bool has_gone(const Lent& lent) const { return lent.is_copied || completed_to_ >= lent.end; }
+  void copy_lent();
   RdmaQueuePair::Write fill_message(std::span<const iovec> pieces, std::size_t skip, std::size_t most,
                                     bool is_followed);
   RdmaQueuePair::Write next_message(std::size_t bytes);
   int post(RdmaQueuePair::Write write) { return main().post(write, posted_to_); }
   void fail_post(RdmaLane& lane, int error);
-  void offer(const iovec& piece);
+  std::size_t send_offered(std::span<const iovec> pieces);
+  std::size_t send_unoffered(std::span<const iovec> pieces);
+  std::optional<std::size_t> take_answer();
+  bool is_staging(const iovec& piece) const;
+  void offer(const iovec& piece, std::optional<int> gpu = {});
   int post_offer();
   void post_held();
   void post_end();
 
   // --- receiving ---
-  void start_pull(const iovec& piece);
+  void start_pull(const iovec& piece, std::optional<int> gpu = {});
+  std::size_t take_pull();
   void ask_for_pull();
   std::optional<RdmaRead> next_read() const;
   bool can_ask() const {
@@ -138,7 +163,7 @@ private:
   RdmaQueuePair::Write answer_message(std::size_t bytes);
   void count_answer(std::size_t bytes);
   void take_up(RdmaLane& lane, std::uint32_t told);
-  Regions register_memory(const iovec& memory, int access) const;
+  Regions register_memory(const iovec& memory, int access, std::optional<int> gpu) const;
   // The HCAs leave the user's memory alone.
   void let_go();
   void look_for_receives();
@@ -198,6 +223,7 @@ private:
   // Past the rings: one offer at a time each way; it is read in as many pieces as who receives asks for.
   const std::size_t direct_bytes_;  // from so many on
   std::optional<Offered> offered_;
+  std::optional<Lent> lent_;
   std::optional<RdmaQueuePair::Write> held_;  // what is posted with the offer after it, and counts as posted
   std::size_t refused_bytes_ = 0;             // what was left of an offer; they go by the ring
   std::optional<RdmaOffer> offer_;            // the peer's, which is not answered

@@ -56,7 +56,7 @@ What RdmaRings::read(std::uint64_t offset) const {
   auto* const from = reinterpret_cast<std::uint64_t*>(base_ + offset);
   std::array<std::uint64_t, sizeof(What) / sizeof(std::uint64_t)> words;
   for (std::size_t i = 0; i < words.size(); ++i) words[i] = std::atomic_ref(from[i]).load(std::memory_order_acquire);
-  std::memcpy(&read, words.data(), sizeof read);
+  std::memcpy(static_cast<void*>(&read), words.data(), sizeof read);
   return read;
 }
 

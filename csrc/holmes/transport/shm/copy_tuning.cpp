@@ -158,11 +158,18 @@ void ChannelTuning::give_up() {
 // Where messages go one way at a time, the two copies of a ring overlap; else, as in collectives, they do not.
 bool ChannelTuning::is_one_way() const { return messages_ && came_meanwhile_ <= two_way_limit * sent_lately_; }
 
+// Two copies that no two processors make at once take longer than one, but who writes into a ring goes on without the
+// reader.
+CopyWay ChannelTuning::way_of_call(std::size_t bytes) const {
+  if (!messages_ || !messages_->ring_call_bytes) return calls_.way(bytes);
+  return bytes > *messages_->ring_call_bytes ? CopyWay::cma : CopyWay::ring;
+}
+
 void ChannelTuning::offer(std::span<const iovec> pieces) {
   if (set_ || left_bytes_ > 0 || use_ != CmaUse::measured) return;
   if (std::ranges::none_of(pieces, [](const iovec& piece) { return piece.iov_len >= min_cma_bytes; })) return;
   call_bytes_ = left_bytes_ = total_bytes(pieces);
-  way_ = calls_.way(call_bytes_);
+  way_ = way_of_call(call_bytes_);
   is_spoiled_ = false;
   begin_ = Clock::now();
 }

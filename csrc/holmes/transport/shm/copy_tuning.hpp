@@ -84,6 +84,8 @@ private:
 // both. One thread at a time.
 struct MessageBytes {
   std::uint64_t received = 0;
+  // Where ranks share processors: calls of more go by CMA, all others through the ring, whatever single calls took.
+  std::optional<std::size_t> ring_call_bytes{};
 };
 
 // By size of what a sender was given at once, a call: through a ring or by CMA. A call is timed from its begin to where
@@ -134,6 +136,8 @@ public:
   void received(std::size_t bytes);
 
 private:
+  CopyWay way_of_call(std::size_t bytes) const;
+
   CmaUse use_;
   std::optional<CopyWay> set_;
   CallTuning calls_;

@@ -17,7 +17,6 @@
 namespace holmes {
 namespace {
 
-constexpr int ring_count = 4;
 // Bytes one call copies at most: the peer starts on them while this side copies the next.
 constexpr std::size_t max_copy_bytes = 64 * 1024;
 // What is left of a message that goes one way goes in steps that get shorter, down to this: the receiver's copy then
@@ -35,21 +34,26 @@ std::size_t step_bytes_of(std::size_t bytes) {
 
 }  // namespace
 
-std::size_t ShmSegment::segment_bytes(std::size_t ring_bytes) { return page_bytes() + ring_count * ring_bytes; }
+std::size_t ShmSegment::segment_bytes(RingBytes bytes) { return page_bytes() + 2 * (bytes.collective + bytes.p2p); }
 
-std::size_t ShmSegment::ring_bytes_for(int size) {
-  // What a cache the ranks share holds, but not the L2 of the writer: a line that was evicted from there is read much
-  // faster than one that has to be fetched out of it (measured: 1 MiB against 256 KiB is 1.5 to 1.9 times as fast with
-  // 2 ranks, 512 KiB best with 4).
-  constexpr std::size_t total_bytes = 3 << 19;
-  const std::size_t share = total_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
-  return std::bit_floor(std::clamp<std::size_t>(share, 64 * 1024, 1024 * 1024));
+ShmSegment::RingBytes ShmSegment::ring_bytes_for(int size) {
+  // A collective writes to all peers. What a cache the ranks share holds, but not the L2 of the writer: a line that was
+  // evicted from there is read much faster than one that has to be fetched out of it (measured: 1 MiB against 256 KiB
+  // is 1.5 to 1.9 times as fast with 2 ranks, 512 KiB best with 4).
+  constexpr std::size_t collective_bytes = 3 << 19;
+  // Messages go to few of them, and the more fits in, the less often two ranks that share a processor take turns
+  // (measured: 8 ranks on 2 processors, 64 KiB one way, 21 us with 1 MiB and 29 us with 128 KiB).
+  constexpr std::size_t p2p_bytes = 8 << 20;
+  const auto share = [&](std::size_t total_bytes) {
+    const std::size_t bytes = total_bytes / static_cast<std::size_t>(std::max(size - 1, 1));
+    return std::bit_floor(std::clamp<std::size_t>(bytes, 64 * 1024, 1024 * 1024));
+  };
+  return {share(collective_bytes), share(p2p_bytes)};
 }
 
-ShmSegment::ShmSegment(int fd, std::size_t bytes) {
+ShmSegment::ShmSegment(int fd, RingBytes bytes) : bytes_(bytes) {
   static_assert(sizeof(Ring) * ring_count <= 4096, "the control words fit the first page");
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "shared between processes");
-  ring_bytes_ = (bytes - page_bytes()) / ring_count;
   const auto check = [](void* mapped) {
     if (mapped != MAP_FAILED) return mapped;
     throw SystemError("cannot map the shared memory of a rank pair: " + errno_text(errno) +
@@ -61,24 +65,25 @@ ShmSegment::ShmSegment(int fd, std::size_t bytes) {
   // mapping (head 0, 0 1, 1 2, 2 3, 3): the kernel allows a process only so many.
   base_ =
       static_cast<std::byte*>(check(::mmap(nullptr, mapped_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)));
-  std::size_t from = 0;  // in the segment
+  std::size_t from = 0;              // in the segment
+  std::size_t begin = page_bytes();  // of ring i there
   std::byte* to = base_;
   for (int i = 0; i <= ring_count; ++i) {
-    const std::size_t end = page_bytes() + static_cast<std::size_t>(std::min(i + 1, ring_count)) * ring_bytes_;
+    const std::size_t end = i < ring_count ? begin + ring_bytes(i) : begin;
     check(::mmap(to, end - from, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(from)));
     to += end - from;
-    from = end - ring_bytes_;
+    from = std::exchange(begin, end);
   }
 }
 
 ShmSegment::~ShmSegment() { ::munmap(base_, mapped_bytes()); }
 
-std::size_t ShmSegment::mapped_bytes() const { return page_bytes() + 2 * ring_count * ring_bytes_; }
-
 ShmSegment::Ring& ShmSegment::ring(int index) const { return reinterpret_cast<Ring*>(base_)[index]; }
 
 std::byte* ShmSegment::data(int index) const {
-  return base_ + page_bytes() + 2 * static_cast<std::size_t>(index) * ring_bytes_;
+  std::size_t before = 0;
+  for (int i = 0; i < index; ++i) before += ring_bytes(i);
+  return base_ + page_bytes() + 2 * before;
 }
 
 ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver,
@@ -88,6 +93,7 @@ ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender
       segment_(std::move(segment)),
       out_(segment_->ring(sender)),
       in_(segment_->ring(receiver)),
+      ring_bytes_(segment_->ring_bytes(sender)),
       out_data_(segment_->data(sender)),
       in_data_(segment_->data(receiver)),
       shown_(out_.cma),
@@ -101,32 +107,30 @@ std::size_t ShmChannel::readable_bytes() const {
   const std::uint64_t produced = in_.produced.load(std::memory_order_acquire);
   if (produced <= consumed_) return 0;  // by CMA, which the sender counts when it looks
   const std::uint64_t bytes = produced - consumed_;
-  if (bytes > segment_->ring_bytes())
-    throw ProtocolError("the shared-memory ring of rank " + std::to_string(peer()) +
-                        " is corrupt: " + std::to_string(bytes) + " bytes claimed in a ring of " +
-                        std::to_string(segment_->ring_bytes()));
+  if (bytes > ring_bytes_)
+    throw ProtocolError("the shared-memory ring of rank " + std::to_string(peer()) + " is corrupt: " +
+                        std::to_string(bytes) + " bytes claimed in a ring of " + std::to_string(ring_bytes_));
   return bytes;
 }
 
 // Of the ring that this side writes; more than it has where it is corrupt. The peer's counter is looked at only where
 // the ring is half full: it is in the peer's cache.
 std::uint64_t ShmChannel::used_bytes() {
-  if (produced_ - known_consumed_ > segment_->ring_bytes() / 2)
-    known_consumed_ = out_.consumed.load(std::memory_order_acquire);
+  if (produced_ - known_consumed_ > ring_bytes_ / 2) known_consumed_ = out_.consumed.load(std::memory_order_acquire);
   return produced_ - known_consumed_;
 }
 
 std::size_t ShmChannel::writable_bytes() {
   const std::uint64_t used = used_bytes();
-  if (used > segment_->ring_bytes())
+  if (used > ring_bytes_)
     throw ProtocolError("the shared-memory ring to rank " + std::to_string(peer()) + " is corrupt");
-  return segment_->ring_bytes() - used;
+  return ring_bytes_ - used;
 }
 
 // Who copies out of memory needs no room in a ring, but goes more slowly in short steps.
 std::size_t ShmChannel::lead_bytes() {
   constexpr std::size_t cma_lead_bytes = 1024 * 1024;
-  return tuning_.prefers_sender_memory() ? cma_lead_bytes : segment_->ring_bytes() / 2;
+  return tuning_.prefers_sender_memory() ? cma_lead_bytes : ring_bytes_ / 2;
 }
 
 std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
@@ -162,7 +166,7 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
       break;
     }
     const std::size_t bytes = std::min(is_one_way ? step_bytes_of(piece.iov_len) : piece.iov_len, room);
-    copy_to_ring_(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, bytes);
+    copy_to_ring_(out_data_ + ((produced_ + total) & (ring_bytes_ - 1)), piece.iov_base, bytes);
     total += bytes;
     room -= bytes;
     if (bytes < piece.iov_len) break;
@@ -194,13 +198,13 @@ std::size_t ShmChannel::bytes_to_show(std::span<const iovec> pieces, const Buffe
 // None beside what goes by CMA, or is to go through the ring in its place.
 std::size_t ShmChannel::short_room_bytes() {
   if (shown_.is_open() || unreported_ > 0 || ring_only_ > 0 || out_.closed.load(std::memory_order_relaxed)) return 0;
-  return segment_->ring_bytes() - std::min<std::uint64_t>(used_bytes(), segment_->ring_bytes());
+  return ring_bytes_ - std::min<std::uint64_t>(used_bytes(), ring_bytes_);
 }
 
 void ShmChannel::send_short(std::span<const iovec> pieces) {
   std::size_t total = 0;
   for (const iovec& piece : pieces) {
-    std::memcpy(out_data_ + ((produced_ + total) & (segment_->ring_bytes() - 1)), piece.iov_base, piece.iov_len);
+    std::memcpy(out_data_ + ((produced_ + total) & (ring_bytes_ - 1)), piece.iov_base, piece.iov_len);
     total += piece.iov_len;
   }
   produced_ += total;
@@ -211,16 +215,16 @@ void ShmChannel::send_short(std::span<const iovec> pieces) {
 
 const std::byte* ShmChannel::peek_short(std::size_t bytes) const {
   const std::uint64_t there = in_.produced.load(std::memory_order_acquire) - consumed_;
-  if (there < bytes || there > segment_->ring_bytes() || stage_.bytes() > 0) return nullptr;
-  return in_data_ + (consumed_ & (segment_->ring_bytes() - 1));
+  if (there < bytes || there > ring_bytes_ || stage_.bytes() > 0) return nullptr;
+  return in_data_ + (consumed_ & (ring_bytes_ - 1));
 }
 
 Channel::ShortView ShmChannel::view_short() const {
   const std::uint64_t produced = in_.produced.load(std::memory_order_acquire);
   if (produced <= consumed_) return {{}, stage_.bytes() > 0 || seen_.available(consumed_) > 0};
   const std::uint64_t there = produced - consumed_;
-  if (stage_.bytes() > 0 || there > segment_->ring_bytes()) return {{}, true};
-  return {{in_data_ + (consumed_ & (segment_->ring_bytes() - 1)), there}, false};
+  if (stage_.bytes() > 0 || there > ring_bytes_) return {{}, true};
+  return {{in_data_ + (consumed_ & (ring_bytes_ - 1)), there}, false};
 }
 
 // Of a piece that the receiver is to read in place; an id of 0: of none such.
@@ -248,7 +252,7 @@ void ShmChannel::look_at_cma() {
 void ShmChannel::withdraw_cma() {
   look_at_cma();
   if (!shown_.is_open() || shown_.is_in_place() || !shown_.withdraw()) return;
-  ring_only_ = std::min<std::size_t>(shown_.end() - produced_, segment_->ring_bytes());
+  ring_only_ = std::min<std::size_t>(shown_.end() - produced_, ring_bytes_);
   tuning_.spoil();
 }
 
@@ -279,7 +283,7 @@ std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
   std::size_t total = 0;
   for (const iovec& piece : pieces) {
     const std::size_t bytes = std::min(piece.iov_len, available);
-    copy_cached(piece.iov_base, in_data_ + ((consumed_ + total) & (segment_->ring_bytes() - 1)), bytes);
+    copy_cached(piece.iov_base, in_data_ + ((consumed_ + total) & (ring_bytes_ - 1)), bytes);
     total += bytes;
     available -= bytes;
     if (bytes < piece.iov_len) break;
@@ -313,7 +317,7 @@ void ShmChannel::took(std::size_t bytes) {
 const std::byte* ShmChannel::try_peek(std::size_t bytes) {
   const bool is_closed = in_.closed.load(std::memory_order_seq_cst);  // before the look at what was written until then
   const std::size_t readable = readable_bytes();
-  if (stage_.bytes() == 0 && readable >= bytes) return in_data_ + (consumed_ & (segment_->ring_bytes() - 1));
+  if (stage_.bytes() == 0 && readable >= bytes) return in_data_ + (consumed_ & (ring_bytes_ - 1));
   if (stage_.bytes() == 0 && readable == 0 && may_pull_) {
     const std::byte* held = seen_.hold(consumed_, bytes);
     is_held_ = held != nullptr;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "holmes/core/types.hpp"
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/shm/cma.hpp"
 #include "holmes/transport/shm/copy_tuning.hpp"
@@ -13,17 +14,22 @@
 
 namespace holmes {
 
-// The memory two ranks share: four rings (collective and p2p, each way). Every ring is mapped twice in a row, so that
-// any part of it is contiguous. The channels of one pair share ownership; the descriptor is closed after mapping.
+// The memory two ranks share: four rings (two of collectives, two of messages, each way). Every ring is mapped twice in
+// a row, so that any part of it is contiguous. The channels of one pair share ownership; the descriptor is closed after
+// mapping.
 class ShmSegment {
 public:
-  // Bytes a segment with rings of `ring_bytes` (a multiple of the page size) needs.
-  static std::size_t segment_bytes(std::size_t ring_bytes);
-  // Ring size for a communicator of `size` ranks: the cache should hold all of a rank's rings.
-  static std::size_t ring_bytes_for(int size);
+  // Of one ring; powers of two, multiples of the page size.
+  struct RingBytes {
+    std::size_t collective;
+    std::size_t p2p;
+  };
+  static std::size_t segment_bytes(RingBytes bytes);
+  // For a communicator of `size` ranks.
+  static RingBytes ring_bytes_for(int size);
 
   // Throws SystemError where the kernel refuses the mappings.
-  ShmSegment(int fd, std::size_t bytes);
+  ShmSegment(int fd, RingBytes bytes);
   ShmSegment(const ShmSegment&) = delete;
   ShmSegment& operator=(const ShmSegment&) = delete;
   ~ShmSegment();
@@ -41,12 +47,13 @@ public:
   };
   Ring& ring(int index) const;
   std::byte* data(int index) const;
-  std::size_t ring_bytes() const { return ring_bytes_; }
+  std::size_t ring_bytes(int index) const { return index < ring_count / 2 ? bytes_.collective : bytes_.p2p; }
 
 private:
-  std::size_t mapped_bytes() const;
+  static constexpr int ring_count = 4;
+  std::size_t mapped_bytes() const { return 2 * segment_bytes(bytes_) - page_bytes(); }
 
-  std::size_t ring_bytes_ = 0;
+  RingBytes bytes_;
   std::byte* base_ = nullptr;
 };
 
@@ -68,7 +75,7 @@ public:
     seen_.set_bypass(bypass_cache);
   }
   bool was_refused_in_place() override { return std::exchange(was_refused_in_place_, false); }
-  std::size_t max_peek_bytes() const override { return segment_->ring_bytes(); }
+  std::size_t max_peek_bytes() const override { return ring_bytes_; }
   const std::byte* try_peek(std::size_t bytes) override;
   void consume(std::size_t bytes) override;
   bool takes_short() const override { return true; }
@@ -102,6 +109,7 @@ private:
   std::shared_ptr<ShmSegment> segment_;
   ShmSegment::Ring& out_;
   ShmSegment::Ring& in_;
+  std::size_t ring_bytes_;
   std::byte* out_data_;
   std::byte* in_data_;
   RingCopy copy_to_ring_;
