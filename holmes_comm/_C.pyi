@@ -58,6 +58,7 @@ class EnvVariable:
     """
     An environment variable that Holmes reads; texts are Markdown.
     """
+    def __repr__(self) -> str: ...
     @property
     def default(self) -> str: ...
     @property
@@ -71,11 +72,15 @@ class Compression:
     """
     How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps what
     compression left out of this rank's share and adds it the next time: use one object for each tensor then. Thread-safe.
+    A copy, pickled or not, has kept nothing yet.
     """
+    def __getstate__(self) -> tuple[str, bool]: ...
     def __init__(self, codec: str, *, error_feedback: bool = False) -> None:
         """
         `codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.
         """
+    def __repr__(self) -> str: ...
+    def __setstate__(self, arg0: tuple) -> None: ...
     def reset(self) -> None:
         """
         Forgets what was left out. Local. Raises UsageError while an operation uses it.
@@ -187,9 +192,13 @@ class CommunicatorOptions:
 
 class Nic:
     """
-    One way out of this host: a network interface with the RDMA port below it, or a port without an interface. Immutable data; absent values are None or empty.
+    One way out of this host: a network interface with the RDMA port below it, or a port without an interface. Immutable data, equal where all of it is; absent values are None or empty.
     """
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> dict: ...
+    def __hash__(self) -> int: ...
     def __repr__(self) -> str: ...
+    def __setstate__(self, arg0: dict) -> None: ...
     def to_dict(self) -> dict:
         """
         All attributes as plain data, ready for JSON.
@@ -343,6 +352,21 @@ class RdmaPort:
         """
         Raises SystemError where this process may not lock what a communicator's connection needs.
         """
+    @property
+    def fabric(self) -> str:
+        """
+        What ports must have in common to talk: 'InfiniBand', 'RoCE v2', ...
+        """
+    @property
+    def gid_index(self) -> int:
+        """
+        Entry of its GID table that it uses.
+        """
+    @property
+    def max_message_bytes(self) -> int:
+        """
+        The longest message that it carries.
+        """
 
 class RdmaProbe:
     """
@@ -380,6 +404,7 @@ class Store:
     """
     A key-value rendezvous: set, get, wait. Thread-safe.
     """
+    def __reduce_ex__(self, protocol: typing.SupportsInt | typing.SupportsIndex) -> typing.Any: ...
     def get(self, key: str, timeout_s: typing.SupportsFloat | typing.SupportsIndex = 300.0) -> bytes:
         """
         The bytes of `key`, waiting until somebody sets it. Raises TimeoutError naming the key after `timeout_s` seconds.
@@ -402,6 +427,7 @@ class AtomicStore(Store):
     A store with what agreements need besides, as torch's c10d stores have it. Each call takes effect at once, one
     after the other, for all who use the store.
     """
+    def __repr__(self) -> str: ...
     def add(self, key: str, amount: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         Adds to the whole number that `key` holds (0 where nobody has set it); returns the sum. Raises UsageError where it holds none, or the sum has more than 64 bits.
@@ -464,6 +490,7 @@ class TcpStore(AtomicStore):
         secret: typing.Any = "",
         reply_timeout_s: typing.Any = 20.0,
     ) -> None: ...
+    def __repr__(self) -> str: ...
     @property
     def host(self) -> str:
         """
@@ -488,6 +515,8 @@ class Work:
     """
     An asynchronous operation. It holds the operation's buffers until it is final, and its communicator as long as it lives. Thread-safe.
     """
+    def __reduce_ex__(self, protocol: typing.SupportsInt | typing.SupportsIndex) -> typing.Any: ...
+    def __repr__(self) -> str: ...
     def is_completed(self) -> bool:
         """
         Whether the operation is final, successfully or not. Local, does not block.
@@ -523,6 +552,7 @@ class Communicator:
     A group of ranks bound to their NICs. All ranks call the same collectives in the same order; sends and receives match
     per pair and tag. Thread-safe. Make one with holmes_comm.init.
     """
+    def __reduce_ex__(self, protocol: typing.SupportsInt | typing.SupportsIndex) -> typing.Any: ...
     def __repr__(self) -> str: ...
     def abort(self, reason: str = "abort was called") -> None:
         """

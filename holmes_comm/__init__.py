@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from holmes_comm.nics import Nic, NicSelection, discover_nics
     from holmes_comm.process_metrics import Metrics, metrics
     from holmes_comm.recorder import flight_record
-    from holmes_comm.shared import empty
+    from holmes_comm.shared import empty, shared_tensors
 
 __all__ = [
     "AbortedError",
@@ -88,6 +88,7 @@ __all__ = [
     "flight_record",
     "init",
     "metrics",
+    "shared_tensors",
 ]
 
 __version__ = "0.1.0"
@@ -113,7 +114,7 @@ _HOMES = {
     "nics": ("Nic", "NicSelection", "discover_nics"),
     "process_metrics": ("Metrics", "metrics"),
     "recorder": ("flight_record",),
-    "shared": ("empty",),
+    "shared": ("empty", "shared_tensors"),
 }
 
 
@@ -130,6 +131,20 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _check_interpreter() -> None:
+    """Raises ImportError in an interpreter whose lock the engine's module would wait for without end."""
+    if sys.version_info >= (3, 12):  # later ones work, or say so themselves
+        return
+    import _xxsubinterpreters as interpreters  # type: ignore[import-not-found, unused-ignore]
+
+    if interpreters.get_current() != interpreters.get_main():
+        raise ImportError(
+            "Holmes works in Python's main interpreter only, before Python 3.12; call it there (mod_wsgi: "
+            "WSGIApplicationGroup %{GLOBAL})"
+        )
+
+
+_check_interpreter()
 if "torch" in sys.modules:
     from holmes_comm import torch_backend
 

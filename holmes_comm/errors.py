@@ -50,7 +50,8 @@ class HolmesError(RuntimeError):
         self.system_errno = system_errno
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), str(self), self.rank, self.peer, self.host, self.nic, self.system_errno))
+        context = (self.rank, self.peer, self.host, self.nic, self.system_errno)
+        return (_rebuild, (type(self), str(self), *context), dict(self.__dict__))  # notes, and what others have set
 
 
 def _rebuild(

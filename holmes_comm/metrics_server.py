@@ -6,9 +6,13 @@ import ipaddress
 import logging
 import os
 import socket
+import sys
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
+from typing import Any
 
 from holmes_comm.errors import UsageError
 from holmes_comm.process_metrics import metrics
@@ -18,6 +22,8 @@ __all__ = ["serve_metrics", "start_from_environment"]
 _log = logging.getLogger(__name__)
 _VARIABLE = "HOLMES_METRICS_PORT"
 _ADDRESS = "HOLMES_METRICS_ADDRESS"
+_MOST_CONNECTIONS = 64  # each holds a thread and a descriptor of the job
+_NO_DESCRIPTOR_S = 0.1
 _started_by: int | None = None  # process that has done what the environment says
 
 
@@ -25,9 +31,10 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 5.0
 
     def do_GET(self) -> None:
-        if self.path == "/metrics":
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
             body, kind = metrics().to_prometheus(), "text/plain; version=0.0.4; charset=utf-8"
-        elif self.path == "/metrics.json":
+        elif path == "/metrics.json":
             body, kind = metrics().to_json(), "application/json"
         else:
             self.send_error(404, "there is /metrics and /metrics.json")
@@ -37,7 +44,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_HEAD = do_GET  # health checks
 
     def log_message(self, format: str, *args: object) -> None:
         _log.debug(format, *args)
@@ -45,10 +55,40 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = _MOST_CONNECTIONS
 
     def __init__(self, address: str, port: int) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # in the order in which they came
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, port), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # no descriptor is left: the connection waits on, and the server would try again at once
+            time.sleep(_NO_DESCRIPTOR_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > _MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # socketserver prints a traceback, also where a scraper or a health check has only gone away.
+        level = logging.DEBUG if isinstance(sys.exc_info()[1], OSError) else logging.WARNING
+        _log.log(level, "metrics: the request of %s failed", client_address[0], exc_info=True)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:  # "::" is all IPv4 addresses too

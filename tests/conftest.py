@@ -2,15 +2,19 @@
 Under `pytest -n` a file's tests stay together (--dist loadfile), those that wait most come first, and files that are
 marked `alone` last, and have the machine to themselves."""
 
+import contextlib
 import fcntl
 import gc
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import running
 
 _FOLDER = Path(__file__).parent
+_LONGEST_WAIT_S = 900.0
 _ORDER = ("testbed", "torch", "multirank", "differential", "other folders", "alone")
 _before = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
@@ -58,10 +62,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     turn, machine = (os.open(folder, os.O_RDONLY) for folder in (_FOLDER / "helpers", _FOLDER))
     try:
-        fcntl.flock(turn, fcntl.LOCK_EX)  # who waits for the whole machine is not overtaken
-        fcntl.flock(machine, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        _lock(turn, fcntl.LOCK_EX)  # who waits for the whole machine is not overtaken
+        _lock(machine, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         fcntl.flock(turn, fcntl.LOCK_UN)
         return (yield)
     finally:
-        os.close(turn)
-        os.close(machine)
+        for held in (turn, machine):
+            fcntl.flock(held, fcntl.LOCK_UN)  # also of a child that the test left behind, which has it too
+            os.close(held)
+
+
+def _lock(folder: int, kind: int) -> None:
+    """Waits longer than any test may take, and not for ever for a process that a test left behind."""
+    end_s = time.monotonic() + _LONGEST_WAIT_S
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(folder, kind | fcntl.LOCK_NB)
+            return
+        if time.monotonic() > end_s:
+            path = os.readlink(f"/proc/self/fd/{folder}")
+            holders = running.processes_that_hold(path)
+            raise TimeoutError(f"no test may run since {_LONGEST_WAIT_S:.0f} s: {path} is locked by one of {holders}")
+        time.sleep(0.02)

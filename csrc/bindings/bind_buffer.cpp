@@ -26,13 +26,55 @@ void refuse_buffer(const char* what, const py::handle& object, const std::string
   throw UsageError(std::string(what) + " (" + type + "): " + reason);
 }
 
+namespace {
+
+// numpy's letter for the kind of numbers that a format of the buffer protocol stands for; 'V': none of those below.
+char kind_of(const std::string& format) {
+  const auto has_any = [&](const char* letters) { return format.find_first_of(letters) != std::string::npos; };
+  if (format.empty() || has_any("TX&{(")) return 'V';
+  if (has_any("Z")) return 'c';
+  if (has_any("O")) return 'O';
+  if (has_any("HILQN")) return 'u';
+  if (has_any("g")) return 'f';
+  return has_any("swu") ? 'S' : 'V';
+}
+
+// What to pass in place of an array whose elements are of a kind (numpy's letter) that is not supported.
+std::string way_out(const py::handle& object, char kind, py::ssize_t item_bytes) {
+  const bool is_array = py::isinstance<py::array>(object) || py::hasattr(object, "__cuda_array_interface__");
+  const std::string array = is_array ? "array" : "numpy.asarray(array)";
+  const auto bits = std::to_string(8 * item_bytes);
+  switch (kind) {
+    case 'c':
+      return "pass " + array + ".view(numpy.float" + std::to_string(4 * item_bytes) +
+             "), its real and imaginary parts, whose sums are those of the numbers";
+    case 'u':
+      return "pass " + array + ".view(numpy.int" + bits +
+             "), whose bits and sums are the same ('min' and 'max' need a conversion), or where it is only moved " +
+             array + ".view(numpy.uint8)";
+    case 'M':
+    case 'm':
+      return "pass " + array + ".view(numpy.int64), its ticks";
+    case 'f':
+      return "pass " + array + ".astype(numpy.float64)";
+    case 'O':
+      return "its elements are Python objects: convert it to numbers, or send what pickle.dumps makes of it as bytes";
+    default:
+      return "what is only moved may be viewed as one: " + array + ".view(numpy.uint8)";
+  }
+}
+
+}  // namespace
+
 DType dtype_of_format(const char* what, const py::handle& object, const std::string& format, py::ssize_t item_bytes) {
   char code = format.empty() ? 'B' : format.back();
   // One letter, perhaps behind a byte order; more is a structure, a complex number, ...
   const std::string byte_orders = "@=<|>!";
   if (format.size() > 2 || (format.size() == 2 && byte_orders.find(format.front()) == std::string::npos)) code = '\0';
   if (format.size() > 1 && (format.front() == '>' || format.front() == '!'))
-    refuse_buffer(what, object, "big-endian data (format '" + format + "'); convert it to the machine's byte order");
+    refuse_buffer(what, object,
+                  "big-endian data (format '" + format +
+                      "'); convert it to the machine's byte order: array.astype(array.dtype.newbyteorder('='))");
   const std::string signed_codes = "bhilqn";
   const std::string unsigned_bytes = "Bc";
   if (code == '?') return DType::boolean;
@@ -53,10 +95,8 @@ DType dtype_of_format(const char* what, const py::handle& object, const std::str
     }
   }
   refuse_buffer(what, object,
-                "dtype with format '" + format +
-                    "' is not supported; use one of float64, float32, float16, "
-                    "bfloat16, int8, int16, int32, int64, uint8, bool; what is only moved may be viewed as one: "
-                    "array.view(numpy.uint8)");
+                "dtype with format '" + format + "' is not supported; use one of " + supported_dtypes + "; " +
+                    way_out(object, kind_of(format), item_bytes));
 }
 
 namespace {
@@ -127,7 +167,7 @@ Buffer from_torch(const py::handle& object, const BufferUse& use) {
                       "', this communicator moves host memory; use a CPU tensor (tensor.cpu())");
   }
   Buffer buffer = tensor.memory();
-  buffer.owner = owner_of(object, use);
+  if (use.outlives_call) buffer.owner = keep_alive(tensor.storage());
   return buffer;
 }
 
@@ -148,8 +188,13 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
       refuse_buffer(what, object, "its memory is read-only; pass a writable array");
     }
     PyErr_Clear();
-    refuse_buffer(what, object,
-                  "it gives no access to its memory as a plain array (" + raised + "); pass one of a supported dtype");
+    std::string fix = "pass one of a supported dtype";
+    if (py::isinstance<py::array>(object)) {
+      const py::dtype type = py::reinterpret_borrow<py::array>(object).dtype();
+      const char kind = type.kind();
+      if (kind == 'M' || kind == 'm' || kind == 'V') fix = way_out(object, kind, type.itemsize());
+    }
+    refuse_buffer(what, object, "it gives no access to its memory as a plain array (" + raised + "); " + fix);
   }
   const bool contiguous = PyBuffer_IsContiguous(view.get(), 'C') != 0;
   std::shared_ptr<void> owner = held_by_work(view.get(), [](void* pointer) {
@@ -158,7 +203,9 @@ Buffer from_buffer_protocol(const py::handle& object, const char* what, bool wri
     delete held;
   });
   const Py_buffer& held = *view.release();
-  if (!contiguous) refuse_buffer(what, object, "it is not contiguous; pass numpy.ascontiguousarray(array)");
+  if (!contiguous)
+    refuse_buffer(what, object,
+                  "it is not contiguous; pass numpy.ascontiguousarray(array), a copy: a result lands there");
   const DType dtype = dtype_of_format(what, object, held.format ? held.format : "B", held.itemsize);
   return {held.buf, static_cast<std::size_t>(held.len) / size_bytes(dtype), dtype, std::move(owner)};
 }

@@ -25,6 +25,8 @@ struct BufferUse {
 Buffer to_buffer(const pybind11::handle& object, const BufferUse& use);
 
 // --- for the readers of the several kinds of object ---
+inline constexpr const char* supported_dtypes =
+    "float64, float32, float16, bfloat16, int8, int16, int32, int64, uint8, bool";
 [[noreturn]] void refuse_buffer(const char* what, const pybind11::handle& object, const std::string& reason);
 // A dtype of the buffer protocol or of a typestr ("<f4": its letter and size).
 DType dtype_of_format(const char* what, const pybind11::handle& object, const std::string& format,

@@ -1,6 +1,7 @@
 // Communicator and Work for Python. Names and argument order follow torch.distributed.
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <algorithm>
 
@@ -70,8 +71,16 @@ std::vector<Buffer> list_buffers(const py::handle& list, const BufferUse& use) {
 
 using SplitSizes = std::optional<std::vector<std::int64_t>>;
 
-// `splits` in rows, one for each rank.
-std::vector<std::size_t> checked_rows(const std::vector<std::int64_t>& splits, int size, const char* what) {
+// Of an array's first dimension; elements of what has no dimensions.
+std::size_t rows_of(const py::handle& object, const Buffer& buffer) {
+  const py::object shape = py::getattr(object, "shape", py::none());
+  if (!py::isinstance<py::tuple>(shape) || py::len(shape) == 0) return buffer.count;
+  return shape[py::int_(0)].cast<std::size_t>();
+}
+
+// `splits` in rows, one for each rank, of `rows` together.
+std::vector<std::size_t> checked_rows(const std::vector<std::int64_t>& splits, int size, std::size_t rows,
+                                      const char* what) {
   if (static_cast<int>(splits.size()) != size)
     throw UsageError(std::string(what) + ": " + std::to_string(splits.size()) + " split sizes for " +
                      std::to_string(size) + " ranks; give one for each rank");
@@ -83,29 +92,33 @@ std::vector<std::size_t> checked_rows(const std::vector<std::int64_t>& splits, i
       throw UsageError(std::string(what) + ": split size " + std::to_string(n) +
                        " makes the sum larger than any buffer; give sizes that add up to its first dimension");
   }
+  if (static_cast<std::size_t>(sum) != rows)
+    throw UsageError(std::string(what) + ": " + std::to_string(rows) + " rows cannot be cut into " +
+                     std::to_string(sum) + " (the sum of the split sizes); give sizes that add up to its first " +
+                     "dimension");
   return {splits.begin(), splits.end()};
 }
 
-// Cuts `whole` into one part per rank: equal ones, or as `splits` (in rows of the first dimension) say.
-std::vector<Buffer> cut(const Buffer& whole, int size, const SplitSizes& splits, const char* what) {
-  const std::vector<std::size_t> rows =
-      splits ? checked_rows(*splits, size, what) : std::vector<std::size_t>(static_cast<std::size_t>(size), 1);
-  std::size_t total_rows = 0;
-  for (const std::size_t n : rows) total_rows += n;
-  if (total_rows == 0 ? whole.count != 0 : whole.count % total_rows != 0)
+// Cuts `whole`, of `rows`, into one part per rank: equal ones, or as `splits` (in rows) say.
+std::vector<Buffer> cut(const Buffer& whole, std::size_t rows, int size, const SplitSizes& splits, const char* what) {
+  const auto ranks = static_cast<std::size_t>(size);
+  if (!splits && whole.count % ranks != 0)
     throw UsageError(std::string(what) + ": " + std::to_string(whole.count) + " elements cannot be cut into " +
-                     (splits ? std::to_string(total_rows) + " rows (the sum of the split sizes)"
-                             : std::to_string(size) + " equal parts") +
-                     "; pad the buffer or give split sizes that add up to its first dimension");
-  const std::size_t row_count = total_rows ? whole.count / total_rows : 0;
+                     std::to_string(size) + " equal parts; pad the buffer or give split sizes that add up to its " +
+                     "first dimension");
+  std::vector<std::size_t> counts(ranks, whole.count / ranks);
+  if (splits) {
+    counts = checked_rows(*splits, size, rows, what);
+    for (std::size_t& count : counts) count *= rows ? whole.count / rows : 0;
+  }
   std::vector<Buffer> parts;
   std::size_t begin = 0;
-  for (const std::size_t n : rows) {
+  for (const std::size_t count : counts) {
     Buffer part = whole;
     part.data = whole.begin() + begin * size_bytes(whole.dtype);
-    part.count = n * row_count;
+    part.count = count;
     parts.push_back(std::move(part));
-    begin += n * row_count;
+    begin += count;
   }
   return parts;
 }
@@ -113,7 +126,10 @@ std::vector<Buffer> cut(const Buffer& whole, int size, const SplitSizes& splits,
 // One buffer per rank from a list of arrays or from one array that is cut.
 std::vector<Buffer> per_rank(const py::handle& object, int size, const BufferUse& use,
                              const SplitSizes& splits = std::nullopt) {
-  if (!is_list(object)) return cut(to_buffer(object, use), size, splits, use.what);
+  if (!is_list(object)) {
+    const Buffer whole = to_buffer(object, use);
+    return cut(whole, splits ? rows_of(object, whole) : 0, size, splits, use.what);
+  }
   if (splits)
     throw UsageError(std::string(use.what) + ": split sizes are for one buffer, and this is a list of them; leave " +
                      "them out, the buffers' own sizes count");
@@ -179,6 +195,7 @@ void bind_communicator(py::module_& module) {
       "A group of ranks bound to their NICs. All ranks call the same collectives in the same order; sends and receives "
       "match\n"
       "per pair and tag. Thread-safe. Make one with holmes_comm.init.");
+  stays_in_its_process(type, "call holmes_comm.init in each process");
   type.def_property_readonly("rank", &Communicator::rank, "This process's rank in the communicator.")
       .def_property_readonly("size", &Communicator::size, "Number of ranks.")
       .def_property_readonly("name", &Communicator::name, "Name in errors and logs; the same on all ranks.")
@@ -428,17 +445,19 @@ void bind_communicator(py::module_& module) {
       "No order between them, so a ring of ranks that all send first does not deadlock. Raises UsageError where "
       "what "
       "one\ncall receives shares memory with another one's.");
-  type.def(
-          "split",
-          [](Communicator& self, int color, int key) {
-            const GilRelease no_gil;
-            return self.split(color, key);
-          },
-          "color"_a, "key"_a = 0,
-          "Collective: ranks of equal `color` (0 or more) form a new communicator on the same NICs, ordered by (key, "
-          "rank). Color -1\n"
-          "takes no part and gets None.")
-      .def("abort", &Communicator::abort, "reason"_a = "abort was called", py::call_guard<GilRelease>(),
+  const auto split = [](Communicator& self, int color, int key) {
+    std::shared_ptr<Communicator> made;
+    {
+      const GilRelease no_gil;
+      made = self.split(color, key);
+    }
+    return py::typing::Union<Communicator>(py::cast(made));  // as stubs show it
+  };
+  def_quick(type, "split", split, "color"_a, "key"_a = 0,
+            "Collective: ranks of equal `color` (0 or more) form a new communicator on the same NICs, ordered by (key, "
+            "rank). Color -1\n"
+            "takes no part and gets None.");
+  type.def("abort", &Communicator::abort, "reason"_a = "abort was called", py::call_guard<GilRelease>(),
            "Local, from any thread, does not block: every pending and later operation raises AbortedError here and on "
            "the peers.")
       .def(

@@ -68,6 +68,56 @@ py::dict to_dict(const Nic& nic) {
   return result;
 }
 
+template <typename Enum>
+Enum named(const std::string& name, Enum last) {
+  for (int i = 0; i <= static_cast<int>(last); ++i)
+    if (const auto one = static_cast<Enum>(i); name == to_string(one)) return one;
+  throw holmes::UsageError("'" + name + "' is no class or kind of a Nic; unpickle what this version has pickled");
+}
+
+holmes::IpAddress to_address(const std::string& text) {
+  const std::size_t slash = text.rfind('/');
+  if (slash == std::string::npos) throw holmes::UsageError("'" + text + "' is no address with its prefix's length");
+  return {.address = text.substr(0, slash), .prefix_length = std::stoi(text.substr(slash + 1))};
+}
+
+// As to_dict gives it.
+Nic from_dict(const py::dict& fields) {
+  Nic nic;
+  const auto read = [&]<typename Field>(const char* name, Field& field) { field = fields[name].cast<Field>(); };
+  read("name", nic.name);
+  nic.nic_class = named(fields["nic_class"].cast<std::string>(), holmes::NicClass::loopback);
+  nic.kind = named(fields["kind"].cast<std::string>(), holmes::NicKind::loopback);
+  read("netdev", nic.netdev);
+  read("hca", nic.hca);
+  read("port", nic.port);
+  read("link_layer", nic.link_layer);
+  read("state", nic.state);
+  read("is_up", nic.is_up);
+  read("is_netdev_up", nic.is_netdev_up);
+  for (const py::handle& address : fields["addresses"])
+    nic.addresses.push_back(to_address(address.cast<std::string>()));
+  read("has_gateway", nic.has_gateway);
+  read("speed_gbps", nic.speed_gbps);
+  read("mtu", nic.mtu);
+  read("numa_node", nic.numa_node);
+  read("pci_address", nic.pci_address);
+  read("pci_path", nic.pci_path);
+  for (const py::handle& gid : fields["gids"])
+    nic.gids.push_back({.index = gid["index"].cast<int>(),
+                        .gid = gid["gid"].cast<std::string>(),
+                        .type = gid["type"].cast<std::string>(),
+                        .netdev = gid["netdev"].cast<std::string>()});
+  read("gid_index", nic.gid_index);
+  read("nearest_gpus", nic.nearest_gpus);
+  read("members", nic.members);
+  read("master", nic.master);
+  read("parent", nic.parent);
+  read("vlan_id", nic.vlan_id);
+  read("physical_function", nic.physical_function);
+  return nic;
+}
+
 std::string repr(const Nic& nic) {
   std::string text = "<Nic " + nic.name + ": " + to_string(nic.nic_class);
   if (!nic.hca.empty() && nic.port_name() != nic.name) text += " " + nic.port_name();
@@ -81,7 +131,7 @@ std::string repr(const Nic& nic) {
 void bind_discover(py::module_& m) {
   py::class_<Nic>(m, "Nic",
                   "One way out of this host: a network interface with the RDMA port below it, or a port without an "
-                  "interface. Immutable data; absent values are None or empty.")
+                  "interface. Immutable data, equal where all of it is; absent values are None or empty.")
       .def_readonly("name", &Nic::name, "The interface ('ib0', 'eth1'); of an RDMA port without one 'mlx5_0:1'.")
       .def_property_readonly(
           "nic_class", [](const Nic& nic) { return std::string(to_string(nic.nic_class)); },
@@ -124,6 +174,14 @@ void bind_discover(py::module_& m) {
       .def("with_address", &Nic::with_address, py::arg("address"),
            "A copy whose first address is `address` (without prefix length). Raises UsageError if it has no such one.")
       .def("to_dict", &to_dict, "All attributes as plain data, ready for JSON.")
+      .def(
+          "__eq__",
+          [](const Nic& self, const py::object& other) {
+            return py::isinstance<Nic>(other) && self == other.cast<const Nic&>();
+          },
+          py::arg("other"))
+      .def("__hash__", [](const Nic& self) { return std::hash<std::string>()(repr(self)); })
+      .def(py::pickle(&to_dict, &from_dict))
       .def("__repr__", &repr);
   m.def("host_name", &holmes::host_name, "HOLMES_HOSTNAME, else the system's host name. Local.");
   m.def("host_identity", &holmes::host_identity,
@@ -136,6 +194,12 @@ void bind_discover(py::module_& m) {
       .def(py::init(
                [](const std::string& port) { return std::make_shared<holmes::RdmaDevice>(port, holmes::Env::read()); }),
            py::arg("port"))
+      .def_property_readonly("fabric", &holmes::RdmaDevice::fabric,
+                             "What ports must have in common to talk: 'InfiniBand', 'RoCE v2', ...")
+      .def_property_readonly("gid_index", &holmes::RdmaDevice::gid_index, "Entry of its GID table that it uses.")
+      .def_property_readonly(
+          "max_message_bytes", [](const holmes::RdmaDevice& port) { return port.attributes().max_message_bytes; },
+          "The longest message that it carries.")
       .def(
           "check_room",
           [](const std::shared_ptr<holmes::RdmaDevice>& port) {

@@ -53,7 +53,8 @@ void bind_env(py::module_& module) {
       .def_readonly("name", &EnvVariable::name)
       .def_readonly("values", &EnvVariable::values)
       .def_readonly("default", &EnvVariable::default_value)
-      .def_readonly("meaning", &EnvVariable::meaning);
+      .def_readonly("meaning", &EnvVariable::meaning)
+      .def("__repr__", [](const EnvVariable& variable) { return "<EnvVariable " + std::string(variable.name) + ">"; });
   module.def("env_variables", &holmes::env_variables, "All environment variables that Holmes reads. Local.");
   module.def(
       "check_environment",
@@ -73,13 +74,25 @@ void bind_compression(py::module_& module) {
       "How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps "
       "what\n"
       "compression left out of this rank's share and adds it the next time: use one object for each tensor then. "
-      "Thread-safe.")
+      "Thread-safe.\nA copy, pickled or not, has kept nothing yet.")
       .def(py::init<const std::string&, bool>(), "codec"_a, py::kw_only(), "error_feedback"_a = false,
            "`codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.")
       .def_property_readonly("codec", &Compression::codec_name, "'bf16' or 'int8'.")
       .def_property_readonly("error_feedback", &Compression::has_error_feedback, "Whether it keeps what is left out.")
       .def("reset", &Compression::reset,
-           "Forgets what was left out. Local. Raises UsageError while an operation uses it.");
+           "Forgets what was left out. Local. Raises UsageError while an operation uses it.")
+      .def("__repr__",
+           [](const Compression& self) {
+             const std::string feedback = self.has_error_feedback() ? ", error_feedback=True" : "";
+             return "Compression('" + std::string(self.codec_name()) + "'" + feedback + ")";
+           })
+      .def(py::pickle(
+          [](const Compression& self) {
+            return py::make_tuple(std::string(self.codec_name()), self.has_error_feedback());
+          },
+          [](const py::tuple& state) {
+            return std::make_shared<Compression>(state[0].cast<std::string>(), state[1].cast<bool>());
+          }));
 }
 
 }  // namespace

@@ -230,7 +230,10 @@ std::shared_ptr<Store> to_store(const py::object& object) {
 namespace {
 
 void define_store(py::module_& module) {
-  py::class_<Store, std::shared_ptr<Store>>(module, "Store", "A key-value rendezvous: set, get, wait. Thread-safe.")
+  py::class_<Store, std::shared_ptr<Store>> store(module, "Store",
+                                                  "A key-value rendezvous: set, get, wait. Thread-safe.");
+  stays_in_its_process(store, "make one in each process: a TcpStore, as client where this one serves");
+  store
       .def(
           "set",
           [](Store& store, const std::string& key, const Value& value) {
@@ -313,7 +316,9 @@ void define_store(py::module_& module) {
             const GilRelease no_gil;
             return store.num_keys();
           },
-          "How many keys are set.");
+          "How many keys are set.")
+      // Of a LocalStore, which has no class of its own.
+      .def("__repr__", [](const AtomicStore&) { return "<LocalStore>"; });
   module.def(
       "meet",
       [](const py::object& store, int rank, int size, const std::string& key, const py::bytes& value,
@@ -384,7 +389,11 @@ void define_store(py::module_& module) {
            }),
            "host"_a, "port"_a, "is_server"_a = false, "timeout_s"_a = 60.0, "secret"_a = "", "reply_timeout_s"_a = 20.0)
       .def_property_readonly("host", &TcpStore::host, "Host it listens on or connects to.")
-      .def_property_readonly("port", &TcpStore::port, "Port it listens on or connects to.");
+      .def_property_readonly("port", &TcpStore::port, "Port it listens on or connects to.")
+      .def("__repr__", [](const TcpStore& store) {
+        const std::string served = store.is_server() ? ", served here>" : ">";
+        return "<TcpStore at " + store.host() + ":" + std::to_string(store.port()) + served;
+      });
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // Work for Python.
 #include <pybind11/stl.h>
 
+#include <array>
+#include <cstdio>
+
 #include "bindings/bindings.hpp"
 #include "bindings/gil.hpp"
 #include "bindings/python_values.hpp"
@@ -12,12 +15,20 @@ using namespace py::literals;
 namespace holmes {
 namespace {
 
+// To the millisecond.
+std::string repr(const Work& work) {
+  std::array<char, 32> elapsed{};
+  std::snprintf(elapsed.data(), elapsed.size(), "%.3f", std::chrono::duration<double>(work.elapsed()).count());
+  return "<Work " + std::string(name(work.state())) + ", " + elapsed.data() + " s>";
+}
+
 void define_work(py::module_& module) {
-  py::class_<Work, WorkPtr>(module, "Work",
-                            "An asynchronous operation. It holds the operation's buffers until it is final, and its "
-                            "communicator as long as it "
-                            "lives. Thread-safe.")
-      .def(
+  py::class_<Work, WorkPtr> type(module, "Work",
+                                 "An asynchronous operation. It holds the operation's buffers until it is final, and "
+                                 "its communicator as long as it "
+                                 "lives. Thread-safe.");
+  stays_in_its_process(type, "wait for it there");
+  type.def(
           "wait",
           [](Work& work, const TimeoutSeconds& timeout_s) {
             const GilRelease no_gil;
@@ -53,7 +64,8 @@ void define_work(py::module_& module) {
                              "Rank a received message came from; -1 for other operations and before the end.")
       .def_property_readonly(
           "elapsed_s", [](const Work& work) { return std::chrono::duration<double>(work.elapsed()).count(); },
-          "Seconds from submission to the final state (to now where it is not final).");
+          "Seconds from submission to the final state (to now where it is not final).")
+      .def("__repr__", &repr);
 }
 
 }  // namespace

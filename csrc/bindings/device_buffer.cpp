@@ -69,7 +69,7 @@ Buffer from_torch(const py::handle& object, const BufferUse& use) {
   static const py::handle current_stream =
       py::module_::import("torch").attr("_C").attr("_cuda_getCurrentRawStream").cast<py::object>().release();
   Buffer buffer = tensor.memory();
-  buffer.owner = hold(object);
+  buffer.owner = hold(tensor.storage());
   buffer.device = use.device;
   buffer.stream = as_stream(current_stream(*use.device).cast<std::uintptr_t>());
   return buffer;
@@ -96,7 +96,8 @@ Buffer from_cuda_array_interface(const py::handle& array, const BufferUse& use) 
   // The buffer protocol's letters.
   const std::string format = kind == 'b'   ? "?"
                              : kind == 'i' ? "l"
-                             : kind == 'u' ? (item_bytes == 1 ? "B" : "unsigned")
+                             : kind == 'u' ? (item_bytes == 1 ? "B" : "L")
+                             : kind == 'c' ? (item_bytes == 8 ? "Zf" : "Zd")
                              : kind == 'f' ? (item_bytes == 2   ? "e"
                                               : item_bytes == 4 ? "f"
                                                                 : "d")

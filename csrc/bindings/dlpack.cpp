@@ -154,7 +154,7 @@ Buffer from_dlpack(const py::handle& object, const BufferUse& use) {
   const auto dtype = dtype_of(tensor.dtype);
   if (!dtype)
     refuse("DLPack dtype (code " + std::to_string(tensor.dtype.code) + ", " + std::to_string(tensor.dtype.bits) +
-           " bits) is not supported; convert it to a supported dtype");
+           " bits) is not supported; convert it to one of " + supported_dtypes);
   if (!is_contiguous(tensor)) refuse("it is not contiguous; make a contiguous copy");
   if (use.writable && memory.is_read_only) refuse("its memory is read-only; pass a writable array");
   const std::size_t count = count_of(tensor);

@@ -122,10 +122,16 @@ DType TorchTensor::dtype() const {
   const py::object type = get(tensor_, torch.names.dtype);
   const auto found = torch.dtypes.find(type.ptr());
   if (found != torch.dtypes.end()) return found->second;
-  const char* fix = "view it as one of the supported dtypes";
+  const std::string name = text_of(type);
+  const bool is_unsigned = name.starts_with("torch.uint") && type.attr("itemsize").cast<int>() > 1;
+  std::string fix = "view it as torch.uint8 where it is only moved: tensor.view(torch.uint8)";
+  if (is_true(type.attr("is_floating_point"))) fix += "; convert it where it is reduced: tensor.float()";
+  if (is_unsigned)
+    fix = "view it as torch." + name.substr(name.find("int")) +
+          ", whose bits and sums are the same ('min' and 'max' need a conversion)";
   if (is_true(tensor_.attr("is_quantized"))) fix = "pass tensor.int_repr() or tensor.dequantize()";
   if (is_true(type.attr("is_complex"))) fix = "pass torch.view_as_real(tensor.resolve_conj())";
-  refuse(text_of(type) + " is not supported; " + fix);
+  refuse(name + " is not supported; " + fix);
 }
 
 void TorchTensor::check_form() const {
@@ -142,7 +148,7 @@ void TorchTensor::check_form() const {
   }
   if (!is_true(call(tensor_, names.is_contiguous)))
     refuse("it is not contiguous (shape " + text_of(tensor_.attr("shape")) + ", strides " +
-           text_of(tensor_.attr("stride")()) + "); pass tensor.contiguous()");
+           text_of(tensor_.attr("stride")()) + "); pass tensor.contiguous(), a copy: a result lands there");
   if (is_true(call(tensor_, names.is_neg)))
     refuse("its memory holds the negatives of its values (its negative bit is set); pass tensor.resolve_neg()");
 }
@@ -164,6 +170,8 @@ void* TorchTensor::checked_data(std::size_t bytes, std::size_t element_bytes) co
         "inside a wrapper; a FakeTensor has none)");
   return reinterpret_cast<void*>(address);
 }
+
+py::object TorchTensor::storage() const { return call(tensor_, torch_if_imported()->names.untyped_storage); }
 
 Buffer TorchTensor::memory() const {
   if (torch_function_off_ && py::hasattr(tensor_, "cls_to_become"))

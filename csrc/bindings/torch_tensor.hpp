@@ -30,6 +30,8 @@ public:
   // tensor stands for: other layouts than strided ones, unsupported dtypes, gaps or another order between elements, the
   // negative bit, nested tensors, tensors without memory (freed storages, subclasses that wrap other tensors).
   Buffer memory() const;
+  // What holds that memory, whatever becomes of the tensor (`tensor.data = other`).
+  pybind11::object storage() const;
 
 private:
   [[noreturn]] void refuse(const std::string& reason) const;

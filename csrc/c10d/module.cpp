@@ -13,6 +13,7 @@
 #include "bindings/python_values.hpp"
 #include "nccl_memory.hpp"
 #include "process_group_holmes.hpp"
+#include "shared_tensors.hpp"
 #include "store_adapter.hpp"
 
 namespace py = pybind11;
@@ -190,6 +191,18 @@ PYBIND11_MODULE(_c10d, m) {
           },
           py::arg("pool"), "Ends what register_mem_pool began, for what the pool still has.")
       .def("connections", &connections, "One dict per connection, as ConnectionInfo.");
+  m.def(
+      "share_tensors_from",
+      [](std::size_t min_bytes) {
+        translated([&] {
+          share_tensors_from(min_bytes);
+          return 0;
+        });
+      },
+      py::arg("min_bytes"),
+      "Local, of the process. Torch's tensors on the processor of at least so many bytes are made in shared memory "
+      "from "
+      "now on; 0: none. Raises UsageError beside another library's allocator.");
   m.def("hold_other_threads", &hold_other_threads,
         "Local. The interpreter is about to end: a thread that is in a call of a group, or makes one, does not return "
         "from it. Only the calling thread's do.");

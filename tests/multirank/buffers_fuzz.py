@@ -154,13 +154,13 @@ class Export:
         return self.array.__dlpack__(**options)
 
 
-def presented(rng: random.Random, dtype: DType, array: np.ndarray) -> Any:
-    """The same memory as one of the objects that a caller may pass."""
+def presented(rng: random.Random, dtype: DType, array: np.ndarray, *, has_rows: bool = False) -> Any:
+    """The same memory as one of the objects that a caller may pass; with `has_rows` of the same first dimension."""
     if dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    kinds = ["array", "array", "rows", "memoryview"]
+    kinds = ["array", "array", "memoryview", *([] if has_rows else ["rows"])]
     if array.flags.aligned:
-        kinds += ["export", *(["tensor", "parameter"] if torch else [])]
+        kinds += [*([] if has_rows else ["export"]), *(["tensor", "parameter"] if torch else [])]
     kind = rng.choice(kinds)
     if kind == "rows":
         return array.reshape(-1, 1) if array.size % 2 else array.reshape(2, -1)
@@ -226,8 +226,8 @@ class Step:
     def blank(self, *counts: int) -> Block:
         return self.block(*[self.data(self.rank, 900 + i, count) for i, count in enumerate(counts)])
 
-    def show(self, array: np.ndarray) -> Any:
-        return presented(self.own, self.dtype, array)
+    def show(self, array: np.ndarray, *, has_rows: bool = False) -> Any:
+        return presented(self.own, self.dtype, array, has_rows=has_rows)
 
     def prepare(self) -> Prepared:
         return OPERATIONS[self.kind](self)
@@ -386,7 +386,9 @@ def all_to_all(step: Step) -> Prepared:
 
     def side(parts: Parts, rows: list[int]) -> tuple[Any, list[int] | None]:
         if len(parts.blocks) == 1 and step.own.random() < 0.8 and (sum(rows) > 0 or size == 1):
-            return step.show(parts.blocks[0].array), None if is_even(rows) and step.own.random() < 0.5 else rows
+            if is_even(rows) and step.own.random() < 0.5:
+                return step.show(parts.blocks[0].array), None
+            return step.show(parts.blocks[0].array.reshape(sum(rows), row), has_rows=True), rows
         return shown(step, parts, even=False), None
 
     source, source_rows = side(inputs, table[me])

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import holmes_comm
-from holmes.tools.bench import OPERATIONS, PEERS, Case, Control, Peer, Settings, measure, parse_bytes
+from holmes.tools.bench import OPERATIONS, Case, Control, Peer, Settings, measure, parse_bytes
 from holmes.tools.bench.launch import find_mpirun
 from holmes.tools.bench.operations import DTYPES, REDUCTIONS
-from holmes.tools.bench.peer_mpi import transport_parameters
+from holmes.tools.bench.peer_mpi import MPI_PEERS, transport_parameters
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_bench_with_gloo_beside(tmp_path, through):
     assert {"python", "holmes-comm", "torch"} <= result["versions"].keys()
 
 
-@pytest.mark.parametrize("peer", [peer for peer in PEERS if peer != "gloo"])
+@pytest.mark.parametrize("peer", [peer for peer in MPI_PEERS if peer != "ucx-rdma"])  # which needs an HCA
 def test_bench_with_open_mpi_beside(tmp_path, peer):
     pytest.importorskip("mpi4py", reason="needs mpi4py")
     if find_mpirun() is None:
@@ -239,6 +239,16 @@ def test_bench_with_open_mpi_beside(tmp_path, peer):
     [
         ("openmpi-tcp", 4, {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "eth0"}),
         ("openmpi-shm", 5, {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "sm,self"}),
+        (
+            "ucx-rdma",
+            5,
+            {
+                "OMPI_MCA_pml": "ucx",
+                "OMPI_MCA_pml_ucx_tls": "any",
+                "OMPI_MCA_pml_ucx_devices": "any",
+                "UCX_TLS": "rc,self",
+            },
+        ),
     ],
 )
 def test_open_mpi_is_kept_to_one_transport_and_interface(name, version, expected):

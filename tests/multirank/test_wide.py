@@ -115,12 +115,16 @@ def test_operations_in_flight_end_in_order_and_threads_call_at_once() -> None:
         works[-1].wait()
         assert all(work.is_completed() for work in works)
         assert [int(one[-1]) for one in data] == [21 + 7 * i for i in range(8)]
+        in_step = threading.Barrier(3)
 
         def calls(thread: int) -> None:
             for _ in range(10):  # alike in all threads: in whatever order they come
                 total = np.full(1000, 1 + comm.rank, "int32")
                 comm.all_reduce(total)
                 assert (total == 28).all()
+                # Else one thread may be an all_reduce ahead of another, elsewhere the other way, and messages wait for
+                # all_reduces that wait for messages.
+                in_step.wait(60)
                 peer = (comm.rank + 1 + thread) % comm.size
                 before = (comm.rank - 1 - thread) % comm.size
                 received = np.empty(3000, "int32")

@@ -30,7 +30,7 @@ PUBLIC = {
     JobError LocalStore
     Metrics MismatchError NcclCommunicator NcclGroup NcclProfile Nic NicError NicSelection PeerLostError PrefixStore
     ProtocolError Store SystemError TcpStore TimeoutError UnreachableError UsageError Work discover_nics
-    empty flight_record init metrics
+    empty flight_record init metrics shared_tensors
     """,
 }
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
+import socket
+import socketserver
+import struct
 import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +22,8 @@ import pytest
 import yaml
 from paths import ROOT
 
+from holmes.tools.top.sources import source_of
+from holmes_comm.metrics_server import serve_metrics
 from holmes_comm.process_metrics import Metrics, NicMetrics, OperationMetrics, Wait
 
 FOLDER = ROOT / "examples" / "monitoring"
@@ -114,3 +125,98 @@ def test_prometheus_accepts_its_files() -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "SUCCESS: 3 rules found" in run.stdout
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    server = serve_metrics(0)
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def serving() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def page(port: int, path: str = "/metrics") -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_query_is_no_other_page(port: int) -> None:
+    assert "holmes_communicators" in page(port, "/metrics?module=holmes")
+    assert "communicators" in json.loads(page(port, "/metrics.json?"))
+
+
+def test_a_health_check_asks_for_the_head_only(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as scraper:
+        scraper.sendall(b"HEAD /metrics HTTP/1.0\r\n\r\n")
+        head = b"".join(iter(lambda: scraper.recv(4096), b""))
+    assert b" 200 " in head
+    assert b"Content-Length: " in head
+    assert head.endswith(b"\r\n\r\n")
+
+
+def test_a_scraper_that_goes_away_prints_nothing(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    for sent in (b"", b"GET /met", b"GET /metrics HTTP/1.0\r\n\r\n"):
+        with closing(socket.create_connection(("127.0.0.1", port))) as connection:
+            connection.sendall(sent)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close: a reset
+    page(port)  # accepted after the others
+    until_s = time.monotonic() + 30
+    while serving() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_connections_that_ask_nothing_hold_few_threads_and_descriptors(port: int) -> None:
+    held = []
+    try:
+        for _ in range(200):
+            held.append(socket.create_connection(("127.0.0.1", port)))
+            time.sleep(0.005)
+        assert "holmes_communicators" in page(port)
+        until_s = time.monotonic() + 3  # an idle one has 5 s
+        while serving() > 64 and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert serving() <= 64
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_where_no_descriptor_is_left_the_server_does_not_spin(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def none_left(_: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socketserver.TCPServer, "get_request", none_left)
+        with closing(socket.create_connection(("127.0.0.1", port))):
+            time.sleep(0.5)
+            assert calls <= 10
+    assert "holmes_communicators" in page(port)
+
+
+def test_a_page_without_end_is_no_answer() -> None:
+    """holmes top at a port where something streams."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def stream() -> None:
+            connection, _ = listener.accept()
+            with closing(connection), suppress(OSError):
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                for _ in range(600):
+                    connection.sendall(b"[")
+                    time.sleep(0.1)
+
+        threading.Thread(target=stream, daemon=True).start()
+        began_s = time.monotonic()
+        ((sample,),) = source_of([f"127.0.0.1:{listener.getsockname()[1]}"])()
+    assert sample.metrics is None
+    assert "does not end" in sample.problem
+    assert time.monotonic() - began_s < 30

@@ -200,6 +200,23 @@ def test_lazy_modules_are_named():
         holmes.DistributedOptimizer(nn.LazyLinear(3), torch.optim.SGD, lr=0.1)
 
 
+def test_parameters_without_values_are_named():
+    with torch.device("meta"):
+        model = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match=r"'weight' is on the meta device and has no values"):
+        holmes.DistributedOptimizer(model, torch.optim.SGD, lr=0.1)
+
+
+def test_a_parameter_that_is_given_twice_is_named():
+    model = nn.Linear(3, 3)
+    for params in (
+        [*model.parameters(), model.bias],
+        [{"params": model.parameters()}, {"params": [model.bias], "lr": 1.0}],
+    ):
+        with pytest.raises(ValueError, match=r"'bias' stands 2 times in params"):
+            holmes.DistributedOptimizer(model, torch.optim.SGD, params=params, lr=0.1)
+
+
 def test_models_are_compiled_with_gradients_that_were_stepped_with():
     model, optimizer = small()
     compiled = torch.compile(model, backend="eager")

@@ -157,6 +157,9 @@ def test_wrong_calls_are_type_errors(comm: hc.Communicator, call, words: str) ->
             "output_split_sizes=.* is of type list; give a list of whole numbers of 64 bits or None",
         ),
         (lambda comm, data: comm.all_reduce(data, compression=data), "give what help.. says, or None"),
+        (lambda comm, data: comm.split(2**40), "color=1099511627776 is of type int; give a whole number of 32 bits"),
+        (lambda comm, data: comm.split(0, key="first"), "key='first' is of type str; give a whole number of 32 bits"),
+        (lambda comm, data: comm.split(), "color is missing; it takes color, key"),
     ],
 )
 def test_wrong_calls_are_told_in_a_sentence(comm: hc.Communicator, call, words: str) -> None:

@@ -2,7 +2,8 @@
 
 message: 8 MiB to rank 1, twice; seconds of the second. shared [MIB]: 10 messages of so many MiB to rank 1; what each
 connection sent of them, and whether bbr's start has ended on the first one. striped: 16 MiB to rank 1 over 16
-connections; how many bytes may wait unsent in each, and into how many chunks they were cut. queued: many small
+connections; how many bytes may wait unsent in each, and into how many chunks they were cut. slowed: 8 MiB to rank 1
+over 4 connections, one of which then sends no more than 8 KB/s; seconds of the slowest of two more. queued: many small
 all_reduces at once. chained: the same buffer reduced again and again without waiting. beside: messages while another
 group sends without a pause, without and with priorities. changing FOLDER [PRIORITY [STREAMS]]: all_reduces and
 messages of 4 MiB until there is FOLDER/stop, each looked at; FOLDER/begun is made when the first ones are done.
@@ -24,7 +25,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,16 @@ def make(name: str, priority: int | None = None, streams: int = 1):
     return holmes_comm.init(STORE, RANK, SIZE, nics=nics, name=name, priority=priority, timeout_s=60.0)
 
 
+def deliver(comm, data: np.ndarray) -> None:
+    """`data` of rank 0 to rank 1, which answers once it is there."""
+    if RANK == 0:
+        comm.send(data, 1)
+        comm.recv(np.zeros(1), 1)
+    else:
+        comm.recv(data, 0)
+        comm.send(np.zeros(1), 0)
+
+
 def message() -> dict[str, object]:
     comm = make("far")
     data = np.arange(1 << 20, dtype="float64") if RANK == 0 else np.zeros(1 << 20)
@@ -49,12 +60,7 @@ def message() -> dict[str, object]:
     for _ in range(2):
         comm.barrier()
         start_s = time.monotonic()
-        if RANK == 0:
-            comm.send(data, 1)
-            comm.recv(np.zeros(1), 1)
-        else:
-            comm.recv(data, 0)
-            comm.send(np.zeros(1), 0)
+        deliver(comm, data)
         seconds.append(time.monotonic() - start_s)
     right = bool((data == np.arange(1 << 20)).all())
     comm.barrier()
@@ -67,12 +73,7 @@ def shared(count: int = 10) -> dict[str, object]:
     right = True
     for number in range(count):
         data = np.arange(size, dtype="float64") + number if RANK == 0 else np.zeros(size)
-        if RANK == 0:
-            comm.send(data, 1)
-            comm.recv(np.zeros(1), 1)
-        else:
-            comm.recv(data, 0)
-            comm.send(np.zeros(1), 0)
+        deliver(comm, data)
         right &= bool((data == np.arange(size) + number).all())
     streams = [c for c in comm.connections() if c["purpose"] == "p2p"]
     verdicts = np.array([float(right)])
@@ -85,30 +86,53 @@ def shared(count: int = 10) -> dict[str, object]:
 
 
 def striped() -> dict[str, object]:
-    size, header_bytes = 1 << 24, 64
-    comm = make("far", streams=16)
-    if RANK == 0:
-        comm.send(np.zeros(size, dtype="uint8"), 1)
-        comm.recv(np.zeros(1), 1)
-    else:
-        comm.recv(np.zeros(size, dtype="uint8"), 0)
-        comm.send(np.zeros(1), 0)
-    streams = [c for c in comm.connections() if c["purpose"] == "p2p"]
-    sent = sum(int(c["sent_bytes"]) for c in streams)
-    tcp_notsent_lowat = 25
-    limits = of_sockets(lambda own: own.getsockopt(socket.IPPROTO_TCP, tcp_notsent_lowat))
-    unsent = [limits[c["local_address"], c["remote_address"]] for c in streams]
-    comm.barrier()
-    return {"unsent": unsent, "chunks": (sent - size) / header_bytes}
+    size, header_bytes, tcp_notsent_lowat = 1 << 24, 64, 25
+    unsent, chunks = [], []
+    for number in range(3):
+        comm = make(f"far{number}", streams=16)
+        deliver(comm, np.zeros(size, dtype="uint8"))
+        streams = [c for c in comm.connections() if c["purpose"] == "p2p"]
+        sent = sum(int(c["sent_bytes"]) for c in streams)
+        chunks.append((sent - size) / header_bytes)  # and what was copied, where a connection seemed to be late
+        limits = of_sockets(lambda own: own.getsockopt(socket.IPPROTO_TCP, tcp_notsent_lowat))
+        unsent += [limits[c["local_address"], c["remote_address"]] for c in streams]
+        comm.barrier()
+    return {"unsent": unsent, "chunks": chunks}
 
 
-def of_sockets(ask: Callable[[socket.socket], Any]) -> dict[tuple[str, str], Any]:
-    """Of this process' TCP sockets, by their addresses."""
+def slowed() -> dict[str, object]:
+    size, so_max_pacing_rate = 1 << 23, 47
+    pace = struct.pack("Q", 8000)
+    comm = make("far", streams=4)
+    data = np.arange(size, dtype="uint8") if RANK == 0 else np.zeros(size, dtype="uint8")
+    right, seconds = True, []
+    for number in range(4):
+        if number == 2:
+            slow = [c for c in comm.connections() if c["purpose"] == "p2p"][1]
+            of_sockets(lambda own: own.setsockopt(socket.SOL_SOCKET, so_max_pacing_rate, pace), slow)
+        comm.barrier()
+        if RANK == 1:
+            data.fill(0)
+        start_s = time.monotonic()
+        deliver(comm, data)
+        seconds.append(time.monotonic() - start_s)
+        right &= bool((data == np.arange(size, dtype="uint8")).all())
+    verdicts = np.array([float(right)])
+    comm.all_reduce(verdicts, "min")
+    return {"right": bool(verdicts[0] == 1), "seconds": max(seconds[2:]), "before": max(seconds[:2])}
+
+
+def of_sockets(
+    ask: Callable[[socket.socket], Any], connection: Mapping[str, Any] | None = None
+) -> dict[tuple[str, str], Any]:
+    """Of this process' TCP sockets (of `connection` only), by their addresses."""
     answers = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as own:
             ends = ("{}:{}".format(*end[:2]) for end in (own.getsockname(), own.getpeername()))
-            answers[tuple(ends)] = ask(own)
+            named = tuple(ends)
+            if connection is None or named == (connection["local_address"], connection["remote_address"]):
+                answers[named] = ask(own)
     return answers
 
 
@@ -320,6 +344,7 @@ scenarios = {
     "message": message,
     "shared": shared,
     "striped": striped,
+    "slowed": slowed,
     "queued": queued,
     "chained": chained,
     "beside": beside,

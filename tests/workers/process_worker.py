@@ -3,6 +3,8 @@
 idle: several communicators, then silence; prints what it used meanwhile. pinned: prints the I/O threads' processors.
 forked: a child that lives on, as a DataLoader's worker does, and tries the communicator; rank 1 is then killed.
 batches: many messages at once, each awaited in order; prints how often the I/O threads went to sleep, by round.
+cut_sent, cut_received: rank 1 gives memory over a file whose second half is gone to a message over two connections;
+prints the errors.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from outcomes import error_fields
 
 import holmes_comm
 
@@ -144,6 +148,30 @@ def forked(store, rank: int, transport: str) -> None:
         comm.barrier()
     except holmes_comm.PeerLostError as error:
         say(rank=rank, message=str(error), seconds=time.monotonic() - start)
+
+
+def exchange_cut(store, rank: int, nics: holmes_comm.NicSelection, is_sent: bool) -> None:
+    comm = holmes_comm.init(store, rank, 2, nics=nics, name="cut", timeout_s=20.0, connect_timeout_s=20.0)
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(4 << 20)
+        data = np.memmap(file, np.uint8, "r+") if rank == 1 else np.ones(4 << 20, np.uint8)
+        file.truncate(2 << 20)
+        try:
+            if (rank == 1) == is_sent:
+                comm.send(data, 1 - rank)
+            else:
+                comm.recv(data, 1 - rank)
+            comm.barrier()
+        except holmes_comm.HolmesError as error:
+            say(rank=rank, **error_fields(error))
+
+
+def cut_sent(store, rank: int, transport: str) -> None:
+    exchange_cut(store, rank, holmes_comm.NicSelection(transport=transport, streams=2), is_sent=True)
+
+
+def cut_received(store, rank: int, transport: str) -> None:
+    exchange_cut(store, rank, holmes_comm.NicSelection(transport=transport, streams=2), is_sent=False)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from holmes.planning.groups.group import Group
 from holmes.planning.groups.rank_grid import KINDS, check_kind
 from holmes.planning.plan.plan import Plan
-from holmes.words import short
+from holmes.words import count, short
 from holmes_comm.errors import JobError, UsageError
 
 
@@ -38,8 +38,14 @@ class ProcessGroups(Mapping[str, dist.ProcessGroup]):
     def __len__(self) -> int:
         return len(self._groups)
 
+    def __repr__(self) -> str:
+        sizes = (f"{kind}: {count(group.size(), 'rank')}" for kind, group in self._groups.items())
+        return f"<ProcessGroups {', '.join(sizes)}>"
+
     def __getattr__(self, kind: str) -> dist.ProcessGroup:
-        if kind.startswith("_") or kind not in self._groups:
+        if kind.startswith("_"):  # of a copy that has nothing yet, too
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {kind!r}")
+        if kind not in self._groups:
             raise AttributeError(f"this rank has no process group of kind {kind!r}; it has {', '.join(self)}")
         return self._groups[kind]
 

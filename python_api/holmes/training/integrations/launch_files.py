@@ -98,7 +98,7 @@ def write_launch_files(plan: Plan, trainer: str, folder: Path) -> list[Path]:
     try:
         folder.mkdir(exist_ok=True)
         for name, text in texts.items():
-            (folder / name).write_text(text)
+            (folder / name).write_text(text, encoding="utf-8")
         (folder / SCRIPT).chmod(0o755)
         renumbered(plan).save(folder / PLAN)
     except OSError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +75,15 @@ def as_groups(modules: Sequence[nn.Module], params: Any) -> list[dict[str, Any]]
 
 
 def trained_parameters(
-    modules: Sequence[nn.Module], groups: Iterable[Mapping[str, Any]], name_of: Callable[[str], str] | None
+    modules: Sequence[nn.Module], groups: Sequence[Mapping[str, Any]], name_of: Callable[[str], str] | None
 ) -> list[Trained]:
     """The parameters of `groups`, in the order in which the model registers them. Tied ones count once.
 
     `name_of` turns a name of this rank's model into the one that checkpoints use. Raises ValueError where a parameter
-    of a group is not the model's or cannot be trained here, or where two have one name.
+    of a group is not the model's, is given twice or cannot be trained here, or where two have one name.
     """
     group_of = {id(p): index for index, group in enumerate(groups) for p in group["params"]}
+    given = Counter(id(p) for group in groups for p in group["params"])
     trained: list[Trained] = []
     names: set[str] = set()
     for number, module in enumerate(modules):
@@ -93,6 +95,11 @@ def trained_parameters(
             name = (name_of or str)(prefix + local)
             if name in names:
                 raise ValueError(f"two parameters are named {name!r}; name_of must give each its own name")
+            if given[id(tensor)] > 1:
+                raise UsageError(
+                    f"parameter {name!r} stands {given[id(tensor)]} times in params, and torch's own optimizers would "
+                    "step it as often: give it once"
+                )
             _check(name, tensor)
             names.add(name)
             trained.append(Trained(name, tensor, group))
@@ -106,6 +113,11 @@ def trained_parameters(
 def _check(name: str, tensor: torch.Tensor) -> None:
     if isinstance(tensor, nn.UninitializedParameter):
         raise ValueError(f"parameter {name!r} has no shape yet (a lazy module); run a batch through the model first")
+    if tensor.is_meta:
+        raise ValueError(
+            f"parameter {name!r} is on the meta device and has no values: give the model memory (model.to_empty) and "
+            "values first"
+        )
     if not tensor.dtype.is_floating_point:
         raise ValueError(f"parameter {name!r} is {tensor.dtype}; only real floating-point parameters are supported")
     if type(tensor.data) is not torch.Tensor:

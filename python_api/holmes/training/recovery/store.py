@@ -106,8 +106,11 @@ def serve_store(port: int, on_ready: Callable[[int], None] = lambda port: None, 
 
     `address`: one of this host's, 0.0.0.0 or ::: all. Whoever comes must prove HOLMES_SECRET (or HOLMES_SECRET_FILE);
     where there is none nobody is asked who he is, so by default only this host reaches it. Raises OSError where the
-    port is taken or the address is not this host's.
+    port is taken or the address is not this host's, UsageError where the address has a port in it.
     """
+    host, _, after = address.rpartition(":")
+    if host and ":" not in host and after.isdigit():
+        raise UsageError(f"the store's address {address!r} has a port in it; give --listen {host} --port {after}")
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
