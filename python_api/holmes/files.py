@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,20 +70,37 @@ def save(data: Mapping[str, Any], path: str | Path) -> None:
     """Writes `data` to a .yaml, .yml or .json file. Raises ValueError for another ending."""
     path = _checked(path)
     if path.suffix == ".json":
-        path.write_text(json.dumps(data, indent=2) + "\n")
+        replace(path, json.dumps(data, indent=2) + "\n")
     else:
-        path.write_text(yaml.dump(dict(data), Dumper=_DUMPER, sort_keys=False, default_flow_style=None, width=120))
+        replace(path, yaml.dump(dict(data), Dumper=_DUMPER, sort_keys=False, default_flow_style=None, width=120))
 
 
 def replace(path: str | Path, text: str) -> None:
-    """Writes a file that is whole at any moment."""
+    """Writes a file in UTF-8 that is whole at any moment: where that fails, what was there stays, and only that.
+
+    Raises OSError naming the file.
+    """
     path = Path(path)
-    if not path.is_file() and path.exists():  # a device or a pipe
-        path.write_text(text)
-        return
+    is_device = path.exists() and not path.is_file()  # or a pipe
+    try:
+        if is_device or not os.access(path.resolve().parent, os.W_OK):
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(path.resolve(), text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _replace(path: Path, text: str) -> None:
     new = path.with_name(f".{path.name}.new")
-    new.write_text(text)
-    new.replace(path)
+    try:
+        new.write_text(text, encoding="utf-8")
+        if path.exists():
+            shutil.copymode(path, new)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -94,6 +112,8 @@ def load(path: str | Path) -> dict[str, Any]:
         data = json.loads(text, object_pairs_hook=_object) if path.suffix == ".json" else parse_yaml(text)
     except (ValueError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
+    except RecursionError:
+        raise UsageError(f"{path} cannot be read as {path.suffix[1:]}: it is nested too deeply") from None
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold a mapping, but holds {type(data).__name__}")
     return data
@@ -119,6 +139,15 @@ def check_writable(path: str | Path | None) -> None:
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"{path} cannot be written by this user; name another file")
+
+
+def make_folder(path: str | Path) -> Path:
+    """Makes a folder and those above it, where they are not there. Raises ValueError naming what is in the way."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; name a folder of yours") from error
+    return Path(path)
 
 
 def check_savable(path: str | Path | None) -> None:

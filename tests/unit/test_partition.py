@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 from partition_cases import PAPER_MODELS, brute_force, random_problem
 
@@ -17,6 +18,7 @@ from holmes.planning.partition import (
     equal_layers,
     evaluate,
     split_by_speed,
+    split_evenly,
     transformer_layers,
 )
 from holmes.planning.partition.equal import best_of_equal, has_equal_layers
@@ -242,6 +244,18 @@ def test_a_slow_link_moves_the_cut_to_the_smaller_output() -> None:
 def test_bad_input_names_the_value_the_rule_and_the_fix(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_counts_that_are_no_whole_numbers_are_refused() -> None:
+    layer = (Layer(1, 2),) * 4
+    for name in ("micro_batches", "chunks", "least_layers"):
+        for value in (2.5, 2.0, math.nan, math.inf):
+            with pytest.raises(ValueError, match=f"{name}={value} must be a whole number"):
+                PartitionProblem(layer, (Stage(), Stage()), **{name: value})  # type: ignore[arg-type]
+    for split in (lambda: split_evenly(15 / 2, 2), lambda: split_by_speed(15 / 2, [1, 1])):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"layers=7\.5 must be a whole number"):
+            split()
+    assert split_evenly(np.int64(7), 2) == (4, 3)  # type: ignore[arg-type]
 
 
 def test_equal_inputs_give_equal_partitions() -> None:

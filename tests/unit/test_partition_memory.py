@@ -21,6 +21,42 @@ def test_micro_batches_in_flight() -> None:
         assert most == (4 - stage - 1) * 2 + 4 + 1
 
 
+@pytest.mark.parametrize("stages", [2, 3, 5])
+@pytest.mark.parametrize("chunks", [2, 3, 7])
+def test_an_interleaved_order_repeats_whatever_the_number_of_micro_batches(stages: int, chunks: int) -> None:
+    """Moments of an order that is written down whole, and of a billion micro-batches in no time."""
+    for stage in range(stages):
+        for rest in range(stages):
+            few = [
+                moments_in_flight(stages, chunks, groups * stages + rest, stage) for groups in (0, 1, 2, 3, 5, 6, 7, 9)
+            ]
+            for groups, expected in zip((0, 1, 2, 3, 5, 6, 7, 9), few, strict=True):
+                if count := groups * stages + rest:
+                    found = in_flight("interleaved", stages, chunks, count, stage).tolist()
+                    assert found == expected, (count, stage)
+            many = 10**9 // stages * stages + rest
+            assert in_flight("interleaved", stages, chunks, many, stage).tolist() == few[-1]
+
+
+def moments_in_flight(stages: int, chunks: int, micro_batches: int, stage: int) -> list[list[int]]:
+    """Counted one by one along Megatron-LM's order; those that no other reaches in every chunk."""
+    order = [
+        chunk
+        for first in range(0, micro_batches, stages)
+        for chunk in range(chunks)
+        for _ in range(first, min(first + stages, micro_batches))
+    ]
+    warm_up = min((stages - stage - 1) * 2 + (chunks - 1) * stages, max(len(order) - 1, 0))
+    held = [0] * chunks
+    seen = set()
+    for number, chunk in enumerate(order):
+        held[chunk] += 1
+        if number >= warm_up:
+            seen.add(tuple(held))
+            held[chunks - 1 - order[number - warm_up]] -= 1
+    return sorted(list(row) for row in seen if not any(row != o and all(map(int.__le__, row, o)) for o in seen))
+
+
 def test_first_stages_hold_more_micro_batches_and_so_fewer_layers() -> None:
     layers = tuple(Layer(1, 2, state_bytes=10, activation_bytes=10) for _ in range(12))
     for schedule, expected in (("1f1b", (3, 4, 5)), ("gpipe", None)):

@@ -96,3 +96,10 @@ def test_bad_times_are_named(times: list[float], options: dict[str, float], mess
 def test_an_empty_window_is_refused() -> None:
     with pytest.raises(ValueError, match="window_steps=0 must be at least 1"):
         Replanner(EQUAL, NOW, window_steps=0)
+
+
+def test_a_gain_that_no_window_could_have_is_refused_before_the_run() -> None:
+    with pytest.raises(ValueError, match="least_gain=5 must be at least 0 and below 1"):
+        Replanner(EQUAL, NOW, least_gain=5)
+    with pytest.raises(ValueError, match=r"window_steps=2\.5 must be a whole number"):
+        Replanner(EQUAL, NOW, window_steps=2.5)  # type: ignore[arg-type]

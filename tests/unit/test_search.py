@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from holmes.cluster.topology import Topology
+from holmes.planning.model.gpt import Transformer
 from holmes.planning.model.gpus import gpu_named
 from holmes.planning.model.presets import PRESETS, load_model
 from holmes.planning.plan import Plan
@@ -84,6 +85,25 @@ def test_very_many_micro_batches_take_proportionally_longer() -> None:
 def test_memory_that_cannot_fit_names_stage_bytes_and_fix() -> None:
     with pytest.raises(ValueError, match=r"none of \d+ choices fits into memory.*over by [\d,]+ bytes.*more memory"):
         search(topology(), load_model("gpt3-175b"), 64)
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "gib", "wanted"),
+    [
+        (4, 4, 0.8311424325933673, Wanted(tensor=1, schedule="interleaved", recomputation="selective")),
+        (6, 4, 0.611426482600349, Wanted(2, 2, None, "interleaved", 2, "selective")),
+        (8, 2, 1.285642557284811, Wanted(1, 2, None, "interleaved", None, "full")),
+    ],
+)
+def test_what_only_the_estimate_finds_too_large_is_found(layers: int, ranks: int, gib: float, wanted: Wanted) -> None:
+    ports = [{"name": "eth0", "nic_class": "ethernet", "subnet": "wan", "speed_gbps": 25}]
+    hosts = {"count": 2, "name": "a{}", "ranks_per_host": ranks, "gpu_tflops": 100, "gpu_memory_gib": gib}
+    machines = Topology.from_dict({"kind": "holmes topology", "version": 2, "hosts": [hosts | {"ports": ports}]})
+    model = Transformer(layers, hidden=1024, heads=16, sequence=512, vocabulary=50000)
+    assumptions = Assumptions(reserve_gib=0)
+    best = search(machines, model, 16, wanted=wanted, simulated=1, assumptions=assumptions).best
+    assert sum(best.layers_per_stage) == layers
+    assert best.memory_bytes <= best.memory_limit_bytes
 
 
 def test_a_shared_bottleneck_between_clusters_slows_down_the_pipeline() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from topologies import assumed, hosts_of, ib, port, two_clusters
 from typer.testing import CliRunner
 
 from holmes.cluster.topology import Fabric, Host, Link, Port, Topology, TopologyFinding, make_topology
+from holmes.cluster.topology.tables import print_topology
 from holmes.tools.cli import load
 
 EIGHT_CLUSTERS = (
@@ -328,3 +330,12 @@ def test_bad_arguments_of_the_command_line(tmp_path: Path) -> None:
     code, output = run_cli(path, "--draw", tmp_path / "t.txt")
     assert code == 2
     assert "must end in .svg, .png or .pdf" in output
+
+
+def test_names_in_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    ports = [{"name": "e[red]", "nic_class": "ethernet", "subnet": "[w]", "speed_gbps": 10}]
+    hosts = {"count": 2, "name": "a[/b]{}", "ranks_per_host": 1, "ports": ports}
+    topology = Topology.from_dict({"kind": "holmes topology", "version": 2, "hosts": [hosts]})
+    print_topology(Console(width=160), topology)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("a[/b]0", "e[red]", "ethernet [w]"))

@@ -100,6 +100,7 @@ WRONG = [
     ("testbed check pair --json {unwritable}/c.json", "c.json"),
     ("testbed run --spec {binary} -- true", "binary.yaml"),
     ("testbed run --log-dir {unwritable}/logs -- true", "logs"),
+    ("testbed run --log-dir {binary} -- true", "binary.yaml: File exists; name a folder of yours"),
     ("testbed run --spec nosuchspec -- true", "nosuchspec"),
     ("testbed run --changes {folder}/nowhere.yaml -- true", "nowhere.yaml"),
     ("testbed run --changes {binary} -- true", "binary.yaml"),
@@ -157,6 +158,7 @@ WRONG = [
     ("stress --testbed --faults nosuchfault", "nosuchfault"),
     ("stress --testbed --faults kill --save {unwritable}/s", "below: Not a directory"),
     ("demo --out {unwritable}/demo", "demo"),
+    ("demo --out {binary}", "binary.yaml: File exists; name a folder of yours"),
     ("demo --plan {folder}/nowhere.yaml", "nowhere.yaml"),
     ("demo --testbed nosuchspec", "nosuchspec"),
     ("demo --device nosuchdevice", "nosuchdevice"),
@@ -164,6 +166,7 @@ WRONG = [
     ("demo --ethernet eth9", "--ethernet eth9: node a0"),
     ("demo --backend mpi", "--backend mpi is none that this torch has"),
     ("store --port 99999", "--port"),
+    ("store --listen 192.0.2.7:29400", "give --listen 192.0.2.7 --port 29400"),
 ]
 
 

@@ -15,6 +15,7 @@ from holmes_comm.errors import UsageError
 #: "gpipe" (Huang et al., arXiv 1811.06965), "1f1b" (Narayanan et al., arXiv 2104.04473), "interleaved" (the same with
 #: several chunks of the model on each stage, as Megatron-LM runs it), "zb-h1" (Qi et al., arXiv 2401.10241).
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
+_GROUPS = 6  # of micro-batches, in which every moment of an interleaved order occurs
 
 
 def check_schedule(schedule: str, chunks: int) -> None:
@@ -43,6 +44,8 @@ def in_flight(schedule: str, stages: int, chunks: int, micro_batches: int, stage
     if schedule != "interleaved":
         most = {"gpipe": micro_batches, "1f1b": stages - stage, "zb-h1": stages}[schedule]
         return np.array([[min(most, micro_batches)]])
+    # Groups of `stages` repeat: the warm-up lies in the first ones, and the last one may be shorter.
+    micro_batches = min(micro_batches, _GROUPS * stages + micro_batches % stages)
     order = [
         chunk
         for first in range(0, micro_batches, stages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -82,7 +83,7 @@ class Entry:
                 return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
-        return float(value) if abs(value) < float("inf") else None
+        return float(value) if abs(value) <= sys.float_info.max else None
 
     def whole(self, key: str, default: int, *, least: int = 1, most: int | None = None) -> int:
         """A whole number of at least `least` and at most `most`."""

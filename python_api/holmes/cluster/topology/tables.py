@@ -18,11 +18,11 @@ _EACH_HOST = 16  # up to so many hosts have rows of their own
 
 def print_topology(console: Console, topology: Topology) -> None:
     """Prints the clusters with their hosts' NICs, the fabrics, the links between clusters, and what was found wrong."""
-    console.print(_clusters(topology))
+    console.print(_clusters(topology), markup=False)
     if topology.fabrics:
-        console.print(_fabrics(topology))
+        console.print(_fabrics(topology), markup=False)
     if topology.links:
-        console.print(_links(topology))
+        console.print(_links(topology), markup=False)
     for finding in topology.findings:
         console.print(f"[bold red]![/] {escape(str(finding))}", highlight=False)
 

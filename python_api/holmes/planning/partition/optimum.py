@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from holmes.planning.partition.equal import best_of_equal, has_equal_layers
-from holmes.planning.partition.memory import memory_error, starts
+from holmes.planning.partition.memory import starts
 from holmes.planning.partition.problem import Partition, PartitionProblem, partition_at
 from holmes.planning.partition.search import best_listed, order, searched
+from holmes.planning.partition.unfit import memory_error
 from holmes.planning.partition.window import Window
 
 LISTED_PARTITIONS = 100_000  # interleaved problems with at most so many partitions are solved by trying all: under 1 s

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +106,7 @@ class PartitionProblem:
     def __post_init__(self) -> None:
         for name in ("layers", "stages", "links"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_whole(micro_batches=self.micro_batches, chunks=self.chunks, least_layers=self.least_layers)
         if self.micro_batches < 1 or self.least_layers < 0:
             raise UsageError(
                 f"micro_batches={self.micro_batches} must be at least 1, least_layers={self.least_layers} at least 0"
@@ -288,8 +290,16 @@ def split_by_speed(layers: int, speeds: Sequence[float], alpha: float = PAPER_AL
     return (*counts, layers - sum(counts))
 
 
+def check_whole(**counts: int) -> None:
+    """Raises ValueError naming the first that is no whole number: 15 / 2 layers, say, where 15 // 2 was meant."""
+    for name, value in counts.items():
+        if not isinstance(value, Integral):
+            raise UsageError(f"{name}={value!r} must be a whole number (a / b is none in Python, a // b is)")
+
+
 def check_counts(layers: int, stages: int) -> None:
     """Raises ValueError where `layers` cannot give every one of `stages` at least one."""
+    check_whole(layers=layers, pipeline=stages)
     if stages < 1:
         raise UsageError(f"pipeline={stages} must be at least 1")
     if layers < stages:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from holmes.planning.partition.optimum import best_partition
-from holmes.planning.partition.problem import Partition, PartitionProblem, partition_at
+from holmes.planning.partition.problem import Partition, PartitionProblem, check_whole, partition_at
 from holmes_comm.errors import UsageError
 
 
@@ -63,13 +63,17 @@ def replan(
     of them costs nothing. Local; ranks that must agree give it the same times. Raises ValueError for a `least_gain`
     outside [0, 1), and as `best_partition` does.
     """
-    if not 0 <= least_gain < 1:
-        raise UsageError(f"least_gain={least_gain} must be at least 0 and below 1 (0.05: five per cent)")
+    _check_gain(least_gain)
     speeds = observed_speeds(problem, current, stage_s)
     stages = tuple(replace(stage, speed=speed) for stage, speed in zip(problem.stages, speeds, strict=True))
     at_speeds = replace(problem, stages=stages)
     proposal = Proposal(best_partition(at_speeds), partition_at(at_speeds, current.cuts), speeds)
     return proposal if proposal.gain > least_gain else None
+
+
+def _check_gain(least_gain: float) -> None:
+    if not 0 <= least_gain < 1:
+        raise UsageError(f"least_gain={least_gain} must be at least 0 and below 1 (0.05: five per cent)")
 
 
 class Replanner:
@@ -83,6 +87,8 @@ class Replanner:
     def __init__(
         self, problem: PartitionProblem, current: Partition, *, least_gain: float = 0.05, window_steps: int = 20
     ):
+        _check_gain(least_gain)  # now, not when the first window ends
+        check_whole(window_steps=window_steps)
         if window_steps < 1:
             raise UsageError(f"window_steps={window_steps} must be at least 1")
         self.problem = problem

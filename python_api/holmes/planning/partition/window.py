@@ -98,9 +98,11 @@ class Window:
             base_working = max(base_working, float(problem.working_bytes[begin, end]))
         own = moments[:, part // stages]
         activation = self._difference("activation")
-        peak = np.full(activation.shape, -np.inf)
-        for count in np.unique(own):
-            peak = np.maximum(peak, count * activation + base_held[own == count].max())
+        peak, most_held = np.full(activation.shape, -np.inf), -np.inf
+        for count in np.unique(own)[::-1]:
+            held = base_held[own == count].max()
+            if held > most_held:  # else a moment with more micro-batches of this part holds as much of the others
+                peak, most_held = np.maximum(peak, count * activation + held), held
         used = base_state + self._difference("state") + peak + np.maximum(base_working, self._working)
         return np.where(self._valid, used, np.inf)
 

@@ -53,7 +53,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Proof:
-    """A row for each kind, what violates the rules, and what would not."""
+    """A row for each kind, what violates the rules, and what would not. True where it `holds`."""
 
     rows: tuple[Row, ...]
     violations: tuple[Violation, ...]
@@ -63,6 +63,9 @@ class Proof:
     def holds(self) -> bool:
         """Whether nothing violates the rules."""
         return not self.violations
+
+    def __bool__(self) -> bool:
+        return self.holds
 
     def describe(self) -> str:
         """Lines for people: rows, violations with what they cost, and the fix."""

@@ -100,16 +100,15 @@ def search(
     machines = machines_of(topology, assumptions)
     every_order = orders(machines)
     found: list[tuple[float, Choice]] = []
-    nearest: tuple[float, Choice] | None = None
+    over: list[tuple[float, Choice]] = []
     tried = 0
 
     def look(choice: Choice) -> None:
-        nonlocal nearest
         guess: Estimate = estimate(Layout.of(machines, model, choice, global_batch))
         if guess.over_bytes == 0:
             found.append((guess.step_s, choice))
-        elif nearest is None or guess.over_bytes < nearest[0]:
-            nearest = (guess.over_bytes, choice)
+        else:
+            over.append((guess.over_bytes, choice))
 
     for choice in choices(topology, machines, model, global_batch, wanted, every_order[:2]):
         tried += 1
@@ -134,9 +133,12 @@ def search(
         simulations.alternatives()
         simulations.descend()
         simulations.rest()
+    nearest = sorted(over, key=lambda pair: pair[0])[:_TRIES]
+    if not simulations.candidates:  # estimates count a little more memory than the exact partition takes
+        ranked += [(one.step_s, choice) for _, choice in nearest if (one := simulations.get(choice))]
     candidates = simulations.candidates
     if not candidates:
-        raise _memory_error(Layout.of(machines, model, (nearest or ranked[0])[1], global_batch), tried)
+        raise _memory_error(Layout.of(machines, model, (nearest or ranked)[0][1], global_batch), tried)
     return SearchResult(
         topology=topology,
         machines=machines,
