@@ -4,9 +4,11 @@ Two clusters of two nodes, four times as fast inside (a hierarchical all_reduce 
 NIC), joined by uplinks of `--rate-gbps` with a round trip and a loss: for each pair of these, on the same links and in
 turns, a message and a hierarchical all_reduce of Holmes, the all_reduce of one rank of each cluster, the same of Gloo
 (all_reduce over all ranks, as it has no hierarchy), a message after a second's pause, and iperf3 with 1 to 16 streams,
-one way and both ways. Rates are payload over the uplink, one direction, medians of the rounds; in parentheses the share
-of iperf3's best: of both ways for an all_reduce, where the slower direction counts. The links are emulated: rows in
-which many of the emulator's frames left late are about the machine.
+one way and both ways. Rates are payload over the uplink, one direction, medians of the rounds; in parentheses two
+shares of iperf3's best. The first is of as many bytes from iperf3's start on (`-n`); what is under way as its sender
+ends is not waited for. The second is of seconds of which the first half is not counted (`-t`, `-O`), so that it
+contains no start. Both are of both ways for an all_reduce, where the slower direction counts. The links are emulated:
+rows in which many of the emulator's frames left late are about the machine.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ STREAMS = (1, 2, 4, 8, 16)
 PAUSE_S = 1.0
 #: How much faster a NIC is than the uplink.
 INSIDE = 4
+#: Forms of iperf3, and what says how many bytes they carry (None: for some seconds, once it has begun).
+WAYS = {"one": None, "both": None, "one_same": "size_bytes", "both_same": "size_bytes", "one_short": "pause_bytes"}
 
 
 # --- a rank: 0 and 1 in cluster a, 2 and 3 in cluster b ---
@@ -91,15 +95,16 @@ class Bench:
         elif self.rank == 2:
             self.dist.recv(self.tensor, 0)
 
-    def iperf3_gbps(self, streams: int, algorithm: str, *, both_ways: bool) -> float:
-        """What iperf3 carries from rank 0 to rank 2 once it has begun, or at least in each direction. Collective."""
+    def iperf3_gbps(self, streams: int, algorithm: str, way: str) -> float:
+        """What iperf3 carries from rank 0 to rank 2, or at least in each direction; `way`: of WAYS. Collective."""
         gbps = np.zeros(1)
         self.comm.barrier()
         if self.rank == 0:
             command = ["iperf3", "-c", self.job["address"], "-P", str(streams), "-C", algorithm, "-J"]
-            command += ["-t", str(self.job["iperf3_s"]), "-O", str(max(1, self.job["iperf3_s"] // 2))]
-            command += ["--bidir"] if both_ways else []
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            seconds, same = self.job["iperf3_s"], WAYS[way]
+            command += ["-n", str(self.job[same])] if same else ["-t", str(seconds), "-O", str(max(1, seconds // 2))]
+            command += ["--bidir"] if way.startswith("both") else []
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
             end = json.loads(done.stdout).get("end", {})
             sums = [end[key] for key in ("sum_received", "sum_received_bidir_reverse") if key in end]
             gbps[0] = min((one["bits_per_second"] / 1e9 for one in sums), default=0.0)
@@ -128,8 +133,8 @@ class Bench:
                     seconds[name].append(taken_s)
             for algorithm in self.job["algorithms"] if number > 0 else ():
                 for streams in self.job["streams"]:
-                    for way in ("one", "both"):
-                        rate_gbps = self.iperf3_gbps(streams, algorithm, both_ways=way == "both")
+                    for way in WAYS:
+                        rate_gbps = self.iperf3_gbps(streams, algorithm, way)
                         rates.setdefault(way, {}).setdefault(f"{algorithm} x {streams}", []).append(rate_gbps)
         retransmitted = sum(c["retransmitted_segments"] for c in self.comm.connections())
         return {"seconds": seconds, "iperf3_gbps": rates, "retransmitted": retransmitted}
@@ -221,14 +226,16 @@ def row(cell: dict[str, Any]) -> str:
     def shown(form: str) -> str:
         if form not in gbps:
             return "-"
-        best = gbps.get("iperf3_both" if form.endswith("all_reduce") else "iperf3_one")
-        return f"{gbps[form] * 1e3:.0f}" + (f" ({gbps[form] / best:.0%})" if best else "")
+        way = "both" if form.endswith("all_reduce") else "one"
+        bests = [gbps.get(f"iperf3_{way}_{'short' if form == 'after_pause' else 'same'}"), gbps.get(f"iperf3_{way}")]
+        shares = ", ".join(f"{gbps[form] / best:.0%}" for best in bests if best)
+        return f"{gbps[form] * 1e3:.0f}" + (f" ({shares})" if shares else "")
 
     cells = [f"{cell['round_trip_ms']:g}", f"{cell['loss_percent']:g}"]
     cells += [shown(form) for form in FORMS]
     cells += [
         f"{gbps[f'iperf3_{way}'] * 1e3:.0f} ({cell['best'][way]})" if way in cell["best"] else "-"
-        for way in ("one", "both")
+        for way in ("one_same", "both_same", "one_short", "one", "both")
     ]
     cells.append(f"{cell['late_share']:.0%}")
     return "| " + " | ".join(cells) + " |"
@@ -236,7 +243,8 @@ def row(cell: dict[str, Any]) -> str:
 
 FORMS = ("send", "after_pause", "all_reduce", "pair_all_reduce", "gloo_send", "gloo_all_reduce")
 COLUMNS = ["round trip (ms)", "loss (%)", "send", "after a pause", "all_reduce", "of a pair", "Gloo send"]
-COLUMNS += ["Gloo all_reduce", "iperf3's best, one way", "both ways", "late frames"]
+COLUMNS += ["Gloo all_reduce", "iperf3's best, one way", "both ways", "one way, short", "seconds, one way", "both ways"]
+COLUMNS += ["late frames"]
 HEAD = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
 
 
@@ -276,7 +284,7 @@ def save(arguments: argparse.Namespace, cells: list[dict[str, Any]]) -> None:
         heading=f"Between data centres\n\nUplinks of {arguments.rate_gbps * 1e3:g} Mbit/s, emulated; "
         f"{arguments.size_mib} MiB ({arguments.pause_mib} MiB after a pause of {PAUSE_S:g} s)",
         notes=f"Mbit/s of payload, medians of {arguments.rounds} rounds in turns; in parentheses the share of what "
-        "iperf3's best carries.",
+        "iperf3's best carries: as many bytes from its start, and in seconds without its start.",
         ranks=4,
         settings={"rate_gbps": arguments.rate_gbps, "rounds": arguments.rounds},
         text="\n".join([HEAD, *map(row, cells)]),

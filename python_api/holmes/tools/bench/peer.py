@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holmes.tools.bench.operations import Array, Case
+from holmes.tools.bench.timing import RoundTimes
 from holmes_comm.errors import HolmesError
 
 
@@ -25,10 +26,13 @@ class Context:
     timeout_s: float
 
 
-class Peer(ABC):
-    """One library under test. Every method but `name` and `unsupported` is collective. Not thread-safe."""
+class AnyPeer(ABC):
+    """One library under test, a Peer or a SelfTimedPeer. Every method but `name` and `unsupported` is collective. Not
+    thread-safe."""
 
     name: str
+    #: Bounds of one round's calls: the lower gives every round a median.
+    least_calls, most_calls = 2, 100_000
 
     @property
     def path(self) -> str:
@@ -43,10 +47,6 @@ class Peer(ABC):
         """Returns why the peer cannot do `case`, None where it can; the same on every rank."""
         return None
 
-    @abstractmethod
-    def prepare(self, case: Case, source: Array, output: Array) -> Callable[[], None]:
-        """Returns a call that does the operation once on these 1-D host arrays and returns when it is complete."""
-
     def describe(self) -> dict[str, Any]:
         """Returns facts for the JSON output: version, connections, NICs."""
         return {}
@@ -54,3 +54,20 @@ class Peer(ABC):
     @abstractmethod
     def teardown(self) -> None:
         """Disconnects the ranks."""
+
+
+class Peer(AnyPeer):
+    """One whose calls are made, timed and checked here."""
+
+    @abstractmethod
+    def prepare(self, case: Case, source: Array, output: Array) -> Callable[[], None]:
+        """Returns a call that does the operation once on these 1-D host arrays and returns when it is complete."""
+
+
+class SelfTimedPeer(AnyPeer):
+    """One that times itself, in processes of its own: it moves no array of ours, so nothing of it is checked."""
+
+    @abstractmethod
+    def time_round(self, case: Case, calls: int) -> RoundTimes:
+        """Returns the times of so many calls, the same on every rank. Raises PeerError, on every rank, where there are
+        none."""

@@ -1,4 +1,5 @@
-"""Open MPI through mpi4py as a peer: its own TCP and shared memory (with and without single copy), and UCX's."""
+"""Open MPI through mpi4py as a peer: its own TCP and shared memory (with and without single copy), and UCX's, and UCX's
+RDMA."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ _TRANSPORTS: dict[str, dict[str, str]] = {
     "openmpi-shm-nocma": _OWN,
     "ucx-tcp": {**_UCX, "UCX_TLS": "tcp,self"},
     "ucx-shm": {**_UCX, "UCX_TLS": "shm,self"},
+    "ucx-rdma": {**_UCX, "UCX_TLS": "rc,self"},  # on the HCA's own queues where UCX knows them, else by verbs
 }
 _VADER, _SM = {"OMPI_MCA_btl": "vader,self"}, {"OMPI_MCA_btl": "sm,self"}
 _OF_VERSION: dict[tuple[str, int], dict[str, str]] = {
@@ -88,7 +90,9 @@ class MpiPeer(Peer):
         if version[0] >= 5 and FD_VARIABLE in os.environ:
             raise PeerError(
                 f"{self.name} on emulated nodes needs Open MPI 4, this is {version[0]}: version 5 finds no rank number "
-                "when PMIx was started before it; leave the peer out (--peers gloo) or install version 4"
+                "when PMIx was started before it; leave the peer out (--peers gloo), or take an environment with "
+                "mpi4py and without the package openmpi, where mpi4py finds the system's (version 4 of Debian 12 and "
+                "Ubuntu 24.04: apt install openmpi-bin)"
             )
         self._parameters = transport_parameters(self.name, version[0], os.environ)
         os.environ.update(self._parameters)
@@ -105,7 +109,7 @@ class MpiPeer(Peer):
     @property
     def path(self) -> str:
         """The one transport that it is kept to."""
-        return "tcp" if self.name.endswith("tcp") else "shm"
+        return self.name.split("-")[1]
 
     def unsupported(self, case: Case) -> str | None:
         """MPI has neither averages nor 16-bit floating-point reductions, and no arithmetic on bool."""

@@ -17,7 +17,7 @@ from holmes.tools.bench.control import Control
 from holmes.tools.bench.harness import measure
 from holmes.tools.bench.measurement import Measurement
 from holmes.tools.bench.operations import DTYPES, OPERATIONS, Case
-from holmes.tools.bench.peer import Context, Peer, PeerError
+from holmes.tools.bench.peer import AnyPeer, Context, PeerError
 from holmes.tools.bench.settings import STDOUT, Output, Settings
 from holmes.words import count
 from holmes_comm.errors import HolmesError
@@ -33,9 +33,9 @@ def own_rank() -> tuple[int, int] | None:
     return None if found is None else (found.rank, found.size)
 
 
-def make_peers(settings: Settings) -> list[Peer]:
+def make_peers(settings: Settings) -> list[AnyPeer]:
     """Returns the peers that the settings ask for, Holmes first."""
-    peers: list[Peer] = []
+    peers: list[AnyPeer] = []
     if settings.holmes:
         for nics in settings.nics or (None,):
             peers.append(_holmes(settings, nics))
@@ -44,6 +44,10 @@ def make_peers(settings: Settings) -> list[Peer]:
             from holmes.tools.bench.peer_torch import TorchPeer
 
             peers.append(TorchPeer("gloo"))
+        elif name == "perftest":
+            from holmes.tools.bench.peer_perftest import PerftestPeer
+
+            peers += [PerftestPeer(nics) for nics in settings.nics or (None,)]
         else:
             from holmes.tools.bench.peer_mpi import MpiPeer
 
@@ -51,7 +55,7 @@ def make_peers(settings: Settings) -> list[Peer]:
     return peers
 
 
-def _holmes(settings: Settings, nics: str | None) -> Peer:
+def _holmes(settings: Settings, nics: str | None) -> AnyPeer:
     if settings.through == "api":
         from holmes.tools.bench.peer_holmes import HolmesPeer
 
@@ -125,10 +129,11 @@ def _run_rank(store: Any, rank: int, ranks: int, settings: Settings, output: Out
             files.replace(output.json_path, json.dumps(document, indent=1) + "\n")
         return document
 
-    table = tables.Table({peer.name: peer.path for peer in peers}, settings.peers, output.width)
+    references = [peer.name for peer in peers if not peer.name.startswith("holmes")]
+    table = tables.Table({peer.name: peer.path for peer in peers}, references, output.width)
     say = _say if rank == 0 and output.json_path != STDOUT else _say_nothing
     try:
-        good = _measure(rank, ranks, settings, peers, control, measurements, table, say, save)
+        good = _measure(rank, ranks, settings, peers, references, control, measurements, table, say, save)
     finally:  # also where Ctrl-C ends it
         if rank == 0:
             _finish(save(), output)
@@ -157,7 +162,8 @@ def _measure(
     rank: int,
     ranks: int,
     settings: Settings,
-    peers: list[Peer],
+    peers: list[AnyPeer],
+    references: list[str],
     control: Control,
     measurements: list[Measurement],
     table: tables.Table,
@@ -176,13 +182,16 @@ def _measure(
                 say(f"# {peer.name}: skipped, {reason}")
         for size_bytes in settings.sizes_bytes() if operation.has_data else [0]:
             case = Case(operation, size_bytes, DTYPES[settings.dtype], settings.op, rank, ranks)
-            done = measure(case, peers, control, settings, settings.peers)
+            for peer in peers:
+                if peer.unsupported(any_size) is None and (reason := peer.unsupported(case)):
+                    say(f"# {peer.name}: {case.size_bytes} B skipped, {reason}")
+            done = measure(case, peers, control, settings, references)
             measurements += done
             if rank == 0:
                 save()
             for measurement in done:
                 say(table.line(measurement))
-    wrong = sum(measurement.wrong_elements for measurement in measurements)
+    wrong = sum(measurement.wrong_elements or 0 for measurement in measurements)
     good = bool(measurements) and wrong == 0
     for footnote in table.footnotes():
         say(footnote)

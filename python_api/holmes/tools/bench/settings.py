@@ -15,7 +15,7 @@ from holmes_comm.nic_selection import TRANSPORTS
 #: As a path: standard output.
 STDOUT = "-"
 #: Libraries to compare with.
-PEERS = ("gloo", "openmpi-tcp", "openmpi-shm", "openmpi-shm-nocma", "ucx-tcp", "ucx-shm")
+PEERS = ("gloo", "openmpi-tcp", "openmpi-shm", "openmpi-shm-nocma", "ucx-tcp", "ucx-shm", "ucx-rdma", "perftest")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 

@@ -66,22 +66,24 @@ class Table:
         return " " + " ".join(f"{cells.get(name, '-'):>{width}}" for name, _, width in self._columns)
 
     def _cells(self, measurement: Measurement) -> dict[str, str]:
-        efficiency, foreign_cores = measurement.gb_per_core_s, measurement.foreign_cores
         cells = {
             "size": str(measurement.case.size_bytes),
             "peer": measurement.peer,
             "path": self._paths[measurement.peer],
             "time": _microseconds(measurement.time_s),
-            "p99": _microseconds(measurement.p99_s),
             "algbw": f"{measurement.algorithm_gb_per_s:.3f}",
             "busbw": f"{measurement.bus_gb_per_s:.3f}",
-            "#wrong": str(measurement.wrong_elements),
-            "cpu": f"{measurement.cores:.2f}",
         }
-        if efficiency is not None:
-            cells["B/cpu"] = f"{efficiency:.3f}"
-        if foreign_cores is not None:
-            cells["foreign"] = f"{foreign_cores:.2f}"
+        if (p99_s := measurement.p99_s) is not None:
+            cells["p99"] = _microseconds(p99_s)
+        for name, value, form in (
+            ("#wrong", measurement.wrong_elements, "d"),
+            ("cpu", measurement.cores, ".2f"),
+            ("B/cpu", measurement.gb_per_core_s, ".3f"),
+            ("foreign", measurement.foreign_cores, ".2f"),
+        ):
+            if value is not None:
+                cells[name] = format(value, form)
         for name, ratio in measurement.ratios.items():
             # Not of one library against another alone: of two ways, too.
             is_other_way = self._paths[name] != self._paths[measurement.peer]
@@ -104,7 +106,7 @@ def _microseconds(time_s: float) -> str:
 
 def row(measurement: Measurement) -> dict[str, Any]:
     """Returns one measurement for the JSON output."""
-    case = measurement.case
+    case, p50_s, p99_s = measurement.case, measurement.p50_s, measurement.p99_s
     return {
         "operation": case.operation.name,
         "peer": measurement.peer,
@@ -113,8 +115,8 @@ def row(measurement: Measurement) -> dict[str, Any]:
         "dtype": case.dtype.name,
         "op": case.op if case.operation.reduces else None,
         "time_us": measurement.time_s * 1e6,
-        "p50_us": measurement.p50_s * 1e6,
-        "p99_us": measurement.p99_s * 1e6,
+        "p50_us": None if p50_s is None else p50_s * 1e6,
+        "p99_us": None if p99_s is None else p99_s * 1e6,
         "algorithm_gb_per_s": measurement.algorithm_gb_per_s,
         "bus_gb_per_s": measurement.bus_gb_per_s,
         "wrong_elements": measurement.wrong_elements,

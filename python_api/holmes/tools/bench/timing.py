@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -20,13 +21,13 @@ SINGLE_CALLS = 200
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """One rank's times of one round, in seconds."""
+    """One rank's times of one round, in seconds; not a number where unknown."""
 
     parts_s: Samples  # mean of a call in each part of the round, back to back
-    singles_s: Samples  # calls timed one by one
-    cpu_s: float  # processor time of this process, user and system, all threads, while the parts ran
-    machine_s: float  # processor time of all processes of the machine, and what its host withheld, while the parts ran
-    wall_s: float  # while the parts ran
+    singles_s: Samples  # calls timed one by one; none where none were
+    cpu_s: float = math.nan  # processor time of this process, user and system, all threads, while the parts ran
+    machine_s: float = math.nan  # of all processes of the machine, and what its host withheld, while the parts ran
+    wall_s: float = math.nan  # while the parts ran
 
 
 def time_calls(call: Callable[[], None], count: int) -> Samples:
