@@ -8,9 +8,13 @@ the set-up). With RIG_CLUSTER, ranks of one cluster must use RDMA with each othe
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,6 +150,66 @@ def check_transports(comm: holmes_comm.Communicator, store: holmes_comm.TcpStore
         assert one["transport"] == (expected if is_inside else "tcp"), one
 
 
+def check_ends(comm: holmes_comm.Communicator, make: Callable[[str], holmes_comm.Communicator]) -> None:
+    """A deadline, an abort, an early end and a kill, each told of the rank whose it was."""
+
+    def told(call: Callable[[], object], kind: type[errors.HolmesError], *words: str) -> None:
+        said = ""
+        try:
+            call()
+        except kind as error:
+            said = str(error)
+        assert all(word in said for word in words), (words, said)
+
+    data, peer = np.ones(MIB), 1 - comm.rank
+    late = make("late")
+    if comm.rank == 0:
+        told(lambda: late.recv(data, 1, timeout_s=1.0), errors.TimeoutError, "rank 1 (host")
+    else:
+        told(lambda: late.all_reduce(data), errors.HolmesError, "rank 0 (host")
+    aborted = make("aborted")
+    summed(aborted, data)
+    if comm.rank == 1:
+        time.sleep(0.5)
+        aborted.abort("on purpose")
+    else:
+        told(lambda: [summed(aborted, data) for _ in range(10_000)], errors.AbortedError, "rank 1 (host", "on purpose")
+    left = [make("left")]
+    summed(left[0], data)
+    if comm.rank == 0:
+        told(lambda: left[0].recv(data, 1), errors.PeerLostError, "rank 1 (host", "destroyed its communicator")
+    left.clear()
+    comm.barrier()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    told(lambda: [summed(comm, data) for _ in range(10_000)], errors.PeerLostError, f"rank {peer} (host", "is lost")
+    print("ENDED")
+
+
+def check_many(comm: holmes_comm.Communicator, make: Callable[[str], holmes_comm.Communicator]) -> None:
+    """What the process holds does not grow with the communicators that it made."""
+    held = []
+    for number in range(int(os.environ["COUNT"])):
+        other = make(f"number{number}")
+        assert (summed(other, np.full(100, other.rank, "int64")) == 1).all()
+        if number % 10 == 0:
+            assert (summed(other, np.full(MIB, other.rank, "uint8")) == 1).all()
+        del other
+        if number % 20 == 19:
+            comm.barrier()
+            status = Path("/proc/self/status").read_text()
+            held.append((len(os.listdir("/proc/self/fd")), re.findall(r"VmPin:\s+(\d+)", status)))
+    assert held[0] == held[-1], held
+    print(f"MADE {number + 1}, {held[-1]}", flush=True)
+    comm.barrier()
+    if comm.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.barrier(timeout_s=20.0)
+    except errors.PeerLostError as error:
+        print(f"LOST {error}")
+
+
 def data_connections(comm: holmes_comm.Communicator) -> list[dict[str, Any]]:
     return [one for one in comm.connections() if one["purpose"] != "control"]
 
@@ -167,6 +231,14 @@ def main() -> None:
         return
     assert check != "refused"
     check_transports(comm, store, os.environ.get("RIG_EXPECTED", transport))
+    if check in ("many", "ends"):
+        (check_many if check == "many" else check_ends)(
+            comm,
+            lambda name: holmes_comm.init(
+                store, rank, size, nics=nics, name=name, timeout_s=60, connect_timeout_s=40, **options
+            ),
+        )
+        return
     checks = {"everything": check_everything, "rates": check_rates, "pulled": check_pulled, "rails": check_rails}
     checks[check](comm)
     del comm

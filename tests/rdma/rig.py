@@ -24,6 +24,8 @@ from holmes.lab.testbed.uml import Missing
 HERE = Path(__file__).resolve().parent
 TREE = HERE.parents[1]
 WORK = TREE / "build" / "rdma"
+#: Packages of perftest and of what it needs.
+PERFTEST = ["perftest", "libibumad3", "libpci3", "librdmacm1"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,14 @@ def kernel() -> Path:
 def verbs_root() -> Path:
     """As a testbed's nodes have it. Raises Missing."""
     return uml.verbs_root(WORK)
+
+
+def perftest_root() -> Path:
+    """The same with perftest, a folder of its own. Raises Missing."""
+    root = uml.verbs_root(WORK / "perftest", PERFTEST)
+    if not (root / "usr/bin/ib_write_lat").exists():
+        raise Missing(f"no {root}/usr/bin/ib_write_lat: unpack {', '.join(PERFTEST)} there (dpkg -x, needs no root)")
+    return root
 
 
 def run(commands: list[str], timeout_s: float = 120) -> list[Result]:

@@ -127,10 +127,38 @@ def test_inside_a_cluster_it_is_rdma_and_between_clusters_tcp(transport: str) ->
 
 
 @long
-def test_every_operation_with_delay_and_loss() -> None:
-    lossy = "for i in va vb; do tc qdisc add dev $i root netem delay 1ms loss 1% limit 50000; done"
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("delay_ms", [1, 10])
+def test_every_operation_with_delay_and_loss(delay_ms: int) -> None:
+    lossy = f"for i in va vb; do tc qdisc add dev $i root netem delay {delay_ms}ms loss 1% limit 50000; done"
     output = on_one_host("everything", before=lossy, HOLMES_RDMA_TIMEOUT="16")
     assert output.count("DONE") == 2
+
+
+@long
+@pytest.mark.parametrize("kernels", [1, 2])
+def test_deadlines_aborts_and_kills(kernels: int) -> None:
+    ports = ["rxe0", "rxe1" if kernels == 1 else "rxe0"]
+    ranks = [rank("ends", number, 2, ports[number], "10.0.0.1", HOLMES_SPIN_US="0") for number in range(2)]
+    commands = ranks if kernels == 2 else [f"{ranks[0]} >/run/out 2>&1 & {ranks[1]}; wait; cat /run/out"]
+    results = rig.run(commands, timeout_s=150)
+    outputs = "\n---\n".join(result.output for result in results)
+    assert outputs.count("ENDED") == 1, outputs
+
+
+@long
+def test_nothing_is_left_of_many_communicators() -> None:
+    """Nor of those of a killed process: no queue pair, no registered memory, no descriptor. (Each takes a second here;
+    test_rdma.cpp makes a thousand.)"""
+    shown = "rdma resource show"
+    ranks = [rank("many", number, 2, f"rxe{number}", COUNT="40", HOLMES_SPIN_US="0") for number in range(2)]
+    commands = f"{shown}; {ranks[0]} >/run/out0 2>&1 & {ranks[1]}; wait; cat /run/out0; {shown}"
+    (result,) = rig.run([commands], timeout_s=200)
+    assert result.output.count("MADE 40,") == 2, result.output
+    assert "LOST rank 0 (host " in result.output, result.output
+    shows = re.findall(r"^\d+: (rxe\d): (pd.*)", result.output, re.M)
+    assert len(shows) == 4, result.output
+    assert shows[:2] == shows[2:], shows
 
 
 @long

@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from namespaces import child_env, needs_namespaces
 from ports import free_port
 from rich.console import Console
+from running import processes_with
 from topologies import two_clusters
 from torch_ranks import run_module
 
@@ -54,6 +59,30 @@ def test_all_three_runs_reach_the_same_losses_over_any_backend(tmp_path: Path) -
     assert result["runs"][0]["losses"][-1] < result["runs"][0]["losses"][0]
     assert Plan.from_dict(result["runs"][2]["plan"]).layers_per_stage == (2, 1)
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_namespaces
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_when_the_demo_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+    steps = random.randrange(10**8, 10**9)
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "holmes", "demo", "--steps", str(steps), "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=child_env(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
+    )
+    with demo:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not processes_with(f'"steps": {steps},') and demo.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert demo.poll() is None, demo.communicate()
+        demo.send_signal(number)
+        output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 128 + number, output
+    assert "Traceback" not in output
+    assert processes_with(f'"steps": {steps},') == []
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:

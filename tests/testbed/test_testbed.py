@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from namespaces import child_env, needs_namespaces, unprivileged_python
+from running import processes_with
 
 from holmes.lab.testbed import SpecError, Testbed, TestbedError
 from holmes.lab.testbed.launch import TestbedSession
@@ -35,22 +36,10 @@ def _holmes(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[s
     )
 
 
-def _processes_with(marker: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if marker.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
 def _wait_for_processes(marker: str, *, at_least: int = 0, at_most: int | None = None, timeout_s: float = 30.0) -> int:
     deadline_s = time.monotonic() + timeout_s
     while True:
-        count = len(_processes_with(marker))
+        count = len(processes_with(marker))
         if (count >= at_least and (at_most is None or count <= at_most)) or time.monotonic() > deadline_s:
             return count
         time.sleep(0.05)

@@ -77,6 +77,37 @@ def test_json_goes_to_a_file_or_alone_to_standard_output(
     assert max(map(len, printed.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("value", ["[fe80::1]:29400", "[/x]:1"])
+def test_a_value_in_brackets_is_shown_as_it_is(
+    value: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("HOLMES_STORE", value)
+    with pytest.raises(SystemExit):
+        main(["env"])
+    assert value in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("width", ["0", ""])
+@pytest.mark.parametrize("line", ["nics", "env", "topology {folder}/topology.yaml", "testbed specs", "--help"])
+def test_a_terminal_of_unknown_width_shows_all_the_same(
+    width: str,
+    line: str,
+    plan: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = []
+    for columns in ("80", width):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit):
+            main(line.format(folder=tmp_path).split())
+        printed.append("".join(capfd.readouterr()).split())
+    assert printed[1]
+    assert len(printed[1]) >= len(printed[0]) // 2
+
+
 @pytest.mark.parametrize("name", commands())
 def test_help_fills_80_columns_and_no_more(
     name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -152,3 +183,26 @@ def test_one_of_a_thing_is_said_as_one() -> None:
     shown = subprocess.run([*command, "--seconds", "0.01"], capture_output=True, text=True, check=True, env=env).stdout
     assert "# barrier, 1 rank\n" in shown
     assert "# 1 measurement, 0 wrong elements: OK" in shown
+
+
+PROGRAM = "from holmes.tools.cli import main; main()"
+BENCH = "bench barrier --peers none --ranks 2 --seconds 0.01 --rounds 1"
+
+
+@pytest.mark.parametrize("line", ["nics", BENCH, "--help", "plan --help"])
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_command_whose_output_is_closed_does_its_work(line: str, closed: str, tmp_path: Path) -> None:
+    command = f'"{sys.executable}" -c "{PROGRAM}" {line} {closed}'
+    ended = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("line", ["nics", "env", "--help", "plan --help"])
+def test_output_that_fills_the_disk_is_told_in_one_sentence(line: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *line.split()], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert ended.stderr.endswith(": No space left on device: look at what standard output goes to, and at /dev/shm\n")
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.returncode == 2

@@ -171,9 +171,10 @@ def test_folder_of_records_and_files_that_are_none(tmp_path: Path) -> None:
     record = {"kind": "holmes-flight-record", "version": 1, "wall_s": 1, "monotonic_s": 0, "stacks": []}
     for name, wrong in {"d": {}, "e": {"communicators": [3]}, "f": {"stacks": 3}}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(record | wrong))
+    (tmp_path / "g.json").write_text("[" * 100_000)
     answers = read_folder(tmp_path)
     assert answers.records == ()
-    assert [note.split(": ")[0] for note in answers.notes] == [f"{tmp_path}/{name}.json" for name in "abcdef"]
+    assert [note.split(": ")[0] for note in answers.notes] == [f"{tmp_path}/{name}.json" for name in "abcdefg"]
     assert "expected kind 'holmes-flight-record' of version 1" in answers.notes[0]
     assert "got a list" in answers.notes[2]
     assert all("not as a flight record is written" in note for note in answers.notes[3:])

@@ -65,6 +65,12 @@ def test_nodes_that_are_kernels() -> None:
             parse_spec("mine", {**_SMALL, **change})
 
 
+def test_a_file_that_breaks_a_rule_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**_SMALL, "kernel": "plan9"}))
+    with pytest.raises(SpecError, match=r"mine\.yaml: kernel is 'plan9'"):
+        load_spec(tmp_path / "mine.yaml")
+
+
 def test_names_and_rates_may_differ_per_node(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(_SMALL))
     spec = load_spec(tmp_path / "mine.yaml")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from holmes.files import make_folder
+from holmes.interrupt import ending_early
 from holmes_comm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ def demo(
 ) -> None:
     """Train a small GPT over two emulated clusters: one process, torch DDP over Gloo, and Holmes.
 
-    Exit code 1 where losses differ or bytes took a wrong NIC, 2 where a run cannot be made.
+    Exit code 1 where losses differ or bytes took a wrong NIC, 2 where a run cannot be made, 130 after Ctrl-C, 143 after
+    SIGTERM.
     """
     console = Console()
     if missing := [name for name in ("torch", "matplotlib") if find_spec(name) is None]:
@@ -46,22 +49,23 @@ def demo(
     from holmes.lab.demo.settings import Settings, choose_device
     from holmes.lab.testbed import load_spec
 
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     if ablation and device == "cuda":
         raise UsageError("the ablation slows nodes down on the CPU; leave --device out")
     device = choose_device(device)
     settings = (
         Settings(steps=steps or 20, device=device) if plan is None else planned_settings(plan, steps or 20, device)
     )
-    if ablation:
-        checks = _ablation(console, out, steps, rounds)
-    else:
-        spec = load_spec(testbed)
-        _check(spec, ethernet, backend)
-        with testbed_launch(testbed) as launch:
-            checks = run_demo(
-                settings, out, console, backend=backend, launch=launch, ethernet=ethernet, kernel=spec.kernel
-            )
+    with ending_early():
+        if ablation:
+            checks = _ablation(console, out, steps, rounds)
+        else:
+            spec = load_spec(testbed)
+            _check(spec, ethernet, backend)
+            with testbed_launch(testbed) as launch:
+                checks = run_demo(
+                    settings, out, console, backend=backend, launch=launch, ethernet=ethernet, kernel=spec.kernel
+                )
     if any(check.required and not check.passed for check in checks):
         raise typer.Exit(1)
 
@@ -96,5 +100,5 @@ def _ablation(console: Console, out: Path, steps: int | None, rounds: int) -> li
     checks = checks_of(rows)
     print_ablation(console, rows, checks)
     write_ablation(out, found, rows, checks)
-    console.print(f"table: {out / 'ablation.md'}   picture: {out / 'ablation.png'}", highlight=False)
+    console.print(f"table: {out / 'ablation.md'}   picture: {out / 'ablation.png'}", markup=False, highlight=False)
     return checks

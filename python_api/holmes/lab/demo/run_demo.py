@@ -123,5 +123,5 @@ def run_demo(
     out.mkdir(parents=True, exist_ok=True)
     draw_timeline(out / "timeline.png", gloo, ours)
     write_result(out / "result.json", settings, runs, checks, emulated(settings.device, kernel))
-    console.print(f"picture: {out / 'timeline.png'}   numbers: {out / 'result.json'}", highlight=False)
+    console.print(f"picture: {out / 'timeline.png'}   numbers: {out / 'result.json'}", markup=False, highlight=False)
     return checks

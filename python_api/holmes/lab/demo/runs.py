@@ -104,8 +104,12 @@ def launch_here(command: Sequence[str], env: Mapping[str, str], on_line: Callabl
         command, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            on_line(line.rstrip("\n"))
+        try:
+            for line in process.stdout:
+                on_line(line.rstrip("\n"))
+        except BaseException:  # Ctrl-C: Popen waits for it, but does not end it
+            process.kill()
+            raise
     return process.returncode
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from holmes.interrupt import ending_early
 from holmes.lab.stress import RankResult, Settings, StressResult, run_stress
@@ -16,7 +15,7 @@ from holmes.lab.stress.loops import Loop
 from holmes.lab.stress.run import gather_results
 from holmes.lab.stress.summary import print_result, progress_line, rates, summary
 from holmes.tools.bench import parse_bytes
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, plain_console, show
 from holmes.tools.cli.refusal import refuse_given
 from holmes.tools.job_store import in_job, join_job
 from holmes_comm.errors import UsageError
@@ -170,7 +169,7 @@ def _print(result: StressResult, settings: Settings, json_file: Path | None) -> 
     ranks = [rank.to_dict() for rank in result.ranks]
     found = {"seed": settings.seed, "exit_code": result.exit_code, "missing": result.missing, "rates": rates(result)}
     found |= {"interrupted": result.is_interrupted, "summary": summary(result, settings), "ranks": ranks}
-    show(json_file, found, lambda: print_result(Console(), result, settings))
+    show(json_file, found, lambda: print_result(plain_console(), result, settings))
 
 
 class _Progress:

@@ -132,7 +132,7 @@ def stress_with_partitions(
 
 def _check_save(save: Path | None) -> None:
     if save is not None:
-        save.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folder(save.parent)
         for suffix in (".json", ".md"):
             files.check_writable(save.with_suffix(suffix))
 

@@ -1,6 +1,7 @@
 """First process of the testbed, inside its namespaces: runs processes for the parent and reports their output.
 
 Standard library only and run by path, in isolated mode: what the parent may import says nothing about this process.
+Its argument, if any, is the file that is to stand for /proc/cpuinfo.
 Speaks JSON lines on stdin and stdout.
 
     requests   {"op": "spawn", "id": 3, "argv": [...], "env": {...}, "cwd": "/", "stdin": "text"}
@@ -153,6 +154,8 @@ def main() -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"], check=True)
     # Refused in a container that masks parts of /proc; the old /proc still serves, with outer process numbers.
     subprocess.run(["mount", "-t", "proc", "proc", "/proc"], stderr=subprocess.DEVNULL, check=False)
+    for cpuinfo in sys.argv[1:]:
+        subprocess.run(["mount", "--bind", cpuinfo, "/proc/cpuinfo"], check=True)
     Agent().run()
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holmes.files import make_folder
 from holmes.lab.testbed.changes import load_changes
 from holmes.lab.testbed.check import CheckedPath, Quantity, check_testbed, complaints
 from holmes.lab.testbed.launch import Testbed
@@ -66,7 +67,7 @@ def run(
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _exit_on_signal)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     try:
         testbed = Testbed(spec)
         planned = [] if changes is None else load_changes(changes, testbed.spec)
@@ -106,7 +107,7 @@ def show(
         source = resources.files("holmes.lab.testbed").joinpath(f"specs/{spec}.yaml")
         typer.echo((source if spec in builtin_specs() else Path(spec)).read_text(encoding="utf-8"), nl=False)
         return
-    output.show(json_file, loaded, lambda: Console().print(_table(loaded)))
+    output.show(json_file, loaded, lambda: output.plain_console().print(_table(loaded)))
 
 
 @app.command(cls=RefusingCommand)
@@ -133,7 +134,7 @@ def _print_check(name: str, found: list[CheckedPath]) -> None:
     for path in found:
         quantities = (path.round_trip_ms, path.gbps, path.loss_percent)
         table.add_row(path.sender, path.receiver, *(_quantity(quantity) for quantity in quantities))
-    Console().print(table)
+    output.plain_console().print(table)
     for path in found:
         for sentence in complaints(path):
             output.say(sentence, "  ")
@@ -154,7 +155,7 @@ def specs(json_file: JsonFile = None) -> None:
     for name, spec in loaded.items():
         table.add_row(name, str(len(spec.nodes)), spec.description)
     rows = [{"spec": name, "nodes": len(spec.nodes), "description": spec.description} for name, spec in loaded.items()]
-    output.show(json_file, rows, lambda: Console().print(table))
+    output.show(json_file, rows, lambda: output.plain_console().print(table))
 
 
 def _table(spec: Spec) -> Table:
@@ -219,7 +220,7 @@ class LogStream:
         self._log_dir = log_dir
         self._files: dict[int, TextIO] = {}
         if log_dir is not None:
-            log_dir.mkdir(parents=True, exist_ok=True)
+            make_folder(log_dir)
             for old in log_dir.glob("*.log"):
                 if old.stem.isdigit():
                     old.unlink()

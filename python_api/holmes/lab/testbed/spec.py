@@ -238,7 +238,10 @@ def load_spec(name_or_path: str | Path) -> Spec:
         data = parse_yaml(text)
     except yaml.YAMLError as error:
         raise SpecError(f"{name_or_path} is not valid YAML: {error}") from error
-    return parse_spec(text_name, data)
+    try:
+        return parse_spec(text_name, data)
+    except SpecError as error:
+        raise SpecError(f"{name_or_path}: {error}") from error
 
 
 def parse_spec(name: str, data: Any) -> Spec:

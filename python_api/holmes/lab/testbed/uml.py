@@ -11,11 +11,12 @@ import contextlib
 import json
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +60,23 @@ def kernel(folder: Path) -> Path:
     return unpacked
 
 
-def verbs_root(folder: Path) -> Path:
+def verbs_root(folder: Path, more: Sequence[str] = ()) -> Path:
     """Folder with Debian's verbs library and tools below usr/: HOLMES_VERBS_ROOT, else downloaded into `folder`.
 
-    Raises Missing.
+    `more`: packages beside these. Raises Missing.
     """
+    packages = [*PACKAGES, *more]
     given = os.environ.get("HOLMES_VERBS_ROOT")
     root = Path(given).absolute() if given else folder / "root"
     if (root / "usr/bin/ibv_rc_pingpong").exists():
         return root
     if given or not shutil.which("apt-get") or not shutil.which("dpkg"):
-        raise Missing(f"no {root}/usr/bin/ibv_rc_pingpong: unpack {', '.join(PACKAGES)} there (dpkg -x, needs no root)")
+        raise Missing(f"no {root}/usr/bin/ibv_rc_pingpong: unpack {', '.join(packages)} there (dpkg -x, needs no root)")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
-        got = subprocess.run(["apt-get", "download", *PACKAGES], cwd=place, capture_output=True, text=True, timeout=300)
+        got = subprocess.run(["apt-get", "download", *packages], cwd=place, capture_output=True, text=True, timeout=300)
         if got.returncode != 0:
-            raise Missing(f"apt-get download {' '.join(PACKAGES)} failed: {got.stderr.strip()[-300:]}")
+            raise Missing(f"apt-get download {' '.join(packages)} failed: {got.stderr.strip()[-300:]}")
         fresh = folder / f"root.{os.getpid()}"
         for package in Path(place).glob("*.deb"):
             subprocess.run(["dpkg", "-x", package, fresh], check=True, timeout=60)
@@ -169,6 +171,7 @@ class Guest:
             ),
             "libraries": verbs_environment(self._root)["LD_LIBRARY_PATH"],
             "hosts": fabric.hosts_text(self._spec),
+            "clock_mhz": next(iter(re.findall(r"^cpu MHz\s*: (\S+)", Path("/proc/cpuinfo").read_text(), re.M)), ""),
             "nics": [
                 {
                     "name": nic.name,

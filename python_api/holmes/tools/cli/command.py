@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -11,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from holmes import __version__
-from holmes.tools.cli.refusal import RefusingCommand, missing_module
+from holmes.tools.cli.refusal import RefusingCommand, missing_module, refuse
 
 # Of click, or of what typer has in its place.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -92,6 +94,14 @@ def load(target: str) -> typer.Typer:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the `holmes` command; `args` default to the command line's."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (to the process's end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding lacks is no reason to end a job
+            stream.reconfigure(errors="backslashreplace")
+    if os.environ.get("COLUMNS", "").strip("0 ") == "":  # a terminal of unknown size: rich would print nothing
+        os.environ.pop("COLUMNS", None)
     args = list(sys.argv[1:] if args is None else args)
     words = _words_of_name(args)
     command, prog_name = app, "holmes"
@@ -114,6 +124,11 @@ def main(args: Sequence[str] | None = None) -> None:
         else:
             place = error.ctx.command_path if error.ctx else prog_name
             typer.echo(f"{place}: {' '.join(error.format_message().split())} (see {place} --help)", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # of its help
+        refuse(prog_name, error)
         sys.exit(2)
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holmes.planning.plan.plan import Plan
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, plain_console, show
 from holmes.tools.doctor import Diagnosis, examine
 from holmes.tools.doctor.examine import examine_here
 from holmes.tools.doctor.finding import ERROR, NOTE, SEVERITIES, WARNING
@@ -43,7 +43,7 @@ def doctor(
     )
     if diagnosis is None:
         return
-    show(json_file, diagnosis.to_dict(), lambda: print_diagnosis(Console(), diagnosis))
+    show(json_file, diagnosis.to_dict(), lambda: print_diagnosis(plain_console(), diagnosis))
     raise typer.Exit(diagnosis.exit_code)
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, plain_console, show
 from holmes.tools.doctor.variables import NOT_READ, fix_of, plain
 from holmes_comm import _C
 from holmes_comm.errors import UsageError
@@ -28,7 +28,7 @@ def env(
     rows = [row for row in rows if row["set"] is not None or not only_set]
     not_read = {name: fix for name in sorted(os.environ) if (fix := fix_of(name)) is not None}
     found = {"launcher": _launcher(), "variables": rows, "not_read": not_read}
-    show(json_file, found, lambda: _print(Console(), found))
+    show(json_file, found, lambda: _print(plain_console(), found))
 
 
 def _launcher() -> str:

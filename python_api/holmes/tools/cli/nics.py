@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holmes.tools.affinity import MEANINGS, affinity, placed
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, plain_console, show
 from holmes.words import count
 from holmes_comm.nics import Nic, discover_gpus, discover_nics
 
@@ -49,9 +49,9 @@ def nics(
             {**gpu, "nics": {nic.name: word for nic, word in zip(beside, row, strict=True)}}
             for gpu, row in zip(gpus, words, strict=True)
         ]
-        show(json_file, rows, lambda: print_matrix(Console(), gpus, beside, words))
+        show(json_file, rows, lambda: print_matrix(plain_console(), gpus, beside, words))
         return
-    show(json_file, [nic.to_dict() for nic in found], lambda: print_nics(Console(), found))
+    show(json_file, [nic.to_dict() for nic in found], lambda: print_nics(plain_console(), found))
 
 
 def print_nics(console: Console, found: Iterable[Nic]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
+from rich.console import Console
 
 from holmes import files
 from holmes_comm.errors import UsageError
@@ -23,6 +24,11 @@ STDOUT = Path("-")
 def columns() -> int | None:
     """Of the terminal, or as COLUMNS says; None: nobody reads at a width, and lines stay whole for other programs."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """For output in which names and values in brackets are what they are, no markup."""
+    return Console(stderr=stderr, markup=False)
 
 
 def say(text: str, indent: str = "") -> None:

@@ -17,7 +17,7 @@ from holmes.planning.groups.rank_grid import KINDS
 from holmes.planning.plan.file import KIND
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import GroupLists, Proof, check
-from holmes.tools.cli.output import JsonFile, say, show
+from holmes.tools.cli.output import JsonFile, plain_console, say, show
 from holmes.tools.cli.plan_search import explain, search
 from holmes.tools.cli.refusal import RefusingCommand, RefusingGroup
 from holmes.training.integrations.export import FORMATS, export_plan
@@ -69,7 +69,7 @@ def check_groups(
     be used.
     """
     proof = check(files.load_as(plan, _plan_or_groups), Topology.load(topology))
-    show(json_file, {"holds": proof.holds, **files.plain(proof)}, lambda: print_proof(Console(), proof))
+    show(json_file, {"holds": proof.holds, **files.plain(proof)}, lambda: print_proof(plain_console(), proof))
     raise typer.Exit(0 if proof.holds else 1)
 
 
@@ -82,7 +82,7 @@ def print_proof(console: Console, proof: Proof) -> None:
         state = f"{row.wrong} wrong" if row.wrong else "holds"
         count = f"{row.groups} of {row.ranks}"
         table.add_row(row.kind, count, row.networks.replace(", ", "\n"), str(row.crossing), row.rule, state)
-    console.print(table, markup=False)
+    console.print(table)
     lines = proof.describe().splitlines()[len(proof.rows) :]
     say("\n".join(lines or ["Every group keeps to its rule."]), "  ")
 

@@ -19,7 +19,7 @@ from holmes.planning.search import Assumptions, SearchResult, Wanted
 from holmes.planning.search import search as run_search
 from holmes.planning.search.candidate import Candidate
 from holmes.planning.search.reasons import SHOWN, describe, order_text
-from holmes.tools.cli.output import JsonFile, say, show
+from holmes.tools.cli.output import JsonFile, plain_console, say, show
 from holmes_comm.errors import UsageError
 
 
@@ -73,7 +73,7 @@ def search(
     efficiency = Assumptions.efficiency if efficiency is None else efficiency
     assumptions = Assumptions(efficiency, compute_tflops, gpu, nic_efficiency, reserve_gib, tensor_gbps)
     wanted = Wanted(tensor, pipeline, micro_batch, schedule, chunks, recomputation, trainer)
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     with console.status("estimating") as status:
         found = run_search(
             Topology.load(topology),
@@ -88,7 +88,7 @@ def search(
     if output is not None:
         plan.save(output)
     candidates = [_row(candidate) for candidate in found.candidates]
-    show(json_file, {"candidates": candidates, "plan": plan.to_dict()}, lambda: print_search(Console(), found))
+    show(json_file, {"candidates": candidates, "plan": plan.to_dict()}, lambda: print_search(plain_console(), found))
 
 
 _WORDS = ("schedule", "recompute", "order")
@@ -155,7 +155,7 @@ def print_search(console: Console, found: SearchResult) -> None:
             table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(cell for column, cell in row.items() if column not in left_out))
-    console.print(table, markup=False)
+    console.print(table)
     for order, letter in letters.items():
         if "order" not in left_out:
             say(f"order {letter}: {order_text(found.machines, order)}", "  ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 from collections.abc import Iterable
@@ -30,6 +31,8 @@ def sentence(error: BaseException) -> str:
         return "this does not fit into memory; ask for less"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # a file would be named
+        return f"{error.strerror}: look at what standard output goes to, and at /dev/shm"
     from holmes_comm.errors import HolmesError, UsageError  # not for `holmes --help`
 
     if isinstance(error, HolmesError) and not isinstance(error, UsageError):

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, plain_console, show
 from holmes.tools.top.rates import Row, rows_of
 from holmes.tools.top.sources import Sample, Source, source_of
 from holmes.tools.top.table import table_of
@@ -45,7 +45,7 @@ def top(
     before = source()
     if not any(sample.metrics for job in before for sample in job):
         raise UsageError(_nobody(places or [], [sample for job in before for sample in job]))
-    console = Console()
+    console = plain_console()
     if once or json_file is not None:
         time.sleep(every_s)
         jobs = _rows(before, source())

@@ -12,7 +12,7 @@ from holmes import files
 from holmes.cluster.topology import Topology, make_topology, merge_hosts
 from holmes.cluster.topology.matrix import matrix_of, print_matrix
 from holmes.cluster.topology.tables import print_topology
-from holmes.tools.cli.output import JsonFile, show
+from holmes.tools.cli.output import JsonFile, plain_console, show
 from holmes.tools.job_store import in_job, join_job
 from holmes_comm.errors import UsageError
 
@@ -75,7 +75,7 @@ def topology(
         draw_topology(found, draw)
     if matrix:
         rates = matrix_of(found)
-        show(json_file, rates, lambda: print_matrix(Console(), rates))
+        show(json_file, rates, lambda: print_matrix(plain_console(), rates))
         return
     show(json_file, found.to_dict(), lambda: print_topology(Console(), found))
 

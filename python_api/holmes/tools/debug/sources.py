@@ -84,7 +84,7 @@ def read_folder(folder: Path) -> Answers:
             records.append(ProcessRecord.from_dict(json.loads(path.read_text())))
         except (OSError, ValueError) as error:
             notes.append(f"{path}: {error}")
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, RecursionError) as error:
             notes.append(f"{path}: not as a flight record is written ({type(error).__name__}: {error})")
     return Answers(tuple(records), (), tuple(notes))
 

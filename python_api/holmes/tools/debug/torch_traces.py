@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from holmes.files import make_folder
 from holmes.tools.debug.record import Operation, ProcessRecord, View
 from holmes_comm.errors import UsageError
 
@@ -30,7 +31,7 @@ def write_torch_traces(records: Iterable[ProcessRecord], folder: Path) -> list[P
 
     Raises UsageError where a process does not know its rank in the job.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files = []
     for record in records:
         if record.job_rank is None:

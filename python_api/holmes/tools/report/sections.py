@@ -136,9 +136,9 @@ def bench_section(document: Mapping[str, Any], path: Path) -> str:
                 row["peer"],
                 int(row["size_bytes"]),
                 float(row["time_us"]),
-                float(row["p99_us"]),
+                None if row["p99_us"] is None else float(row["p99_us"]),
                 float(row["bus_gb_per_s"]),
-                int(row["wrong_elements"]),
+                None if row["wrong_elements"] is None else int(row["wrong_elements"]),
             )
             for row in document["rows"]
         ]

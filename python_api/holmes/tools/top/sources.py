@@ -23,6 +23,7 @@ __all__ = ["Sample", "Source", "source_of"]
 _ANSWER_S = 3.0
 _PLACE = re.compile(r"(.+):(\d+)(?:-(\d+))?")
 _MOST = 4096  # ports of one place: more is a slip of the pen
+_MOST_BYTES = 1 << 26  # of a page
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -109,10 +110,20 @@ def _addresses(place: str) -> list[str]:
     return [f"{host}:{port}" for port in range(first, last + 1)]
 
 
+def _whole(answer: http.client.HTTPResponse) -> bytes:
+    """The page. Raises TimeoutError where it has no end: what streams there is no metrics page."""
+    until_s, page = time.monotonic() + _ANSWER_S, b""
+    while chunk := answer.read1(1 << 20):
+        page += chunk
+        if time.monotonic() > until_s or len(page) > _MOST_BYTES:
+            raise TimeoutError("what answers there does not end")
+    return page
+
+
 def _from_page(address: str, known: dict[str, tuple[int, str]]) -> Sample:
     try:
         with _NO_PROXY.open(f"http://{address}/metrics.json", timeout=_ANSWER_S) as answer:
-            metrics = Metrics.from_dict(json.load(answer))
+            metrics = Metrics.from_dict(json.loads(_whole(answer)))
         known[address] = int(metrics.labels.get("rank", -1)), metrics.labels.get("host", address)
         return Sample(address, *known[address], time.monotonic(), metrics)
     except urllib.error.URLError as error:
