@@ -368,13 +368,28 @@ def test_ctrl_c_leaves_what_was_measured_in_the_file(tmp_path):
     assert len(sizes) < 7
 
 
+_SLOW_MATPLOTLIB = """
+import sys, time
+
+class Slow:
+    def find_spec(name, path=None, target=None):
+        if name == "matplotlib":
+            time.sleep(12)
+
+sys.meta_path.insert(0, Slow)
+"""
+
+
 def test_sigterm_to_the_command_alone_leaves_what_was_measured(tmp_path):
-    """As a batch system sends it. The picture is drawn at the end only."""
+    """As a batch system sends it. The picture is drawn at the end only, and its library takes 12 s to load."""
     pytest.importorskip("matplotlib", reason="draws")
     path, picture = tmp_path / "result.json", tmp_path / "picture.svg"
+    (tmp_path / "sitecustomize.py").write_text(_SLOW_MATPLOTLIB)
+    slow = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))}
     command = [sys.executable, "-m", "holmes", "bench", "all_reduce", "--ranks", "2", "--peers", "none"]
     command += ["--sizes", "1K,2K,4K,8K,16K,32K,64K", "--seconds", "2", "--rounds", "1"]
-    run = subprocess.Popen([*command, "--json", str(path), "--plot", str(picture)], stderr=subprocess.PIPE, text=True)
+    command += ["--json", str(path), "--plot", str(picture)]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=slow)
     try:
         give_up_s = time.monotonic() + 120
         while not path.exists():
