@@ -109,7 +109,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
 
 
 def _end_early(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Tells those that the terminal has not told, and waits for rank 0 (or mpirun), which still has something to write."""
+    """Tells those that the terminal has not told, and waits for rank 0, or mpirun, which has something to write."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
