@@ -21,7 +21,7 @@ from holmes.lab.stress.faults.messages import STACKS_SIGNAL
 
 _LAST_LINES = 40
 _POLL_S, _READ_S = 0.02, 1.0
-_RESTART_S = 40.0  # one that is started again has at least so long to find out that the job is done
+_QUIET_S = 40.0  # one that is started again, or told anything, has at least so long for what comes next
 _SERVE = """
 import sys
 from holmes.training.recovery.store import serve_store
@@ -160,7 +160,8 @@ class ElasticJob:
         self.all: list[Rank] = []
         self.ranks: dict[int, Rank] = {}
         self._until_s = time.monotonic() + EPISODE_S
-        self._last_s = self._until_s + EPISODE_S  # however often a rank is started again
+        self._last_s = self._until_s + EPISODE_S  # whatever comes
+        self._told = 0
         for place in range(RANKS):
             self.start(place)
 
@@ -183,12 +184,19 @@ class ElasticJob:
         return rank
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
-        """Whether it came true in the time that an episode has."""
+        """Whether it came true in the time that an episode has: longer on a machine where its steps are slow."""
         while not condition():
+            self._look_for_progress()
             if time.monotonic() > self._until_s:
                 return False
             time.sleep(_POLL_S)
         return True
+
+    def _look_for_progress(self) -> None:
+        told = sum(1 + len(rank.events) for rank in self.all)
+        if told != self._told:
+            self._told = told
+            self._until_s = max(self._until_s, min(time.monotonic() + _QUIET_S, self._last_s))
 
     def wait_for_step(self, step: int) -> bool:
         """Until all have done it, or one has ended."""
@@ -204,7 +212,6 @@ class ElasticJob:
             for place, rank in list(self.ranks.items()):
                 if restarts and rank.process.poll() not in (None, 0):
                     self.start(place)
-                    self._until_s = max(self._until_s, min(time.monotonic() + _RESTART_S, self._last_s))
             return all(rank.process.poll() is not None for rank in self.ranks.values())
 
         self.wait_for(ended)
