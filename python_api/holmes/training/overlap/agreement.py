@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -31,13 +32,15 @@ def check_equal_models(lane: Lane, trained: Sequence[Trained]) -> None:
         )
 
 
+def listed(value: Any) -> Any:
+    """A setting in Python's own numbers and lists, where it is torch's or numpy's; others stay as they are."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    return [listed(each) for each in value] if isinstance(value, tuple | list) else value
+
+
 def compared_settings(groups: Sequence[Mapping[str, Any]], names: Collection[str]) -> list[dict[str, Any]]:
     """Local. Of each group the settings called one of `names` that are numbers, words or rows of these."""
-
-    def listed(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.tolist()
-        return [listed(each) for each in value] if isinstance(value, tuple | list) else value
 
     def is_plain(value: Any) -> bool:
         return all(map(is_plain, value)) if isinstance(value, list) else isinstance(value, bool | int | float | str)

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from holmes.training.overlap.agreement import LOCAL_SETTINGS
+from holmes.training.overlap.agreement import LOCAL_SETTINGS, listed
 from holmes.training.overlap.buckets import Fragment
 from holmes.training.overlap.parameters import Trained
 from holmes.training.overlap.shards import ShardOptimizer
@@ -143,9 +143,9 @@ def load_state_tensors(
                         f"but this rank owns [{fragment.start}, {fragment.start + fragment.numel}): saved on another "
                         "layout; load it with torch.distributed.checkpoint, which brings every rank its part"
                     )
-                loaded[key] = value.local.to(part.device).clone()
-            elif isinstance(value, torch.Tensor):
-                loaded[key] = value.clone()  # the optimizer that it is of goes on counting in it
+                loaded[key] = value.local.to(part.device, blank[key].dtype, copy=True)
+            else:
+                loaded[key] = number_like(blank[key], value)
         checked.append((shard, part, state, loaded))
     for shard, part, state, loaded in checked:
         if shard.is_low_precision:
@@ -157,6 +157,14 @@ def load_state_tensors(
             inner.state[part] = state
         else:
             inner.state.pop(part, None)
+
+
+def number_like(blank: Any, value: Any) -> Any:
+    """A copy of what is not flat, as the optimizer that it was saved by goes on counting in it; a tensor where the
+    optimizer that loads it has one (torch's counted in numbers once)."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return torch.as_tensor(value, dtype=blank.dtype) if isinstance(blank, torch.Tensor) else value
 
 
 def check_state(entry: Trained, loaded: Mapping[str, Any], blank: Mapping[str, Any]) -> None:
@@ -186,8 +194,19 @@ def check_state(entry: Trained, loaded: Mapping[str, Any], blank: Mapping[str, A
 
 
 def encode_settings(groups: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
-    """Hyperparameters of the groups and a few numbers, the same on every rank, as JSON."""
-    rows = [{k: _plain(v) for k, v in g.items() if k != "params" and k not in LOCAL_SETTINGS} for g in groups]
+    """Hyperparameters of the groups and a few numbers, the same on every rank, as JSON. Raises ValueError where a group
+    holds what that cannot say."""
+    rows = [{k: listed(v) for k, v in g.items() if k != "params" and k not in LOCAL_SETTINGS} for g in groups]
+    for number, row in enumerate(rows):
+        for key, value in row.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{key} of param_groups[{number}] is {groups[number][key]!r:.80}, of type "
+                    f"{type(groups[number][key]).__name__}, which a checkpoint cannot hold: settings are numbers, "
+                    "words and lists, tensors or arrays of these; keep the rest elsewhere"
+                ) from None
     return json.dumps({"groups": rows, **extra})
 
 
@@ -206,6 +225,11 @@ def decode_settings(state_dict: Any, groups: Sequence[Mapping[str, Any]]) -> dic
         is_right = isinstance(saved["steps"], int) and "loss_scale" in saved and all(isinstance(r, dict) for r in rows)
     except (TypeError, ValueError, KeyError):
         is_right = False
+    state = state_dict["state"]
+    if not isinstance(state, Mapping) or not all(isinstance(entries, Mapping) for entries in state.values()):
+        raise ValueError(
+            f"'state' of the state to load is damaged: {state!r:.80}; it has a dict for each parameter, by name"
+        )
     if not is_right:
         raise ValueError(
             f"'settings' of the state to load is damaged: {state_dict['settings']!r:.80}; it is the JSON text that "
@@ -222,21 +246,27 @@ def is_plain(state_dict: Any) -> bool:
 
 
 def from_plain(
-    state_dict: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]], names: Sequence[Sequence[str]]
+    state_dict: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]], names: Sequence[Sequence[str | None]]
 ) -> dict[str, Any]:
     """Local. This rank's part of the state of a plain optimizer, as `state_dict` of DistributedOptimizer gives it.
 
-    `own`: such a state of this rank, for its layout; `names`: of the parameters of each group. Raises ValueError where
-    the groups have other numbers of parameters.
+    `own`: such a state of this rank, for its layout; `names`: of the parameters of each group, None for a frozen one,
+    which the plain optimizer may have been given or not. Raises ValueError where the groups have other numbers of
+    parameters.
     """
     groups = state_dict["param_groups"]
-    sizes, own_sizes = [len(group["params"]) for group in groups], [len(group) for group in names]
-    if sizes != own_sizes:
-        raise ValueError(f"the checkpoint has groups of {sizes} parameters, this optimizer of {own_sizes}")
+    sizes, given_sizes = [len(group["params"]) for group in groups], [len(group) for group in names]
+    if sizes != given_sizes:
+        names = [[name for name in group if name is not None] for group in names]
+        own_sizes = [len(group) for group in names]
+        if sizes != own_sizes:
+            frozen = "" if own_sizes == given_sizes else f", or with its frozen ones of {given_sizes}"
+            raise ValueError(f"the checkpoint has groups of {sizes} parameters, this optimizer of {own_sizes}{frozen}")
     number_of = {
         name: number
         for group, own_group in zip(groups, names, strict=True)
         for number, name in zip(group["params"], own_group, strict=True)
+        if name is not None
     }
     state: dict[str, dict[str, Any]] = {}
     for name, entries in own.items():
@@ -258,15 +288,31 @@ def _part_like(own: Any, whole: Any) -> Any:
     return FlatShard(part.to(own.local), own.start, own.numel())
 
 
+def as_loaded_by(
+    optimizer_class: type[torch.optim.Optimizer], arguments: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The hyperparameters of saved groups as an optimizer of the class has them that loaded them: an AdamW stays one
+    with those of an Adam."""
+    template = optimizer_class([torch.nn.Parameter(torch.zeros(1))], **arguments)
+    template.__setstate__({"state": {}, "param_groups": [{**row, "params": []} for row in rows]})
+    return [{key: group[key] for key in row} for group, row in zip(template.param_groups, rows, strict=True)]
+
+
 def apply_settings(rows: Sequence[Mapping[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
     """Sets the groups' hyperparameters, as saved."""
     for row, group in zip(rows, groups, strict=True):
         for key, value in row.items():
-            old = group.get(key)
-            if isinstance(old, torch.Tensor):
-                old.fill_(value)
-            else:
-                group[key] = tuple(value) if isinstance(old, tuple) else value
+            group[key] = _setting_like(group.get(key), value)
+
+
+def _setting_like(old: Any, value: Any) -> Any:
+    if isinstance(old, torch.Tensor):
+        old.copy_(torch.as_tensor(value))
+        return old
+    if isinstance(old, tuple) and isinstance(value, list | tuple):
+        kept = old if len(old) == len(value) else (None,) * len(value)
+        return tuple(_setting_like(*pair) for pair in zip(kept, value, strict=True))
+    return value
 
 
 def _each_state(
@@ -281,7 +327,3 @@ def _each_state(
 
 def _is_flat(value: Any, part: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == part.shape
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value

@@ -19,6 +19,7 @@ from holmes.training.overlap.agreement import broadcast_model, check_equal_model
 from holmes.training.overlap.checkpoint import (
     StateElsewhere,
     apply_settings,
+    as_loaded_by,
     decode_settings,
     encode_settings,
     from_plain,
@@ -39,6 +40,7 @@ from holmes.training.overlap.parameters import (
     trained_parameters,
     warn_of_left_out,
     warn_of_shared_memory,
+    without_frozen,
 )
 from holmes.training.overlap.pending import PendingState
 from holmes.training.overlap.report import StepReport, make_report
@@ -120,9 +122,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             max_grad_norm = above_zero("max_grad_norm", max_grad_norm, "; None clips nothing")
         self._loss_scale = None if loss_scale is None else LossScale(loss_scale)
         self._modules = as_modules(model)
-        groups = as_groups(self._modules, params)
+        given = as_groups(self._modules, params)
+        groups = without_frozen(given)
         self._trained = trained_parameters(self._modules, groups, name_of)
         self._index_of = {id(t.tensor): index for index, t in enumerate(self._trained)}
+        name_by_id = {id(t.tensor): t.name for t in self._trained}
+        self._given_names = [[name_by_id.get(id(p)) for p in group["params"]] for group in given]  # None: frozen
         self._untrained = [(n, p) for m in self._modules for n, p in m.named_parameters() if not p.requires_grad]
         self._optimizer_class = optimizer_class
         self._given_arguments = arguments
@@ -366,9 +371,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._runtime is not None:
             self._runtime.undo_early()
         if is_plain(state_dict):
-            names = [[self._trained[self._index_of[id(p)]].name for p in g["params"]] for g in self.param_groups]
-            state_dict = from_plain(state_dict, self._own_state(), names)
+            state_dict = from_plain(state_dict, self._own_state(), self._given_names)
         saved = decode_settings(state_dict, self.param_groups)
+        rows = as_loaded_by(self._optimizer_class, self._arguments, saved["groups"])
         if not int(saved["steps"]):  # saved before the first step: there was no state yet
             self._pending = None
             if self._runtime is not None:
@@ -380,7 +385,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     load_state_tensors(self._runtime.shards, self._trained, state_dict["state"])
                 else:
                     self._make_pending().load(state_dict["state"])
-        apply_settings(saved["groups"], self.param_groups)
+        apply_settings(rows, self.param_groups)
         self._steps = int(saved["steps"])
         if self._loss_scale is not None and saved["loss_scale"] is not None:
             self._loss_scale.load_state_dict(saved["loss_scale"])

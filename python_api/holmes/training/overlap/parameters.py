@@ -52,8 +52,8 @@ def as_modules(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
 
 
 def as_groups(modules: Sequence[nn.Module], params: Any) -> list[dict[str, Any]]:
-    """`params` as torch optimizers take them (also with names, which are left out) -> parameter groups without what is
-    frozen; None: all of the model."""
+    """`params` as torch optimizers take them (also with names, which are left out) -> parameter groups; None: all of
+    the model. Raises UsageError where nothing of it is trained."""
     if params is None:
         unique = {id(p): p for module in modules for p in module.parameters()}
         params = list(unique.values())
@@ -66,12 +66,17 @@ def as_groups(modules: Sequence[nn.Module], params: Any) -> list[dict[str, Any]]
         tensors = [given] if isinstance(given, torch.Tensor) else [p[1] if isinstance(p, tuple) else p for p in given]
         if strange := [p for p in tensors if not isinstance(p, torch.Tensor)]:
             raise UsageError(f'params holds {strange[0]!r}; give parameters, or dicts of settings with "params"')
-        group["params"] = [p for p in tensors if p.requires_grad]
-    if not any(group["params"] for group in groups):
+        group["params"] = tensors
+    if not any(p.requires_grad for group in groups for p in group["params"]):
         if not entries:
             raise UsageError("there is no parameter to train; give params= some, or a model that has one")
         raise UsageError("no parameter of the model is trained: every one has requires_grad=False")
     return groups
+
+
+def without_frozen(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The groups with what is trained of their parameters."""
+    return [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups]
 
 
 def trained_parameters(

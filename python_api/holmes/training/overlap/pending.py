@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holmes.training.overlap.checkpoint import IS_STEPPED, MASTER, FlatShard, check_state
+from holmes.training.overlap.checkpoint import IS_STEPPED, MASTER, FlatShard, check_state, number_like
 from holmes.training.overlap.parameters import Trained
 from holmes.training.overlap.shards import ShardOptimizer, blank_states, is_low_precision
 from holmes.training.overlap.transfers import Lane
@@ -83,8 +83,9 @@ class PendingState:
             self._starts[index] = shards[0].start if shards else 0
             self._lengths[index] = shards[0].local.numel() if shards else entry.tensor.numel()
             for key, value in loaded.items():
-                given = value.local if isinstance(value, FlatShard) else value
-                state[key] = given.clone() if isinstance(given, torch.Tensor) else given
+                is_flat = isinstance(value, FlatShard)
+                blank = state[key]
+                state[key] = value.local.to(blank.dtype, copy=True) if is_flat else number_like(blank, value)
         self.is_loaded = True
 
     def distribute(self, shards: Sequence[ShardOptimizer]) -> None:
