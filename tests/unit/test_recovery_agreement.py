@@ -12,6 +12,7 @@ import pytest
 
 from holmes.training.recovery import agreement, rendezvous, watch
 from holmes.training.recovery.agreement import Decision, Rules, agree
+from holmes.training.recovery.errors import TooFewRanksError
 from holmes.training.recovery.member import Member
 from holmes.training.recovery.rendezvous import Rendezvous
 
@@ -184,3 +185,78 @@ def test_the_seed_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first[0] == again[0]
     assert [store.counts for store in first[1]] == [store.counts for store in again[1]]
     assert [store.counts for store in first[1]] != [store.counts for store in other[1]]
+
+
+def wait_in_vain(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, previous: list[Member], here: list[Member]
+) -> list[str]:
+    """What those say who are `here`, of four ranks, while they wait for the others of a generation, in vain."""
+    world = World(1)
+    values: dict[str, bytes] = {}
+    for module in (agreement, watch, rendezvous):
+        monkeypatch.setattr(module, "time", world)
+    monkeypatch.setattr(rendezvous, "connect_store", lambda *_: (CountingStore(values), "here"))
+    clients = [Rendezvous("here", 1.0) for _ in here]
+    for client, member in zip(clients, here, strict=True):
+        client.enter_run(0)
+        client.beat(member)
+    if previous:
+        clients[0].decide(1, previous)
+        clients[0].end(1, "a rank was lost")
+    rules = Rules(first_ranks=4, join_timeout_s=100.0, agree_timeout_s=60.0, wait_timeout_s=100.0)
+
+    def survive(client: Rendezvous, me: Member) -> None:
+        with pytest.raises(TooFewRanksError):
+            agree(client, me, 2 if previous else 1, rules, lambda: client.beat(me))
+
+    pairs = zip(clients, here, strict=True)
+    world.run([lambda client=client, me=me: survive(client, me) for client, me in pairs], limit_s=300)
+    words = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert 3 * len(here) <= len(words) <= 5 * len(here)  # after 10, 20, 40, 80 and 160 s
+    return words
+
+
+def test_who_waits_says_for_whom(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    members = [Member(identity=rank + 1, place=rank, node=f"n{rank}") for rank in range(4)]
+    first = wait_in_vain(monkeypatch, caplog, previous=members, here=members[:2])[0]
+    assert first.startswith("generation 2 waits for 10 s: 2 of 3 ranks are there (rank 0 on n0, rank 1 on n1); ")
+    assert "not started again: rank 2 on n2, rank 3 on n3; it gives up after 160 s" in first
+
+
+def test_who_waits_for_the_first_time_says_for_whom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = [Member(identity=place + 1, place=place, node=f"n{place}") for place in (0, 3)]
+    first, *_, last = wait_in_vain(monkeypatch, caplog, previous=[], here=members)
+    assert "generation 1 waits for 10 s: 2 of 4 ranks are there (rank 0 on n0, rank 3 on n3); " in first
+    assert "not there: RANK 1, 2; it gives up after 200 s" in first
+    assert "2 of 3 ranks are there" in last
+
+
+def test_a_host_that_is_not_whole_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    members = [Member(identity=rank + 1, place=rank, node="n0", node_ranks=4) for rank in range(4)]
+    first = wait_in_vain(monkeypatch, caplog, previous=members, here=members[:3])[0]
+    assert "0 of 3 ranks are there; " in first
+    assert (
+        "host n0 does not count, as 3 of its 4 processes are there (Rules(whole_nodes=False): each by itself)" in first
+    )
+
+
+def test_rules_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    world = World(1)
+    values: dict[str, bytes] = {}
+    for module in (agreement, watch, rendezvous):
+        monkeypatch.setattr(module, "time", world)
+    monkeypatch.setattr(rendezvous, "connect_store", lambda *_: (CountingStore(values), "here"))
+
+    def join(rank: int, world_size: int) -> None:
+        client, me = Rendezvous("here", 1.0), Member(identity=rank + 1, place=rank, node=f"n{rank}")
+        client.enter_run(0)
+        client.beat(me)
+        assert agree(client, me, 1, Rules(first_ranks=world_size), lambda: client.beat(me)) is not None
+
+    world.run([lambda rank=rank: join(rank, 4 if rank == 2 else 3) for rank in range(3)], limit_s=60)
+    words = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert words
+    assert all("first_ranks=4, min_ranks=3" in word and "first_ranks=3, min_ranks=2" in word for word in words)
+    assert all("equal on all ranks" in word for word in words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from holmes.training.recovery.errors import LeftOutError, ReplacedError, TooFewRanksError
@@ -15,6 +15,8 @@ from holmes.training.recovery.watch import Liveness
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.05  # between two looks at the store while others are awaited
 _DECIDERS = 8  # that look at everybody from the start: all who came would read as many values as ranks squared
+_FIRST_WORD_S = 10.0  # a rank that waits so long says for whom, then each time that it has waited twice as long
+_NAMED = 8  # ranks in such a word
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,10 @@ def _decide(
         return Decision(generation - 1, previous)
     previous = previous or ()
     place = rendezvous.join(generation, me)
+    _compare_rules(rendezvous, me, generation, rules)
     started_s = time.monotonic()  # later than the end of the last one: no rank's lease is renewed any more
     liveness = Liveness(rules.silent_s)
+    next_word_s = _FIRST_WORD_S
     while True:
         check()
         if rendezvous.finished():
@@ -136,14 +140,74 @@ def _decide(
                     "generation %d goes without %s, which lives, but has not left the last", generation, member
                 )
             rendezvous.decide(generation, _without_blamed(rendezvous, generation, members, rules))
-        elif waited_s > timeout_s and len(members) < rules.least and rendezvous.run > 1 and not previous:
+            continue
+        if waited_s > timeout_s and len(members) < rules.least and rendezvous.run > 1 and not previous:
             return None  # the run before is done, and this process is none of a new one's
-        elif waited_s > timeout_s + rules.wait_timeout_s:
+        if waited_s > timeout_s + rules.wait_timeout_s:
             raise TooFewRanksError(
                 f"{len(members)} ranks are there for generation {generation}, at least {rules.least} are needed, "
                 f"and no more came within {waited_s:.0f} s; start the lost ones again, or lower min_ranks"
             )
+        if waited_s > next_word_s:
+            next_word_s = 2 * waited_s
+            slow = [expected[identity] for identity in missing]
+            wanted = rules.first_ranks if is_start and waited_s <= timeout_s else rules.least
+            _log.warning(
+                "generation %d waits for %.0f s: %s; it gives up after %.0f s",
+                *(generation, waited_s, _who_waits(alive, members, previous, slow, wanted, rules)),
+                timeout_s + rules.wait_timeout_s,
+            )
         time.sleep(_LOOK_S)
+
+
+def _compare_rules(rendezvous: Rendezvous, me: Member, generation: int, rules: Rules) -> None:
+    """Says so where those who joined this generation first go by other rules: whoever decides does so by its own."""
+    own = f"first_ranks={rules.first_ranks}, min_ranks={rules.least}, whole_nodes={rules.whole_nodes}"
+    first = rendezvous.settle(f"{generation}/rules", own)
+    if first != own:
+        _log.warning(
+            "generation %d: %s has %s, but who joined it first has %s; they must be equal on all ranks, or it may "
+            "begin with too few or wait for too many: give all the same rules= (without, WORLD_SIZE is first_ranks)",
+            *(generation, me, own, first),
+        )
+
+
+def _who_waits(
+    alive: Sequence[Member],
+    members: Sequence[Member],
+    previous: Sequence[Member],
+    slow: Sequence[Member],
+    wanted: int,
+    rules: Rules,
+) -> str:
+    """Who is there for a generation that cannot be decided yet, and who is not."""
+
+    def listed(what: Sequence[object]) -> str:
+        return ", ".join(map(str, what[:_NAMED])) + (f" and {len(what) - _NAMED} more" if len(what) > _NAMED else "")
+
+    there = {member.place for member in alive}
+    parts = [f"{len(members)} of {wanted} ranks are there"]
+    if members:
+        parts[0] += f" ({listed(members)})"
+    if slow:
+        parts.append(f"{listed(slow)} lives, but has not left the last generation")
+    late = {member.place for member in slow}
+    lost = [member for member in previous if member.place not in there | late]
+    if lost:
+        parts.append(f"lost or ended, and not started again: {listed(lost)}")
+    places = {member.place for member in previous} | there | late
+    never = [place for place in range(rules.first_ranks) if place not in places]
+    if never and len(members) < wanted:
+        parts.append(f"not there: RANK {listed(never)}")
+    chosen = {member.identity for member in members}
+    for node in sorted({member.node for member in alive if member.identity not in chosen}):
+        own = [member for member in alive if member.node == node]
+        if rules.whole_nodes and len(own) < own[0].node_ranks:
+            parts.append(
+                f"host {node} does not count, as {len(own)} of its {own[0].node_ranks} processes are there "
+                "(Rules(whole_nodes=False): each by itself)"
+            )
+    return "; ".join(parts)
 
 
 def _wait_for_end(rendezvous: Rendezvous, decision: Decision, rules: Rules, check: Callable[[], None]) -> bool:
