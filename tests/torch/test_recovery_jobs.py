@@ -6,6 +6,7 @@ The rank, the store and the folder are what users have; only the network is this
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -241,3 +242,29 @@ def groups_tried_alone_before(rank, size, store):
 
 def test_groups_begin_though_one_rank_alone_has_tried_before():
     assert run_ranks(groups_tried_alone_before, 2) == [2.0, 2.0]
+
+
+def unequal_steps(rank, size, _, address, folder, what):
+    """Two ranks that would save after different steps: one of them waits for the other until its deadline else."""
+
+    def train(generation):
+        generation.restore(model=nn.Linear(2, 2))
+        for _ in generation.steps(4 + rank if what == "until" else 4):
+            pass
+        return "trained"
+
+    rules = Rules(size, join_timeout_s=60, lease_s=2.0)
+    every = 2 + rank if what == "every_steps" else 2
+    try:
+        return train_elastic(train, address, folder, place=rank, rules=rules, every_steps=every)
+    except HolmesError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(("what", "values"), [("until", "4 on rank 0"), ("every_steps", "2 on rank 0")])
+def test_ranks_that_would_save_after_other_steps_are_told(tmp_path, what, values):
+    with StoreProcess() as store:
+        begin_s = time.monotonic()
+        for said in run_ranks(unequal_steps, 2, store.address, str(tmp_path), what):
+            assert re.search(rf"UnequalStepsError: {what} of \w+.* is {values} on .* and . on rank 1 on", said), said
+        assert time.monotonic() - begin_s < 25

@@ -229,7 +229,7 @@ def test_who_waits_for_the_first_time_says_for_whom(
     members = [Member(identity=place + 1, place=place, node=f"n{place}") for place in (0, 3)]
     first, *_, last = wait_in_vain(monkeypatch, caplog, previous=[], here=members)
     assert "generation 1 waits for 10 s: 2 of 4 ranks are there (rank 0 on n0, rank 3 on n3); " in first
-    assert "not there: RANK 1, 2; it gives up after 200 s" in first
+    assert "not there: RANK 1, 2 (not started, or another store or checkpoint folder); it gives up after 200 s" in first
     assert "2 of 3 ranks are there" in last
 
 

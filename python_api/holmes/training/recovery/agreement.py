@@ -198,7 +198,7 @@ def _who_waits(
     places = {member.place for member in previous} | there | late
     never = [place for place in range(rules.first_ranks) if place not in places]
     if never and len(members) < wanted:
-        parts.append(f"not there: RANK {listed(never)}")
+        parts.append(f"not there: RANK {listed(never)} (not started, or another store or checkpoint folder)")
     chosen = {member.identity for member in members}
     for node in sorted({member.node for member in alive if member.identity not in chosen}):
         own = [member for member in alive if member.node == node]

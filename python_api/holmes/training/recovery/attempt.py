@@ -18,7 +18,7 @@ from holmes.cluster.topology import Topology
 from holmes.planning.plan.plan import Plan
 from holmes.training.recovery.agreement import Decision
 from holmes.training.recovery.checkpoints import Checkpoints
-from holmes.training.recovery.errors import CheckpointError, FencedError, StoreLostError
+from holmes.training.recovery.errors import CheckpointError, FencedError, StoreLostError, UnequalStepsError
 from holmes.training.recovery.generation import Generation, Regroup
 from holmes.training.recovery.member import Member
 from holmes.training.recovery.rebuild import abort_groups, drop_groups, start_groups
@@ -147,7 +147,9 @@ class Attempt:
             raise type(error)(f"{self.watch.failure() or reason}; {error}") from error
 
     def _is_recoverable(self, error: Exception) -> bool:
-        if isinstance(error, (CheckpointError, FencedError)):  # all ranks have it, and would have it again
+        if isinstance(
+            error, (CheckpointError, FencedError, UnequalStepsError)
+        ):  # all ranks have it, and would have it again
             return False
         for cause in _chain(error):  # torch's pipeline schedules raise an error of their own from what they meet
             if isinstance(cause, (CommunicatorError, dist.DistError, *self.settings.recover_from)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from holmes_comm.errors import CommunicatorError, JobError
+from holmes_comm.errors import CommunicatorError, JobError, UsageError
 
 _SHOWN = 80  # characters of a value, in messages
 
@@ -56,3 +56,7 @@ class LeftOutError(JobError):
 
 class NoProgressError(JobError):
     """Generation after generation failed without reaching the next checkpoint."""
+
+
+class UnequalStepsError(UsageError):
+    """Ranks would save checkpoints after different steps, which they do together. All of them have this error."""

@@ -15,7 +15,7 @@ from holmes.cluster.topology import Topology
 from holmes.planning.plan.plan import Plan
 from holmes.training.process_groups import ProcessGroups, process_groups
 from holmes.training.recovery.checkpoints import Checkpoints
-from holmes.training.recovery.errors import CheckpointError
+from holmes.training.recovery.errors import CheckpointError, UnequalStepsError
 from holmes.training.recovery.member import Member
 from holmes.training.recovery.state import TrackedState
 from holmes_comm.errors import HolmesError, UsageError
@@ -127,7 +127,7 @@ class Generation:
         return str(self.members[rank])
 
     def steps(self, until: int) -> Iterator[int]:
-        """The numbers of the steps still to do, up to `until` of the whole run; call `restore` before.
+        """Collective. The numbers of the steps still to do, up to `until` of the whole run; call `restore` before.
 
         After every `every_steps` of them, and after the last, collective: saves a checkpoint. If others wait to be let
         in then, the training function is left, by an exception, and begins again with them. No step begins once the
@@ -135,6 +135,7 @@ class Generation:
         """
         if self._state is None:
             raise UsageError("call restore before steps: the objects that checkpoints hold, and their last state")
+        self._check_equal(until)
         while self.step < until:
             self._may_train()
             yield self.step
@@ -142,6 +143,20 @@ class Generation:
             self.samples += self.plan.global_batch or 0
             if self.step == until or self.step % self._every_steps == 0:
                 self.boundary(may_leave=self.step < until)
+
+    def _check_equal(self, until: int) -> None:
+        """Collective. Raises UnequalStepsError on all ranks where some would save after other steps than the others."""
+        own = torch.tensor([until, self._every_steps, self.step], dtype=torch.float64)
+        rows = [torch.empty_like(own) for _ in self.members]
+        dist.all_gather(rows, own)
+        names = ("until of steps()", "every_steps of run_elastic", "the step to go on from")
+        for name, values in zip(names, torch.stack(rows).T.tolist(), strict=True):
+            for rank, value in enumerate(values):
+                if value != values[0]:
+                    raise UnequalStepsError(
+                        f"{name} is {values[0]:g} on {self._who(0)} and {value:g} on {self._who(rank)}; checkpoints "
+                        "are saved together, after the same steps: give all ranks the same"
+                    )
 
     def boundary(self, *, may_leave: bool = True) -> None:
         """Collective over the default group. Saves a checkpoint now; lets others in, who wait. `steps` calls it.
