@@ -187,3 +187,30 @@ def test_wrong_tasks_are_named() -> None:
         engine.run()
     with pytest.raises(ValueError, match="above 0"):
         Engine({"a": 0.0})
+
+
+def test_what_shares_no_link_is_shared_out_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred stages' transfers: hardly a mix of them comes twice, and all rates anew for each took hours in all."""
+    looked_at = []
+
+    def counted(usage, *others):
+        looked_at.append(len(usage))
+        return fair_rates(usage, *others)
+
+    monkeypatch.setattr("holmes.planning.simulate.engine.fair_rates", counted)
+    pick = random.Random(1)
+    engine = Engine({f"apart {i}": 2.0 for i in range(50)})
+    ends = {}
+    for i in range(50):
+        before, end_s = (), 0.0
+        for turn in range(10):
+            sizes = pick.uniform(1, 2), pick.uniform(3, 4)
+            for half, size in enumerate(sizes):  # two share the link until the smaller one has ended
+                engine.transfer(("send", i, turn, half), "p2p", size, {f"apart {i}": 1.0}, after=before)
+            before = tuple(("send", i, turn, half) for half in range(2))
+            end_s += sum(sizes) / 2.0
+        ends[i] = end_s
+    engine.run()
+    assert {i: engine.tasks[("send", i, 9, 1)].end_s for i in range(50)} == pytest.approx(ends)
+    assert engine.link_busy_s == pytest.approx({f"apart {i}": end_s for i, end_s in ends.items()})
+    assert sum(looked_at) <= 50 * (1 + 2)

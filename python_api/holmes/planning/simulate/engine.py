@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -145,6 +145,7 @@ class _Flow:
 
     remaining: float
     shape: int
+    serial: int  # in the order in which they began
     rate: float = -1.0
     end_s: float = math.inf
 
@@ -180,9 +181,10 @@ class _Run:
         self.timers: list[tuple[float, int]] = []
         self.flows: dict[int, _Flow] = {}
         self.first_flow_end_s = math.inf
-        self.busy_links: list[str] = []
+        self.began = 0
+        self.on_link: dict[str, dict[int, None]] = {}  # the flows on each link that has some
         self.shapes: dict[_Shape, int] = {}
-        self.shared: dict[tuple[int, ...], tuple[tuple[float, ...], list[str]]] = {}
+        self.shape_list: list[_Shape] = []
 
     def run(self) -> None:
         for number, count in enumerate(self.waiting):
@@ -197,28 +199,38 @@ class _Run:
             ended: list[int] = []
             if self.first_flow_end_s <= next_s:
                 ended = sorted(number for number, flow in flows.items() if flow.end_s <= next_s)
+            changed: dict[str, None] = {}
             for number in ended:
                 del flows[number]
+                for link in self.tasks[number].usage:
+                    del self.on_link[link][number]
+                    if not self.on_link[link]:
+                        del self.on_link[link]
+                    changed[link] = None
                 self._finish(number)
-            started = False
             while timers and timers[0][0] <= next_s:
                 number = heapq.heappop(timers)[1]
                 task = self.tasks[number]
                 if task.usage and (size := task.size_bytes + task.work_s) > 0:
-                    flows[number] = _Flow(size, self._shape(task))
-                    started = True
+                    flows[number] = _Flow(size, self._shape(task), self.began)
+                    self.began += 1
+                    for link in task.usage:
+                        self.on_link.setdefault(link, {})[number] = None
+                        changed[link] = None
                 else:
                     self._finish(number)
-            if ended or started:
-                self._share()
+            if changed:
+                self._share(changed)
         if self.done < len(self.tasks):
             stuck = [str(task.key) for task in self.tasks if task.end_s < 0][:6]
             raise UsageError(f"{len(self.tasks) - self.done} tasks wait for each other and never start: {stuck} ...")
 
     def _advance(self, next_s: float) -> None:
         elapsed_s = next_s - self.now_s
-        for link in self.busy_links:
-            self.engine.link_busy_s[link] += elapsed_s
+        busy_s = self.engine.link_busy_s
+        for link in self.on_link:
+            if link in busy_s:
+                busy_s[link] += elapsed_s
         for flow in self.flows.values():
             flow.remaining -= flow.rate * elapsed_s
         self.now_s = next_s
@@ -226,32 +238,48 @@ class _Run:
     def _shape(self, task: Task) -> int:
         weight = task.weight if self.engine.cores else 1.0
         shape = (tuple(task.usage.items()), weight, task.device is not None)
-        return self.shapes.setdefault(shape, len(self.shapes))
+        number = self.shapes.setdefault(shape, len(self.shapes))
+        if number == len(self.shape_list):
+            self.shape_list.append(shape)
+        return number
 
-    def _share(self) -> None:
-        """New rates; the end of a transfer whose rate stays the same is not computed again, so it stays exact."""
-        shapes = tuple([flow.shape for flow in self.flows.values()])
-        if shapes not in self.shared:  # a pipeline repeats itself: few mixes of flows come again and again
-            self.shared[shapes] = self._fair_share()
-        rates, self.busy_links = self.shared[shapes]
-        now_s, first_end_s = self.now_s, math.inf
-        for flow, rate in zip(self.flows.values(), rates, strict=True):
-            if flow.rate != rate:
-                flow.rate, flow.end_s = rate, now_s + max(flow.remaining, 0.0) / rate
-            if flow.end_s < first_end_s:
-                first_end_s = flow.end_s
-        self.first_flow_end_s = first_end_s
+    def _share(self, changed: Iterable[str]) -> None:
+        """New rates for the flows that share links, directly or by way of others, with what has come or gone on the
+        links `changed`: of a hundred stages' transfers few do. The end of a transfer whose rate stays the same is not
+        computed again, so it stays exact."""
+        seen: set[int] = set()
+        for link in changed:
+            numbers = self._joined(link, seen)
+            if not numbers:
+                continue
+            part = tuple([self.shape_list[self.flows[number].shape] for number in numbers])
+            names = dict.fromkeys(link for usage, _, _ in part for link, _ in usage)
+            capacities = tuple([(name, self._capacity(name, part)) for name in names])
+            for number, rate in zip(numbers, _rates_of(part, capacities), strict=True):
+                flow = self.flows[number]
+                if flow.rate != rate:
+                    flow.rate, flow.end_s = rate, self.now_s + max(flow.remaining, 0.0) / rate
+        self.first_flow_end_s = min([flow.end_s for flow in self.flows.values()], default=math.inf)
 
-    def _fair_share(self) -> tuple[tuple[float, ...], list[str]]:
-        """Rates of the flows, in their order, and the links that they use."""
-        links, shapes = self.engine.links, list(self.shapes)
-        flows = tuple(shapes[flow.shape] for flow in self.flows.values())
-        capacities = list(links.items())
-        for name in self.engine.cores:
-            ranks = sum(dict(usage).get(name, 0.0) for usage, _, is_computing in flows if is_computing)
-            capacities.append((name, self.engine.cores_of(name, ranks)))
-        used = {link for usage, _, _ in flows for link, _ in usage}
-        return _rates_of(flows, tuple(capacities)), [link for link in links if link in used]
+    def _joined(self, link: str, seen: set[int]) -> list[int]:
+        """The flows on this link and those that share links with them, and so on, in the order in which they began;
+        without those `seen`, which grows by them."""
+        found: list[int] = []
+        links = [link]
+        while links:
+            for number in self.on_link.get(links.pop(), ()):
+                if number not in seen:
+                    seen.add(number)
+                    found.append(number)
+                    links += self.tasks[number].usage
+        return sorted(found, key=lambda number: self.flows[number].serial)
+
+    def _capacity(self, name: str, flows: Sequence[_Shape]) -> float:
+        """Of a link, or of cores, where `flows` are all that use them."""
+        if name not in self.engine.cores:
+            return self.engine.links[name]
+        ranks = sum(dict(usage).get(name, 0.0) for usage, _, is_computing in flows if is_computing)
+        return self.engine.cores_of(name, ranks)
 
     def _ready(self, number: int, cause: Key | None) -> None:
         channel = self.tasks[number].channel
