@@ -139,3 +139,33 @@ def test_a_state_that_is_no_dict_is_named(state):
     saved = {**optimizer.state_dict(), "state": state}
     with pytest.raises(ValueError, match="'state' of the state to load is damaged"):
         optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("after_a_step", [False, True])
+@pytest.mark.parametrize(
+    ("saved", "loads", "says"),
+    [
+        ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.SGD, {}), r"keeps \['momentum_buffer'\].*momentum=0 here"),
+        ((torch.optim.AdamW, {"amsgrad": True}), (torch.optim.AdamW, {}), "amsgrad=False here and True there"),
+        ((torch.optim.AdamW, {}), (torch.optim.SGD, {}), "is of AdamW, which has no dampening, momentum, nesterov"),
+    ],
+    ids=["momentum", "amsgrad", "class"],
+)
+def test_what_a_checkpoint_keeps_beyond_what_is_asked_for_is_named(tmp_path, saved, loads, says, after_a_step):
+    """torch.distributed.checkpoint brings what the state to load has, and says nothing of the rest."""
+    import torch.distributed.checkpoint as dcp
+
+    model = small_model()
+    optimizer = holmes.DistributedOptimizer(model, saved[0], lr=0.01, **saved[1])
+    small_step(model, optimizer, 2)
+    dcp.save({"optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    other = small_model()
+    begins = holmes.DistributedOptimizer(other, loads[0], lr=0.5, **loads[1])
+    small_step(other, begins, int(after_a_step))
+    state = {"optimizer": copy.deepcopy(begins.state_dict())}
+    dcp.load(state, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    if not after_a_step and loads[0] is saved[0]:
+        assert "momentum_buffer" not in state["optimizer"]["state"]["0.weight"]
+    with pytest.raises(ValueError, match=says):
+        begins.load_state_dict(state["optimizer"])
+    assert begins.param_groups[0]["lr"] == 0.5

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from holmes.training.overlap.agreement import LOCAL_SETTINGS, listed
 from holmes.training.overlap.buckets import Fragment
 from holmes.training.overlap.parameters import Trained
-from holmes.training.overlap.shards import ShardOptimizer
+from holmes.training.overlap.shards import ShardOptimizer, blank_states
 
 _KEEPING = (torch.ops.aten.detach.default, torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 MASTER = "master"  # key of the float32 copy of a 16-bit parameter
@@ -296,6 +296,41 @@ def as_loaded_by(
     template = optimizer_class([torch.nn.Parameter(torch.zeros(1))], **arguments)
     template.__setstate__({"state": {}, "param_groups": [{**row, "params": []} for row in rows]})
     return [{key: group[key] for key in row} for group, row in zip(template.param_groups, rows, strict=True)]
+
+
+def check_settings(
+    optimizer_class: type[torch.optim.Optimizer],
+    arguments: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
+) -> None:
+    """Raises ValueError where the groups with these `rows` would step by state that was not loaded: what loads by keys,
+    as torch.distributed.checkpoint, leaves out without a word what an optimizer does not ask for as it was made."""
+    saver = saved.get("optimizer", optimizer_class.__name__)
+    for number, (row, group) in enumerate(zip(rows, groups, strict=True)):
+        own = {key: value for key, value in group.items() if key != "params"}
+        missing = sorted(set(own) - set(row) - set(LOCAL_SETTINGS))
+        if saver != optimizer_class.__name__ and missing:
+            raise ValueError(
+                f"the checkpoint is of {saver}, which has no {', '.join(missing)}; this optimizer is of "
+                f"{optimizer_class.__name__}: load the state of an optimizer of the same class, or the model alone"
+            )
+        part = [torch.zeros(1)]
+        asked, stepped = (
+            set(blank_states(optimizer_class, arguments, [(dict(each), part)])[0]) for each in (own, {**own, **row})
+        )
+        if asked != stepped:
+            different = [
+                f"{key}={own[key]!r} here and {row[key]!r} there"
+                for key in sorted(own.keys() & row.keys())
+                if listed(own[key]) != listed(row[key])
+            ]
+            raise ValueError(
+                f"with the checkpoint's settings param_groups[{number}] keeps {sorted(stepped)} for each parameter; it "
+                f"was made with others and asked for {sorted(asked)} ({'; '.join(different)}): make the optimizer with "
+                "the checkpoint's settings, load, and change them afterwards"
+            )
 
 
 def apply_settings(rows: Sequence[Mapping[str, Any]], groups: Sequence[dict[str, Any]]) -> None:

@@ -20,6 +20,7 @@ from holmes.training.overlap.checkpoint import (
     StateElsewhere,
     apply_settings,
     as_loaded_by,
+    check_settings,
     decode_settings,
     encode_settings,
     from_plain,
@@ -345,7 +346,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._runtime.undo_early()
         state = self._own_state()
         scale = None if self._loss_scale is None else self._loss_scale.state_dict()
-        settings = encode_settings(self.param_groups, {"steps": self._steps, "loss_scale": scale})
+        extra = {"steps": self._steps, "loss_scale": scale, "optimizer": self._optimizer_class.__name__}
+        settings = encode_settings(self.param_groups, extra)
         state_dict: dict[str, Any] = {"state": state, "settings": settings}
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict
@@ -380,6 +382,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 for shard in self._runtime.shards:
                     shard.forget_state()
         else:
+            check_settings(self._optimizer_class, self._arguments, saved, rows, self.param_groups)
             with torch.no_grad():
                 if self._runtime is not None:
                     load_state_tensors(self._runtime.shards, self._trained, state_dict["state"])
