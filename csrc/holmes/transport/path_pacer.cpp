@@ -16,10 +16,7 @@ namespace holmes {
 namespace {
 
 // Of the queue, by priority.
-constexpr std::array<double, highest_priority> target_s{0.01, 0.02, 0.03};
-// After so long with a longer queue, what is left of it belongs to the path: it has become longer, or others never
-// rest.
-constexpr auto patience = std::chrono::seconds(4);
+constexpr std::array<double, highest_priority> targets_s{0.01, 0.02, 0.03};
 // While others send it pauses, and where they go on for longer, sends a share of what the path carried. (Each host
 // behind an uplink takes that share, and of a link that it found empty now and then.)
 constexpr auto pause = std::chrono::milliseconds(500);
@@ -43,7 +40,12 @@ constexpr auto longest_adaption = std::chrono::milliseconds(100);
 }  // namespace
 
 PathPacer::PathPacer(int fd, int priority, const std::string& interface, bool crosses)
-    : fd_(fd), priority_(priority), crosses_(crosses), uplink_(Uplink::of(interface)) {
+    : fd_(fd),
+      priority_(priority),
+      target_s_(priority < highest_priority ? targets_s[static_cast<std::size_t>(priority)] : 0),
+      crosses_(crosses),
+      uplink_(Uplink::of(interface)),
+      queue_(target_s_) {
   uplink_->add(*this);
 }
 
@@ -128,36 +130,19 @@ void PathPacer::adapt(Clock::time_point now) {
   const double delivered =
       static_cast<double>(info.tcpi_bytes_acked - acknowledged_bytes_) / std::chrono::duration<double>(elapsed).count();
   acknowledged_bytes_ = info.tcpi_bytes_acked;
-  if (base_s_ == 0) {
-    base_s_ = info.tcpi_min_rtt == ~0U ? round_trip_s : info.tcpi_min_rtt * 1e-6;
-    short_at_ = now;
-    recent_base_s_ = round_trip_s;
-  }
-  base_s_ = std::min(base_s_, round_trip_s);
-  const double target = target_s[static_cast<std::size_t>(priority_)];
-  const double queue_s = round_trip_s - base_s_;
-  if (info.tcpi_unacked == 0 && delivered == 0) {  // idle: the round trip is an old one
-    short_at_ = now;
-    return;
-  }
+  if (info.tcpi_unacked == 0 && delivered == 0) return queue_.rest(now);
   capacity_bytes_per_s_ = std::max(capacity_bytes_per_s_ * (rate_bytes_per_s_ ? forget_limited : forget), delivered);
-  if (queue_s <= target) {
-    short_at_ = now;
-    recent_base_s_ = round_trip_s;
-  } else if (recent_base_s_ = std::min(recent_base_s_, round_trip_s); now - short_at_ > patience) {
-    base_s_ = recent_base_s_;
-    short_at_ = now;
-    return;
-  }
+  const double shortest_s = info.tcpi_min_rtt == ~0U ? round_trip_s : info.tcpi_min_rtt * 1e-6;
+  const double queue_s = queue_.look(now, {round_trip_s, info.tcpi_rttvar * 1e-6, shortest_s});
   if (!rate_bytes_per_s_) {
-    if (queue_s > target) keep_to(begin_share * capacity_bytes_per_s_);
+    if (queue_s > target_s_) keep_to(begin_share * capacity_bytes_per_s_);
     return;
   }
   double rate = *rate_bytes_per_s_;
-  if (queue_s > target) {
-    rate *= std::max(most_decrease, 1 - (queue_s / target - 1) / 4);
+  if (queue_s > target_s_) {
+    rate *= std::max(most_decrease, 1 - (queue_s / target_s_ - 1) / 4);
   } else {
-    rate += growth_share * capacity_bytes_per_s_ * (1 - queue_s / target);
+    rate += growth_share * capacity_bytes_per_s_ * (1 - queue_s / target_s_);
   }
   if (rate > free_share * capacity_bytes_per_s_) return keep_to(std::nullopt);
   keep_to(std::max(rate, least_share * capacity_bytes_per_s_));

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "holmes/core/options.hpp"
+#include "holmes/transport/path_queue.hpp"
 #include "holmes/transport/uplink.hpp"
 
 namespace holmes {
@@ -63,12 +64,12 @@ private:
 
   const int fd_;
   const int priority_;
+  const double target_s_;  // of the queue; none for the highest priority, which is not paced
   const bool crosses_;
   const std::shared_ptr<Uplink> uplink_;
   std::atomic<Clock::rep> sent_at_{0};  // read by others
   Clock::time_point looked_at_{};
   Clock::time_point adapted_at_{};
-  Clock::time_point short_at_{};  // the queue was within the target
   bool yields_ = false;
   bool pauses_ = false;
   Clock::time_point yields_since_{};
@@ -77,8 +78,7 @@ private:
   std::optional<unsigned> usual_unsent_bytes_;  // TCP_NOTSENT_LOWAT without a rate
   std::uint64_t acknowledged_bytes_ = 0;
   double capacity_bytes_per_s_ = 0;  // the most that was delivered lately
-  double base_s_ = 0;                // round trip without a queue; 0: not known
-  double recent_base_s_ = 0;         // the shortest since short_at_
+  PathQueue queue_;
 };
 
 }  // namespace holmes
