@@ -71,15 +71,15 @@ def test_wrong_classes_are_reported_by_name(tmp_path: Path) -> None:
 @needs_namespaces
 def test_hosts_behind_slow_uplinks_are_two_clusters(tmp_path: Path) -> None:
     with Testbed("slow-uplink").session() as session:
-        for _ in range(3):  # what else runs on a shared machine may hold 1 Gbit/s up
+        for _ in range(3):  # what else runs on a shared machine may hold 1 Gbit/s up, or streams that are to be at once
             found, _ = discovered(session, tmp_path)
             assert [cluster.hosts for cluster in found.clusters] == [("a0", "a1", "a2"), ("b0", "b1", "b2")]
             inside, between = found.shared_fabrics([0, 1])[0], found.shared_fabrics([0, 5])[0]
-            if inside.measured_gbps == pytest.approx(1.0, rel=TOLERANCE):
+            (link,) = found.links
+            if inside.measured_gbps == pytest.approx(1.0, rel=TOLERANCE) and link.is_shared:
                 break
     assert inside.measured_gbps == pytest.approx(1.0, rel=TOLERANCE)
     assert between.measured_gbps == pytest.approx(0.1, rel=TOLERANCE)
-    (link,) = found.links
     assert (link.pairs, link.is_shared) == (3, True)  # three pairs at once have what one has
     assert not [finding for finding in found.findings if finding.kind == "slow"]
 
