@@ -54,6 +54,13 @@ def from_text(text: str | int) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def some(things: Iterable[object], most: int = 4) -> str:
+    """The first ones, and how many more there are."""
+    listed = list(things)
+    shown = ", ".join(map(str, listed[:most]))
+    return shown if len(listed) <= most else f"{shown} and {len(listed) - most} more"
+
+
 def short(numbers: Iterable[int], most: int = 8) -> str:
     """For messages: like a list, cut after `most` numbers."""
     listed = list(numbers)

@@ -70,16 +70,16 @@ void test_path_that_varies() {
 // Above the target on average only: no four seconds without a short one.
 void test_path_that_wavers() {
   Path path;
+  const auto waver = [&] {
+    for (int i = 0; i < 100; ++i) {
+      path.look(7, 0.112, 0.008);
+      path.look(1, 0.098, 0.008);
+    }
+  };
   path.look(10, 0.08, 0.008);
-  for (int i = 0; i < 100; ++i) {
-    path.look(7, 0.112, 0.008);
-    path.look(1, 0.098, 0.008);
-  }
+  waver();
   path.long_share();
-  for (int i = 0; i < 100; ++i) {
-    path.look(7, 0.112, 0.008);
-    path.look(1, 0.098, 0.008);
-  }
+  waver();
   CHECK(path.long_share() < 0.2);
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from holmes.cluster.topology.contradictions import some
+from holmes.words import some
 from holmes_comm.errors import JobError, UnreachableError, UsageError
 from holmes_comm.launch import recognize
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holmes.cluster.topology.parts import RDMA_CLASSES, Fabric, Host, Port, TopologyFinding
 from holmes.cluster.topology.preference import ROUTED, is_verbs_only
+from holmes.words import some
 
 MIXED = "mixed"  # in place of a NIC class: a subnet in which NICs say InfiniBand and others say Ethernet
 _UNEQUAL_SPEED = 0.5
@@ -163,9 +164,3 @@ def _majority(classes: Iterable[str]) -> tuple[str | None, bool]:
     ranked = Counter(classes).most_common()
     tied = len(ranked) > 1 and ranked[0][1] == ranked[1][1]
     return (None if tied or not ranked else ranked[0][0]), len(ranked) > 1
-
-
-def some(names: Iterable[str]) -> str:
-    """The first four names, and how many more there are."""
-    listed = list(names)
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

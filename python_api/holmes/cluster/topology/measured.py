@@ -14,10 +14,10 @@ import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from holmes.cluster.topology.contradictions import some
 from holmes.cluster.topology.fabrics import components, make_fabric
 from holmes.cluster.topology.parts import Fabric, Host, TopologyFinding
 from holmes.cluster.topology.preference import ROUTED
+from holmes.words import some
 
 SPLIT_SHARE = 1 / 3
 SLOW_SHARE = 1 / 2

@@ -141,10 +141,10 @@ class Engine:
 
 @dataclass(slots=True)
 class _Flow:
-    """A transfer, or a computation on shared cores, under way. `shape`: number of its `_Shape`."""
+    """A transfer, or a computation on shared cores, under way. `shape`: equal ones are one object."""
 
     remaining: float
-    shape: int
+    shape: _Shape
     serial: int  # in the order in which they began
     rate: float = -1.0
     end_s: float = math.inf
@@ -183,8 +183,7 @@ class _Run:
         self.first_flow_end_s = math.inf
         self.began = 0
         self.on_link: dict[str, dict[int, None]] = {}  # the flows on each link that has some
-        self.shapes: dict[_Shape, int] = {}
-        self.shape_list: list[_Shape] = []
+        self.shapes: dict[_Shape, _Shape] = {}
 
     def run(self) -> None:
         for number, count in enumerate(self.waiting):
@@ -235,13 +234,10 @@ class _Run:
             flow.remaining -= flow.rate * elapsed_s
         self.now_s = next_s
 
-    def _shape(self, task: Task) -> int:
+    def _shape(self, task: Task) -> _Shape:
         weight = task.weight if self.engine.cores else 1.0
         shape = (tuple(task.usage.items()), weight, task.device is not None)
-        number = self.shapes.setdefault(shape, len(self.shapes))
-        if number == len(self.shape_list):
-            self.shape_list.append(shape)
-        return number
+        return self.shapes.setdefault(shape, shape)
 
     def _share(self, changed: Iterable[str]) -> None:
         """New rates for the flows that share links, directly or by way of others, with what has come or gone on the
@@ -252,7 +248,7 @@ class _Run:
             numbers = self._joined(link, seen)
             if not numbers:
                 continue
-            part = tuple([self.shape_list[self.flows[number].shape] for number in numbers])
+            part = tuple([self.flows[number].shape for number in numbers])
             names = dict.fromkeys(link for usage, _, _ in part for link, _ in usage)
             capacities = tuple([(name, self._capacity(name, part)) for name in names])
             for number, rate in zip(numbers, _rates_of(part, capacities), strict=True):

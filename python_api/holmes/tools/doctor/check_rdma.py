@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from holmes.cluster.topology import RDMA_CLASSES
-from holmes.cluster.topology.contradictions import some
 from holmes.tools.doctor.facts import HostFacts, JobFacts, NicFacts
 from holmes.tools.doctor.finding import ERROR, NOTE, WARNING, Finding
+from holmes.words import some
 
 _IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
 _MEMLOCK_ENOUGH_BYTES = 1 << 40

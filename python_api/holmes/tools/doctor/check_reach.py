@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from holmes.cluster.topology.contradictions import some
 from holmes.tools.doctor.facts import HostFacts, JobFacts, NicFacts, Trial
 from holmes.tools.doctor.finding import ERROR, NOTE, WARNING, Finding
+from holmes.words import some
 
 #: What a topology's findings (holmes.cluster.topology.contradictions, measured) mean for a job.
 _SEVERITY = {"class": ERROR, "unreachable": ERROR, "below line rate": NOTE}

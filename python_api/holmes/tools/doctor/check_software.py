@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from holmes.cluster.topology import RDMA_CLASSES
-from holmes.cluster.topology.contradictions import some
 from holmes.tools.doctor.facts import JobFacts
 from holmes.tools.doctor.finding import ERROR, NOTE, WARNING, Finding
 from holmes.tools.doctor.variables import HOLMES, MUST_AGREE, NOT_READ, OTHERS, USUAL, fix_of
+from holmes.words import some
 
 
 def check_variables(job: JobFacts) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from holmes.cluster.topology.contradictions import some
+from holmes.words import some
 
 ERROR = "error"  # the job will fail, hang, or use the wrong network
 WARNING = "warning"  # it may, or it will be slower than it need be

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from holmes.training.overlap.awaited import ABOUT_NO_VALUES
+from holmes.words import some
 
 _DATA: Any = torch.Tensor.data
 
@@ -190,4 +191,4 @@ def _names(values: Any) -> str:
                 visit(each)
 
     visit(values)
-    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return some(found, 3)

@@ -16,6 +16,7 @@ from holmes.training.recovery.errors import (
     StoreContentError,
     StoreLostError,
     TooFewRanksError,
+    UnequalStepsError,
 )
 from holmes.training.recovery.generation import Generation, Regroup
 from holmes.training.recovery.run import run_elastic
@@ -33,5 +34,6 @@ __all__ = [
     "StoreContentError",
     "StoreLostError",
     "TooFewRanksError",
+    "UnequalStepsError",
     "run_elastic",
 ]

@@ -11,6 +11,7 @@ from holmes.training.recovery.errors import LeftOutError, ReplacedError, TooFewR
 from holmes.training.recovery.member import Member, choose
 from holmes.training.recovery.rendezvous import GONE, Rendezvous
 from holmes.training.recovery.watch import Liveness
+from holmes.words import some
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.05  # between two looks at the store while others are awaited
@@ -182,23 +183,20 @@ def _who_waits(
 ) -> str:
     """Who is there for a generation that cannot be decided yet, and who is not."""
 
-    def listed(what: Sequence[object]) -> str:
-        return ", ".join(map(str, what[:_NAMED])) + (f" and {len(what) - _NAMED} more" if len(what) > _NAMED else "")
-
     there = {member.place for member in alive}
     parts = [f"{len(members)} of {wanted} ranks are there"]
     if members:
-        parts[0] += f" ({listed(members)})"
+        parts[0] += f" ({some(members, _NAMED)})"
     if slow:
-        parts.append(f"{listed(slow)} lives, but has not left the last generation")
+        parts.append(f"{some(slow, _NAMED)} lives, but has not left the last generation")
     late = {member.place for member in slow}
     lost = [member for member in previous if member.place not in there | late]
     if lost:
-        parts.append(f"lost or ended, and not started again: {listed(lost)}")
+        parts.append(f"lost or ended, and not started again: {some(lost, _NAMED)}")
     places = {member.place for member in previous} | there | late
     never = [place for place in range(rules.first_ranks) if place not in places]
     if never and len(members) < wanted:
-        parts.append(f"not there: RANK {listed(never)} (not started, or another store or checkpoint folder)")
+        parts.append(f"not there: RANK {some(never, _NAMED)} (not started, or another store or checkpoint folder)")
     chosen = {member.identity for member in members}
     for node in sorted({member.node for member in alive if member.identity not in chosen}):
         own = [member for member in alive if member.node == node]

@@ -147,10 +147,8 @@ class Attempt:
             raise type(error)(f"{self.watch.failure() or reason}; {error}") from error
 
     def _is_recoverable(self, error: Exception) -> bool:
-        if isinstance(
-            error, (CheckpointError, FencedError, UnequalStepsError)
-        ):  # all ranks have it, and would have it again
-            return False
+        if isinstance(error, (CheckpointError, FencedError, UnequalStepsError)):
+            return False  # all ranks have it, and would have it again
         for cause in _chain(error):  # torch's pipeline schedules raise an error of their own from what they meet
             if isinstance(cause, (CommunicatorError, dist.DistError, *self.settings.recover_from)):
                 return True
