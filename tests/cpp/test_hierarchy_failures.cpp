@@ -138,9 +138,12 @@ void check_deadline() {
 }
 
 void check_death() {
-  // Rank 3 leaves while the others are in the middle.
-  run_clusters({0, 0, 1, 1}, 0, [](Communicator& comm) {
+  // Rank 3 leaves while the others are in the middle: of the second operation, which one may enter while another is
+  // still in the first.
+  std::barrier done_first(4);
+  run_clusters({0, 0, 1, 1}, 0, [&](Communicator& comm) {
     all_reduce(comm, 1000);
+    done_first.arrive_and_wait();
     if (comm.rank() == 3) {
       comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true});
       return;
@@ -164,10 +167,12 @@ void check_death() {
 void check_names_in_wide_clusters() {
   const std::vector<int> clusters{0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1};
   for (const int leaving : {7, 10}) {
+    std::barrier done_first(static_cast<std::ptrdiff_t>(clusters.size()));
     run_clusters(
         clusters, 0,
         [&](Communicator& comm) {
           all_reduce(comm, 1000);
+          done_first.arrive_and_wait();
           if (comm.rank() == leaving) return;
           try {
             for (int i = 0; i < 1000; ++i) all_reduce(comm, count);
