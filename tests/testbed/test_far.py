@@ -205,6 +205,15 @@ def test_a_probe_that_is_lost_is_no_lost_peer() -> None:
     assert [json.loads(line)["right"] for line in lines if line.startswith("{")] == [True]
 
 
+@needs_namespaces
+@pytest.mark.parametrize("delay_ms", [0, 20])
+def test_messages_of_high_priority_go_before_another_groups(delay_ms: float) -> None:
+    """1 MiB takes 170 ms and the way there alone. Far, bbr makes no queue: what has to wait is in its socket."""
+    with _session({"rate_gbps": 0.05, "delay_ms": delay_ms}) as session:
+        found = _run(session, "far_worker", "beside")
+    assert found["priorities"] < 0.75 * found["plain"], found
+
+
 @_on_a_quiet_machine
 @needs_namespaces
 def test_a_host_gives_way_to_a_message_of_the_one_beside_it() -> None:

@@ -11,7 +11,10 @@ import pytest
 from namespaces import needs_namespaces
 from paths import WORKERS
 
+from holmes.planning.groups import KINDS
+
 FAST = {"ib0", "roce0"}
+SPANNING = {"mp", "pp", "embd", "tp_ep_pp", "world"}
 
 
 @needs_namespaces
@@ -42,11 +45,14 @@ def test_groups_of_shuffled_ranks_use_their_planned_nics() -> None:
                 assert nics <= FAST
             elif kind in ("pp", "embd"):
                 assert nics == {"eth0"}
+            # What shares the uplink has its place there, what stays inside a cluster has none.
+            assert group["priority"] == (KINDS[kind].priority if kind in SPANNING else None)
         spanning = outcome["spanning"]
         assert not spanning["holds"]
         assert set(spanning["violations"]) == {"dp", "tp_dp"}
         group = spanning["groups"]["dp"]
         assert group["ranks"] == spanning["planned"]["dp"]
+        assert group["priority"] is None  # without stages there is nothing that it could hold up
         assert "spans the clusters cluster 0, cluster 1" in group["reason"]
         assert set(group["sent_bytes"]) - {"shm"} > {"eth0"}  # hierarchical: the cluster's own NIC too
 

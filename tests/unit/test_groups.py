@@ -111,6 +111,21 @@ def test_rails_of_equal_speed_serve_a_group_together() -> None:
     assert group.nics == {0: ("rdma1", "rdma2"), 1: ("rdma1", "rdma2")}
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "expected"),
+    [(2, {"dp": None, "pp": 3, "embd": 1, "world": 0}), (4, {"dp": None, "pp": 3, "world": 0})],
+)
+def test_what_spans_clusters_has_the_priority_of_its_kind(pipeline: int, expected: dict[str, int | None]) -> None:
+    plan = plan_of(two_clusters(ranks_per_host=2), 1, pipeline)
+    assert {kind: plan.groups(kind)[0].priority for kind in expected} == expected
+
+
+def test_without_stages_or_other_clusters_there_are_no_priorities() -> None:
+    plan = plan_for(two_clusters(), model_layers=24, span_clusters=True)
+    assert {plan.groups(kind)[0].priority for kind in ("dp", "world")} == {None}
+    assert first_group(assumed(hosts_of(ib(1), ib(2))), "pp", 2).priority is None
+
+
 def test_a_roce_nic_on_the_common_ethernet_counts_as_ethernet_too() -> None:
     roce_only = [[port("roce_v2", f"10.9.0.{host}")] for host in (3, 4)]
     topology = assumed(hosts_of(ib(1), ib(2), *roce_only))

@@ -36,6 +36,7 @@ def reduce_in(group: dist.ProcessGroup) -> dict[str, Any]:
         "ranks": ranks,
         "sent_bytes": {nic: count - before.get(nic, 0) for nic, count in after.items()},
         "reason": torch_backend.nic_reason(group),
+        "priority": torch_backend.group_options(group).priority,
     }
 
 

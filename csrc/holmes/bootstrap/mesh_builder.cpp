@@ -170,15 +170,12 @@ void MeshBuilder::prepare_slots() {
 }
 
 int MeshBuilder::choose_streams(const Attempt& attempt) const {
-  // What keeps a queue short does so by connection: several would make as many queues.
-  const bool is_paced = options_.priority && *options_.priority < highest_priority;
   // Several rails are several connections already, and who asked for them has chosen.
   const auto& records = *records_;
   const bool uses_rdma =
       options_.transport == Transport::rdma &&
       records[static_cast<std::size_t>(options_.rank)].same_cluster(records[static_cast<std::size_t>(attempt.peer)]);
-  if (attempt.over_unix || attempt.purpose == Purpose::control || uses_rdma || is_paced ||
-      rails_to(attempt.peer).size() > 1)
+  if (attempt.over_unix || attempt.purpose == Purpose::control || uses_rdma || rails_to(attempt.peer).size() > 1)
     return 1;
   // Nearly all that are near are known by this, without asking the system.
   if (Clock::now() - attempt.started_at < far_round_trip) return 1;

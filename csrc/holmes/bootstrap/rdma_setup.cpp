@@ -328,7 +328,6 @@ std::vector<std::string> rdma_ports_of(const CommunicatorOptions& options) {
 std::string rdma_objection(const CommunicatorOptions& options, const Env& env) {
   const TlsMode tls = options.tls.value_or(tls_mode_from_name(env.tls));
   if (tls != TlsMode::off) return "asks for tls='" + name(tls) + "', and RDMA has no encryption";
-  if (options.priority) return "asks for priority=" + std::to_string(*options.priority) + ", which only TCP has";
   if (options.dscp) return "asks for dscp=" + std::to_string(*options.dscp) + ", which only TCP has";
   if (env.transport && *env.transport != "auto" && *env.transport != "rdma")
     return "has HOLMES_TRANSPORT=" + *env.transport;

@@ -30,8 +30,9 @@ constexpr double most_decrease = 0.5;
 constexpr double forget = 0.995;  // of what the path carried, at each adaption
 constexpr double forget_limited = 0.999;
 constexpr double free_share = 1.5;  // of what the path carried: a rate beyond does not limit
-// What the socket may hold that is not sent, so that a changed rate has effect soon.
+// What the socket may hold that is not sent, so that a changed rate or a pause has effect soon.
 constexpr double unsent_s = 0.004;
+constexpr double unsent_round_trips = 1.0 / 8;  // where that is longer: soon is later there
 constexpr double least_unsent_bytes = 16 * 1024;
 constexpr double most_unsent_bytes = 512 * 1024;
 constexpr auto shortest_adaption = std::chrono::milliseconds(10);
@@ -134,9 +135,10 @@ void PathPacer::adapt(Clock::time_point now) {
   capacity_bytes_per_s_ = std::max(capacity_bytes_per_s_ * (rate_bytes_per_s_ ? forget_limited : forget), delivered);
   const double shortest_s = info.tcpi_min_rtt == ~0U ? round_trip_s : info.tcpi_min_rtt * 1e-6;
   const double queue_s = queue_.look(now, {round_trip_s, info.tcpi_rttvar * 1e-6, shortest_s});
+  shortest_s_ = shortest_s;
   if (!rate_bytes_per_s_) {
-    if (queue_s > target_s_) keep_to(begin_share * capacity_bytes_per_s_);
-    return;
+    if (queue_s > target_s_) return keep_to(begin_share * capacity_bytes_per_s_);
+    return limit_unsent();
   }
   double rate = *rate_bytes_per_s_;
   if (queue_s > target_s_) {
@@ -151,17 +153,30 @@ void PathPacer::adapt(Clock::time_point now) {
 void PathPacer::keep_to(std::optional<double> bytes_per_s) {
   rate_bytes_per_s_ = bytes_per_s;
   if (yields_ && !pauses_) bytes_per_s = yielding_share * capacity_bytes_per_s_;
-  const double rate = bytes_per_s ? std::max(*bytes_per_s, least_pace_bytes_per_s) : 0;
-  set_option(fd_, SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s ? static_cast<std::uint64_t>(rate) : ~std::uint64_t{0});
-  const double unsent_bytes = std::clamp(rate * unsent_s, least_unsent_bytes, most_unsent_bytes);
+  if (bytes_per_s) bytes_per_s = std::max(*bytes_per_s, least_pace_bytes_per_s);
+  pace_bytes_per_s_ = bytes_per_s;
+  set_option(fd_, SOL_SOCKET, SO_MAX_PACING_RATE,
+             bytes_per_s ? static_cast<std::uint64_t>(*bytes_per_s) : ~std::uint64_t{0});
+  limit_unsent();
+}
+
+// What is in the socket is sent though others go first.
+void PathPacer::limit_unsent() {
   if (!usual_unsent_bytes_) {
-    unsigned usual = ~0U;
+    unsigned usual = 0;
     socklen_t length = sizeof usual;
     ::getsockopt(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &usual, &length);
     usual_unsent_bytes_ = usual > 0 ? usual : ~0U;  // 0: the system's, which is no limit
   }
-  set_option(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
-             bytes_per_s ? std::min(static_cast<unsigned>(unsent_bytes), *usual_unsent_bytes_) : *usual_unsent_bytes_);
+  unsigned bytes = *usual_unsent_bytes_;
+  // A far path may be full without a queue, and so without a rate.
+  const bool is_far = shortest_s_ >= std::chrono::duration<double>(far_round_trip).count();
+  if (pace_bytes_per_s_ || is_far) {
+    const double seconds = std::max(unsent_s, unsent_round_trips * shortest_s_);
+    const double soon = pace_bytes_per_s_.value_or(capacity_bytes_per_s_) * seconds;
+    bytes = std::min(bytes, static_cast<unsigned>(std::clamp(soon, least_unsent_bytes, most_unsent_bytes)));
+  }
+  set_option(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes);
 }
 
 }  // namespace holmes

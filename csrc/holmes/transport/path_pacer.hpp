@@ -61,6 +61,7 @@ private:
   void forget_since(Clock::time_point now);
   void adapt(Clock::time_point now);
   void keep_to(std::optional<double> bytes_per_s);
+  void limit_unsent();
 
   const int fd_;
   const int priority_;
@@ -75,7 +76,9 @@ private:
   Clock::time_point yields_since_{};
   bool has_turn_ = false;  // the hosts beside this one are told that it sends
   std::optional<double> rate_bytes_per_s_;
+  std::optional<double> pace_bytes_per_s_;      // what the kernel was told: that rate, or less while others go first
   std::optional<unsigned> usual_unsent_bytes_;  // TCP_NOTSENT_LOWAT without a rate
+  double shortest_s_ = 0;                       // round trip
   std::uint64_t acknowledged_bytes_ = 0;
   double capacity_bytes_per_s_ = 0;  // the most that was delivered lately
   PathQueue queue_;

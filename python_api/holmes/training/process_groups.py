@@ -56,7 +56,8 @@ def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | N
     `kinds`, such as ("dp", "pp") or `holmes.KINDS` for all: None: "tp", "dp" and "pp", with context parallelism "cp"
     and "dp_cp" too, with experts "ep", "expt_tp" and "expt_dp". Groups of one rank are made too, as Megatron does.
     Backend "holmes" puts each group on its planned NICs. In one that spans clusters, ranks of one cluster use its NICs
-    with each other, and large collectives run hierarchically (docs/hierarchy.md). Any other backend (for comparison)
+    with each other, and large collectives run hierarchically (docs/hierarchy.md); where there are stages it has the
+    priority of its kind (docs/wan.md), unless the default group was told one. Any other backend (for comparison)
     chooses by itself. All else (deadline, TLS, secret, ...) is as the default group was told. Raises ValueError where
     the plan is for another number of ranks, or a kind does not exist.
     """
@@ -95,14 +96,16 @@ def default_kinds(plan: Plan) -> list[str]:
 
 
 def group_options(group: Group, rank: int) -> Any:
-    """`pg_options` for `torch.distributed.new_group` with backend "holmes": the planned NICs of one rank, and what else
-    the default group was told. Local."""
+    """`pg_options` for `torch.distributed.new_group` with backend "holmes": the planned NICs of one rank, the group's
+    priority unless the default group was told one, and what else the default group was told. Local."""
     from holmes_comm import GroupOptions, NicSelection, torch_backend
 
     try:
         told = torch_backend.group_options()
     except ValueError:  # there is none, or another backend made it
         told = GroupOptions()
+    if told.priority is None:
+        told = replace(told, priority=group.priority)
     transport = "rdma" if group.is_verbs_only else (told.nics or NicSelection.from_env()).transport
 
     def selection(names: tuple[str, ...]) -> NicSelection:

@@ -20,7 +20,8 @@ class Group:
     shared memory. `nic_class` is None then. `cluster_of` maps the ranks of a group that spans clusters to the name of
     theirs, `cluster_nics` to the NICs that they use inside it (none where those of its ranks are on one host); both are
     empty for a group within one cluster. `is_verbs_only`: the ports of `nics` have no IP address, so that only RDMA can
-    use them; never of a group that spans clusters, which TCP joins (docs/rdma.md).
+    use them; never of a group that spans clusters, which TCP joins (docs/rdma.md). `priority`: that of its kind, where
+    the group spans clusters and the plan has stages, whose messages share what joins these (docs/wan.md); else None.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Group:
     cluster_of: Mapping[int, str] = field(default_factory=dict)
     cluster_nics: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     is_verbs_only: bool = False
+    priority: int | None = None
 
 
 class Groups(Sequence[Group]):
@@ -40,6 +42,7 @@ class Groups(Sequence[Group]):
         self.kind = kind
         self.ranks = grid.groups(kind)
         self._reach = reach
+        self._priority = KINDS[kind].priority if grid.pipeline > 1 else None
         self._shared = reach.shared(self.ranks)
 
     def __len__(self) -> int:
@@ -80,7 +83,8 @@ class Groups(Sequence[Group]):
         if not spans:
             return Group(self.kind, ranks, nics, rails.nic_class, reason, is_verbs_only=rails.is_verbs_only)
         names, inside = self._inside_clusters(index, ranks)
-        return Group(self.kind, ranks, nics, rails.nic_class, f"spans clusters; {reason}", names, inside)
+        reason = f"spans clusters; {reason}"
+        return Group(self.kind, ranks, nics, rails.nic_class, reason, names, inside, priority=self._priority)
 
     def check_networks(self) -> None:
         """Raises ValueError for the first group whose ranks share no network."""

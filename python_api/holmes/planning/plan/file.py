@@ -160,7 +160,8 @@ def _groups(groups: Groups) -> list[str]:
     lines = []
     for group in shown:
         nics = ", ".join(f"{rank}: {'+'.join(names)}" for rank, names in list(group.nics.items())[:_NAMES_SHOWN])
-        lines.append(f"{group.kind} {short(group.ranks)}: {f'{nics}; ' if nics else ''}{group.reason}")
+        first = "" if group.priority is None else f"; priority {group.priority}"
+        lines.append(f"{group.kind} {short(group.ranks)}: {f'{nics}; ' if nics else ''}{group.reason}{first}")
     if len(groups) > len(shown):
         lines[0] = f"{len(groups)} groups of kind {groups.kind}, such as {lines[0]}"
     return lines

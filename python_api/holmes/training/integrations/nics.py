@@ -35,7 +35,9 @@ def planned_nics(plan: Plan) -> Iterator[None]:
     rank = dist.get_rank()
     mine: dict[frozenset[int], Group] = {}
     for group in plan.groups_of(rank):
-        mine.setdefault(frozenset(group.ranks), group)
+        known = mine.setdefault(frozenset(group.ranks), group)
+        if (group.priority or 0) > (known.priority or 0):  # "mp" and "pp" are the same ranks where nothing is split
+            mine[frozenset(group.ranks)] = group
 
     def choose(global_ranks: list[int]) -> GroupOptions | None:
         group = mine.get(frozenset(global_ranks))
