@@ -68,6 +68,17 @@ void test_what_is_not_there() {
   CHECK(contains(complaint("eth2"), "NIC eth2 is down (check its cable, bring it up with `ip link set eth2 up`)"));
   CHECK(contains(complaint("eth3"), "NIC eth3 has no address but link-local ones (give it one with `ip address add"));
   CHECK(contains(complaint("subnet:10.9.0.0/16"), "no NIC that is up has an address in subnet 10.9.0.0/16"));
+  // What NCCL's and other ways of writing it seem to mean.
+  const auto hint = [&](const std::string& text, const std::string& words) {
+    return contains(complaint(text),
+                    "no NIC is called '" + text + "' ('" + text + "': " + words + "). This host has: ");
+  };
+  CHECK(hint("eth", "names are whole here; all that begin with it are 'eth*'"));
+  CHECK(hint("mlx5_", "names are whole here; all that begin with it are 'mlx5_*'") && hint("ETH0", "write 'eth0'"));
+  CHECK(hint("RoCE", "a class is written 'class:roce'") && hint("class=roce", "write 'class:roce'"));
+  CHECK(hint("10.1.0.0/16", "a subnet is written 'subnet:10.1.0.0/16'") &&
+        hint("Subnet:fd00::/64", "write 'subnet:fd00::/64'"));
+  CHECK(hint("ib0 ib1", "names stand apart, with commas between: 'eth1,eth2'"));
   CHECK(contains(complaint("eth0", {}), "no NIC is called 'eth0'. This host has: no NIC at all. "));
 }
 
@@ -85,6 +96,10 @@ void test_wrong_words() {
   CHECK(contains(complaint("rails:0"), "max_rails=0 is not possible; it must be from 1 to 64"));
   CHECK(contains(complaint("rails:8,streams:9"), "streams=9 is not possible; it must be from 1 to 8"));
   CHECK(contains(complaint("class:roce,class:ethernet"), "has two of 'class': 'roce' and 'ethernet'; keep one"));
+  CHECK(
+      contains(complaint("^docker0,lo"), "NIC name '^docker0' is not possible: nothing is excluded here (NCCL's '^')"));
+  CHECK(contains(complaint("=mlx5_0:1"),
+                 "'=mlx5_0:1' is not possible: a name is whole without NCCL's '='; write 'mlx5_0:1'"));
   for (const char* subnet : {"10.1.0.0/33", "10.1.0.1/16", "10.1", "10.1.0.0/", "10.1.0.0/x", "fd00::/129", "nonsense"})
     CHECK(contains(complaint(std::string("subnet:") + subnet), "is no network; write it as '10.1.0.0/16'"));
 }

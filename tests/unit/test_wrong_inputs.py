@@ -251,6 +251,8 @@ def test_a_wrong_input_is_answered_with_one_sentence(
             ["HOLMES_CONNECT_TIMEOUT means nothing to Holmes; is HOLMES_CONNECT_TIMEOUT_S meant?"],
         ),
         ("HOLMES_LOG_LEVEL", ["HOLMES_LOG_LEVEL means nothing to Holmes; is HOLMES_LOG meant?"]),
+        ("HOLMES_IB_HCA", ["HOLMES_IB_HCA means nothing to Holmes; is HOLMES_NICS meant?"]),
+        ("HOLMES_SOCKET_IFNAME", ["HOLMES_SOCKET_IFNAME means nothing to Holmes; is HOLMES_NICS meant?"]),
         ("HOLMES_SHM", []),
         ("HOLMES_TEST_RDMA", []),  # of the tests
     ],

@@ -420,6 +420,10 @@ std::vector<EnvVariable> env_variables() {
 }
 
 std::optional<std::string> variable_meant_by(std::string_view name) {
+  // NCCL's and Gloo's words.
+  if (name.ends_with("_IFNAME") || name.ends_with("_HCA")) return "HOLMES_NICS";
+  if (name.ends_with("_GID_INDEX") && name != "HOLMES_RDMA_GID_INDEX") return "HOLMES_RDMA_GID_INDEX";
+  if (name == "HOLMES_DEBUG") return "HOLMES_LOG";
   std::optional<std::string> meant;
   std::size_t least = 3;
   for (const auto& row : table()) {

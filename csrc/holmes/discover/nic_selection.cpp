@@ -4,6 +4,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <map>
@@ -67,6 +68,40 @@ bool is_network(const std::string& subnet) {
   return network_of({base, length}) == as_given;
 }
 
+// A VLAN shares its parent's port: the port's name means the parent.
+std::vector<std::string> own_names(const Nic& nic) {
+  std::vector<std::string> own{nic.name, nic.netdev};
+  if (nic.kind != NicKind::vlan) own.insert(own.end(), {nic.hca, nic.port_name()});
+  return own;
+}
+
+std::string in_lower_case(std::string text) {
+  std::ranges::transform(text, text.begin(),
+                         [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return text;
+}
+
+bool is_key(const std::string& word) {
+  return word == "class" || word == "subnet" || word == "rails" || word == "streams";
+}
+
+// How that is written which `name`, which no NIC has, seems to mean; empty where nothing does.
+std::string meant_by(const std::string& name, const std::vector<Nic>& nics) {
+  if (name.find_first_of(" ;,") != std::string::npos) return "names stand apart, with commas between: 'eth1,eth2'";
+  const std::string small = in_lower_case(name);
+  if (class_of(small) != nullptr) return "a class is written " + in_quotes("class:" + small);
+  if (is_network(name)) return "a subnet is written " + in_quotes("subnet:" + name);
+  const auto sign = small.find_first_of(":=");
+  if (sign != std::string::npos && is_key(small.substr(0, sign)))
+    return "write " + in_quotes(small.substr(0, sign) + ":" + name.substr(sign + 1));
+  for (const Nic& nic : nics)
+    for (const std::string& own : own_names(nic)) {
+      if (in_lower_case(own) == small) return "write " + in_quotes(own);
+      if (own.starts_with(name)) return "names are whole here; all that begin with it are " + in_quotes(name + "*");
+    }
+  return "";
+}
+
 std::string summary(const Nic& nic) {
   std::string text = nic.name;
   if (const auto port = nic.port_name(); !port.empty() && port != nic.name) text += " = " + port;
@@ -78,11 +113,8 @@ std::string summary(const Nic& nic) {
   return text + ")";
 }
 
-// A VLAN shares its parent's port: the port's name means the parent.
 bool has_name(const Nic& nic, const std::string& pattern) {
-  std::vector<std::string> own{nic.name, nic.netdev};
-  if (nic.kind != NicKind::vlan) own.insert(own.end(), {nic.hca, nic.port_name()});
-  return std::ranges::any_of(own, [&](const std::string& name) {
+  return std::ranges::any_of(own_names(nic), [&](const std::string& name) {
     return !name.empty() && ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
   });
 }
@@ -129,6 +161,13 @@ std::string called(const NicSelection& selection) {
   return selection.names.empty() ? "" : " called " + joined(selection.names, " or ", in_quotes);
 }
 
+// " ('eth': names are whole here; ...)"
+std::string meant(const NicSelection& selection, const std::vector<Nic>& nics) {
+  for (const std::string& name : selection.names)
+    if (const auto words = meant_by(name, nics); !words.empty()) return " (" + in_quotes(name) + ": " + words + ")";
+  return "";
+}
+
 bool is_rdma(NicClass nic_class) { return nic_class != NicClass::ethernet && nic_class != NicClass::loopback; }
 
 // The NICs with an active RDMA port that it allows, with an address or not.
@@ -165,7 +204,7 @@ NicSelection NicSelection::parse(const std::string& text) {
     if (word.empty() || word == "fastest") continue;
     const auto colon = word.find(':');
     const std::string key = word.substr(0, colon);
-    if (colon == std::string::npos || (key != "class" && key != "subnet" && key != "rails" && key != "streams")) {
+    if (colon == std::string::npos || !is_key(key)) {
       selection.names.push_back(word);
       continue;
     }
@@ -203,7 +242,16 @@ void NicSelection::check() const {
     throw UsageError("streams=" + std::to_string(streams) + " is not possible; it must be from 1 to " +
                      std::to_string(max_rails_of_a_pair / rails) + " (rails times streams: at most " +
                      std::to_string(max_rails_of_a_pair) + ")");
-  if (std::ranges::count(names, "") > 0) throw UsageError("names has an empty name; leave it out");
+  for (const std::string& name : names) {
+    if (name.empty()) throw UsageError("names has an empty name; leave it out");
+    if (name.starts_with('^'))  // as NCCL_SOCKET_IFNAME and NCCL_IB_HCA have it
+      throw UsageError("NIC name " + in_quotes(name) +
+                       " is not possible: nothing is excluded here (NCCL's '^'); name the NICs that may be used, or "
+                       "choose them by class or subnet: 'class:ethernet', 'subnet:10.1.0.0/16'");
+    if (name.starts_with('='))
+      throw UsageError("NIC name " + in_quotes(name) + " is not possible: a name is whole without NCCL's '='; write " +
+                       in_quotes(name.substr(1)));
+  }
   if (!subnet.empty() && !is_network(subnet))
     throw UsageError("subnet " + in_quotes(subnet) + " is no network; write it as '10.1.0.0/16'");
 }
@@ -214,7 +262,7 @@ std::vector<Nic> NicSelection::matching(const std::vector<Nic>& nics) const {
     found = kept(found, [&](const Nic& nic) {
       return std::ranges::any_of(names, [&](const std::string& name) { return has_name(nic, name); });
     });
-    require(found, *this, nics, "no NIC is" + called(*this));
+    require(found, *this, nics, "no NIC is" + called(*this) + meant(*this, nics));
   }
   if (!nic_class.empty()) {
     found = kept(found, [&](const Nic& nic) { return std::ranges::count(*class_of(nic_class), nic.nic_class) > 0; });
