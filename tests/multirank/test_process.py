@@ -175,6 +175,55 @@ def test_a_loopback_device_that_is_down_is_named(host: str) -> None:
     assert "the loopback device of this network namespace is down: ip link set lo up" in run.stderr
 
 
+_A_NIC_AND_NO_LOOPBACK = """
+set -e
+ip link add nic0 type veth peer name nic1
+ip address add 10.9.0.1/24 dev nic0
+ip link set nic0 up
+ip link set nic1 up
+"$0" -c "$1"
+"""
+
+_STORE_AT_OWN_ADDRESS = """
+import time
+import holmes_comm
+begin = time.monotonic()
+try:
+    holmes_comm.TcpStore("10.9.0.1", 0, is_server=True, timeout_s=30.0)
+except holmes_comm.UnreachableError as error:
+    print(error, "after", time.monotonic() - begin)
+"""
+
+_SOCKETS_AT_OWN_ADDRESS = """
+import threading
+import holmes_comm
+store = holmes_comm.LocalStore()
+def run(rank):
+    try:
+        holmes_comm.init(store, rank, 2, transport="tcp", name="own", connect_timeout_s=2.0)
+    except holmes_comm.UnreachableError as error:
+        print(error)
+threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+"""
+
+
+@needs_namespaces
+@pytest.mark.parametrize("program", [_STORE_AT_OWN_ADDRESS, _SOCKETS_AT_OWN_ADDRESS], ids=["store", "sockets"])
+def test_a_loopback_device_that_is_down_is_named_for_a_hosts_own_address(program: str) -> None:
+    run = subprocess.run(
+        ["unshare", "-Urn", "sh", "-c", _A_NIC_AND_NO_LOOPBACK, sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "no answer" in run.stdout
+    assert ", as the loopback device of this network namespace is down: ip link set lo up; check" in run.stdout
+    if program == _STORE_AT_OWN_ADDRESS:
+        assert float(run.stdout.split()[-1]) < 15
+
+
 SMALL_FILES_ONLY = """
 import resource, threading
 import holmes_comm

@@ -546,13 +546,14 @@ void MeshBuilder::give_up(const Attempt& attempt) const {
   const auto& peer = (*records_)[static_cast<std::size_t>(attempt.peer)];
   const auto own = describe(options_.rank);
   ErrorContext context{.rank = label(options_.rank), .peer = label(attempt.peer), .host = peer.host};
-  std::string path = "a Unix socket";
+  std::string path = "a Unix socket", why;
   if (!attempt.over_unix) {
     const auto& nic = nics_[static_cast<std::size_t>(attempt.rail)];
     const auto& rail = peer.rails[static_cast<std::size_t>(attempt.rail)];
+    const auto address = SocketAddress::parse(rail.address, rail.port, nic.interface);
     context.nic = nic.interface;
-    path = "NIC " + nic.interface + ": " + nic.address + " -> " +
-           SocketAddress::parse(rail.address, rail.port, nic.interface).text();
+    path = "NIC " + nic.interface + ": " + nic.address + " -> " + address.text();
+    why = why_not_itself(address);
   }
   if (attempt.refusals > 0 && attempt.handshake && attempt.handshake->other_version()) {
     throw ProtocolError(describe(attempt.peer) + " and " + own + " cannot talk: " + attempt.last_failure +
@@ -567,7 +568,7 @@ void MeshBuilder::give_up(const Attempt& attempt) const {
   }
   if (attempt.last_errno != 0) context.system_errno = attempt.last_errno;
   throw UnreachableError(
-      describe(attempt.peer) + " cannot be reached from " + own + " over " + path + ": " + attempt.last_failure +
+      describe(attempt.peer) + " cannot be reached from " + own + " over " + path + ": " + attempt.last_failure + why +
           "; check that this NIC has a route to that address and no firewall is in the way, or choose a "
           "NIC that all ranks of the communicator share",
       context);

@@ -24,6 +24,7 @@ using namespace std::chrono_literals;
 using namespace store_protocol;
 
 constexpr Duration retry_delay = 50ms;
+constexpr Duration mended_within = 1s;  // by who sets this host up, what does not mend itself
 constexpr Duration max_wait = std::chrono::hours(24 * 300);
 
 // False where the deadline passes first.
@@ -69,20 +70,19 @@ int send_all(int fd, const std::string& bytes, Clock::time_point deadline) {
   });
 }
 
-bool leads_to_loopback(const addrinfo& found) {
-  if (found.ai_family != AF_INET) return false;
-  sockaddr_in address;
-  std::memcpy(&address, found.ai_addr, sizeof address);
-  return (ntohl(address.sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
-}
+struct NoConnection {
+  std::string problem;
+  bool is_lasting = false;  // somebody must do something
+};
 
-// One try over all addresses of the host. No socket where it fails; `problem` says why.
-UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_point deadline, std::string& problem) {
+// One try over all addresses of the host. No socket where it fails; `failure` says why.
+UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_point deadline, NoConnection& failure) {
+  failure = {};
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) {
-    problem = ::gai_strerror(error);
+    failure.problem = ::gai_strerror(error);
     return {};
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
@@ -90,6 +90,12 @@ UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_p
     UniqueFd fd(::socket(entry->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd) throw SystemError("cannot open a socket: " + errno_text(errno), {.system_errno = errno});
     int error = ::connect(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 ? 0 : errno;
+    const std::string why = error == 0 ? "" : why_not_itself(SocketAddress::from(entry->ai_addr, entry->ai_addrlen));
+    failure.is_lasting |= !why.empty();
+    if (error == EINPROGRESS && !why.empty()) {  // nothing comes
+      failure.problem = "no answer" + why;
+      continue;
+    }
     if (error == EINPROGRESS) {
       error = wait_for(fd.get(), POLLOUT, deadline) ? socket_error(fd.get()) : ETIMEDOUT;
     }
@@ -97,9 +103,7 @@ UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_p
       tune_socket(fd.get(), std::nullopt);
       return fd;
     }
-    problem = errno_text(error);
-    if (error == ENETUNREACH && leads_to_loopback(*entry))
-      problem += ", as the loopback device of this network namespace is down: ip link set lo up";
+    failure.problem = errno_text(error) + why;
   }
   return {};
 }
@@ -153,18 +157,20 @@ TcpStore::~TcpStore() {
 }
 
 UniqueFd TcpStore::connect(Duration timeout) {
-  const auto deadline = Clock::now() + timeout;
-  std::string problem;
+  const auto begin = Clock::now();
+  const auto deadline = begin + timeout;
+  NoConnection failure;
   while (true) {
-    if (auto fd = connect_once(host_, port_, deadline, problem)) {
+    if (auto fd = connect_once(host_, port_, deadline, failure)) {
       introduce(fd.get(), std::max(deadline, Clock::now() + reply_timeout_));
       return fd;
     }
-    if (Clock::now() + retry_delay >= deadline) break;
+    const auto end = failure.is_lasting ? std::min(deadline, begin + mended_within) : deadline;
+    if (Clock::now() + retry_delay >= end) break;
     check_signals();
     std::this_thread::sleep_for(retry_delay);
   }
-  throw UnreachableError(where() + " cannot be reached: " + problem +
+  throw UnreachableError(where() + " cannot be reached: " + failure.problem +
                          "; check the address and that the process that serves it runs");
 }
 

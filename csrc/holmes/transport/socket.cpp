@@ -189,6 +189,24 @@ void check_nic(const NicBinding& nic) {
   }
 }
 
+std::string why_not_itself(const SocketAddress& address) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  std::string down;
+  bool is_own = address.host().starts_with("127.") || address.host() == "::1";
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if ((entry->ifa_flags & IFF_LOOPBACK) != 0 && (entry->ifa_flags & IFF_UP) == 0) down = entry->ifa_name;
+    if (entry->ifa_addr == nullptr) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const auto size = static_cast<socklen_t>(family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    is_own |= SocketAddress::from(entry->ifa_addr, size).same_host(address);
+  }
+  if (!is_own || down.empty()) return "";
+  return ", as the loopback device of this network namespace is down: ip link set " + down + " up";
+}
+
 bool bind_to_device(int fd, const std::string& interface) {
   return ::setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, interface.c_str(),
                       static_cast<socklen_t>(interface.size() + 1)) == 0;

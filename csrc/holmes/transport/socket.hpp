@@ -45,6 +45,10 @@ private:
 // the value, what there is, and the fix.
 void check_nic(const NicBinding& nic);
 
+// Of an address of this host, which the host reaches over its loopback device: ", as ... is down: ..." where that is
+// so, else nothing.
+std::string why_not_itself(const SocketAddress& address);
+
 // Ties a socket to a device. False where the system does not permit it to this user.
 bool bind_to_device(int fd, const std::string& interface);
 
