@@ -52,6 +52,11 @@ def test_the_best_is_the_fastest_and_its_plan_holds(tmp_path: Path) -> None:
     assert search(topology(), GPT, 128, simulated=6).plan() == plan
 
 
+def test_an_error_about_memory_says_where_the_stages_are() -> None:
+    with pytest.raises(ValueError, match=r"GPUs for each stage \(stages 0-1 in cluster 0, 2-3 in cluster 1\)$"):
+        search(topology(), load_model("gpt-1008b"), 16, wanted=Wanted(pipeline=4, tensor=4))
+
+
 def test_the_estimate_is_near_the_simulation() -> None:
     found = search(topology(), GPT, 128, simulated=8)
     for candidate in found.candidates:

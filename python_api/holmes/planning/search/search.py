@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from holmes import files
 from holmes.cluster.topology import Topology
@@ -264,6 +265,18 @@ def _memory_error(layout: Layout, tried: int) -> ValueError:
     except ValueError as error:
         return ValueError(
             f"none of {tried} choices fits into memory; on {layout.machines.ranks} GPUs the nearest is "
-            f"{layout.choice.text()}: {error}, with {layout.choice.tensor * layout.choice.data} GPUs for each stage"
+            f"{layout.choice.text()}: {error}, with {layout.choice.tensor * layout.choice.data} GPUs for each stage "
+            f"({_places(layout)})"
         )
     raise AssertionError(f"{layout.choice} fits after all")
+
+
+def _places(layout: Layout) -> str:
+    """Where the stages are: "stages 0-3 in cluster 0, 4 in cluster 1"."""
+    runs = []
+    first = 0
+    for cluster, stages in groupby(layout.clusters):
+        end = first + len(list(stages))
+        runs.append(f"{first if end - first == 1 else f'{first}-{end - 1}'} in {cluster.name}")
+        first = end
+    return f"stage{'' if first == 1 else 's'} {', '.join(runs)}"
