@@ -87,6 +87,38 @@ def test_a_checkpoint_continues_on_another_number_of_ranks(tmp_path, sizes, dtyp
     assert expected[-1] < expected[0]
 
 
+def save_after_two_and_four(rank, size, store, folder):
+    init(store, rank, size)
+    model = make()
+    optimizer = make_optimizer(model)
+    for steps in (range(2), range(2, 4)):
+        train(model, optimizer, rank, size, steps)
+        torch.save(optimizer.state_dict(), f"{folder}/{rank}-{steps.stop}")
+
+
+def load_other_steps(rank, size, store, folder, begun):
+    """What a job leaves that dies while its ranks save, one of them quicker than the other."""
+    init(store, rank, size)
+    model = make()
+    optimizer = make_optimizer(model)
+    train(model, optimizer, rank, size, range(begun))
+    optimizer.synchronize()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.load_state_dict(torch.load(f"{folder}/{rank}-{[2, 4][rank]}"))
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        train(model, optimizer, rank, size, range(1))
+    optimizer.synchronize()
+    assert all(map(torch.equal, before, model.parameters()))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+def test_parts_that_ranks_saved_after_other_steps_are_refused(tmp_path, begun):
+    run_ranks(save_after_two_and_four, 2, str(tmp_path))
+    for said in run_ranks(load_other_steps, 2, str(tmp_path), begun):
+        assert "the state of rank 0 of this group is after 2 steps, that of rank 1 after 4" in said
+
+
 def go_on_from_plain(rank, size, store, after_a_step):
     """Three steps of a plain optimizer on the whole batch; then three more, beside a sharded one that took over."""
     init(store, rank, size)

@@ -50,7 +50,7 @@ def compared_settings(groups: Sequence[Mapping[str, Any]], names: Collection[str
     return [{name: value for name, value in row.items() if value is None or is_plain(value)} for row in rows]
 
 
-def settings_word(settings: Sequence[Mapping[str, Any]]) -> int:
+def settings_word(settings: Sequence[Mapping[str, Any]], steps: int) -> int:
     """31 bits that differ where these do, by more than what two machines' arithmetic may."""
 
     def rounded(value: Any) -> Any:
@@ -58,15 +58,30 @@ def settings_word(settings: Sequence[Mapping[str, Any]]) -> int:
             return [rounded(each) for each in value]
         return f"{value:.6g}" if isinstance(value, float) else value
 
-    text = repr([{name: rounded(value) for name, value in group.items()} for group in settings])
+    text = repr([steps, *({name: rounded(value) for name, value in group.items()} for group in settings)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
-def settings_difference(lane: Lane, settings: Sequence[Mapping[str, Any]]) -> str:
-    """Collective, where some rank's word is not that of the others. What to say of a setting that differs; empty where
-    none does but in its last digits."""
-    rows: list[Any] = [None] * lane.size
-    dist.all_gather_object(rows, settings, group=lane.group)
+def steps_difference(steps: Sequence[int]) -> str:
+    """Local. What to say where the ranks' states, after `steps` each, cannot go on together; empty where they can."""
+    rank = next((rank for rank, count in enumerate(steps) if count != steps[0]), None)
+    if rank is None:
+        return ""
+    return (
+        f"the state of rank 0 of this group is after {steps[0]} steps, that of rank {rank} after {steps[rank]}: parts "
+        "of one parameter would be of different trainings. No parameter was changed; load on every rank what was "
+        "saved after the same step"
+    )
+
+
+def settings_difference(lane: Lane, settings: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Collective, where some rank's word is not that of the others. What to say of a setting that differs, or of the
+    steps so far; empty where none does but in its last digits."""
+    found: list[Any] = [None] * lane.size
+    dist.all_gather_object(found, (settings, steps), group=lane.group)
+    rows = [row for row, _ in found]
+    if difference := steps_difference([count for _, count in found]):
+        return difference
     for rank, row in enumerate(rows):
         for number, (group, other) in enumerate(zip(rows[0], row, strict=True)):
             for name in sorted(group.keys() | other.keys()):

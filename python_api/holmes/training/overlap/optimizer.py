@@ -258,7 +258,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         zeroed = [] if set_to_none else [t.tensor for t in self._trained if t.tensor.grad is not None]
         if self._runtime.reducer.has_counted:
-            self._runtime.finish_backward(drops=True)
+            self._runtime.finish_backward(self._steps, drops=True)
         else:
             self._runtime.reducer.reset()
         for parameter in zeroed:
@@ -439,7 +439,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if runtime.reducer.is_sent(index):  # its .grad was set to None since, or this would have been an error
             parameter = self._trained[index].tensor
             gradient = parameter.grad
-            runtime.finish_backward(drops=True)
+            runtime.finish_backward(self._steps, drops=True)
             parameter.grad = gradient
         runtime.reducer.on_gradient(index, is_counted=not self._is_holding)
         runtime.step_arrived()
@@ -510,9 +510,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             runtime.reducer.flush()
         except Exception:
             with suppress(Exception):  # of a dead group, say: the first error is the one to know
-                runtime.finish_backward(drops=True)
+                runtime.finish_backward(self._steps, drops=True)
             raise
-        return runtime.finish_backward(drops=is_cleared)
+        return runtime.finish_backward(self._steps, drops=is_cleared)
 
     def _check_gradients(self, runtime: Runtime) -> bool:
         """Whether all gradients were set to None since they came. Raises RuntimeError where some that were sent were,
@@ -654,7 +654,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         weakref.finalize(self, self._runtime.stop)
         if self._pending is not None and self._pending.is_loaded:
-            self._pending.distribute(self._runtime.shards)
+            self._pending.distribute(self._runtime.shards, self._steps)
         self._pending = None
         if self._step_in_backward:
             self._observer = StepObserver(len(layout.buckets))

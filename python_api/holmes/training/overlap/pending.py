@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from holmes.training.overlap.agreement import steps_difference
 from holmes.training.overlap.checkpoint import IS_STEPPED, MASTER, FlatShard, check_state, number_like
 from holmes.training.overlap.parameters import Trained
 from holmes.training.overlap.shards import ShardOptimizer, blank_states, is_low_precision
@@ -88,11 +89,14 @@ class PendingState:
                 state[key] = value.local.to(blank.dtype, copy=True) if is_flat else number_like(blank, value)
         self.is_loaded = True
 
-    def distribute(self, shards: Sequence[ShardOptimizer]) -> None:
-        """Collective. Gives every shard what it owns, one parameter's state at a time.
+    def distribute(self, shards: Sequence[ShardOptimizer], steps: int) -> None:
+        """Collective. Gives every shard what it owns, one parameter's state at a time. steps: after how many it was
+        saved.
 
-        Raises ValueError on every rank where elements of a parameter's state are missing.
+        Raises ValueError on every rank where elements of a parameter's state are missing, or saved after other steps.
         """
+        if difference := steps_difference(self._all_gather(torch.tensor([steps])).tolist()):
+            raise ValueError(difference)
         owned = {
             fragment.parameter: (shard, fragment, part)
             for shard in shards

@@ -166,12 +166,13 @@ class Runtime:
 
     # --- after backward ---
 
-    def finish_backward(self, *, drops: bool = False) -> bool:
+    def finish_backward(self, steps: int, *, drops: bool = False) -> bool:
         """Collective. Ends the backward pass: sends what is left, and agrees with the others on what follows.
 
         Then either all gradients are reduced and what was stepped early stands (True), or a rank `drops` them: nothing
         of them is left (False). Raises RuntimeError on a rank that has gradients and drops none where another one does,
-        on all ranks where they step with other settings than each other, and what failed in an early step.
+        on all ranks where they step with other settings than each other, or after other `steps` so far, and what failed
+        in an early step.
         """
         has_gradients = self.reducer.has_gradients
         if self._background is not None:
@@ -181,13 +182,13 @@ class Runtime:
         is_changed = not drops and self._is_changed()
         me = self.reducer.lane.rank + 1
         settings = compared_settings(self._groups, self._names)
-        word = settings_word(settings)
+        word = settings_word(settings, steps)
         words = _Words(self.gatherer.started, int(is_changed), me if drops else 0, word, _ALL_BITS - word)
         agreed = _Words(*self.reducer.agree(words, self.reducer.lane if self.is_early else self.gatherer.lane))
         self._end_background()
         difference = ""
         if agreed.settings + agreed.no_settings != _ALL_BITS and not agreed.drops:
-            difference = settings_difference(self.reducer.lane, settings)
+            difference = settings_difference(self.reducer.lane, settings, steps)
         if agreed.drops or agreed.redoes or difference:
             self.undo_early()
             self.gatherer.give_up_early(agreed.gathered)
