@@ -1,7 +1,6 @@
 """Holmes: training over clusters whose network cards differ. What training frameworks and the command line call."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
     from holmes.training.recovery import Generation, run_elastic
     from holmes.training.session import gather_topology, make_plan
 
-try:
-    __version__ = version("holmes-comm")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0+source"
+    __version__: str
 
 _HOMES = {  # imported when first used: planning needs no torch
     "DistributedOptimizer": "holmes.training.overlap",
@@ -77,4 +73,15 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     if name in _PLANNING:
         return import_module(f"holmes.planning.{name}")
+    if name == "__version__":
+        return _version()
     raise AttributeError(f"module 'holmes' has no attribute {name!r}")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("holmes-comm")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0+source"

@@ -1,5 +1,15 @@
-"""`python -m holmes`: the same as the `holmes` command."""
+"""The `holmes` command, and `python -m holmes`. Imports nothing that takes long before Ctrl-C is seen to."""
 
-from holmes.tools.cli import main
+from holmes.interrupt import end_while_importing
 
-main()
+
+def main() -> None:
+    """Entry point of the `holmes` command."""
+    end_while_importing()
+    from holmes.tools.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -10,6 +11,25 @@ from contextlib import contextmanager
 from typing import Any
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+def end_while_importing() -> None:
+    """From here to `raise_as_ever`, Ctrl-C ends the process without a word: there is nothing yet to undo or to write.
+
+    KeyboardInterrupt, in the middle of an import, would be a traceback, or the module's own ImportError.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def raise_as_ever() -> None:
+    """Ctrl-C is a KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(*_: Any) -> None:
+    os._exit(128 + signal.SIGINT)
 
 
 class Interrupt:

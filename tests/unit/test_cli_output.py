@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -183,6 +184,37 @@ def test_one_of_a_thing_is_said_as_one() -> None:
     shown = subprocess.run([*command, "--seconds", "0.01"], capture_output=True, text=True, check=True, env=env).stdout
     assert "# barrier, 1 rank\n" in shown
     assert "# 1 measurement, 0 wrong elements: OK" in shown
+
+
+_SLOW_IMPORT = """
+import sys, time
+
+class Slow:
+    def find_spec(name, path=None, target=None):
+        if name == "{name}" and "holmes" in sys.modules:
+            print("importing", flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Slow)
+"""
+
+
+@pytest.mark.parametrize("slow", ["typer", "numpy", "holmes.planning.search"])
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(slow: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_SLOW_IMPORT.format(name=slow))
+    run = subprocess.Popen(
+        [sys.executable, "-m", "holmes", "plan", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "importing\n"
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=50)
+    assert (run.returncode, said) == (130, "")
 
 
 PROGRAM = "from holmes.tools.cli import main; main()"

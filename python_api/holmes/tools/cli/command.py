@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from holmes import __version__
+from holmes.interrupt import raise_as_ever
 from holmes.tools.cli.refusal import RefusingCommand, missing_module, refuse
 
 # Of click, or of what typer has in its place.
@@ -116,6 +118,7 @@ def main(args: Sequence[str] | None = None) -> None:
             typer.echo(f"{prog_name}: {missing_module(error, extra)}", err=True)
             sys.exit(2)
         args = args[words:]
+    raise_as_ever()
     try:
         status = command(args=args, prog_name=prog_name, standalone_mode=False)
     except _UsageError as error:
@@ -125,6 +128,8 @@ def main(args: Sequence[str] | None = None) -> None:
             place = error.ctx.command_path if error.ctx else prog_name
             typer.echo(f"{place}: {' '.join(error.format_message().split())} (see {place} --help)", err=True)
         sys.exit(2)
+    except KeyboardInterrupt:  # before the command itself, which has its own way
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         raise
     except OSError as error:  # of its help
