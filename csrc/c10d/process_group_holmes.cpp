@@ -214,7 +214,7 @@ void ProcessGroupHolmes::shutdown() {
   sparse_.close("process group '" + name_ + "' was shut down");
   const std::lock_guard lock(mutex_);
   batches_.clear();
-  communicator.swap(communicator_);
+  communicator_.reset();
 }
 
 Duration ProcessGroupHolmes::timeout_or_default(std::chrono::milliseconds timeout) const {

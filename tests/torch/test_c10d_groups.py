@@ -252,6 +252,27 @@ def test_destroying_a_group_waits_for_what_is_under_way(backend):
     assert run_ranks(destroy_with_operations_under_way, 3, backend) == [[[6.0]] * 4] * 3
 
 
+def destroy_one_that_is_still_referred_to(rank, size, store):
+    init(store, rank, size)
+    group = dist.new_group(list(range(size)))
+    dist.barrier(group)
+    if rank == 0:
+        dist.destroy_process_group(group)
+        with pytest.raises(holmes_comm.CommunicatorError, match="is shut down; make a new one"):
+            group.barrier().wait()
+        store.wait(["told"], timedelta(seconds=60))
+        return None
+    began = time.monotonic()
+    with pytest.raises(holmes_comm.PeerLostError, match="rank 0 .* destroyed its communicator during all_reduce"):
+        dist.all_reduce(torch.ones(1), group=group)
+    store.set("told", "1")
+    return time.monotonic() - began
+
+
+def test_a_group_that_is_destroyed_is_gone_though_somebody_keeps_it():
+    assert run_ranks(destroy_one_that_is_still_referred_to, 2)[1] < 30
+
+
 def destroy_with_a_receive_that_nobody_serves(rank, size, store):
     init(store, rank, size)
     dist.barrier()
