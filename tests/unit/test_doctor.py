@@ -93,6 +93,7 @@ def test_alone_only_what_needs_one_host_is_checked() -> None:
 
 
 ETH = nic("eth0", "10.0.0.2/24")
+LO_DOWN = nic("lo", "", "loopback", kind="loopback", is_up=False, is_netdev_up=False, state="down")
 IB = nic("ib0", "10.1.0.2/24", "infiniband", mtu=4092)
 ROCE = {"nic_class": "roce_v2", "gid_index": 3, "gids": (V1_GID, V2_GID)}
 
@@ -111,6 +112,7 @@ ROCE = {"nic_class": "roce_v2", "gid_index": 3, "gids": (V1_GID, V2_GID)}
         ),
         ({"nics": (ETH, dataclasses.replace(IB, mtu=2044))}, "warning", "mtu", "ib0", "MTU 2044", "mtu 4092"),
         ({"hostname_addresses": ("127.0.1.1",)}, "error", "host name", "", "resolves to 127.0.1.1", "/etc/hosts"),
+        ({"nics": (ETH, IB, LO_DOWN)}, "error", "loopback", "lo", "is down", "ip link set lo up"),
         ({"hostname_addresses": ()}, "warning", "host name", "", "no address", "/etc/hosts"),
         ({"hostname_addresses": ("192.0.2.9",)}, "warning", "host name", "", "no address of its NICs", "/etc/hosts"),
         ({"memlock_limit_bytes": 64 << 10}, "error", "locked memory", "", "0.0625 MiB", "memlock unlimited"),

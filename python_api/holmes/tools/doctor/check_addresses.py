@@ -1,4 +1,4 @@
-"""Addresses: used twice, several NICs in one subnet, host names."""
+"""Addresses: used twice, several NICs in one subnet, host names, the loopback device."""
 
 from __future__ import annotations
 
@@ -105,3 +105,19 @@ def check_host_names(job: JobFacts) -> Iterator[Finding]:
                 f"its name {facts.host!r} resolves to {found[0]}, which is no address of its NICs",
                 fix,
             )
+
+
+def check_loopback(job: JobFacts) -> Iterator[Finding]:
+    """A host reaches itself: its ranks each other, and the store on it; a new network namespace begins without that."""
+    for host in job.hosts:
+        for nic in host.facts.nics:
+            if nic.nic_class == "loopback" and not nic.is_netdev_up:
+                yield Finding(
+                    ERROR,
+                    "loopback",
+                    host.name,
+                    nic.name,
+                    "the loopback device is down: nothing on this host reaches 127.0.0.1 or the host's own addresses, "
+                    "and torchrun's rendezvous there waits for half an hour",
+                    f"ip link set {nic.name} up",
+                )

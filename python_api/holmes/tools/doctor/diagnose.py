@@ -26,6 +26,7 @@ CHECKS: dict[str, tuple[Check, bool]] = {
     "duplicate addresses": (check_addresses.check_duplicates, False),
     "NICs in one subnet, rp_filter": (check_addresses.check_subnets, False),
     "host names": (check_addresses.check_host_names, False),
+    "loopback": (check_addresses.check_loopback, False),
     "clocks": (check_reach.check_clocks, True),
     "variables": (check_software.check_variables, False),
     "versions of NCCL, Holmes, torch": (check_software.check_versions, False),
