@@ -263,7 +263,7 @@ def destroy_one_that_is_still_referred_to(rank, size, store):
         store.wait(["told"], timedelta(seconds=60))
         return None
     began = time.monotonic()
-    with pytest.raises(holmes_comm.PeerLostError, match="rank 0 .* destroyed its communicator during all_reduce"):
+    with pytest.raises(holmes_comm.PeerLostError, match=r"rank 0 .* destroyed its communicator during all_reduce"):
         dist.all_reduce(torch.ones(1), group=group)
     store.set("told", "1")
     return time.monotonic() - began

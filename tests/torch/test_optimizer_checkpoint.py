@@ -105,11 +105,26 @@ def load_other_steps(rank, size, store, folder, begun):
     optimizer.synchronize()
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.load_state_dict(torch.load(f"{folder}/{rank}-{[2, 4][rank]}"))
-    with pytest.raises((ValueError, RuntimeError)) as caught:
-        train(model, optimizer, rank, size, range(1))
-    optimizer.synchronize()
-    assert all(map(torch.equal, before, model.parameters()))
+    for _ in range(2):  # whoever goes on after the first one does not go on without the state
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            train(model, optimizer, rank, size, range(1))
+        optimizer.zero_grad()
+        optimizer.synchronize()
+        assert all(map(torch.equal, before, model.parameters()))
     return str(caught.value)
+
+
+def load_the_same_part_twice(rank, size, store, folder):
+    init(store, rank, size)
+    model = make()
+    optimizer = make_optimizer(model)
+    optimizer.load_state_dict(torch.load(f"{folder}/0-2"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="lacks element"):
+            train(model, optimizer, rank, size, range(1))
+        optimizer.zero_grad()
+    optimizer.load_state_dict(torch.load(f"{folder}/{rank}-2"))
+    return train(model, optimizer, rank, size, range(2, 4))
 
 
 @pytest.mark.parametrize("begun", [0, 1])
@@ -117,6 +132,11 @@ def test_parts_that_ranks_saved_after_other_steps_are_refused(tmp_path, begun):
     run_ranks(save_after_two_and_four, 2, str(tmp_path))
     for said in run_ranks(load_other_steps, 2, str(tmp_path), begun):
         assert "the state of rank 0 of this group is after 2 steps, that of rank 1 after 4" in said
+
+
+def test_a_state_that_cannot_be_taken_is_refused_until_another_is_loaded(tmp_path):
+    run_ranks(save_after_two_and_four, 2, str(tmp_path))
+    run_ranks(load_the_same_part_twice, 2, str(tmp_path))
 
 
 def go_on_from_plain(rank, size, store, after_a_step):

@@ -220,6 +220,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         runtime = self._runtime or self._lay_out()
         if runtime is None:
             return loss  # no gradient has ever come: torch's optimizers do nothing then
+        self._take_pending(runtime)
         listen_to_compiler()
         if not self._begin_step(runtime):
             return loss
@@ -386,6 +387,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.no_grad():
                 if self._runtime is not None:
                     load_state_tensors(self._runtime.shards, self._trained, state_dict["state"])
+                    self._pending = None
                 else:
                     self._make_pending().load(state_dict["state"])
         apply_settings(rows, self.param_groups)
@@ -653,12 +655,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             names=self.defaults.keys(),
         )
         weakref.finalize(self, self._runtime.stop)
-        if self._pending is not None and self._pending.is_loaded:
-            self._pending.distribute(self._runtime.shards, self._steps)
-        self._pending = None
         if self._step_in_backward:
             self._observer = StepObserver(len(layout.buckets))
         return self._runtime
+
+    def _take_pending(self, runtime: Runtime) -> None:
+        """Collective in the first step, and in each one until a state is loaded that can be taken: raises ValueError
+        where this one cannot."""
+        if self._pending is not None and self._pending.is_loaded:
+            self._pending.distribute(runtime.shards, self._steps)
+        self._pending = None
 
 
 def _members_of(groups: Sequence[Mapping[str, Any]]) -> tuple[int, list[list[int]]]:
