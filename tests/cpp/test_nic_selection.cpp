@@ -78,6 +78,10 @@ void test_what_is_not_there() {
   CHECK(hint("RoCE", "a class is written 'class:roce'") && hint("class=roce", "write 'class:roce'"));
   CHECK(hint("10.1.0.0/16", "a subnet is written 'subnet:10.1.0.0/16'") &&
         hint("Subnet:fd00::/64", "write 'subnet:fd00::/64'"));
+  NicSelection one_name;
+  one_name.names = {"eth0,eth1"};
+  CHECK(contains(message_of<NicError>([&] { one_name.resolve(host()); }),
+                 "('eth0,eth1': names=(\"eth1\", \"eth2\") are several, as is parse(\"eth1,eth2\"))"));
   CHECK(hint("ib0 ib1", "names stand apart, with commas between: 'eth1,eth2'"));
   CHECK(contains(complaint("eth0", {}), "no NIC is called 'eth0'. This host has: no NIC at all. "));
 }

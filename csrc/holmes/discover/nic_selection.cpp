@@ -87,7 +87,8 @@ bool is_key(const std::string& word) {
 
 // How that is written which `name`, which no NIC has, seems to mean; empty where nothing does.
 std::string meant_by(const std::string& name, const std::vector<Nic>& nics) {
-  if (name.find_first_of(" ;,") != std::string::npos) return "names stand apart, with commas between: 'eth1,eth2'";
+  if (name.find(',') != std::string::npos) return "names=(\"eth1\", \"eth2\") are several, as is parse(\"eth1,eth2\")";
+  if (name.find_first_of(" ;") != std::string::npos) return "names stand apart, with commas between: 'eth1,eth2'";
   const std::string small = in_lower_case(name);
   if (class_of(small) != nullptr) return "a class is written " + in_quotes("class:" + small);
   if (is_network(name)) return "a subnet is written " + in_quotes("subnet:" + name);
