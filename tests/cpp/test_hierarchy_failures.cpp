@@ -149,8 +149,9 @@ void check_death() {
       return;
     }
     bool lost = false;
+    // Held until the error is read: the thread sanitizer does not see how libstdc++ counts who holds an exception.
+    std::vector<WorkPtr> works;
     try {
-      std::vector<WorkPtr> works;
       for (int i = 0; i < 4; ++i) works.push_back(comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true}));
       for (const auto& work : works) work->wait();
     } catch (const CommunicatorError& error) {  // destroyed with operations pending, or gone
